@@ -1,4 +1,4 @@
-"""What the tests share: images that scikit-image carries, packs where they are, one small model folder."""
+"""Shared fixtures: images from scikit-image, data packs, and a small model folder."""
 
 import os
 import shutil
@@ -6,11 +6,11 @@ import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
-# before torch is imported: tiny networks gain nothing from threads, and lose much on a busy machine
+# before torch is imported: threads do not help tiny networks, and slow them down on a busy machine
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# most tests compare vectors with torch's to 1e-5; those of other backends ask for them
+# most tests compare vectors with torch to 1e-5; tests of other backends select them
 os.environ.setdefault("NNCLR_BACKEND", "torch")
-# a warning-free cache of its own: no test may read or fill the user's
+# a separate cache, so tests neither read nor fill the user's
 os.environ["MPLCONFIGDIR"] = os.environ.get("MPLCONFIGDIR", "/tmp/nnclr-hub-tests-mpl")
 
 import numpy as np
@@ -26,7 +26,7 @@ GPU_TESTS = Path(__file__).parent / "gpu"
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """With `pytest -m gpu`, collect tests/gpu alone: it needs only the packages of training."""
+    """Collect only tests/gpu for `pytest -m gpu`, because it needs only the packages for training."""
     asked_for_gpu = config.option.markexpr == "gpu"
     within = GPU_TESTS in (collection_path, *collection_path.parents) or collection_path in GPU_TESTS.parents
     return True if asked_for_gpu and not within else None
@@ -34,13 +34,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory, monkeypatch):
-    """No test touches the user's cache folder."""
+    """Keep tests out of the user's cache folder."""
     monkeypatch.setenv("NNCLR_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
 
 
 @pytest.fixture(scope="session")
 def photos(tmp_path_factory) -> Path:
-    """60 small images in three class folders: crops of three of scikit-image's photos."""
+    """Write 60 small images in three class folders, crops of three photos from scikit-image."""
     from skimage import data
 
     folder = tmp_path_factory.mktemp("photos")
@@ -57,7 +57,7 @@ def photos(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def image_files(photos) -> list[Path]:
-    """The files of `photos`, sorted."""
+    """Return the files of `photos`, sorted."""
     return sorted(photos.rglob("*.jpg"))
 
 
@@ -66,7 +66,7 @@ pictures = image_files  # the former name, until no test uses it
 
 @pytest.fixture(scope="session")
 def data(photos, tmp_path_factory) -> Path:
-    """The photos as train/ and test/ with classes; copy it before changing it."""
+    """Return the photos as train/ and test/ with classes; copy the folder before changing it."""
     folder = tmp_path_factory.mktemp("data")
     for path in sorted(photos.rglob("*.jpg")):
         split = "train" if int(path.stem) < 14 else "test"
@@ -76,7 +76,7 @@ def data(photos, tmp_path_factory) -> Path:
 
 
 def randomized(backbone: nn.Module, seed: int = 0) -> nn.Module:
-    """Random norms, biases and statistics: in a fresh ResNet the residual branches count for nothing."""
+    """Randomize norms, biases and statistics, because the residual branches of a fresh ResNet are zero."""
     generator = torch.Generator().manual_seed(seed)
     for module in backbone.modules():
         if isinstance(module, nn.BatchNorm2d | nn.LayerNorm):
@@ -91,7 +91,7 @@ def randomized(backbone: nn.Module, seed: int = 0) -> nn.Module:
 
 @pytest.fixture(scope="session")
 def make_model(tmp_path_factory) -> Callable[..., Path]:
-    """make_model(architecture, model_args, input_size, dtype, seed) -> a model folder of random weights."""
+    """Return a function that makes a model folder of random weights."""
     from nnclr_hub.encoder.backbones import create_backbone
     from nnclr_hub.encoder.preprocessing import Preprocessing
     from nnclr_hub.publish.export import export_model
@@ -114,13 +114,13 @@ def make_model(tmp_path_factory) -> Callable[..., Path]:
 
 @pytest.fixture(scope="session")
 def model(make_model) -> Path:
-    """A narrow ResNet-18 at 48 pixels."""
+    """Make a narrow ResNet-18 at 48 pixels."""
     return make_model()
 
 
 @pytest.fixture(scope="session")
 def pack(tmp_path_factory) -> Callable[[str], Path]:
-    """pack("nasty.tar") -> the unpacked folder; skips without the packs, fails where they are required."""
+    """Return a function that unpacks a data pack; it skips without the packs, or fails if they are required."""
 
     def unpack(name: str) -> Path:
         source = Path(os.environ.get("NNCLR_TEST_DATA", "")) / name
@@ -139,7 +139,7 @@ def pack(tmp_path_factory) -> Callable[[str], Path]:
 
 @pytest.fixture(scope="session")
 def serve() -> Callable:
-    """serve(model, store, page=False, **settings) -> a generator that yields the running server."""
+    """Return start(model, store, page=False, **settings), a generator that yields the running server."""
     from running_server import start
 
     return start

@@ -1,4 +1,4 @@
-"""Shards into a collection: as indexing would have left it, for indexing to go on with."""
+"""Importing shards gives the collection of indexing, which can continue from it."""
 
 import shutil
 import tarfile
@@ -61,7 +61,7 @@ def test_an_import_again_writes_what_is_missing(shards, store):
     assert store.get("photos").count() == 60
 
 
-def test_images_of_archives_are_told_apart_by_the_archive(encoder, photos, store, tmp_path):
+def test_images_of_two_archives_are_different_items(encoder, photos, store, tmp_path):
     for name in ("a.tar", "b.tar"):
         with tarfile.open(tmp_path / name, "w") as tar:
             tar.add(photos / "cat", "cat")

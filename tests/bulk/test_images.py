@@ -1,4 +1,4 @@
-"""What a bulk run finds to do: the same images in the same order, from folders and from archives."""
+"""A bulk run lists the same images in the same order, from folders and from archives."""
 
 import os
 import shutil
@@ -40,7 +40,7 @@ def test_an_archive_holds_the_bytes_of_its_files(archive, photos, image_files):
         assert [one.mtime for one in found[:3]] == [tar.getmember(f"./{one.path}").mtime for one in found[:3]]
 
 
-def test_several_sources_keep_their_order_and_are_told_apart(archive, photos, image_files):
+def test_several_sources_keep_their_order(archive, photos, image_files):
     sources, found = find_images([image_files[5], archive, photos])
     assert [one.source for one in found] == [0] + [1] * 60 + [2] * 60
     read = list(contents(sources, found))
@@ -49,7 +49,7 @@ def test_several_sources_keep_their_order_and_are_told_apart(archive, photos, im
     assert read[61] == str(image_files[0].resolve())
 
 
-def test_a_listing_is_told_by_names_sizes_and_a_sample_wherever_it_lies(photos, tmp_path):
+def test_the_digest_of_a_listing_does_not_depend_on_its_location(photos, tmp_path):
     copy = tmp_path / "elsewhere"
     shutil.copytree(photos, copy)
     here, there = (digest_of(*find_images([folder])) for folder in (photos, copy))
@@ -58,7 +58,7 @@ def test_a_listing_is_told_by_names_sizes_and_a_sample_wherever_it_lies(photos, 
     assert digest_of(*find_images([copy])) != here
 
 
-def test_folders_of_equal_names_and_sizes_are_told_apart(tmp_path):
+def test_folders_of_equal_names_and_sizes_have_different_digests(tmp_path):
     """As two series of a microscope are."""
     for series, level in (("a", 10), ("b", 200)):
         (tmp_path / series).mkdir()
@@ -78,7 +78,7 @@ def test_a_folder_of_archives_stands_for_these(archive, tmp_path):
     assert len(found) == 120
 
 
-def test_what_cannot_be_listed_is_said(photos, tmp_path, archive):
+def test_invalid_paths_and_archives_are_refused(photos, tmp_path, archive):
     with pytest.raises(NoImages):
         find_images([tmp_path / "nowhere"])
     with tarfile.open(tmp_path / "packed.tar.gz", "w:gz") as tar:
@@ -133,7 +133,7 @@ def test_names_in_an_archive_lead_nowhere_else(image_files, tmp_path):
     assert [one.path for one in find_images([tmp_path / "odd.tar"])[1]] == ["abs/x.jpg", "z.jpg", "up.jpg", "a/b.jpg"]
 
 
-def test_a_image_that_an_archive_holds_in_parts_is_refused(tmp_path):
+def test_an_image_that_an_archive_holds_in_parts_is_refused(tmp_path):
     with (tmp_path / "holes.bmp").open("wb") as file:
         file.seek(1 << 20)
         file.write(b"end")

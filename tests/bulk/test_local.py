@@ -196,9 +196,9 @@ def test_shards_name_files_whose_names_are_no_utf8(encoder, image_files, tmp_pat
 
 def test_the_plan_says_what_made_the_shards(encoder, photos, tmp_path):
     embed_shards(tmp_path / "v", [photos], encoder)
-    told = json.loads((tmp_path / "v" / "plan.json").read_text())
-    assert told["fingerprint"] == encoder.fingerprint
-    assert told["sources"][0]["absolute"] == str(photos.resolve())
+    plan = json.loads((tmp_path / "v" / "plan.json").read_text())
+    assert plan["fingerprint"] == encoder.fingerprint
+    assert plan["sources"][0]["absolute"] == str(photos.resolve())
     (tmp_path / "v" / "plan.json").write_text('{"format": "something else"}')
     with pytest.raises(InvalidRequest):
         open_shards(tmp_path / "v")

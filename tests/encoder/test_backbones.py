@@ -28,7 +28,7 @@ def test_tags_that_timm_has_no_weights_for_are_refused():
         create_backbone("resnet18.bogus", pretrained=True)
 
 
-def test_weights_of_timms_that_nobody_can_send_are_told_of_at_once(monkeypatch, tmp_path):
+def test_timm_weights_without_a_download_are_refused_at_once(monkeypatch, tmp_path):
     """The client alone would try again for most of a minute."""
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
@@ -45,7 +45,7 @@ def test_a_wrong_argument_is_one_sentence():
     assert "\n" not in str(caught.value)
 
 
-def test_weights_that_do_not_fit_are_told_by_kind():
+def test_weights_that_do_not_fit_are_reported_by_kind():
     backbone = create_backbone("test_resnet")
     state = backbone.state_dict()
     first, second, *_ = state

@@ -11,7 +11,7 @@ FETCHED = "OWNER/nnclr_hub:v0.1.0"
 
 @pytest.fixture(scope="session")
 def torch_home(tmp_path_factory) -> Path:
-    """A TORCH_HOME that holds FETCHED, so that torch.hub needs no network."""
+    """Make a TORCH_HOME that contains FETCHED, so torch.hub does not need a network."""
     home = tmp_path_factory.mktemp("torch")
     checkout = home / "hub" / "OWNER_nnclr_hub_v0.1.0"
     checkout.mkdir(parents=True)

@@ -32,7 +32,7 @@ class Hub:
     refusals: "name" or "name@revision" -> status, the header by which the Hub tells refusals apart, and its message.
     tokens: name -> the token that it wants.
     broken: file's name -> "half" or "flipped".
-    xet: whether large files are said to be had by Xet, which they are not.
+    xet: whether the server claims to support Xet, which it does not.
     root: folder of plain files.
     asked: the paths of all requests so far.
     """
@@ -51,7 +51,7 @@ class Hub:
         return f"http://127.0.0.1:{self.port}"
 
     def environment(self, cache: Path, **more: str) -> dict[str, str]:
-        """Of a process for which this is the Hub."""
+        """Return the environment of a process that uses this server as its Hub."""
         variables = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
         ours = {
             "HF_ENDPOINT": self.url,
@@ -69,13 +69,13 @@ class Hub:
 
 
 def commit_of(folder: Path) -> str:
-    """A repository's one commit."""
+    """Return the only commit of a repository."""
     return sha1(str(folder).encode()).hexdigest()
 
 
 @contextmanager
 def stand_in(repositories: Mapping[str, Path], **has: object) -> Iterator[Hub]:
-    """The server, until the block ends."""
+    """Run the server until the block ends."""
     hub = Hub(repositories, **has)  # type: ignore[arg-type]
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("ThisHub", (_Answer,), {"hub": hub}))
     hub.port = server.server_port
@@ -100,7 +100,7 @@ class _Answer(BaseHTTPRequestHandler):
         self._answer()
 
     def _answer(self) -> None:
-        path = urlsplit(self.path).path  # a proxy is asked for whole addresses
+        path = urlsplit(self.path).path  # a proxy receives whole URLs
         self.hub.asked.append(path)
         for source, (status, code, message) in self.hub.refusals.items():
             repository, _, revision = source.partition("@")
@@ -155,7 +155,7 @@ class _Answer(BaseHTTPRequestHandler):
 
 
 def _etag(path: Path) -> str:
-    """sha256 of a large file, git's hash of any other."""
+    """Return the sha256 of a large file, and the git hash of other files."""
     data = path.read_bytes()
     large = path.suffix == ".safetensors"
     return sha256(data).hexdigest() if large else sha1(b"blob %d\0" % len(data) + data).hexdigest()

@@ -119,7 +119,7 @@ def test_a_cache_that_cannot_be_written_is_named(server, name, monkeypatch, tmp_
 
 
 def test_a_full_disk_is_one_sentence_and_leaves_nothing(server, name):
-    """The system's limit on the size of a file stands for it."""
+    """Simulate a full disk with the limit on the size of a file."""
     code = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
         "from nnclr_hub.errors import ModelError; from nnclr_hub.hub.sources import resolve\n"
@@ -140,7 +140,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(server, name):
         ("https://example.com/encoder.safetensors", "pins no weights"),
         ("https://example.com/encoder-0123456.safetensors", "pins no weights"),
         ("https:///encoder-01234567.safetensors", "names no host"),
-        ("https://[::1/encoder-01234567.safetensors", "is no web address"),
+        ("https://[::1/encoder-01234567.safetensors", "is not a"),
         ("https://example.com/encoder-01234567.pth", "is a pickle, which can run code when it is read"),
     ],
 )

@@ -86,8 +86,8 @@ def test_a_repository_is_downloaded(answers, model, want):
         ("org/name@v9", "UnknownModel: org/name has no revision 'v9'"),
         ("org/ill", "ModelError: org/ill could not be fetched from {url} (the answer was 418)"),
         ("org/asleep", "ModelError: org/asleep could not be fetched from {url} (the answer was 503)"),
-        ("org/..", "InvalidRequest: hf-hub:org/.. is no repository"),
-        ("org/na--me", "InvalidRequest: hf-hub:org/na--me is no repository"),
+        ("org/..", "InvalidRequest: hf-hub:org/.. is not a"),
+        ("org/na--me", "InvalidRequest: hf-hub:org/na--me is not a"),
         ("org/spoilt", "TamperedModel: "),
         ("org/empty", "ModelFilesMissing: "),
     ],
@@ -106,7 +106,7 @@ def test_a_token_opens_a_private_repository_and_a_wrong_one_is_named(hub, tmp_pa
 
 @pytest.mark.slow
 def test_what_was_fetched_once_needs_no_network_again(hub, answers, cache, model, want):
-    """Told so, or with nobody at the other end; what is not there names the variable and the cache."""
+    """Check offline mode and an unreachable server; a missing file names the variable and the cache."""
     asked = len(hub.asked)
     commit = commit_of(model)
     answer = fetch(hub, cache, "org/name", f"org/name@{commit}", "org/new", f"org/new@{commit}", HF_HUB_OFFLINE="1")
@@ -153,7 +153,7 @@ def test_a_file_that_changed_on_the_way_is_refused(hub, tmp_path):
 
 
 def test_a_full_disk_is_one_sentence(hub, tmp_path):
-    """The system's limit on the size of a file stands for it."""
+    """Simulate a full disk with the limit on the size of a file."""
     code = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n" + RESOLVE
     answer = fetch(hub, tmp_path, "org/name", code=code)["org/name"]
     assert answer.startswith("ModelError: ")

@@ -25,7 +25,7 @@ LONG_AGO = time.time() - 1000
 
 @pytest.fixture
 def reads(monkeypatch, tmp_path) -> list[str]:
-    """Names of the files that were hashed, with a cache of its own."""
+    """Record the names of hashed files, with a separate cache."""
     monkeypatch.setenv("NNCLR_CACHE", str(tmp_path / "cache"))
     names: list[str] = []
 
@@ -99,7 +99,7 @@ def test_a_cache_that_cannot_be_written_costs_time_alone(file, monkeypatch, tmp_
 
 
 def test_a_user_without_a_home_has_a_cache_folder(monkeypatch):
-    """As in a container that runs under a number of its own."""
+    """Run as in a container whose user id has no name."""
 
     def unknown(_: int) -> None:
         raise KeyError
@@ -164,7 +164,7 @@ def test_harmed_weights_are_refused_before_and_after_they_were_good(model, make_
         verify(str(folder))
 
 
-def test_who_says_what_a_file_must_be_is_told(model, tmp_path):
+def test_the_source_of_each_expected_hash_is_reported(model, tmp_path):
     folder = shutil.copytree(model, tmp_path / "model")
     assert [(one.name, one.pinned_by) for one in verify(str(folder))] == [(CONFIG, "nobody"), (WEIGHTS, "config.json")]
     config = json.loads((folder / CONFIG).read_text())
@@ -194,7 +194,7 @@ def test_a_memory_that_says_otherwise_is_not_believed(file, reads):
 
 @pytest.mark.parametrize("name", [CONFIG, WEIGHTS])
 def test_a_disk_that_cannot_be_read_is_one_sentence(model, tmp_path, name):
-    """A process's own memory stands for it: it is a file, and to read its start is an I/O error."""
+    """Use the memory of a process, a file whose first bytes give an I/O error."""
     folder = shutil.copytree(model, tmp_path / "model")
     (folder / name).unlink()
     (folder / name).symlink_to("/proc/self/mem")

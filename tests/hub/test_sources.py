@@ -30,11 +30,20 @@ def test_an_absolute_source_means_the_same_from_every_folder(model, tmp_path, mo
     (tmp_path / "here" / default_model()).mkdir()  # names come first, whatever is called so here
     (tmp_path / "there").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    told = ("it", "./it", "../here/it", "it/model.safetensors", "local-dir:it", "file:it", "random:it", "random:it@3")
-    found = {source: resolve(source) for source in told}
-    sent = {source: absolute(source) for source in told}
+    sources = (
+        "it",
+        "./it",
+        "../here/it",
+        "it/model.safetensors",
+        "local-dir:it",
+        "file:it",
+        "random:it",
+        "random:it@3",
+    )
+    found = {source: resolve(source) for source in sources}
+    sent = {source: absolute(source) for source in sources}
     monkeypatch.chdir(tmp_path / "there")
-    for source in told:
+    for source in sources:
         again = resolve(sent[source])
         assert again.folder.samefile(tmp_path / "here" / "it"), source
         assert (again.seed, again.weights) == (found[source].seed, found[source].weights), source
@@ -173,7 +182,7 @@ def test_an_endpoint_that_is_no_web_address_is_named(monkeypatch):
 
 
 def test_a_repository_comes_from_the_cache_when_offline(model, tmp_path):
-    """The Hub's own cache layout, seeded by hand, in a process that is told it has no network."""
+    """Load from a prepared cache of the Hub in an offline process."""
     commit = "0123456789abcdef0123456789abcdef01234567"
     repository = tmp_path / "models--org--name"
     (repository / "refs").mkdir(parents=True)
@@ -196,7 +205,7 @@ def test_a_repository_comes_from_the_cache_when_offline(model, tmp_path):
 
 @pytest.mark.parametrize("name", ["model.pth", "weights.pt", "last.ckpt", "pytorch_model.bin"])
 def test_a_pickle_is_never_read(model, tmp_path, name):
-    """It would create a file when unpickled; beside good weights it is not looked at."""
+    """Unpickling would create a file; a pickle next to valid weights is not read."""
     trace = tmp_path / "it ran"
     folder = shutil.copytree(model, tmp_path / "model")
     torch.save(Trap(trace), folder / name)
@@ -282,7 +291,7 @@ def test_weights_that_are_no_real_numbers_are_refused(copy, dtype):
         load_encoder(copy)
 
 
-def test_random_weights_are_not_told_of_as_the_trained_ones():
+def test_random_weights_are_not_described_as_the_trained_ones():
     encoder = load_encoder(f"random:{default_model()}", device="cpu")
     assert encoder.config is not None
     assert encoder.config.nnclr == {}

@@ -1,4 +1,4 @@
-"""hubconf.py in a process of its own: what it lists, what it loads, and that it needs no more than it says."""
+"""hubconf.py in a separate process: its entry points, what they load, and their dependencies."""
 
 import json
 import os

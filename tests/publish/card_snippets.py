@@ -1,4 +1,4 @@
-"""The Python blocks of model cards, and one process that runs those of several: its imports take longer than they."""
+"""Run the Python blocks of several model cards in one process, because the imports take longest."""
 
 import json
 import os
@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-# each card's blocks in a namespace of their own; then what its three doors made of a.jpg
+# run each card's blocks in a separate namespace, then compare the vectors of a.jpg by loading method
 PROGRAM = """
 import json, os, sys
 import torch.nn.functional as F
 
-told = {}
+results = {}
 for folder, blocks in json.load(sys.stdin).items():
     print("in", folder, file=sys.stderr)
     os.chdir(folder)
@@ -21,23 +21,23 @@ for folder, blocks in json.load(sys.stdin).items():
     exec(blocks, made)
     encoder, vectors = made["encoder"], made["vectors"]
     x = encoder.transform.normalize(encoder.prepare("a.jpg")[None])
-    doors = {"timm": made["backbone"].eval()(x), "transformers": made["model"].eval()(x).pooler_output.flatten(1)}
-    cosines = {door: float(F.normalize(out)[0].detach().numpy() @ vectors[0]) for door, out in doors.items()}
-    told[folder] = {"shape": list(vectors.shape), **cosines}
-print(json.dumps(told))
+    methods = {"timm": made["backbone"].eval()(x), "transformers": made["model"].eval()(x).pooler_output.flatten(1)}
+    cosines = {method: float(F.normalize(out)[0].detach().numpy() @ vectors[0]) for method, out in methods.items()}
+    results[folder] = {"shape": list(vectors.shape), **cosines}
+print(json.dumps(results))
 """
 
 
 def snippets(card: str) -> list[str]:
-    """The Python blocks of a card, in their order."""
+    """Return the Python blocks of a card in order."""
     return re.findall(r"```python\n(.*?)```", card, re.DOTALL)
 
 
 def run_snippets(cards: dict[Path, str], image_files: list[Path], **environment: str) -> dict[Path, dict]:
-    """Runs all blocks of each card in the folder that it is given for.
+    """Run all blocks of each card in its folder.
 
     Returns:
-        folder -> the shape of its vectors, and for each other door the cosine of its vector of a.jpg to ours.
+        folder -> the shape of its vectors, and the cosine of each other loading method with nnclr_hub for a.jpg.
     """
     for folder in cards:
         for name, image in zip(("a.jpg", "b.jpg"), image_files, strict=False):

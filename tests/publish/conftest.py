@@ -1,4 +1,4 @@
-"""A Hub on this machine that the real client is turned to, and model folders to publish on it."""
+"""A local Hub for the real client, and model folders to publish."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from nnclr_hub.publish.export import export_run
 
 @contextmanager
 def turned_to_own_hub(cache: Path) -> Iterator[HubServer]:
-    """An empty Hub that takes large files of up to 64 KiB whole; the client is turned to it as HF_ENDPOINT would."""
+    """Run an empty Hub that accepts files up to 64 KiB in one piece, and point the client to it like HF_ENDPOINT."""
     with running_hub(part=1 << 16) as server, pytest.MonkeyPatch.context() as patch:
         patch.setattr(constants, "ENDPOINT", server.url)
         template = server.url + "/{repo_id}/resolve/{revision}/{filename}"
@@ -37,5 +37,5 @@ def folder(model, tmp_path) -> Path:
 
 @pytest.fixture
 def another(make_model, tmp_path) -> Path:
-    """The same architecture with other weights."""
+    """Export the same architecture with other weights."""
     return export_run(make_model(seed=1), tmp_path / "another")

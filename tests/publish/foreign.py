@@ -1,5 +1,7 @@
-"""Checkpoints as other projects write them, each of a known network: torchvision's, timm's and lightly's own code where
-it says how, their documented names elsewhere."""
+"""Write checkpoints like other projects, each of a known network.
+
+The code of torchvision, timm and lightly writes their files; the others follow the documented names.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ Written = tuple[Path, nn.Module]  # the file, and the network whose output the c
 
 
 def resnet(seed: int = 0) -> nn.Module:
-    """torchvision's ResNet-18 without classifier: (B, 3, H, W) -> (B, 512)."""
+    """Return torchvision's ResNet-18 without classifier: (B, 3, H, W) -> (B, 512)."""
     torch.manual_seed(seed)
     network = randomized(torchvision.models.resnet18(), seed)
     network.fc = nn.Identity()
@@ -28,13 +30,13 @@ def resnet(seed: int = 0) -> nn.Module:
 
 
 def vit(seed: int = 0, name: str = "vit_tiny_patch16_224", **arguments: Any) -> nn.Module:
-    """timm's ViT without classifier, which DINO's and MoCo v3's are by name and by arithmetic."""
+    """Return timm's ViT without classifier, which is equal to those of DINO and MoCo v3."""
     torch.manual_seed(seed)
     return randomized(timm.create_model(name, num_classes=0, **arguments), seed)
 
 
 def fixed_positions(network: nn.Module) -> None:
-    """Sines and cosines of the two coordinates, and zeros for [CLS]: MoCo v3's positions."""
+    """Set MoCo v3's positions: sines and cosines of the two coordinates, and zeros for [CLS]."""
     patches: Any = network.patch_embed
     width = network.pos_embed.shape[-1] // 4
     grid = torch.arange(patches.grid_size[0], dtype=torch.float32)
@@ -50,7 +52,7 @@ def head(width: int) -> nn.Module:
 
 
 class Wrapped(nn.Module):
-    """What data parallel training makes of a network's names."""
+    """A network with the names of data parallel training."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -58,7 +60,7 @@ class Wrapped(nn.Module):
 
 
 def _moco_v3(path: Path, network: nn.Module, other: nn.Module, classifier: str, width: int) -> None:
-    """base_encoder has the projector where its classifier was; momentum_encoder likewise."""
+    """Save two encoders whose classifiers are replaced by projectors."""
     model = nn.Module()
     model.base_encoder, model.momentum_encoder = copy.deepcopy(network), copy.deepcopy(other)
     setattr(model.base_encoder, classifier, head(width))
@@ -95,7 +97,7 @@ def dino_backbone(folder: Path) -> Written:
 
 
 def _dino(path: Path, student: nn.Module, teacher: nn.Module) -> None:
-    """The student is wrapped for data parallel training, the teacher is not; settings are an argparse.Namespace."""
+    """Save a wrapped student, a teacher that is not wrapped, and settings as an argparse.Namespace."""
 
     def both(network: nn.Module) -> nn.Module:
         pair = nn.Module()
@@ -126,7 +128,7 @@ def dino_student(folder: Path) -> Written:
 
 
 def lightly_lightning(folder: Path) -> Written:
-    """As lightly's benchmark of NNCLR: a LightningModule saved by a Trainer."""
+    """Save like lightly's benchmark of NNCLR: a LightningModule saved by a Trainer."""
     lightly = pytest.importorskip("lightly.models.modules")
     pytorch_lightning = pytest.importorskip("pytorch_lightning")
 
@@ -158,7 +160,7 @@ def lightly_lightning(folder: Path) -> Written:
 
 
 def lightly_numbered(folder: Path) -> Written:
-    """As lightly's examples: nn.Sequential of a ResNet's children, saved by its user."""
+    """Save like lightly's examples: nn.Sequential of a ResNet's children, saved by its user."""
     lightly = pytest.importorskip("lightly.models.modules")
     network = resnet()
     model = nn.Module()
@@ -199,7 +201,7 @@ def torchvision_resnet(folder: Path) -> Written:
 
 
 def torchvision_compiled(folder: Path) -> Written:
-    """As torchvision's own training script saves it, of a network that torch.compile wrapped."""
+    """Save like torchvision's training script, with a compiled network."""
     network = resnet()
     state = {f"_orig_mod.{key}": value for key, value in network.state_dict().items()}
     torch.save({"model": state, "args": argparse.Namespace(lr=0.1), "epoch": 3}, folder / "model_3.pth")
@@ -207,7 +209,7 @@ def torchvision_compiled(folder: Path) -> Written:
 
 
 def torchvision_vit(folder: Path) -> Written:
-    """torchvision's transformer, in the width of a stock one of timm's that is small enough for a test."""
+    """Save torchvision's transformer in the width of a stock one of timm's that is small enough for a test."""
     torch.manual_seed(0)
     network = randomized(
         torchvision.models.VisionTransformer(

@@ -50,17 +50,17 @@ class HubServer(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def writes(self) -> list[str]:
-        """ "METHOD path" of requests that could have changed something; asking what is there already could not."""
+        """Return "METHOD path" of each request that could change something."""
         return [f"{method} {path.split('?')[0]}" for method, path, _ in self.log if method not in ("GET", "HEAD")]
 
     def sent(self, start: str) -> list[int]:
-        """Bytes of the bodies of the PUTs whose path begins so."""
+        """Return the body sizes of PUT requests whose path starts with `start`."""
         return [size for method, path, size in self.log if method == "PUT" and path.startswith(start)]
 
 
 @contextmanager
 def running_hub(part: int = 1 << 30) -> Iterator[HubServer]:
-    """A Hub on a free port. Larger files than `part` bytes come in parts."""
+    """Run a Hub on a free port; files larger than `part` bytes are uploaded in parts."""
     server = HubServer(part)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -222,7 +222,7 @@ class Answer(BaseHTTPRequestHandler):
         return as_json({"files": files})
 
     def _object(self, one: dict[str, Any]) -> dict[str, Any]:
-        """Where a large file is to be put; nowhere if it is here."""
+        """Return the upload URL of a large file, or none if it exists."""
         answer = {"oid": one["oid"], "size": one["size"]}
         if one["oid"] in self.server.large:
             return answer

@@ -30,7 +30,7 @@ class Repository:
     discussions: list[dict[str, Any]] = field(default_factory=list)
 
     def commit(self, ref: str, files: dict[str, bytes]) -> str:
-        """Moves the ref to a new commit and returns its oid."""
+        """Move the ref to a new commit and return its oid."""
         content = "".join(f"{path} {sha256(data).hexdigest()}\n" for path, data in sorted(files.items()))
         oid = sha1(f"{len(self.commits)} {self.refs.get(ref)}\n{content}".encode()).hexdigest()
         self.commits[oid] = dict(files)
@@ -38,7 +38,7 @@ class Repository:
         return oid
 
     def open_request(self, name: str, title: str, author: str | None) -> int:
-        """A new pull request's number."""
+        """Open a pull request and return its number."""
         number = len(self.discussions) + 1
         self.discussions.append(
             {
@@ -54,21 +54,21 @@ class Repository:
         return number
 
     def find(self, revision: str) -> str | None:
-        """The oid of a branch, tag, pull request or commit."""
+        """Return the oid of a branch, tag, pull request or commit."""
         for name in (f"refs/heads/{revision}", f"refs/tags/{revision}", revision):
             if name in self.refs:
                 return self.refs[name]
         return revision if revision in self.commits else None
 
     def files(self, revision: str = "main") -> dict[str, bytes]:
-        """What a revision holds."""
+        """Return the files of a revision."""
         oid = self.find(revision)
         assert oid is not None, f"no revision {revision}"
         return self.commits[oid]
 
 
 def file_hash(path: str, content: bytes) -> str:
-    """sha256 of a large file, git's hash of any other."""
+    """Return the sha256 of a large file, and the git hash of other files."""
     if path.endswith(LARGE):
         return sha256(content).hexdigest()
     return sha1(b"blob %d\0" % len(content) + content).hexdigest()
@@ -93,7 +93,7 @@ def refs_of(repository: Repository) -> dict[str, list[dict[str, str]]]:
 
 
 def yaml_errors(card: str) -> dict[str, list[dict[str, str]]]:
-    """What the Hub says of a card's front matter: it must be YAML, and a mapping."""
+    """Check the front matter of a card like the Hub: it must be a YAML mapping."""
     try:
         fields = yaml.safe_load(card.split("---")[1]) if card.startswith("---") else {}
     except yaml.YAMLError as error:
@@ -103,5 +103,5 @@ def yaml_errors(card: str) -> dict[str, list[dict[str, str]]]:
 
 
 def as_json(value: Any) -> tuple[int, dict[str, str], bytes]:
-    """Status, headers and body."""
+    """Return status, headers and body of a JSON answer."""
     return 200, {"Content-Type": "application/json"}, json.dumps(value).encode()

@@ -1,4 +1,4 @@
-"""The card: it is up to date, its figures say where they come from, and edits are noticed."""
+"""The card is up to date, its results name their source, and edits are detected."""
 
 import json
 from dataclasses import replace
@@ -93,7 +93,7 @@ def test_the_card_lists_the_hash_of_each_file(model):
         ("nnclr", "converted", "x"),
     ],
 )
-def test_a_config_that_cannot_be_told_of_is_one_sentence(model, tmp_path, part, field, value):
+def test_an_invalid_config_does_not_get_a_card(model, tmp_path, part, field, value):
     fields = json.loads((model / "config.json").read_text())
     fields[part][field] = value
     (tmp_path / "config.json").write_text(json.dumps(fields))

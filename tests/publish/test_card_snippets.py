@@ -1,4 +1,4 @@
-"""The snippets of cards run as they stand, and all doors agree: of an export, of each starter, of a published model."""
+"""The snippets of cards run and agree: for an export, each starter, and a published model."""
 
 from pathlib import Path
 
@@ -28,8 +28,8 @@ def cards(make_model, tmp_path_factory) -> dict[str, tuple[Path, str]]:
 
 
 @pytest.fixture(scope="module")
-def told(cards, image_files, tmp_path_factory) -> dict[str, dict]:
-    """name -> what `run_snippets` tells of it; "published" is the export at the tag that its card names."""
+def results(cards, image_files, tmp_path_factory) -> dict[str, dict]:
+    """Return name -> result of `run_snippets`; "published" is the export at the tag of its card."""
     work = tmp_path_factory.mktemp("published")
     with turned_to_own_hub(work / "hub-cache") as hub:
         publish_model(cards["exported"][0] / "small", "org/published", tag="v1.0")
@@ -44,7 +44,7 @@ def told(cards, image_files, tmp_path_factory) -> dict[str, dict]:
 
 
 @pytest.mark.parametrize("name", ["exported", "published", *list_models()])
-def test_every_snippet_runs_and_all_doors_agree(told, name):
-    assert told[name]["shape"] == [2, 32 if name in ("exported", "published") else model_info(name).embed_dim]
-    assert told[name]["timm"] == pytest.approx(1, abs=1e-5)
-    assert told[name]["transformers"] == pytest.approx(1, abs=1e-5)
+def test_every_snippet_runs_and_all_methods_agree(results, name):
+    assert results[name]["shape"] == [2, 32 if name in ("exported", "published") else model_info(name).embed_dim]
+    assert results[name]["timm"] == pytest.approx(1, abs=1e-5)
+    assert results[name]["transformers"] == pytest.approx(1, abs=1e-5)

@@ -35,8 +35,8 @@ def test_which_of_two_networks_is_meant_is_not_guessed(laid_out, sentence, netwo
     assert not (tmp_path / "model").exists()
 
 
-def test_averaged_weights_beside_it_are_reported_with_their_number(networks, tmp_path):
-    """torchvision's script keeps them under a name of their own, and loads the others by itself."""
+def test_averaged_weights_are_reported_with_their_number(networks, tmp_path):
+    """Keep them apart as torchvision's script does, under a separate name."""
     done = converted({"model": networks[0], "model_ema": networks[1], "epoch": 3}, tmp_path)
     assert done.dropped == {"epoch": 0, "model_ema": 120}
 

@@ -1,4 +1,4 @@
-"""A model folder opens by every door with equal output, and is the same bytes each time."""
+"""Every loading method gives equal outputs for a model folder, and equal models give equal bytes."""
 
 import json
 from pathlib import Path
@@ -32,11 +32,11 @@ def test_timm_transformers_torch_hub_and_we_agree(folder):
     from transformers import AutoImageProcessor, AutoModel
 
     with torch.no_grad():
-        doors = {
+        methods = {
             "timm": timm.create_model(f"local-dir:{folder}", pretrained=True).eval()(x),
             "transformers": AutoModel.from_pretrained(folder).eval()(x).pooler_output.flatten(1),
         }
-    for name, vectors in doors.items():
+    for name, vectors in methods.items():
         np.testing.assert_allclose(F.normalize(vectors).numpy(), want, atol=1e-5, err_msg=name)
     processor = AutoImageProcessor.from_pretrained(folder)
     assert processor.image_mean if hasattr(processor, "image_mean") else processor.data_config["mean"]

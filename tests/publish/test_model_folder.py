@@ -51,8 +51,8 @@ def test_an_export_that_fails_leaves_the_old_model(tmp_path, monkeypatch, fails)
 
 
 @pytest.mark.parametrize("moves", [1, 2])
-def test_a_stop_between_two_moves_is_seen_and_mended_by_the_next_export(tmp_path, monkeypatch, moves):
-    """New weights beside an old config must not pass for a model."""
+def test_a_stop_between_two_moves_is_detected_and_fixed_by_the_next_export(tmp_path, monkeypatch, moves):
+    """Refuse new weights with an old config."""
     folder = export_tiny(tmp_path / "model")
     replace = os.replace
 
@@ -209,7 +209,7 @@ def test_a_card_that_somebody_edited_stays(tmp_path):
 
 @pytest.mark.slow
 def test_a_full_disk_is_one_sentence_and_leaves_nothing(model, tmp_path):
-    """The system's limit on the size of a file stands for it."""
+    """Simulate a full disk with the limit on the size of a file."""
     code = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
         "from pathlib import Path; from nnclr_hub.errors import ModelError\n"

@@ -1,4 +1,4 @@
-"""`nnclr publish`: in a process of its own, for the Hub's variables are read when its client is imported."""
+"""`nnclr publish` in a separate process, because the Hub's client reads its variables when it is imported."""
 
 import os
 import subprocess

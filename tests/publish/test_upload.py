@@ -125,15 +125,15 @@ def test_an_upload_that_broke_off_goes_on(hub, folder, monkeypatch):
     assert hub.repositories[NAME].files()["LICENSE"] == b"Use it as you like.\n"
 
 
-def test_heads_go_beside_and_leave_with_the_model_that_had_them(hub, model, folder, tmp_path):
+def test_heads_are_published_and_removed_with_their_model(hub, model, folder, tmp_path):
     bank = torch.nn.functional.normalize(torch.randn(5, 3))
     full = export_run(model, tmp_path / "full", heads={"projection.weight": torch.randn(3, 3)}, support_set=bank)
     publish_model(full, NAME)
-    beside = {"nnclr_heads.safetensors", "nnclr_support_set.safetensors"}
-    assert beside < hub.repositories[NAME].files().keys()
+    optional = {"nnclr_heads.safetensors", "nnclr_support_set.safetensors"}
+    assert optional < hub.repositories[NAME].files().keys()
     done = publish_model(folder, NAME)
-    assert set(done.removed) == beside
-    assert not beside & hub.repositories[NAME].files().keys()
+    assert set(done.removed) == optional
+    assert not optional & hub.repositories[NAME].files().keys()
 
 
 # ---- looking only
@@ -155,7 +155,7 @@ def test_a_dry_run_changes_nothing_and_tells_what_it_would_do(hub, folder):
 # ---- pull requests
 
 
-def test_a_pull_request_is_opened_continued_and_opened_anew(hub, folder, another, make_model, tmp_path):
+def test_a_pull_request_is_opened_continued_and_opened_again(hub, folder, another, make_model, tmp_path):
     main = publish_model(folder, NAME).commit
     first = publish_model(another, NAME, pr=True)
     there = hub.repositories[NAME]

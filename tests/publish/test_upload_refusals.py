@@ -39,7 +39,7 @@ def test_a_tag_is_never_moved(hub, folder, another):
 
 
 def test_a_tag_may_not_have_the_name_of_a_branch(hub, folder):
-    """Who asks for a revision of that name would get the branch."""
+    """A request for a revision of this name would return the branch."""
     publish_model(folder, NAME)
     there = hub.repositories[NAME]
     there.refs["refs/heads/v2"] = there.refs["refs/heads/main"]

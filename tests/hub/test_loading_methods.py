@@ -1,7 +1,7 @@
-"""One folder, every door, equal outputs: each is opened for real, in processes that know a stand-in as their Hub.
+"""Every loading method gives equal outputs for one folder, in processes whose Hub is a stand-in.
 
-The networks have random norms, biases and statistics: in a fresh ResNet of timm's the residual branches count for
-nothing, and a wrong one would not be seen.
+The networks have random norms, biases and statistics. In a fresh ResNet of timm the residual branches are zero, so an
+error in one would have no effect.
 """
 
 import json
@@ -14,7 +14,7 @@ import pytest
 import timm
 import torch
 from hub.conftest import FETCHED, ROOT
-from hub.doors import inputs
+from hub.loading_methods import inputs
 from hub.stand_in import TAG, stand_in
 
 from nnclr_hub import load_encoder
@@ -36,14 +36,14 @@ def folders(model, make_model, tmp_path_factory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def outputs(folders, image_files, torch_home, tmp_path_factory) -> dict[str, np.ndarray]:
-    """MODEL|DOOR|WHAT -> what the door gave; see doors.py."""
-    work = tmp_path_factory.mktemp("doors")
+    """Return MODEL|METHOD|OUTPUT -> array; see loading_methods.py."""
+    work = tmp_path_factory.mktemp("methods")
     found = {}
     with stand_in({f"org/{name}": folder for name, folder in folders.items()}) as hub:
         for number, more in enumerate(({"root": str(ROOT)}, {"cached": FETCHED})):
             jobs, out = work / f"{number}.json", work / f"{number}.npz"
             jobs.write_text(json.dumps({name: job(name, folders[name], image_files[0]) | more for name in NAMES}))
-            command = [sys.executable, str(Path(__file__).with_name("doors.py")), jobs, out]
+            command = [sys.executable, str(Path(__file__).with_name("loading_methods.py")), jobs, out]
             environment = hub.environment(work, TORCH_HOME=str(torch_home), PYTHONPATH="", OMP_NUM_THREADS="1")
             done = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, timeout=400)
             assert done.returncode == 0, done.stderr
@@ -78,52 +78,52 @@ def tensor(encoder) -> torch.Tensor:
     return inputs(encoder.transform.preprocessing.input_size)
 
 
-@pytest.mark.parametrize("door", WHOLE)
-def test_one_tensor_gives_the_same_unit_vectors(outputs, opened, door):
+@pytest.mark.parametrize("method", WHOLE)
+def test_one_tensor_gives_the_same_unit_vectors(outputs, opened, method):
     name, encoder, tolerance = opened
     want = encoder.embed(tensor(encoder))
-    np.testing.assert_allclose(unit(outputs[f"{name}|{door}|x"]), want, atol=tolerance, rtol=0)
+    np.testing.assert_allclose(unit(outputs[f"{name}|{method}|x"]), want, atol=tolerance, rtol=0)
     assert np.abs(want[0] - want[1]).max() > 10 * tolerance  # the network tells inputs apart
 
 
-@pytest.mark.parametrize("door", [*WHOLE, "transformers tasks"])
-def test_one_jpeg_through_the_doors_own_preprocessing(outputs, opened, image_files, door):
+@pytest.mark.parametrize("method", [*WHOLE, "transformers tasks"])
+def test_one_jpeg_through_the_method_own_preprocessing(outputs, opened, image_files, method):
     name, encoder, _ = opened
-    assert unit(outputs[f"{name}|{door}|jpeg"])[0] @ encoder.embed([image_files[0]])[0] >= 0.9995
+    assert unit(outputs[f"{name}|{method}|jpeg"])[0] @ encoder.embed([image_files[0]])[0] >= 0.9995
 
 
-@pytest.mark.parametrize("door", [*TIMMS, "transformers tasks"])
-def test_a_classifier_of_ten_stands_on_the_same_features(outputs, opened, door):
+@pytest.mark.parametrize("method", [*TIMMS, "transformers tasks"])
+def test_a_classifier_of_ten_stands_on_the_same_features(outputs, opened, method):
     name, encoder, tolerance = opened
-    got = unit(outputs[f"{name}|{door}|classes"])
+    got = unit(outputs[f"{name}|{method}|classes"])
     np.testing.assert_allclose(got, encoder.embed(tensor(encoder)), atol=tolerance, rtol=0)
 
 
-@pytest.mark.parametrize("door", TIMMS)
-def test_gray_images_are_as_the_same_gray_in_three_channels(outputs, opened, door):
+@pytest.mark.parametrize("method", TIMMS)
+def test_gray_images_are_as_the_same_gray_in_three_channels(outputs, opened, method):
     name, encoder, tolerance = opened
     want = encoder.embed(tensor(encoder)[:, :1].expand(-1, 3, -1, -1))
-    np.testing.assert_allclose(unit(outputs[f"{name}|{door}|gray"]), want, atol=tolerance, rtol=0)
+    np.testing.assert_allclose(unit(outputs[f"{name}|{method}|gray"]), want, atol=tolerance, rtol=0)
 
 
-@pytest.mark.parametrize("door", TIMMS)
-def test_feature_maps_are_the_networks_own(outputs, opened, door):
+@pytest.mark.parametrize("method", TIMMS)
+def test_feature_maps_are_the_networks_own(outputs, opened, method):
     name, encoder, tolerance = opened
     with torch.inference_mode():
         maps = encoder.backbone.forward_intermediates(tensor(encoder), intermediates_only=True)  # type: ignore[operator]
     want = unit(maps[-1].mean((2, 3)).numpy())
-    np.testing.assert_allclose(unit(outputs[f"{name}|{door}|map"]), want, atol=tolerance, rtol=0)
+    np.testing.assert_allclose(unit(outputs[f"{name}|{method}|map"]), want, atol=tolerance, rtol=0)
 
 
-@pytest.mark.parametrize("door", TIMMS)
-def test_another_input_size_resamples_positions(outputs, opened, door, folders):
+@pytest.mark.parametrize("method", TIMMS)
+def test_another_input_size_resamples_positions(outputs, opened, method, folders):
     """As timm's dynamic_img_size does it at each forward pass."""
     name, encoder, tolerance = opened
     dynamic = {"dynamic_img_size": True} if name.startswith("vit") else {}
     backbone = timm.create_model(f"local-dir:{folders[name]}", pretrained=True, **dynamic).eval()
     with torch.inference_mode():
         want = backbone(inputs(encoder.transform.preprocessing.input_size + 32)).numpy()
-    np.testing.assert_allclose(unit(outputs[f"{name}|{door}|larger"]), unit(want), atol=tolerance, rtol=0)
+    np.testing.assert_allclose(unit(outputs[f"{name}|{method}|larger"]), unit(want), atol=tolerance, rtol=0)
 
 
 def test_every_starter_is_a_stock_architecture_of_timms():

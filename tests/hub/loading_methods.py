@@ -1,10 +1,9 @@
-"""Opens model folders by every door, in a process that knows the stand-in as its Hub; run by test_doors.py.
+"""Load model folders by every method, in a process whose Hub is the stand-in; run by test_loading_methods.py.
 
-    python doors.py JOB.json OUT.npz
+    python loading_methods.py JOB.json OUT.npz
 
-Writes MODEL|DOOR|WHAT -> (N, D) arrays, as the door's own network gives them, not normalized. WHAT: "x" of one random
-tensor, "jpeg" of one image through the door's own preprocessing, "classes", "gray", "map", "larger" of what
-people then do with it.
+It writes arrays (N, D), not normalized, under the names MODEL|METHOD|OUTPUT. OUTPUT is "x" for a random tensor, "jpeg"
+for an image with the method's preprocessing, and "classes", "gray", "map" and "larger" for adapted networks.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ Output = tuple[str, Tensor]
 
 
 def inputs(size: int) -> Tensor:
-    """(3, 3, S, S), the same in every process."""
+    """Return (3, 3, S, S), equal in every process."""
     return torch.randn(3, 3, size, size, generator=torch.Generator().manual_seed(1))
 
 
 def adapted(load: Callable[..., Any], size: int, sized: bool) -> Iterator[Output]:
-    """A classifier of ten, gray images, feature maps, another input size, by a timm-like loader."""
+    """Yield the outputs of a classifier, gray images, feature maps and another input size."""
     x = inputs(size)
     ten = load(num_classes=10).eval()
     assert ten(x).shape == (3, 10)
@@ -46,7 +45,7 @@ def torch_hub(job: dict[str, Any], load: Callable[..., nn.Module]) -> Iterator[O
     yield from adapted(load, job["size"], job["sized"])
 
 
-def timm_door(job: dict[str, Any], source: str) -> Iterator[Output]:
+def timm_method(job: dict[str, Any], source: str) -> Iterator[Output]:
     import timm
     from PIL import Image
 
@@ -60,7 +59,7 @@ def timm_door(job: dict[str, Any], source: str) -> Iterator[Output]:
     yield from adapted(load, job["size"], job["sized"])
 
 
-def transformers_door(job: dict[str, Any], source: str, **revision: str) -> Iterator[Output]:
+def transformers_method(job: dict[str, Any], source: str, **revision: str) -> Iterator[Output]:
     from PIL import Image
     from transformers import AutoImageProcessor, AutoModel
 
@@ -83,8 +82,8 @@ def transformers_tasks(job: dict[str, Any], source: str) -> Iterator[Output]:
     yield "jpeg", torch.tensor(extractor(job["jpeg"], pool=True)).reshape(1, -1)
 
 
-def doors(job: dict[str, Any]) -> Iterator[tuple[str, Iterator[Output]]]:
-    """The doors that the job asks for."""
+def methods(job: dict[str, Any]) -> Iterator[tuple[str, Iterator[Output]]]:
+    """Yield the loading methods of a job."""
 
     def from_checkout(**arguments: Any) -> nn.Module:
         return torch.hub.load(job["root"], job["entry"], source="local", weights=job["folder"], **arguments)  # type: ignore[return-value]
@@ -100,16 +99,16 @@ def doors(job: dict[str, Any]) -> Iterator[tuple[str, Iterator[Output]]]:
             **arguments,
         )
 
-    if "cached" in job:  # in a process of its own: two checkouts cannot run in one
+    if "cached" in job:  # in a separate process, because two checkouts cannot run in one
         yield "torch.hub cache", torch_hub(job, lambda **more: from_cache(job["folder"], **more))
         yield "torch.hub cache, hf-hub:", torch_hub(job, lambda **more: from_cache(f"hf-hub:{job['hub']}", **more))
         return
     repository, _, tag = job["hub"].partition("@")
     yield "torch.hub", torch_hub(job, from_checkout)
-    yield "timm local-dir:", timm_door(job, f"local-dir:{job['folder']}")
-    yield "timm hf-hub:", timm_door(job, f"hf-hub:{job['hub']}")
-    yield "transformers", transformers_door(job, job["folder"])
-    yield "transformers from the Hub", transformers_door(job, repository, revision=tag)
+    yield "timm local-dir:", timm_method(job, f"local-dir:{job['folder']}")
+    yield "timm hf-hub:", timm_method(job, f"hf-hub:{job['hub']}")
+    yield "transformers", transformers_method(job, job["folder"])
+    yield "transformers from the Hub", transformers_method(job, repository, revision=tag)
     yield "transformers tasks", transformers_tasks(job, job["folder"])
 
 
@@ -117,8 +116,8 @@ def main(jobs: Path, out: Path) -> None:
     found = {}
     with torch.inference_mode():
         for name, job in json.loads(jobs.read_text()).items():
-            for door, outputs in doors(job):
-                found |= {f"{name}|{door}|{what}": value.float().numpy() for what, value in outputs}
+            for method, outputs in methods(job):
+                found |= {f"{name}|{method}|{what}": value.float().numpy() for what, value in outputs}
     np.savez(out, **found)  # type: ignore[arg-type]
 
 
