@@ -61,9 +61,6 @@ def image_files(photos) -> list[Path]:
     return sorted(photos.rglob("*.jpg"))
 
 
-pictures = image_files  # the former name, until no test uses it
-
-
 @pytest.fixture(scope="session")
 def data(photos, tmp_path_factory) -> Path:
     """Return the photos as train/ and test/ with classes; copy the folder before changing it."""
