@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning
 NAME = "org/small"
 
 
-def refused(hub: HubServer, *arguments: object, kind=PublishingError, **options: object) -> None:
+def refused(hub: HubServer, *arguments: Any, kind: type[Exception] = PublishingError, **options: Any) -> None:
     """Check that publish_model refuses, and sends no request that could change anything."""
     hub.log.clear()
     with pytest.raises(kind):
