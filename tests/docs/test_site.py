@@ -79,3 +79,16 @@ def test_every_file_that_a_page_names_exists(page):
     names = set(PATH.findall(page.read_text()))
     # the page about correctness names tests by their path below tests/
     assert [name for name in sorted(names) if not any((top / name).exists() for top in (ROOT, ROOT / "tests"))] == []
+
+
+def test_every_test_that_the_page_about_correctness_names_exists():
+    rows = [line.split("|")[3] for line in (DOCS / "correctness.md").read_text().splitlines() if line.startswith("| ")]
+    cited = [row for row in rows if "`" in row]
+    assert len(cited) > 10
+    for row in cited:
+        files = [ROOT / "tests" / file for file in re.findall(r"`([\w/]+\.py)`", row)]
+        names = re.sub(r"`[^`]*`", " ", row).replace(",", " ").split()
+        assert files, row
+        assert all(file.exists() for file in files), row
+        functions = {name for file in files for name in re.findall(r"^def test_(\w+)", file.read_text(), re.MULTILINE)}
+        assert set(names) <= functions, row
