@@ -5,7 +5,7 @@
     python benchmarks/attention.py --networks vit_small --rounds 21 --sizes 224 448 1024
 
 "attention" is all of `encoder.attention` from a decoded image to the values: resizing, the forward pass, the row of
-[CLS] or the product with the query, and the look-up of a point, or of a box in another image. The baseline is a
+[CLS] or the product with the query, and the lookup of a point, or of a box in another image. The baseline is a
 separate network of timm on a prepared input; ViT-S is built with `dynamic_img_size`. Both take turns, so that other
 work on the machine affects both. A ratio is the median over rounds. A map across images takes two forward passes, and
 its ratio refers to two.

@@ -1,4 +1,4 @@
-"""Training speed compared with the device's limits: model only, whole loop, augmentation, look-up, roofline.
+"""Training speed compared with the device's limits: model only, whole loop, augmentation, lookup, roofline.
 
     python benchmarks/pretrain_gpu.py --minutes 9 --out results          # the most important rows first
     python benchmarks/pretrain_gpu.py --only resnet50_224 --profile --out results
@@ -124,7 +124,7 @@ def ceilings(where: torch.device, report: Report) -> float:
     rate = matrix_rate(where, torch.bfloat16 if bf16 else torch.float32)
     report.add({"what": f"matrix products, {'bf16' if bf16 else 'fp32'}", "TFLOP/s": rate / 1e12})
     report.add(
-        {"what": "matrix products, fp32 as the look-up has it", "TFLOP/s": matrix_rate(where, torch.float32) / 1e12}
+        {"what": "matrix products, fp32 as the lookup has it", "TFLOP/s": matrix_rate(where, torch.float32) / 1e12}
     )
     report.add({"what": "copy", "note": f"{copy_rate(where) / 1e9:,.0f} GB/s read and written"})
     return rate
@@ -235,14 +235,14 @@ def augment_rows(chosen: argparse.Namespace, where: torch.device) -> Iterator[Ro
 
 
 def lookup_rows(chosen: argparse.Namespace, where: torch.device) -> Iterator[Row]:
-    """Measure one view's look-up at B = 4096, D = 256, with the own-sample mask."""
+    """Measure one view's lookup at B = 4096, D = 256, with the own-sample mask."""
     batch, dim = (16, 8) if chosen.toy else (4096, 256)
     z, ids = torch.randn(batch, dim, device=where), torch.arange(batch, device=where)
     for size in (64, 128) if chosen.toy else QUEUES:
         support = SupportSet(size, dim).to(where)
         seconds = best_of(lambda support=support: support.lookup(z, ids), where, 1.0)
         yield {
-            "what": f"look-up, B {batch}, M {size:,}", "images/s": batch / seconds, "ms a step": 1e3 * seconds,
+            "what": f"lookup, B {batch}, M {size:,}", "images/s": batch / seconds, "ms a step": 1e3 * seconds,
             "TFLOP/s": 2 * batch * size * dim / seconds / 1e12,
         }  # fmt: skip
 
@@ -287,7 +287,7 @@ def best_of(run: Callable[[], object], where: torch.device, seconds: float) -> f
 
 
 def step_flops(loops: Loops) -> float:
-    """Count the FLOPs of one optimizer step: both views, forward and backward, heads and look-up.
+    """Count the FLOPs of one optimizer step: both views, forward and backward, heads and lookup.
 
     A multiply-add counts as two. Compilation is off, because it would hide the products from the count.
     """

@@ -1,4 +1,4 @@
-"""Cost of the support set: time of look-up and enqueue as a share of a training step, and memory.
+"""Cost of the support set: time of lookup and enqueue as a share of a training step, and memory.
 
     python benchmarks/queue_overhead.py                   # ResNet-18 at 32 pixels on a CPU, ResNet-50 at 224 on a GPU
     python benchmarks/queue_overhead.py --batches 256 4096
@@ -39,7 +39,7 @@ def main() -> None:
         torch.set_float32_matmul_precision("high")
         print(torch.cuda.get_device_name())
     print(f"{name} at {side} pixels, {torch.get_num_threads()} threads, torch {torch.__version__}, d = {DIM}\n")
-    print("| batch | rows of Q | memory of Q | look-up of 2 views + enqueue | SimCLR step | share of the NNCLR step |")
+    print("| batch | rows of Q | memory of Q | lookup of 2 views + enqueue | SimCLR step | share of the NNCLR step |")
     print("|---|---|---|---|---|---|")
     for batch in chosen.batches:
         step = seconds(training_step(name, side, batch, where), max(1, chosen.repeats // 2), where)
@@ -73,7 +73,7 @@ def training_step(name: str, side: int, batch: int, where: torch.device) -> Call
 
 
 def queue_step(support: SupportSet, batch: int, where: torch.device) -> Callable[[], None]:
-    """Return the additional work of NNCLR: two look-ups with the sample's own rows masked, and an enqueue."""
+    """Return the additional work of NNCLR: two lookups with the sample's own rows masked, and an enqueue."""
     z1, z2 = (torch.randn(batch, DIM, device=where) for _ in range(2))
     ids = torch.arange(batch, device=where)
 

@@ -256,7 +256,7 @@ class OutOfMemory(TrainingError):
 
 
 class NoRoom(TrainingError):
-    """Raised when the disk has too little free space for the decoded images."""
+    """Raised when the run folder or the cache folder cannot be written, or its disk has too little free space."""
 
 
 # ---- the server ------------------------------------------------------------------------------------------------------

@@ -62,6 +62,7 @@ def document() -> dict[str, Any]:
     routes = [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
     for route in routes:
         route.operation_id = route.operation_id or f"{route.tags[0]}-{route.name.replace('_', '-')}"
+        route.summary = _first_sentence(route.description)
     found = get_openapi(
         title=TITLE,
         version=nnclr_hub.__version__,
@@ -93,6 +94,10 @@ def document() -> dict[str, Any]:
         for answer in operation["responses"].values():
             answer.setdefault("headers", {}).update(ANSWER_HEADERS)
     return found
+
+
+def _first_sentence(text: str) -> str:
+    return " ".join(text.split("\n\n")[0].split()).split(". ")[0].removesuffix(".")
 
 
 def _describe_key(operation: dict[str, Any]) -> None:

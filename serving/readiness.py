@@ -26,7 +26,8 @@ class Readiness(BaseModel):
     read_only: bool = Field(description="every write is answered with 403")
     model_warm: bool
     threads_alive: bool = Field(
-        description="threads of every model run; the status is ill only if those of the default one do not"
+        description="whether the threads of all models run. `status` is `ill` only if a thread of the default model "
+        "failed"
     )
     collections_loaded: int
     collections_total: int

@@ -70,7 +70,8 @@ def load_checkpoint(run: Path) -> dict[str, Any] | None:
         state = torch.load(run / NAME, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         raise CheckpointError(
-            f"{run / NAME} is damaged ({type(error).__name__}). Move it away and restart with --resume."
+            f"{run / NAME} is damaged ({type(error).__name__}). "
+            "Delete it and repeat the command with --resume; training then starts from step 0."
         ) from error
     if "settings" in state:
         state["settings"] = rename_settings(state["settings"])

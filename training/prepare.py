@@ -81,7 +81,7 @@ def prepare(
 
 def _set_up_device(where: torch.device) -> None:
     if where.type == "cuda":
-        torch.set_float32_matmul_precision("high")  # TF32 for what autocast leaves in float32, mainly the look-up
+        torch.set_float32_matmul_precision("high")  # TF32 for what autocast leaves in float32, mainly the lookup
         torch.backends.cudnn.benchmark = True
 
 

@@ -35,7 +35,9 @@ def embed(
         typer.Option("--out", help="FILE.npy, with names in FILE.txt; or a FOLDER of shards."),
     ] = None,
     precision: Annotated[str, typer.Option(help="f32, or f16 for half the space.")] = "f32",
-    shard_size: Annotated[int, typer.Option(help="Images per shard: the most that a kill loses.")] = SHARD_SIZE,
+    shard_size: Annotated[
+        int, typer.Option(help="Images per shard; an interruption loses at most one shard.")
+    ] = SHARD_SIZE,
     part: Annotated[
         str,
         typer.Option(metavar="K/N", help="Write only the K-th of N parts of the shards."),

@@ -39,7 +39,8 @@ def pretrain(
     gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="Processes, one per GPU; starts torchrun.")] = None,
     device: Device = None,
     minutes: Annotated[
-        float | None, typer.Option(min=0, help="Save and stop after so many minutes; continue with --resume.")
+        float | None,
+        typer.Option(min=0, help="Save a checkpoint and stop after this many minutes; continue with --resume."),
     ] = None,
     show: Annotated[bool, typer.Option("--settings", help="Show the recipe with its settings, and exit.")] = False,
     recipes: Annotated[bool, typer.Option("--recipes", help="List the recipes, and exit.")] = False,

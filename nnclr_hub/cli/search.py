@@ -99,7 +99,9 @@ def search(
     searches += [(f"{vector_from}[{i}]", [Example(vector=row)]) for i, row in enumerate(_rows(vector_from))]
     if positive:
         if searches:
-            raise InvalidRequest("Give query images, --id and --vector-from, or --positive, not both.")
+            raise InvalidRequest(
+                "--positive cannot be combined with query images, --id or --vector-from; use one form."
+            )
         searches = [(" + ".join(positive), [_example(one, region) for one in positive])]
     if region is not None and not any(example.image is not None for _, one in searches for example in one):
         raise InvalidRequest("--box needs a query image.")

@@ -85,7 +85,7 @@ def _row(info: CollectionInfo, aliases: dict[str, str]) -> dict[str, Any]:
 
 @group.command()
 def verify(names: Names = None, store: Store = DEFAULT_STORE, as_json: Json = False) -> None:
-    """Read every vector back and compare the index with an exhaustive search; Works while a server uses the store.
+    """Read every vector back and compare the index with an exhaustive search. Works while a server uses the store.
 
     The exit code is 1 if anything is wrong.
 

@@ -194,7 +194,11 @@ def search(
         k, where, offset, exact, score_threshold, with_vector, effort, group_by: see `SearchQuery`.
 
     Raises:
-        InvalidRequest, ImageError, CollectionNotFound, ItemNotFound, FingerprintMismatch.
+        InvalidRequest: the query is invalid for this collection.
+        ImageError: an example's image cannot be read.
+        CollectionNotFound: the collection does not exist.
+        ItemNotFound: an example's id is not in the collection.
+        FingerprintMismatch: the encoder that the collection is bound to is unavailable.
     """
     if not isinstance(query, SearchQuery):
         query = SearchQuery.of(
@@ -229,7 +233,9 @@ def search_each(name: str, queries: Sequence[SearchQuery]) -> Steps[list[list[Ma
     """Return the matches of each query, or the error that concerns it alone; many queries per request.
 
     Raises:
-        CollectionNotFound, FingerprintMismatch.
+        CollectionNotFound, FingerprintMismatch: nothing was searched.
+        NotReady, Overloaded, DeadlineExceeded: the server did not answer in time.
+        RequestTooLarge: a single query is too large.
     """
     path = f"{_path(name)}/search/batch"
     bodies = yield from in_thread(lambda: list(enumerate(query.to_json() for query in queries)))
@@ -260,7 +266,9 @@ def search_batch(
     """Run `search` for each row of vectors (n, D), with the same options.
 
     Raises:
-        InvalidRequest, CollectionNotFound, FingerprintMismatch.
+        InvalidRequest: a vector or an option is invalid.
+        CollectionNotFound: the collection does not exist.
+        FingerprintMismatch: the encoder that the collection is bound to is unavailable.
     """
     queries = [
         SearchQuery.of(

@@ -67,7 +67,9 @@ def duplicates(
         limit: number of groups to return, the largest first.
 
     Raises:
-        CollectionNotFound, InvalidFilter, InvalidRequest.
+        CollectionNotFound: the collection does not exist.
+        InvalidFilter: `where` is not a valid filter.
+        InvalidRequest: another argument is invalid.
     """
     body = {"threshold": threshold, "where": where, "exact": exact, "limit": limit}
     return _start(f"{COLLECTIONS}/{check_name(name, 'Collection name')}/duplicates", body)
@@ -83,7 +85,8 @@ def index_there(name: str, folder: str = "", *, source: str | None = None, prune
             unreadable are kept, and the job's result counts them as `kept`.
 
     Raises:
-        CollectionNotFound, FingerprintMismatch.
+        CollectionNotFound: the collection does not exist.
+        FingerprintMismatch: the encoder that the collection is bound to is unavailable.
         InvalidRequest: if there is no such folder, or the server accepts remote clients; use `index_folder` instead.
     """
     path = f"{COLLECTIONS}/{check_name(name, 'Collection name')}/index"
@@ -97,7 +100,9 @@ def reembed(name: str, model: str, *, skip_missing: bool = False) -> Steps[Job]:
         skip_missing: leave out items whose file is missing or has changed.
 
     Raises:
-        CollectionNotFound, UnknownModel, InvalidRequest.
+        CollectionNotFound: the collection does not exist.
+        UnknownModel: the server does not have the model.
+        InvalidRequest: the collection cannot be re-embedded with it.
     """
     path = f"{COLLECTIONS}/{check_name(name, 'Collection name')}/reembed"
     return _start(path, {"model": model, "skip_missing": skip_missing})

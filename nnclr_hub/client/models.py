@@ -159,7 +159,9 @@ def attention(
     Raises:
         ImageError: if an image cannot be read.
         InvalidRequest: if the network does not support the options, or the query is not on the image.
-        UnknownModel, CollectionNotFound, FingerprintMismatch.
+        UnknownModel: the server does not have the model.
+        CollectionNotFound: the collection does not exist.
+        FingerprintMismatch: the collection is bound to another model.
     """
     several = isinstance(target, list | tuple)
     targets: list[Any] = [] if target is None else list(target) if several else [target]

@@ -79,7 +79,10 @@ def fit(
         replace: replace a probe of the same name.
 
     Raises:
-        ProbeExists, CollectionNotFound, UnknownModel, InvalidRequest.
+        ProbeExists: a probe has that name, and `replace` is false.
+        CollectionNotFound: the collection does not exist.
+        UnknownModel: the server does not have the model.
+        InvalidRequest: the labels are not enough to fit a probe, or an argument is invalid.
         ImageError: for the first image that cannot be read.
     """
     body: dict[str, Any] = {"name": check_name(name, "Probe name"), "balanced": balanced, "replace": replace}
@@ -139,7 +142,10 @@ def predict(
         top: number of classes to report with their probability.
 
     Raises:
-        ProbeNotFound, CollectionNotFound, FingerprintMismatch, InvalidRequest.
+        ProbeNotFound: the probe does not exist.
+        CollectionNotFound: the collection does not exist.
+        FingerprintMismatch: the vectors come from another encoder than the probe's.
+        InvalidRequest: an argument is invalid, or images, vectors and ids are combined.
     """
     path = f"{_path(name)}/predict"
     if images is None:

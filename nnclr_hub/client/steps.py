@@ -44,8 +44,8 @@ class Answer:
         except ValueError as error:
             kind = self.headers.get("content-type", "no content type")
             raise ServiceError(
-                f"{self.url} answers {self.status} with {kind} instead of JSON; check the address, and proxies before "
-                "the server."
+                f"{self.url} answers {self.status} with {kind} instead of JSON; check the address, and any proxy in "
+                "front of the server."
             ) from error
 
 

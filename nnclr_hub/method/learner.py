@@ -42,7 +42,7 @@ class Step:
 
     loss: scalar float32.
     z1, z2: (B, D) projections of the large views, without gradient, from the momentum encoder if there is one.
-    neighbors: look-up result of the first view; None for methods without a support set.
+    neighbors: lookup result of the first view; None for methods without a support set.
     neighbor_share: share of the batch whose target is the neighbor, a scalar in [0, 1].
     """
 
@@ -98,8 +98,8 @@ class Learner(nn.Module):
             raise InvalidRequest(f"The method {method.name!r} has the {method.target} as its target and {needs}.")
         if (method.target == "assignment") != isinstance(prediction, Prototypes):
             raise InvalidRequest(
-                f"The method {method.name!r} has the {method.target} as its target; prototypes go with an assignment "
-                "and with nothing else."
+                "Methods with target 'assignment' need Prototypes as their prediction head, and other methods must not "
+                f"have them; {method.name!r} has the target {method.target!r}."
             )
         self.method = method
         self.backbone = backbone

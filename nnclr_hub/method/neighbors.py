@@ -1,6 +1,6 @@
 """NN(z, Q): the nearest row of the support set (eq. 4), and the paper's other ways to select one.
 
-For unit vectors, the nearest row in L2 has the highest dot product. The look-up is therefore a matrix product and a
+For unit vectors, the nearest row in L2 has the highest dot product. The lookup is therefore a matrix product and a
 running maximum. It processes Q in chunks: at B = 4096 and M = 98,304 the whole similarity matrix would take 1.6 GB.
 
 A mask marks pairs that are excluded. A query without any candidate gets index 0 with similarity -inf.
@@ -21,7 +21,7 @@ Mask = Callable[[slice], Tensor]  # rows of Q -> (B, rows) bool, true where the 
 
 @dataclass(frozen=True)
 class Neighbors:
-    """Result of a look-up for a batch of B queries.
+    """Result of a lookup for a batch of B queries.
 
     embeddings: (B, D) float32 unit rows, without gradient: rows of Q, or a mean of them for soft neighbors.
     index: (B,) int64, places in Q; for a soft neighbor, the place of the nearest row.

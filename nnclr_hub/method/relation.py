@@ -37,7 +37,8 @@ def relation_loss(
         predictions: (B, D) float of another view, or (V, B, D) of V of them. Need not be normalized.
         queue: (M, D) float unit rows, Q.
         temperature: of the prediction, above 0.
-        target_temperature: of s, above 0 and below `temperature`, so that targets are sharper than predictions.
+        target_temperature: of s, above 0 and at most `temperature`; a smaller value makes targets sharper than
+            predictions.
         weight: share of the positive, 0 to 1.
         mask: (B, M) bool, true where a row of Q is an older embedding of the same image and is left out.
 

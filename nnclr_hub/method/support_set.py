@@ -28,7 +28,7 @@ UNKNOWN = -1  # id of a row that never held a sample, and of a sample without an
 class SupportSet(nn.Module):
     """A ring of the last `size` projections, initialized at random and saved in checkpoints.
 
-    A look-up never returns the sample's own embedding of an earlier epoch (`mask_own`). Where Q is much smaller than
+    A lookup never returns the sample's own embedding of an earlier epoch (`mask_own`). Where Q is much smaller than
     the data, this changes nothing. Where Q spans an epoch, it prevents an image from being its own neighbor. It needs
     `ids`.
 

@@ -119,8 +119,8 @@ def _input_size(name: str, state: Mapping[str, Tensor], origin: str) -> dict[str
     grid = math.isqrt(max(positions.shape[1], 1) - 1)
     if grid * grid != positions.shape[1] - 1:
         raise WeightsMismatch(
-            f"{origin} has {positions.shape[1]} positions, and those of a square image and a [CLS] token would be a "
-            "square and one: it is another architecture, so name it with --architecture."
+            f"{origin} has {positions.shape[1]} positions, which is not a square number plus one for [CLS], so its "
+            "architecture is unknown; name it with --architecture."
         )
     side = grid * patches.shape[-1]
     return {} if side == default_side(name) else {"img_size": side}
@@ -130,9 +130,8 @@ def _require_known_stem(state: Mapping[str, Tensor], origin: str, architecture: 
     stem = state.get("conv1.weight")
     if architecture is None and stem is not None and stem.ndim == 4 and stem.shape[-1] == 3:
         raise WeightsMismatch(
-            f"{origin} has a first convolution of 3 x 3, as CIFAR experiments do, and its padding is not in the file "
-            "(solo-learn's is 2, ours 1); if it is 1, use --architecture nnclr_resnet18_cifar or "
-            "nnclr_resnet50_cifar."
+            f"The first convolution of {origin} is 3 x 3, and the file does not record its padding (2 in solo-learn, 1 "
+            "here). If it is 1, use --architecture nnclr_resnet18_cifar or nnclr_resnet50_cifar."
         )
 
 
@@ -153,6 +152,6 @@ def _require_known_heads(state: Mapping[str, Tensor], origin: str, model_args: M
         return
     if not positions[:, 0].any():  # fixed sines and cosines, as in MoCo v3, with none for [CLS]
         raise WeightsMismatch(
-            f"{origin} is a ViT-S with MoCo v3's fixed positions, and MoCo v3's has 12 heads where timm's has 6, which "
-            "the weights do not show; use --arg num_heads=12 or --arg num_heads=6."
+            f"{origin} is a ViT-S with MoCo v3's fixed positions, and its weights do not show the number of heads. Use "
+            "--arg num_heads=12 (MoCo v3) or num_heads=6 (timm)."
         )

@@ -313,6 +313,7 @@ class VectorStore(Protocol):
 
         Raises:
             CollectionExists: a collection or an alias has that name.
+            InvalidRequest: the name is not valid.
         """
         ...
 
@@ -325,11 +326,22 @@ class VectorStore(Protocol):
         ...
 
     def drop(self, name: str) -> None:
-        """Delete a collection with everything in it, and its aliases."""
+        """Delete a collection with everything in it, and its aliases.
+
+        Raises:
+            CollectionNotFound: it does not exist.
+            InvalidRequest: the name is an alias.
+        """
         ...
 
     def rename(self, name: str, to: str) -> None:
-        """Rename a collection; its aliases follow."""
+        """Rename a collection; its aliases follow.
+
+        Raises:
+            CollectionNotFound: it does not exist.
+            CollectionExists: a collection or an alias has the new name.
+            InvalidRequest: `name` is an alias, or `to` is not a valid name.
+        """
         ...
 
     def list(self) -> list[CollectionInfo]:
@@ -341,6 +353,7 @@ class VectorStore(Protocol):
 
         Raises:
             CollectionExists: a collection itself has that name.
+            CollectionNotFound: the collection does not exist.
         """
         ...
 
@@ -363,6 +376,10 @@ class VectorStore(Protocol):
 
         Returns:
             If a collection itself was called `alias`: its new name `alias.old`, `alias.old2`, ...; else None.
+
+        Raises:
+            CollectionNotFound: the collection does not exist.
+            InvalidRequest: `alias` is the collection's own name.
         """
         ...
 

@@ -42,17 +42,29 @@ def check_name(name: str, what: str) -> str:
 
 
 def check_k(k: int, most: int = MAX_K) -> int:
-    """Return the number of neighbors if it is in 1 ... most, else raise InvalidRequest."""
+    """Return the number of neighbors if it is valid.
+
+    Raises:
+        InvalidRequest: it is not a whole number from 1 to `most`.
+    """
     return _check_whole("k", k, most)
 
 
 def check_effort(effort: int | None, most: int = MAX_EFFORT) -> int | None:
-    """Return the search effort if it is None or in 1 ... most, else raise InvalidRequest."""
+    """Return the search effort if it is valid.
+
+    Raises:
+        InvalidRequest: it is neither None nor a whole number from 1 to `most`.
+    """
     return None if effort is None else _check_whole("effort", effort, most)
 
 
 def check_limit(limit: int) -> int:
-    """Return the size of a page if it is in 1 ... MAX_LIMIT, else raise InvalidRequest."""
+    """Return the size of a page if it is valid.
+
+    Raises:
+        InvalidRequest: it is not a whole number from 1 to MAX_LIMIT.
+    """
     return _check_whole("limit", limit, MAX_LIMIT)
 
 

@@ -62,7 +62,7 @@ class NewImage:
 
 @dataclass(frozen=True, eq=False)
 class AddRequest:
-    """See the module. A request that exists is valid: it is checked when it is made.
+    """Images to add to a collection. Making an invalid request raises InvalidRequest.
 
     images: each under a different id. The same bytes may come twice without an id.
     """

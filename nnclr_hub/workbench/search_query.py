@@ -56,7 +56,7 @@ class Example:
 
     def __post_init__(self) -> None:
         if sum(value is not None for value in (self.id, self.vector, self.image)) != 1:
-            raise InvalidRequest("An example is exactly one of id, image and vector.")
+            raise InvalidRequest("An example needs exactly one of id, image and vector.")
         if self.id is not None:
             check_name(self.id, "Item id")
         if self.vector is not None:
@@ -115,7 +115,7 @@ class Example:
 
 @dataclass(frozen=True, eq=False)
 class SearchQuery:
-    """See the module. A query that exists is valid: it is checked when it is made.
+    """One search: examples, filters and limits. Making an invalid query raises InvalidRequest.
 
     positive: examples to be near to; at least one. Plain ids and vectors are accepted too.
     negative: examples to be away from.

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from nnclr_hub.encoder.embedder import Embedder, ImageLike
+from nnclr_hub.encoder.embedder import Embedder
 from nnclr_hub.errors import (
     CollectionNotFound,
     FingerprintMismatch,
@@ -50,9 +50,6 @@ from nnclr_hub.workbench.probes import (
 from nnclr_hub.workbench.search_batch import Answer, answer_each, attempt
 from nnclr_hub.workbench.search_query import SearchQuery
 from nnclr_hub.workbench.write_lock import Target, WriteLock
-
-if TYPE_CHECKING:  # attention builds on timm, which takes a second to import
-    from nnclr_hub.encoder.attention import AttentionMap, AttentionSettings
 
 
 class Workbench:
@@ -101,7 +98,8 @@ class Workbench:
         """Return an existing collection to which images can be added, with the encoder that is available here.
 
         Raises:
-            FingerprintMismatch, CollectionNotFound.
+            CollectionNotFound: it does not exist.
+            FingerprintMismatch: the encoder that it is bound to is unavailable.
             InvalidRequest: if its vectors were made elsewhere and have another length.
         """
         collection = self.collection(name)
@@ -130,7 +128,8 @@ class Workbench:
 
         Raises:
             FingerprintMismatch: if the collection is bound to another model.
-            CollectionNotFound, ModelError.
+            CollectionNotFound: the collection does not exist.
+            ModelError: the model cannot be loaded.
         """
         return self.models.get(model) if collection is None else self.embedder_of(self.collection(collection), model)
 
@@ -159,34 +158,14 @@ class Workbench:
 
         Raises:
             FingerprintMismatch: if its source now provides another encoder.
-            ProbeNotFound, ModelError.
+            ProbeNotFound: the probe does not exist.
+            ModelError: the encoder cannot be loaded.
         """
         kept = get_probe(self.store.records, probe)
         spec = CollectionSpec(kept.about["dim"], fingerprint=kept.probe.fingerprint, model=kept.probe.model)
         embedder = embedder_for(self.models, spec)
         kept.probe.require(embedder.fingerprint)
         return embedder
-
-    def look(
-        self,
-        settings: AttentionSettings,
-        image: ImageLike,
-        targets: Sequence[ImageLike] = (),
-        *,
-        model: str | None = None,
-        collection: str | None = None,
-    ) -> list[AttentionMap]:
-        """Return the attention map of an image, or one for each target, on a common scale.
-
-        Args:
-            settings: see `Encoder.attention`.
-            model: source; None: the collection's own model, or the default.
-            collection: whose encoder to use.
-
-        Raises:
-            ImageError, InvalidRequest, FingerprintMismatch, CollectionNotFound.
-        """
-        return self.embedder(model, collection).attention_maps(settings, image, targets)
 
     # ---- writing
 
@@ -278,7 +257,11 @@ class Workbench:
         """Return the matches of a query, best first.
 
         Raises:
-            InvalidRequest, ImageError, CollectionNotFound, ItemNotFound, FingerprintMismatch.
+            InvalidRequest: the query is invalid for this collection.
+            ImageError: an example's image cannot be read.
+            CollectionNotFound: the collection does not exist.
+            ItemNotFound: an example's id is not in the collection.
+            FingerprintMismatch: the encoder that the collection is bound to is unavailable.
         """
         [answer] = self.search_each(name, [query])
         if isinstance(answer, NNCLRHubError):
@@ -289,7 +272,8 @@ class Workbench:
         """Return the matches of each query, or the error that concerns it alone. Embeds all images together.
 
         Raises:
-            CollectionNotFound, FingerprintMismatch.
+            CollectionNotFound: the collection does not exist.
+            FingerprintMismatch: the encoder that the collection is bound to is unavailable.
         """
         collection = self.collection(name)
         images = [attempt(query.images) for query in queries]
@@ -318,7 +302,10 @@ class Workbench:
             progress: called with (done, total).
 
         Raises:
-            ProbeExists, CollectionNotFound, InvalidRequest, OpenedForReading.
+            ProbeExists: a probe has that name, and `replace` is false.
+            CollectionNotFound: the collection does not exist.
+            InvalidRequest: the labels are not enough to fit a probe, or an option is invalid.
+            OpenedForReading: the store is open read-only.
         """
         self.write_lock.check_writable()
         if not replace:
@@ -347,7 +334,8 @@ class Workbench:
         Raises:
             InvalidRequest: unless exactly one of images, vectors and ids is given.
             FingerprintMismatch: if they come from another encoder than the probe's.
-            ProbeNotFound, CollectionNotFound.
+            ProbeNotFound: the probe does not exist.
+            CollectionNotFound: the collection does not exist.
         """
         if sum(query is not None for query in (images, vectors, ids)) != 1 or (ids is None) != (collection is None):
             raise InvalidRequest("A prediction takes exactly one of images, vectors, and ids with their collection.")
@@ -370,8 +358,8 @@ class Workbench:
             embedder = embedder_for(self.models, replacement.spec)
         except ModelError as error:
             raise ModelError(
-                f"Collection {name!r} is being re-embedded with {replacement.spec.model}, which is unavailable "
-                f"({error}) Restore that model, or cancel with `nnclr store reembed {name} --abandon`."
+                f"Collection {name!r} is being re-embedded with {replacement.spec.model}, which is unavailable. "
+                f"{error} Restore that model, or cancel with `nnclr store reembed {name} --abandon`."
             ) from error
         replacement.check(embedder)
         return embedder

@@ -4,7 +4,7 @@
     url_fetcher.py         images by web address, without reaching the internal network
     limits.py              size and pace of request bodies, their memory; requests and images per minute and caller
 
-`install` is the only place that wires them in. The rest of the server works without that call.
+`install` activates them. The routes import only the types of `url_fetcher` and `charge_images`.
 """
 
 from __future__ import annotations

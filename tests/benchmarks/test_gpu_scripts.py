@@ -52,7 +52,7 @@ def test_the_benchmark_writes_a_row_for_every_measurement(script, tmp_path, caps
     model, loop = by_name["resnet50_224: model only"], by_name["resnet50_224: whole loop"]
     assert model["TFLOP/s"] == pytest.approx(model["of the matrix rate"] * written[0]["TFLOP/s"], rel=1e-6)
     assert loop["images/s"] == pytest.approx(4 / loop["ms a step"] * 1e3)
-    expected = {"look-up, B 16, M 64", "look-up, B 16, M 128", "vit_small_224: torchvision workers (1)"}
+    expected = {"lookup, B 16, M 64", "lookup, B 16, M 128", "vit_small_224: torchvision workers (1)"}
     assert expected <= by_name.keys()
     table = (tmp_path / "pretrain_gpu.md").read_text()
     assert table.count("\n| ") == 1 + len(written)
@@ -69,7 +69,7 @@ def test_a_row_that_fails_does_not_stop_the_others(script, tmp_path, monkeypatch
     pretrain_gpu.main(["--toy", "--device", "cpu", "--out", str(tmp_path), "--only", "resnet50_224", "lookup"])
     notes = {row["what"]: row.get("note") for row in rows(tmp_path)[1:]}
     assert notes["resnet50_224"] == "RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error."
-    assert "look-up, B 16, M 64" in notes
+    assert "lookup, B 16, M 64" in notes
 
 
 def test_no_row_starts_after_the_time_limit(script, tmp_path, capsys):

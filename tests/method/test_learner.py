@@ -56,7 +56,7 @@ def test_nnclr_is_algorithm_1(views):
         want = cross_entropy_of_pairs(nn1, p2) / 2 + cross_entropy_of_pairs(nn2, p1) / 2
     step = learner(views)
     torch.testing.assert_close(step.loss, want)
-    assert torch.equal(learner.support_set.queue, queue), "the look-up must not write"
+    assert torch.equal(learner.support_set.queue, queue), "the lookup must not write"
     learner.enqueue(step)
     torch.testing.assert_close(learner.support_set.queue[:10], F.normalize(z1, dim=1))
     assert torch.equal(learner.support_set.queue[10:], queue[10:]), "only one view is enqueued"
