@@ -68,7 +68,7 @@ def test_no_code_changes():
     assert all(kind.code == code for code, kind in OURS.items())
 
 
-def test_every_error_is_in_the_drawing_and_has_a_docstring():
+def test_every_error_is_in_the_diagram_and_has_a_docstring():
     drawn = (errors.__doc__ or "").split()
     for kind in OURS.values():
         assert kind.__name__ in drawn

@@ -35,7 +35,7 @@ def items(collection):
     return {item.id: item for page in pages(collection, limit=100) for item in page}
 
 
-def test_the_collection_is_the_one_that_indexing_makes_but_for_what_is_shown(shards, store, photos, model):
+def test_importing_shards_gives_the_items_of_indexing_without_pixel_hashes(shards, store, photos, model):
     Workbench(Encoders(str(model), device="cpu"), store).index_folder("indexed", photos)
     assert collect(shards, store, "collected") == (60, 60)
     indexed, collected = items(store.get("indexed")), items(store.get("collected"))
@@ -46,14 +46,14 @@ def test_the_collection_is_the_one_that_indexing_makes_but_for_what_is_shown(sha
     assert store.get("collected").spec.fingerprint == store.get("indexed").spec.fingerprint
 
 
-def test_indexing_goes_on_where_the_shards_end(shards, store, photos, model, image_files, tmp_path):
+def test_indexing_after_an_import_embeds_nothing_again(shards, store, photos, model, image_files, tmp_path):
     collect(shards, store, "photos")
     bench = Workbench(Encoders(str(model), device="cpu"), store)
     report = bench.index_folder("photos", photos)
     assert (report.added, report.updated, report.unchanged) == (0, 0, 60)
 
 
-def test_an_import_again_writes_what_is_missing(shards, store):
+def test_a_second_import_writes_only_missing_items(shards, store):
     collect(shards, store, "photos")
     some = list(items(store.get("photos")))[10:17]
     store.get("photos").delete(some)
@@ -61,7 +61,7 @@ def test_an_import_again_writes_what_is_missing(shards, store):
     assert store.get("photos").count() == 60
 
 
-def test_images_of_two_archives_are_different_items(encoder, photos, store, tmp_path):
+def test_equal_paths_in_two_archives_are_different_items(encoder, photos, store, tmp_path):
     for name in ("a.tar", "b.tar"):
         with tarfile.open(tmp_path / name, "w") as tar:
             tar.add(photos / "cat", "cat")
@@ -72,7 +72,7 @@ def test_images_of_two_archives_are_different_items(encoder, photos, store, tmp_
     assert {item.metadata["root"] for item in found} == {str(tmp_path / "a.tar"), str(tmp_path / "b.tar")}
 
 
-def test_images_of_one_path_are_refused_before_anything_is_written(encoder, photos, store, tmp_path):
+def test_two_images_with_the_same_path_are_refused_before_the_first_write(encoder, photos, store, tmp_path):
     for year in ("2023", "2024"):
         shutil.copytree(photos / "cat", tmp_path / year)
     embed_shards(tmp_path / "w", [tmp_path / "2023", tmp_path / "2024"], encoder)
@@ -81,7 +81,7 @@ def test_images_of_one_path_are_refused_before_anything_is_written(encoder, phot
     assert list(store.list()) == []
 
 
-def test_other_items_are_joined_only_where_that_was_said(shards, store):
+def test_an_import_into_a_collection_with_other_items_needs_into(shards, store):
     collect(shards, store, "photos")
     store.get("photos").upsert([Item("another", np.ones(shards.plan.dim, np.float32))])
     assert collect(shards, store, "photos", into=True) == (60, 0)
@@ -89,7 +89,9 @@ def test_other_items_are_joined_only_where_that_was_said(shards, store):
         collect(shards, store, "photos")
 
 
-def test_what_would_mix_or_lose_something_is_refused(shards, store, encoder, make_model, photos, tmp_path):
+def test_imports_of_another_encoder_or_folder_or_with_a_missing_shard_are_refused(
+    shards, store, encoder, make_model, photos, tmp_path
+):
     other = load_encoder(make_model(seed=2), device="cpu")
     embed_shards(tmp_path / "o", [photos], other)
     collect(shards, store, "photos")

@@ -16,7 +16,7 @@ from nnclr_hub.errors import InvalidRequest, NoImages
 
 @pytest.fixture
 def archive(photos, image_files, tmp_path):
-    """The photos in an archive, with a note and a hidden file that are none."""
+    """The photos in an archive, with a text file and a hidden file that are not listed."""
     (tmp_path / "note.txt").write_text("no image")
     with tarfile.open(tmp_path / "photos.tar", "w") as tar:
         tar.add(tmp_path / "note.txt", "note.txt")
@@ -32,7 +32,7 @@ def test_a_folder_is_listed_as_indexing_lists_it(photos):
     assert list(contents(sources, found)) == [str(path.resolve()) for path in list_images(photos)]
 
 
-def test_an_archive_holds_the_bytes_of_its_files(archive, photos, image_files):
+def test_images_in_an_archive_have_the_bytes_of_the_files(archive, photos, image_files):
     sources, found = find_images([archive])
     assert [one.path for one in found] == [path.relative_to(photos).as_posix() for path in image_files]
     assert [one.read() for one in contents(sources, found)] == [path.read_bytes() for path in image_files]
@@ -59,7 +59,7 @@ def test_the_digest_of_a_listing_does_not_depend_on_its_location(photos, tmp_pat
 
 
 def test_folders_of_equal_names_and_sizes_have_different_digests(tmp_path):
-    """As two series of a microscope are."""
+    """Two series of a microscope look like this."""
     for series, level in (("a", 10), ("b", 200)):
         (tmp_path / series).mkdir()
         for number in range(8):
@@ -68,7 +68,7 @@ def test_folders_of_equal_names_and_sizes_have_different_digests(tmp_path):
     assert one != other
 
 
-def test_a_folder_of_archives_stands_for_these(archive, tmp_path):
+def test_a_folder_of_archives_lists_the_images_in_them(archive, tmp_path):
     (tmp_path / "set").mkdir()
     for name in ("00001.tar", "00000.tar"):
         shutil.copy(archive, tmp_path / "set" / name)
@@ -95,15 +95,15 @@ def test_invalid_paths_and_archives_are_refused(photos, tmp_path, archive):
 
 
 @pytest.mark.parametrize("at", ["in an image", "before a header", "in a header", "before the end"])
-def test_an_archive_that_breaks_off_is_refused_before_anything_is_embedded(archive, tmp_path, at):
+def test_a_truncated_archive_is_refused_before_embedding(archive, tmp_path, at):
     with tarfile.open(archive) as tar:
         member, last = tar.getmembers()[20], tar.getmembers()[-1]
-    behind = -(-(last.offset_data + last.size) // 512) * 512
+    end = -(-(last.offset_data + last.size) // 512) * 512
     where = {
         "in an image": member.offset_data + 100,
         "before a header": member.offset,
         "in a header": member.offset + 100,
-        "before the end": behind,
+        "before the end": end,
     }
     cut = tmp_path / "cut.tar"
     cut.write_bytes(archive.read_bytes()[: where[at]])
@@ -111,7 +111,7 @@ def test_an_archive_that_breaks_off_is_refused_before_anything_is_embedded(archi
         find_images([cut])
 
 
-def test_what_lies_behind_damage_or_the_end_of_an_archive_is_not_lost_in_silence(archive, tmp_path):
+def test_data_after_damage_or_after_the_end_of_an_archive_is_refused(archive, tmp_path):
     with tarfile.open(archive) as tar:
         header = tar.getmembers()[20].offset
     content = bytearray(archive.read_bytes())
@@ -123,7 +123,7 @@ def test_what_lies_behind_damage_or_the_end_of_an_archive_is_not_lost_in_silence
             find_images([tmp_path / name])
 
 
-def test_names_in_an_archive_lead_nowhere_else(image_files, tmp_path):
+def test_paths_in_an_archive_stay_inside_it(image_files, tmp_path):
     with tarfile.open(tmp_path / "odd.tar", "w") as tar:
         for name in ("/abs/x.jpg", ".//z.jpg", "../up.jpg", "a/../b.jpg"):
             member = tarfile.TarInfo(name)
@@ -133,7 +133,7 @@ def test_names_in_an_archive_lead_nowhere_else(image_files, tmp_path):
     assert [one.path for one in find_images([tmp_path / "odd.tar"])[1]] == ["abs/x.jpg", "z.jpg", "up.jpg", "a/b.jpg"]
 
 
-def test_an_image_that_an_archive_holds_in_parts_is_refused(tmp_path):
+def test_a_sparse_file_in_an_archive_is_refused(tmp_path):
     with (tmp_path / "holes.bmp").open("wb") as file:
         file.seek(1 << 20)
         file.write(b"end")
@@ -142,7 +142,7 @@ def test_an_image_that_an_archive_holds_in_parts_is_refused(tmp_path):
         find_images([tmp_path / "sparse.tar"])
 
 
-def test_an_archive_that_changes_meanwhile_is_not_read_from_the_old_places(archive):
+def test_an_archive_that_changed_after_listing_is_refused(archive):
     sources, found = find_images([archive])
     os.utime(archive, (1, 1))
     with pytest.raises(InvalidRequest):

@@ -53,13 +53,13 @@ def test_shards_hold_the_vectors_of_embed_in_order(encoder, photos, image_files,
     np.testing.assert_array_equal(load_file(shard_files(tmp_path / "v")[1])["vectors"], rows(tmp_path / "v")[25:50])
 
 
-def test_half_precision_takes_half_the_room(encoder, photos, expected, tmp_path):
+def test_half_precision_takes_half_the_space(encoder, photos, expected, tmp_path):
     embed_shards(tmp_path / "v", [photos], encoder, precision="f16")
     assert rows(tmp_path / "v").dtype == np.float16
     np.testing.assert_allclose(rows(tmp_path / "v"), expected, atol=1e-3)
 
 
-def test_a_second_call_makes_what_is_missing_and_nothing_else(encoder, photos, tmp_path):
+def test_a_second_call_writes_only_missing_shards(encoder, photos, tmp_path):
     folder = tmp_path / "v"
     embed_shards(folder, [photos], encoder, shard_size=7)
     before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in shard_files(folder)}
@@ -76,7 +76,7 @@ def test_a_second_call_makes_what_is_missing_and_nothing_else(encoder, photos, t
         assert (path.stat().st_mtime_ns == when) == (path not in (gone, damaged, strange))
 
 
-def test_parts_make_the_whole(encoder, photos, expected, tmp_path):
+def test_the_parts_together_are_the_whole_run(encoder, photos, expected, tmp_path):
     left = [embed_shards(tmp_path / "v", [photos], encoder, shard_size=8, part=(k, 3)).missing for k in (1, 2, 3)]
     assert left == [5, 2, 0]
     np.testing.assert_allclose(rows(tmp_path / "v"), expected, atol=1e-6)
@@ -84,7 +84,7 @@ def test_parts_make_the_whole(encoder, photos, expected, tmp_path):
         embed_shards(tmp_path / "v", [photos], encoder, shard_size=8, part=(4, 3))
 
 
-def test_a_broken_image_is_named_in_its_shard_and_can_be_tried_again(encoder, photos, image_files, expected, tmp_path):
+def test_a_shard_names_its_broken_images_which_can_be_retried(encoder, photos, image_files, expected, tmp_path):
     copy = tmp_path / "photos"
     shutil.copytree(photos, copy)
     broken = copy / image_files[9].relative_to(photos)
@@ -129,7 +129,7 @@ def test_another_plan_is_refused_with_a_hint(encoder, make_model, photos, image_
     assert open_shards(folder).missing == ()
 
 
-def test_a_folder_with_other_files_is_left_alone(encoder, photos, tmp_path):
+def test_a_folder_with_other_files_is_refused_and_unchanged(encoder, photos, tmp_path):
     (tmp_path / "thesis.txt").write_text("years of work")
     with pytest.raises(InvalidRequest):
         embed_shards(tmp_path, [photos], encoder)
@@ -138,7 +138,7 @@ def test_a_folder_with_other_files_is_left_alone(encoder, photos, tmp_path):
         open_shards(tmp_path)
 
 
-def test_a_full_disk_is_one_sentence_and_leaves_whole_shards(encoder, photos, tmp_path, monkeypatch):
+def test_a_full_disk_is_reported_and_complete_shards_remain(encoder, photos, tmp_path, monkeypatch):
     import errno
 
     real, calls = os.fsync, []
@@ -173,7 +173,7 @@ def _slowly(folder: Path, photos: Path, model: Path) -> None:
     embed_shards(folder, [photos], encoder, shard_size=10)
 
 
-def test_what_is_killed_loses_one_shard_and_is_swept_up_by_the_next(encoder, photos, model, expected, tmp_path):
+def test_a_killed_run_loses_one_shard_and_the_next_run_removes_its_files(encoder, photos, model, expected, tmp_path):
     folder = tmp_path / "v"
     process = multiprocessing.get_context("spawn").Process(target=_slowly, args=(folder, photos, model))
     process.start()
@@ -186,7 +186,7 @@ def test_what_is_killed_loses_one_shard_and_is_swept_up_by_the_next(encoder, pho
     assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
 
 
-def test_shards_name_files_whose_names_are_no_utf8(encoder, image_files, tmp_path):
+def test_shards_name_files_whose_names_are_not_utf8(encoder, image_files, tmp_path):
     strange = tmp_path / "photos" / os.fsdecode(b"caf\xe9.jpg")
     strange.parent.mkdir()
     shutil.copy(image_files[0], strange)
@@ -194,7 +194,7 @@ def test_shards_name_files_whose_names_are_no_utf8(encoder, image_files, tmp_pat
     assert names(tmp_path / "v") == [str(strange)]
 
 
-def test_the_plan_says_what_made_the_shards(encoder, photos, tmp_path):
+def test_the_plan_records_what_produced_the_shards(encoder, photos, tmp_path):
     embed_shards(tmp_path / "v", [photos], encoder)
     plan = json.loads((tmp_path / "v" / "plan.json").read_text())
     assert plan["fingerprint"] == encoder.fingerprint
@@ -215,7 +215,7 @@ def test_a_machine_without_faiss_embeds_shards(photos, model, tmp_path):
     assert open_shards(tmp_path / "v").missing == ()
 
 
-def test_who_is_first_makes_the_plan_and_nobody_sweeps_what_is_being_written(tmp_path):
+def test_the_first_process_writes_the_plan_and_unfinished_shards_are_kept(tmp_path):
     with written_whole(tmp_path / "plan.json", first=True) as mine:
         with written_whole(tmp_path / "other", first=True) as theirs:
             theirs.write(b"theirs")
@@ -233,7 +233,7 @@ def test_who_is_first_makes_the_plan_and_nobody_sweeps_what_is_being_written(tmp
     assert not old.exists()
 
 
-def test_what_is_left_of_an_array_of_any_name_is_swept_up(tmp_path):
+def test_leftover_files_of_an_array_with_any_name_are_removed(tmp_path):
     for name in ("photos [2024].npy", "a*.npy"):
         left = tmp_path / f".{name}.elsewhere.17.unfinished"
         left.write_bytes(b"half")

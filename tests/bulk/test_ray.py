@@ -29,7 +29,7 @@ def encoder(model):
 
 @pytest.fixture(scope="module")
 def cluster():
-    """Two machines of two processors each, as far as Ray can tell."""
+    """A Ray cluster with two simulated machines of two processors each."""
     from ray.cluster_utils import Cluster
 
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
@@ -63,7 +63,7 @@ def test_workers_write_the_bytes_of_one_process(cluster, encoder, photos, alone,
     assert content(tmp_path / "v") == alone
 
 
-def test_it_goes_on_with_what_is_there(cluster, encoder, photos, alone, tmp_path):
+def test_a_run_continues_with_existing_shards(cluster, encoder, photos, alone, tmp_path):
     embed_shards(tmp_path / "v", [photos], encoder, shard_size=4, part=(1, 2))
     steps = []
     embed_shards_by_ray(
@@ -73,7 +73,7 @@ def test_it_goes_on_with_what_is_there(cluster, encoder, photos, alone, tmp_path
     assert content(tmp_path / "v") == alone
 
 
-def test_workers_that_are_killed_cost_nothing(cluster, encoder, photos, alone, tmp_path):
+def test_killed_workers_are_restarted_without_losing_shards(cluster, encoder, photos, alone, tmp_path):
     killed = []
 
     def kill() -> None:
@@ -91,14 +91,14 @@ def test_workers_that_are_killed_cost_nothing(cluster, encoder, photos, alone, t
     assert content(tmp_path / "v") == content(tmp_path / "w")
 
 
-def test_what_a_worker_refuses_is_said_in_its_own_words(cluster, model, photos, tmp_path):
+def test_an_error_in_a_worker_keeps_its_class(cluster, model, photos, tmp_path):
     encoder = load_encoder(model, device="cpu")
     encoder.name = "nnclr_no_such_model"
     with pytest.raises(UnknownModel):
         embed_shards_by_ray(tmp_path / "v", [photos], encoder, address="auto", shard_size=30)
 
 
-def test_an_address_without_a_cluster_is_refused_at_once(encoder, photos, tmp_path):
+def test_an_address_without_a_cluster_is_refused(encoder, photos, tmp_path):
     with pytest.raises(InvalidRequest):
         embed_shards_by_ray(tmp_path / "v", [photos], encoder, address="127.0.0.1:9")
 

@@ -1,4 +1,4 @@
-"""nnclr attention and attention-grid: the library's maps in files, and every wrong call one sentence."""
+"""nnclr attention and attention-grid write the maps of the library and refuse invalid calls."""
 
 import json
 
@@ -33,9 +33,9 @@ def test_every_option_reaches_the_library(model, image_files, tmp_path):
     expected = load_encoder(model).attention(
         image_files[0], Box(10, 12, 40, 50), target=[image_files[1], image_files[30]], similarity="cosine", max_side=300
     )
-    told = json.loads(done.stdout)
-    assert [entry["image"] for entry in told] == [str(image_files[1]), str(image_files[30])]
-    for entry, one in zip(told, expected, strict=True):
+    entries = json.loads(done.stdout)
+    assert [entry["image"] for entry in entries] == [str(image_files[1]), str(image_files[30])]
+    for entry, one in zip(entries, expected, strict=True):
         np.testing.assert_array_equal(np.array(entry["values"], np.float32), one.values)
         assert entry["limits"] == list(one.limits)
     assert (tmp_path / "figure.png").is_file()
@@ -67,7 +67,7 @@ def test_one_file(model, image_files, tmp_path):
         (["--max-side", "9"], "max_side"),
     ],
 )
-def test_a_wrong_call_is_one_sentence(model, image_files, tmp_path, options, words):
+def test_an_invalid_call_is_refused_without_a_traceback(model, image_files, tmp_path, options, words):
     done = run("attention", image_files[0], "--model", model, "--out", tmp_path / "out", *options)
     assert done.exit_code == 2
     assert words in done.output
@@ -75,29 +75,29 @@ def test_a_wrong_call_is_one_sentence(model, image_files, tmp_path, options, wor
     assert not (tmp_path / "out").exists()
 
 
-def test_a_image_is_never_written_over(model, image_files, tmp_path):
-    picture = tmp_path / "cat.png"
-    Image.open(image_files[0]).save(picture)
-    before = picture.read_bytes()
-    done = run("attention", picture, "--model", model, "--out", picture)
-    assert (done.exit_code, picture.read_bytes()) == (2, before)
+def test_an_input_image_is_never_overwritten(model, image_files, tmp_path):
+    photo = tmp_path / "cat.png"
+    Image.open(image_files[0]).save(photo)
+    before = photo.read_bytes()
+    done = run("attention", photo, "--model", model, "--out", photo)
+    assert (done.exit_code, photo.read_bytes()) == (2, before)
     assert "overwrite" in done.output
 
 
-def test_nor_by_a_figure_or_a_grid(model, image_files, tmp_path):
-    picture = tmp_path / "figure.png"
-    Image.open(image_files[0]).save(picture)
-    before = picture.read_bytes()
-    figure = run("attention", picture, "--model", model, "--point", "3,3", "--out", tmp_path)
-    grid = run("attention-grid", picture, "--source", f"it={model}", "--out", picture)
-    assert picture.read_bytes() == before
+def test_a_figure_and_a_grid_never_overwrite_an_input_image(model, image_files, tmp_path):
+    photo = tmp_path / "figure.png"
+    Image.open(image_files[0]).save(photo)
+    before = photo.read_bytes()
+    figure = run("attention", photo, "--model", model, "--point", "3,3", "--out", tmp_path)
+    grid = run("attention-grid", photo, "--source", f"it={model}", "--out", photo)
+    assert photo.read_bytes() == before
     for done in (figure, grid):
         assert done.exit_code == 2
         assert "overwrite" in done.output
 
 
-def test_only_what_an_earlier_call_wrote_is_written_over(model, image_files, tmp_path):
-    """Images that an editor made stay, at the place of a map, a figure and a grid; maps give way to new ones."""
+def test_only_output_of_an_earlier_call_is_overwritten(model, image_files, tmp_path):
+    """Images from an editor are kept, whether in the place of a map, a figure or a grid; older maps are replaced."""
     map_, figure = tmp_path / "00-attention.png", tmp_path / "figure.png"
     grid = ("attention-grid", image_files[0], "--source", model, "--out", tmp_path / "grid.png")
     one = ("attention", image_files[0], "--model", model, "--out")
@@ -118,7 +118,7 @@ def test_only_what_an_earlier_call_wrote_is_written_over(model, image_files, tmp
         )
 
 
-def test_an_array_is_written_over_beside_its_map_alone(model, image_files, tmp_path):
+def test_an_array_is_overwritten_only_next_to_its_map(model, image_files, tmp_path):
     notes = tmp_path / "00-attention.npy"
     notes.write_text("mine")
     call = ("attention", image_files[0], "--model", model, "--out")
@@ -143,8 +143,8 @@ def test_a_grid_of_encoders(model, image_files, tmp_path):
     sources = ["--source", f"ours={model}", "--source", "gone=/nowhere/encoder"]
     done = run("attention-grid", image_files[0], image_files[25], *sources, "--out", to, "--json")
     assert done.exit_code == 0, done.output
-    told = json.loads(done.stdout)
-    assert [(column["name"], len(column["maps"])) for column in told["columns"]] == [("ours", 2), ("gone", 0)]
+    entries = json.loads(done.stdout)
+    assert [(column["name"], len(column["maps"])) for column in entries["columns"]] == [("ours", 2), ("gone", 0)]
     assert "/nowhere/encoder" in done.stderr
     with Image.open(to) as read:
         assert read.width > read.height

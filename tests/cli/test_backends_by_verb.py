@@ -28,7 +28,7 @@ def said(*arguments, code: int) -> str:
     return err
 
 
-def test_embed_runs_the_backend_that_is_named(image_files, model, tmp_path, monkeypatch):
+def test_embed_runs_the_named_backend(image_files, model, tmp_path, monkeypatch):
     """By flag or by environment; the vectors stay torch's, nearly."""
     pytest.importorskip("openvino")
     wanted = load_encoder(model, device="cpu").embed(image_files[:4])
@@ -47,7 +47,7 @@ def test_a_wrong_backend_is_explained(image_files, model, tmp_path):
     assert "'turbo'" in said(*serve, code=2)
 
 
-def test_onnx_writes_a_file_that_was_compared(model, tmp_path):
+def test_onnx_compares_the_file_that_it_writes(model, tmp_path):
     pytest.importorskip("onnxruntime")
     code, out, err = nnclr("onnx", model, tmp_path / "model.onnx")
     assert code == 0, err
@@ -56,7 +56,7 @@ def test_onnx_writes_a_file_that_was_compared(model, tmp_path):
     assert "must end in .onnx" in said("onnx", model, tmp_path / "model.bin", code=2)
 
 
-def test_a_server_runs_what_auto_finds_and_logs_it(model, image_files, tmp_path, serve, caplog):
+def test_a_server_runs_and_logs_the_backend_that_auto_chooses(model, image_files, tmp_path, serve, caplog):
     """Its vectors are torch's, nearly."""
     caplog.set_level("INFO")
     for server in serve(model, tmp_path / "store", backend="auto"):

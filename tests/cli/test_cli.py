@@ -54,7 +54,7 @@ def index(folder, store, *more, model):
     return json.loads(out)
 
 
-def test_index_adds_what_is_new_takes_up_what_changed_and_prunes_what_is_gone(folder, store, model, image_files):
+def test_index_adds_new_updates_changed_and_prunes_missing_files(folder, store, model, image_files):
     report = index(folder, store, model=model)
     assert (report["added"], report["items"]) == (60, 60)
     again = index(folder, store, model=model)
@@ -88,14 +88,14 @@ def test_index_skips_broken_files_and_lists_them(folder, store, model):
     assert len(report["broken"]) == 2
 
 
-def test_a_folder_of_which_nothing_can_be_read_is_a_failure(tmp_path, store, model):
+def test_indexing_a_folder_without_readable_images_fails(tmp_path, store, model):
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "one.jpg").write_bytes(b"garbage")
     call = ("index", tmp_path / "broken", "--collection", "c", "--store", store, "--model", model)
     assert "None of the 1 images" in said(*call, code=1)
 
 
-def test_a_search_names_every_image_that_cannot_be_read_and_answers_for_the_others(folder, store, model, image_files):
+def test_a_search_names_unreadable_images_and_answers_for_the_others(folder, store, model, image_files):
     index(folder, store, model=model)
     gone = folder / "gone.jpg"
     broken = folder / "broken.jpg"
@@ -108,7 +108,7 @@ def test_a_search_names_every_image_that_cannot_be_read_and_answers_for_the_othe
     assert str(gone) in second
 
 
-def test_search_finds_the_image_itself_and_speaks_json(folder, store, model, image_files):
+def test_search_finds_the_image_itself_and_prints_json(folder, store, model, image_files):
     index(folder, store, model=model)
     code, out, _ = nnclr("search", image_files[3], "--collection", "c", "--store", store, "-k", 5, "--json")
     answer = json.loads(out)
@@ -126,7 +126,7 @@ def test_search_finds_the_image_itself_and_speaks_json(folder, store, model, ima
     assert "score" in out
 
 
-def test_search_hands_on_how_well_to_look(folder, store, model, image_files, monkeypatch):
+def test_search_passes_effort_and_exact_to_the_index(folder, store, model, image_files, monkeypatch):
     index(folder, store, model=model)
     asked, search = [], EmbeddedCollection.search
 
@@ -158,7 +158,7 @@ def test_embed_writes_vectors_and_their_paths(photos, image_files, model, tmp_pa
     np.testing.assert_allclose(json.loads(out)["embedding"], vectors[0], atol=1e-5)
 
 
-def test_models_and_info_speak_to_people_and_programs(model):
+def test_models_and_info_print_tables_and_json(model):
     code, out, _ = nnclr("models", "--json")
     assert code == 0
     assert default_model() in [one["name"] for one in json.loads(out)]
@@ -190,7 +190,7 @@ def test_a_recipe_shows_its_settings():
     assert "Hardware" in out
 
 
-def test_wrong_calls_are_explained_and_leave_nothing_behind(folder, store, model, tmp_path, image_files):
+def test_invalid_calls_are_explained_and_create_nothing(folder, store, model, tmp_path, image_files):
     empty = tmp_path / "empty"
     empty.mkdir()
     call = ("--collection", "c", "--store", store)
@@ -209,7 +209,7 @@ def test_wrong_calls_are_explained_and_leave_nothing_behind(folder, store, model
     assert "broken.jpg" in said("search", broken, *call, code=1)
     with open_store(str(store)):
         assert "Error" in said("index", folder, *call, code=1)
-        assert nnclr("search", image_files[0], *call)[0] == 0  # reading goes on beside a writer
+        assert nnclr("search", image_files[0], *call)[0] == 0  # reading works while another process writes
     run = tmp_path / "run"
     assert "small_cpu" in said("pretrain", "small_gpu", "--data", folder, "--out", run, code=2)
     assert "epochs" in said("pretrain", "small_cpu", "--set", "epoch=3", code=2)
@@ -226,12 +226,12 @@ def test_two_folders_with_the_same_names_do_not_overwrite_each_other(folder, sto
     other = shutil.copytree(folder, tmp_path / "other")
     sentence = said("index", other, "--collection", "c", "--store", store, "--model", model, code=2)
     assert "already holds" in sentence
-    moved = folder.rename(tmp_path / "moved")  # a folder that moved may be indexed again
+    moved = folder.rename(tmp_path / "moved")  # a moved folder may be indexed again
     assert index(moved, store, model=model)["items"] == 60
 
 
 @pytest.mark.slow
-def test_index_killed_in_the_middle_loses_nothing_it_had_acknowledged(photos, store, model, tmp_path):
+def test_a_killed_index_keeps_every_acknowledged_item(photos, store, model, tmp_path):
     """kill -9 between two batches; what the bar had counted is there, and a rerun completes it."""
     big = tmp_path / "big"
     for i in range(6):
@@ -272,6 +272,6 @@ def test_odd_names_and_dangling_links_do_not_stop_an_index(folder, store, model,
     assert (again["added"], again["unchanged"]) == (0, 62)
 
 
-def test_a_server_with_a_wrong_model_ends_at_once(store, model, tmp_path):
+def test_a_server_with_an_unknown_model_exits_immediately(store, model, tmp_path):
     assert "nnclr_resnt" in said("serve", "--store", store, "--model", "nnclr_resnt", "--port", 0, code=2)
     assert not store.exists()

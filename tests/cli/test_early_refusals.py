@@ -1,4 +1,4 @@
-"""What can be seen to be wrong with a call is told before torch is imported, and leaves nothing behind."""
+"""Invalid calls are refused before torch is imported, and create no files."""
 
 import json
 import os
@@ -33,15 +33,15 @@ for call in json.load(sys.stdin):
 
 @pytest.fixture(scope="module")
 def taken():
-    """A port that somebody listens on."""
+    """Yield a port that is in use."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
         yield listening.getsockname()[1]
 
 
-def test_cheap_faults_are_told_before_torch_is_imported(photos, image_files, model, taken, tmp_path, monkeypatch):
-    """In one process that cannot import torch; each says one line, but for Typer's own refusal, and nothing else."""
+def test_invalid_calls_are_refused_without_importing_torch(photos, image_files, model, taken, tmp_path, monkeypatch):
+    """All calls run in one process that cannot import torch. Each prints one line, except for Typer's errors."""
     monkeypatch.chdir(tmp_path)
     with open_store("store") as store:
         store.create("c", CollectionSpec(2))
@@ -104,4 +104,4 @@ def test_cheap_faults_are_told_before_torch_is_imported(photos, image_files, mod
         assert (err.startswith("Error: "), err.count("\n"), out) == (True, 1, ""), err
         assert code == (2 if call in wrong else 1), err
     assert (usage[0], "Invalid value for '--port'" in usage[2]) == (2, True)
-    assert sorted(tmp_path.iterdir()) == before, "nothing was left behind"
+    assert sorted(tmp_path.iterdir()) == before, "no files may remain"

@@ -1,4 +1,4 @@
-"""`nnclr embed`: lines, an array or shards, and what a stop leaves of them."""
+"""`nnclr embed` writes lines, an array or shards, and continues after an interruption."""
 
 import json
 import shutil
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def nnclr(*words, code: int = 0) -> tuple[str, str]:
-    """What the command says to programs and to people."""
+    """Run a command, and return standard output and standard error."""
     done = CliRunner().invoke(app, [str(word) for word in words])
     assert done.exit_code == code, done.output
     return done.stdout, " ".join(done.stderr.split())
@@ -33,18 +33,18 @@ def expected(model, image_files):
     return load_encoder(model, device="cpu").embed(image_files)
 
 
-def test_lines_come_for_images_of_a_folder_and_of_an_archive(photos, image_files, model, expected, tmp_path):
+def test_embed_prints_a_line_for_each_image_of_a_folder_and_an_archive(photos, image_files, model, expected, tmp_path):
     with tarfile.open(tmp_path / "cats.tar", "w") as tar:
         tar.add(photos / "cat", "cat")
     lines, _ = nnclr("embed", photos / "astronaut", tmp_path / "cats.tar", "--model", model)
-    told = [json.loads(line) for line in lines.splitlines()]
-    assert told[0]["path"] == str(image_files[0])
-    assert told[-1]["path"] == str(tmp_path / "cats.tar" / "cat" / "19.jpg")
+    printed = [json.loads(line) for line in lines.splitlines()]
+    assert printed[0]["path"] == str(image_files[0])
+    assert printed[-1]["path"] == str(tmp_path / "cats.tar" / "cat" / "19.jpg")
     rows = expected[[path.parent.name != "coffee" for path in image_files]]
-    np.testing.assert_allclose([one["embedding"] for one in told], rows, atol=1e-6)
+    np.testing.assert_allclose([one["embedding"] for one in printed], rows, atol=1e-6)
 
 
-def test_an_array_is_what_numpy_reads_and_leaves_no_shards(photos, image_files, model, expected, tmp_path):
+def test_numpy_reads_the_array_and_no_shards_remain(photos, image_files, model, expected, tmp_path):
     _, said = nnclr("embed", photos, "--model", model, "--out", tmp_path / "v.npy", "--precision", "f16")
     assert "(60 x 32 f16)" in said
     array = np.load(tmp_path / "v.npy", mmap_mode="r")
@@ -54,26 +54,26 @@ def test_an_array_is_what_numpy_reads_and_leaves_no_shards(photos, image_files, 
     assert sorted(one.name for one in tmp_path.iterdir()) == ["v.npy", "v.txt"]
 
 
-def test_shards_become_a_collection(photos, model, tmp_path):
+def test_shards_can_be_imported_into_a_collection(photos, model, tmp_path):
     out, store = tmp_path / "v", tmp_path / "store"
     nnclr("embed", photos, "--model", model, "--out", out, "--shard-size", 16)
     nnclr("store", "import", out, "--collection", "photos", "--store", store)
-    told, _ = nnclr("search", photos / "cat" / "03.jpg", "--collection", "photos", "--store", store, "--json")
-    assert json.loads(told)["matches"][0]["metadata"]["path"] == "cat/03.jpg"
+    output, _ = nnclr("search", photos / "cat" / "03.jpg", "--collection", "photos", "--store", store, "--json")
+    assert json.loads(output)["matches"][0]["metadata"]["path"] == "cat/03.jpg"
     again, _ = nnclr("store", "import", out, "--collection", "photos", "--store", store, "--json")
     assert json.loads(again) == {"collection": "photos", "items": 60, "written": 0}
     _, said = nnclr("store", "import", out, "--store", store, code=2)
     assert "--collection" in said
 
 
-def test_parts_say_what_is_still_missing(photos, model, tmp_path):
+def test_each_part_reports_the_missing_shards(photos, model, tmp_path):
     call = ("embed", photos, "--model", model, "--out", tmp_path / "v", "--shard-size", 20)
     assert "1 of 3 shards are still missing" in nnclr(*call, "--part", "1/2")[1]
     assert "1 of 3 shards" in nnclr("store", "import", tmp_path / "v", "--collection", "c", code=2)[1]
     assert "missing" not in nnclr(*call, "--part", "2/2")[1]
 
 
-def test_calls_that_make_no_sense_are_explained(photos, model, tmp_path):
+def test_invalid_options_are_explained(photos, model, tmp_path):
     call = ("embed", photos, "--model", model)
     for words, sentence in (
         (("--part", "1/2"), "--out"),
@@ -96,7 +96,7 @@ def test_calls_that_make_no_sense_are_explained(photos, model, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_rows_of_names_are_those_of_vectors_and_the_broken_have_reasons(image_files, model, tmp_path):
+def test_names_match_the_rows_and_broken_images_have_reasons(image_files, model, tmp_path):
     folder = tmp_path / "odd"
     folder.mkdir()
     shutil.copy(image_files[0], folder / "two\nlines.jpg")
@@ -107,7 +107,7 @@ def test_the_rows_of_names_are_those_of_vectors_and_the_broken_have_reasons(imag
     assert (tmp_path / "v.broken.txt").read_text().startswith(f"{folder}/broken.jpg: ")
 
 
-def test_shards_that_another_call_has_joined_and_removed_are_a_sentence(photos, model, tmp_path, monkeypatch):
+def test_shards_removed_by_another_process_are_reported(photos, model, tmp_path, monkeypatch):
     write = local.write_shard
 
     def too_late(folder, *rest):
@@ -119,12 +119,12 @@ def test_shards_that_another_call_has_joined_and_removed_are_a_sentence(photos, 
     assert "another process" in said
 
 
-def test_a_shard_is_as_large_as_the_librarys():
+def test_the_default_shard_size_equals_the_librarys():
     assert embedding.SHARD_SIZE == plan.SHARD_SIZE
     assert f"[default: {plan.SHARD_SIZE}]" in nnclr("embed", "--help")[0]
 
 
-def test_nothing_but_broken_images_is_a_failure(model, tmp_path):
+def test_embedding_only_broken_images_fails(model, tmp_path):
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "one.jpg").write_bytes(b"no image")
     for out in ((), ("--out", tmp_path / "v"), ("--out", tmp_path / "v.npy")):
@@ -132,8 +132,8 @@ def test_nothing_but_broken_images_is_a_failure(model, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_that_is_interrupted_says_so_and_goes_on(photos, model, expected, tmp_path, monkeypatch):
-    """Ctrl-C in the middle of an array: the shards that were whole are not made again."""
+def test_an_interrupted_run_reports_how_to_continue_and_continues(photos, model, expected, tmp_path, monkeypatch):
+    """After Ctrl-C in the middle of an array, complete shards are not written again."""
     call = ["embed", *[str(photos)] * 20, "--model", str(model), "--shard-size", "60", "--out", str(tmp_path / "v.npy")]
     process = subprocess.Popen(
         [sys.executable, "-m", "nnclr_hub.cli", *call], cwd=ROOT, stderr=subprocess.PIPE, text=True
@@ -143,7 +143,7 @@ def test_a_run_that_is_interrupted_says_so_and_goes_on(photos, model, expected, 
     process.send_signal(signal.SIGINT)
     _, said = process.communicate()
     assert process.returncode == 130
-    assert "run the same command again to go on" in said
+    assert "run the same command again" in said
     missing, written = open_shards(shards).missing, []
     assert 1 <= len(missing) <= 18
     write = local.write_shard

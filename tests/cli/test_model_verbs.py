@@ -28,7 +28,7 @@ def nnclr(*arguments: object, code: int = 0) -> str:
     return lines[0]
 
 
-def test_models_tells_all_that_is_known_of_each():
+def test_models_lists_every_field_of_each_model():
     listed = json.loads(nnclr("models", "--json"))
     assert [one["name"] for one in listed] == list(MODELS)
     for one in listed:
@@ -40,7 +40,7 @@ def test_models_tells_all_that_is_known_of_each():
     assert all(name in table for name in (*MODELS, *ARCHITECTURES, "here", "knn20/mix128"))
 
 
-def test_info_says_what_a_load_was_verified_against(model):
+def test_info_reports_what_a_load_was_verified_against(model):
     name = default_model()
     facts = json.loads(nnclr("info", name, "--json"))
     assert facts["verified_against"] == "registry"
@@ -53,7 +53,7 @@ def test_info_says_what_a_load_was_verified_against(model):
     assert json.loads(nnclr("info", "random:test_resnet", "--json"))["verified_against"] == "nobody"
 
 
-def test_download_says_where_it_is_and_copies(tmp_path):
+def test_download_prints_the_folder_and_copies_it(tmp_path):
     name = default_model()
     assert nnclr("download", name).strip() == f"{name} is in {MODELS[name].folder}"
     assert nnclr("download", name, "--to", tmp_path / "a" / "b").strip() == f"{name} is in {tmp_path / 'a' / 'b'}"
@@ -78,7 +78,7 @@ def test_download_takes_an_address(model, tmp_path, monkeypatch):
     assert sha256_of(tmp_path / "kept" / WEIGHTS) == sha256_of(model / WEIGHTS)
 
 
-def test_verify_names_every_file_and_who_vouches_for_it(model):
+def test_verify_lists_every_file_with_the_source_of_its_hash(model):
     name = default_model()
     checked = json.loads(nnclr("verify", name, "--json"))["files"]
     assert {one["name"]: one["sha256"] for one in checked} == dict(MODELS[name].sha256)
@@ -95,7 +95,7 @@ def copy(model, tmp_path) -> Path:
     return shutil.copytree(model, tmp_path / "copy")
 
 
-def test_verify_refuses_what_a_remembered_hash_would_let_pass(copy, tmp_path, monkeypatch):
+def test_verify_ignores_cached_hashes(copy, tmp_path, monkeypatch):
     monkeypatch.setenv("NNCLR_CACHE", str(tmp_path / "cache"))
     os.utime(copy / WEIGHTS, (1, 1))
     nnclr("verify", copy)
@@ -107,7 +107,7 @@ def test_verify_refuses_what_a_remembered_hash_would_let_pass(copy, tmp_path, mo
     assert "is not the file that its config.json records" in nnclr("verify", copy, code=1)
 
 
-def test_verify_says_what_is_recorded_and_gone(tmp_path):
+def test_verify_reports_missing_files(tmp_path):
     folder = tmp_path / "starter"
     shutil.copytree(str(MODELS[default_model()].folder), folder)
     (folder / "nnclr_heads.safetensors").unlink()
@@ -117,7 +117,7 @@ def test_verify_says_what_is_recorded_and_gone(tmp_path):
     assert json.loads(nnclr("verify", folder, "--json"))["missing"] == ["nnclr_heads.safetensors"]
 
 
-def test_verify_looks_into_the_weights_where_no_hash_is_recorded(copy):
+def test_verify_reads_the_weights_if_no_hash_is_recorded(copy):
     config = json.loads((copy / CONFIG).read_text())
     del config["nnclr"]
     (copy / CONFIG).write_text(json.dumps(config))
@@ -129,7 +129,7 @@ def test_verify_looks_into_the_weights_where_no_hash_is_recorded(copy):
     assert "conv1.weight" in nnclr("verify", copy, code=1)
 
 
-def test_what_has_no_files_cannot_be_verified_or_copied(tmp_path):
+def test_a_model_without_files_cannot_be_verified_or_copied(tmp_path):
     assert "random:resnet18" in nnclr("verify", "random:resnet18", code=2)
     assert "resnet18" in nnclr("download", "random:resnet18", "--to", tmp_path / "x", code=2)
     assert "did you mean" in nnclr("verify", "nnclr_resnet18_small_cpu_startr", code=2)

@@ -1,4 +1,4 @@
-"""--prune of a folder that lost all its images, or seems to have: into a store of this machine and to a server."""
+"""--prune with a folder whose images are missing, on a local store and on a server."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def folder(image_files, tmp_path) -> Path:
 
 @pytest.fixture(params=["store", "server"])
 def index(request, model, tmp_path):
-    """index(folder, *more, into="c") -> the report, or the one sentence why not."""
+    """index(folder, *more, into="c") -> the report, or the error line."""
     where = ["--store", tmp_path / "store", "--model", model]
     if request.param == "server":
         where = ["--server", request.getfixturevalue("server").url]
@@ -47,7 +47,7 @@ def index(request, model, tmp_path):
             bench.drop(info.name)
 
 
-def test_a_folder_that_lost_its_last_image_loses_its_last_item(index, folder):
+def test_pruning_removes_the_last_item_with_the_last_image(index, folder):
     index(folder)
     for path in folder.rglob("*.jpg"):
         path.unlink()
@@ -61,8 +61,8 @@ def test_a_folder_that_lost_its_last_image_loses_its_last_item(index, folder):
     assert (report["removed"], report["kept"], report["items"]) == (2, 0, 0)
 
 
-def test_a_folder_with_nothing_at_all_in_it_deletes_nothing(index, folder, image_files):
-    """As is one whose disk is not mounted; and one that is not there. A file tells that it is the folder itself."""
+def test_pruning_an_empty_folder_deletes_nothing(index, folder, image_files):
+    """The disk may not be mounted, or the folder may be missing. Any file in it shows that it is the real folder."""
     index(folder)
     shutil.rmtree(folder)
     assert "does not exist" in index(folder, "--prune")
@@ -73,7 +73,7 @@ def test_a_folder_with_nothing_at_all_in_it_deletes_nothing(index, folder, image
     assert (report["removed"], report["items"]) == (3, 0)
 
 
-def test_a_wrong_folder_is_refused_and_makes_nothing(index, folder, tmp_path):
+def test_a_wrong_folder_is_refused_and_creates_nothing(index, folder, tmp_path):
     other = tmp_path / "other"
     (other / "texts").mkdir(parents=True)
     assert "other" in index(other, "--prune")
@@ -84,8 +84,8 @@ def test_a_wrong_folder_is_refused_and_makes_nothing(index, folder, tmp_path):
     assert index(folder)["items"] == 3
 
 
-def test_what_lies_in_a_folder_that_cannot_be_listed_is_not_gone(index, folder, monkeypatch):
-    """The tests may run as one who can list all."""
+def test_images_in_an_unreadable_folder_are_not_pruned(index, folder, monkeypatch):
+    """The error is injected, since root can list every folder."""
     index(folder)
     scandir = os.scandir
 
@@ -101,7 +101,7 @@ def test_what_lies_in_a_folder_that_cannot_be_listed_is_not_gone(index, folder, 
     assert index(folder, "--prune")["removed"] == 2
 
 
-def test_the_closing_line_tells_how_many_are_kept(folder, model, tmp_path):
+def test_the_last_line_counts_kept_items(folder, model, tmp_path):
     def said(*more) -> str:
         arguments = ["index", folder, "--collection", "c", "--store", tmp_path / "store", "--model", model, *more]
         return CliRunner().invoke(app, [str(one) for one in arguments]).stdout

@@ -24,7 +24,7 @@ def test_each_verb_has_an_example(verb):
     assert "Example: nnclr " + verb in " ".join(text.replace("│", " ").split())
 
 
-def test_export_says_what_was_not_checked(model, tmp_path):
+def test_export_reports_skipped_checks(model, tmp_path):
     code, text, _ = nnclr("export", model, tmp_path / "copy", "--license", "mit", "--trained-on", "my own")
     assert code == 0
     assert "knn20/made_up 0.5: not checked" in text
@@ -34,7 +34,7 @@ def test_export_says_what_was_not_checked(model, tmp_path):
     assert json.loads(text)["rechecked"] == {"knn20/made_up": None}
 
 
-def test_card_prints_or_writes_and_keeps_what_was_edited(model, tmp_path):
+def test_card_prints_or_writes_and_keeps_edits(model, tmp_path):
     folder = tmp_path / "resnet18"
     shutil.copytree(model, folder)
     written = (folder / "README.md").read_text()
@@ -56,7 +56,7 @@ def test_card_prints_or_writes_and_keeps_what_was_edited(model, tmp_path):
         (["--overwrite"], "--write"),
     ],
 )
-def test_card_passes_over_no_flag_in_silence(model, flags, sentence):
+def test_card_refuses_options_that_have_no_effect(model, flags, sentence):
     code, text, error = nnclr("card", model, *flags)
     assert (code, text) == (2, "")
     assert sentence in " ".join(error.split())

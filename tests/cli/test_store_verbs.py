@@ -1,4 +1,4 @@
-"""nnclr store: what the verbs do, what they print, and how they say no."""
+"""nnclr store: the effects, the output and the errors of its verbs."""
 
 import json
 import shutil
@@ -27,7 +27,7 @@ DIM = 8
 
 @pytest.fixture
 def store(tmp_path) -> Path:
-    """With the collection photos of thirty items, two of them alike."""
+    """Create a store with a collection of thirty items, two of them nearly equal."""
     path = tmp_path / "store"
     rows = np.random.default_rng(0).normal(size=(30, DIM)).astype(np.float32)
     rows[1] = rows[0] + 0.01
@@ -41,7 +41,7 @@ def store(tmp_path) -> Path:
 
 @pytest.fixture
 def nnclr(store):
-    """nnclr("list") -> exit code, standard output, standard error; on the store unless it is said otherwise."""
+    """nnclr("list") -> exit code, standard output, standard error; on the fixture's store unless --store is passed."""
 
     def call(*arguments, typed=None) -> tuple[int, str, str]:
         words = [str(one) for one in arguments]
@@ -56,7 +56,7 @@ def nnclr(store):
 
 
 def said(answer, code: int) -> str:
-    """The error's one sentence."""
+    """Check the exit code and return the error line."""
     exit_code, _, err = answer
     assert exit_code == code, err
     (line,) = [line for line in err.splitlines() if line.startswith("Error: ")]
@@ -70,7 +70,7 @@ def test_every_verb_has_help_with_an_example(verb):
     assert f"Example: nnclr store {verb}" in " ".join(result.stdout.replace("│", " ").split())
 
 
-def test_list_tells_people_and_programs_how_collections_stand(nnclr):
+def test_list_prints_the_state_of_collections_as_table_and_json(nnclr):
     code, out, _ = nnclr("list")
     assert code == 0
     for part in ("photos", "current", "30", "cosine", "a-model", "ready"):
@@ -81,7 +81,7 @@ def test_list_tells_people_and_programs_how_collections_stand(nnclr):
     assert {"index", "state", "model", "metric", "fingerprint"} <= row.keys()
 
 
-def test_reading_verbs_work_beside_a_writer_and_writing_ones_say_who_has_the_store(nnclr, store, tmp_path):
+def test_during_a_write_lock_reading_verbs_work_and_writing_verbs_are_refused(nnclr, store, tmp_path):
     with open_store(str(store)):
         for call in (("list",), ("verify",), ("export", "photos", tmp_path / "out"), ("duplicates", "photos")):
             assert nnclr(*call)[0] == 0, call
@@ -95,7 +95,7 @@ def test_reading_verbs_work_beside_a_writer_and_writing_ones_say_who_has_the_sto
             assert "in this process or another" in said(nnclr(*call), 1)
 
 
-def test_verify_says_all_is_well_or_what_to_do(nnclr, store):
+def test_verify_reports_damage_and_how_to_repair_it(nnclr, store):
     code, out, _ = nnclr("verify")
     assert code == 0
     assert "all 30 items" in out
@@ -114,7 +114,7 @@ def test_verify_says_all_is_well_or_what_to_do(nnclr, store):
 
 
 def damage(store: Path) -> None:
-    """The vector of i08 where that of i07 belongs."""
+    """Overwrite the vector of i07 with that of i08."""
     (path,) = (store / "collections").glob("*.sqlite")
     vector_of = "SELECT {} FROM vectors JOIN items USING (rid) WHERE id = '{}'"
     with closing(sqlite3.connect(path)) as connection, connection:
@@ -124,13 +124,13 @@ def damage(store: Path) -> None:
         )
 
 
-def test_snapshot_and_compact_say_what_they_did(nnclr):
+def test_snapshot_and_compact_report_the_collections(nnclr):
     assert "photos: " in nnclr("snapshot")[1]
     assert "photos: compacted, 30 items" in nnclr("compact", "photos")[1]
     assert nnclr("verify")[0] == 0
 
 
-def test_drop_asks_first(nnclr):
+def test_drop_asks_for_confirmation(nnclr):
     code, out, _ = nnclr("drop", "photos", typed="n\n")
     assert code == 1
     assert "30 items" in out
@@ -140,7 +140,7 @@ def test_drop_asks_first(nnclr):
     assert "The store is empty" in nnclr("list")[1]
 
 
-def test_names_come_and_go(nnclr):
+def test_aliases_are_added_and_removed(nnclr):
     assert nnclr("alias", "best", "current")[0] == 0
     assert json.loads(nnclr("list", "--json")[1])[0]["aliases"] == ["best", "current"]
     assert nnclr("unalias", "best")[0] == 0
@@ -148,16 +148,16 @@ def test_names_come_and_go(nnclr):
     assert "best" in said(nnclr("unalias", "best"), 1)
 
 
-def test_a_collection_gets_another_name_and_keeps_its_aliases(nnclr):
-    assert "pictures" in nnclr("rename", "photos", "pictures")[1]
+def test_a_renamed_collection_keeps_its_aliases(nnclr):
+    assert "renamed" in nnclr("rename", "photos", "renamed")[1]
     (row,) = json.loads(nnclr("list", "--json")[1])
-    assert (row["name"], row["aliases"], row["items"]) == ("pictures", ["current"], 30)
-    assert "'pictures'" in said(nnclr("rename", "current", "x"), 2)
+    assert (row["name"], row["aliases"], row["items"]) == ("renamed", ["current"], 30)
+    assert "'renamed'" in said(nnclr("rename", "current", "x"), 2)
     assert "existing" in said(nnclr("rename", "photos", "x"), 1)
-    assert "current" in said(nnclr("rename", "pictures", "current"), 1)
+    assert "current" in said(nnclr("rename", "renamed", "current"), 1)
 
 
-def test_a_collection_is_made_as_it_is_wanted(nnclr, store, model):
+def test_create_applies_every_option(nnclr, store, model):
     keys = ("--indexed", "label", "--indexed", "album")
     code, out, _ = nnclr("create", "own", "--dim", 4, "--metric", "l2", "--index", "flat", "--precision", "f16", *keys)
     assert code == 0
@@ -184,12 +184,12 @@ def test_a_collection_is_made_as_it_is_wanted(nnclr, store, model):
         (("x", "--dim", 4, "--indexed", 'a"b'), "quotes"),
     ],
 )
-def test_a_collection_that_cannot_be_leaves_no_store_behind(nnclr, tmp_path, call, sentence):
+def test_an_invalid_create_leaves_no_store(nnclr, tmp_path, call, sentence):
     assert sentence in said(nnclr("create", *call, "--store", tmp_path / "nowhere"), 2)
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_export_and_import_carry_a_collection_to_another_store(nnclr, tmp_path):
+def test_export_and_import_copy_a_collection_to_another_store(nnclr, tmp_path):
     code, out, _ = nnclr("export", "current", tmp_path / "out")
     assert code == 0
     assert "30 items" in out
@@ -206,7 +206,7 @@ def test_export_and_import_carry_a_collection_to_another_store(nnclr, tmp_path):
     assert nnclr("import", tmp_path / "out", "--into", *there)[0] == 0
 
 
-def test_duplicates_are_shown_by_their_paths(nnclr, store):
+def test_duplicates_are_listed_by_path(nnclr, store):
     code, out, err = nnclr("duplicates", "photos")
     assert code == 0
     assert "3 alike:\n  0.jpg\n  1.jpg\n  2.jpg\n" in out
@@ -217,16 +217,16 @@ def test_duplicates_are_shown_by_their_paths(nnclr, store):
     with open_store(str(store)) as opened:
         collection = opened.get("photos")
         items = collection.get([f"i{n:02}" for n in range(30)])
-        collection.upsert([replace(one, metadata={**one.metadata, "root": "/pictures"}) for one in items[:29]])
-    assert "In /pictures:\n\n3 alike:\n  0.jpg\n" in nnclr("duplicates", "photos")[1]
+        collection.upsert([replace(one, metadata={**one.metadata, "root": "/images"}) for one in items[:29]])
+    assert "In /images:\n\n3 alike:\n  0.jpg\n" in nnclr("duplicates", "photos")[1]
     with open_store(str(store)) as opened:
         opened.get("photos").upsert([replace(items[0], metadata={**items[0].metadata, "root": "/others"})])
-    assert "3 alike:\n  /others/0.jpg\n  /pictures/1.jpg\n" in nnclr("duplicates", "photos")[1]
+    assert "3 alike:\n  /others/0.jpg\n  /images/1.jpg\n" in nnclr("duplicates", "photos")[1]
     assert "score" in said(nnclr("duplicates", "photos", "--near", 7), 2)
     assert "--near" in said(nnclr("duplicates", "photos", "--exact"), 2)
 
 
-def test_wrong_calls_are_explained_and_leave_nothing_behind(nnclr, tmp_path):
+def test_invalid_calls_are_explained_and_create_nothing(nnclr, tmp_path):
     nowhere = tmp_path / "nowhere"
     for call in (("list",), ("verify",), ("repair", "x"), ("drop", "x", "--yes"), ("reembed", "x", "--model", "m")):
         assert "not a store" in said(nnclr(*call, "--store", nowhere), 2)

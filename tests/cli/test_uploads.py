@@ -31,7 +31,9 @@ def index(folder, *more) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
-def test_it_reports_as_into_a_store_and_goes_on_where_it_stopped(server, folder, model, monkeypatch, tmp_path):
+def test_an_upload_reports_like_a_local_index_and_continues_where_it_stopped(
+    server, folder, model, monkeypatch, tmp_path
+):
     monkeypatch.setenv("NNCLR_API_KEY", KEY)
     (folder / "cat" / "bad.jpg").write_bytes(b"garbage")
     there = ("--collection", "c", "--server", server.url)
@@ -63,7 +65,7 @@ def refusal(folder, *more) -> tuple[int, str]:
     return code, lines[0]
 
 
-def test_it_says_in_one_sentence_why_it_cannot(server, folder, monkeypatch, tmp_path):
+def test_a_failed_upload_is_explained_in_one_line(server, folder, monkeypatch, tmp_path):
     monkeypatch.delenv("NNCLR_API_KEY", raising=False)
     there = ("--collection", "d", "--server", server.url)
     code, sentence = refusal(folder, *there)

@@ -1,4 +1,4 @@
-"""What all verbs share: whole lines for a pipe; an interrupt, or what the operating system refuses, in one sentence."""
+"""What all verbs share: output to a pipe, interrupts, and errors of the operating system."""
 
 import errno
 import os
@@ -47,15 +47,15 @@ def test_the_verbs_that_can_continue_exist():
 
 
 @pytest.mark.parametrize(("code", "hint"), [(errno.ENOSPC, "space"), (errno.EACCES, "permissions")])
-def test_what_the_system_refuses_names_the_file(code, hint):
+def test_an_operating_system_error_names_the_file(code, hint):
     exit_code, sentence = ended("export", OSError(code, os.strerror(code), "models/x"))
     assert exit_code == 1
     assert sentence.startswith(f"Error: models/x cannot be read or written ({os.strerror(code)})")
     assert hint in sentence
 
 
-def test_a_table_that_is_piped_is_not_cut(tmp_path):
-    """Of a process of its own, as only that has a pipe where a terminal would be."""
+def test_a_piped_table_is_not_truncated(tmp_path):
+    """Run a separate process, since only its output is a pipe instead of a terminal."""
     model = "/" + "/".join(["a-folder-of-a-long-name"] * 12)
     with open_store(str(tmp_path / "store")) as store:
         store.create("c", CollectionSpec(2, model=model))

@@ -1,4 +1,4 @@
-"""A server that answers by a script: what ours does only now and then, or never."""
+"""A server with scripted responses, for cases that a real server produces rarely or never."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from typing import Any
 
 
 @dataclass
-class Line:
-    """One answer: a status with JSON, or text of another kind; `hang_up` ends the connection without a word."""
+class Response:
+    """One response: a status with JSON or with text; `hang_up` closes the connection without a response."""
 
     status: int = 200
     body: Any = None
     text: str | None = None
     headers: dict[str, str] = field(default_factory=dict)
     hang_up: bool = False
-    drip_s: float = 0.0  # seconds between the bytes of the answer
+    drip_s: float = 0.0  # seconds between the bytes of the response
 
 
 class Scripted:
-    """Its address, what it has still to say, and what it was asked: (method, path, headers)."""
+    """The URL of the server, the remaining responses, and the received requests: (method, path, headers)."""
 
     def __init__(self, port: int) -> None:
         self.url = f"http://127.0.0.1:{port}"
-        self.script: list[Line] = []
-        self.asked: list[tuple[str, str, dict[str, str]]] = []
+        self.script: list[Response] = []
+        self.requests: list[tuple[str, str, dict[str, str]]] = []
 
 
-def problem(status: int, code: str, detail: str = "A sentence.", **more: Any) -> Line:
-    """An RFC 9457 answer."""
+def problem(status: int, code: str, detail: str = "A sentence.", **more: Any) -> Response:
+    """Return an RFC 9457 error response."""
     headers = {"Content-Type": "application/problem+json", **more.pop("headers", {})}
-    return Line(status, {"status": status, "code": code, "detail": detail, **more}, headers=headers)
+    return Response(status, {"status": status, "code": code, "detail": detail, **more}, headers=headers)
 
 
 @contextmanager
 def scripted() -> Iterator[Scripted]:
-    """Answers line by line, the last one for ever."""
+    """Run a server that sends the responses in order and repeats the last one."""
     stopping = threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
@@ -48,23 +48,23 @@ def scripted() -> Iterator[Scripted]:
 
         def answer(self) -> None:
             self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            told.asked.append((self.command, self.path, {k.lower(): v for k, v in self.headers.items()}))
-            line = told.script.pop(0) if len(told.script) > 1 else told.script[0]
-            if line.hang_up:
+            state.requests.append((self.command, self.path, {k.lower(): v for k, v in self.headers.items()}))
+            response = state.script.pop(0) if len(state.script) > 1 else state.script[0]
+            if response.hang_up:
                 self.close_connection = True
                 return
-            body = line.text.encode() if line.text is not None else json.dumps(line.body).encode()
-            self.send_response(line.status)
-            for name, value in {"Content-Type": "application/json", **line.headers}.items():
+            body = response.text.encode() if response.text is not None else json.dumps(response.body).encode()
+            self.send_response(response.status)
+            for name, value in {"Content-Type": "application/json", **response.headers}.items():
                 self.send_header(name, value)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            for i in range(0, len(body), 1 if line.drip_s else len(body) or 1):
-                if stopping.wait(line.drip_s):
+            for i in range(0, len(body), 1 if response.drip_s else len(body) or 1):
+                if stopping.wait(response.drip_s):
                     return
                 try:
-                    self.wfile.write(body[i : i + (1 if line.drip_s else len(body))])
-                except OSError:  # the client has had enough
+                    self.wfile.write(body[i : i + (1 if response.drip_s else len(body))])
+                except OSError:  # the client closed the connection
                     return
 
         do_GET = do_POST = do_PUT = do_DELETE = answer
@@ -77,11 +77,11 @@ def scripted() -> Iterator[Scripted]:
         def handle_error(self, *_: object) -> None: ...
 
     with Server(("127.0.0.1", 0), Handler) as server:
-        told = Scripted(server.server_address[1])
+        state = Scripted(server.server_address[1])
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
         try:
-            yield told
+            yield state
         finally:
             stopping.set()
             server.shutdown()

@@ -57,7 +57,7 @@ def test_models_and_readiness(client, encoder):
         client.model("nothing")
 
 
-def test_it_embeds_what_the_library_embeds(client, encoder, image_files):
+def test_embed_gives_the_vectors_of_the_library(client, encoder, image_files):
     """Paths, bytes, PIL images and arrays, more than a request holds, in order."""
     many = [*image_files, *image_files[:10]]
     np.testing.assert_allclose(client.embed(many), encoder.embed(many), atol=1e-5)
@@ -69,7 +69,7 @@ def test_it_embeds_what_the_library_embeds(client, encoder, image_files):
         client.embed([3])
 
 
-def test_one_bad_image_is_its_own_error(client, encoder, image_files, tmp_path):
+def test_a_bad_image_has_a_separate_error(client, encoder, image_files, tmp_path):
     answers = client.embed_each([image_files[0], b"garbage", tmp_path / "missing.jpg", image_files[1]])
     np.testing.assert_allclose([answers[0], answers[3]], encoder.embed(image_files[:2]), atol=1e-5)
     assert isinstance(answers[1], UnsupportedImage)
@@ -80,7 +80,7 @@ def test_one_bad_image_is_its_own_error(client, encoder, image_files, tmp_path):
         client.embed([image_files[0], b"garbage"])
 
 
-def test_a_collections_verbs_are_the_stores(client, server, photos_there, encoder, image_files):
+def test_the_methods_of_a_collection_match_the_store(client, server, photos_there, encoder, image_files):
     vectors = encoder.embed(image_files[:3])
     items = [Item(f"p{i}", vector, {"label": "odd" if i % 2 else "even"}) for i, vector in enumerate(vectors)]
     assert photos_there.upsert(items) > 0
@@ -106,7 +106,7 @@ def test_a_collections_verbs_are_the_stores(client, server, photos_there, encode
     photos_there.snapshot()
 
 
-def test_many_searches_at_once_are_the_stores(server, photos_there, encoder, image_files):
+def test_a_batch_of_searches_matches_the_store(server, photos_there, encoder, image_files):
     vectors = encoder.embed(image_files[:6])
     photos_there.upsert([Item(f"p{i}", vector, {"n": i}) for i, vector in enumerate(vectors)])
     own = server.bench.collection("photos")
@@ -122,7 +122,7 @@ def test_many_searches_at_once_are_the_stores(server, photos_there, encoder, ima
         photos_there.search_batch(np.ones((2, 7)))
 
 
-def test_many_items_come_in_order_and_go(photos_there, encoder):
+def test_many_items_are_read_in_order_and_deleted(photos_there, encoder):
     ids = [f"p{i}" for i in range(40)]
     photos_there.upsert([Item(id, np.eye(32)[i % 32], {"i": i}) for i, id in enumerate(ids)])
     asked = [*reversed(ids), "nobody", ids[3]]
@@ -138,7 +138,7 @@ def test_a_collection_is_verified(server, photos_there, encoder, image_files):
     assert photos_there.verify().ok
 
 
-def test_aliases_mean_collections(client, photos_there):
+def test_an_alias_can_replace_the_name_of_a_collection(client, photos_there):
     client.aliases.point("best", "photos")
     assert client.aliases.list() == {"best": "photos"}
     assert client.collection("best").info().name == "photos"
@@ -149,12 +149,12 @@ def test_aliases_mean_collections(client, photos_there):
             refused()
 
 
-def test_vectors_come_as_base64_and_items_are_counted_by_the_server():
-    """Neither as lists of numbers, nor by listing them."""
+def test_vectors_are_sent_as_base64_and_the_server_counts_items():
+    """Vectors are not sent as lists of numbers, and counting does not list the items."""
     from nnclr_hub.client import collections, models
 
     call = next(models.embed_each([b"x"]))
-    # what is given together holds the one request
+    # the parallel work consists of one request
     worker = call.several[0]
     call = next(worker)
     while not hasattr(call, "path"):
@@ -164,7 +164,7 @@ def test_vectors_come_as_base64_and_items_are_counted_by_the_server():
     assert (call.path, dict(call.params)) == ("/api/v1/collections/photos/count", {"where": '{"must":[]}'})
 
 
-def test_images_go_in_with_an_error_each(photos_there, image_files):
+def test_add_images_returns_an_error_per_image(photos_there, image_files):
     errors = photos_there.add_images(
         [NewImage("a", image_files[0], {"n": 1}), NewImage("b", b"garbage"), NewImage("c", image_files[1])]
     )
@@ -175,7 +175,7 @@ def test_images_go_in_with_an_error_each(photos_there, image_files):
     assert all(photos_there.add_images([NewImage("d", b"x"), NewImage("e", b"y")]))
 
 
-def test_errors_are_the_librarys_own(client, photos_there):
+def test_errors_have_the_classes_of_the_library(client, photos_there):
     nowhere = client.collection("nowhere")
     for ask, kind in (
         (lambda: nowhere.count(), CollectionNotFound),
@@ -198,7 +198,7 @@ def test_errors_are_the_librarys_own(client, photos_there):
         assert "\n" not in str(raised.value)
 
 
-def test_every_verb_waits_in_the_one_client_and_is_awaited_in_the_other():
+def test_every_method_blocks_in_client_and_is_awaitable_in_async_client():
     one, other = Client("http://127.0.0.1:9"), AsyncClient("http://127.0.0.1:9")
     parts = ["collections", "aliases", "probes", "jobs"]
     pairs = [(one, other), (one.collection("x"), other.collection("x"))]
@@ -215,7 +215,7 @@ def test_every_verb_waits_in_the_one_client_and_is_awaited_in_the_other():
     asyncio.run(other.close())
 
 
-def test_the_awaited_client_does_the_same(server, encoder, image_files):
+def test_the_async_client_gives_the_same_results(server, encoder, image_files):
     async def work() -> None:
         async with AsyncClient(server.url, timeout=30) as client:
             assert await client.ready()
@@ -242,7 +242,7 @@ def test_the_client_needs_neither_torch_nor_faiss():
     assert done.stdout.strip() == "[]"
 
 
-def test_a_single_image_is_asked_for_in_a_list_and_a_bad_one_is_named(client, image_files, tmp_path):
+def test_a_single_image_outside_a_list_and_a_text_file_are_refused(client, image_files, tmp_path):
     for single in (str(image_files[0]), image_files[0], image_files[0].read_bytes()):
         with pytest.raises(InvalidRequest):
             client.embed(single)
@@ -251,6 +251,6 @@ def test_a_single_image_is_asked_for_in_a_list_and_a_bad_one_is_named(client, im
         client.embed([image_files[0], tmp_path / "note.txt"])
 
 
-def test_an_address_of_the_api_is_told_from_that_of_the_server():
+def test_the_url_of_the_api_is_refused_as_server_url():
     with pytest.raises(InvalidRequest):
         Client("http://127.0.0.1:8000/api/v1")

@@ -1,4 +1,4 @@
-"""Images as a client sends them: what the server reads is what the library would have read."""
+"""The server reads the same pixels from an uploaded image as the library reads locally."""
 
 import io
 
@@ -10,19 +10,19 @@ from nnclr_hub.encoder.decoding import decode_image
 from nnclr_hub.workbench.payload import image_file
 
 
-def opened(picture, kind, **options):
+def opened(image, kind, **options):
     file = io.BytesIO()
-    picture.save(file, kind, **options)
+    image.save(file, kind, **options)
     return Image.open(io.BytesIO(file.getvalue()))
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
 @pytest.mark.parametrize("orientation", [1, 3, 6])
-def test_an_open_image_is_sent_upright_in_any_colors(mode, orientation):
+def test_an_open_image_is_sent_upright_in_every_mode(mode, orientation):
     exif = Image.Exif()
     exif[0x0112] = orientation
-    picture = Image.effect_mandelbrot((60, 40), (-2, -1, 1, 1), 20).convert("RGB").convert(mode)
-    picture = opened(picture, "JPEG", exif=exif)
-    expected = np.asarray(decode_image(picture))
-    _, sent = image_file(picture)
+    image = Image.effect_mandelbrot((60, 40), (-2, -1, 1, 1), 20).convert("RGB").convert(mode)
+    image = opened(image, "JPEG", exif=exif)
+    expected = np.asarray(decode_image(image))
+    _, sent = image_file(image)
     np.testing.assert_array_equal(np.asarray(decode_image(sent)), expected)

@@ -41,7 +41,7 @@ def encoder(model):
     return load_encoder(model, device="cpu")
 
 
-def test_a_probe_is_fitted_from_a_field_asked_and_taken_home(client, encoder, image_files, tmp_path):
+def test_a_probe_is_fitted_on_a_field_predicts_and_is_downloaded(client, encoder, image_files, tmp_path):
     seen = []
     job = client.probes.fit("classes", collection="photos", field="label")
     done = client.jobs.wait(job.id, progress=lambda done, total: seen.append((done, total)))
@@ -71,7 +71,7 @@ def test_a_probe_is_fitted_from_a_field_asked_and_taken_home(client, encoder, im
         client.probes.get("classes")
 
 
-def test_a_collection_is_looked_after_in_the_background(client, encoder, image_files):
+def test_maintenance_of_a_collection_runs_as_jobs(client, encoder, image_files):
     client.collections.create("twice")
     collection = client.collection("twice")
     collection.upsert([Item(name, encoder.embed(image_files[:1])[0]) for name in "ab"])
@@ -87,7 +87,7 @@ def test_a_collection_is_looked_after_in_the_background(client, encoder, image_f
     client.collections.drop("twice")
 
 
-def test_a_folder_of_the_server_is_indexed_there(client, photos):
+def test_a_folder_on_the_server_is_indexed(client, photos):
     client.collections.create("there")
     collection = client.collection("there")
     [one, *_] = sorted(folder.name for folder in photos.iterdir())
@@ -117,7 +117,7 @@ def test_a_probe_is_fitted_on_rows_and_on_images(client, encoder, image_files):
     assert client.probes.get("rows").classes == (0, 1)
 
 
-def test_jobs_are_listed_cancelled_and_not_waited_for_too_long(client, encoder, image_files):
+def test_jobs_are_listed_cancelled_and_awaited_with_a_timeout(client, encoder, image_files):
     job = client.probes.fit("slow", vectors=np.random.default_rng(0).normal(size=(2000, 32)), labels=[*range(4)] * 500)
     with pytest.raises(DeadlineExceeded):
         client.jobs.wait(job.id, timeout=0.001)
@@ -128,7 +128,7 @@ def test_jobs_are_listed_cancelled_and_not_waited_for_too_long(client, encoder, 
     assert client.jobs.get(job.id).state in ("cancelled", "done")
 
 
-def test_errors_are_the_librarys_own(client):
+def test_errors_have_the_classes_of_the_library(client):
     for ask, kind in (
         (lambda: client.jobs.get("00000000000000"), JobNotFound),
         (lambda: client.jobs.get("../models"), InvalidRequest),
@@ -144,7 +144,7 @@ def test_errors_are_the_librarys_own(client):
             ask()
 
 
-def test_the_awaited_client_fits_and_asks_too(server, image_files):
+def test_the_async_client_fits_probes_and_predicts(server, image_files):
     async def work() -> None:
         async with AsyncClient(server.url) as client:
             job = await client.probes.fit("awaited", collection="photos", field="label")

@@ -1,4 +1,4 @@
-"""Attention by the client: the library's maps, drawn over images that never left this side."""
+"""Attention maps from a server equal those of the library, and overlays use the local images."""
 
 import asyncio
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from nnclr_hub.errors import CollectionNotFound, InvalidRequest
 
 @pytest.fixture(scope="module")
 def server(model, tmp_path_factory, serve) -> Iterator:
-    yield from serve(model, tmp_path_factory.mktemp("looking") / "store")
+    yield from serve(model, tmp_path_factory.mktemp("attention") / "store")
 
 
 @pytest.fixture(scope="module")
@@ -53,17 +53,17 @@ def test_maps_are_those_of_the_library(client, encoder, image_files):
         alike(one, other)
 
 
-def test_it_can_be_awaited_and_asked_of_a_collections_encoder(server, client, encoder, image_files):
+def test_async_calls_use_the_encoder_of_a_collection(server, client, encoder, image_files):
     async def run():
         async with AsyncClient(server.url) as opened:
             return await asyncio.gather(*(opened.attention(one, collection="seen") for one in image_files[:3]))
 
     client.collections.create("seen")
-    for one, picture in zip(asyncio.run(run()), image_files[:3], strict=True):
-        alike(one, encoder.attention(picture))
+    for one, path in zip(asyncio.run(run()), image_files[:3], strict=True):
+        alike(one, encoder.attention(path))
 
 
-def test_errors_are_the_librarys(client, image_files, tmp_path):
+def test_errors_have_the_classes_of_the_library(client, image_files, tmp_path):
     with pytest.raises(InvalidRequest):
         client.attention(image_files[0], Box(0, 0, 99, 9))
     with pytest.raises(InvalidRequest):

@@ -1,4 +1,4 @@
-"""What is asked again, what is not, and how each failure is one of the library's errors."""
+"""Which requests are retried, and which error of the library each failure raises."""
 
 import asyncio
 import socket
@@ -9,7 +9,7 @@ from email.utils import format_datetime
 
 import numpy as np
 import pytest
-from client.scripted_server import Line, problem, scripted
+from client.scripted_server import Response, problem, scripted
 
 from nnclr_hub import AsyncClient, Client, Item
 from nnclr_hub.client.retry import LONGEST_PAUSE_S, Policy, answered
@@ -30,7 +30,7 @@ from nnclr_hub.errors import (
 )
 from nnclr_hub.workbench import NewImage
 
-EMPTY = Line(200, {"collections": []})
+EMPTY = Response(200, {"collections": []})
 BUSY = problem(429, "overloaded")
 
 
@@ -47,7 +47,7 @@ def client(server):
 
 
 def play(call: Call, script: list, timeout: float = 100.0) -> tuple[object, list[float]]:
-    """Drives a call by hand on a clock of its own: what it comes to, and the pauses it made."""
+    """Run a call with a simulated clock, and return its outcome and its pauses."""
     now = [0.0]
     steps = answered(call, Policy(timeout, clock=lambda: now[0], jitter=lambda: 1.0))
     pauses, outcome = [], None
@@ -91,7 +91,7 @@ def test_the_pauses_grow_to_a_cap_and_end_at_the_deadline():
 def test_retry_after_is_waited_for():
     waiting = answer(503, "not_ready", **{"retry-after": "7"})
     assert play(CALL, [waiting, FINE]) == ("done", [7.0])
-    # the first attempt under this Idempotency-Key is still at work
+    # the first attempt under this Idempotency-Key is still running
     in_flight = answer(409, "idempotency_in_flight", **{"retry-after": "1"})
     assert play(CALL, [in_flight, FINE]) == ("done", [1.0])
     outcome, pauses = play(CALL, [waiting], timeout=5)
@@ -100,7 +100,7 @@ def test_retry_after_is_waited_for():
 
 
 def test_retry_after_may_be_a_date():
-    """As proxies write it (RFC 9110, 10.2.3); one that has passed waits no longer than usual, and none at all too."""
+    """Proxies write dates (RFC 9110, 10.2.3). A past or invalid date gives the usual pause."""
     later = format_datetime(datetime.now(UTC) + timedelta(seconds=20), usegmt=True)
     outcome, (pause,) = play(CALL, [answer(503, "not_ready", **{"retry-after": later}), FINE])
     assert outcome == "done"
@@ -109,8 +109,8 @@ def test_retry_after_may_be_a_date():
         assert play(CALL, [answer(503, "not_ready", **{"retry-after": text}), FINE]) == ("done", [0.1])
 
 
-def test_a_long_wait_for_a_server_that_is_away_is_told(caplog):
-    """Once a call, when a hurried one would have given up."""
+def test_a_long_wait_for_an_unreachable_server_is_logged_once(caplog):
+    """The line is logged when a call without patience would have stopped."""
     lost = ServerUnreachable("No server can be reached.")
     patient = Call("POST", "/", lambda one: "done", patience=600.0)
     assert play(patient, [lost] * 9 + [FINE])[0] == "done"
@@ -120,7 +120,7 @@ def test_a_long_wait_for_a_server_that_is_away_is_told(caplog):
     assert caplog.records == []
 
 
-def test_an_address_where_nothing_answers_is_given_up_soon_but_an_upload_waits():
+def test_an_unreachable_server_stops_calls_early_but_uploads_wait():
     lost = ServerUnreachable("gone")
     outcome, pauses = play(CALL, [lost] * 50, timeout=1000)
     assert outcome is lost
@@ -132,54 +132,59 @@ def test_an_address_where_nothing_answers_is_given_up_soon_but_an_upload_waits()
     assert play(CALL, [late, FINE])[0] is late
 
 
-def test_what_cannot_change_is_not_asked_again():
+def test_permanent_errors_are_not_retried():
     for code, status in (("store_read_only", 503), ("invalid_request", 422), ("internal", 500), ("model_error", 503)):
         outcome, pauses = play(CALL, [answer(status, code), FINE])
         assert outcome.code in (code, "service_error")
         assert pauses == []
 
 
-def test_a_deletion_whose_answer_was_lost_has_happened(server, client):
-    """The second attempt finds nothing: the first one did it. A first attempt that finds nothing says so."""
-    server.script = [Line(hang_up=True), problem(404, "collection_not_found"), problem(404, "collection_not_found")]
+def test_a_retried_deletion_that_finds_nothing_succeeds(server, client):
+    """The first attempt deleted it. A first attempt that finds nothing raises."""
+    server.script = [Response(hang_up=True), problem(404, "collection_not_found"), problem(404, "collection_not_found")]
     client.collections.drop("photos")
     with pytest.raises(NNCLRHubError):
         client.collections.drop("photos")
-    assert [method for method, *_ in server.asked] == ["DELETE"] * 3
+    assert [method for method, *_ in server.requests] == ["DELETE"] * 3
 
 
-def test_a_proxy_that_says_that_the_server_died_may_have_lost_its_answer():
+def test_a_retried_deletion_succeeds_after_a_proxy_reports_a_dead_server():
     deletion = replace(CALL, gone=CollectionNotFound)
     died = answer(503, "server_unreachable", **{"retry-after": "1"})
     missing = answer(404, "collection_not_found")
     assert play(deletion, [died, missing]) == ("done", [1.0])
     assert isinstance(play(deletion, [missing])[0], CollectionNotFound)
-    refused = answer(503, "not_ready", **{"retry-after": "1"})  # by the server itself, which did nothing
+    refused = answer(503, "not_ready", **{"retry-after": "1"})  # from the server itself, which deleted nothing
     assert isinstance(play(deletion, [refused, missing])[0], CollectionNotFound)
 
 
 def test_an_upload_is_repeated_under_one_idempotency_key(server, client):
-    stored = Line(200, {"results": [{"index": 0, "id": "a"}]})
-    server.script = [BUSY, Line(hang_up=True), Line(502, text="<html>", headers={"Content-Type": "text/html"}), stored]
+    stored = Response(200, {"results": [{"index": 0, "id": "a"}]})
+    server.script = [
+        BUSY,
+        Response(hang_up=True),
+        Response(502, text="<html>", headers={"Content-Type": "text/html"}),
+        stored,
+    ]
     assert client.collection("photos").add_images([NewImage("a", b"x")]) == [None]
-    keys = [headers["idempotency-key"] for _, _, headers in server.asked]
+    keys = [headers["idempotency-key"] for _, _, headers in server.requests]
     assert len(keys) == 4
     assert len(set(keys)) == 1
-    # the same bytes as well: by them a server knows the request again
-    assert len({headers["content-type"] for _, _, headers in server.asked}) == 1
-    assert len({headers["content-length"] for _, _, headers in server.asked}) == 1
+    # the same bytes as well: the server compares them
+    assert len({headers["content-type"] for _, _, headers in server.requests}) == 1
+    assert len({headers["content-length"] for _, _, headers in server.requests}) == 1
     client.collection("photos").add_images([NewImage("a", b"x")])
-    assert server.asked[-1][2]["idempotency-key"] != keys[0]
+    assert server.requests[-1][2]["idempotency-key"] != keys[0]
 
 
-def test_the_key_goes_with_every_request(server, client):
+def test_every_request_has_the_api_key(server, client):
     server.script = [EMPTY]
     client.collections.list()
-    assert server.asked[0][2]["authorization"] == "Bearer secret"
+    assert server.requests[0][2]["authorization"] == "Bearer secret"
     assert "secret" not in repr(client.__dict__)
 
 
-def test_nothing_listens_there():
+def test_a_closed_port_is_server_unreachable():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -190,45 +195,45 @@ def test_nothing_listens_there():
             client.ready()
 
 
-def test_another_program_answers(server, client):
+def test_answers_of_another_program_are_service_errors(server, client):
     page = {"Content-Type": "text/html; charset=utf-8"}
-    for line in (
-        Line(200, text="<html></html>", headers=page),
-        Line(404, text="<html></html>", headers=page),
-        Line(302, text="", headers={"Location": "/login", **page}),
-        Line(500, {"oops": True}),
+    for response in (
+        Response(200, text="<html></html>", headers=page),
+        Response(404, text="<html></html>", headers=page),
+        Response(302, text="", headers={"Location": "/login", **page}),
+        Response(500, {"oops": True}),
     ):
-        server.script = [line]
+        server.script = [response]
         with pytest.raises(ServiceError):
             client.collections.list()
-    server.script = [Line(200, {"unexpected": True})]
+    server.script = [Response(200, {"unexpected": True})]
     with pytest.raises(ServiceError):
         client.collections.list()
-    server.script = [Line(413, text="<html></html>", headers=page)]
+    server.script = [Response(413, text="<html></html>", headers=page)]
     with pytest.raises(RequestTooLarge):
         client.collections.list()
 
 
 def test_errors_have_the_class_of_their_code(server, client):
-    for line, kind in (
+    for response, kind in (
         (problem(409, "fingerprint_mismatch"), FingerprintMismatch),
         (problem(409, "collection_moving"), CollectionMoving),
         (problem(503, "store_read_only"), StoreReadOnly),
         (problem(401, "unauthorized"), ServiceError),
         (problem(500, "some_code_of_tomorrow"), ServiceError),
-        (Line(404, {"error": {"message": "A sentence.", "type": "x", "code": "unknown_model"}}), UnknownModel),
+        (Response(404, {"error": {"message": "A sentence.", "type": "x", "code": "unknown_model"}}), UnknownModel),
     ):
-        server.script = [line]
+        server.script = [response]
         with pytest.raises(kind):
             client.collection("c").snapshot()
-        assert len(server.asked) == 1
-        server.asked.clear()
+        assert len(server.requests) == 1
+        server.requests.clear()
 
 
-def test_a_slow_answer_ends_at_the_timeout(server):
-    """Also one that comes in drops, each in time."""
-    for line in (Line(200, {"collections": []}, drip_s=0.1), Line(200, {"collections": []}, drip_s=30)):
-        server.script = [line]
+def test_a_slow_answer_raises_deadline_exceeded(server):
+    """The timeout also covers a response that arrives byte by byte."""
+    for response in (Response(200, {"collections": []}, drip_s=0.1), Response(200, {"collections": []}, drip_s=30)):
+        server.script = [response]
         with Client(server.url, timeout=0.5) as client:
             begun = time.monotonic()
             with pytest.raises(DeadlineExceeded):
@@ -243,18 +248,18 @@ def test_a_slow_answer_ends_at_the_timeout(server):
         asyncio.run(ask())
 
 
-def test_the_awaited_client_retries_alike(server):
-    server.script = [BUSY, Line(hang_up=True), EMPTY]
+def test_the_async_client_retries(server):
+    server.script = [BUSY, Response(hang_up=True), EMPTY]
 
     async def ask() -> None:
         async with AsyncClient(server.url) as client:
             assert await client.collections.list() == []
 
     asyncio.run(ask())
-    assert len(server.asked) == 3
+    assert len(server.requests) == 3
 
 
-def test_a_call_that_makes_no_sense_is_refused_before_it_is_sent(server, client):
+def test_invalid_arguments_are_refused_before_a_request_is_sent(server, client):
     for url in ("localhost:8000", "ftp://x", "http://", "http:/x", ""):
         with pytest.raises(InvalidRequest):
             Client(url)
@@ -268,4 +273,4 @@ def test_a_call_that_makes_no_sense_is_refused_before_it_is_sent(server, client)
     client.close()
     with pytest.raises(InvalidRequest):
         client.collections.list()
-    assert server.asked == []
+    assert server.requests == []

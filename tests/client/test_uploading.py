@@ -1,4 +1,4 @@
-"""A folder into a server's collection: resumed, bounded, and equal to what `nnclr index` makes."""
+"""Uploading a folder resumes, is bounded, and gives the items of `nnclr index`."""
 
 import asyncio
 import contextlib
@@ -25,7 +25,7 @@ from nnclr_hub.workbench.folder_changes import item_id
 
 @pytest.fixture(scope="module")
 def server(model, tmp_path_factory, serve) -> Iterator:
-    # fewer permits than four uploads want: some are refused and come again; and smaller requests
+    # fewer permits than four uploads need, so that some requests are retried; requests are small
     yield from serve(model, tmp_path_factory.mktemp("upload") / "store", capacity=40, max_images=10)
 
 
@@ -47,8 +47,8 @@ def folder(photos, tmp_path):
     return shutil.copytree(photos, tmp_path / "photos")
 
 
-def test_a_folder_is_held_as_nnclr_index_holds_it(server, collection, folder, model, tmp_path):
-    """Same ids, vectors, labels and pixel hashes; only where it came from is called otherwise."""
+def test_an_uploaded_folder_has_the_items_of_nnclr_index(server, collection, folder, model, tmp_path):
+    """Ids, vectors, labels and pixel hashes are equal; only the source is named differently."""
     seen = []
     report = collection.index_folder(folder, progress=lambda done, total: seen.append((done, total)))
     assert (report.added, report.updated, report.unchanged, report.removed, report.broken) == (60, 0, 0, 0, ())
@@ -67,7 +67,7 @@ def test_a_folder_is_held_as_nnclr_index_holds_it(server, collection, folder, mo
         assert str(folder.parent) not in str(item.metadata)
 
 
-def test_again_it_sends_what_is_new_or_changed_and_prunes_what_is_gone(server, collection, folder):
+def test_a_second_upload_sends_new_and_changed_files_and_prunes_missing_ones(server, collection, folder):
     collection.index_folder(folder)
     before = server.bench.collection("photos").info().durable_seq
     assert collection.index_folder(folder).unchanged == 60
@@ -85,7 +85,7 @@ def test_again_it_sends_what_is_new_or_changed_and_prunes_what_is_gone(server, c
     assert collection.count() == 60
 
 
-def test_a_folder_of_garbage_is_listed_whole(collection, tmp_path):
+def test_every_broken_file_of_a_folder_is_listed(collection, tmp_path):
     for i in range(20):
         (tmp_path / f"{i:02}.jpg").write_bytes(b"garbage")
     report = collection.index_folder(tmp_path)
@@ -95,7 +95,7 @@ def test_a_folder_of_garbage_is_listed_whole(collection, tmp_path):
         collection.index_folder(tmp_path / "nowhere")
 
 
-def test_another_folder_under_the_same_paths_is_refused_and_a_copy_is_not_sent(collection, folder, tmp_path):
+def test_another_folder_with_the_same_paths_is_refused_and_a_copy_is_unchanged(collection, folder, tmp_path):
     collection.index_folder(folder, source="mine")
     copy = shutil.copytree(folder, tmp_path / "copy")
     assert collection.index_folder(copy, source="copy").unchanged == 60
@@ -105,7 +105,7 @@ def test_another_folder_under_the_same_paths_is_refused_and_a_copy_is_not_sent(c
     assert collection.index_folder(copy, source="mine").updated == 1
 
 
-def test_a_name_that_no_request_can_carry_is_listed(collection, folder):
+def test_a_file_name_that_is_not_utf8_is_listed_as_broken(collection, folder):
     odd = folder / "cat" / b"\xff\xfe.jpg".decode("utf-8", "surrogateescape")
     shutil.copy(folder / "cat" / "00.jpg", odd)
     report = collection.index_folder(folder)
@@ -113,7 +113,7 @@ def test_a_name_that_no_request_can_carry_is_listed(collection, folder):
     assert "UTF-8" in report.broken[0][1]
 
 
-def test_shrunk_images_are_sent_smaller_and_found_all_the_same(server, collection, folder):
+def test_shrunk_images_are_still_found(server, collection, folder):
     rng = np.random.default_rng(0)
     large = Image.fromarray(rng.integers(0, 255, (30, 40, 3), dtype=np.uint8)).resize((1600, 1200))
     large.save(folder / "large.png")
@@ -122,17 +122,17 @@ def test_shrunk_images_are_sent_smaller_and_found_all_the_same(server, collectio
     assert collection.index_folder(folder).unchanged == 61
 
 
-def test_an_interrupted_upload_keeps_what_was_acknowledged_and_goes_on(server, collection, folder):
-    """Ctrl-C in the middle, as the terminal sends it to the main thread."""
+def test_an_interrupted_upload_keeps_acknowledged_images_and_continues(server, collection, folder):
+    """Send SIGINT to the main thread in the middle of an upload, as a terminal does."""
     reached, main = [], threading.main_thread().ident
     assert main == threading.get_ident()
 
     def interrupt(done: int, total: int) -> None:
         if not reached:
             reached.append(done)
-            signal.pthread_kill(main, signal.SIGINT)  # raise_signal would not wake it where it waits
+            signal.pthread_kill(main, signal.SIGINT)  # raise_signal would not interrupt its wait
 
-    # a shell may have started us deaf to it
+    # a shell may have started this process with SIGINT ignored
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
@@ -145,7 +145,7 @@ def test_an_interrupted_upload_keeps_what_was_acknowledged_and_goes_on(server, c
     assert (report.added, report.unchanged) == (60 - held, held)
 
 
-def test_a_refusal_ends_all_workers(client, folder, monkeypatch):
+def test_a_refused_upload_stops_all_workers(client, folder, monkeypatch):
     monkeypatch.setattr(uploads, "MOST", 5)  # a dozen requests, so that some are still to come
     with pytest.raises(CollectionNotFound):
         client.collection("nowhere").index_folder(folder)
@@ -170,12 +170,12 @@ async def _index(url: str, folder) -> None:
         await client.collections.drop("awaited")
 
 
-def test_the_awaited_client_takes_up_a_folder_too(server, folder):
+def test_the_async_client_indexes_a_folder(server, folder):
     asyncio.run(_index(server.url, folder))
 
 
-def test_a_request_holds_what_is_said_about_its_images_too():
-    """Images that fit into one request by themselves, and not with their metadata."""
+def test_metadata_counts_toward_the_size_of_a_request():
+    """These images fit into one request only without their metadata."""
     image_files = [NewImage(f"p{i}", b"x" * (MOST_BYTES // 64), {"text": "\u20ac" * 20_000}) for i in range(64)]
     steps = add_images("photos", image_files)
     step, sent = next(steps), []

@@ -23,13 +23,13 @@ def test_only_networks_with_positions_take_an_image_size():
 
 
 def test_tags_that_timm_has_no_weights_for_are_refused():
-    """timm itself would hand out random weights for some of them."""
+    """timm returns random weights for some of them."""
     with pytest.raises(UnknownModel):
         create_backbone("resnet18.bogus", pretrained=True)
 
 
-def test_timm_weights_without_a_download_are_refused_at_once(monkeypatch, tmp_path):
-    """The client alone would try again for most of a minute."""
+def test_unavailable_timm_weights_are_refused_without_retries(monkeypatch, tmp_path):
+    """The Hub client would otherwise retry for most of a minute."""
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     waited: list[float] = []
@@ -45,7 +45,7 @@ def test_a_wrong_argument_is_one_sentence():
     assert "\n" not in str(caught.value)
 
 
-def test_weights_that_do_not_fit_are_reported_by_kind():
+def test_missing_unexpected_and_misshapen_weights_are_refused():
     backbone = create_backbone("test_resnet")
     state = backbone.state_dict()
     first, second, *_ = state

@@ -76,7 +76,7 @@ def test_a_backend_gives_torchs_vectors_whatever_the_batch(folder, backend):
 
 
 @pytest.mark.parametrize("backend", ["openvino", "torch-bf16"])
-def test_every_way_in_goes_through_the_backend(model, image_files, backend, monkeypatch):
+def test_every_entry_point_uses_the_backend(model, image_files, backend, monkeypatch):
     """Images, bytes and uint8 tensors do, raw or at length 1; floats, which are transformed already, and
     feature maps do not."""
     need(backend)
@@ -121,7 +121,7 @@ def test_many_threads_get_what_one_gets(model, backend):
             np.testing.assert_allclose(got, wanted[turn % 8], atol=1e-6)
 
 
-def test_a_result_is_the_callers_own(model):
+def test_results_do_not_share_memory(model):
     """The next batch does not write over it."""
     need("openvino")
     encoder = load_encoder(model, device="cpu", backend="openvino")
@@ -143,8 +143,8 @@ def test_a_compiled_network_gives_torchs_vectors(model):
 
 
 @pytest.mark.slow
-def test_openvino_tells_nobody_that_it_is_used(model, tmp_path):
-    """It would, on import: with no name looked up and no number written into the home folder, it did not."""
+def test_openvino_sends_no_telemetry(model, tmp_path):
+    """It would do so on import: no host name is looked up, and no id is written to the home folder."""
     need("openvino")
     code = (
         "import socket, sys, time\n"
@@ -167,7 +167,7 @@ def test_openvino_tells_nobody_that_it_is_used(model, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_vectors_that_are_not_finite_are_as_far_as_can_be():
+def test_vectors_that_are_not_finite_have_the_largest_distance():
     rows = np.ones((2, 3), np.float32)
     broken = rows.copy()
     broken[1, 0] = np.nan
@@ -176,7 +176,7 @@ def test_vectors_that_are_not_finite_are_as_far_as_can_be():
 
 
 @pytest.mark.slow
-def test_a_signal_is_survived_after_several_openvino_networks_have_gone(model):
+def test_a_signal_after_several_openvino_networks_is_harmless(model):
     need("openvino")
     code = (
         "import gc, signal, sys\n"

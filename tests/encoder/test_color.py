@@ -104,7 +104,7 @@ def test_a_constant_image_of_floats_is_one_color(value):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["I;16", "F", "RGBA", "LA"])
-def test_a_image_takes_little_more_memory_than_itself_and_its_result(mode):
+def test_decoding_needs_little_memory_beyond_the_image_and_the_result(mode):
     """40 megapixels are 160 MB as RGB, and 40 to 160 MB as they come."""
     code = f"""
 import resource

@@ -42,7 +42,7 @@ def test_weights_under_a_name_of_their_own_get_the_usual_one(model, tmp_path):
     assert sha256_of(folder / WEIGHTS) == digest
 
 
-def test_nothing_of_somebody_elses_is_written_over(model, make_model, tmp_path):
+def test_files_of_others_are_not_overwritten(model, make_model, tmp_path):
     found = resolve(str(model))
     for number, (name, text) in enumerate({"thesis.txt": "mine", CONFIG: "{}"}.items()):
         folder = tmp_path / str(number)

@@ -189,7 +189,7 @@ def test_a_mirror_that_names_xet_and_has_none_names_the_variable(hub, tmp_path, 
         hub.xet = False
 
 
-def test_a_token_that_is_none_is_named_and_not_shown(hub, tmp_path):
+def test_an_invalid_token_is_reported_without_its_value(hub, tmp_path):
     answer = fetch(hub, tmp_path, "org/name", HF_TOKEN="hf_sécret")["org/name"]
     assert answer.startswith("UnknownModel: HF_TOKEN")
     assert "cret" not in answer

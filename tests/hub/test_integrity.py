@@ -173,7 +173,7 @@ def test_the_source_of_each_expected_hash_is_reported(model, tmp_path):
     assert {one.pinned_by for one in verify(str(folder))} == {"nobody"}
 
 
-def test_hashing_again_trusts_no_memory(file, monkeypatch):
+def test_hashing_again_ignores_the_cache(file, monkeypatch):
     """Somebody writes a false hash into the cache: a load believes it, `verify` does not."""
     digest_of(file)
     lie = "0" * 64
@@ -184,7 +184,7 @@ def test_hashing_again_trusts_no_memory(file, monkeypatch):
         hash_again(file.parent, ("file",), [Pins("registry", {"file": lie})])
 
 
-def test_a_memory_that_says_otherwise_is_not_believed(file, reads):
+def test_a_damaged_hash_cache_does_not_refuse_a_good_file(file, reads):
     """A good file is not refused for a damaged cache."""
     digest_of(file)
     (memo,) = (cache_folder() / "sha256").iterdir()

@@ -173,7 +173,7 @@ def test_an_invalid_source_is_refused(source, kind):
         load_encoder(source)
 
 
-def test_an_endpoint_that_is_no_web_address_is_named(monkeypatch):
+def test_an_endpoint_that_is_not_a_url_is_named(monkeypatch):
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "ENDPOINT", "hub.example.com")
@@ -275,14 +275,14 @@ def test_a_config_may_not_bring_other_weights(copy, tmp_path, argument):
     ],
     ids=str,
 )
-def test_a_preprocessing_that_is_none_is_one_sentence(copy, field, value):
+def test_an_invalid_preprocessing_is_refused_in_one_line(copy, field, value):
     edit(copy, lambda fields: fields["pretrained_cfg"].update({field: value}))
     with pytest.raises((InvalidRequest, WeightsMismatch)):
         load_encoder(copy)
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.complex64], ids=str)
-def test_weights_that_are_no_real_numbers_are_refused(copy, dtype):
+def test_weights_that_are_not_real_numbers_are_refused(copy, dtype):
     """Cast, a quantized network's codes would be weights that nobody trained."""
     edit(copy, lambda fields: fields["nnclr"].pop("sha256"))
     state = load_file(copy / "model.safetensors")

@@ -19,7 +19,7 @@ def test_equals_scikit_learn(k):
     assert (knn_classify(train, labels, test, k=k, temperature=0.07) == want).all()
 
 
-def test_k_beyond_the_training_set_asks_all_of_it():
+def test_a_k_above_the_size_of_the_training_set_uses_all_of_it():
     assert knn_classify(np.eye(2), np.array([0, 1]), np.eye(2), k=50).tolist() == [0, 1]
 
 
@@ -33,7 +33,7 @@ def test_lengths_that_do_not_match_are_refused():
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_it_is_lightlys_where_that_is_installed():
+def test_it_equals_lightly_if_installed():
     """Their weights are the same, exp(similarity / T); k and T given alike."""
     theirs = pytest.importorskip("lightly.utils.benchmarking")
     rng = np.random.default_rng(0)
@@ -60,7 +60,7 @@ def test_small_temperatures_let_the_nearest_decide_without_overflow():
     np.testing.assert_array_equal(knn_classify(bank, labels, queries, k=20, temperature=1e-4), nearest)
 
 
-def test_what_would_spoil_the_average_is_refused():
+def test_values_that_invalidate_the_average_are_refused():
     rows, labels = np.eye(4), np.arange(4)
     broken = rows.copy()
     broken[2, 1] = np.nan

@@ -103,7 +103,7 @@ def test_held_out_rows_choose_and_then_join():
     np.testing.assert_allclose(probe.weight, joined.weight, atol=1e-3)
 
 
-def test_what_cannot_be_fitted_is_named():
+def test_labels_that_cannot_be_fitted_are_named():
     x = np.eye(4, dtype=np.float32)
     with pytest.raises(InvalidRequest, match="eel"):
         fit_linear_probe(x, ["cat", "dog"] * 2, validation=(x[:1], ["eel"]))

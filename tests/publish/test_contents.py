@@ -29,7 +29,7 @@ def networks() -> tuple[dict, dict]:
     ],
     ids=["two containers", "one above", "one compiled"],
 )
-def test_which_of_two_networks_is_meant_is_not_guessed(laid_out, sentence, networks, tmp_path):
+def test_a_checkpoint_with_two_networks_needs_a_choice(laid_out, sentence, networks, tmp_path):
     with pytest.raises(InvalidRequest):
         converted(laid_out(*networks), tmp_path)
     assert not (tmp_path / "model").exists()
@@ -51,7 +51,7 @@ def test_averaged_weights_are_reported_with_their_number(networks, tmp_path):
     ],
     ids=["integers", "complex", "sparse", "without values"],
 )
-def test_weights_that_are_no_plain_numbers_are_refused(key, change, networks, tmp_path):
+def test_weights_that_are_not_plain_numbers_are_refused(key, change, networks, tmp_path):
     with pytest.raises(WeightsMismatch, match=key):
         converted({**networks[0], key: change(networks[0][key])}, tmp_path)
     assert not (tmp_path / "model").exists()

@@ -45,7 +45,7 @@ def test_the_converted_network_gives_the_output_of_the_one_that_was_saved(name, 
 @pytest.mark.parametrize(
     ("write", "branch"), [(foreign.moco_v3_momentum, "momentum"), (foreign.dino_student, "student")]
 )
-def test_another_branch_can_be_had(write, branch, tmp_path):
+def test_another_branch_can_be_converted(write, branch, tmp_path):
     path, network = write(tmp_path)
     assert_equal_output(convert_checkpoint(path, tmp_path / "model", branch=branch).folder, network)
     with pytest.raises(InvalidRequest):
@@ -119,7 +119,7 @@ def test_a_small_transformer_that_may_have_twelve_heads_is_refused_until_they_ar
     assert_equal_output(done.folder, network)
 
 
-def test_a_cifar_stem_is_refused_until_its_padding_is_vouched_for(tmp_path):
+def test_a_cifar_stem_is_refused_without_an_explicit_padding(tmp_path):
     from nnclr_hub.encoder.backbones import create_backbone
 
     network = foreign.randomized(create_backbone("nnclr_resnet18_cifar"))
@@ -152,7 +152,7 @@ def test_counters_that_old_files_lack_are_no_reason(tmp_path):
     assert_equal_output(convert_checkpoint(tmp_path / "old.safetensors", tmp_path / "model").folder, network)
 
 
-def test_numbers_that_are_none_are_refused(tmp_path):
+def test_nan_and_infinite_weights_are_refused(tmp_path):
     state = foreign.resnet().state_dict()
     state["bn1.bias"][0] = float("nan")
     torch.save(state, tmp_path / "nan.pth")
@@ -254,7 +254,7 @@ def test_settings_of_argparse_are_let_in_for_this_alone(tmp_path):
     assert argparse.Namespace not in torch.serialization.get_safe_globals()
 
 
-def test_what_is_no_checkpoint_is_refused(tmp_path):
+def test_a_file_that_is_not_a_checkpoint_is_refused(tmp_path):
     with pytest.raises(ModelFilesMissing):
         convert_checkpoint(tmp_path / "gone.pth", tmp_path / "model")
     (tmp_path / "ours").mkdir()

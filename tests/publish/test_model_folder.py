@@ -187,7 +187,7 @@ def test_the_hub_reads_the_cards_front_matter(tmp_path):
     assert "No results" in bare.text
 
 
-def test_nothing_of_somebody_elses_is_written_over(tmp_path):
+def test_files_of_others_are_not_overwritten(tmp_path):
     (tmp_path / "README.md").write_text("My project.")
     with pytest.raises(InvalidRequest):
         export_tiny(tmp_path)

@@ -82,7 +82,7 @@ def test_called_again_it_sends_nothing_and_makes_no_commit(hub, folder):
     assert hub.writes() == []
 
 
-def test_a_tag_that_stands_there_is_not_called_new(hub, folder):
+def test_an_existing_tag_is_not_reported_as_new(hub, folder):
     assert publish_model(folder, NAME, tag="v1.0", dry_run=True).tagged
     assert publish_model(folder, NAME, tag="v1.0").tagged
     again = publish_model(folder, NAME, tag="v1.0")
@@ -109,7 +109,7 @@ def test_only_what_changed_is_sent(hub, model, folder, tmp_path):
     assert not hub.sent("/large/")
 
 
-def test_an_upload_that_broke_off_goes_on(hub, folder, monkeypatch):
+def test_an_interrupted_upload_continues(hub, folder, monkeypatch):
     monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda _: None)  # between the client's own retries
     hub.part = 1 << 30
     hub.faults[("PUT", "/large/")] = [500]
@@ -139,7 +139,7 @@ def test_heads_are_published_and_removed_with_their_model(hub, model, folder, tm
 # ---- looking only
 
 
-def test_a_dry_run_changes_nothing_and_tells_what_it_would_do(hub, folder):
+def test_a_dry_run_changes_nothing_and_reports_its_plan(hub, folder):
     plan = publish_model(folder, NAME, tag="v1.0", dry_run=True)
     assert plan.created
     assert plan.commit is None
@@ -186,7 +186,7 @@ def test_a_pull_request_of_somebody_else_is_not_touched(hub, folder, another):
 # ---- for the habit
 
 
-def test_an_encoder_in_memory_is_pushed_and_had_back(hub, folder):
+def test_a_pushed_encoder_loads_again(hub, folder):
     done = push_to_hub(load_encoder(folder, device="cpu"), NAME, tag="v1.0")
     there = hub.repositories[NAME].files("v1.0")
     assert there["model.safetensors"] == (folder / "model.safetensors").read_bytes()

@@ -105,7 +105,7 @@ def test_a_folder_that_is_not_whole_is_refused(hub, folder, model, tmp_path):
         ("org/small", {"tag": "v1", "pr": True}),
     ],
 )
-def test_a_call_that_makes_no_sense_is_refused(hub, folder, name, options):
+def test_an_invalid_call_is_refused(hub, folder, name, options):
     refused(hub, folder, name, kind=InvalidRequest, **options)
 
 
@@ -124,14 +124,14 @@ def test_without_a_token_or_with_a_bad_one_it_is_refused(hub, folder, monkeypatc
     refused(hub, folder, NAME)
 
 
-def test_somebody_elses_commit_meanwhile_is_not_overwritten(hub, folder, another):
+def test_a_concurrent_commit_is_not_overwritten(hub, folder, another):
     publish_model(folder, NAME)
     hub.faults[("POST", "/commit/")] = [412]
     with pytest.raises(PublishingError):
         publish_model(another, NAME)
 
 
-def test_a_hub_that_is_not_there_is_named(folder, monkeypatch):
+def test_an_unreachable_hub_is_named(folder, monkeypatch):
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     with pytest.raises(PublishingError, match="HF_ENDPOINT"):
@@ -152,11 +152,11 @@ def test_a_config_that_speaks_of_another_network_or_of_files_elsewhere_sends_nei
     refused(hub, folder, NAME, kind=WeightsMismatch)
 
 
-def test_there_is_no_pull_request_to_what_is_not_there(hub, folder):
+def test_a_pull_request_to_a_missing_repository_is_refused(hub, folder):
     refused(hub, folder, NAME, pr=True)
 
 
-def test_a_card_that_is_no_text_is_refused(hub, folder):
+def test_a_card_that_is_not_text_is_refused(hub, folder):
     (folder / "README.md").write_bytes(b"\xff\xfe")
     refused(hub, folder, NAME, kind=WeightsMismatch)
 
@@ -177,7 +177,7 @@ def test_a_sensible_call_is_asked_for_before_anything_is_exported(hub, model, mo
         push_to_hub(load_encoder(model, device="cpu"), "..")
 
 
-def test_a_token_that_is_none_is_named_and_not_shown(hub, folder, monkeypatch):
+def test_an_invalid_token_is_reported_without_its_value(hub, folder, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_sécret")
     with pytest.raises(PublishingError) as caught:
         publish_model(folder, NAME)

@@ -10,7 +10,7 @@ from nnclr_hub.store import open_store
 from nnclr_hub.workbench import AddRequest, Encoders, NewImage, Workbench
 
 
-def test_an_image_without_an_id_gets_one_of_its_bytes(image_files):
+def test_an_image_without_an_id_gets_a_hash_of_its_bytes(image_files):
     data = image_files[0].read_bytes()
     assert NewImage(None, data).id == hashlib.sha256(data).hexdigest()[:32]
     assert len(AddRequest([NewImage(None, data), NewImage(None, data)]).images) == 2

@@ -11,7 +11,7 @@ from nnclr_hub.workbench.reembedding import reembed
 
 
 class Counting:
-    """Decodes, and counts how many images that it gave are in memory at once."""
+    """A decoder that counts how many of its images are in memory at a time."""
 
     def __init__(self, decode) -> None:
         self._decode, self._lock = decode, threading.Lock()
@@ -30,8 +30,8 @@ class Counting:
             self.here -= 1
 
 
-def test_of_large_files_few_are_in_memory_at_once(photos, image_files, model, tmp_path, monkeypatch):
-    """While a folder is indexed, and while it is embedded anew: two batches, and what the workers have in hand."""
+def test_few_large_files_are_in_memory_at_a_time(photos, image_files, model, tmp_path, monkeypatch):
+    """Indexing and re-embedding hold two batches and the images that the workers decode."""
     for module in (indexing, reembedding):
         monkeypatch.setattr(module, "MAX_BATCH_BYTES", 4 * max(path.stat().st_size for path in image_files))
     with open_store(str(tmp_path / "store")) as store:

@@ -18,8 +18,8 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize("hide", ["a link", "a mount point", "a place below a mount point", "nothing"])
-def test_only_what_is_surely_gone_is_deleted(folder, tmp_path, caplog, hide):
-    """Not what may be where a link leads, or on a disk that is not there now; the log says how many are kept."""
+def test_only_certainly_deleted_files_are_pruned(folder, tmp_path, caplog, hide):
+    """Files behind a link or on an unmounted disk are kept, and the log reports them."""
     deep = folder / "disk" / "dog"
     deep.parent.mkdir()
     (folder / "dog").rename(deep)
@@ -41,8 +41,8 @@ def test_only_what_is_surely_gone_is_deleted(folder, tmp_path, caplog, hide):
         changes = find_changes(folder, images_by_id(folder), known, origin="r", prune=True)
     gone = ["cat/a.png"] if hide != "nothing" else ["cat/a.png", "disk/dog/b.png"]
     assert [known[id]["path"] for id in changes.gone] == gone
-    told = [record.getMessage().split(" so ")[0] for record in caplog.records]
+    messages = [record.getMessage().split(" so ")[0] for record in caplog.records]
     cause = {"a link": "is a link to a folder, and such links are not followed", "nothing": ""}
     kept = f"{place} {cause.get(hide, 'is empty, which may mean that its disk is not mounted')},"
-    assert told == ([] if hide == "nothing" else [kept])
-    assert changes.kept == len(told)
+    assert messages == ([] if hide == "nothing" else [kept])
+    assert changes.kept == len(messages)

@@ -25,7 +25,7 @@ def test_noise_fits_a_collection(pixels, side):
     assert Image.open(io.BytesIO(jpeg)).size == (256, 256)
 
 
-def test_an_ordinary_image_is_kept_well():
+def test_a_thumbnail_of_a_photo_has_good_quality():
     """Within 30 dB of the image itself."""
     ramp = np.add.outer(np.arange(200), np.arange(240))[..., None].repeat(3, -1) * 255 // 438
     kept = np.asarray(Image.open(io.BytesIO(make_thumbnail(Image.fromarray(ramp.astype(np.uint8))))))

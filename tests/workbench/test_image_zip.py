@@ -1,4 +1,4 @@
-"""Zips that anybody may have made: what is in an honest one, and one sentence for each that is none."""
+"""Uploaded zips: valid ones are read, and others are refused with one line."""
 
 import io
 import stat
@@ -14,7 +14,7 @@ from nnclr_hub.workbench import image_zip
 from nnclr_hub.workbench.image_zip import ImageZip
 
 
-def picture(color: str = "red", side: int = 8) -> bytes:
+def png(color: str = "red", side: int = 8) -> bytes:
     file = io.BytesIO()
     Image.new("RGB", (side, side), color).save(file, "PNG")
     return file.getvalue()
@@ -45,10 +45,10 @@ def refusal(path: Path, **options) -> str:
     return said
 
 
-def test_the_images_of_an_honest_zip_are_read(pack):
-    """Folders, hidden files, what a Mac adds and what is no image are passed over in silence."""
-    files = {"a/1.png": picture(), "a/b/2.PNG": picture("blue"), "notes.txt": b"x", ".hidden.png": b"x"}
-    files |= {"__MACOSX/a/._1.png": b"x", "a/": b"", "Grüße.png": picture("green")}
+def test_the_images_of_a_valid_zip_are_read(pack):
+    """Folders, hidden files, files of macOS and other formats are skipped."""
+    files = {"a/1.png": png(), "a/b/2.PNG": png("blue"), "notes.txt": b"x", ".hidden.png": b"x"}
+    files |= {"__MACOSX/a/._1.png": b"x", "a/": b"", "Grüße.png": png("green")}
     with ImageZip(pack(files), "photos.zip") as opened:
         assert opened.names == ["a/1.png", "a/b/2.PNG", "Grüße.png"]
         assert opened.left_out == []
@@ -58,8 +58,8 @@ def test_the_images_of_an_honest_zip_are_read(pack):
 @pytest.mark.parametrize(
     "name", ["../up.png", "a/../../up.png", "/etc/up.png", "..\\up.png", "C:/up.png", "C:\\up.png", "a\\b.png"]
 )
-def test_a_name_that_leads_elsewhere_is_refused(pack, name):
-    assert "outside" in refusal(pack({"a.png": picture(), name: picture()}))
+def test_a_path_outside_the_zip_is_refused(pack, name):
+    assert "outside" in refusal(pack({"a.png": png(), name: png()}))
 
 
 def test_links_are_refused(pack):
@@ -69,9 +69,9 @@ def test_links_are_refused(pack):
     assert "holds a link" in refusal(pack({link: b"/etc/passwd"}))
 
 
-def test_what_is_encrypted_is_refused(pack):
-    """The flag is set by hand, as Python packs nothing with a password."""
-    path = pack({"a.png": picture()})
+def test_an_encrypted_zip_is_refused(pack):
+    """The flag is set by hand, since Python cannot write encrypted zips."""
+    path = pack({"a.png": png()})
     data = bytearray(path.read_bytes())
     place = data.find(image_zip.HEADING)
     data[place + 8] |= image_zip.ENCRYPTED
@@ -79,31 +79,31 @@ def test_what_is_encrypted_is_refused(pack):
     assert "is encrypted" in refusal(path)
 
 
-@pytest.mark.parametrize("data", [b"", b"no zip", b"PK\x03\x04" + bytes(100), picture()])
-def test_what_is_no_zip_is_refused(tmp_path, data):
+@pytest.mark.parametrize("data", [b"", b"not a zip", b"PK\x03\x04" + bytes(100), png()])
+def test_a_file_that_is_not_a_zip_is_refused(tmp_path, data):
     (tmp_path / "photos.zip").write_bytes(data)
     assert "damaged" in refusal(tmp_path / "photos.zip")
 
 
-def test_a_zip_that_breaks_off_is_refused(pack):
-    path = pack({f"{i}.png": picture() for i in range(10)})
+def test_a_truncated_zip_is_refused(pack):
+    path = pack({f"{i}.png": png() for i in range(10)})
     path.write_bytes(path.read_bytes()[:-40])
     assert "damaged" in refusal(path)
 
 
-def test_a_zip_without_images_says_so(pack):
+def test_a_zip_without_images_is_refused(pack):
     assert "holds no image" in refusal(pack({"notes.txt": b"x"}))
 
 
-def test_a_bomb_is_refused_by_what_it_would_unpack_to(pack, monkeypatch):
-    """A ratio that no image has; and a total that is too much at any ratio."""
+def test_a_zip_bomb_is_refused_by_its_unpacked_size(pack, monkeypatch):
+    """Both the compression ratio and the total size are limited."""
     zeros = bytes(60_000_000)
     assert "times its size" in refusal(pack({"a.bmp": zeros}), most_bytes=100_000_000)
     monkeypatch.setattr(image_zip, "MOST_BYTES", 1000)
     assert "would unpack to" in refusal(pack({"a.bmp": bytes(1001)}))
 
 
-def test_a_zip_of_very_many_files_is_refused_before_its_list_is_read(pack, monkeypatch):
+def test_a_zip_with_too_many_files_is_refused_before_its_directory_is_read(pack, monkeypatch):
     monkeypatch.setattr(image_zip, "MOST_FILES", 20)
     many = pack({f"{i}.png": b"x" for i in range(21)})
     opened = []
@@ -113,9 +113,9 @@ def test_a_zip_of_very_many_files_is_refused_before_its_list_is_read(pack, monke
     assert opened == []
 
 
-def test_a_file_that_is_larger_than_it_says_gives_no_more_than_it_says(pack):
-    """The heading says 10 bytes of what unpacks to a million: the image is damaged, and the memory is not filled."""
-    path = pack({"a.png": bytes(1_000_000), "b.png": picture()})
+def test_a_file_with_a_false_size_is_read_only_up_to_that_size(pack):
+    """The header claims 10 bytes for a file of a million, so the image is damaged and memory stays small."""
+    path = pack({"a.png": bytes(1_000_000), "b.png": png()})
     data = bytearray(path.read_bytes())
     for mark, offset in ((image_zip.HEADING, 24), (b"PK\x03\x04", 22)):
         struct.pack_into("<I", data, data.find(mark) + offset, 10)
@@ -123,11 +123,11 @@ def test_a_file_that_is_larger_than_it_says_gives_no_more_than_it_says(pack):
     with ImageZip(path, "photos.zip") as opened:
         with pytest.raises(ImageError):
             opened.read("a.png")
-        assert opened.read("b.png") == picture()
+        assert opened.read("b.png") == png()
 
 
-def test_what_looks_like_a_image_and_is_not_taken_is_told(pack):
-    files = {"a.png": picture(), "inner.zip": b"PK", "large.png": bytes(2000)}
+def test_skipped_files_are_listed_with_a_reason(pack):
+    files = {"a.png": png(), "inner.zip": b"PK", "large.png": bytes(2000)}
     with ImageZip(pack(files), "photos.zip", most_bytes=1000) as opened:
         assert opened.names == ["a.png"]
         assert [name for name, _ in opened.left_out] == ["inner.zip", "large.png"]
@@ -135,28 +135,28 @@ def test_what_looks_like_a_image_and_is_not_taken_is_told(pack):
         assert "limit" in opened.left_out[1][1]
 
 
-def test_other_ways_to_pack_are_told_and_not_unpacked(pack):
-    with ImageZip(pack({"a.png": picture()}, zipfile.ZIP_LZMA), "photos.zip") as opened:
+def test_unsupported_compression_is_listed_and_not_unpacked(pack):
+    with ImageZip(pack({"a.png": png()}, zipfile.ZIP_LZMA), "photos.zip") as opened:
         assert opened.names == []
         assert "deflate" in opened.left_out[0][1]
 
 
-def test_damage_within_is_the_error_of_one_image(pack):
-    path = pack({"a.png": picture(side=64), "b.png": picture()}, zipfile.ZIP_STORED)
+def test_damage_inside_a_zip_is_an_error_of_one_image(pack):
+    path = pack({"a.png": png(side=64), "b.png": png()}, zipfile.ZIP_STORED)
     data = bytearray(path.read_bytes())
     data[80] ^= 0xFF
     path.write_bytes(data)
     with ImageZip(path, "photos.zip") as opened:
         with pytest.raises(ImageError):
             opened.read("a.png")
-        assert opened.read("b.png") == picture()
+        assert opened.read("b.png") == png()
 
 
 def test_two_files_of_one_name_are_one_image(tmp_path):
     path = tmp_path / "photos.zip"
     with zipfile.ZipFile(path, "w") as file:
-        file.writestr("a.png", picture("red"))
+        file.writestr("a.png", png("red"))
         with pytest.warns(UserWarning, match="Duplicate"):
-            file.writestr("a.png", picture("blue"))
+            file.writestr("a.png", png("blue"))
     with ImageZip(path, "photos.zip") as opened:
-        assert opened.read("a.png") == picture("blue")
+        assert opened.read("a.png") == png("blue")

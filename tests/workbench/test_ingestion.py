@@ -18,7 +18,7 @@ def bench(tmp_path, model):
         yield Workbench(Encoders(str(model), device="cpu"), store)
 
 
-def test_many_images_are_never_all_decoded_at_once(bench, image_files, monkeypatch):
+def test_at_most_a_few_images_are_decoded_at_a_time(bench, image_files, monkeypatch):
     """Three batches at most: the one that was embedded, the one that is, and the one after it."""
     alive, most, read = [0], [0], ingestion.read_image
 
@@ -39,7 +39,7 @@ def test_many_images_are_never_all_decoded_at_once(bench, image_files, monkeypat
     assert bench.collection("photos").count() == 60
 
 
-def test_errors_stand_where_their_images_stood_and_one_write_takes_the_rest(bench, image_files):
+def test_errors_are_at_the_positions_of_their_images_and_one_write_stores_the_rest(bench, image_files):
     bench.ensure_collection("photos")
     images = [NewImage(f"i{i}", path if i % 5 else b"garbage") for i, path in enumerate(image_files[:23])]
     before = bench.collection("photos").info().durable_seq
@@ -49,9 +49,7 @@ def test_errors_stand_where_their_images_stood_and_one_write_takes_the_rest(benc
     assert {item.id for item in bench.collection("photos").scroll().items} == {f"i{i}" for i in range(23) if i % 5}
 
 
-def test_a_collection_whose_re_embedding_begins_meanwhile_gets_the_other_vectors_too(
-    bench, image_files, model, make_model
-):
+def test_images_added_when_re_embedding_starts_get_both_vectors(bench, image_files, model, make_model):
     first, second = Encoders(str(model), device="cpu").get(), Encoders(str(make_model(seed=1)), device="cpu").get()
     targets = [
         Target(bench.store.create(f"c{i}", CollectionSpec.of(one)), one) for i, one in enumerate((first, second))

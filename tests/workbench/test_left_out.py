@@ -1,4 +1,4 @@
-"""Where no item can be embedded anew, the refusal names what helps, and that does help."""
+"""If no item can be re-embedded, the error names the next step, and that step works."""
 
 import shutil
 
@@ -10,9 +10,7 @@ from nnclr_hub.workbench import Encoders, Workbench
 from nnclr_hub.workbench.reembedding import reembed
 
 
-def test_where_every_file_of_an_indexed_folder_has_changed_it_is_to_be_indexed_again(
-    model, make_model, image_files, tmp_path
-):
+def test_a_folder_whose_files_all_changed_must_be_indexed_again(model, make_model, image_files, tmp_path):
     folder, other = tmp_path / "photos", str(make_model(seed=1))
     folder.mkdir()
     for name in "ab":

@@ -1,4 +1,4 @@
-"""No path of this machine in what is said to others."""
+"""Messages to clients contain no paths of the server."""
 
 import pytest
 
@@ -6,23 +6,23 @@ from nnclr_hub.workbench.privacy import public_name, without_paths
 
 
 @pytest.mark.parametrize(
-    ("sentence", "told"),
+    ("sentence", "expected"),
     [
-        ("/home/me/models/mine is no folder: give one.", "mine is no folder: give one."),
+        ("/home/me/models/mine is not a folder.", "mine is not a folder."),
         ("local-dir:/etc/mine is damaged.", "mine is damaged."),
         (
             "[Errno 2] No such file or directory: '/tmp/x/catalog.sqlite'",
             "[Errno 2] No such file or directory: 'catalog.sqlite'",
         ),
         ('see file:///usr/lib/a.so, (/var/lib/b), "/opt/c d"', 'see a.so, (b), "c d"'),
-        ("It lies in /tmp/x.", "It lies in x."),
+        ("See /tmp/x.", "See x."),
         ("POST /api/v1/embed: Missing boundary.", "POST /api/v1/embed: Missing boundary."),
-        ("https://example.com/usr/lib is no key; 1/2 and/or hf-hub:org/usr", None),
+        ("https://example.com/usr/lib is not a key; 1/2 and/or hf-hub:org/usr", None),
         ("a" * 100_000 + "/" * 100_000, None),
     ],
 )
-def test_paths_are_shortened_to_their_last_name(sentence, told):
-    assert without_paths(sentence) == (sentence if told is None else told)
+def test_paths_are_shortened_to_their_last_name(sentence, expected):
+    assert without_paths(sentence) == (sentence if expected is None else expected)
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def bench(request, tmp_path):
         yield Workbench(None, store)  # type: ignore[arg-type]
 
 
-def test_the_probe_is_that_of_unit_rows_whatever_the_metric(bench):
+def test_a_probe_is_fitted_on_unit_rows_for_every_metric(bench):
     vectors, which = rows(30)
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     expected = fit_linear_probe(unit, ["xyz"[c] for c in which])
@@ -66,7 +66,7 @@ def test_the_probe_is_that_of_unit_rows_whatever_the_metric(bench):
     np.testing.assert_allclose([one.top[0][1] for one in said], wanted.probabilities.max(axis=1), atol=1e-4)
 
 
-def test_the_scores_are_of_rows_that_chose_nothing(bench):
+def test_scores_are_measured_on_held_out_rows(bench):
     """Close to those on many fresh rows, and not those of the rows that were fitted."""
     vectors, which = rows(400, noise=1.5)
     collection = bench.store.create("more", CollectionSpec(8))
@@ -78,11 +78,11 @@ def test_the_scores_are_of_rows_that_chose_nothing(bench):
     right = np.array([one.label for one in bench.predict("p", vectors=fresh)]) == truth
     assert kept.about["held_out"] == 240
     assert kept.about["scores"]["top1"] == pytest.approx(right.mean(), abs=0.07)
-    for c, told in enumerate(kept.about["per_class"]):
-        assert (told["label"], told["rows"], told["held_out"]) == (c, 400, 80)
-        assert told["score"] == pytest.approx(right[truth == c].mean(), abs=0.15)
+    for c, row in enumerate(kept.about["per_class"]):
+        assert (row["label"], row["rows"], row["held_out"]) == (c, 400, 80)
+        assert row["score"] == pytest.approx(right[truth == c].mean(), abs=0.15)
     assert kept.about["scores"]["mean_per_class"] == pytest.approx(
-        np.mean([told["score"] for told in kept.about["per_class"]])
+        np.mean([row["score"] for row in kept.about["per_class"]])
     )
 
 
@@ -92,7 +92,7 @@ def test_too_few_rows_are_fitted_and_not_scored(bench):
     collection.upsert([Item(str(i), row, {"label": int(which[i])}) for i, row in enumerate(vectors)])
     kept = bench.fit_probe("few", "few", "label")
     assert (kept.about["rows"], kept.about["held_out"], kept.about["scores"]) == (6, 0, {})
-    assert [told["score"] for told in kept.about["per_class"]] == [None] * 3
+    assert [row["score"] for row in kept.about["per_class"]] == [None] * 3
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_what_counts_as_a_label(value, labels):
 
 
 @pytest.mark.parametrize("value", [0.5, {"a": 1}, [["a"]], [{"a": 1}], float("inf")])
-def test_what_is_no_label(value):
+def test_invalid_labels_are_refused(value):
     with pytest.raises(InvalidRequest):
         label_of(value, "x")
 
@@ -135,7 +135,7 @@ def test_whole_numbers_and_truth_values_are_labels(bench):
     assert bench.fit_probe("half", "points", "half").probe.classes == ("false", "true")
 
 
-def test_lists_are_several_labels_each(bench):
+def test_a_list_holds_several_labels(bench):
     collection = bench.store.create("tagged", CollectionSpec(8))
     vectors, which = rows(40, noise=0.5)
     tags = [[["a"], ["a", "b"], []][c] for c in which]
@@ -143,9 +143,9 @@ def test_lists_are_several_labels_each(bench):
     collection.upsert([Item(f"{i:03}", row, {"tags": tags[i]}) for i, row in enumerate(vectors)])
     kept = bench.fit_probe("tags", "tagged", "tags")
     assert (kept.probe.several, kept.probe.classes, kept.about["left_out"]) == (True, ("a", "b"), {})
-    assert [told["rows"] for told in kept.about["per_class"]] == [80, 40]
+    assert [row["rows"] for row in kept.about["per_class"]] == [80, 40]
     assert kept.about["scores"]["map11"] == pytest.approx(
-        np.mean([told["score"] for told in kept.about["per_class"]]), abs=1e-6
+        np.mean([row["score"] for row in kept.about["per_class"]]), abs=1e-6
     )
     labels = [one.label for one in bench.predict("tags", vectors=vectors)]
     assert np.mean([set(label) == set(tag) for label, tag in zip(labels, tags, strict=True)]) > 0.9
@@ -163,8 +163,8 @@ def test_the_score_of_one_of_several_labels_is_its_average_precision(bench):
     held[np.random.default_rng(0).permutation(120)[:24]] = True
     judged = fit_linear_probe(read.vectors[~held], targets[~held], classes=("a", "b"), l2=0.01)
     scores = judged.scores(read.vectors[held])
-    for c, told in enumerate(fitted.per_class):
-        assert told.score == pytest.approx(average_precision_11(scores[:, c], targets[held, c] == 1))
+    for c, row in enumerate(fitted.per_class):
+        assert row.score == pytest.approx(average_precision_11(scores[:, c], targets[held, c] == 1))
 
 
 @pytest.mark.parametrize(
@@ -191,13 +191,13 @@ def test_an_empty_collection_and_a_wrong_filter_are_refused(bench):
             bench.fit_probe("p", "points", "label", where=where)
 
 
-def test_more_than_memory_takes_is_refused(bench, monkeypatch):
+def test_a_fit_above_the_memory_limit_is_refused(bench, monkeypatch):
     monkeypatch.setattr("nnclr_hub.store.settings.default_index_memory", lambda: 8 * 8 * 89)
     with pytest.raises(InvalidRequest):
         bench.fit_probe("p", "points", "label")
 
 
-def test_a_taken_name_is_refused_unless_it_is_to_be_replaced(bench):
+def test_an_existing_name_is_refused_without_replace(bench):
     bench.fit_probe("p", "points", "label")
     with pytest.raises(ProbeExists):
         bench.fit_probe("p", "points", "n")
@@ -225,7 +225,7 @@ def test_items_are_labeled_by_their_ids(bench):
         bench.predict("q", vectors=np.ones((1, 8)))
 
 
-def test_a_reader_uses_probes_and_fits_none(bench):
+def test_a_read_only_store_predicts_but_does_not_fit(bench):
     bench.fit_probe("p", "points", "label")
     with open_store(str(bench.store.folder), read_only=True) as store:
         reader = Workbench(None, store)  # type: ignore[arg-type]
@@ -234,7 +234,7 @@ def test_a_reader_uses_probes_and_fits_none(bench):
             reader.fit_probe("q", "points", "label")
 
 
-def test_confusions_and_few_shots_are_of_the_rows_that_were_held_out():
+def test_confusions_and_few_shot_scores_use_held_out_rows():
     vectors, which = rows(30, noise=0.8)
     labels = [("xyz"[c],) for c in which]
     read = LabeledVectors(unit_rows(vectors), labels, False, {})

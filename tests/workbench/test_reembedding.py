@@ -68,7 +68,7 @@ def stop(done, total):
     raise Stopped
 
 
-def test_the_name_means_the_new_vectors_and_the_old_ones_are_kept(bench, other, folder):
+def test_the_name_refers_to_the_new_vectors_and_the_old_ones_are_kept(bench, other, folder):
     before = contents(bench.collection("c"))
     seen = []
     report = reembed(bench, "c", other, progress=lambda done, total: seen.append((done, total)))
@@ -88,7 +88,7 @@ def test_the_name_means_the_new_vectors_and_the_old_ones_are_kept(bench, other, 
     assert reembed(bench, "c", other).collection is None
 
 
-def test_an_interrupted_call_goes_on_where_it_stopped(bench, other, folder):
+def test_an_interrupted_re_embedding_continues(bench, other, folder):
     with pytest.raises(Stopped):
         reembed(bench, "c", other, progress=stop)
     half = bench.collection(NEXT).count()
@@ -109,14 +109,14 @@ def test_aliases_of_the_old_collection_move_along(bench, model, other):
         assert bench.store.aliases() == dict.fromkeys(("best", "current"), report.collection)
 
 
-def test_a_collection_moves_there_and_back_and_there(bench, model, other, folder):
+def test_a_collection_can_be_re_embedded_repeatedly(bench, model, other, folder):
     kept = [reembed(bench, "c", source).kept for source in (other, str(model), other)]
     assert len(set(kept)) == 3
     assert_holds_the_folder(bench, other, folder)
     assert {info.name for info in bench.store.list()} == {*kept, bench.collection("c").name}
 
 
-def test_writes_meanwhile_go_to_both_each_by_its_own_encoder(bench, other, folder, image_files):
+def test_writes_during_re_embedding_go_to_both_collections(bench, other, folder, image_files):
     with pytest.raises(Stopped):
         reembed(bench, "c", other, progress=stop)
     changed, gone, new = folder / "cat" / "00.jpg", folder / "cat" / "01.jpg", folder / "new.jpg"
@@ -143,7 +143,7 @@ def test_writes_meanwhile_go_to_both_each_by_its_own_encoder(bench, other, folde
     assert "new.jpg" in by_path
 
 
-def test_writers_at_the_same_time_lose_nothing(bench, other, folder, image_files):
+def test_concurrent_writers_lose_nothing(bench, other, folder, image_files):
     """Images that come and go by name alone while the collection moves, before and after the swap."""
     data = image_files[9].read_bytes()
     finished, number = threading.Event(), 0
@@ -160,7 +160,7 @@ def test_writers_at_the_same_time_lose_nothing(bench, other, folder, image_files
                 if number % 3 == 0:
                     assert bench.delete("c", [f"sent-{number}"]) == 1
                 number += 1
-        except BaseException as error:  # noqa: BLE001 - told by the test itself
+        except BaseException as error:  # noqa: BLE001 - the test asserts that there are none
             failures.append(error)
 
     writer = threading.Thread(target=write)
@@ -202,7 +202,7 @@ def test_items_without_their_image_are_refused_by_name_or_left_out(bench, other,
     assert bench.collection(report.kept).count() == 61
 
 
-def test_a_collection_of_which_nothing_can_be_embedded_is_refused_and_nothing_is_left_behind(bench, other, image_files):
+def test_a_collection_without_readable_images_is_refused_and_nothing_remains(bench, other, image_files):
     """As one whose images a client has sent, be it with a name for the folder that they came from."""
     bench.store.create("sent", bench.collection("c").spec)
     origin = {"root": "photos@laptop", "path": "cat/00.jpg"}
@@ -223,7 +223,7 @@ def test_a_file_that_was_only_touched_is_still_the_same_image(bench, other, fold
     assert reembed(bench, "c", other).items == 60
 
 
-def test_items_of_before_the_pixel_hash_go_by_size_and_time(bench, other, folder):
+def test_items_without_a_pixel_hash_are_compared_by_size_and_time(bench, other, folder):
     collection = bench.collection("c")
     items = contents(collection).values()
     stripped = [
@@ -237,7 +237,7 @@ def test_items_of_before_the_pixel_hash_go_by_size_and_time(bench, other, folder
     assert reembed(bench, "c", other, skip_missing=True).items == 59
 
 
-def test_another_model_in_progress_is_refused_until_it_is_given_up(bench, other, make_model):
+def test_another_model_is_refused_until_the_first_move_is_abandoned(bench, other, make_model):
     third = str(make_model(seed=3))
     with pytest.raises(InvalidRequest):
         abandon(bench, "c")
@@ -253,8 +253,8 @@ def test_another_model_in_progress_is_refused_until_it_is_given_up(bench, other,
 
 
 @pytest.mark.parametrize("step", ["promote", "unalias"])
-def test_a_swap_cut_short_is_finished_by_the_next_call(bench, other, monkeypatch, step):
-    """After the marker, and after the promotion; `test_succession.py` cuts it everywhere."""
+def test_an_interrupted_swap_is_finished_by_the_next_call(bench, other, monkeypatch, step):
+    """After the marker, and after the promotion; tests/store/test_replacement.py covers every step."""
 
     def die(*arguments):
         raise Stopped
@@ -271,7 +271,7 @@ def test_a_swap_cut_short_is_finished_by_the_next_call(bench, other, monkeypatch
     assert bench.collection(new).spec.dim == 40
 
 
-def test_a_collection_is_dropped_with_what_was_to_take_its_place(bench, other):
+def test_dropping_a_collection_drops_its_replacement(bench, other):
     with pytest.raises(Stopped):
         reembed(bench, "c", other, progress=stop)
     assert len(drop_with_replacement(bench.store, "c")) == 2
@@ -279,7 +279,7 @@ def test_a_collection_is_dropped_with_what_was_to_take_its_place(bench, other):
     assert bench.store.aliases() == {}
 
 
-def test_a_model_that_went_away_is_named_when_images_come(bench, make_model, image_files):
+def test_adding_images_names_the_missing_model(bench, make_model, image_files):
     gone = make_model(seed=5)
     with pytest.raises(Stopped):
         reembed(bench, "c", str(gone), progress=stop)

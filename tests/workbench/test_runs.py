@@ -1,4 +1,4 @@
-"""Runs below a folder: what is told of each, whatever state it is in."""
+"""The runs in a folder are listed with their state, step and metrics."""
 
 import os
 import time
@@ -15,7 +15,7 @@ def silent(run, seconds: float) -> None:
     os.utime(run / "log.jsonl", (at, at))
 
 
-def test_runs_are_told_by_what_they_wrote(tmp_path):
+def test_the_state_of_a_run_is_read_from_its_files(tmp_path):
     write_run(tmp_path / "photos", step=40)
     silent(write_run(tmp_path / "sets" / "done", step=100, report="<h1>done</h1>"), 1000)
     silent(write_run(tmp_path / "old", step=20, report=""), SILENT_S + 5)
@@ -29,7 +29,7 @@ def test_runs_are_told_by_what_they_wrote(tmp_path):
     assert read_report(tmp_path, "sets/done") == b"<h1>done</h1>"
 
 
-def test_a_run_that_is_being_written_or_is_damaged_is_there_all_the_same(tmp_path):
+def test_unfinished_and_damaged_runs_are_listed(tmp_path):
     run = write_run(tmp_path / "r", step=30)
     with (run / "log.jsonl").open("a") as log:
         log.write('[1]\nnull\n{"step": 40, "loss": NaN, "knn/x": 1e999}\n{"step": 50, "lo')
@@ -40,7 +40,7 @@ def test_a_run_that_is_being_written_or_is_damaged_is_there_all_the_same(tmp_pat
 
 
 @pytest.mark.parametrize("name", ["", "..", "../r", "/etc", "r/..", "r/", "link", "x" * 5000, "r\0"])
-def test_no_name_leads_anywhere_else(tmp_path, name):
+def test_a_name_outside_the_folder_is_not_found(tmp_path, name):
     write_run(tmp_path / "outside")
     write_run(tmp_path / "runs" / "r")
     (tmp_path / "runs" / "link").symlink_to(tmp_path / "outside")
@@ -49,11 +49,11 @@ def test_no_name_leads_anywhere_else(tmp_path, name):
         read_report(tmp_path / "runs", name)
 
 
-def test_a_folder_that_is_not_there_has_no_runs(tmp_path):
+def test_a_missing_folder_has_no_runs(tmp_path):
     assert list_runs(tmp_path / "none") == []
 
 
-def test_a_run_without_a_report_says_when_it_comes(tmp_path):
+def test_reading_a_missing_report_raises_run_not_found(tmp_path):
     write_run(tmp_path / "r", report="")
     with pytest.raises(RunNotFound):
         read_report(tmp_path, "r")

@@ -8,7 +8,7 @@ from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.workbench.source_folders import SourceFolders
 
 
-def test_each_is_called_by_its_own_name_in_every_sentence(tmp_path):
+def test_every_message_names_its_folder(tmp_path):
     """Also one without a name, and the second of two with the same."""
     for parent in ("a", "b"):
         (tmp_path / parent / "photos").mkdir(parents=True)
@@ -22,7 +22,7 @@ def test_each_is_called_by_its_own_name_in_every_sentence(tmp_path):
         SourceFolders([tmp_path]).again("/", ".")
 
 
-def test_those_that_are_not_there_are_found(tmp_path):
+def test_missing_folders_are_found(tmp_path):
     (tmp_path / "file").touch()
     folders = SourceFolders([tmp_path, tmp_path / "nowhere", tmp_path / "file"])
     assert folders.missing == [tmp_path / "nowhere", tmp_path / "file"]

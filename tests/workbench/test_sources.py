@@ -31,14 +31,14 @@ def item_of(collection, name):
     return next(item for item in collection.scroll().items if item.metadata["path"] == name)
 
 
-def test_the_file_itself_while_its_pixels_are_the_same(indexed):
+def test_the_file_is_returned_while_its_pixels_are_unchanged(indexed):
     collection, folder = indexed
     original = read_original(collection, item_of(collection, "a.jpg").id, [folder])
     assert (original.of, original.media_type, original.reason) == ("source", "image/jpeg", "")
     assert original.data == (folder / "a.jpg").read_bytes()
 
 
-def test_a_format_that_browsers_lack_as_png(indexed):
+def test_a_format_without_browser_support_is_converted_to_png(indexed):
     collection, folder = indexed
     original = read_original(collection, item_of(collection, "b.tiff").id, None)
     assert original.media_type == "image/png"
@@ -46,7 +46,7 @@ def test_a_format_that_browsers_lack_as_png(indexed):
         assert np.array_equal(np.asarray(shown), np.asarray(there))
 
 
-def test_else_the_thumbnail_and_why(indexed, image_files, tmp_path):
+def test_a_missing_file_gives_the_thumbnail_and_the_reason(indexed, image_files, tmp_path):
     collection, folder = indexed
     item = item_of(collection, "a.jpg")
     thumbnail = collection.thumbnail(item.id)
@@ -61,7 +61,7 @@ def test_else_the_thumbnail_and_why(indexed, image_files, tmp_path):
     assert read_original(collection, item.id, [folder]).reason == "its file is missing"
 
 
-def test_an_item_cannot_say_where_to_read(indexed, tmp_path, image_files):
+def test_metadata_cannot_name_a_file_to_read(indexed, tmp_path, image_files):
     """What a client says of an item is held against the folders, symbolic links and .. included, and the pixels."""
     collection, folder = indexed
     secret = tmp_path / "secret.jpg"
@@ -78,7 +78,7 @@ def test_an_item_cannot_say_where_to_read(indexed, tmp_path, image_files):
     )
 
 
-def test_an_upload_has_its_thumbnail_alone(model, image_files, tmp_path):
+def test_an_upload_has_only_its_thumbnail(model, image_files, tmp_path):
     with open_store(str(tmp_path / "store")) as store:
         bench = Workbench(Encoders(str(model), device="cpu"), store)
         bench.ensure_collection("photos")

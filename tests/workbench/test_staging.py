@@ -22,7 +22,7 @@ def write(path, data: bytes):
     return path
 
 
-def test_what_is_staged_is_moved_away_and_found_under_its_ticket(tmp_path):
+def test_staged_files_are_moved_and_found_by_their_ticket(tmp_path):
     parts = [write(tmp_path / f"{i}.part", data) for i, data in enumerate((b"one", b"two ", b"and ", b"three"))]
     ticket = stage([("cat/1.jpg", parts[:1]), ("../../2.zip", parts[1:])])
     assert not any(part.exists() for part in parts)
@@ -39,7 +39,7 @@ def test_what_is_staged_is_moved_away_and_found_under_its_ticket(tmp_path):
 
 
 @pytest.mark.parametrize("ticket", ["", "..", "../adding", "0" * 31, "0" * 32])
-def test_what_is_no_ticket_finds_nothing_and_removes_nothing(cache, tmp_path, ticket):
+def test_an_invalid_ticket_finds_and_removes_nothing(cache, tmp_path, ticket):
     stage([("a.jpg", [write(tmp_path / "a", b"a")])])
     with pytest.raises(InvalidRequest):
         staged(ticket)
@@ -47,13 +47,13 @@ def test_what_is_no_ticket_finds_nothing_and_removes_nothing(cache, tmp_path, ti
     assert len(list((cache / "adding").iterdir())) == 1
 
 
-def test_nothing_is_left_of_what_could_not_be_staged(cache, tmp_path):
+def test_failed_staging_leaves_no_files(cache, tmp_path):
     with pytest.raises(FileNotFoundError):
         stage([("a.jpg", [write(tmp_path / "a", b"a")]), ("gone.jpg", [tmp_path / "gone"])])
     assert list((cache / "adding").iterdir()) == []
 
 
-def test_what_nobody_came_for_goes_and_too_much_is_refused(cache, tmp_path, monkeypatch):
+def test_old_staged_files_are_removed_and_too_many_are_refused(cache, tmp_path, monkeypatch):
     old = stage([("a.jpg", [write(tmp_path / "a", b"a" * 100)])])
     monkeypatch.setattr(staging, "MOST_BYTES", 50)
     with pytest.raises(Overloaded):
@@ -64,7 +64,7 @@ def test_what_nobody_came_for_goes_and_too_much_is_refused(cache, tmp_path, monk
     assert [path.name for path in (cache / "adding").iterdir()] == [new]
 
 
-def test_what_is_renewed_stays_another_week_and_no_longer(cache, tmp_path):
+def test_a_renewed_ticket_is_kept_for_another_week(cache, tmp_path):
     ticket, other = (stage([(f"{name}.jpg", [write(tmp_path / name, b"a")])]) for name in "ab")
 
     def weeks_later():
@@ -84,7 +84,7 @@ def test_what_is_renewed_stays_another_week_and_no_longer(cache, tmp_path):
     assert not (cache / "adding" / ticket).exists()
 
 
-def test_jobs_that_end_meanwhile_spoil_nothing(tmp_path):
+def test_staging_tolerates_jobs_that_end_concurrently(tmp_path):
     """Another thread takes away what waits, file by file, while more is staged."""
     ended, begun = threading.Event(), threading.Event()
     tickets: list[str] = []

@@ -1,4 +1,4 @@
-"""Several processes write to one store: what is acknowledged while one of them re-embeds is there afterwards."""
+"""Writes that other processes acknowledge during a re-embedding are kept."""
 
 import threading
 from pathlib import Path
@@ -16,7 +16,7 @@ from nnclr_hub.workbench.reembedding import abandon, reembed
 
 
 class ForMany(EmbeddedStore):
-    """As a store that other processes write to: to a workbench, another workbench on it is one of these."""
+    """A store that several processes may write to; here each workbench plays one process."""
 
     single_writer = False
 
@@ -56,7 +56,7 @@ def stop(done, total):
 
 
 def writes(bench, image_files, folder):
-    """Every way to write to c."""
+    """Yield every kind of write to c."""
     vector = bench.models.get().embed([image_files[0]])[0]
     yield lambda: bench.add_images("c", [NewImage("sent", image_files[0])])
     yield lambda: bench.upsert("c", [Item("put", vector)])
@@ -71,14 +71,14 @@ def test_other_processes_are_refused_from_the_first_step_to_the_end(benches, oth
     (folder / "new.jpg").write_bytes(Path(image_files[3]).read_bytes())
     refused = 0
 
-    def meanwhile(done, total):
+    def intervene(done, total):
         nonlocal refused
         for write in writes(elsewhere, image_files, folder):
             with pytest.raises(CollectionMoving):
                 write()
             refused += 1
 
-    report = reembed(here, "c", other, progress=meanwhile)
+    report = reembed(here, "c", other, progress=intervene)
     assert refused >= 4
     assert (report.items, report.left_out) == (60, ())
     assert elsewhere.add_images("c", [NewImage("sent", image_files[0])]) == [None]
@@ -87,13 +87,13 @@ def test_other_processes_are_refused_from_the_first_step_to_the_end(benches, oth
 
 
 def test_a_write_that_a_re_embedding_overtakes_is_not_acknowledged(benches, other):
-    """It began before, and ends after the swap or in its middle."""
+    """The write starts before the re-embedding, and ends in its middle or after the swap."""
     here, elsewhere = benches
     vector = np.ones(here.collection("c").spec.dim)
 
-    def overtaken(meanwhile, write):
+    def overtaken(intervene, write):
         with elsewhere.writing("c") as (target,):
-            meanwhile()
+            intervene()
             write(target.collection)
 
     def half():
@@ -107,7 +107,7 @@ def test_a_write_that_a_re_embedding_overtakes_is_not_acknowledged(benches, othe
         overtaken(lambda: reembed(here, "c", other, skip_missing=True), lambda old: old.delete(["half"]))
 
 
-def test_what_stopped_blocks_others_until_it_is_given_up(benches, other, image_files):
+def test_an_interrupted_move_blocks_other_writers_until_it_is_abandoned(benches, other, image_files):
     here, elsewhere = benches
     with pytest.raises(Stopped):
         reembed(here, "c", other, progress=stop)
@@ -117,8 +117,8 @@ def test_what_stopped_blocks_others_until_it_is_given_up(benches, other, image_f
     assert elsewhere.add_images("c", [NewImage("sent", image_files[0])]) == [None]
 
 
-def test_what_changed_is_taken_up_as_the_refusal_says(benches, other, image_files, tmp_path):
-    """The process that is told to may not write before the collection has moved."""
+def test_changed_images_can_be_indexed_after_a_move_that_skips_them(benches, other, image_files, tmp_path):
+    """The other process cannot write before the collection has moved."""
     here, elsewhere = benches
     folder = tmp_path / "more"
     folder.mkdir()
@@ -133,8 +133,8 @@ def test_what_changed_is_taken_up_as_the_refusal_says(benches, other, image_file
     assert elsewhere.index_folder("c", folder).added == 1
 
 
-def test_whatever_two_processes_acknowledge_is_there_afterwards(benches, other, image_files):
-    """One uploads and deletes without a pause while the other re-embeds."""
+def test_acknowledged_writes_of_two_processes_are_kept(benches, other, image_files):
+    """One process uploads and deletes continuously while the other re-embeds."""
     here, elsewhere = benches
     data = Path(image_files[9]).read_bytes()
     finished, kept, gone, failures = threading.Event(), set(), set(), []
@@ -159,7 +159,7 @@ def test_whatever_two_processes_acknowledge_is_there_afterwards(benches, other, 
     writer = threading.Thread(target=write)
     writer.start()
     try:
-        # what was uploaded before has no file to be made of: it may be left out if it is told
+        # images uploaded before the move have no file; they may be left out if the report names them
         report = reembed(here, "c", other, skip_missing=True)
     finally:
         finished.set()
