@@ -103,6 +103,8 @@ def search(
                 "--positive cannot be combined with query images, --id or --vector-from; use one form."
             )
         searches = [(" + ".join(positive), [_example(one, region) for one in positive])]
+    if negative:
+        searches = [(" - ".join([title, *negative]), examples) for title, examples in searches]
     if region is not None and not any(example.image is not None for _, one in searches for example in one):
         raise InvalidRequest("--box needs a query image.")
     if not searches:
@@ -185,7 +187,11 @@ def _example(text: str, box: Any) -> Any:
     """Return the example of an image file, or else of an item id."""
     from nnclr_hub.workbench.search_query import Example
 
-    return Example(image=Path(text), box=box) if Path(text).is_file() else Example(id=text)
+    if Path(text).is_file():
+        return Example(image=Path(text), box=box)
+    if "/" in text:  # no id has a slash
+        raise InvalidRequest(f"{text!r} is not a file. Give an image file or the id of an item.")
+    return Example(id=text)
 
 
 def _rows(path: Path | None) -> Any:
@@ -234,8 +240,11 @@ def _in_json(answer: Answer) -> dict[str, Any]:
 
 def _print_matches(found: Sequence[tuple[str, Any]]) -> None:
     for title, matches in found:
-        table = Table("score", "label", "path", box=None, header_style="bold", title=title, title_justify="left")
+        if not matches:
+            out.print(f"{title}: no matches. No item passes the filter, the threshold and the offset.", markup=False)
+            continue
+        table = Table("score", "id", "label", "path", box=None, header_style="bold", title=title, title_justify="left")
         for match in matches:
             path = str(Path(*place_of(match.id, match.metadata)))
-            table.add_row(f"{match.score:.4f}", str(match.metadata.get("label", "")), path)
+            table.add_row(f"{match.score:.4f}", match.id, str(match.metadata.get("label", "")), path)
         out.print(table)

@@ -48,10 +48,12 @@ def check_sheet(path: Path) -> None:
     """Check the name of a contact sheet before the search runs.
 
     Raises:
-        InvalidRequest: if its suffix is not .html, .csv or .png.
+        InvalidRequest: if its suffix is not .html, .csv or .png, or its folder does not exist.
     """
     if path.suffix.lower() not in SUFFIXES:
         raise InvalidRequest(f"{path} must end in one of {', '.join(SUFFIXES)}.")
+    if not path.parent.is_dir():
+        raise InvalidRequest(f"{path} cannot be written, because the folder {path.parent} does not exist.")
 
 
 def write_contact_sheet(path: Path, rows: Sequence[SheetRow], thumbnail: Callable[[str], bytes | None]) -> None:
