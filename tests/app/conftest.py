@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browsing import open_tab
+from page_actions import open_tab
 
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browsing import PHONE, open_tab, wait_for, wait_for_images
 from fake_runs import write_run
+from page_actions import PHONE, open_tab, wait_for, wait_for_images
 
 from app.tabs.probe import FOLDERS
 from nnclr_hub.store import open_store

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from browsing import PHONE, open_tab, wait_for, wait_for_images
+from page_actions import PHONE, open_tab, wait_for, wait_for_images
 from waiting import until
 
 import nnclr_hub

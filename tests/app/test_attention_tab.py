@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from browsing import PHONE, drag, toast, wait_for, wait_for_images
+from page_actions import PHONE, drag, toast, wait_for, wait_for_images
 from page_calls import call, get, post
 from PIL import Image
 

@@ -3,10 +3,10 @@
 import threading
 
 import pytest
-from adding import choose, wait_for_jobs
-from browsing import INTERRUPTED, open_tab, wait_for
 from labeling import label, show_all
+from page_actions import INTERRUPTED, open_tab, wait_for
 from page_calls import get
+from upload_actions import choose, wait_for_jobs
 
 from app.probe_jobs import ProbeJobs
 

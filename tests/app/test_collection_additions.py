@@ -8,9 +8,9 @@ from functools import partial
 
 import numpy as np
 import pytest
-from adding import choose, wait_for_jobs
-from browsing import INTERRUPTED, PHONE, toast, wait_for
+from page_actions import INTERRUPTED, PHONE, toast, wait_for
 from page_calls import call
+from upload_actions import choose, wait_for_jobs
 
 from app.widgets import uploader
 from nnclr_hub.store.base import CollectionSpec

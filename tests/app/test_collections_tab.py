@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from adding import choose, wait_for_jobs
-from browsing import INTERRUPTED, open_tab, toast, wait_for, wait_for_images
+from page_actions import INTERRUPTED, open_tab, toast, wait_for, wait_for_images
 from page_calls import events
 from PIL import Image
+from upload_actions import choose, wait_for_jobs
 
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec, Item

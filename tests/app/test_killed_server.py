@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from browsing import INTERRUPTED, open_tab, wait_for
+from page_actions import INTERRUPTED, open_tab, wait_for
 from PIL import Image
 from running_server import free_port, wait
 

@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from browsing import INTERRUPTED, PHONE, open_tab, toast, wait_for
+from page_actions import INTERRUPTED, PHONE, open_tab, toast, wait_for
 from page_calls import call, post
 
 from app.tabs.probe import FOLDERS

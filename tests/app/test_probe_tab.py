@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from browsing import INTERRUPTED, PHONE, open_tab, toast, wait_for, wait_for_images
 from labeling import ids_of, label, label_ids, show_all
+from page_actions import INTERRUPTED, PHONE, open_tab, toast, wait_for, wait_for_images
 from page_calls import call, get
 
 from app.tabs import probe as probe_tab

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from browsing import PHONE, drag, toast, wait_for, wait_for_images
+from page_actions import PHONE, drag, toast, wait_for, wait_for_images
 from PIL import Image
-from searching import captions, ids, upload
+from search_actions import captions, ids, upload
 
 from app.finder import Finder
 

@@ -1,8 +1,8 @@
 """The URL of the Search tab is a link to its results."""
 
 import pytest
-from browsing import toast, wait_for
-from searching import captions, upload
+from page_actions import toast, wait_for
+from search_actions import captions, upload
 
 from nnclr_hub.store.base import Item
 

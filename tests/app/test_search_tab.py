@@ -3,8 +3,8 @@
 import re
 
 import pytest
-from browsing import PHONE, drag, open_tab, toast, until_shown, wait_for, wait_for_images
-from searching import captions, ids, scores, upload
+from page_actions import PHONE, drag, open_tab, toast, until_shown, wait_for, wait_for_images
+from search_actions import captions, ids, scores, upload
 
 from nnclr_hub.store.queries import search_like
 from nnclr_hub.workbench import NewImage

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 import pytest
-from browsing import PHONE
 from fake_runs import write_run
+from page_actions import PHONE
 
 from app.widgets import outputs
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from browsing import wait_for
+from page_actions import wait_for
 
 
 def captions(page: Any) -> list[str]:
