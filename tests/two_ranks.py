@@ -15,7 +15,7 @@ from timm.layers import BatchNormAct2d
 from torch import nn
 from torch.distributed.elastic.utils.distributed import get_free_port
 
-from nnclr_hub.method import METHODS, Learner, PredictionHead, ProjectionHead, SupportSet
+from nnclr_hub.method import METHODS, Learner, PredictionHead, ProjectionHead, Prototypes, SupportSet
 from training.distributed import Ranks, joined, share_gradients, synchronize_norms
 
 BATCH = 12
@@ -41,8 +41,9 @@ def make(method: str, options: dict) -> Learner:
         nn.AdaptiveAvgPool2d(2),
         nn.Flatten(),
     )
-    prediction = PredictionHead(8, 16) if row.prediction != "none" else None
-    support = SupportSet(30, 8) if row.target == "neighbor" else None
+    heads = {"none": lambda: None, "prototypes": lambda: Prototypes(8, 5)}
+    prediction = heads.get(row.prediction, lambda: PredictionHead(8, 16))()
+    support = SupportSet(30, 8) if row.uses_support_set else None
     return Learner(backbone, row, ProjectionHead(24, 16, 8), prediction, support, **options)
 
 
