@@ -47,7 +47,7 @@ def test_its_commands_run(folder):
     assert {"attention/dog-attention.png", "found/1-park-attention.png", "found/figure.png", "grid.png"} <= made
 
 
-def test_what_it_says_of_a_box_in_other_images(folder):
+def test_the_guide_is_right_about_a_box_in_other_images(folder):
     """The table's row: on images that are one and the same, the map is the same."""
     from nnclr_hub import Box
 

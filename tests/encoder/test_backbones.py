@@ -39,7 +39,7 @@ def test_unavailable_timm_weights_are_refused_without_retries(monkeypatch, tmp_p
     assert waited == []
 
 
-def test_a_wrong_argument_is_one_sentence():
+def test_an_unknown_model_argument_is_named():
     with pytest.raises(InvalidRequest, match="num_legs") as caught:
         create_backbone("resnet18", model_args={"num_legs": 4})
     assert "\n" not in str(caught.value)

@@ -118,7 +118,7 @@ def test_a_cache_that_cannot_be_written_is_named(server, name, monkeypatch, tmp_
         resolve(f"{server.url}/{name}")
 
 
-def test_a_full_disk_is_one_sentence_and_leaves_nothing(server, name):
+def test_a_full_disk_is_reported_and_leaves_no_files(server, name):
     """Simulate a full disk with the limit on the size of a file."""
     code = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
@@ -175,7 +175,7 @@ def test_digits_stand_at_the_end_of_the_name_alone():
         assert pinned_digits(name) is None
 
 
-def test_what_is_no_config_is_not_kept(server, name, model, make_model):
+def test_an_invalid_config_is_not_kept(server, name, model, make_model):
     """A page that says with status 200 that there is none; then a config.json of other weights; then the right one."""
     (server.root / CONFIG).write_text("<html>Not here</html>")
     assert refusal(server, name)
@@ -206,7 +206,7 @@ def test_no_proxy_is_asked_for_this_machine(server, name, monkeypatch):
     assert resolve(f"{server.url}/{name}", progress=False).folder
 
 
-def test_what_a_killed_download_left_is_swept_away_later(server, name):
+def test_files_of_a_killed_download_are_removed_later(server, name):
     models = cache_folder() / "models"
     for left, age in (("old", 2 * 86400), ("young", 60)):
         (models / f".half-{left}").mkdir(parents=True)

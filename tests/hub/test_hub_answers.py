@@ -92,7 +92,7 @@ def test_a_repository_is_downloaded(answers, model, want):
         ("org/empty", "ModelFilesMissing: "),
     ],
 )
-def test_each_refusal_is_one_sentence(answers, hub, source, sentence):
+def test_each_refusal_is_reported_in_one_line(answers, hub, source, sentence):
     assert answers[source].startswith(sentence.partition(":")[0] + ":")
 
 
@@ -105,7 +105,7 @@ def test_a_token_opens_a_private_repository_and_a_wrong_one_is_named(hub, tmp_pa
 
 
 @pytest.mark.slow
-def test_what_was_fetched_once_needs_no_network_again(hub, answers, cache, model, want):
+def test_cached_files_need_no_network(hub, answers, cache, model, want):
     """Check offline mode and an unreachable server; a missing file names the variable and the cache."""
     asked = len(hub.asked)
     commit = commit_of(model)
@@ -152,7 +152,7 @@ def test_a_file_that_changed_on_the_way_is_refused(hub, tmp_path):
     assert "Hub" in answer
 
 
-def test_a_full_disk_is_one_sentence(hub, tmp_path):
+def test_a_full_disk_is_reported(hub, tmp_path):
     """Simulate a full disk with the limit on the size of a file."""
     code = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n" + RESOLVE
     answer = fetch(hub, tmp_path, "org/name", code=code)["org/name"]

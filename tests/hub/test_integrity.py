@@ -193,7 +193,7 @@ def test_a_damaged_hash_cache_does_not_refuse_a_good_file(file, reads):
 
 
 @pytest.mark.parametrize("name", [CONFIG, WEIGHTS])
-def test_a_disk_that_cannot_be_read_is_one_sentence(model, tmp_path, name):
+def test_an_unreadable_disk_is_reported(model, tmp_path, name):
     """Use the memory of a process, a file whose first bytes give an I/O error."""
     folder = shutil.copytree(model, tmp_path / "model")
     (folder / name).unlink()

@@ -12,14 +12,14 @@ from nnclr_hub.hub.layout import CONFIG, WEIGHTS, read_config, read_weights, req
 GOOD = {"architecture": "resnet18", "num_features": 32, "pretrained_cfg": {"input_size": [3, 48, 48]}}
 
 
-def test_what_is_written_is_what_is_read(model):
+def test_written_fields_are_read_back(model):
     config = read_config(model)
     assert config.to_json() == (model / CONFIG).read_text()
     assert config.model_args == {"channels": [8, 16, 24, 32]}
     assert config.nnclr["sha256"][WEIGHTS] == sha256_of(model / WEIGHTS)
 
 
-def test_what_others_leave_out_has_a_default(tmp_path):
+def test_missing_fields_have_defaults(tmp_path):
     """A folder that timm wrote has no block of ours, and may say null for model_args."""
     (tmp_path / CONFIG).write_text(json.dumps({**GOOD, "model_args": None}))
     config = read_config(tmp_path)

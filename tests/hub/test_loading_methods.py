@@ -93,7 +93,7 @@ def test_one_jpeg_through_the_method_own_preprocessing(outputs, opened, image_fi
 
 
 @pytest.mark.parametrize("method", [*TIMMS, "transformers tasks"])
-def test_a_classifier_of_ten_stands_on_the_same_features(outputs, opened, method):
+def test_a_classifier_of_ten_classes_has_the_same_features(outputs, opened, method):
     name, encoder, tolerance = opened
     got = unit(outputs[f"{name}|{method}|classes"])
     np.testing.assert_allclose(got, encoder.embed(tensor(encoder)), atol=tolerance, rtol=0)

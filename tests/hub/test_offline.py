@@ -75,7 +75,7 @@ def get(address: str) -> bytes:
 
 
 @pytest.mark.slow
-def test_serve_works_and_asks_nobody(tmp_path):
+def test_serve_makes_no_network_requests(tmp_path):
     with started(tmp_path, "serve", "--store", "store") as address:
         assert json.loads(get(f"{address}/v1/models"))["data"]
         assert b"nnclr_hub" in get(f"{address}/ui/")
@@ -93,7 +93,7 @@ def test_demo_makes_its_gallery_from_what_is_installed(tmp_path):
 
 
 @pytest.mark.slow
-def test_demo_of_ones_own_images_asks_nobody(tmp_path, photos):
+def test_demo_with_local_images_makes_no_network_requests(tmp_path, photos):
     with started(tmp_path, "demo", "--images", photos) as address:
         (gallery,) = json.loads(get(f"{address}/api/v1/collections"))["collections"]
         assert gallery["count"] == 60

@@ -17,7 +17,7 @@ from nnclr_hub.hub.sources import resolve
 NAME = "nnclr_made_up"
 
 
-def test_what_it_says_of_an_input_is_what_the_encoder_does():
+def test_the_input_in_the_registry_is_that_of_the_encoder():
     for name, info in MODELS.items():
         done = dataclasses.asdict(load_encoder(name, device="cpu").transform.preprocessing)
         done["size"] = done.pop("input_size")
@@ -48,7 +48,7 @@ def made_up(model, **more) -> ModelInfo:
     return ModelInfo(NAME, "resnet18", 32, 1, InputContract(48), hashes, "mit", "none", "none", **more)
 
 
-def test_a_starter_that_only_a_checkout_has_says_so(model, monkeypatch, tmp_path):
+def test_a_starter_outside_the_wheel_is_reported_as_such(model, monkeypatch, tmp_path):
     """From an installed package, and from a checkout that has lost it."""
     monkeypatch.setitem(MODELS, NAME, made_up(model))
     with pytest.raises(ModelFilesMissing):

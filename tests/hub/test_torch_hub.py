@@ -106,7 +106,7 @@ def test_weights_come_from_a_name_folder_file_and_address(load, model, tmp_path)
         load(weights=wrong)
 
 
-def test_what_is_no_trained_weights_is_refused(load, make_model):
+def test_an_invalid_value_for_weights_is_refused(load, make_model):
     for source in ("random:resnet18", "timm:resnet18", f"random:{STARTER}"):
         with pytest.raises(InvalidRequest):
             load(weights=source)

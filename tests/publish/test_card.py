@@ -60,7 +60,7 @@ def test_weights_of_others_are_not_called_ours(model, tmp_path):
     assert "dwibedi2021nnclr" not in card
 
 
-def test_a_card_that_somebody_edited_is_known_and_kept(model, tmp_path):
+def test_an_edited_card_is_detected_and_kept(model, tmp_path):
     folder = export_run(model, tmp_path / "mine")
     text = card_of(folder)
     assert is_ours(text)
@@ -102,7 +102,7 @@ def test_an_invalid_config_does_not_get_a_card(model, tmp_path, part, field, val
     assert not (tmp_path / "README.md").exists()
 
 
-def test_what_timm_leaves_out_has_timms_defaults(model, tmp_path):
+def test_fields_missing_in_timm_have_the_defaults_of_timm(model, tmp_path):
     fields = json.loads((model / "config.json").read_text())
     del fields["pretrained_cfg"]["crop_pct"]
     (tmp_path / "config.json").write_text(json.dumps(fields))

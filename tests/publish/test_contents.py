@@ -67,7 +67,7 @@ def test_weights_that_are_not_plain_numbers_are_refused(key, change, networks, t
     ],
     ids=["stem", "no positions", "patches", "positions"],
 )
-def test_tensors_of_impossible_shapes_are_one_sentence(state, tmp_path):
+def test_tensors_of_impossible_shapes_are_refused_in_one_line(state, tmp_path):
     with pytest.raises(NNCLRHubError):
         converted(state, tmp_path)
 

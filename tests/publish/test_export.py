@@ -117,7 +117,7 @@ def test_half_precision_stays_within_a_thousandth(model, tmp_path, image_files):
     np.testing.assert_allclose(full, small, atol=1e-3)
 
 
-def test_what_cannot_be_exported_is_refused(model, tmp_path):
+def test_an_invalid_export_is_refused(model, tmp_path):
     with pytest.raises(ModelFilesMissing):
         export_run(tmp_path, tmp_path / "out")
     (tmp_path / "taken").mkdir()

@@ -132,7 +132,7 @@ def test_provenance_that_json_cannot_hold_is_refused(tmp_path):
             export_tiny(tmp_path / "model", provenance={"metrics": {"knn20/x": value}})
 
 
-def test_a_folder_of_somebody_elses_model_is_not_overwritten(model, tmp_path):
+def test_a_folder_with_another_model_is_not_overwritten(model, tmp_path):
     (tmp_path / "bert").mkdir()
     (tmp_path / "bert" / "config.json").write_text('{"model_type": "bert"}')
     (tmp_path / "file").write_text("")
@@ -198,7 +198,7 @@ def test_files_of_others_are_not_overwritten(tmp_path):
     assert (tmp_path / "README.md").read_text() == "My project."
 
 
-def test_a_card_that_somebody_edited_stays(tmp_path):
+def test_an_edited_card_is_kept(tmp_path):
     folder = export_tiny(tmp_path / "model")
     (folder / "README.md").write_text("My own words.")
     export_tiny(folder)
@@ -208,7 +208,7 @@ def test_a_card_that_somebody_edited_stays(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_one_sentence_and_leaves_nothing(model, tmp_path):
+def test_a_full_disk_is_reported_and_leaves_no_files(model, tmp_path):
     """Simulate a full disk with the limit on the size of a file."""
     code = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"

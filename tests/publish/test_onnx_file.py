@@ -42,7 +42,7 @@ def test_the_file_gives_torchs_vectors_for_any_batch(folder, tmp_path):
     assert json.loads(about["preprocessing"])["input_size"] == crops.shape[1]
 
 
-def test_what_cannot_be_written_is_explained(model, tmp_path, monkeypatch):
+def test_an_invalid_onnx_export_is_explained(model, tmp_path, monkeypatch):
     for wrong in (tmp_path / "model.bin", tmp_path / "no" / "model.onnx"):
         with pytest.raises(InvalidRequest):
             export_onnx(model, wrong)
@@ -68,7 +68,7 @@ def test_a_file_with_other_vectors_is_not_written(model, make_model, tmp_path, m
     assert (tmp_path / "model.onnx").read_text() == "older"
 
 
-def test_a_place_that_cannot_be_written_is_one_sentence_before_the_export(model, tmp_path, monkeypatch):
+def test_an_unwritable_path_is_reported_before_the_export(model, tmp_path, monkeypatch):
     monkeypatch.setattr(onnx_file, "onnx_bytes", None)
     (tmp_path / "model.onnx").mkdir()
     with pytest.raises(ModelError):
@@ -76,7 +76,7 @@ def test_a_place_that_cannot_be_written_is_one_sentence_before_the_export(model,
     assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
 
 
-def test_a_full_disk_is_one_sentence_and_leaves_the_older_file(model, tmp_path, monkeypatch):
+def test_a_full_disk_is_reported_and_keeps_the_older_file(model, tmp_path, monkeypatch):
     def full(self, content):
         raise OSError(errno.ENOSPC, "No space left on device")
 

@@ -176,7 +176,7 @@ def test_a_pull_request_is_opened_continued_and_opened_again(hub, folder, anothe
     assert publish_model(another, NAME, pr=True).pull_request == 2
 
 
-def test_a_pull_request_of_somebody_else_is_not_touched(hub, folder, another):
+def test_a_pull_request_of_another_user_is_not_changed(hub, folder, another):
     publish_model(folder, NAME)
     publish_model(another, NAME, pr=True)
     hub.repositories[NAME].discussions[0]["author"]["name"] = "another"

@@ -47,7 +47,7 @@ def test_a_tag_may_not_have_the_name_of_a_branch(hub, folder):
     refused(hub, folder, NAME, tag="v2")
 
 
-def test_a_card_that_somebody_edited_there_stays(hub, folder, another):
+def test_a_card_edited_on_the_hub_is_kept(hub, folder, another):
     publish_model(folder, NAME)
     there = hub.repositories[NAME]
     edited = there.files() | {"README.md": there.files()["README.md"] + b"\nA word of mine.\n"}

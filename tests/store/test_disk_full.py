@@ -102,7 +102,7 @@ def test_a_write_without_room_is_refused_and_reads_go_on(limited):
     assert said["write afterwards"] is None, "with free space it can be written again, without opening it again"
 
 
-def test_what_was_acknowledged_before_the_disk_was_full_is_there(limited):
+def test_items_acknowledged_before_the_disk_was_full_are_kept(limited):
     folder, said = limited
     wanted = {f"i{n}": 1 for n in range(1500)} | dict.fromkeys(said["done"], 2)
     wanted |= {id: version for id, key, version in (("k", "then", 3), ("l", "write afterwards", 4)) if not said[key]}

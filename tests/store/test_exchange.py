@@ -124,7 +124,7 @@ def test_nothing_is_overwritten_and_nothing_half_written_stays(store, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "store", "there"]
 
 
-def test_an_interrupted_import_goes_on_where_it_stopped(store, tmp_path):
+def test_an_interrupted_import_continues(store, tmp_path):
     original = filled(store)
     manifest = export_collection(original, tmp_path / "out")
 
@@ -277,7 +277,7 @@ def test_a_manifest_leads_to_no_file_outside_its_folder(exported, tmp_path):
         import_collection(exported, "copy", tmp_path / "out")
 
 
-def test_what_is_no_export_is_refused(exported, tmp_path, monkeypatch):
+def test_an_invalid_export_folder_is_refused(exported, tmp_path, monkeypatch):
     with pytest.raises(InvalidRequest):
         import_collection(exported, "copy", tmp_path)
     with pytest.raises(InvalidRequest):

@@ -77,7 +77,7 @@ def test_nothing_of_the_users_stands_in_an_expression_as_it_is():
 @pytest.mark.parametrize(
     "uri", ["milvus://", "milvus://host:port", "milvus://h:1/a/b", "milvus://h:1?x=1", "milvus://h:99999"]
 )
-def test_what_is_no_address_is_refused(uri):
+def test_an_invalid_address_is_refused(uri):
     with pytest.raises(InvalidRequest):
         open_store(uri)
 
@@ -89,7 +89,7 @@ def test_no_error_shows_a_password():
         assert "secret" not in str(refusal.value)
 
 
-def test_where_nobody_listens_is_said_within_ten_seconds():
+def test_an_unreachable_server_is_reported_within_ten_seconds():
     begun = time.monotonic()
     with pytest.raises(StoreUnreachable) as caught:
         open_store(f"milvus://127.0.0.1:{free_port()}")

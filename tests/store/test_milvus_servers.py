@@ -41,7 +41,7 @@ def write_until_refused(collection, numbers, kept, gone):
             gone |= set(some[:5])
 
 
-def test_what_was_acknowledged_survives_the_servers_death(server):
+def test_acknowledged_items_survive_a_killed_server(server):
     """SIGKILL in the middle of upserts and deletes, three times: every answer that came is kept."""
     kept, gone = set(), set()
     numbers = itertools.count()
@@ -65,7 +65,7 @@ def test_what_was_acknowledged_survives_the_servers_death(server):
             assert len(kept) > 20
 
 
-def test_a_store_goes_on_when_its_server_comes_back(server):
+def test_a_store_continues_after_a_restart_of_its_server(server):
     """The same objects, after one clear error; reads wait for a server that is just starting."""
     with open_store(server.uri) as store:
         collection = store.create("c", CollectionSpec(4))

@@ -176,7 +176,7 @@ def test_near_duplicates_are_the_connected_components(collection, vectors, thres
     assert seen[-1] == (COUNT, COUNT)
 
 
-def test_near_duplicates_keep_the_filter_and_refuse_what_is_no_score(collection, vectors):
+def test_near_duplicates_apply_the_filter_and_refuse_an_invalid_score(collection, vectors):
     where = {"must": [{"key": "even", "match": True}]}
     found = near_duplicates(collection, 0.8, where=where)
     assert {int(id[1:]) % 2 for group in found for id in group} == {0}

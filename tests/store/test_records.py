@@ -31,7 +31,7 @@ def uri(request, tmp_path):
     return str(tmp_path / "store")
 
 
-def test_what_was_put_is_there_after_a_reopening(uri):
+def test_records_are_kept_when_a_store_is_reopened(uri):
     with open_store(uri) as store:
         store.records.put(Record("probe", "cats", {"classes": ["cat", 3], "name": "Ä"}, b"\0\xff"))
         store.records.put(Record("job", "cats", {"state": "done"}))

@@ -129,7 +129,7 @@ def test_a_vector_of_the_wrong_size_is_named_by_who_reads_it(folder):
         store.get("c").get(["i007"])
 
 
-def test_repair_spares_an_item_that_was_indexed_again_meanwhile(folder):
+def test_repair_keeps_an_item_that_was_indexed_during_the_repair(folder):
     change(folder, DAMAGE["a flipped bit"])
     with open_store(str(folder)) as store:
         collection = store.get("c")

@@ -113,7 +113,7 @@ def test_a_swap_cut_short_anywhere_is_finished_by_the_next_call(make, name, foun
 
 
 @pytest.mark.parametrize("name", ["c", "best"])
-def test_what_is_written_in_the_middle_of_a_swap_is_there_after_it(make, name):
+def test_writes_during_a_swap_are_kept(make, name):
     """By whichever name: it goes to the new collection, alone or as well."""
     for number in range(20):
         store = make(name)

@@ -111,18 +111,18 @@ def test_compacting_what_is_closed_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("uri", ["", None, "http://x", "file:///tmp/x"])
-def test_what_cannot_be_a_store_is_refused(uri):
+def test_an_invalid_store_location_is_refused(uri):
     with pytest.raises(InvalidRequest):
         open_store(uri)
 
 
 @pytest.mark.parametrize("spec", [{"dim": 4.5}, {"dim": True}, {"dim": "x"}, {"dim": 4, "indexed": ["k"] * 40}])
-def test_a_specification_that_makes_no_sense_is_refused(spec):
+def test_an_invalid_specification_is_refused(spec):
     with pytest.raises(InvalidRequest):
         CollectionSpec(**spec)
 
 
 @pytest.mark.parametrize("items", [None, Item("a", np.ones(DIM)), [{"id": "a"}]])
-def test_what_is_no_item_is_refused(collection, items):
+def test_an_invalid_item_is_refused(collection, items):
     with pytest.raises(InvalidRequest):
         collection.upsert(items)

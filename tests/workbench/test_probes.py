@@ -109,7 +109,7 @@ def test_too_few_rows_are_fitted_and_not_scored(bench):
         ("", None),
     ],
 )
-def test_what_counts_as_a_label(value, labels):
+def test_label_values_are_normalized(value, labels):
     assert label_of(value, "x") == labels
 
 
