@@ -74,7 +74,7 @@ def test_every_registered_model_is_there_and_verifies():
 def test_the_figures_of_the_registry_are_those_of_the_readme():
     """To the three places of its table, whose columns are the data sets."""
     readme = (Path(__file__).parents[2] / "README.md").read_text()
-    heading, rows = readme.partition("| name | images |")[2].split("\n", 1)
+    heading, rows = readme.partition("| name | terms of the images |")[2].split("\n", 1)
     names = [name.strip().removeprefix("20-NN ") for name in heading.strip("| ").split("|")]
     for model, info in MODELS.items():
         row = next(line for line in rows.splitlines() if line.startswith(f"| `{model}`"))
