@@ -164,8 +164,10 @@ class Learner(nn.Module):
             directions = random_directions(z[0].shape[1], DIRECTIONS, z[0].device)
             loss = lejepa_loss(torch.stack(list(p)), directions, self.sigreg_weight, LARGE, self.gather)
             return Step(loss, own[0].detach(), own[1].detach(), None, share)
-        mask = None if self.support_set is None else self.support_set.own_rows(ids)
-        objective = partial(self._objective, mask=mask if self.method.objective == "relation" else None)
+        objective = self._objective
+        if self.method.objective == "relation":  # the mask has B x M entries, so other methods do not make it
+            assert self.support_set is not None
+            objective = partial(objective, mask=self.support_set.own_rows(ids))
         loss = self.method.loss_scale * loss_over_pairs(objective, targets, p)
         return Step(loss, own[0].detach(), own[1].detach(), neighbors, share)
 
