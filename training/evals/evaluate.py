@@ -20,9 +20,8 @@ from nnclr_hub.errors import InvalidRequest, ModelFilesMissing, NNCLRHubError
 from nnclr_hub.progress import bar
 
 from ..data.named_sets import find_data
-from .attention import BoxedEvaluation
-from .boxes.boxed import BoxedSet, read_boxes
-from .boxes.maps import BASELINES, Baseline
+from .attention import BASELINES, Baseline, BoxedEvaluation
+from .boxed_images import BoxedSet, read_boxes
 from .features import Features, task_features
 from .pixels import Pixels
 from .protocols import Protocol

@@ -1,4 +1,4 @@
-"""Plots of results: bars per protocol, few-shot curves, and the page of attention."""
+"""Pages of results: bars per protocol, few-shot curves, and the table of attention."""
 
 from __future__ import annotations
 
@@ -9,18 +9,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..monitor import replace_text
-from .boxes import page
+from .attention_page import as_markdown
 from .results import Record
 
 WIDE = 44  # characters of a name
 
 
 def draw(records: Sequence[Record], folder: Path) -> list[Path]:
-    """Write folder/scores.png, and few_shot.png, attention.md and attention.png if there are such records.
-
-    Returns:
-        Their paths.
-    """
+    """Write folder/scores.png, and few_shot.png and attention.md if there are such records; return their paths."""
     pages = []
     bars = [one for one in records if one.protocol != "few_shot"]
     if bars:
@@ -30,8 +26,8 @@ def draw(records: Sequence[Record], folder: Path) -> list[Path]:
         pages.append(_save(_few_shot(curves), folder / "few_shot.png"))
     maps = [one for one in records if one.protocol == "attention"]
     if maps:
-        replace_text(folder / "attention.md", page.as_markdown(maps))
-        pages += [folder / "attention.md", _save(page.draw(maps), folder / "attention.png")]
+        replace_text(folder / "attention.md", as_markdown(maps))
+        pages.append(folder / "attention.md")
     return pages
 
 

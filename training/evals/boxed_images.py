@@ -1,4 +1,4 @@
-"""A set of images with boxes: COCO's annotations.json, or a boxes.csv with one box per line.
+"""Images with boxes: COCO's annotations.json, or a boxes.csv with one box per line.
 
     boxed = read_boxes(Path("coco128"))
     boxed.images[0].boxes     # (n, 4) float64: x0, y0, x1, y1 in pixels, from edge to edge
@@ -12,7 +12,6 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,10 +24,13 @@ from nnclr_hub.encoder.decoding import decode_image
 from nnclr_hub.encoder.labeled import first_names
 from nnclr_hub.errors import ImageError, InvalidRequest
 
-from ..task import add_files
+from .task import add_files
 
 COCO, TABLE = "annotations.json", "boxes.csv"
 COLUMNS = ("file", "x0", "y0", "x1", "y1")
+Size = tuple[int, int]
+# of a file: class names, and (path, size or None, boxes, classes) per image, in its own pixels
+Listed = tuple[tuple[str, ...], list[tuple[Path, Size | None, list[list[float]], list[int]]]]
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,8 @@ class BoxedImage:
     """
 
     path: Path
-    file_size: tuple[int, int]
-    size: tuple[int, int]
+    file_size: Size
+    size: Size
     boxes: np.ndarray
     kinds: np.ndarray
 
@@ -73,12 +75,7 @@ class BoxedImage:
 
 @dataclass(frozen=True)
 class BoxedSet:
-    """Images with boxes; the attributes have the names of those of a `Task`.
-
-    classes: names of the boxed objects.
-    images: those with a box.
-    left_out: notes about what does not count.
-    """
+    """Images with boxes; the attributes have the names of those of a `Task`."""
 
     name: str
     classes: tuple[str, ...]
@@ -114,37 +111,24 @@ def read_boxes(source: Path) -> BoxedSet:
     if file is None:
         raise InvalidRequest(f"{source} has no boxes; name a folder with COCO's {COCO} or with a {TABLE}.")
     try:
-        found = _coco(file) if file.suffix == ".json" else _table(file)
+        classes, listed = _coco(file) if file.suffix == ".json" else _table(file)
     except KeyError as error:
         raise InvalidRequest(f"{file} has no {error}; it is not a valid {file.name}.") from error
     except (OSError, ValueError, TypeError, AttributeError, IndexError) as error:
         raise InvalidRequest(f"{file} cannot be read as boxes ({' '.join(str(error).split())}).") from error
-    images, bare, lost = [], 0, []
-    for path, size, boxes, kinds in found.images:
-        image = _boxed_image(path, size, boxes, kinds)
-        if image is None:
-            lost.append(path.name)
-        elif not len(image.boxes):
-            bare += 1
-        else:
-            images.append(image)
-    name = source.resolve().stem if source.is_file() else source.resolve().name
+    found = [(path.name, _boxed_image(path, size, boxes, kinds)) for path, size, boxes, kinds in listed]
+    lost = [name for name, image in found if image is None]
+    bare = sum(image is not None and not len(image.boxes) for _, image in found)
+    images = tuple(image for _, image in found if image is not None and len(image.boxes))
     if not images:
         raise InvalidRequest(f"{file} has no usable image with a box; check its file names and sizes.")
+    name = source.resolve().stem if source.is_file() else source.resolve().name
     notes = [f"{name}: {bare} images without a box are left out"] if bare else []
     notes += [f"{name}: {len(lost)} missing or unusable files ({first_names(lost)}) are left out"] if lost else []
-    return BoxedSet(name, found.classes, tuple(images), tuple(notes))
+    return BoxedSet(name, classes, images, tuple(notes))
 
 
-@dataclass(frozen=True)
-class _Listed:
-    """Content of a file: class names, and (path, size or None, boxes, classes) per image, in its own pixels."""
-
-    classes: tuple[str, ...]
-    images: Iterable[tuple[Path, tuple[int, int] | None, list[list[float]], list[int]]]
-
-
-def _coco(file: Path) -> _Listed:
+def _coco(file: Path) -> Listed:
     content: dict[str, Any] = json.loads(file.read_text("utf-8"))
     place = {one["id"]: i for i, one in enumerate(content["categories"])}
     boxes: dict[Any, list[tuple[list[float], int]]] = {one["id"]: [] for one in content["images"]}
@@ -157,10 +141,10 @@ def _coco(file: Path) -> _Listed:
         own = boxes[one["id"]]
         size = (int(one["width"]), int(one["height"]))
         images.append((file.parent / one["file_name"], size, [box for box, _ in own], [kind for _, kind in own]))
-    return _Listed(tuple(str(one["name"]) for one in content["categories"]), images)
+    return tuple(str(one["name"]) for one in content["categories"]), images
 
 
-def _table(file: Path) -> _Listed:
+def _table(file: Path) -> Listed:
     with file.open(newline="", encoding="utf-8-sig") as lines:
         reader = csv.DictReader(lines)
         missing = set(COLUMNS) - set(reader.fieldnames or ())
@@ -177,13 +161,12 @@ def _table(file: Path) -> _Listed:
         boxes.setdefault(row["file"], []).append([x0, y0, x1 + 1, y1 + 1])
     classes = tuple(sorted({Path(name).parent.name for name in boxes}))
     place = {name: i for i, name in enumerate(classes)}
-    images = [(file.parent / one, None, own, [place[Path(one).parent.name]] * len(own)) for one, own in boxes.items()]
-    return _Listed(classes, images)
+    return classes, [
+        (file.parent / name, None, own, [place[Path(name).parent.name]] * len(own)) for name, own in boxes.items()
+    ]
 
 
-def _boxed_image(
-    path: Path, size: tuple[int, int] | None, boxes: list[list[float]], kinds: list[int]
-) -> BoxedImage | None:
+def _boxed_image(path: Path, size: Size | None, boxes: list[list[float]], kinds: list[int]) -> BoxedImage | None:
     """Return None for a missing or unreadable file, an image without pixels, or a narrow strip."""
     if not path.is_file():
         return None
