@@ -43,11 +43,7 @@ class CollectionPage:
 
 
 class CollectionHandlers:
-    """Handle the events of the Collections tab.
-
-    Args:
-        page: provides the workbench.
-    """
+    """Handle the events of the Collections tab."""
 
     def __init__(self, page: Page) -> None:
         self._page = page

@@ -38,7 +38,6 @@ def guard(handler: Handler, outputs: int, *, writes: bool) -> Handler:
     Args:
         handler: may take `gr.Request` and `gr.EventData` by annotation. It returns one value per output, or a single
             gr.skip() for all outputs.
-        outputs: number of outputs.
         writes: whether the caller needs a key that can write.
     """
 

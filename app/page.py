@@ -86,7 +86,6 @@ class Page:
 
     Args:
         bench: the only access to collections and encoders.
-        settings: of the server.
         jobs: of the server; None if the page runs without a server.
     """
 
@@ -139,7 +138,6 @@ class Page:
             handler: a plain function or method, not a generator; see `handlers.guard`.
             writes: whether it changes stored data. Such a handler rejects keys that can only read, and must not be
                 built on a read-only server.
-            options: Gradio's event options, such as `show_progress`.
         """
         if writes and not self.writable:
             raise ValueError(f"{handler.__name__} writes; build it only if the page is writable")

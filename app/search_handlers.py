@@ -44,11 +44,7 @@ FIELDS += ("k", "score_threshold", "where", "address")
 
 
 class SearchHandlers:
-    """Handle the events of the Search tab.
-
-    Args:
-        page: provides the workbench.
-    """
+    """Handle the events of the Search tab."""
 
     def __init__(self, page: Page) -> None:
         self._page = page

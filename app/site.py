@@ -124,11 +124,7 @@ def _only_open_routes(app: ASGIApp) -> ASGIApp:
 
 
 def _replace(module: Any, name: str, replacement: Any) -> None:
-    """Replace a function of Gradio for the whole process.
-
-    Raises:
-        RuntimeError: this version of Gradio has no such function, so the gap that it closed may be open.
-    """
+    """Replace a function of Gradio for the whole process."""
     if not hasattr(module, name):
         raise RuntimeError(f"gradio {gradio.__version__} has no {name}; install the version that nnclr_hub requires.")
     setattr(module, name, replacement)

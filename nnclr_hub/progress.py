@@ -28,9 +28,6 @@ def bar(console: Console, title: str, *, unit: str = "images", each: int = 1) ->
     """Show a bar from the first step on; without a terminal, only its last state.
 
     Args:
-        console: where to draw.
-        title: of the task.
-        unit: of the rate.
         each: units per step of `done`.
     """
     columns = (

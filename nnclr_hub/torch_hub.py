@@ -29,7 +29,6 @@ _HELP = """{title}
         weights: the source: {default}, a name of list_models(), hf-hub:org/repo@revision,
             a model folder, its .safetensors file, file://..., or https://...-<sha256>.safetensors
             with its config.json next to it.
-        progress: show a bar for downloads.
         timm_kwargs: passed to timm, such as num_classes=10, in_chans=1, features_only=True or
             img_size=96; timm adapts the layers that these change.
 

@@ -56,7 +56,6 @@ def ablate(
     """Run a table; return None if a signal stopped it.
 
     Args:
-        name: of the table.
         recipe_name, base: the recipe that all rows share.
         data: as for `pretrain`.
         out: folder of tables.
@@ -105,11 +104,7 @@ def _for_data(base: Recipe, data: Sequence[str | Path], device: str | None, cons
 
 
 def _check_data(recipes: Sequence[Recipe], data: Sequence[str | Path], console: Console) -> None:
-    """Check the data before the first row for everything that would stop a later row.
-
-    Raises:
-        InvalidRequest: a row needs labels, and the data has none.
-    """
+    """Check the data before the first row for everything that would stop a later row."""
     folders = find_data(data, console)
     if any(recipe.pick == "oracle" for recipe in recipes):
         require_labels(training_files(folders).labels)

@@ -54,11 +54,8 @@ class Evaluation:
     """20-NN and a linear classifier on the data folders that have labels and a held-out split.
 
     Args:
-        folders: the run's data.
         preprocessing: of the exported encoder.
         recipe: determines which network is exported.
-        where: the device.
-        console: console for progress.
 
     `images` is {"NAME": digest of the images that the set is scored with}.
     """
@@ -109,9 +106,7 @@ def labeled_sets(
 
     Args:
         folders: data folders; those without classes or a held-out split are skipped.
-        preprocessing: of the encoder.
         most: maximum number of images per split.
-        console: console for progress.
     """
     sets, digests = [], {}
     for found in evaluation_sets(folders):

@@ -67,11 +67,8 @@ def export(
 
     Args:
         run: a run folder, or a model folder.
-        folder: the model folder to write.
         encoder: "online" or "momentum"; default the one that the run scored and exported.
         data: folders, or names of data sets, to measure on.
-        dtype: "fp32" or "fp16".
-        support_set: include the run's support set.
         provenance: see `export_run`.
         device: for the measurement; default the GPU if there is one.
         console: console for progress; default standard error.

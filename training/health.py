@@ -73,7 +73,6 @@ def symptoms(log: Sequence[Line], steps: int) -> dict[str, str] | None:
 
     Args:
         log: lines of RUN/log.jsonl.
-        steps: of the complete run.
     """
     lines = [line for line in log if "loss" in line and line["step"] > EARLY * steps][-LINES:]
     if len(lines) < LINES:

@@ -77,10 +77,8 @@ class Monitor:
     """Average metrics over the steps between two log lines and append them to RUN/log.jsonl.
 
     Args:
-        run: the run folder.
         resumed_at: step of the checkpoint that the run resumes from; lines of later steps are dropped.
         unlogged: `unlogged` from that checkpoint; the next line then equals that of a run that never stopped.
-        tensorboard: also write RUN/tensorboard.
     """
 
     def __init__(
@@ -220,9 +218,6 @@ def stop_if_diverged(learner: nn.Module, loss: float, step: int, out: Path, save
 
     Args:
         learner: its weights are checked too, because the loss was computed before the optimizer's step.
-        loss: of the step.
-        step: its number.
-        out: the run folder.
         saved_at: step of the last checkpoint, if any.
     """
     # one operation for all weights: checking each of them would start a thousand small GPU kernels. The maximum norm,

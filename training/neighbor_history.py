@@ -44,11 +44,8 @@ def record_neighbors(run: Path, learner: Learner, batches: Batches, recipe: Reci
     """Append a line and drop lines of later steps; does nothing for methods without a support set.
 
     Args:
-        run: the run folder.
         learner: in training mode before and after.
-        batches: of the training images.
         recipe: for the network's input, and the seed that selects the queries.
-        step, epoch: of the checkpoint.
     """
     if learner.support_set is None:
         return

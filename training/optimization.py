@@ -71,10 +71,7 @@ class Schedule:
     """Linear warm-up from 0, then half a cosine to 0, per step; optionally the heads alone learn first.
 
     Args:
-        optimizer: from `make_optimizer`.
         recipe: for its warm-up.
-        steps: of the complete run.
-        steps_per_epoch: number of steps in an epoch.
         heads_first: number of first steps in which the backbone's rate is 0.
     """
 

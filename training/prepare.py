@@ -44,11 +44,9 @@ def prepare(
     """Find the images, complete the recipe, and decode the images.
 
     Args:
-        recipe: as requested.
         data: folders, or names of data sets.
         start: encoder to start from, if any.
         ranks: this process and the run's other processes.
-        console: console for messages.
 
     Raises:
         NoImages, NoRoom, InvalidRequest, UnknownModel.
@@ -88,11 +86,7 @@ def _set_up_device(where: torch.device) -> None:
 def _complete(
     recipe: Recipe, files: ImageFiles, start: InitialEncoder | None, where: torch.device, console: Console
 ) -> Recipe:
-    """Return the recipe for these images, this initial encoder and this device, and print what `auto` chose.
-
-    Raises:
-        InvalidRequest, UnknownModel: the network cannot be built.
-    """
+    """Return the recipe for these images, this initial encoder and this device, and print what `auto` chose."""
     is_auto = isinstance(recipe, Auto)
     recipe = recipe.for_data(len(files.paths), typical_side(files.paths), where.type == "cuda")
     if start:

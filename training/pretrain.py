@@ -78,9 +78,7 @@ def pretrain(
 
     Args:
         name: the recipe's name, for run.json.
-        recipe: its settings.
         data: folders, or names of data sets; see `training.data.datasets` and `training.data.named_sets`.
-        out: the run folder.
         resume: continue from the checkpoint in `out`, or start there without one.
         init: source of an encoder to start from.
         device: "cpu", "cuda", "cuda:1"; default the GPU if there is one.

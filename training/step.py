@@ -51,11 +51,9 @@ class Stepper:
 
     Args:
         learner: on its device.
-        optimizer, schedule: of the learner.
         recipe: with sizes that fit the data.
         ranks: this process and the run's other processes.
         batches: source of random images for a support set computed by the current encoder.
-        steps: of the complete run.
     """
 
     def __init__(

@@ -30,7 +30,6 @@ class Widget(gr.HTML):
     Args:
         value: JSON; the script runs again for each new value.
         settings: JSON that the script reads as `settings`; it does not change.
-        options: of gr.HTML: elem_id, visible, ...
     """
 
     script: ClassVar[str]

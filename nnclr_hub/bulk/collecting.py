@@ -124,11 +124,7 @@ def _existing(collection: Collection, items: list[Item]) -> dict[str, Item]:
 
 
 def _missing(collection: Collection, items: list[Item]) -> list[Item]:
-    """Return the items that the collection does not have in the same form.
-
-    Raises:
-        CollectionExists: it has the same path from another folder.
-    """
+    """Return the items that the collection does not have in the same form."""
     existing = _existing(collection, items)
     for item in items:
         root = existing.get(item.id, item).metadata.get("root")

@@ -66,9 +66,7 @@ def embed_shards(
     Args:
         folder: created if necessary; contains nothing else.
         given: images, folders of images, or tar archives of images.
-        encoder: embeds the images.
         precision: "f32", or "f16" for half the disk space.
-        shard_size: images per shard.
         part: (k, n): make the k-th of n parts, from 1; each part is a separate process.
         retry_broken: remake shards with images that could not be read.
         progress: called with (done, total) in images of this part.
@@ -115,7 +113,6 @@ def fill(
 
     Args:
         sources: of the images, with paths of this machine.
-        parts: number and images of each shard.
         advance: called with the number of images done since the last call.
     """
     results = encoder.embed_in_order(contents(sources, chain.from_iterable(images for _, images in parts)))

@@ -190,11 +190,7 @@ def _connected(address: str) -> Iterator[Any]:
 
 
 def _check_answers(address: str) -> None:
-    """Check that the address answers; Ray itself would retry for many minutes.
-
-    Raises:
-        OSError: it does not.
-    """
+    """Check that the address answers; Ray itself would retry for many minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()

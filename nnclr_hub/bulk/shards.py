@@ -133,7 +133,6 @@ def write_shard(
 
     Args:
         vectors: (n, D) float, unit rows.
-        images: n images.
         broken: (path, reason) of the part's other images.
 
     Raises:

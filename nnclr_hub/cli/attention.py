@@ -123,11 +123,7 @@ def attention_grid(
 
 
 def _read(path: Path) -> Image.Image:
-    """Return an image; errors are reported before torch is loaded.
-
-    Raises:
-        ImageError: names the image.
-    """
+    """Return an image; errors are reported before torch is loaded."""
     from nnclr_hub.encoder.decoding import decode_image
 
     try:

@@ -123,11 +123,7 @@ def _index(
 def _upload(
     server: str, api_key_env: str, collection: str, photos: Path, model: str | None, options: Mapping[str, Any]
 ) -> tuple[IndexReport, int]:
-    """Send what the server's collection lacks, creating it if necessary; return the report and the number of items.
-
-    Raises:
-        FingerprintMismatch: if the collection is bound to another model than the given one.
-    """
+    """Send what the server's collection lacks, creating it if necessary; return the report and the number of items."""
     from nnclr_hub.progress import bar
     from nnclr_hub.workbench.folder_changes import listed
 

@@ -174,11 +174,7 @@ def _remote(server: str, api_key_env: str, collection: str) -> Iterator[Searcher
 
 
 def _require_one_file(images: Sequence[Path]) -> None:
-    """Refuse a call without a single file: the arguments are probably words or folders.
-
-    Raises:
-        InvalidRequest: if no image is a file.
-    """
+    """Refuse a call without a single file: the arguments are probably words or folders."""
     if images and not any(image.is_file() for image in images):
         raise InvalidRequest(f"{images[0]} is not a file; queries are image files, not words or folders.")
 

@@ -187,11 +187,7 @@ def _browser_host(host: str) -> str:
 
 
 def _check_port(host: str, port: int) -> None:
-    """Refuse a port that is in use, before anything is loaded.
-
-    Raises:
-        PortInUse: names the option.
-    """
+    """Refuse a port that is in use, before anything is loaded."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -79,12 +79,7 @@ class ApiCall:
         return {name: value if isinstance(value, str) else json.dumps(value) for name, value in self.form.items()}
 
     def curl(self, base: str = BASE, *, key: bool = False) -> str:
-        """Return a shell command.
-
-        Args:
-            base: address of the server.
-            key: whether to send the API key.
-        """
+        """Return a shell command."""
         header = [f'-H "Authorization: Bearer ${KEY_VARIABLE}"'] if key else []
         first = "".join(
             " ".join(["curl -sS", *header, "-o", shlex.quote(file), shlex.quote(base + path)]) + "\n"
@@ -106,12 +101,7 @@ class ApiCall:
         return " \\\n  ".join(parts) + rest
 
     def python(self, base: str = BASE, *, key: bool = False) -> str:
-        """Return a Python program: with `Client` if the call has an equivalent there, else with httpx.
-
-        Args:
-            base: address of the server.
-            key: whether to send the API key.
-        """
+        """Return a Python program: with `Client` if the call has an equivalent there, else with httpx."""
         if self.standalone:
             secret = f'os.environ["{KEY_VARIABLE}"]' if key else '"none"'
             text = self.standalone.replace("BASE_URL", base).replace("API_KEY", secret)

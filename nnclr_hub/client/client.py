@@ -106,8 +106,6 @@ class Client(SyncVerbs, _Server):
     """The verbs of a server. Each blocks until its result is there. Threads may share one client.
 
     Args:
-        url: the address of `nnclr serve`.
-        api_key: if the server requires one.
         timeout: seconds from a call to its result, including retries; uploads wait longer for a busy server.
     """
 

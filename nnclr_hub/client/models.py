@@ -151,7 +151,6 @@ def attention(
     Args:
         max_side: limit of the long side of the network's input, in pixels; None: 1024, or the server's limit.
         model: a name of `list_models`; None: the server's default, or the collection's own.
-        collection: whose encoder to use.
 
     Returns:
         The map of the image, or of the one target; a list for a list of targets.

@@ -71,7 +71,6 @@ def fit(
     """Start to fit a probe; `jobs.wait` waits for it.
 
     Args:
-        name: of the probe.
         collection, field: fit on the vectors of items and that metadata field; `where`: only on items that pass.
         vectors or images, labels: or fit on rows (N, D) or images, any number, with a label (or several) for each.
         model: the encoder of the vectors, or the one to embed the images with.

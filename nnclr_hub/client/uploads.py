@@ -74,7 +74,6 @@ def index_folder(
         folder: read with its subfolders; an image's parent folder is its label.
         prune: delete items of this source whose file was removed. Items of a subfolder that is empty, a link, or
             unreadable are kept, since their files may exist; the report counts them as `kept`.
-        thumbnails: store a thumbnail of each image.
         workers: concurrent requests, 1 to 32.
         shrink: send larger images as JPEGs with this longest side; None: send the files as they are.
         source: name of the folder in the collection; None: FOLDER@THIS-MACHINE.
@@ -197,11 +196,7 @@ def _held(name: str) -> Steps[dict[str, dict[str, Any]]]:
 def _of_this_source(
     name: str, origin: str, root: Path, found: dict[str, Path], held: dict[str, dict[str, Any]]
 ) -> dict[str, dict[str, Any]]:
-    """Return the held items as this source would have them: an identical file of another source is not sent again.
-
-    Raises:
-        InvalidRequest: if another source added a different image under the same path.
-    """
+    """Return the held items as this source would have them: an identical file of another source is not sent again."""
     ours = dict(held)
     for id in found.keys() & held.keys():
         other = held[id]

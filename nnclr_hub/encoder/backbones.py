@@ -99,11 +99,7 @@ def _not_fetched(name: str) -> ModelFilesMissing:
 
 
 def _require_reachable(name: str) -> None:
-    """Query the Hub once for weights that are not in the cache; timm would retry silently for most of a minute.
-
-    Raises:
-        ModelFilesMissing: the Hub does not answer.
-    """
+    """Query the Hub once for weights that are not in the cache; timm would retry silently for most of a minute."""
     from huggingface_hub import HfApi, try_to_load_from_cache
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 

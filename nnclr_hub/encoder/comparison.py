@@ -91,7 +91,6 @@ def comparison_figure(columns: Sequence[Column], opacity: float = OPACITY) -> by
 
     Args:
         columns: from `compare`; at least one encoder is available.
-        opacity: of the maps.
     """
     images = [one.image for one in next(column.maps for column in columns if column.maps)]
     rows = []

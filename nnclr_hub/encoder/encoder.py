@@ -269,7 +269,6 @@ class Encoder:
         """Return where the encoder attends in the whole, uncropped image; see `nnclr_hub.encoder.attention`.
 
         Args:
-            image: the image with the query.
             query: Point or Box in pixels of the upright original; None: the whole image.
             target: another image in which to search for the query, or a list of up to 6; their maps share one scale.
             similarity: "dot" as in the paper, or "cosine".

@@ -77,7 +77,6 @@ def extract_features(
     """Return the features of all files, from the cache if it has them.
 
     Args:
-        source: an encoder.
         paths: N files.
         folder: of the cache files; default "features" in the cache folder.
         progress: called with (done, N), unless all features are cached.

@@ -104,7 +104,6 @@ def transformed_batches(images: Tensor, side: int | None, name: str, batch: int)
 
     Args:
         side: the only input size that the network takes, in pixels; None: any.
-        name: of the encoder, for messages.
 
     Raises:
         InvalidRequest: another shape, type or size, or values that are not finite.

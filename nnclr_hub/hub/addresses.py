@@ -54,7 +54,6 @@ def fetch(address: str, *, progress: bool = True) -> tuple[Path, str]:
 
     Args:
         address: https://HOST/NAME-<at least 8 digits of the sha256>.safetensors.
-        progress: show a bar.
 
     Raises:
         InvalidRequest: the address is invalid.
@@ -91,12 +90,7 @@ def without_query(address: str) -> str:
 
 
 def _save_both(address: str, digits: str, half: Path, progress: bool) -> None:
-    """Download config.json first, because an invalid one makes the large download of the weights useless.
-
-    Raises:
-        NNCLRHubError: see `fetch`.
-        OSError: the files cannot be written.
-    """
+    """Download config.json first, because an invalid one makes the large download of the weights useless."""
     _save(_config_address(address), half / CONFIG, MAX_CONFIG, progress=False)
     _require_config(address, digits, half)
     digest = _save(address, half / WEIGHTS, None, progress=progress)
@@ -152,11 +146,7 @@ def _require_pinned(address: str) -> str:
 
 
 def _require_safe(address: str) -> None:
-    """Check that an address uses https, or is on this machine.
-
-    Raises:
-        InvalidRequest: it does not.
-    """
+    """Check that an address uses https, or is on this machine."""
     try:
         parts = urlsplit(address)
         host = parts.hostname or ""
@@ -206,12 +196,7 @@ class _SafeRedirects(HTTPRedirectHandler):
 
 
 def _save(address: str, path: Path, limit: int | None, *, progress: bool) -> str:
-    """Download to a file and return its sha256.
-
-    Raises:
-        UnknownModel, ModelFilesMissing, ModelError: see `fetch`.
-        OSError: the file cannot be written.
-    """
+    """Download to a file and return its sha256."""
     shown = without_query(address)
     direct = [] if urlsplit(address).scheme == "https" else [ProxyHandler({})]  # no proxy for addresses of this machine
     try:

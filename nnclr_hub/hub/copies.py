@@ -19,7 +19,6 @@ def keep(found: Resolved, folder: Path) -> Path:
     """Copy the files of a model folder, each completely or not at all; existing files are not written again.
 
     Args:
-        found: from `resolve`.
         folder: the target; new, empty, or with this model in it.
 
     Raises:
@@ -57,11 +56,7 @@ def keep(found: Resolved, folder: Path) -> Path:
 
 
 def _missing(folder: Path, wanted: dict[str, Path]) -> dict[str, Path]:
-    """Return the files that are missing in the target.
-
-    Raises:
-        InvalidRequest: it contains other files.
-    """
+    """Return the files that are missing in the target."""
     there = {path.name: path for path in folder.iterdir()} if folder.exists() else {}
     there = {name: path for name, path in there.items() if not name.startswith(TEMPORARY)}
     other = [name for name, path in there.items() if name not in wanted or digest_of(path) != digest_of(wanted[name])]

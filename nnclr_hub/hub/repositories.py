@@ -26,7 +26,6 @@ def download(reference: str, *, progress: bool = True, whole: bool = False) -> P
 
     Args:
         reference: "org/repo" or "org/repo@revision".
-        progress: show the client's progress bars.
         whole: include the support set, which loading an encoder does not need.
 
     Raises:

@@ -65,7 +65,6 @@ def resolve(source: str, *, progress: bool = True, whole: bool = False) -> Resol
 
     Args:
         source: see the module.
-        progress: show a bar for downloads.
         whole: download the support set too, which loading an encoder does not need.
 
     Raises:

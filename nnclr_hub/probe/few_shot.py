@@ -50,7 +50,6 @@ def few_shot_curve(
         test_features, test_labels: (Q, D) and (Q,), used for scoring.
         shots: values of n; those above the size of the largest class are skipped.
         seeds: number of random orders.
-        l2: penalty of the probe.
 
     Raises:
         InvalidRequest: fewer than two classes, or no possible n.

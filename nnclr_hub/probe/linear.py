@@ -60,9 +60,7 @@ def fit_linear_probe(
         metric: used for the choice; default "top1", for several labels per row "map11".
         class_weight: "balanced" gives every class the same weight, however rare.
         threshold: see `LinearProbe`; default 0, for several labels per row 0.5.
-        fingerprint: of the encoder.
         device: "cpu" or "cuda"; default the CPU.
-        seed: of the split.
         progress: called with (done, total), counted in penalties and the final fit.
 
     Raises:

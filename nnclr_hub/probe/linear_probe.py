@@ -133,7 +133,6 @@ class LinearProbe:
 
         Args:
             weights, about: contents of probe.safetensors and probe.json.
-            named: how error messages call the probe.
 
         Raises:
             InvalidRequest: they are damaged.

@@ -129,7 +129,6 @@ class Solver:
 
     Args:
         rows: to fit.
-        device: where to compute.
         basis: of these rows or of most of them; None: computed here.
     """
 
@@ -148,8 +147,6 @@ class Solver:
         """Return parameters (C, D + 1) for raw rows, the last column the biases.
 
         Args:
-            l2: strength of the penalty.
-            iterations: maximum number.
             tolerance: of the gradient in the scaled coordinates, and of the change of the loss.
         """
         scale = torch.cat([(self._curvature + l2).rsqrt(), torch.ones_like(self._curvature[:1])])

@@ -54,7 +54,6 @@ def find_architecture(
 
     Args:
         state: under timm's names.
-        origin: the file, for the message.
         architecture: the only one to try; None for all stock ones.
         model_args: arguments of it.
 

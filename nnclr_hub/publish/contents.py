@@ -77,11 +77,7 @@ def _is_network(state: State) -> bool:
 
 
 def _unwrapped(state: State, origin: str) -> State:
-    """Return the tensors without the prefixes that torch.compile and data parallel training add.
-
-    Raises:
-        InvalidRequest: two tensors would have the same name.
-    """
+    """Return the tensors without the prefixes that torch.compile and data parallel training add."""
     names = {key: ".".join(part for part in key.split(".") if part != "_orig_mod") for key in state}
     if len(set(names.values())) < len(names):
         raise InvalidRequest(f"{origin} contains a network twice, compiled and not compiled; save only one.")

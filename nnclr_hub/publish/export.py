@@ -57,14 +57,9 @@ def export_model(
     An existing model folder is replaced once the new files are complete. An edited README.md is kept.
 
     Args:
-        backbone: from `create_backbone(architecture, model_args=...)`.
-        folder: the target.
-        architecture: a timm name.
         model_args: the arguments of `create_backbone`.
-        preprocessing: of the encoder's images.
         heads: by name, which continued training needs.
         provenance: the block "nnclr" of config.json; the card shows its "metrics".
-        dtype: "fp32" or "fp16".
 
     Raises:
         InvalidRequest: the dtype is invalid, provenance is not JSON, or the target contains other files.
@@ -103,7 +98,6 @@ def export_run(
 
     Args:
         run: a run folder, or a model folder.
-        folder: the target.
         dtype: "fp32", or "fp16" for half the size.
         provenance: additions to the source's record, such as "license", "data" and "metrics".
         weights: replacements of the same architecture, such as those of the momentum encoder.
@@ -237,9 +231,6 @@ def _write(
 
     Until the moves begin, an existing model does not change. If the machine stops between two moves, the hashes in
     config.json do not match, so the mixed folder is refused.
-
-    Raises:
-        ModelError: the disk is full, or the folder cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -41,8 +41,6 @@ def outgoing(folder: Path, repository: str, revision: str | None) -> dict[str, O
     """Return the files to upload by name: config.json, the files that it records, the card, and LICENSE if it exists.
 
     Args:
-        folder: a model folder.
-        repository: ORGANIZATION/NAME.
         revision: the tag for the snippets of the card, if any.
 
     Raises:

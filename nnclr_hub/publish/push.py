@@ -39,8 +39,6 @@ def push_to_hub(
     was loaded from.
 
     Args:
-        encoder: to publish.
-        repository: ORGANIZATION/NAME.
         license: of the weights, for the card.
         data: the training images and their terms, for the card.
         private, tag, pr, token: see `publish_model`.

@@ -55,8 +55,6 @@ def look(api: HfApi, repository: str, revision: str = "main") -> Remote:
     """Return the state of a repository without changing it.
 
     Args:
-        api: client of the Hub.
-        repository: ORGANIZATION/NAME.
         revision: branch, or refs/pr/NUMBER.
 
     Raises:

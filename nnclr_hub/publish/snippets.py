@@ -38,8 +38,6 @@ def loading(name: str, config: ModelConfig, repository: str | None, revision: st
     """Return the snippets of a card.
 
     Args:
-        name: of the folder.
-        config: of the model.
         repository: ORGANIZATION/NAME, or None to load ./name.
         revision: tag or commit of the repository; without one, the text recommends a commit.
     """

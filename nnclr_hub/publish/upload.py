@@ -186,11 +186,7 @@ def _refuse(
     tag: str | None,
     overwrite_card: bool,
 ) -> None:
-    """Run all checks before anything is uploaded.
-
-    Raises:
-        PublishingError: the first check that fails, and the next step.
-    """
+    """Run all checks before anything is uploaded."""
     if private and remote.head is not None and not remote.private:
         raise PublishingError(
             f"{repository} is public, but --private is set; make it private on its page first, or use another one."

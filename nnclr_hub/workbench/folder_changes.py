@@ -134,7 +134,6 @@ def find_changes(
     """Compare a folder's files with the metadata of the items that a collection holds.
 
     Args:
-        root: the folder.
         found: its images, from `images_by_id`.
         known: metadata of indexed items by id.
         origin: stored as `root`, the folder's name in the collection.

@@ -61,13 +61,11 @@ def fit_probe(
     """Fit a probe on the unit vectors of labeled images.
 
     Args:
-        encoder: makes the vectors.
         data: a folder with one folder per class, or a table. If it has train/, only that is fitted on, and val/ selects
             the L2 penalty.
         l2: strength of the penalty; None selects it.
         balanced: give every class the same weight, however rare it is.
         threshold: see `LinearProbe`.
-        device: where to fit.
         progress: called with (done, total).
 
     Raises:
@@ -159,7 +157,6 @@ def score_probe(
         vectors: (N, D) float32.
         labels: (N,) int, positions in the probe's classes; for several labels (N, C) of zeros and ones, NaN where
             uncertain.
-        left_out: passed on to the result.
     """
     names, scores = tuple(map(str, probe.classes)), probe.scores(vectors)
     if probe.several:

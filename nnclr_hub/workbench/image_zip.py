@@ -38,11 +38,6 @@ BROKEN = (zipfile.BadZipFile, NotImplementedError, OSError, EOFError, ValueError
 class ImageZip:
     """See the module; a context manager.
 
-    Args:
-        path: of the zip.
-        name: for error messages.
-        most_bytes: of one image.
-
     Raises:
         InvalidRequest: if it is not a zip, is encrypted, exceeds a limit, or has names that lead outside.
     """

@@ -43,7 +43,6 @@ def index_folder(
         folder: read with all its subfolders; an image's parent folder is its label.
         prune: delete items of this folder whose file was removed. Items of a subfolder that is empty, a link, or
             unreadable are kept, since their files may exist; the report counts them as `kept`.
-        thumbnails: store a thumbnail of each image.
         begin: called with the changes before the work starts.
         progress: called with (done, total), counted in images to embed.
 

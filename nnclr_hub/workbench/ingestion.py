@@ -62,7 +62,6 @@ class Ingestion:
 
     Args:
         open_targets: opens what to write to; called once per write.
-        request: the images.
     """
 
     def __init__(self, open_targets: OpenTargets, request: AddRequest) -> None:

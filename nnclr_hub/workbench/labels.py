@@ -111,7 +111,6 @@ def labeled_items(
 
     Args:
         field: metadata key; its value is a label or a list of labels.
-        where: only items that pass.
         progress: called with (done, total), counted in items with the field.
 
     Raises:

@@ -94,7 +94,6 @@ def fit_and_score(
 
     Args:
         read: at least two classes; with several labels per row, one.
-        fingerprint, model: of the encoder.
         progress: called with (done, total), counted in steps of fitting.
 
     Raises:

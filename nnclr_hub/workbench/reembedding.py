@@ -77,7 +77,6 @@ def reembed(
 
     Args:
         name: of a collection, or an alias.
-        model: source of the encoder.
         skip_missing: leave out items whose file is missing or changed, instead of failing at the end.
         folders: the only folders whose files may be read, since metadata could name any file; None: any folder.
         progress: called with (done, total), counted in items of the old collection.
@@ -213,7 +212,6 @@ def _catch_up(
     Args:
         known: items that an earlier pass could not embed; they are not read again.
         read: returns the source image of an item by its metadata, or why it is unavailable.
-        exclusively: entered to store a batch.
     """
     total, embedded = old.count(), 0
     left_out: dict[str, LeftOut] = {}

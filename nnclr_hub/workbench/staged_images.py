@@ -38,9 +38,6 @@ class StagedImage:
 def staged_images(ticket: str, most_bytes: int) -> Iterator[tuple[list[StagedImage], list[tuple[str, str]]]]:
     """Open the images of a ticket; also yields (name, reason) of entries that were left out of a zip.
 
-    Args:
-        most_bytes: of one image.
-
     Raises:
         InvalidRequest: if the ticket has no files, or a zip cannot be accepted.
     """

@@ -56,7 +56,6 @@ class Workbench:
     """See the module.
 
     Args:
-        models: provides embedders.
         store: holds the collections. If it is read-only, every method that writes raises OpenedForReading.
     """
 
@@ -297,7 +296,6 @@ class Workbench:
         """Fit a probe on the labels in a metadata field of a collection's items, and keep it by name.
 
         Args:
-            where: fit only on items that pass.
             replace: whether it may replace a probe of the same name.
             progress: called with (done, total).
 

@@ -95,9 +95,7 @@ def make_view(
     Args:
         images: (B, S, S, 3) uint8 or float in [0, 255], squashed squares.
         aspect: (B,) float32, width / height of the originals, on the CPU.
-        view: its parameters.
         generator: on the CPU; the source of all random numbers.
-        operations: eager or compiled.
 
     Returns:
         (B, 3, view.size, view.size) float32, normalized, channels last.

@@ -43,14 +43,10 @@ class Batches:
     """Batches of a pack by step number, so that a resumed run continues with the very next one.
 
     Args:
-        pack: the decoded images.
-        labels: (N,) int64.
         origin: (N,) int64, the data folder of each image.
         batch_size: images per step over all ranks.
-        seed: of the order.
         one_folder: see `epoch_order`.
         residency: "device", "host", or "auto": on the device if it takes at most half of the free memory.
-        where: the device.
         rank, world: this rank gets part number `rank` of `world` equal parts of each batch.
     """
 
@@ -149,7 +145,6 @@ def epoch_order(origin: np.ndarray, batch_size: int, seed: int, epoch: int, one_
     Args:
         origin: (N,) int64, the data folder of each image.
         batch_size: B; batch i is the rows i B to (i + 1) B of the result.
-        seed, epoch: of the permutation.
         one_folder: share of a batch that comes from one folder; larger folders get more batches. The rest is sampled
             from all folders. Sets that differ in sharpness or compression are then not easy negatives.
 

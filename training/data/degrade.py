@@ -35,7 +35,6 @@ def degrade(images: Tensor, probability: float, generator: Generator) -> None:
     Args:
         images: (B, 3, S, S) float32 in [0, 1].
         probability: of degrading each image.
-        generator: on the CPU.
     """
     if not probability:
         return

@@ -59,7 +59,6 @@ def build_pack(
     """Open the pack of these files, decoding them first if necessary.
 
     Args:
-        paths: image files.
         size: S, side of the stored squares in pixels.
         cache: folder for packs; default `cache_folder()`.
         progress: called with (done, total) after each image.

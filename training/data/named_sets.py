@@ -66,7 +66,6 @@ def find_data(given: Sequence[str | Path], console: Console) -> list[Path]:
 
     Args:
         given: folders, or names in NAMED_SETS. A folder of that name in the working directory takes precedence.
-        console: console for progress.
 
     Raises:
         NoImages: neither a folder nor a known name, or the download failed.

@@ -62,14 +62,10 @@ def attention(
     numbers of pairs and of their classes.
 
     Args:
-        subject: an encoder, or a baseline.
         short_side: sizes, each the short side in pixels; 0 is the image's size.
         pairs: maximum number of pairs per class, sampled with the seed.
         pairs_of_one_class: the same, for a set with a single class.
         least: queries are boxes whose area has a square root of at least this many pixels.
-        similarity: of the query and the cells.
-        draws: of the bootstrap.
-        seed: of pairs and bootstrap.
 
     Raises:
         InvalidRequest: no size, an encoder without attention maps, or no readable image.
@@ -173,7 +169,6 @@ class EncoderMaps:
 
     Args:
         short_side: the short side of the encoder's input in pixels; 0: the image's size.
-        file: an empty file for feature maps.
 
     Raises:
         InvalidRequest: the encoder has no attention maps.
@@ -364,7 +359,6 @@ def bootstrap(
         scores: (N,) float; NaN does not count, and at least one is not NaN.
         images: (N, 1) or (N, 2) int, the images that a score belongs to.
         classes: (N,).
-        draws: number of resamples.
     """
     known = ~np.isnan(scores)
     scores = scores[known]

@@ -56,8 +56,6 @@ def task_features(task: Task, source: FeatureSource, progress: Callable[[str], B
     """Compute the features of every part.
 
     Args:
-        task: the data set.
-        source: the encoder.
         progress: called with a part's name; opens a function to call with (done, total).
 
     Raises:

@@ -31,16 +31,11 @@ def finetune(
     """Yield ("finetune/NAME", the set's metric) and ("finetune/NAME/top5", ...) after the last epoch.
 
     Args:
-        subject: encoder and task.
-        epochs: passes over the training images.
         lr: for a batch of 256 (ResNet) or 512 (vision transformer); 0 means 0.1 and 5e-4.
         batch_size: images per step; shrinks so that an epoch has 32 steps.
         micro_batch: images per pass of the network.
         image_size: side of the input in pixels, such as 384; 0: the encoder's input size.
         layer_decay: rate of each layer relative to the next later layer.
-        drop_path: stochastic depth of a vision transformer.
-        label_smoothing: of a vision transformer.
-        workers: processes that decode and crop.
         seed: of order, crops and the classifier's weights.
     """
     convolutional = network_of(subject.encoder).convolutional

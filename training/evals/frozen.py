@@ -54,7 +54,6 @@ def linear(features: Features, *, seed: int = 0) -> Iterator[tuple[str, float]]:
 
     Args:
         features: of the set; without validation images, a fifth of each class is held out to select the penalty.
-        seed: of that split.
     """
     train, test, val = features.train, features.test, features.val
     probe = fit_linear_probe(

@@ -28,8 +28,6 @@ class LabeledSet:
     """Both parts of a labeled set as crops.
 
     Args:
-        data: the set.
-        preprocessing: of the encoder.
         progress: called with (done, total) while the images are decoded.
     """
 

@@ -33,15 +33,10 @@ def linear_images(
     """Yield ("linear_images/NAME", the set's metric) and ("linear_images/NAME/top5", ...) after the last epoch.
 
     Args:
-        subject: encoder and task.
-        epochs: passes over the training images.
         lr: at the peak, for any batch.
         optimizer: lars; sgd needs fewer steps on small sets.
         batch_size: images per step; shrinks so that an epoch has 32 steps.
         micro_batch: images per pass of the network.
-        weight_decay: of the classifier.
-        workers: processes that decode and crop.
-        seed: of order and crops.
     """
     batch = subject.batch_size(batch_size)
     plan = Plan(

@@ -69,7 +69,6 @@ def find_protocols(names: Sequence[str], assignments: Sequence[str]) -> list[Pro
     """Return the named protocols, with `--set` applied.
 
     Args:
-        names: of PROTOCOLS.
         assignments: KEY=VALUE; a key applies to every protocol that has it.
 
     Raises:

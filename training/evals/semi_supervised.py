@@ -40,15 +40,12 @@ def semi_supervised(
     """Yield, for each share, ("semi_supervised/NAME/1%", the set's metric), top-5, and the scores of the trials.
 
     Args:
-        subject: encoder and task.
         shares: of the training images.
         subset: a file list for each share, one file name per line; empty: the same share of each class.
         rates: learning rates to select from, for a batch of 256.
         epochs: numbers of epochs to select from.
         batch_size: images per step; shrinks so that an epoch has 32 steps.
         micro_batch: images per pass of the network.
-        workers: processes that decode and crop.
-        seed: of the subset, order and crops.
 
     Raises:
         InvalidRequest: a list without training images, or a number of lists that differs from that of shares.
@@ -93,9 +90,7 @@ def stratified(labels: np.ndarray, share: float, seed: int) -> np.ndarray:
     """Return positions of a share of each class, at least one per class, in order.
 
     Args:
-        labels: (N,) int64.
         share: above 0, at most 1.
-        seed: of the draw.
     """
     if not 0 < share <= 1:
         raise InvalidRequest(f"A share of the labels must be above 0 and at most 1; got {share:g}.")

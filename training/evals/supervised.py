@@ -91,11 +91,6 @@ def train_classifier(
         model: on any device; afterwards on `where` and in evaluation mode.
         part: files and (N,) int64 labels.
         preprocessing: size and normalization of the input.
-        plan: hyperparameters.
-        where: the device.
-        folder: of the checkpoint.
-        console: console for progress.
-        title: of the progress bar.
 
     Raises:
         Interrupted: a signal stopped it; completed epochs are kept.

@@ -71,7 +71,6 @@ def network_of(encoder: Encoder, *, image_size: int = 0, drop_path: float = 0.0)
     Args:
         encoder: any.
         image_size: side in pixels; 0: its input size. A vision transformer's positions are resampled.
-        drop_path: stochastic depth.
 
     Raises:
         InvalidRequest: a network that does not support this size or stochastic depth.

@@ -23,7 +23,6 @@ def parse_settings(assignments: Sequence[str], hints: dict[str, Any], now: dict[
     """Parse `key=value` texts into values of the right types.
 
     Args:
-        assignments: as given.
         hints: the type of every setting.
         now: present values, for examples in messages.
 

@@ -35,10 +35,6 @@ td,th{padding:.15rem .9rem .15rem 0;vertical-align:top;overflow-wrap:anywhere}
 def write_report(runs: Sequence[Path], path: Path) -> Path:
     """Write one run, or several together, as one self-contained page.
 
-    Args:
-        runs: run folders.
-        path: the page.
-
     Raises:
         InvalidRequest: a folder that does not hold a run.
     """

@@ -74,8 +74,6 @@ class AttentionExtractor:
     Args:
         backbone: in evaluation mode, on `device`.
         transform: the encoder's; only its interpolation and colors are used.
-        device: of the network.
-        name: of the encoder, for messages.
     """
 
     def __init__(self, backbone: nn.Module, transform: EvalTransform, device: torch.device, name: str) -> None:
@@ -124,9 +122,6 @@ class AttentionExtractor:
 
     def check(self, settings: AttentionSettings, targets: int = 0) -> None:
         """Check the settings before any image is read.
-
-        Args:
-            targets: number of target images.
 
         Raises:
             InvalidRequest: the network does not support a setting.

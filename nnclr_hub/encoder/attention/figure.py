@@ -54,7 +54,6 @@ def query_figure(
         query: None: the whole image.
         maps: of one call.
         names: of the image, and then of each map.
-        opacity: of the maps.
     """
     first = Cell(image, names[0], query=query)
     return draw([[first, *(Cell(one.overlay(opacity), name) for one, name in zip(maps, names[1:], strict=True))]])

@@ -104,10 +104,6 @@ class AttentionSettings:
     def check(self, network: NetworkTraits, name: str, targets: int = 0) -> None:
         """Check that a network can make this map.
 
-        Args:
-            name: of the encoder, for the message.
-            targets: number of target images.
-
         Raises:
             InvalidRequest: names the first setting that does not fit.
         """

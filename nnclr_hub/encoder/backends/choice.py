@@ -46,9 +46,7 @@ def choose(
     Args:
         open_named: opens a backend by its name.
         side: of the network's input, in pixels.
-        device: of the network.
         precision: required of the candidates; None: any.
-        fingerprint: of the encoder.
     """
     names = candidates(device, precision)
     place = cache_folder() / "backends" / f"{_key(fingerprint, device, names)}.json"

@@ -33,8 +33,6 @@ def open_backend(
 
     Args:
         name: one of `base.BACKENDS`.
-        network: already on `device`.
-        device: of the network.
         precision: "fp32" or "bf16", unless the name contains it; None: the backend's default.
         fingerprint: returns the encoder's fingerprint; called for "auto", which caches its choice under it.
 

@@ -37,10 +37,6 @@ def onnx_bytes(network: Network, about: Mapping[str, str] | None = None) -> byte
 
     The graph contains the normalization of the pixels; "embedding" has unit rows.
 
-    Args:
-        network: on the CPU.
-        about: metadata of the model.
-
     Raises:
         MissingDependency: onnx or onnxscript is not installed.
         InvalidRequest: torch cannot export the network.
@@ -107,11 +103,6 @@ def onnx_session(model: bytes) -> Any:
 
 class ONNXBackend:
     """ONNX Runtime on the CPU; all batch sizes run fast.
-
-    Args:
-        network: on the CPU.
-        device: must be the CPU.
-        precision: "fp32".
 
     Raises:
         MissingDependency: onnx, onnxscript or onnxruntime is not installed.

@@ -26,11 +26,6 @@ from nnclr_hub.errors import InvalidRequest, MissingDependency
 class OpenVINOBackend:
     """OpenVINO on the CPU; all batch sizes run fast, because its dynamic graph is as fast as one of fixed size.
 
-    Args:
-        network: on the CPU.
-        device: must be the CPU.
-        precision: "fp32" or "bf16".
-
     Raises:
         MissingDependency: OpenVINO is not installed.
         InvalidRequest: the device is not the CPU, the processor lacks bfloat16, or the network is not supported.

@@ -22,13 +22,7 @@ GRAPHS = (1, 4, 16, 64)  # batch sizes with a CUDA graph each
 
 
 class TorchBackend:
-    """The plain network; "bf16" runs under autocast, which keeps norms and sums in float32.
-
-    Args:
-        network: already on `device`.
-        device: of the network.
-        precision: "fp32" or "bf16".
-    """
+    """The plain network; "bf16" runs under autocast, which keeps norms and sums in float32."""
 
     buckets: tuple[int, ...] | None = None
     memory: int | None = 0
@@ -48,11 +42,6 @@ class CompileBackend:
     """torch.compile: one program for all batch sizes on the CPU, one CUDA graph per size in GRAPHS on a GPU.
 
     On a GPU, other batches are split and padded to these sizes. The first call of each program takes about a minute.
-
-    Args:
-        network: already on `device`.
-        device: of the network.
-        precision: "fp32" or "bf16".
     """
 
     buckets: tuple[int, ...] | None = None
