@@ -15,8 +15,7 @@ from typing import Any
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.workbench.image_zip import SUFFIX, ImageZip
 from nnclr_hub.workbench.source_folders import SourceFolders
-from nnclr_hub.workbench.staged_images import root_of
-from nnclr_hub.workbench.staging import Staged, stage, staged, unstage
+from nnclr_hub.workbench.staging import Staged, root_of, stage, staged, unstage
 
 from .api_calls import AddedFile, add_call, add_folder_call
 from .page import GIVEN_BY, Page

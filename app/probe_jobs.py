@@ -20,8 +20,7 @@ from nnclr_hub.workbench.labels import require_field
 from nnclr_hub.workbench.payload import encode_vector
 from nnclr_hub.workbench.privacy import public_metadata
 from nnclr_hub.workbench.probes import refuse_taken_probe
-from nnclr_hub.workbench.staged_images import staged_images
-from nnclr_hub.workbench.staging import stage, unstage
+from nnclr_hub.workbench.staging import stage, staged_images, unstage
 
 from .api_calls import PROBES, fit_folders_call
 from .handlers import escape_markdown

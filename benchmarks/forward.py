@@ -30,9 +30,8 @@ from torch import nn
 
 from nnclr_hub.encoder.backbones import create_backbone, is_convolutional
 from nnclr_hub.encoder.backends import Backend
-from nnclr_hub.encoder.backends.choice import worst_cosine
+from nnclr_hub.encoder.backends.choice import open_backend, worst_cosine
 from nnclr_hub.encoder.backends.network import Network
-from nnclr_hub.encoder.backends.opening import open_backend
 from nnclr_hub.encoder.backends.probe_batch import probe_images
 from nnclr_hub.encoder.device import find_device
 from nnclr_hub.encoder.encoder import load_encoder

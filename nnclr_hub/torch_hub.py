@@ -75,7 +75,8 @@ def _entry_point(name: str, architecture: str, default: str | None, text: dict[s
         if weights is not None:
             return _trained(str(weights), name, architecture, progress, timm_kwargs)
         if not pretrained:
-            return create_backbone(architecture, model_args={**_own_arguments(name), **timm_kwargs}).eval()
+            own = resolve(name).config.model_args if name in MODELS else {}
+            return create_backbone(architecture, model_args={**own, **timm_kwargs}).eval()
         if default is None:
             raise UnknownModel(
                 f"{name} does not have published weights yet; pass weights=SOURCE, such as a model folder, or "
@@ -86,11 +87,6 @@ def _entry_point(name: str, architecture: str, default: str | None, text: dict[s
     load.__name__ = load.__qualname__ = name
     load.__doc__ = _HELP.format(name=name, **text)
     return load
-
-
-def _own_arguments(name: str) -> dict[str, Any]:
-    """Return the arguments for timm to build a model's network; {} for timm's own shape."""
-    return dict(resolve(name).config.model_args) if name in MODELS else {}
 
 
 def _trained(source: str, name: str, architecture: str, progress: bool, timm_kwargs: dict[str, Any]) -> nn.Module:

@@ -47,7 +47,7 @@ RECENT = 20  # last lines of the log that are searched for symptoms
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PretrainResult:
     """Result of a call of `pretrain`.
 
     finished: whether all epochs are done; false after a signal or at the time limit.
@@ -71,7 +71,7 @@ def pretrain(
     device: str | None = None,
     minutes: float | None = None,
     console: Console | None = None,
-) -> Outcome:
+) -> PretrainResult:
     """Run a recipe on images until its epochs are done, the time limit is reached, or a signal stops it.
 
     Under torchrun every process calls this function, and the processes work together.
@@ -104,7 +104,7 @@ def _pretrain(
     until: float | None,
     ranks: Ranks,
     console: Console,
-) -> Outcome:
+) -> PretrainResult:
     # ------------------------------------------------------------------------ data
     start = find_initial_encoder(init) if init else None
     claim(out, resume, ranks, console)
@@ -136,7 +136,7 @@ def _pretrain(
             console.print(
                 f"{out} is finished after {steps} steps; the encoder is in {out / 'encoder'}.", highlight=False
             )
-            return Outcome(True, step, scores)
+            return PretrainResult(True, step, scores)
         console.print(f"continuing at step {step} of {steps}", highlight=False)
     ranks.require_equal(images=len(batches), batch_size=recipe.batch_size, precision=recipe.precision, checkpoint=step)
     monitor = None
@@ -194,7 +194,7 @@ def _pretrain(
     if step == steps:  # trained already; only the exported encoder's input has changed
         evaluate()
         save()
-        return Outcome(True, step, scores)
+        return PretrainResult(True, step, scores)
     if start and saved is None:
         evaluate()
         at_start.update(scores)
@@ -241,4 +241,4 @@ def _pretrain(
         console.print(
             f"done: the encoder is in {out / 'encoder'}, the report in {out / 'report.html'}", highlight=False
         )
-    return Outcome(step == steps, step, scores)
+    return PretrainResult(step == steps, step, scores)

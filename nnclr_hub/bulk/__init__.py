@@ -5,9 +5,9 @@
         shard.vectors, shard.paths                                                  # (n, D) float32, n names
 
 `image_list.py` lists the images, `plan.py` divides them into shards, and `shards.py` reads and writes shards.
-`local.py` runs on this machine and `ray.py` on a cluster. `joining.py` makes one array of the shards, and
-`collecting.py` a collection. A shard is written as a whole or not at all and records its plan, so existing shards need
-no further work.
+`local.py` runs on this machine and `ray.py` on a cluster. `array_file.py` makes one array of the shards, and
+`collection_import.py` a collection. A shard is written as a whole or not at all and records its plan, so existing
+shards need no further work.
 """
 
 from __future__ import annotations

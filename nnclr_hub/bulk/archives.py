@@ -62,7 +62,8 @@ def members(archive: Path) -> Iterator[tuple[str, int, float, int]]:
         with tarfile.open(archive, "r:") as tar:
             for member in tar:
                 parts = [part for part in PurePosixPath(member.name).parts if part not in ("/", "..")]
-                if member.isreg() and not _hidden(parts) and Path(member.name).suffix.lower() in IMAGE_SUFFIXES:
+                hidden = any(part.startswith(".") for part in parts)
+                if member.isreg() and not hidden and Path(member.name).suffix.lower() in IMAGE_SUFFIXES:
                     if member.issparse():
                         raise InvalidRequest(
                             f"{archive} contains the sparse file {member.name}; pack it without --sparse."
@@ -75,10 +76,6 @@ def members(archive: Path) -> Iterator[tuple[str, int, float, int]]:
             f"{archive} is not a complete tar file ({error}); create it again, or unpack it."
         ) from error
     _check_end(archive, end)
-
-
-def _hidden(parts: list[str]) -> bool:
-    return any(part.startswith(".") for part in parts)
 
 
 def _check_end(archive: Path, end: int) -> None:

@@ -14,13 +14,14 @@ from typing import Protocol
 
 import numpy as np
 
+from nnclr_hub.bulk.atomic_file import sweep
 from nnclr_hub.bulk.image_list import ListedImage, Source, contents, find_images, named
-from nnclr_hub.bulk.plan import SHARD_SIZE, Embeds, Plan, check_part
+from nnclr_hub.bulk.plan import SHARD_SIZE, ShardPlan, check_part
 from nnclr_hub.bulk.shards import Shards, find_shard, write_shard
-from nnclr_hub.bulk.writing import sweep
 from nnclr_hub.encoder.inputs import ImageLike, StoredImage
 from nnclr_hub.errors import ImageError
 from nnclr_hub.progress import Advance
+from nnclr_hub.store.spec import Embeds
 
 STEP = 64  # images between two progress reports
 INVALID_VECTOR = "The network's output for this image is not finite, or all zero."
@@ -78,7 +79,7 @@ def embed_shards(
     """
     check_part(part)
     sources, images = find_images(given)
-    plan = Plan.of(encoder, sources, images, precision=precision, shard_size=shard_size).begin(folder)
+    plan = ShardPlan.of(encoder, sources, images, precision=precision, shard_size=shard_size).begin(folder)
     numbers = range(part[0] - 1, plan.shards, part[1])
     wanted = shards_to_make(folder, plan, numbers, retry_broken=retry_broken)
     total = sum(len(plan.part(images, number)) for number in numbers)
@@ -95,7 +96,7 @@ def embed_shards(
     return summarize(folder, plan, numbers)
 
 
-def shards_to_make(folder: Path, plan: Plan, numbers: Iterable[int], *, retry_broken: bool) -> list[int]:
+def shards_to_make(folder: Path, plan: ShardPlan, numbers: Iterable[int], *, retry_broken: bool) -> list[int]:
     """Return the numbers of missing shards, and with retry_broken those of shards with broken images."""
     found = ((number, find_shard(folder, plan, number)) for number in numbers)
     return [number for number, shard in found if shard is None or (retry_broken and shard.broken)]
@@ -103,7 +104,7 @@ def shards_to_make(folder: Path, plan: Plan, numbers: Iterable[int], *, retry_br
 
 def fill(
     folder: Path,
-    plan: Plan,
+    plan: ShardPlan,
     sources: Sequence[Source],
     parts: Sequence[tuple[int, Sequence[ListedImage]]],
     encoder: Streams,
@@ -135,7 +136,7 @@ def fill(
         advance(len(images) % STEP)
 
 
-def summarize(folder: Path, plan: Plan, numbers: Iterable[int]) -> Embedded:
+def summarize(folder: Path, plan: ShardPlan, numbers: Iterable[int]) -> Embedded:
     """Return the result of these shards, and how many of all shards are missing."""
     shards = [shard for number in numbers if (shard := find_shard(folder, plan, number)) is not None]
     missing = len(Shards(folder).missing)

@@ -1,6 +1,6 @@
 """The plan of a bulk run: its images, encoder and shards. It is written first and never changes.
 
-plan = Plan.of(encoder, sources, images, precision="f32", shard_size=4096).begin(folder)
+plan = ShardPlan.of(encoder, sources, images, precision="f32", shard_size=4096).begin(folder)
 plan.shards                         # number of shards
 plan.part(images, 3)                # those of shard 3
 """
@@ -13,13 +13,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 
+from nnclr_hub.bulk.atomic_file import written_whole
 from nnclr_hub.bulk.image_list import ListedImage, Source, digest_of
-from nnclr_hub.bulk.writing import written_whole
 from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.store.spec import Embeds
 
 PLAN = "plan.json"
 FORMAT, VERSION = "nnclr_hub shards", 1
@@ -34,7 +35,7 @@ KINDS = {
     "pictures": int,
     "listing": str,
 }  # types of the fields in plan.json, except sources
-ATTRIBUTES = {"pictures": "images"}  # fields of the file format that have another name in `Plan`
+ATTRIBUTES = {"pictures": "images"}  # fields of the file format that have another name in `ShardPlan`
 
 
 def check_form(precision: str, shard_size: int) -> None:
@@ -76,20 +77,8 @@ def check_folder(folder: Path) -> None:
         raise InvalidRequest(f"{folder} contains other files, such as {strangers[0]}; use a new folder.")
 
 
-class Embeds(Protocol):
-    """The attributes of an encoder that a plan records."""
-
-    name: str
-
-    @property
-    def fingerprint(self) -> str: ...
-
-    @property
-    def embed_dim(self) -> int: ...
-
-
 @dataclass(frozen=True)
-class Plan:
+class ShardPlan:
     """The contents of a folder of shards.
 
     model: the encoder's source.
@@ -165,7 +154,7 @@ class Plan:
         """Return the images of a shard."""
         return images[number * self.shard_size : (number + 1) * self.shard_size]
 
-    def begin(self, folder: Path) -> Plan:
+    def begin(self, folder: Path) -> ShardPlan:
         """Create the folder and write the plan, or check that the existing plan is the same.
 
         Raises:
@@ -179,7 +168,7 @@ class Plan:
             text = json.dumps({"format": FORMAT, "version": VERSION, **fields}, indent=1)
             with written_whole(folder / PLAN, first=True) as file:
                 file.write(text.encode())
-        there = Plan.read(folder)
+        there = ShardPlan.read(folder)
         if there.id != self.id:
             raise InvalidRequest(there._difference(self, folder))
         return there
@@ -213,7 +202,7 @@ class Plan:
                 raise ValueError(f"{name} is {fields[name]!r:.80}")
         return cls(**{ATTRIBUTES.get(name, name): value for name, value in fields.items()}, sources=sources)
 
-    def _difference(self, other: Plan, folder: Path) -> str:
+    def _difference(self, other: ShardPlan, folder: Path) -> str:
         """Return a message that says why another plan cannot continue this one, and what to do."""
         if self.fingerprint != other.fingerprint:
             return (

@@ -25,7 +25,7 @@ import numpy as np
 
 from nnclr_hub.bulk.image_list import ListedImage, Source, find_images
 from nnclr_hub.bulk.local import Embedded, fill, shards_to_make, summarize
-from nnclr_hub.bulk.plan import SHARD_SIZE, Plan
+from nnclr_hub.bulk.plan import SHARD_SIZE, ShardPlan
 from nnclr_hub.errors import BY_CODE, InvalidRequest, MissingDependency, NNCLRHubError
 from nnclr_hub.progress import Advance
 
@@ -36,7 +36,7 @@ CONNECT_TIMEOUT_S = 10
 
 
 @dataclass(frozen=True)
-class Job:
+class WorkerTask:
     """The arguments of every worker.
 
     folder, plan: of the shards.
@@ -46,7 +46,7 @@ class Job:
     """
 
     folder: Path
-    plan: Plan
+    plan: ShardPlan
     sources: tuple[Source, ...]
     model: str
     backend: str
@@ -55,7 +55,7 @@ class Job:
 class Worker:
     """A Ray actor that loads the encoder once and makes shards."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: WorkerTask) -> None:
         self.job = job
 
     @cached_property
@@ -116,10 +116,10 @@ def embed_shards_by_ray(
     """
     sources, images = find_images(given)
     folder = folder.resolve()
-    plan = Plan.of(encoder, sources, images, precision=precision, shard_size=shard_size).begin(folder)
+    plan = ShardPlan.of(encoder, sources, images, precision=precision, shard_size=shard_size).begin(folder)
     wanted = shards_to_make(folder, plan, range(plan.shards), retry_broken=retry_broken)
     model = str(Path(encoder.name).resolve()) if Path(encoder.name).exists() else encoder.name
-    job = Job(folder, plan, tuple(sources), model, backend)
+    job = WorkerTask(folder, plan, tuple(sources), model, backend)
     parts = [{"number": n, "images": json.dumps([astuple(one) for one in plan.part(images, n)])} for n in wanted]
     done = plan.images - sum(len(plan.part(images, number)) for number in wanted)
     progress(done, plan.images)
@@ -133,7 +133,7 @@ def embed_shards_by_ray(
     return summarize(folder, plan, range(plan.shards))
 
 
-def _results(ray: Any, job: Job, parts: list[dict[str, Any]], workers: int | None) -> Iterator[dict[str, Any]]:
+def _results(ray: Any, job: WorkerTask, parts: list[dict[str, Any]], workers: int | None) -> Iterator[dict[str, Any]]:
     """Yield a row for each shard when it is complete."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     gpus = int(sum(node.get("GPU", 0) for node in nodes))

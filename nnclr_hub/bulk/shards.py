@@ -23,9 +23,9 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from nnclr_hub.bulk.atomic_file import written_whole
 from nnclr_hub.bulk.image_list import ListedImage, named
-from nnclr_hub.bulk.plan import PRECISIONS, Plan
-from nnclr_hub.bulk.writing import written_whole
+from nnclr_hub.bulk.plan import PRECISIONS, ShardPlan
 from nnclr_hub.errors import InvalidRequest
 
 VECTORS, BROKEN = "vectors", "broken"
@@ -43,7 +43,7 @@ class Shard:
     count: n, the number of images with vectors.
     """
 
-    plan: Plan
+    plan: ShardPlan
     number: int
     file: Path
     count: int
@@ -85,7 +85,7 @@ class Shards:
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
-        self.plan = Plan.read(self.folder)
+        self.plan = ShardPlan.read(self.folder)
 
     def __iter__(self) -> Iterator[Shard]:
         for number in range(self.plan.shards):
@@ -123,7 +123,7 @@ def open_shards(folder: Path) -> Shards:
 
 def write_shard(
     folder: Path,
-    plan: Plan,
+    plan: ShardPlan,
     number: int,
     vectors: np.ndarray,
     images: Sequence[ListedImage],
@@ -149,7 +149,7 @@ def write_shard(
         file.write(content)
 
 
-def find_shard(folder: Path, plan: Plan, number: int) -> Shard | None:
+def find_shard(folder: Path, plan: ShardPlan, number: int) -> Shard | None:
     """Return a shard of the plan; None if it does not exist, is damaged or belongs to another plan."""
     path = _file(folder, number)
     if not path.exists():
@@ -163,7 +163,7 @@ def find_shard(folder: Path, plan: Plan, number: int) -> Shard | None:
     return Shard(plan, number, path, count) if belongs else None
 
 
-def _which(plan: Plan, number: int) -> str:
+def _which(plan: ShardPlan, number: int) -> str:
     return f"{plan.id} {number}"
 
 

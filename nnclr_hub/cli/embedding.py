@@ -133,7 +133,7 @@ def _write_shards(folder: Path, images: list[Path], encoder: Encoder, how: dict[
 def _write_array(array: Path, images: list[Path], encoder: Encoder, how: dict[str, Any]) -> None:
     """Write shards next to the array, join them, and remove them."""
     from nnclr_hub.bulk import open_shards
-    from nnclr_hub.bulk.joining import join
+    from nnclr_hub.bulk.array_file import join
 
     folder = _shards_of(array)
     try:

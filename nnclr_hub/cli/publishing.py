@@ -51,7 +51,7 @@ def export(
     """
     given = {"license": license, "data": trained_on}
     about = {name: value for name, value in given.items() if value is not None}
-    done = load_program("training", "exporting").export(
+    done = load_program("training", "run_export").export(
         run,
         folder,
         encoder=encoder,

@@ -136,7 +136,7 @@ def import_(
 
 def _import_shards(folder: Path, name: str | None, store: str, into: bool, as_json: bool) -> None:
     from nnclr_hub.bulk import open_shards
-    from nnclr_hub.bulk.collecting import collect
+    from nnclr_hub.bulk.collection_import import collect
     from nnclr_hub.progress import bar
     from nnclr_hub.store import open_store
     from nnclr_hub.store.checks import check_name

@@ -55,7 +55,7 @@ def ready(*, wait: float = 0.0) -> Steps[bool]:
         ServerUnreachable: if nothing answers, even at the end of `wait`.
     """
     end = time.monotonic() + wait
-    call = Call("GET", "/readyz", _ready, takes=lambda answer: answer.status in (200, 503), once=True)
+    call = Call("GET", "/readyz", _is_ready, takes=lambda answer: answer.status in (200, 503), once=True)
     while True:
         try:
             yes = yield from perform(call)
@@ -207,7 +207,7 @@ def _result(entry: dict[str, Any]) -> Result:
     return decode_vector(entry["embedding"], "embedding")
 
 
-def _ready(answer: Answer) -> bool:
+def _is_ready(answer: Answer) -> bool:
     return answer.json()["status"] == "ready" and answer.status == 200
 
 

@@ -46,7 +46,7 @@ class AsyncVerbs:
 
 
 class Verb(Generic[P, T]):
-    """See the module; it has the signature and the docstring of the function that makes its steps."""
+    """A method with the signature and the docstring of the function that makes its steps."""
 
     def __init__(self, build: Callable[P, Steps[T]]) -> None:
         self._build: Callable[..., Steps[T]] = build

@@ -27,8 +27,8 @@ from nnclr_hub.encoder.attention import MAX_SIDE, AttentionMap, AttentionSetting
 from nnclr_hub.encoder.attention.extractor import AttentionExtractor
 from nnclr_hub.encoder.backbones import create_backbone, input_side, is_convolutional, load_state
 from nnclr_hub.encoder.backends import parse_backend
+from nnclr_hub.encoder.backends.choice import open_backend
 from nnclr_hub.encoder.backends.network import Network
-from nnclr_hub.encoder.backends.opening import open_backend
 from nnclr_hub.encoder.backends.with_torch import forward
 from nnclr_hub.encoder.device import find_device
 from nnclr_hub.encoder.embedder import ImageLike
@@ -109,17 +109,12 @@ class Encoder:
         return self.backend.precision
 
     @property
-    def _torch_precision(self) -> str:
-        """The precision of torch next to another backend; fp32 is faster in torch on most processors."""
-        return "bf16" if self.backend.name in ("torch-bf16", "compile-bf16") else "fp32"
-
-    @property
     def embed_dim(self) -> int:
         """D, the length of a vector."""
         return vector_length(self.backbone)
 
     @property
-    def fingerprint(self) -> str:
+    def fingerprint(self) -> str:  # a property, as protocols of encoders declare it, over a cached one
         """32 hex digits of the SHA-256 of weights and preprocessing; equal on every device and backend."""
         return self._fingerprint
 
@@ -344,7 +339,9 @@ class Encoder:
 
     def _forward(self, x: Tensor, compute: Callable[[nn.Module, Tensor], Tensor]) -> np.ndarray:
         """Run compute(backbone, x) in torch; return float32."""
-        return forward(partial(compute, self.backbone), x, self.device, self._torch_precision)
+        # next to another backend, fp32 is faster in torch on most processors
+        precision = "bf16" if self.backend.name in ("torch-bf16", "compile-bf16") else "fp32"
+        return forward(partial(compute, self.backbone), x, self.device, precision)
 
 
 def load_encoder(

@@ -52,16 +52,13 @@ def as_source(image: ImageLike | StoredImage) -> Source:
     if not isinstance(image, np.ndarray):
         return image
     if image.ndim == 2 and image.dtype.kind in "uif" and image.size:  # gray, like a TIFF of that type
-        return Image.fromarray(image if image.dtype in _GRAY else image.astype(_wider_type(image.dtype)))
+        wider = np.int32 if np.can_cast(image.dtype, np.int32) else np.float32
+        return Image.fromarray(image if image.dtype in _GRAY else image.astype(wider))
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
         raise InvalidRequest(
             f"An array must be (H, W, 3) uint8, or (H, W) gray, got shape {image.shape} of {image.dtype}."
         )
     return Image.fromarray(image)
-
-
-def _wider_type(dtype: np.dtype) -> type[np.generic]:
-    return np.int32 if np.can_cast(dtype, np.int32) else np.float32
 
 
 # ---- tensors ---------------------------------------------------------------------------------------------------------

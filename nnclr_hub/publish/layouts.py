@@ -11,8 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.publish.contents import Contents, State
 
@@ -133,17 +131,10 @@ def _dropped(contents: Contents, section: str, prefix: str) -> dict[str, int]:
 
 def _named(state: State) -> State:
     """Restore the names of a ResNet that was converted to nn.Sequential, which numbers its children."""
-    if not _numbered(state):
+    parts = {key: key.partition(".") for key in state}
+    if "0.weight" not in state or not all(stage.isdecimal() for stage, _, _ in parts.values()):
         return state
-    return {f"{STAGES.get(stage, stage)}.{rest}": value for (stage, _, rest), value in _split(state)}
-
-
-def _split(state: State) -> list[tuple[tuple[str, str, str], Tensor]]:
-    return [(key.partition("."), value) for key, value in state.items()]
-
-
-def _numbered(state: State) -> bool:
-    return "0.weight" in state and all(key.partition(".")[0].isdecimal() for key in state)
+    return {f"{STAGES.get(stage, stage)}.{rest}": state[key] for key, (stage, _, rest) in parts.items()}
 
 
 def _has(*groups: str) -> Callable[[Contents], bool]:
@@ -183,10 +174,6 @@ def _is_simsiam(contents: Contents) -> bool:
     return {"encoder", "predictor"} <= groups and not groups & {"classifier", "projector", "conv_proj"}
 
 
-def _is_under_model(contents: Contents) -> bool:
-    return contents.main == "model" and "patch_embed" in contents.groups("model")
-
-
 LAYOUTS = (
     Layout(
         "MoCo v3",
@@ -218,6 +205,9 @@ REFUSED = (
     Layout("SimSiam", _is_simsiam),
     Layout("SwAV", _has("conv1", "projection_head")),
     Layout("Barlow Twins or VICReg", lambda contents: {"backbone", "projector"} <= contents.groups("model")),
-    Layout("MAE, or of another project that keeps a transformer under 'model'", _is_under_model),
+    Layout(
+        "MAE, or of another project that keeps a transformer under 'model'",
+        lambda contents: contents.main == "model" and "patch_embed" in contents.groups("model"),
+    ),
     Layout("DINOv2", lambda contents: bool({"mask_token", "register_tokens"} & contents.groups(contents.main))),
 )

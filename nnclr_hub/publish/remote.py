@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from nnclr_hub.errors import InvalidRequest, NNCLRHubError, PublishingError
 from nnclr_hub.hub.layout import CARD
 from nnclr_hub.hub.repositories import NO_XET, is_of_xet, network_errors
-from nnclr_hub.publish.outgoing import OutgoingFile
+from nnclr_hub.publish.upload_files import OutgoingFile
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

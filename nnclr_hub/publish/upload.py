@@ -19,8 +19,8 @@ from nnclr_hub.errors import InvalidRequest, PublishingError
 from nnclr_hub.hub.layout import CARD, HEADS, SUPPORT_SET
 from nnclr_hub.hub.repositories import require_endpoint
 from nnclr_hub.publish.card import is_ours, require_repository
-from nnclr_hub.publish.outgoing import OutgoingFile, outgoing, outgoing_card
 from nnclr_hub.publish.remote import Remote, hub_errors, look, require_known
+from nnclr_hub.publish.upload_files import OutgoingFile, outgoing, outgoing_card
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -95,7 +95,8 @@ def publish_model(
         require_known(api, repository)  # without dry_run, the first write reports an unknown repository or token
     number, base = None, remote
     if pr:
-        _require(remote, repository)
+        if remote.head is None:
+            raise PublishingError(f"{repository} does not exist, so a pull request is not possible; leave out --pr.")
         number = _open_request(api, repository)
         base = look(api, repository, f"refs/pr/{number}") if number else remote
     if tag is None:
@@ -139,11 +140,6 @@ def _client(token: str | None) -> HfApi:
     if not (token or get_token()):
         raise PublishingError("No token for the Hub was found; set HF_TOKEN, or log in with `hf auth login`.")
     return HfApi(token=token, library_name="nnclr_hub")
-
-
-def _require(remote: Remote, repository: str) -> None:
-    if remote.head is None:
-        raise PublishingError(f"{repository} does not exist, so a pull request is not possible; leave out --pr.")
 
 
 def _open_request(api: HfApi, repository: str) -> int | None:

@@ -36,7 +36,7 @@ BROKEN = (zipfile.BadZipFile, NotImplementedError, OSError, EOFError, ValueError
 
 
 class ImageZip:
-    """See the module; a context manager.
+    """The images in a zip, by name; a context manager.
 
     Raises:
         InvalidRequest: if it is not a zip, is encrypted, exceeds a limit, or has names that lead outside.

@@ -58,7 +58,7 @@ def read_image(new: NewImage) -> tuple[Image.Image, Draft] | ImageError:
 
 
 class Ingestion:
-    """See the module.
+    """The state of one request to add images: what was read, embedded and refused.
 
     Args:
         open_targets: opens what to write to; called once per write.

@@ -23,7 +23,11 @@ INDEXED = frozenset({ROOT, "path", "size", "mtime"})
 
 def without_paths(text: str) -> str:
     """Shorten every absolute path that starts with a folder of this machine to its last part."""
-    return _paths().sub(lambda found: found[0].rstrip("/.").rpartition("/")[2] + _tail(found[0]), text)
+
+    def last_part(found: re.Match[str]) -> str:
+        return found[0].rstrip("/.").rpartition("/")[2] + "." * found[0].endswith(".")
+
+    return _paths().sub(last_part, text)
 
 
 @lru_cache(maxsize=1024)
@@ -88,7 +92,3 @@ def _paths() -> re.Pattern[str]:
     # the lookbehind excludes URLs and our own routes; sources of models have a prefix before the path
     kinds = "file://|local-dir:|random:"
     return re.compile(rf"(?:\b(?:{kinds})|(?<![\w/.:~-]))(?:{'|'.join(starts)})[^\s'\"`,;:()\[\]{{}}<>]*")
-
-
-def _tail(path: str) -> str:
-    return "." if path.endswith(".") else ""

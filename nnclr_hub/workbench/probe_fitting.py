@@ -42,9 +42,6 @@ class FitOptions:
     threshold: float | None = None
 
 
-NO_OPTIONS = FitOptions()
-
-
 @dataclass(frozen=True)
 class ClassScore:
     """How accurate a probe is for one class on held-out rows.

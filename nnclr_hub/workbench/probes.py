@@ -1,6 +1,6 @@
 """Linear probes that a store keeps by name, and the labels that they predict.
 
-    bench.fit_probe("pets", collection="photos", field="label")
+    keep_probe(records, fit_on_collection(collection, "pets", "label", None, FitOptions()), replace=False)
     bench.predict("pets", images=[Path("new.jpg")])[0].label
     probe_files(get_probe(bench.store.records, "pets"))["probe.safetensors"]
 

@@ -9,7 +9,7 @@ only during the last pass. Other processes that write to the same Milvus are ref
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,16 +22,17 @@ from PIL import Image
 from nnclr_hub.encoder.embedder import Embedder
 from nnclr_hub.errors import CollectionNotFound, ImageError, InvalidRequest, StoreError
 from nnclr_hub.read_ahead import batches, read_ahead
-from nnclr_hub.store.base import Collection, CollectionSpec, Progress, VectorStore
+from nnclr_hub.store.base import Collection, CollectionSpec, Item, Progress, VectorStore
+from nnclr_hub.store.pages import pages
 from nnclr_hub.store.replacement import NEXT, WAS, Replacement, finish_swaps, replacement_of, swap
-from nnclr_hub.workbench.collection_diff import Change, differences
-from nnclr_hub.workbench.indexing import BATCH, MAX_BATCH_BYTES
+from nnclr_hub.workbench.folder_index import BATCH, MAX_BATCH_BYTES
 from nnclr_hub.workbench.sources import read_source
 
 if TYPE_CHECKING:
     from nnclr_hub.workbench.workbench import Workbench
 
 
+PAGE = 1000  # items to compare at once
 NAMED = 5  # items that an error message names before it only counts
 
 
@@ -268,6 +269,51 @@ def _carry_over(
     if items:
         new.upsert(items)
     return len(items)
+
+
+# ---- the difference
+
+
+@dataclass(frozen=True)
+class Change:
+    """What must be done for one item of the copy.
+
+    passed: how many items of the original were compared so far.
+    metadata: store the item with it; None: delete the item.
+    """
+
+    passed: int
+    id: str
+    metadata: Mapping[str, Any] | None
+
+
+def differences(original: Collection, copy: Collection) -> Iterator[Change]:
+    """Yield the items that the copy lacks, has with other metadata, or should not have, in the order of their ids.
+
+    Both are read page by page, so items before the last change may be stored or deleted during the iteration.
+    """
+    theirs = _walk(copy)
+    other = next(theirs, None)
+    passed = 0
+    for item in _walk(original):
+        while other is not None and other.id < item.id:
+            yield Change(passed, other.id, None)
+            other = next(theirs, None)
+        passed += 1
+        if other is None or other.id != item.id:
+            yield Change(passed, item.id, item.metadata)
+            continue
+        if other.metadata != item.metadata:
+            yield Change(passed, item.id, item.metadata)
+        other = next(theirs, None)
+    while other is not None:
+        yield Change(passed, other.id, None)
+        other = next(theirs, None)
+
+
+def _walk(collection: Collection) -> Iterator[Item]:
+    for items in pages(collection, limit=PAGE, with_vector=False):
+        yield from items
 
 
 # ---- error messages

@@ -31,7 +31,7 @@ class Place:
 
 
 class SourceFolders:
-    """See the module.
+    """The folders that a server may read, by name.
 
     Args:
         folders: as configured; they need not exist.

@@ -7,6 +7,9 @@
     note(ticket, ["id"])                        # records that these are being added; see `noted`
     unstage(ticket)
 
+    with staged_images(ticket, most_bytes=20_000_000) as (images, left_out):    # also those in zips
+        images[0].name, images[0].label, images[0].read()                       # read only when it is needed
+
 The files are in the cache folder under a ticket, so they survive a closed browser and a restart of the server. They are
 deleted after a week. The week restarts when a job takes them, and when a server starts that has the job: jobs are in
 the store and files are not, so their age is the only sign that nobody needs them.
@@ -20,13 +23,16 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
+from pathlib import Path, PurePosixPath
 
 from nnclr_hub.cache import cache_folder
-from nnclr_hub.errors import InvalidRequest, Overloaded
+from nnclr_hub.encoder.image_folder import label_of
+from nnclr_hub.errors import ImageError, InvalidRequest, Overloaded
+from nnclr_hub.workbench.image_zip import SUFFIX, ImageZip
 
 KEPT_S = 7 * 24 * 3600
 MOST_BYTES = 4_000_000_000  # of all waiting files
@@ -145,3 +151,55 @@ def _sweep() -> None:
             continue
     if size > MOST_BYTES:
         raise Overloaded("Too many images wait to be added; wait until some of the jobs are done.", 60.0)
+
+
+# ---- images
+
+
+@dataclass(frozen=True)
+class StagedImage:
+    """An image among staged files.
+
+    name: its path below the folder that the user chose, or within its zip.
+    label: the folder that contains it; "" for none.
+    read: returns its bytes; raises ImageError if it cannot be read.
+    """
+
+    name: str
+    label: str
+    read: Callable[[], bytes]
+
+
+@contextmanager
+def staged_images(ticket: str, most_bytes: int) -> Iterator[tuple[list[StagedImage], list[tuple[str, str]]]]:
+    """Open the images of a ticket; also yields (name, reason) of entries that were left out of a zip.
+
+    Raises:
+        InvalidRequest: if the ticket has no files, or a zip cannot be accepted.
+    """
+    images: list[StagedImage] = []
+    left_out: list[tuple[str, str]] = []
+    with ExitStack() as opened:
+        for file in staged(ticket):
+            if not file.name.lower().endswith(SUFFIX):
+                read = partial(_read, file.path, most_bytes)
+                images.append(StagedImage(file.name, label_of(Path(file.name), Path()) or "", read))
+                continue
+            zip = opened.enter_context(ImageZip(file.path, file.name, most_bytes))
+            left_out += zip.left_out
+            root = root_of(zip.names)
+            for name in zip.names:
+                images.append(StagedImage(name, label_of(Path(name), root) or "", partial(zip.read, name)))
+        yield images, left_out
+
+
+def root_of(names: Sequence[str]) -> Path:
+    """Return the top folder if all images are in one: it is what was packed, not a label."""
+    tops = {"/".join(PurePosixPath(name).parts[:-1][:1]) for name in names}
+    return Path(tops.pop()) if len(tops) == 1 else Path()
+
+
+def _read(path: Path, most_bytes: int) -> bytes:
+    if path.stat().st_size > most_bytes:
+        raise ImageError(f"The image has more than {most_bytes / 1e6:,.0f} MB; make it smaller.")
+    return path.read_bytes()

@@ -8,11 +8,10 @@ bench.search("photos", SearchQuery.of(image="query.jpg", k=5))
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -33,27 +32,17 @@ from nnclr_hub.store.base import Collection, CollectionSpec, Item, Match, Progre
 from nnclr_hub.store.replacement import drop_with_replacement, write_targets
 from nnclr_hub.workbench.add_request import AddRequest, NewImage
 from nnclr_hub.workbench.folder_changes import FolderChanges, IndexReport, listed
-from nnclr_hub.workbench.indexing import index_folder
+from nnclr_hub.workbench.folder_index import index_folder
 from nnclr_hub.workbench.ingestion import Ingestion, add_images
 from nnclr_hub.workbench.models import Models, embedder_for
-from nnclr_hub.workbench.probe_fitting import NO_OPTIONS, FitOptions
-from nnclr_hub.workbench.probe_sources import fit_on_collection
-from nnclr_hub.workbench.probes import (
-    KeptProbe,
-    get_probe,
-    keep_probe,
-    label_images,
-    label_items,
-    label_rows,
-    refuse_taken_probe,
-)
+from nnclr_hub.workbench.probes import get_probe, label_images, label_items, label_rows
 from nnclr_hub.workbench.search_batch import Answer, answer_each, attempt
 from nnclr_hub.workbench.search_query import SearchQuery
 from nnclr_hub.workbench.write_lock import Target, WriteLock
 
 
 class Workbench:
-    """See the module.
+    """Encoders and a store, and what programs do with both.
 
     Args:
         store: holds the collections. If it is read-only, every method that writes raises OpenedForReading.
@@ -197,7 +186,7 @@ class Workbench:
         begin: Callable[[FolderChanges], None] = lambda changes: None,
         progress: Progress = lambda done, total: None,
     ) -> IndexReport:
-        """Make the collection hold the folder's images; see `workbench.indexing.index_folder`."""
+        """Make the collection hold the folder's images; see `workbench.folder_index.index_folder`."""
         self.write_lock.check_writable()
         try:
             self.collection(name)
@@ -281,36 +270,6 @@ class Workbench:
         return answer_each(collection, queries, images, vectors)
 
     # ---- probes
-
-    def fit_probe(
-        self,
-        name: str,
-        collection: str,
-        field: str,
-        *,
-        where: Mapping[str, Any] | None = None,
-        options: FitOptions = NO_OPTIONS,
-        replace: bool = False,
-        progress: Progress = lambda done, total: None,
-    ) -> KeptProbe:
-        """Fit a probe on the labels in a metadata field of a collection's items, and keep it by name.
-
-        Args:
-            replace: whether it may replace a probe of the same name.
-            progress: called with (done, total).
-
-        Raises:
-            ProbeExists: a probe has that name, and `replace` is false.
-            CollectionNotFound: the collection does not exist.
-            InvalidRequest: the labels are not enough to fit a probe, or an option is invalid.
-            OpenedForReading: the store is open read-only.
-        """
-        self.write_lock.check_writable()
-        if not replace:
-            refuse_taken_probe(self.store.records, name)
-        kept = fit_on_collection(self.collection(collection), name, field, where, options, progress=progress)
-        keep_probe(self.store.records, kept, replace=replace)
-        return kept
 
     def predict(
         self,

@@ -12,8 +12,7 @@ from nnclr_hub.workbench import NewImage
 from nnclr_hub.workbench.folder_changes import FolderChanges
 from nnclr_hub.workbench.privacy import without_paths
 from nnclr_hub.workbench.source_folders import SourceFolders
-from nnclr_hub.workbench.staged_images import staged_images
-from nnclr_hub.workbench.staging import note, noted
+from nnclr_hub.workbench.staging import note, noted, staged_images
 
 from .context import ROOT, UPLOAD, JobContext, Outcome
 

@@ -17,8 +17,7 @@ from nnclr_hub.workbench.probe_fitting import FitOptions
 from nnclr_hub.workbench.probe_sources import LabeledExample, fit_on_collection, fit_on_examples
 from nnclr_hub.workbench.probes import KeptProbe, keep_probe
 from nnclr_hub.workbench.reembedding import abandon, reembed
-from nnclr_hub.workbench.staged_images import staged_images
-from nnclr_hub.workbench.staging import renew, unstage
+from nnclr_hub.workbench.staging import renew, staged_images, unstage
 
 from ..request_bodies import decode_text
 from .add_images import MAX_NAMED, add, index

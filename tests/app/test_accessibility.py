@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from fake_runs import write_run
+from labeling import fit_probe
 from page_actions import PHONE, open_tab, wait_for, wait_for_images
 
 from app.tabs.probe import FOLDERS
@@ -40,7 +41,7 @@ def served(model, photos, tmp_path_factory, serve) -> Iterator:
     with open_store(str(folder / "store")) as opened:
         bench = Workbench(Encoders(str(model), device="cpu"), opened)
         bench.index_folder("photos", photos)
-        bench.fit_probe("things", "photos", "label")
+        fit_probe(bench, "things", "photos", "label")
     write_run(folder / "runs" / "photos", step=40)
     yield from serve(model, folder / "store", page=True, source_folders=[str(photos)], runs=folder / "runs")
 

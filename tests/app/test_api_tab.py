@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from labeling import fit_probe
 from page_actions import PHONE, open_tab, wait_for, wait_for_images
 from waiting import until
 
@@ -38,7 +39,7 @@ def served(model, photos, tmp_path_factory, serve) -> Iterator:
     with open_store(str(folder)) as opened:
         bench = Workbench(Encoders(str(model), device="cpu"), opened)
         bench.index_folder("photos", photos)
-        bench.fit_probe("things", "photos", "label")
+        fit_probe(bench, "things", "photos", "label")
     yield from serve(model, folder, page=True, source_folders=[str(folder.parent / "pets")])
 
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from labeling import ids_of, label, label_ids, show_all
+from labeling import fit_probe, ids_of, label, label_ids, show_all
 from page_actions import INTERRUPTED, PHONE, open_tab, toast, wait_for, wait_for_images
 from page_calls import call, get
 
@@ -24,7 +24,7 @@ def store(model, photos, tmp_path_factory):
     with open_store(str(folder)) as opened:
         bench = Workbench(Encoders(str(model), device="cpu"), opened)
         bench.index_folder("photos", photos)
-        bench.fit_probe("before", "photos", "label")
+        fit_probe(bench, "before", "photos", "label")
     return folder
 
 

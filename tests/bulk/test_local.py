@@ -17,7 +17,7 @@ from waiting import until
 from nnclr_hub import load_encoder
 from nnclr_hub.bulk import embed_shards, open_shards
 from nnclr_hub.bulk import local as bulk_local
-from nnclr_hub.bulk.writing import _host, sweep, written_whole
+from nnclr_hub.bulk.atomic_file import _host, sweep, written_whole
 from nnclr_hub.errors import DiskFull, InvalidRequest
 
 

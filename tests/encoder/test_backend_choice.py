@@ -12,7 +12,7 @@ import torch
 
 from nnclr_hub import load_encoder
 from nnclr_hub.encoder.backends import choice, parse_backend
-from nnclr_hub.encoder.backends.opening import open_backend
+from nnclr_hub.encoder.backends.choice import open_backend
 from nnclr_hub.encoder.backends.probe_batch import probe_images
 from nnclr_hub.errors import InvalidRequest, MissingDependency
 

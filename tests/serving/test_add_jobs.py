@@ -11,7 +11,7 @@ from PIL import Image
 from waiting import until
 
 from nnclr_hub.errors import InvalidRequest
-from nnclr_hub.workbench import Workbench, indexing
+from nnclr_hub.workbench import Workbench, folder_index
 from nnclr_hub.workbench.staging import stage, staged
 from serving.jobs import add_images
 from serving.jobs.context import Interrupted, JobContext, Signals
@@ -189,7 +189,7 @@ def test_an_interrupted_index_job_counts_all_its_work(server, collection, photos
     changed, gone, *_ = kept
     changed.write_bytes(kept[gone])
     gone.unlink()
-    monkeypatch.setattr(indexing, "BATCH", 8)
+    monkeypatch.setattr(folder_index, "BATCH", 8)
     notes: list[dict] = [{}]
     for stop_at in (8, 16, None):
         signals = Signals(threading.Event(), threading.Event())

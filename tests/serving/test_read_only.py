@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from labeling import fit_probe
 from rest_requests import as_text, is_problem, upload
 from running_server import free_port
 from typer.testing import CliRunner
@@ -36,7 +37,7 @@ def store(model, photos, tmp_path_factory) -> Path:
     with open_store(str(folder)) as opened:
         bench = Workbench(Encoders(str(model), device="cpu"), opened)
         bench.index_folder("photos", photos)
-        bench.fit_probe("things", "photos", "label")
+        fit_probe(bench, "things", "photos", "label")
         opened.alias("live", "photos")
         about = {"id": WAITING, "kind": "compact", "params": {"collection": "photos"}, "state": "queued"}
         opened.records.put(Record(JOB, WAITING, {**about, "created": 1.0}))
@@ -129,7 +130,7 @@ def test_the_workbench_refuses_writes(server, photos, image_files):
         lambda: bench.upsert("photos", [item]),
         lambda: bench.delete("photos", ["x"]),
         lambda: bench.drop("photos"),
-        lambda: bench.fit_probe("other", "photos", "label"),
+        lambda: fit_probe(bench, "other", "photos", "label"),
         lambda: reembed(bench, "photos", bench.models.default),
         lambda: delete_probe(bench.store.records, "things"),
         lambda: bench.store.alias("other", "photos"),

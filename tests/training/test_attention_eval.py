@@ -227,10 +227,10 @@ def literal_interval(scores, images, classes, draws, seed):
     for counts in rng.multinomial(len(distinct), [1 / len(distinct)] * len(distinct), size=draws):
         times = dict(zip(distinct, counts.tolist(), strict=True))
         sums: dict[int, list[float]] = {}
-        for score, row, kind in zip(scores, images, classes, strict=True):
+        for value, row, kind in zip(scores, images, classes, strict=True):
             weight = np.prod([times[int(one)] for one in row])
             pair = sums.setdefault(int(kind), [0.0, 0.0])
-            pair[0] += weight * score
+            pair[0] += weight * value
             pair[1] += weight
         means = [total / weight for total, weight in sums.values() if weight]
         if means:

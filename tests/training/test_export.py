@@ -17,9 +17,9 @@ from nnclr_hub.cli.app import app
 from nnclr_hub.errors import CheckpointError, InvalidRequest, WeightsMismatch
 from nnclr_hub.hub.layout import read_config
 from training.checkpoint import load_checkpoint, save_checkpoint
-from training.exporting import export
 from training.monitor import read_log
 from training.pretrain import pretrain
+from training.run_export import export
 
 SHORT = ("epochs=2", "checkpoint_every=1", "log_every=10")
 

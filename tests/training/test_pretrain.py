@@ -17,11 +17,11 @@ from nnclr_hub import load_encoder
 from training import prepare
 from training.checkpoint import load_checkpoint, save_checkpoint
 from training.data.image_pack import build_pack
-from training.exporting import export
 from training.monitor import read_log
 from training.pretrain import pretrain
 from training.recipes import find_recipe
 from training.report import write_report
+from training.run_export import export
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 

@@ -15,13 +15,13 @@ from training.evals import supervised
 from training.evals.finetune import finetune
 from training.evals.linear_images import linear_images
 from training.evals.semi_supervised import semi_supervised, stratified
-from training.evals.supervised import Classifier, Images, Plan, _step
+from training.evals.supervised import Classifier, ClassifierPlan, Images, _step
 from training.evals.task import Part, Task, read_task
 from training.evals.trainer import ClassifierTrainer
 from training.interrupt import Interrupted
 
 CPU, QUIET = torch.device("cpu"), Console(quiet=True)
-PLAN = Plan(epochs=3, lr=0.05, batch_size=16, micro_batch=8, optimizer="sgd", workers=0)
+PLAN = ClassifierPlan(epochs=3, lr=0.05, batch_size=16, micro_batch=8, optimizer="sgd", workers=0)
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_a_frozen_head_trained_long_is_logistic_regression(subject, monkeypatch)
         return torch.utils.data.DataLoader(Images(part, make), plan.micro_batch, shuffle=True, collate_fn=list)
 
     monkeypatch.setattr(supervised, "image_loader", center)
-    plan = Plan(epochs=60, lr=0.5, batch_size=16, micro_batch=16, optimizer="sgd", frozen=True, workers=0)
+    plan = ClassifierPlan(epochs=60, lr=0.5, batch_size=16, micro_batch=16, optimizer="sgd", frozen=True, workers=0)
     scores, labels = subject.train(plan, "linear").scores(subject.task.train)
     features = np.stack(subject.encoder.features_each(subject.task.train.paths))
     theirs = LogisticRegression(C=1e3, max_iter=5000).fit(features, labels)

@@ -6,7 +6,7 @@ import weakref
 from PIL import Image
 
 from nnclr_hub.store import open_store
-from nnclr_hub.workbench import Encoders, Workbench, indexing, ingestion, reembedding, sources
+from nnclr_hub.workbench import Encoders, Workbench, folder_index, ingestion, reembedding, sources
 from nnclr_hub.workbench.reembedding import reembed
 
 
@@ -32,7 +32,7 @@ class Counting:
 
 def test_few_large_files_are_in_memory_at_a_time(photos, image_files, model, tmp_path, monkeypatch):
     """Indexing and re-embedding hold two batches and the images that the workers decode."""
-    for module in (indexing, reembedding):
+    for module in (folder_index, reembedding):
         monkeypatch.setattr(module, "MAX_BATCH_BYTES", 4 * max(path.stat().st_size for path in image_files))
     with open_store(str(tmp_path / "store")) as store:
         bench = Workbench(Encoders(str(model), device="cpu"), store)

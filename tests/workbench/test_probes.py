@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from labeling import fit_probe
 
 from nnclr_hub.encoder.features import unit_rows
 from nnclr_hub.errors import (
@@ -51,7 +52,7 @@ def test_a_probe_is_fitted_on_unit_rows_for_every_metric(bench):
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     expected = fit_linear_probe(unit, ["xyz"[c] for c in which])
     steps: list[tuple[int, int]] = []
-    kept = bench.fit_probe("p", "points", "label", progress=lambda done, total: steps.append((done, total)))
+    kept = fit_probe(bench, "p", "points", "label", progress=lambda done, total: steps.append((done, total)))
     np.testing.assert_allclose(kept.probe.weight, expected.weight, atol=1e-4)
     assert (kept.probe.l2, kept.probe.classes) == (expected.l2, expected.classes)
     assert (kept.probe.fingerprint, kept.probe.model) == ("f", "m")
@@ -73,7 +74,7 @@ def test_scores_are_measured_on_held_out_rows(bench):
     collection.upsert(
         [Item(f"{i:04}", row, {"label": int(c)}) for i, (row, c) in enumerate(zip(vectors, which, strict=True))]
     )
-    kept = bench.fit_probe("p", "more", "label")
+    kept = fit_probe(bench, "p", "more", "label")
     fresh, truth = rows(3000, seed=1, noise=1.5)
     right = np.array([one.label for one in bench.predict("p", vectors=fresh)]) == truth
     assert kept.about["held_out"] == 240
@@ -90,7 +91,7 @@ def test_too_few_rows_are_fitted_and_not_scored(bench):
     vectors, which = rows(2)
     collection = bench.store.create("few", CollectionSpec(8))
     collection.upsert([Item(str(i), row, {"label": int(which[i])}) for i, row in enumerate(vectors)])
-    kept = bench.fit_probe("few", "few", "label")
+    kept = fit_probe(bench, "few", "few", "label")
     assert (kept.about["rows"], kept.about["held_out"], kept.about["scores"]) == (6, 0, {})
     assert [row["score"] for row in kept.about["per_class"]] == [None] * 3
 
@@ -131,8 +132,8 @@ def test_items_without_a_label_are_left_out_and_counted(bench):
 
 
 def test_whole_numbers_and_truth_values_are_labels(bench):
-    assert bench.fit_probe("n", "points", "n").probe.classes == (0, 1, 2)
-    assert bench.fit_probe("half", "points", "half").probe.classes == ("false", "true")
+    assert fit_probe(bench, "n", "points", "n").probe.classes == (0, 1, 2)
+    assert fit_probe(bench, "half", "points", "half").probe.classes == ("false", "true")
 
 
 def test_a_list_holds_several_labels(bench):
@@ -141,7 +142,7 @@ def test_a_list_holds_several_labels(bench):
     tags = [[["a"], ["a", "b"], []][c] for c in which]
     tags[0] = "a"  # one alone need not be a list
     collection.upsert([Item(f"{i:03}", row, {"tags": tags[i]}) for i, row in enumerate(vectors)])
-    kept = bench.fit_probe("tags", "tagged", "tags")
+    kept = fit_probe(bench, "tags", "tagged", "tags")
     assert (kept.probe.several, kept.probe.classes, kept.about["left_out"]) == (True, ("a", "b"), {})
     assert [row["rows"] for row in kept.about["per_class"]] == [80, 40]
     assert kept.about["scores"]["map11"] == pytest.approx(
@@ -178,37 +179,37 @@ def test_the_score_of_one_of_several_labels_is_its_average_precision(bench):
 )
 def test_a_field_without_two_classes_is_refused(bench, field, where, word):
     with pytest.raises(InvalidRequest, match=word):
-        bench.fit_probe("p", "points", field, where=where)
+        fit_probe(bench, "p", "points", field, where=where)
     assert list_probes(bench.store.records) == []
 
 
 def test_an_empty_collection_and_a_wrong_filter_are_refused(bench):
     bench.store.create("empty", CollectionSpec(8))
     with pytest.raises(InvalidRequest):
-        bench.fit_probe("p", "empty", "label")
+        fit_probe(bench, "p", "empty", "label")
     for where in ({"maybe": []}, [], {"must": "x"}):
         with pytest.raises(InvalidFilter):
-            bench.fit_probe("p", "points", "label", where=where)
+            fit_probe(bench, "p", "points", "label", where=where)
 
 
 def test_a_fit_above_the_memory_limit_is_refused(bench, monkeypatch):
     monkeypatch.setattr("nnclr_hub.store.settings.default_index_memory", lambda: 8 * 8 * 89)
     with pytest.raises(InvalidRequest):
-        bench.fit_probe("p", "points", "label")
+        fit_probe(bench, "p", "points", "label")
 
 
 def test_an_existing_name_is_refused_without_replace(bench):
-    bench.fit_probe("p", "points", "label")
+    fit_probe(bench, "p", "points", "label")
     with pytest.raises(ProbeExists):
-        bench.fit_probe("p", "points", "n")
-    assert bench.fit_probe("p", "points", "n", replace=True).probe.classes == (0, 1, 2)
+        fit_probe(bench, "p", "points", "n")
+    assert fit_probe(bench, "p", "points", "n", replace=True).probe.classes == (0, 1, 2)
     assert [(one.name, one.probe.classes) for one in list_probes(bench.store.records)] == [("p", (0, 1, 2))]
     with pytest.raises(InvalidRequest):
-        bench.fit_probe("no name", "points", "label")
+        fit_probe(bench, "no name", "points", "label")
 
 
 def test_items_are_labeled_by_their_ids(bench):
-    bench.fit_probe("p", "points", "label", options=FitOptions(threshold=0.5))
+    fit_probe(bench, "p", "points", "label", options=FitOptions(threshold=0.5))
     first, missing, last = bench.predict("p", collection="points", ids=["000", "nobody", "089"])
     assert (first.label, last.label) == ("x", "z")
     assert isinstance(missing, ItemNotFound)
@@ -226,12 +227,12 @@ def test_items_are_labeled_by_their_ids(bench):
 
 
 def test_a_read_only_store_predicts_but_does_not_fit(bench):
-    bench.fit_probe("p", "points", "label")
+    fit_probe(bench, "p", "points", "label")
     with open_store(str(bench.store.folder), read_only=True) as store:
         reader = Workbench(None, store)  # type: ignore[arg-type]
         assert reader.predict("p", vectors=np.ones((1, 8)))[0].label in "xyz"
         with pytest.raises(StoreReadOnly):
-            reader.fit_probe("q", "points", "label")
+            fit_probe(reader, "q", "points", "label")
 
 
 def test_confusions_and_few_shot_scores_use_held_out_rows():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .supervised import Plan
+from .supervised import ClassifierPlan
 from .task import metric_values
 from .trainer import ClassifierTrainer, network_of
 
@@ -46,7 +46,7 @@ def finetune(
         rate, unit = lr or 5e-4, 512
         plan = {"optimizer": "adamw", "weight_decay": 0.05, "augmentation": "deit", "label_smoothing": label_smoothing}
     trained = subject.train(
-        Plan(
+        ClassifierPlan(
             epochs=epochs,
             lr=rate * batch / unit,
             batch_size=batch,

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from .supervised import Plan
+from .supervised import ClassifierPlan
 from .task import metric_values
 from .trainer import ClassifierTrainer
 
@@ -39,7 +39,7 @@ def linear_images(
         micro_batch: images per pass of the network.
     """
     batch = subject.batch_size(batch_size)
-    plan = Plan(
+    plan = ClassifierPlan(
         epochs=epochs,
         lr=lr,
         batch_size=batch,

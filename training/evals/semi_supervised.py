@@ -17,7 +17,7 @@ import numpy as np
 
 from nnclr_hub.errors import InvalidRequest
 
-from .supervised import Plan
+from .supervised import ClassifierPlan
 from .task import Part, metric_values
 from .trainer import ClassifierTrainer, require_single_label
 
@@ -60,8 +60,8 @@ def semi_supervised(
         val = subject.task.val or _part(train, _rest(train.labels, chosen, seed))
         batch = subject.batch_size(batch_size, part)
 
-        def plan(rate: float, length: int, batch: int = batch) -> Plan:
-            return Plan(
+        def plan(rate: float, length: int, batch: int = batch) -> ClassifierPlan:
+            return ClassifierPlan(
                 epochs=length,
                 lr=rate * batch / 256,
                 batch_size=batch,

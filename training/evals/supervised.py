@@ -37,7 +37,7 @@ from .task import Part
 
 
 @dataclass(frozen=True)
-class Plan:
+class ClassifierPlan:
     """Hyperparameters for training a classifier.
 
     lr: peak learning rate for a whole batch.
@@ -79,7 +79,7 @@ def train_classifier(
     model: Classifier,
     part: Part,
     preprocessing: Preprocessing,
-    plan: Plan,
+    plan: ClassifierPlan,
     where: torch.device,
     folder: Path,
     console: Console,
@@ -167,7 +167,7 @@ class Images(Dataset[tuple[Tensor | None, int, str, str]]):
             return None, label, str(path), str(error)
 
 
-def image_loader(part: Part, preprocessing: Preprocessing, plan: Plan) -> DataLoader[Any]:
+def image_loader(part: Part, preprocessing: Preprocessing, plan: ClassifierPlan) -> DataLoader[Any]:
     """Create a loader that decodes images with this library and augments them with timm, in worker processes."""
     deit = plan.augmentation == "deit"
     transform = create_transform(
@@ -225,7 +225,7 @@ def _step(
     model: Classifier,
     optimizer: torch.optim.Optimizer,
     chunks: list[tuple[Tensor, Tensor]],
-    plan: Plan,
+    plan: ClassifierPlan,
     where: torch.device,
     bf16: bool,
 ) -> None:
@@ -252,7 +252,7 @@ def _seed(seed: int) -> None:
     random.seed(seed)
 
 
-def _optimizer(model: Classifier, plan: Plan) -> torch.optim.Optimizer:
+def _optimizer(model: Classifier, plan: ClassifierPlan) -> torch.optim.Optimizer:
     """Create the optimizer; biases, norms, positions and [CLS] neither decay nor adapt.
 
     timm's LARS does not adapt tensors without decay; `always_adapt` makes it adapt the head's weight all the same.

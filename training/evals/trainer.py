@@ -24,14 +24,14 @@ from nnclr_hub.errors import ImageError, InvalidRequest, NoImages
 from nnclr_hub.progress import bar
 from nnclr_hub.publish.export import export_model
 
-from .supervised import Classifier, Plan, logits, train_classifier
+from .supervised import Classifier, ClassifierPlan, logits, train_classifier
 from .task import Part, Task
 
 CHUNK = 512
 
 
 @dataclass(frozen=True)
-class Network:
+class TrainableNetwork:
     """An encoder's backbone with everything that an export needs.
 
     backbone: a copy for each training, so the encoder itself does not change.
@@ -65,7 +65,7 @@ class Network:
         )
 
 
-def network_of(encoder: Encoder, *, image_size: int = 0, drop_path: float = 0.0) -> Network:
+def network_of(encoder: Encoder, *, image_size: int = 0, drop_path: float = 0.0) -> TrainableNetwork:
     """Copy an encoder's network, optionally for another input size.
 
     Args:
@@ -92,7 +92,7 @@ def network_of(encoder: Encoder, *, image_size: int = 0, drop_path: float = 0.0)
             backbone.set_input_size(img_size=(image_size, image_size))  # type: ignore[operator]
             arguments["img_size"] = image_size
         preprocessing = replace(preprocessing, input_size=image_size)
-    return Network(backbone, architecture, arguments, preprocessing)
+    return TrainableNetwork(backbone, architecture, arguments, preprocessing)
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class TrainedClassifier:
     hash: of the plan and the images.
     """
 
-    network: Network
+    network: TrainableNetwork
     model: Classifier
     subject: ClassifierTrainer
     hash: str
@@ -156,7 +156,7 @@ class ClassifierTrainer:
         return min(most, max(8, len((part or self.task.train).paths) // 32))
 
     def train(
-        self, plan: Plan, title: str, *, part: Part | None = None, image_size: int = 0, drop_path: float = 0.0
+        self, plan: ClassifierPlan, title: str, *, part: Part | None = None, image_size: int = 0, drop_path: float = 0.0
     ) -> TrainedClassifier:
         """Train a classifier from the encoder's weights, on the training part or another part.
 

@@ -1,6 +1,6 @@
 """Backends: torch, OpenVINO and ONNX Runtime run the same network behind one interface.
 
-    backend = open_backend("openvino-bf16", Network(backbone, preprocessing), torch.device("cpu"))     # opening.py
+    backend = open_backend("openvino-bf16", Network(backbone, preprocessing), torch.device("cpu"))     # choice.py
     backend.run(crops)          # (N, S, S, 3) uint8 -> (N, D) float32, not normalized
 
     torch       timm's network in torch: the reference

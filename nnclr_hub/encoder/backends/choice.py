@@ -1,4 +1,4 @@
-"""auto: choose the fastest backend on this machine whose vectors match the reference.
+"""Open a backend by its name; "auto" chooses the fastest one on this machine whose vectors match the reference.
 
 The installed candidates run a batch of synthetic images. Those whose vectors differ from the reference (torch in
 float32) are rejected, and the fastest of the others is chosen. Measuring takes seconds, so the choice is cached per
@@ -23,8 +23,12 @@ import numpy as np
 import torch
 
 from nnclr_hub.cache import cache_folder
-from nnclr_hub.encoder.backends.base import Backend, parse_backend
+from nnclr_hub.encoder.backends.base import AUTO, Backend, parse_backend
+from nnclr_hub.encoder.backends.network import Network
 from nnclr_hub.encoder.backends.probe_batch import probe_images
+from nnclr_hub.encoder.backends.with_onnx import ONNXBackend
+from nnclr_hub.encoder.backends.with_openvino import OpenVINOBackend
+from nnclr_hub.encoder.backends.with_torch import CompileBackend, TorchBackend
 from nnclr_hub.errors import NNCLRHubError
 
 log = logging.getLogger(__name__)
@@ -36,6 +40,38 @@ TOO_SLOW = 1.5  # times the best time so far: not measured again
 REFERENCE = "torch"
 PACKAGES = ("nnclr_hub", "torch", "timm", "openvino", "onnxruntime")
 CPU_INFO = Path("/proc/cpuinfo")
+OPENERS: dict[str, Callable[[Network, torch.device, str], Backend]] = {
+    "torch": TorchBackend,
+    "compile": CompileBackend,
+    "openvino": OpenVINOBackend,
+    "onnx": ONNXBackend,
+}
+
+
+def open_backend(
+    name: str,
+    network: Network,
+    device: torch.device,
+    *,
+    precision: str | None = None,
+    fingerprint: Callable[[], str] = lambda: "",
+) -> Backend:
+    """Open the backend of a name for a network.
+
+    Args:
+        name: one of `base.BACKENDS`.
+        network: already on `device`.
+        precision: "fp32" or "bf16", unless the name contains it; None: the backend's default.
+        fingerprint: returns the encoder's fingerprint; called for "auto", which caches its choice under it.
+
+    Raises:
+        InvalidRequest: the backend does not exist, or does not support this network or device.
+        MissingDependency: its package is not installed.
+    """
+    kind, wanted = parse_backend(name, precision)
+    if kind != AUTO:
+        return OPENERS[kind](network, device, wanted or "fp32")
+    return choose(lambda named: open_backend(named, network, device), network.side, device, wanted, fingerprint())
 
 
 def choose(

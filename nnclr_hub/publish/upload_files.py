@@ -67,7 +67,7 @@ def outgoing(folder: Path, repository: str, revision: str | None) -> dict[str, O
         )
     for name in recorded:
         if name.endswith(".safetensors"):
-            _require_finite(folder, name)
+            read_weights(folder, name)  # raises for NaN and infinity
     files = {name: OutgoingFile(folder / name) for name in (CONFIG, *sorted(recorded))}
     if (folder / LICENSE).is_file():
         files[LICENSE] = OutgoingFile(folder / LICENSE)
@@ -84,9 +84,3 @@ def outgoing_card(folder: Path, repository: str, revision: str | None) -> Outgoi
         name = repository.partition("/")[2]
         text = model_card(name, read_config(folder), repository=repository, revision=revision)
     return OutgoingFile(sealed(text).encode())
-
-
-def _require_finite(folder: Path, name: str) -> None:
-    for key, value in read_weights(folder, name).items():
-        if value.is_floating_point() and not value.isfinite().all():
-            raise WeightsMismatch(f"{key} in {folder / name} contains NaN or infinity; export an older checkpoint.")

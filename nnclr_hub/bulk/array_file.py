@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
+from nnclr_hub.bulk.atomic_file import sweep, written_whole
 from nnclr_hub.bulk.plan import PRECISIONS
 from nnclr_hub.bulk.shards import Shards
-from nnclr_hub.bulk.writing import sweep, written_whole
 from nnclr_hub.errors import ImageError
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from nnclr_hub.bulk.image_list import ListedImage, Source, named
-from nnclr_hub.bulk.plan import Plan
+from nnclr_hub.bulk.plan import ShardPlan
 from nnclr_hub.bulk.shards import Shard, Shards
 from nnclr_hub.encoder.image_folder import label_of
 from nnclr_hub.errors import CollectionExists, CollectionNotFound, InvalidRequest
@@ -82,7 +82,7 @@ def _refuse_duplicate_paths(shards: Shards) -> None:
             seen.add(id)
 
 
-def _target(plan: Plan, store: VectorStore, name: str) -> Collection:
+def _target(plan: ShardPlan, store: VectorStore, name: str) -> Collection:
     try:
         collection = store.get(name)
     except CollectionNotFound:

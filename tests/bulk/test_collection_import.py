@@ -8,7 +8,7 @@ import pytest
 
 from nnclr_hub import Item, load_encoder, open_store
 from nnclr_hub.bulk import embed_shards, open_shards
-from nnclr_hub.bulk.collecting import collect
+from nnclr_hub.bulk.collection_import import collect
 from nnclr_hub.errors import CollectionExists, FingerprintMismatch, InvalidRequest
 from nnclr_hub.store.pages import pages
 from nnclr_hub.workbench import Encoders, Workbench
