@@ -38,7 +38,8 @@ def replacement_of(store: VectorStore, name: str) -> Replacement | None:
     for alias in (f"{one.removesuffix(WAS)}{NEXT}" for one in names):
         # an interrupted swap leaves the alias on the collection that has already replaced the old one
         if alias in aliases and aliases[alias] != collection.name:
-            return Replacement(alias, store.get(alias))
+            with suppress(CollectionNotFound):  # another process has just finished the swap, or abandoned it
+                return Replacement(alias, store.get(alias))
     return None
 
 
