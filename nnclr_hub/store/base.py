@@ -100,6 +100,30 @@ class CollectionInfo:
     index: str = "flat"
 
 
+@dataclass(frozen=True)
+class Statistics:
+    """Numbers of an open collection for monitoring, which cost neither a query nor a lock.
+
+    items, durable_seq, indexed_seq, index, state: as in `CollectionInfo`.
+    index_bytes: approximate memory of the index.
+    file_bytes: size of the collection's file and its log on disk.
+    disk_free: bytes that are free on that disk.
+    commits: number of commits since the collection was opened.
+    commit_seconds: duration of the last commit; 0.0 before the first.
+    """
+
+    items: int
+    durable_seq: int
+    indexed_seq: int
+    index: str
+    state: str
+    index_bytes: int = 0
+    file_bytes: int = 0
+    disk_free: int = 0
+    commits: int = 0
+    commit_seconds: float = 0.0
+
+
 # ------------------------------------------------------------------------------ reports
 
 
@@ -265,6 +289,11 @@ class Collection(Protocol):
         """Return the state of the collection."""
         ...
 
+    def statistics(self) -> Statistics:
+        """Return numbers for monitoring."""
+        info = self.info()
+        return Statistics(info.count, info.durable_seq, info.indexed_seq, info.index, info.state)
+
     def check(self, embedder: Embeds) -> None:
         """Raise FingerprintMismatch unless the embedder's vectors belong to this collection."""
         self.spec.check(embedder, self.name)
@@ -347,6 +376,10 @@ class VectorStore(Protocol):
     def list(self) -> list[CollectionInfo]:
         """Return the state of each collection, by name."""
         ...
+
+    def statistics(self) -> dict[str, Statistics]:
+        """Return numbers for monitoring, of each collection that is open in this process, by name."""
+        return {}
 
     def alias(self, alias: str, name: str) -> None:
         """Point an alias to a collection, whatever it pointed to before.

@@ -115,6 +115,11 @@ def quick_check(connection: sqlite3.Connection, path: Path) -> None:
         raise StoreCorrupt(f"{path} is damaged ({found}; nothing was changed); {HINT}.")
 
 
+def free_bytes(path: Path) -> int:
+    """Return how many bytes are free on the disk of a file."""
+    return shutil.disk_usage(path.parent).free
+
+
 def check_space(path: Path, need: int = 0) -> None:
     """Refuse to write when the disk is nearly full; reading is still possible then.
 
@@ -125,7 +130,7 @@ def check_space(path: Path, need: int = 0) -> None:
     Raises:
         DiskFull: less than LOW_WATER bytes would be left free.
     """
-    free = shutil.disk_usage(path.parent).free
+    free = free_bytes(path)
     if free - need < LOW_WATER:
         raise DiskFull(
             f"The disk of {path} has {free >> 20} MiB free, and {need + LOW_WATER >> 20} MiB are needed "

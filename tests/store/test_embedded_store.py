@@ -66,3 +66,27 @@ def test_concurrent_requests_share_commits_and_none_is_lost(store):
             thread.join()
     assert collection.count() == 64
     assert len(commits) < 64
+
+
+def test_statistics_agree_with_the_items_and_the_disk(store, tmp_path):
+    collection = store.create("c", CollectionSpec(DIM))
+    rng = np.random.default_rng(0)
+    kept = set()
+    for _ in range(20):
+        some = [f"i{number}" for number in rng.integers(0, 60, 9)]
+        if rng.random() < 0.4:
+            collection.delete(some)
+            kept -= set(some)
+        else:
+            collection.upsert([Item(id, v) for id, v in zip(some, vectors(9), strict=True)])
+            kept |= set(some)
+        with open_store(str(tmp_path / "store"), read_only=True) as reader:
+            seen = reader.get("c").statistics()
+        found = collection.statistics()
+        assert found.items == seen.items == len(kept)
+        assert found.durable_seq == found.indexed_seq == seen.indexed_seq == collection.info().durable_seq
+    assert (found.state, found.index, found.commits) == ("ready", "flat", 20)
+    files = [*(tmp_path / "store/collections").glob("*.sqlite"), *(tmp_path / "store/collections").glob("*.sqlite-wal")]
+    assert found.file_bytes == sum(file.stat().st_size for file in files)
+    assert min(found.disk_free, found.index_bytes, found.commit_seconds) > 0
+    assert store.statistics() == {"c": collection.statistics()}

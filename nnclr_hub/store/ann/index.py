@@ -166,6 +166,12 @@ class AnnIndex:
         main = self.parts.main
         return main.kind if main else FLAT
 
+    @property
+    def nbytes(self) -> int:
+        """Approximate memory of the index in bytes."""
+        parts = self.parts
+        return len(parts.rids) * self.kind.bytes_per_vector(self.spec) + parts.delta.count * 4 * self.spec.dim
+
     def wait_for(self, seq: int, seconds: float = 1.0) -> None:
         """Wait until change `seq` is applied, which follows within moments of its commit."""
         if self.seq < seq:

@@ -21,6 +21,7 @@ from nnclr_hub.store.base import (
     Progress,
     RepairReport,
     SearchOptions,
+    Statistics,
     VerifyReport,
     Where,
 )
@@ -32,7 +33,7 @@ from nnclr_hub.store.embedded.rows import MAX_IN, Changes, delete_items, delete_
 from nnclr_hub.store.embedded.search import Search, Searcher
 from nnclr_hub.store.embedded.writer import Writer
 from nnclr_hub.store.settings import StoreSettings
-from nnclr_hub.store.sqlite import check_size, quick_check, translated
+from nnclr_hub.store.sqlite import check_size, free_bytes, quick_check, translated
 from nnclr_hub.store.where import to_sql
 
 
@@ -178,6 +179,22 @@ class EmbeddedCollection(Collection):
             durable = last_seq(connection)
         return CollectionInfo(
             self.name, self.spec, count, durable, self._index.seq, self._maintenance.state, self._index.kind.name
+        )
+
+    def statistics(self) -> Statistics:
+        index, writer = self._index, self._writer
+        files = (self._path, Path(f"{self._path}-wal"))
+        return Statistics(
+            items=len(index.live_rids()) if writer is None else writer.items,
+            durable_seq=index.seq if writer is None else writer.durable_seq,
+            indexed_seq=index.seq,
+            index=index.kind.name,
+            state="closed" if self._closed else self._maintenance.state,
+            index_bytes=index.nbytes,
+            file_bytes=sum(file.stat().st_size for file in files if file.exists()),
+            disk_free=free_bytes(self._path),
+            commits=0 if writer is None else writer.commits,
+            commit_seconds=0.0 if writer is None else writer.commit_seconds,
         )
 
     def snapshot(self) -> None:

@@ -30,6 +30,11 @@ class Changes:
     added: list[np.ndarray] = field(default_factory=list)
     vectors: list[np.ndarray] = field(default_factory=list)
 
+    @property
+    def difference(self) -> int:
+        """By how much the number of items changed."""
+        return sum(map(len, self.added)) - len(self.deleted)
+
 
 # ------------------------------------------------------------------------------ writing
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from nnclr_hub.errors import CollectionNotFound, DiskFull, InvalidRequest, StoreError, StoreReadOnly
-from nnclr_hub.store.base import CollectionInfo, Progress, SalvageReport, VectorStore
+from nnclr_hub.store.base import CollectionInfo, Progress, SalvageReport, Statistics, VectorStore
 from nnclr_hub.store.checks import check_name
 from nnclr_hub.store.embedded.catalog import connect, create_collection, last_seq, read_spec
 from nnclr_hub.store.embedded.collection import EmbeddedCollection
@@ -180,6 +180,9 @@ class EmbeddedStore(VectorStore):
             if name not in self._names.collections():
                 return None
             return CollectionInfo(name, spec, 0, 0, 0, f"damaged: {error}", "none")
+
+    def statistics(self) -> dict[str, Statistics]:
+        return {collection.name: collection.statistics() for collection in list(self._open.values())}
 
     def salvage(self, name: str, progress: Progress = lambda done, total: None) -> SalvageReport:
         """Move what is readable of a collection whose file is damaged into a new file.

@@ -15,6 +15,7 @@ import logging
 import queue
 import sqlite3
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -80,7 +81,9 @@ class Writer:
         self.durable_seq = last_seq(connection)
         self.failure: str | None = None  # why the collection is read-only
         self.behind: str | None = None  # why the index lacks the last changes, until it is reloaded
+        self.items: int = connection.execute("SELECT count(*) FROM items").fetchone()[0]
         self.commits = 0
+        self.commit_seconds = 0.0
         self._thread = threading.Thread(target=self._run, name=f"writer of {path.name}", daemon=True)
         self._thread.start()
 
@@ -166,6 +169,7 @@ class Writer:
 
     def _transact(self, group: list[_Request[Any]]) -> list[_Request[Any]]:
         execute = self._connection.execute
+        started = time.perf_counter()
         execute("BEGIN IMMEDIATE")
         try:
             reached("write.begun")
@@ -177,7 +181,9 @@ class Writer:
             raise
         reached("write.committed")
         self.commits += 1
+        self.commit_seconds = time.perf_counter() - started
         self.durable_seq = last_seq(self._connection)
+        self.items += sum(request.changes.difference for request in done)
         return done
 
     def _try(self, request: _Request[Any]) -> bool:
