@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from .checkpoint import digest
 from .data.datasets import EvaluationSet, evaluation_sets
 from .evals.frozen import knn, quick_linear
 from .evals.labeled import LabeledSet
-from .evals.pixels import Pixels
+from .floors import Floors
 from .recipes import Recipe
 from .run_folder import network
 
@@ -81,16 +81,9 @@ class Evaluation:
         learner.train()
         return scores
 
-    def warn_if_no_better_than_pixels(self, scores: Mapping[str, float]) -> None:
-        """Warn if raw pixels classify a set as well as the encoder does."""
-        for one in self._sets:
-            for name, floor in knn(one.embed(Pixels())):
-                if scores.get(name, 1.0) <= floor:
-                    self._say.print(
-                        f"[yellow]warning[/] {name} is {scores[name]:.3f}, no better than raw pixels ({floor:.3f}). "
-                        "Train longer (--set epochs=...), use more images, or start from a trained encoder (--init).",
-                        highlight=False,
-                    )
+    def floors(self, out: Path) -> Floors:
+        """Return the scores of hand-crafted vectors, read from the run folder or computed and written there."""
+        return Floors.of(out, self._sets, self.images, PROTOCOLS, self._say)
 
     def print_scores(self, epoch: float, scores: dict[str, float]) -> None:
         """Print the scores on one line."""

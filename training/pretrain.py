@@ -31,6 +31,7 @@ from .assemble import build_learner, place_learner
 from .checkpoint import check_same_run, digest, evaluation_changed, load_checkpoint, save_checkpoint
 from .distributed import Ranks, joined
 from .evaluation import Evaluation
+from .floors import UNTRAINED, Floors
 from .health import symptoms
 from .initial_encoder import find_initial_encoder, load_initial_encoder, warn_if_worse
 from .interrupt import stop_signals
@@ -198,6 +199,12 @@ def _pretrain(
     if start and saved is None:
         evaluate()
         at_start.update(scores)
+    floors = Floors()
+    if evaluation is not None:
+        floors = evaluation.floors(out)
+        if step == 0 and floors.images and not start:
+            floors.scores[UNTRAINED] = evaluation.scores(learner, out.name)
+            floors.write(out)
 
     # ------------------------------------------------------------------------ the loop
     learner.train()
@@ -236,8 +243,7 @@ def _pretrain(
                 break
     batches.close()
     if step == steps:
-        if evaluation is not None:
-            evaluation.warn_if_no_better_than_pixels(scores)
+        floors.warn_if_below(scores, console)
         console.print(
             f"done: the encoder is in {out / 'encoder'}, the report in {out / 'report.html'}", highlight=False
         )

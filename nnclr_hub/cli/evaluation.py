@@ -28,7 +28,8 @@ def register(app: typer.Typer) -> None:
 def evaluate(
     protocols: Annotated[str, typer.Argument(help="One or several, comma-separated. See --protocols.")] = "",
     sources: Annotated[
-        list[str], typer.Argument(help="Encoders: names, folders, timm:..., random:..., or pixels.")
+        list[str],
+        typer.Argument(help="Encoders: names, folders, timm:..., random:...; floors: pixels, hog, color, hog+color."),
     ] = [],  # noqa: B006
     data: Data = [],  # noqa: B006
     to: Annotated[Path, typer.Option("--out", help="Folder for results.json, results.md and the plots.")] = Path(
@@ -70,7 +71,8 @@ def evaluate(
     if as_json:
         print_json([one.as_json() for one in records])
         return
-    for table in load_program("training", "evals.results").tables(records):
+    results = load_program("training", "evals.results")
+    for table in results.tables(records, results.Results(to).differences(records)):
         out.print(table)
     for page in load_program("training", "evals.plots").draw(records, to):
         err.print(f"Wrote {page}")

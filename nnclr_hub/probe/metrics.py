@@ -95,13 +95,22 @@ class Retrieval:
     """How often neighbors share the query's label.
 
     recall: k -> share of queries with at least one relevant image among the k nearest.
-    mean_average_precision: over all relevant images in the gallery.
-    queries: number of queries with a relevant image in the gallery; the others are left out.
+    average_precision: (Q,) float32 per query, over all relevant images in the gallery. Queries without any are left
+        out.
     """
 
     recall: dict[int, float]
-    mean_average_precision: float
-    queries: int
+    average_precision: np.ndarray
+
+    @property
+    def mean_average_precision(self) -> float:
+        """The mean over queries."""
+        return float(self.average_precision.mean())
+
+    @property
+    def queries(self) -> int:
+        """Number of queries with a relevant image in the gallery."""
+        return len(self.average_precision)
 
 
 def retrieval(
@@ -153,7 +162,7 @@ def retrieval(
         raise InvalidRequest(
             "No query has an image with the same label in the gallery; use labels with several images each."
         )
-    return Retrieval({k: n / len(precision) for k, n in found.items()}, float(precision.mean()), len(precision))
+    return Retrieval({k: n / len(precision) for k, n in found.items()}, precision.numpy())
 
 
 def _same_length(one: object, other: object) -> None:

@@ -19,7 +19,7 @@ def test_protocols_write_what_it_takes_to_repeat_them(data, model, tmp_path):
     first = records[0]
     assert first["images"] == first["pictures"] == {"train": 42, "test": 18}
     assert first["classes"] == 3
-    assert first["settings"] == {"k": 5, "temperature": 0.07}
+    assert first["settings"] == {"k": 5, "temperature": 0.07, "vectors": "raw"}
     assert {"torch", "timm", "nnclr_hub", "python"} <= first["versions"].keys()
     assert first["fingerprint"]
     assert first["date"]
@@ -28,6 +28,10 @@ def test_protocols_write_what_it_takes_to_repeat_them(data, model, tmp_path):
     assert (out / "few_shot.png").stat().st_size > 5000
     assert "pixels" in shown
     assert "retrieval" in shown
+    score, (low, high) = first["values"][f"knn5/{data.name}"], first["intervals"][f"knn5/{data.name}"]
+    assert 0 <= low <= score <= high <= 1
+    assert low < high or score in (0, 1)
+    assert "minus each other source" in (out / "results.md").read_text()
     fingerprints = {one["source"]: one["fingerprint"] for one in records}
     assert len(set(fingerprints.values())) == 3, "random weights are a different encoder"
 

@@ -1,4 +1,4 @@
-"""Evaluation at checkpoints: exact inference, and a warning if pixels are as good as the encoder."""
+"""Evaluation at checkpoints: exact inference, and a warning if a floor is as good as the encoder."""
 
 import numpy as np
 import pytest
@@ -33,24 +33,18 @@ def evaluation_of(tmp_path):
     return made
 
 
-def test_an_encoder_no_better_than_pixels_causes_a_warning(evaluation_of, capsys):
-    """Every image has a single color, so pixels are always right."""
+def test_an_encoder_no_better_than_a_floor_causes_a_warning(evaluation_of, tmp_path, capsys):
+    """Every image has a single color, so pixels and colors are always right, and shapes are not."""
     evaluation = evaluation_of("colors", lambda label: np.full((32, 32, 3), COLORS[label], np.uint8))
-    for value in (0.5, 1.0):
-        evaluation.warn_if_no_better_than_pixels({"knn20/colors": value})
-        printed = " ".join(capsys.readouterr().err.split())
-        assert f"{value:.3f}" in printed
-        assert "pixels (1.000)" in printed
-
-
-def test_an_encoder_better_than_pixels_causes_no_warning(evaluation_of, capsys):
-    """The images are noise; the second call has no scores."""
-    rng = np.random.default_rng(0)
-    evaluation = evaluation_of("noise", lambda label: rng.integers(0, 256, (32, 32, 3), np.uint8))
+    floors = evaluation.floors(tmp_path)
+    assert floors.scores["color"]["knn20/colors"] == floors.scores["pixels"]["knn20/colors"] == 1
+    written = (tmp_path / "floors.json").stat().st_mtime_ns
+    assert evaluation.floors(tmp_path) == floors
+    assert (tmp_path / "floors.json").stat().st_mtime_ns == written, "the same images have the same floors"
     capsys.readouterr()
-    evaluation.warn_if_no_better_than_pixels({"knn20/noise": 0.99})
-    evaluation.warn_if_no_better_than_pixels({})
-    assert "warning" not in capsys.readouterr().err
+    for scores, warned in (({"knn20/colors": 1.0}, True), ({"knn20/colors": 1.01}, False), ({}, False)):
+        floors.warn_if_below(scores, Console(stderr=True))
+        assert ("warning" in capsys.readouterr().err) == warned
 
 
 @pytest.fixture

@@ -92,7 +92,7 @@ def test_curves_and_the_quick_form_yield_their_names(features):
 
 def test_settings_go_to_the_protocols_that_have_them():
     one, two = find_protocols(["knn", "few_shot"], ["k=200", "temperature=0.1", "shots=1,3"])
-    assert one.settings == {"k": 200, "temperature": 0.1}
+    assert one.settings == {"k": 200, "temperature": 0.1, "vectors": "raw"}
     assert two.settings["shots"] == (1, 3)
     tuned, swept = find_protocols(["finetune", "semi_supervised"], ["epochs=2"])
     assert (tuned.settings["epochs"], swept.settings["epochs"]) == (2, (2,)), "each by its type"

@@ -17,21 +17,23 @@ from nnclr_hub.encoder.encoder import Encoder, load_encoder
 from nnclr_hub.encoder.features import FeatureSource
 from nnclr_hub.encoder.labeled import first_names
 from nnclr_hub.errors import InvalidRequest, ModelFilesMissing, NNCLRHubError
+from nnclr_hub.probe.uncertainty import confidence_interval
 from nnclr_hub.progress import bar
 
 from ..data.named_sets import find_data
 from .attention import BASELINES, Baseline, BoxedEvaluation
 from .boxed_images import BoxedSet, read_boxes
 from .features import Features, task_features
-from .pixels import Pixels
+from .hand_crafted import FLOORS
 from .protocols import Protocol
-from .results import Record, Results
+from .results import Record, Results, in_percent
+from .score import Score
 from .task import TRANSFER_METRICS, Task, read_pair, read_task
 from .trainer import ClassifierTrainer
 
 Source = FeatureSource | Baseline
 Data = Task | BoxedSet
-NOT_ENCODERS: dict[str, Source] = {"pixels": Pixels(), **BASELINES}
+NOT_ENCODERS: dict[str, Source] = {**FLOORS, **BASELINES}
 PUBLISHED = ("timm:", "hf-hub:")
 
 
@@ -40,7 +42,7 @@ class EvalRequest:
     """The arguments of `nnclr eval`.
 
     protocols: with their settings.
-    sources: of encoders, or "pixels"; for attention also a baseline: "center", "gaussian" or "area".
+    sources: of encoders, or a floor such as "hog+color"; for attention also a baseline: "center", "gaussian" or "area".
     data: folders or names; empty, for transfer only, means its twelve sets.
     out: folder of the results.
     queries, gallery: parts of each data folder, or folders or tables, for retrieval.
@@ -157,11 +159,13 @@ class _EvalRun:
         values = dict(protocol.run(subject))
         if protocol.name == "transfer":
             values = {key.replace("linear/", "transfer/", 1): value for key, value in values.items()}
+        each = {key: value.each for key, value in values.items() if isinstance(value, Score)}
         broken = dict(subject.broken)
         unread = [f"{path}: {reason}" for path, reason in broken.items()]
         record = replace(
             empty,
             values=values,
+            intervals={key: confidence_interval(one) for key, one in each.items()},
             left_out=[
                 *task.left_out,
                 *([f"{len(unread)} files cannot be read: {first_names(unread)}"] if unread else []),
@@ -171,8 +175,9 @@ class _EvalRun:
         )
         for sentence in record.left_out:
             self.console.print(f"note: {sentence}", style="yellow", highlight=False, markup=False)
-        self.results.put(record)
-        self.console.print(f"{protocol.name}  {name}  {task.name}  {record.main:.3f}", highlight=False, markup=False)
+        self.results.put(record, each)
+        shown = in_percent(record)
+        self.console.print(f"{protocol.name}  {name}  {task.name}  {shown} %", highlight=False, markup=False)
         return record
 
     def _subject(

@@ -14,14 +14,16 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from nnclr_hub.encoder.features import unit_rows
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.probe.few_shot import SEEDS, SHOTS, few_shot_curve
 from nnclr_hub.probe.knn import knn_classify
 from nnclr_hub.probe.linear import fit_linear_probe
-from nnclr_hub.probe.metrics import mean_per_class, top_k_accuracy
 from nnclr_hub.probe.metrics import retrieval as rank
+from nnclr_hub.store.vector_transform import Kind, VectorTransform
 
 from .features import Features
+from .score import Score, accuracy
 from .task import metric_values
 
 K = 20
@@ -31,22 +33,31 @@ QUICK_L2 = 1e-4  # of the mean, on unit rows
 MOST = 100_000  # rows; larger sets are scored by `linear` after the run
 
 
-def knn(features: Features, *, k: int = K, temperature: float = TEMPERATURE) -> Iterator[tuple[str, float]]:
+def knn(
+    features: Features, *, k: int = K, temperature: float = TEMPERATURE, vectors: Kind = "raw"
+) -> Iterator[tuple[str, float]]:
     """Yield ("knn20/NAME", the set's metric in [0, 1]): the nearest training images vote, weighted by similarity.
 
-    Scores for different k and temperature are not comparable, so k is part of the name, and so is a temperature other
-    than 0.07.
+    Scores for different k and temperature are not comparable, so k is part of the name, and so are other values than
+    the defaults of the rest.
+
+    Args:
+        features: of the set.
+        k: number of neighbors.
+        temperature: of the votes.
+        vectors: "center" or "whiten" fits `VectorTransform` on the training images, without their labels.
 
     Raises:
         InvalidRequest: images with several labels.
     """
     _require_single_label(features, "knn")
-    predicted = knn_classify(features.train.raw, features.train.labels, features.test.raw, k=k, temperature=temperature)
-    right = predicted == features.test.labels
-    value = mean_per_class(predicted, features.test.labels) if features.metric == "mean_per_class" else right.mean()
-    k = min(k, len(features.train.raw))
-    named = f"knn{k}" if temperature == TEMPERATURE else f"knn{k}_T{temperature:g}"
-    yield f"{named}/{features.name}", float(value)
+    train, test = _transformed(features, vectors)
+    labels = features.test.labels
+    right = knn_classify(train, features.train.labels, test, k=k, temperature=temperature) == labels
+    name = f"knn{min(k, len(train))}"
+    name += f"_T{temperature:g}" if temperature != TEMPERATURE else ""
+    name += f"_{vectors}" if vectors != "raw" else ""
+    yield f"{name}/{features.name}", accuracy(right, labels, features.metric)
 
 
 def linear(features: Features, *, seed: int = 0) -> Iterator[tuple[str, float]]:
@@ -80,43 +91,58 @@ def quick_linear(features: Features) -> Iterator[tuple[str, float]]:
             l2=QUICK_L2,
             device=features.device,
         )
-        yield f"linear/{features.name}", top_k_accuracy(probe.scores(features.test.unit()), features.test.labels)
+        right = probe.scores(features.test.unit()).argmax(axis=1) == features.test.labels
+        yield f"linear/{features.name}", Score(right)
 
 
-def few_shot(features: Features, *, shots: tuple[int, ...] = SHOTS, seeds: int = SEEDS) -> Iterator[tuple[str, float]]:
+def few_shot(
+    features: Features, *, shots: tuple[int, ...] = SHOTS, seeds: int = SEEDS, vectors: Kind = "raw"
+) -> Iterator[tuple[str, float]]:
     """Yield ("few_shot/NAME/5", mean accuracy over seeds) and ("few_shot/NAME/5/std", ...) for each number of labels.
 
     Raises:
         InvalidRequest: images with several labels.
     """
     _require_single_label(features, "few_shot")
-    train, test = features.train, features.test
-    for point in few_shot_curve(train.unit(), train.labels, test.unit(), test.labels, shots=shots, seeds=seeds):
+    train, test = (unit_rows(rows) for rows in _transformed(features, vectors))
+    labels = features.train.labels, features.test.labels
+    for point in few_shot_curve(train, labels[0], test, labels[1], shots=shots, seeds=seeds):
         values = point.mean_per_class if features.metric == "mean_per_class" else point.accuracy
         yield f"few_shot/{features.name}/{point.per_class}", float(np.mean(values))
         yield f"few_shot/{features.name}/{point.per_class}/std", float(np.std(values))
 
 
-def retrieval(features: Features) -> Iterator[tuple[str, float]]:
+def retrieval(features: Features, *, vectors: Kind = "raw") -> Iterator[tuple[str, float]]:
     """Yield ("retrieval/NAME", mean average precision), ("retrieval/NAME/recall@1", ...) at 1, 5 and 10, and the number
     of queries that have any right answer; the others are left out.
 
     Args:
         features: test is the queries, train the gallery; if they are one object, each searches the others.
+        vectors: see `knn`; fitted on the gallery.
 
     Raises:
         InvalidRequest: several labels per image, or no query has a right answer in the gallery.
     """
     _require_single_label(features, "retrieval")
     gallery, queries = features.train, features.test
+    searched, asking = _transformed(features, vectors)
     if gallery is queries:
-        found = rank(queries.raw, queries.labels)
+        found = rank(asking, queries.labels)
     else:
-        found = rank(queries.raw, queries.labels, gallery.raw, gallery.labels)
-    yield f"retrieval/{features.name}", found.mean_average_precision
+        found = rank(asking, queries.labels, searched, gallery.labels)
+    yield f"retrieval/{features.name}", Score(found.average_precision)
     for k, value in found.recall.items():
         yield f"retrieval/{features.name}/recall@{k}", value
     yield f"retrieval/{features.name}/queries", float(found.queries)
+
+
+def _transformed(features: Features, vectors: Kind) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows of train and test, transformed as fitted on train."""
+    train, test = features.train.raw, features.test.raw
+    if vectors == "raw":
+        return train, test
+    transform = VectorTransform.fit(train, vectors)
+    return transform(train), transform(test)
 
 
 def _require_single_label(features: Features, protocol: str) -> None:

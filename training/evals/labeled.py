@@ -19,7 +19,7 @@ from nnclr_hub.errors import ImageError, NoImages
 
 from ..data.datasets import EvaluationSet, ImageFiles
 from .features import Features, PartFeatures
-from .pixels import Pixels
+from .hand_crafted import HandCrafted
 
 BATCH = 256
 
@@ -43,14 +43,22 @@ class LabeledSet:
         self._train = _crops(data.train, transform, lambda done: progress(done, total))
         self._test = _crops(data.test, transform, lambda done: progress(done + len(data.train.paths), total))
 
-    def embed(self, encoder: Encoder | Pixels) -> Features:
-        """Compute the features of all crops."""
+    @property
+    def tested(self) -> int:
+        """Number of images that are scored."""
+        return len(self._test[1])
+
+    def embed(
+        self, encoder: Encoder | HandCrafted, progress: Callable[[int, int], None] = lambda done, total: None
+    ) -> Features:
+        """Compute the features of all crops; `progress` is called with (done, total)."""
         (train, train_labels), (test, test_labels) = self._train, self._test
+        total = len(train) + len(test)
         return Features(
             self.name,
             self._classes,
-            PartFeatures(_embed(encoder, train), train_labels),
-            PartFeatures(_embed(encoder, test), test_labels),
+            PartFeatures(_embed(encoder, train, lambda done: progress(done, total)), train_labels),
+            PartFeatures(_embed(encoder, test, lambda done: progress(done + len(train), total)), test_labels),
             device=str(encoder.device),
         )
 
@@ -79,5 +87,9 @@ def _crops(
     return np.stack(crops), np.array(labels, np.int64)
 
 
-def _embed(encoder: Encoder | Pixels, crops: np.ndarray) -> np.ndarray:
-    return np.concatenate([encoder.forward_crops(crops[i : i + BATCH]) for i in range(0, len(crops), BATCH)])
+def _embed(encoder: Encoder | HandCrafted, crops: np.ndarray, progress: Callable[[int], None]) -> np.ndarray:
+    rows = []
+    for start in range(0, len(crops), BATCH):
+        rows.append(encoder.forward_crops(crops[start : start + BATCH]))
+        progress(start + len(rows[-1]))
+    return np.concatenate(rows)

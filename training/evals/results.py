@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import hashlib
 import json
 import platform
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.table import Table
 
 import nnclr_hub
 from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.probe.uncertainty import Difference, paired_difference
 
 from ..monitor import replace_text
 
@@ -36,6 +39,7 @@ class Record:
     classes: number of classes.
     settings: of the protocol, such as seed, epochs, k and temperature.
     values: name -> score; the first is shown in tables.
+    intervals: name -> 95% interval, for scores that are a mean over test images.
     left_out: notes about what does not count: classes that train lacks, unreadable files.
     seconds: run time, without computing the features.
     digest: of the files, their labels and the metric.
@@ -56,28 +60,53 @@ class Record:
     command: str
     digest: str = ""
     made: list[str] = field(default_factory=list)
+    intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
     date: str = field(default_factory=lambda: datetime.date.today().isoformat())
     versions: dict[str, str] = field(default_factory=lambda: versions())
 
     @property
-    def main(self) -> float:
-        """The score that tables show; for a few-shot curve, the last point."""
+    def main_name(self) -> str | None:
+        """Name of the score that tables show; for a few-shot curve, the last point."""
         if f"{self.protocol}/{self.data}" in self.values:
-            return self.values[f"{self.protocol}/{self.data}"]
-        named = [(name.split("/")[-1], value) for name, value in self.values.items()]
-        shown = [value for last, value in named if last not in DETAILS or last == self.data]
-        return shown[-1] if shown else float("nan")
+            return f"{self.protocol}/{self.data}"
+        shown = [name for name in self.values if (last := name.split("/")[-1]) not in DETAILS or last == self.data]
+        return shown[-1] if shown else None
+
+    @property
+    def main(self) -> float:
+        """The score that tables show."""
+        return self.values[self.main_name] if self.main_name else float("nan")
+
+    @property
+    def row(self) -> str:
+        """Name of the record's row in tables: the source, and how its vectors were transformed."""
+        vectors = self.settings.get("vectors", "raw")
+        return self.source if vectors == "raw" else f"{self.source}, {vectors}"
+
+    @property
+    def key(self) -> str:
+        """Hash of all that identifies the record: protocol, source, data and settings."""
+        names = ("protocol", "source", "fingerprint", "data", "digest", "settings")
+        # as JSON, because a tuple in the settings comes back from results.json as a list
+        identity = json.dumps([getattr(self, name) for name in names], sort_keys=True)
+        return hashlib.sha256(identity.encode()).hexdigest()[:32]
 
     def same_as(self, other: Record) -> bool:
         """Return whether both records have the same protocol, source, data and settings."""
-        names = ("protocol", "source", "fingerprint", "data", "digest", "settings")
-        # as JSON, because a tuple in the settings comes back from results.json as a list
-        mine, theirs = (json.dumps([getattr(one, name) for name in names], sort_keys=True) for one in (self, other))
-        return mine == theirs
+        return self.key == other.key
 
     def as_json(self) -> dict[str, Any]:
         """Return the record for results.json and `--json`, with the key for `images` that earlier versions used."""
         return {**dataclasses.asdict(self), OLD_IMAGES: self.images}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two records of the same protocol and images: the score of the first minus that of the other."""
+
+    first: Record
+    other: Record
+    difference: Difference
 
 
 class Results:
@@ -91,7 +120,7 @@ class Results:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / NAME
+        self._path, self._each = folder / NAME, folder / "each"
         try:
             existing = next(one for one in (folder, *folder.absolute().parents) if one.exists())
             with tempfile.TemporaryFile(dir=existing):
@@ -117,33 +146,66 @@ class Results:
         """Return the stored record with the same protocol, source, data and settings, or None."""
         return next((one for one in self.records if one.same_as(record)), None)
 
-    def put(self, record: Record) -> None:
-        """Add a record, replacing an older one of the same kind."""
+    def put(self, record: Record, each: Mapping[str, np.ndarray] | None = None) -> None:
+        """Add a record, replacing an older one of the same kind.
+
+        Args:
+            record: the new one.
+            each: name of a score -> (N,) float32, its value for each test image; stored in each/KEY.npz.
+        """
         self._path.parent.mkdir(parents=True, exist_ok=True)
+        if each:
+            self._each.mkdir(exist_ok=True)
+            np.savez_compressed(
+                self._each / f"{record.key}.npz", **{key.replace("/", "|"): one for key, one in each.items()}
+            )
         others = self._read()  # another process may have added some
         self.records = [one for one in others if not one.same_as(record)] + [record]
         replace_text(self._path, json.dumps([one.as_json() for one in self.records], indent=1) + "\n")
         self.write_page()
 
+    def values_of(self, record: Record) -> np.ndarray | None:
+        """Return (N,) float32, the main score of each test image, if it was stored."""
+        try:
+            with np.load(self._each / f"{record.key}.npz") as stored:
+                return stored[_array_name(record.main_name or "")]
+        except (OSError, KeyError, ValueError):
+            return None
+
+    def differences(self, records: Sequence[Record] | None = None) -> list[Comparison]:
+        """Compare each source with the first one of its protocol, on the same images.
+
+        Args:
+            records: those to compare; default all.
+        """
+        found = []
+        for first, other in _pairs(self.records if records is None else records):
+            one, two = self.values_of(first), self.values_of(other)
+            if one is not None and two is not None and len(one) == len(two):
+                found.append(Comparison(first, other, paired_difference(one, two)))
+        return found
+
     def write_page(self) -> None:
         """Write results.md next to results.json."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        replace_text(self._path.with_suffix(".md"), as_markdown(self.records, self.skipped))
+        page = as_markdown(self.records, self.differences(), self.skipped)
+        replace_text(self._path.with_suffix(".md"), page)
 
 
-def tables(records: Sequence[Record]) -> Iterator[Table]:
-    """Yield one table per protocol: a row per source, a column per data set, scores in percent."""
-    for title, data, rows in _grids(records):
+def tables(records: Sequence[Record], differences: Sequence[Comparison] = ()) -> Iterator[Table]:
+    """Yield a table per protocol: a row per source, a column per data set, in percent; then those of differences."""
+    for title, data, rows in (*_grids(records), *_difference_grids(differences)):
         shown = Table("source", *data, title=title, title_justify="left", box=None, header_style="bold")
         for row in rows:
             shown.add_row(*row)
         yield shown
 
 
-def as_markdown(records: Sequence[Record], skipped: Sequence[str] = ()) -> str:
+def as_markdown(records: Sequence[Record], differences: Sequence[Comparison], skipped: Sequence[str] = ()) -> str:
     """Return the same tables as Markdown."""
-    lines = ["# Results", "", "Percent. results.json has the commands, settings and versions.", ""]
-    for title, data, rows in _grids(records):
+    about = "Percent, with half the width of the 95% interval. results.json has the commands, settings and versions."
+    lines = ["# Results", "", about, ""]
+    for title, data, rows in (*_grids(records), *_difference_grids(differences)):
         lines += [f"## {title}", "", f"| {' | '.join(['source', *data])} |", f"|---|{'---|' * len(data)}"]
         lines += [*(f"| {' | '.join(row)} |" for row in rows), ""]
     notes = dict.fromkeys(note for one in records for note in one.left_out)
@@ -157,11 +219,51 @@ def _grids(records: Sequence[Record]) -> Iterator[tuple[str, list[str], list[lis
         ours = [one for one in records if one.protocol == protocol]
         columns = list(dict.fromkeys((one.data, one.metric) for one in ours))
         rows = []
-        for source in dict.fromkeys(one.source for one in ours):
-            found = {(one.data, one.metric): f"{100 * one.main:.1f}" for one in ours if one.source == source}
-            rows.append([source, *(found.get(column, "") for column in columns)])
+        for row in dict.fromkeys(one.row for one in ours):
+            found = {(one.data, one.metric): in_percent(one) for one in ours if one.row == row}
+            rows.append([row, *(found.get(column, "") for column in columns)])
         title = f"{protocol}, with the most labels per class" if protocol == "few_shot" else protocol
         yield title, [f"{data} ({metric})" for data, metric in columns], rows
+
+
+def _difference_grids(differences: Sequence[Comparison]) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+    """Yield (title, column headings, rows) per protocol."""
+    for protocol in dict.fromkeys(one.first.protocol for one in differences):
+        ours = [one for one in differences if one.first.protocol == protocol]
+        data = list(dict.fromkeys(one.first.data for one in ours))
+        rows = []
+        for row in dict.fromkeys(one.other.row for one in ours):
+            found = {one.first.data: _signed(one.difference) for one in ours if one.other.row == row}
+            rows.append([row, *(found.get(name, "") for name in data)])
+        yield f"{protocol}: {ours[0].first.row} minus each other source, on the same images", data, rows
+
+
+def _signed(difference: Difference) -> str:
+    low, high = 100 * difference.low, 100 * difference.high
+    return f"{100 * difference.mean:+.1f} ({low:+.1f} to {high:+.1f}), p {difference.p:.1g}"
+
+
+def _array_name(score: str) -> str:
+    """Return the name of a score's array in an .npz file, where "/" would make folders."""
+    return score.replace("/", "|")
+
+
+def _pairs(records: Sequence[Record]) -> Iterator[tuple[Record, Record]]:
+    """Yield the first record of each protocol and data set with each other one of the same images."""
+    firsts: dict[str, Record] = {}
+    for record in records:
+        settings = {name: value for name, value in record.settings.items() if name != "vectors"}
+        same = json.dumps([record.protocol, record.digest, record.metric, settings], sort_keys=True)
+        first = firsts.setdefault(same, record)
+        if first is not record:
+            yield first, record
+
+
+def in_percent(record: Record) -> str:
+    """Return the main score in percent, with half the width of its 95% interval if it has one."""
+    interval = record.intervals.get(record.main_name or "")
+    around = f" ± {50 * (interval[1] - interval[0]):.1f}" if interval else ""
+    return f"{100 * record.main:.1f}{around}"
 
 
 def versions() -> dict[str, str]:

@@ -16,7 +16,9 @@ import numpy as np
 
 from nnclr_hub.encoder.labeled import LabeledImages, first_names, read_labeled
 from nnclr_hub.errors import InvalidRequest
-from nnclr_hub.probe.metrics import mean_average_precision_11, mean_per_class, top_k_accuracy
+from nnclr_hub.probe.metrics import mean_average_precision_11, top_k_accuracy
+
+from .score import accuracy
 
 METRICS = ("top1", "mean_per_class", "map11")
 
@@ -217,10 +219,7 @@ def metric_values(protocol: str, task: Scored, scores: np.ndarray, labels: np.nd
         value = mean_average_precision_11(scores, labels == 1, ~np.isnan(labels), absent="left out")
         yield f"{protocol}/{task.name}", value
         return
-    if task.metric == "mean_per_class":
-        yield f"{protocol}/{task.name}", mean_per_class(scores.argmax(axis=1), labels)
-    else:
-        yield f"{protocol}/{task.name}", top_k_accuracy(scores, labels)
+    yield f"{protocol}/{task.name}", accuracy(scores.argmax(axis=1) == labels, labels, task.metric)
     if scores.shape[1] > 5:
         yield f"{protocol}/{task.name}/top5", top_k_accuracy(scores, labels, 5)
 

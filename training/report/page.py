@@ -11,6 +11,7 @@ from typing import Any
 from nnclr_hub.errors import InvalidRequest
 
 from ..checkpoint import rename_settings
+from ..floors import Floors
 from ..health import symptoms
 from ..monitor import read_log, replace_text
 from ..neighbor_history import read_neighbors
@@ -25,7 +26,7 @@ h1{font-size:1.6rem}h2{margin-top:2.5rem;font-size:1.25rem}h3{margin:0;font-size
 table{border-collapse:collapse}th{text-align:left;font-weight:600}
 td,th{padding:.15rem .9rem .15rem 0;vertical-align:top;overflow-wrap:anywhere}
 .well{color:#17632c}.ill{border-left:4px solid #b3261e;padding:.4rem 1rem;background:#fdf1f0}
-.early{color:#555}
+.early{color:#555}.above{color:#b3261e;font-weight:600}
 .nn{overflow-x:auto}.nn td{padding:.15rem;text-align:center;vertical-align:middle;line-height:1.1}
 .nn td.first{padding-left:1rem}
 .nn th{padding-left:1rem}.none{color:#999;font-size:.75rem}details{margin-top:2rem}
@@ -46,9 +47,10 @@ def write_report(runs: Sequence[Path], path: Path) -> Path:
     about = {name: _about(run) for name, run in zip(names, runs, strict=True)}
     logs = {name: read_log(run) for name, run in zip(names, runs, strict=True)}
     title = " and ".join(names) if len(names) < 4 else f"{len(names)} runs: {', '.join(names)}"
+    floors = {name: Floors.read(run) for name, run in zip(names, runs, strict=True)}
     body = [
         f"<h1>{html.escape(title)}</h1>",
-        _scores(logs),
+        _scores(logs, floors),
         _health(logs, about),
         f"<main>{draw_panels(logs)}</main>",
         *(
@@ -89,24 +91,45 @@ def _heading(name: str, count: int) -> str:
     return f"<h2>{html.escape(name)}</h2>" if count > 1 else ""
 
 
-def _scores(logs: Mapping[str, list[dict[str, Any]]]) -> str:
-    """Draw a table with the last and the best evaluation; the exported encoder has the last."""
+def _scores(logs: Mapping[str, list[dict[str, Any]]], floors: Mapping[str, Floors]) -> str:
+    """Draw a table with the last and the best evaluation and the floors; the exported encoder has the last."""
+    named = list(dict.fromkeys(floor for one in floors.values() for floor in one.scores))
     rows = []
     for run, log in logs.items():
         keys = sorted({key for line in log for key in line if key.startswith(("knn", "linear/"))})
         for key in keys:
             values = [line[key] for line in log if key in line]
-            rows.append((run, key, values[-1], max(values)))
+            tested = floors[run].tested.get(key.partition("/")[2], 0)
+            below = [floors[run].scores.get(floor, {}).get(key) for floor in named]
+            rows.append((run, key, _with_interval(values[-1], tested), f"{max(values):.3f}", values[-1], below))
     if not rows:
         return (
             "<p>No scores yet. The run scores the encoder at each checkpoint if the data has labeled images in "
             "train/CLASS/ and val/CLASS/ (or test/CLASS/).</p>"
         )
     cells = "".join(
-        f"<tr><td>{html.escape(run)}</td><td>{html.escape(key)}</td><td><b>{last:.3f}</b></td><td>{best:.3f}</td></tr>"
-        for run, key, last, best in rows
+        f"<tr><td>{html.escape(run)}</td><td>{html.escape(key)}</td><td><b>{last}</b></td><td>{best}</td>"
+        + "".join(_floor_cell(value, floor) for floor in below)
+        + "</tr>"
+        for run, key, last, best, value, below in rows
     )
-    return f"<table><tr><th>run</th><th>top-1 accuracy</th><th>last</th><th>best seen</th></tr>{cells}</table>"
+    head = "".join(f"<th>{html.escape(one)}</th>" for one in ("run", "top-1 accuracy", "last", "best seen", *named))
+    about = "<p>± is half of the 95% interval. The columns after the run's scores are floors: vectors that nobody "
+    about += "trained, on the same images. A floor that the run does not exceed is red.</p>"
+    return f"<div class=nn><table><tr>{head}</tr>{cells}</table></div>{about if named else ''}"
+
+
+def _with_interval(score: float, tested: int) -> str:
+    """Return an accuracy with half of its 95% interval, by the normal approximation."""
+    if not tested:
+        return f"{score:.3f}"
+    return f"{score:.3f} ± {1.96 * (score * (1 - score) / tested) ** 0.5:.3f}"
+
+
+def _floor_cell(score: float, floor: float | None) -> str:
+    if floor is None:
+        return "<td></td>"
+    return f"<td{' class=above' if floor >= score else ''}>{floor:.3f}</td>"
 
 
 def _health(logs: Mapping[str, list[dict[str, Any]]], about: Mapping[str, Mapping[str, Any]]) -> str:

@@ -1,0 +1,102 @@
+"""RUN/floors.json: the scores that learned features must exceed, on the images that score the run.
+
+They are those of hand-crafted vectors (`evals.hand_crafted`) and of the network before its first step.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+
+from nnclr_hub.errors import MissingDependency
+from nnclr_hub.progress import bar
+
+from .evals.features import Features
+from .evals.hand_crafted import FLOORS
+from .evals.labeled import LabeledSet
+from .monitor import replace_text
+
+NAME = "floors.json"
+UNTRAINED = "untrained"
+Scores = Callable[[Features], Iterator[tuple[str, float]]]
+
+
+@dataclass
+class Floors:
+    """The floors of a run.
+
+    images: NAME of a set -> digest of its images; other images need other floors.
+    tested: NAME of a set -> number of images that are scored.
+    scores: name of a floor -> {"knn20/NAME": accuracy in [0, 1], "linear/NAME": ...}.
+    """
+
+    images: dict[str, str] = field(default_factory=dict)
+    tested: dict[str, int] = field(default_factory=dict)
+    scores: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, out: Path) -> Floors:
+        """Read a run's floors; a run without labeled sets, or one of an earlier version, has none."""
+        try:
+            return cls(**json.loads((out / NAME).read_text("utf-8")))
+        except (OSError, ValueError, TypeError):
+            return cls()
+
+    @classmethod
+    def of(
+        cls,
+        out: Path,
+        sets: Sequence[LabeledSet],
+        images: dict[str, str],
+        protocols: Sequence[Scores],
+        console: Console,
+    ) -> Floors:
+        """Return the stored floors of these images, or compute and store them.
+
+        Args:
+            out: the run folder.
+            sets: the labeled sets that score the run.
+            images: NAME of a set -> digest of its images.
+            protocols: functions that yield (name, score).
+            console: for progress.
+        """
+        stored = cls.read(out)
+        if not sets or stored.images == images:
+            return stored
+        floors = cls(images, {one.name: one.tested for one in sets})
+        for floor in FLOORS.values():
+            try:
+                with bar(console, f"floor {floor.name}") as advance:
+                    embedded = [one.embed(floor, advance) for one in sets]
+            except MissingDependency as error:
+                console.print(f"[yellow]note[/] {error}", highlight=False)
+                break
+            floors.scores[floor.name] = {
+                name: float(value) for protocol in protocols for one in embedded for name, value in protocol(one)
+            }
+        floors.write(out)
+        return floors
+
+    def write(self, out: Path) -> None:
+        """Write RUN/floors.json."""
+        replace_text(out / NAME, json.dumps(self.__dict__, indent=1) + "\n")
+
+    def best(self, name: str) -> tuple[str, float] | None:
+        """Return the floor with the highest score of that name, and the score."""
+        found = [(floor, scores[name]) for floor, scores in self.scores.items() if name in scores]
+        return max(found, key=lambda one: one[1], default=None)
+
+    def warn_if_below(self, scores: Mapping[str, float], console: Console) -> None:
+        """Warn for each k-NN score that is not above the best floor."""
+        for name, value in scores.items():
+            best = self.best(name)
+            if name.startswith("knn") and best is not None and value <= best[1]:
+                console.print(
+                    f"[yellow]warning[/] {name} is {value:.3f}, no better than {best[0]} ({best[1]:.3f}). "
+                    "Train longer (--set epochs=...), use more images, or start from a trained encoder (--init).",
+                    highlight=False,
+                )
