@@ -8,7 +8,6 @@ from typing import Any
 from nnclr_hub.client.call_examples import ApiCall
 from nnclr_hub.encoder.attention import AttentionMap, AttentionSettings, on_one_scale
 from nnclr_hub.encoder.attention import Box as BoxQuery
-from nnclr_hub.encoder.attention import Query as AttentionQuery
 from nnclr_hub.encoder.embedder import Embedder, ImageLike
 from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.sources import Original
@@ -49,9 +48,8 @@ def explain_match(bench: Workbench, finder: Finder, query: Query, id: str) -> tu
     image = finder.image(query.collection, sample)
     original = finder.original(query.collection, id)
     embedder = bench.embedder_of(bench.collection(query.collection))
-    inside = None if sample.box is None else _clip(sample.box, image.size)
-    box = None if inside is None else BoxQuery(*inside)
-    [attention] = attention_maps(embedder, image, box, [original.data], max_side=SIDE)
+    box = None if sample.box is None else BoxQuery(*sample.box)
+    [attention] = embedder.attention_maps(AttentionSettings(box, max_side=SIDE), image, [original.data])
     whole = "the example image" if query.positive else "the whole image"
     name = "your box" if box else "your image" if sample.id is None else whole
     name += f" (example {place} of {len(query.positive)})" if len(query.positive) > 1 else ""
@@ -60,7 +58,7 @@ def explain_match(bench: Workbench, finder: Finder, query: Query, id: str) -> tu
         f"The map is computed on {_describe(original)}."
     )
     images = [Shown(data_uri(image, SIDE), name), Shown(data_uri(attention.overlay(), SIDE), "this result")]
-    settings = {"collection": query.collection, "max_side": SIDE, **({"box": list(inside)} if inside else {})}
+    settings = {"collection": query.collection, "max_side": SIDE, **({"box": list(sample.box)} if sample.box else {})}
     items = [one for one in (sample.id, id) if one is not None]
     downloads = tuple((f"{one}.jpg", item_path(query.collection, one, "/original")) for one in dict.fromkeys(items))
     file = f"{sample.id}.jpg" if sample.id is not None else sample.name
@@ -69,28 +67,17 @@ def explain_match(bench: Workbench, finder: Finder, query: Query, id: str) -> tu
     return viewer_value("Why does this image match?", images, note), call
 
 
-def attention_maps(
-    embedder: Embedder,
-    image: ImageLike,
-    query: AttentionQuery | None,
-    targets: Sequence[ImageLike] = (),
-    **options: Any,
-) -> list[AttentionMap]:
-    """Return the map of the image, or one map per target; see `Encoder.attention`."""
-    return embedder.attention_maps(AttentionSettings(query, **options), image, targets)
-
-
 def comparable_maps(
-    embedder: Embedder, image: ImageLike, query: AttentionQuery | None, targets: Sequence[ImageLike], **options: Any
+    embedder: Embedder, settings: AttentionSettings, image: ImageLike, targets: Sequence[ImageLike]
 ) -> list[AttentionMap]:
     """Return the map of the image and of each target, with equal colors for equal values.
 
     Without a query, the map of a vision transformer contains attention shares, and those of the targets contain
     similarities. These have no common scale, so each map keeps its own.
     """
-    maps = attention_maps(embedder, image, query, **options)
+    maps = embedder.attention_maps(settings, image)
     if targets:
-        maps += attention_maps(embedder, image, query, targets, **options)
+        maps += embedder.attention_maps(settings, image, targets)
     return on_one_scale(maps) if len({one.kind for one in maps}) == 1 else maps
 
 
@@ -103,9 +90,3 @@ def _first_with_image(finder: Finder, query: Query, id: str) -> tuple[int, Sampl
     samples = query.positive or (Sample(id=id),)
     found = ((i, one) for i, one in enumerate(samples, 1) if finder.has_image(query.collection, one))
     return next(found, (1, samples[0]))
-
-
-def _clip(box: tuple[float, float, float, float], size: tuple[int, int]) -> tuple[float, float, float, float]:
-    """Return the part of a box inside the image, as searches use it."""
-    x0, y0, x1, y1 = box
-    return max(0.0, x0), max(0.0, y0), min(float(size[0]), x1), min(float(size[1]), y1)

@@ -195,8 +195,8 @@ class SearchHandlers:
 
     def _by_image(self, sample: Sample, query: Query, history: dict[str, Query], k: float) -> tuple[Any, ...]:
         if not query.collection:
-            if self.finder.names():  # the session that knew the collection ended with the server
-                raise InvalidRequest("The server has restarted. Select the collection again.")
+            if self.finder.names():  # the page is still opening, or its session ended with the server
+                raise InvalidRequest("No collection is selected. Wait until the page has loaded, or select one.")
             hint = (
                 "Create one on the Collections tab." if self._page.writable else "The server's operator can create one."
             )

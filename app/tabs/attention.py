@@ -10,7 +10,7 @@ from typing import Any
 import gradio as gr
 
 from nnclr_hub.client.call_examples import ApiCall
-from nnclr_hub.encoder.attention import MAX_TARGETS, SIMILARITIES, Box, Point
+from nnclr_hub.encoder.attention import MAX_TARGETS, SIMILARITIES, AttentionSettings, Box, Point
 from nnclr_hub.encoder.decoding import decode_image
 from nnclr_hub.errors import InvalidRequest, NNCLRHubError
 
@@ -185,7 +185,8 @@ class AttentionTab:
         query = Point(*selection.point) if selection.point else Box(*selection.box) if selection.box else None
         targets = [one.path for one in selection.targets]
         embedder = self._page.bench.models.get()
-        maps = comparable_maps(embedder, selection.path, query, targets, **vars(settings), max_side=SIDE)
+        wanted = AttentionSettings(query, settings.similarity, settings.head, settings.threshold, SIDE)
+        maps = comparable_maps(embedder, wanted, selection.path, targets)
         self._page.note(map_call(selection, settings))
         names = ["this image", *(one.name for one in selection.targets)]
         figures = [

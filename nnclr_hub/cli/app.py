@@ -18,19 +18,18 @@ from nnclr_hub.cli import (
 )
 from nnclr_hub.cli.verbs import new_app
 
+PANELS = {
+    "Encoders": (models, embedding, publishing),
+    "Collections": (index, search, stores),
+    "Look and label": (attention, probes),
+    "Training and evaluation": (pretraining, evaluation),
+    "Services": (service,),
+}
 app = new_app()
-for group in (
-    models,
-    embedding,
-    index,
-    search,
-    attention,
-    pretraining,
-    evaluation,
-    publishing,
-    probes,
-    stores,
-    service,
-):
-    group.register(app)
+for panel, groups in PANELS.items():
+    for group in groups:
+        group.register(app)
+    for verb in (*app.registered_commands, *app.registered_groups):
+        if not isinstance(verb.rich_help_panel, str):
+            verb.rich_help_panel = panel
 store_contents.register(stores.group)

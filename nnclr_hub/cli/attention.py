@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from nnclr_hub.cli.verbs import Json, Model, err, loaded_encoder, out, print_json
+from nnclr_hub.cli.verbs import Json, Model, err, loaded_encoder, out, parse_numbers, print_json
 from nnclr_hub.errors import ImageError, InvalidRequest
 
 if TYPE_CHECKING:
@@ -138,19 +138,8 @@ def _query(point: str | None, box: str | None) -> Query | None:
     if point is not None and box is not None:
         raise InvalidRequest("Give --point or --box, not both.")
     if point is not None:
-        return Point(*_numbers("--point", point, 2))
-    return None if box is None else Box(*_numbers("--box", box, 4))
-
-
-def _numbers(option: str, text: str, count: int) -> list[float]:
-    form = "X,Y" if count == 2 else "X0,Y0,X1,Y1"
-    try:
-        numbers = [float(part) for part in text.split(",")]
-    except ValueError:
-        numbers = []
-    if len(numbers) != count:
-        raise InvalidRequest(f"{option} must be {form}, {count} numbers with commas between them; got {text}.")
-    return numbers
+        return Point(*parse_numbers("--point", point, "X,Y"))
+    return None if box is None else Box(*parse_numbers("--box", box, "X0,Y0,X1,Y1"))
 
 
 def _named(source: str) -> tuple[str, str]:

@@ -93,16 +93,18 @@ def info(source: Source, backend: Backend = "auto", as_json: Json = False) -> No
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in facts.items():
-        table.add_row(name, _in_words(value))
+        if value != {}:
+            table.add_row(name, _in_words(value))
     out.print(table)
 
 
 def _in_words(value: Any) -> str:
-    """Format a mapping as lines, nested mappings indented; None as "none"."""
+    """Format a mapping as lines, nested mappings indented and empty ones left out; None as "none"."""
     if isinstance(value, Mapping):
         inner = {
-            name: "\n" + indent(_in_words(one), "  ") if isinstance(one, Mapping) and one else f" {one}"
+            name: "\n" + indent(_in_words(one), "  ") if isinstance(one, Mapping) else f" {one}"
             for name, one in value.items()
+            if one != {}
         }
         return "\n".join(f"{name}:{text}" for name, text in inner.items())
     return "none" if value is None else str(value)

@@ -61,6 +61,9 @@ def fit(
     list_broken(fitted.broken)
     fitted.probe.save(to)
     out.print(f"{to}: {len(fitted.probe.classes)} classes from {fitted.images} images, L2 {fitted.probe.l2:.2g}")
+    if fitted.held_out is not None:
+        scores = "  ".join(f"{name} {value:.3f}" for name, value in fitted.held_out.scores.items())
+        out.print(f"a probe of four fifths of them, on the others: {scores}  ({fitted.held_out.images} images)")
 
 
 @group.command(name="eval")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +25,7 @@ from nnclr_hub.cli.verbs import (
     err,
     fail,
     out,
+    parse_numbers,
     print_json,
     refuse_server_with_local,
 )
@@ -57,13 +59,13 @@ def search(
     negative: Annotated[
         list[str] | None, typer.Option(help="Example to be away from: an image file or an item id. Repeatable.")
     ] = None,
-    box: Annotated[str | None, typer.Option(help="Part of the query images: x0,y0,x1,y1 in pixels.")] = None,
+    box: Annotated[str | None, typer.Option(help="Part of the query images: X0,Y0,X1,Y1 in pixels.")] = None,
     k: Annotated[int, typer.Option("-k", min=1, help="Matches per search, 1 to 1000.")] = 5,
     offset: Annotated[int, typer.Option(min=0, help="Number of best matches to skip.")] = 0,
     where: Annotated[str | None, typer.Option(help="Filter on metadata, as JSON.")] = None,
     threshold: Annotated[float | None, typer.Option(help="Leave out matches that score lower.")] = None,
     group_by: Annotated[
-        str | None, typer.Option(help="Metadata key: show the best match of each of its values.")
+        str | None, typer.Option(help="Metadata key: show the best match of each of its values. Takes one example.")
     ] = None,
     exact: Annotated[bool, typer.Option("--exact", help="Compare with every item.")] = False,
     effort: Annotated[
@@ -92,7 +94,7 @@ def search(
     refuse_server_with_local(server, store=store, model=model)
     if sheet is not None:
         check_sheet(sheet)
-    region: Any = None if box is None else _numbers(box)
+    region: Any = None if box is None else parse_numbers("--box", box, "X0,Y0,X1,Y1")
     _require_one_file([*(images or ())])
     searches = [(str(image), [Example(image=image, box=region)]) for image in images or ()]
     searches += [(f"item {id}", [Example(id=id)]) for id in ids or ()]
@@ -134,7 +136,8 @@ def search(
             if not isinstance(answer, NNCLRHubError)
         ]
         if sheet is not None and found:
-            write_contact_sheet(sheet, [SheetRow(title, answer) for title, answer in found], thumbnail)
+            shown = {title: examples[0].image for title, examples in searches}
+            write_contact_sheet(sheet, [SheetRow(title, answer, shown[title]) for title, answer in found], thumbnail)
             err.print(f"Wrote {sheet}.", markup=False, soft_wrap=True)
     if as_json and found:
         bodies = [_in_json(answer) for answer in answers]
@@ -150,19 +153,39 @@ def search(
 def _local(
     store: str, collection: str, model: str | None, backend: str, queries: Sequence[SearchQuery]
 ) -> Iterator[Searcher]:
-    """Open the store of this machine for reading."""
+    """Open the store of this machine for reading. torch is imported only to embed images that can be read."""
     from nnclr_hub.store import open_store
+    from nnclr_hub.workbench.search_batch import attempt, run_each
 
     with open_store(store, read_only=True) as opened:
         there = opened.get(collection)
         if model is not None:
             chosen_model(model, backend)
-        from nnclr_hub.workbench import Encoders, Workbench  # imports torch, so errors in the call come first
+        checked = [attempt(partial(_read_images, query)) for query in queries]
+        refused: list[Answer] = [one for one in checked if isinstance(one, NNCLRHubError)]
+        if not any(checked) and model is None:
+            yield partial(run_each, there), there.thumbnail
+        elif len(refused) == len(queries):
+            yield lambda queries: refused, there.thumbnail
+        else:
+            from nnclr_hub.workbench import Encoders, Workbench
 
-        bench = Workbench(Encoders(model, backend=backend), opened)
-        if model is not None or any(example.image is not None for query in queries for example in query.examples):
+            bench = Workbench(Encoders(model, backend=backend), opened)
             bench.embedder_of(there, model)
-        yield lambda queries: bench.search_each(collection, queries), there.thumbnail
+            yield partial(bench.search_each, collection), there.thumbnail
+
+
+def _read_images(query: SearchQuery) -> int:
+    """Return the number of images of a query, after a check that each can be read and contains its box."""
+    from nnclr_hub.encoder.decoding import decode_image
+    from nnclr_hub.workbench.search_query import crop_to_box
+
+    images = [(example.image, example.box) for example in query.examples if isinstance(example.image, Path)]
+    for path, box in images:
+        image = decode_image(path)
+        if box is not None:
+            crop_to_box(image, box)
+    return len(images)
 
 
 @contextmanager
@@ -201,13 +224,6 @@ def _rows(path: Path | None) -> Any:
     except (OSError, ValueError) as error:
         raise InvalidRequest(f"{path} is not a .npy file of vectors ({error}).") from error
     return vectors[None] if vectors.ndim == 1 else vectors
-
-
-def _numbers(box: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(one) for one in box.split(","))
-    except ValueError as error:
-        raise InvalidRequest(f"--box must be x0,y0,x1,y1 in pixels, got {box!r}.") from error
 
 
 def _filter(where: str | None) -> dict[str, Any] | None:

@@ -182,6 +182,22 @@ def refuse_server_with_local(server: str | None, *, store: str, model: str | Non
         raise InvalidRequest(f"Give --model {model} or --server {server}, not both; the server selects the encoder.")
 
 
+def parse_numbers(option: str, text: str, form: str) -> list[float]:
+    """Return the numbers of an option such as --box X0,Y0,X1,Y1.
+
+    Raises:
+        InvalidRequest: if the text does not have this form.
+    """
+    try:
+        numbers = [float(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    count = form.count(",") + 1
+    if len(numbers) != count:
+        raise InvalidRequest(f"{option} must be {form}, {count} numbers with commas between them; got {text}.")
+    return numbers
+
+
 def print_json(value: Any) -> None:
     """Print one JSON document."""
     typer.echo(json.dumps(value, indent=2))  # ASCII: file names may hold characters that the terminal cannot print

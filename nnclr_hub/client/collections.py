@@ -190,7 +190,7 @@ def search(
     Args:
         query: a complete SearchQuery; or a vector (D,), with the other fields of `SearchQuery` as arguments.
         vector, image, box, id: the example, if it is a single one.
-        positive, negative: several examples; ids and vectors are accepted as they are.
+        positive, negative: several examples; ids, vectors, and images as Path or bytes are accepted as they are.
         k, where, offset, exact, score_threshold, with_vector, effort, group_by: see `SearchQuery`.
 
     Raises:

@@ -102,9 +102,9 @@ def translated(url: str, seconds: float) -> Iterator[None]:
     try:
         yield
     except (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError) as error:
-        reason = str(error) or "no connection in time"
+        reason, server = str(error) or "no connection in time", str(httpx.URL(url).copy_with(path="/")).rstrip("/")
         raise ServerUnreachable(
-            f"No server answers at {url} ({reason}); check the address, and that `nnclr serve` runs there."
+            f"No server answers at {server} ({reason}); check the address, and that `nnclr serve` runs there."
         ) from error
     except httpx.TimeoutException as error:
         raise too_late(url, seconds) from error
@@ -121,7 +121,7 @@ class SyncDriver:
     """Executes steps in the caller's thread, and `Together` in a pool of threads."""
 
     def __init__(self, address: Address, policy: Policy) -> None:
-        self._address, self._policy = address, policy
+        self.address, self._policy = address, policy
         self._http = httpx.Client(**address.options())
         self._interrupted = threading.Event()
 
@@ -194,7 +194,7 @@ class AsyncDriver:
     """Executes steps in the running event loop, and `Together` in tasks."""
 
     def __init__(self, address: Address, policy: Policy) -> None:
-        self._address, self._policy = address, policy
+        self.address, self._policy = address, policy
         self._http = httpx.AsyncClient(**address.options())
 
     async def drive(self, steps: Steps[T]) -> T:

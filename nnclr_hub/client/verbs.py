@@ -33,6 +33,9 @@ class SyncVerbs:
         self._driver = driver
         self.name = name
 
+    def __repr__(self) -> str:
+        return _shown(self)
+
 
 class AsyncVerbs:
     """Base of the classes with verbs that are awaited.
@@ -43,6 +46,15 @@ class AsyncVerbs:
     def __init__(self, driver: AsyncDriver, name: str = "") -> None:
         self._driver = driver
         self.name = name
+
+    def __repr__(self) -> str:
+        return _shown(self)
+
+
+def _shown(one: SyncVerbs | AsyncVerbs) -> str:
+    """Return the class, the name and the server; never the API key."""
+    parts = [repr(one.name)] if one.name else []
+    return f"{type(one).__name__}({', '.join([*parts, repr(one._driver.address.url)])})"
 
 
 class Verb(Generic[P, T]):

@@ -44,6 +44,7 @@ from nnclr_hub.encoder.inputs import (
 from nnclr_hub.encoder.network_output import feature_map, vector_length
 from nnclr_hub.encoder.preprocessing import EvalTransform, Preprocessing
 from nnclr_hub.errors import ImageError, InvalidRequest
+from nnclr_hub.html_table import html_table
 from nnclr_hub.hub.layout import ModelConfig, read_weights
 from nnclr_hub.hub.sources import resolve
 from nnclr_hub.read_ahead import batches, read_ahead
@@ -101,6 +102,13 @@ class Encoder:
         return (
             f"Encoder({self.name!r}, backbone={backbone}, dim={self.embed_dim}, input={side}x{side}, "
             f"backend={self.backend.name}, device={self.device}, fingerprint={self.fingerprint[:8]})"
+        )
+
+    def _repr_html_(self) -> str:
+        side = self.transform.preprocessing.input_size
+        about = {"encoder": self.name, "dim": self.embed_dim, "input": f"{side} x {side} pixels"}
+        return html_table(
+            about | {"backend": self.backend.name, "device": str(self.device), "fingerprint": self.fingerprint}
         )
 
     @property

@@ -4,6 +4,7 @@ without weights. torch.hub's entry points, `nnclr models` and `load_encoder` rea
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -159,6 +160,10 @@ ARCHITECTURES = {
 }
 
 
+# families of timm, which is not imported here because that takes seconds
+_ARCHITECTURE = re.compile(r"(wide_)?res(net|next)|vit_|deit|convnext|swin|efficientnet|mobilenet|densenet|regnet")
+
+
 def list_models() -> list[str]:
     """Return the names of the encoders with weights, the default first."""
     return list(MODELS)
@@ -188,6 +193,11 @@ def model_info(name: str) -> ModelInfo:
         raise UnknownModel(
             f"{name} does not have published weights yet; {available}. Use random:{ARCHITECTURES[name]} for random "
             "weights."
+        )
+    if _ARCHITECTURE.match(name):
+        raise UnknownModel(
+            f"{name} is an architecture, not an encoder with weights; use timm:{name} for timm's weights, or "
+            f"random:{name} for random weights; {available}."
         )
     close = get_close_matches(name, [*MODELS, *ARCHITECTURES], n=1)
     raise UnknownModel(

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from nnclr_hub.errors import FingerprintMismatch, InvalidRequest
+from nnclr_hub.html_table import html_table
 from nnclr_hub.probe.labeling import Label
 from nnclr_hub.probe.logistic import Stacked, logits_of
 from nnclr_hub.probe.metrics import require_finite
@@ -68,6 +69,11 @@ class LinearProbe:
         return (
             f"<LinearProbe: {len(self.classes)} classes ({names}), dim {self.weight.shape[1]}, model {model}{several}>"
         )
+
+    def _repr_html_(self) -> str:
+        names = ", ".join(map(str, self.classes[:SHOWN])) + ", ..." * (len(self.classes) > SHOWN)
+        about = {"linear probe": f"{len(self.classes)} classes: {names}", "dim": self.weight.shape[1]}
+        return html_table(about | {"model": self.model or "unknown", "l2": self.l2, "threshold": self.threshold})
 
     def require(self, fingerprint: str) -> None:
         """Raise FingerprintMismatch for features of another encoder; "" is not checked."""

@@ -78,7 +78,7 @@ def publish_model(
         private: make it private; a public repository is refused.
         tag: name of the release; never moved.
         pr: open a pull request, or continue an open one of the same user.
-        dry_run: run all checks, but change nothing.
+        dry_run: run all checks, but change nothing. Without a token, a private repository counts as missing.
         overwrite_card: replace an edited README in the repository.
         token: default: HF_TOKEN, or the token of `hf auth login`.
 
@@ -89,15 +89,15 @@ def publish_model(
     """
     check_options(repository, tag, pr)
     files = outgoing(Path(folder), repository, tag)
-    api = _client(token)
+    api, has_token = _client(token, dry_run)
     remote = look(api, repository)
-    if dry_run:
+    if dry_run and has_token:
         require_known(api, repository)  # without dry_run, the first write reports an unknown repository or token
     number, base = None, remote
     if pr:
         if remote.head is None:
             raise PublishingError(f"{repository} does not exist, so a pull request is not possible; leave out --pr.")
-        number = _open_request(api, repository)
+        number = _open_request(api, repository) if has_token else None
         base = look(api, repository, f"refs/pr/{number}") if number else remote
     if tag is None:
         files = _as_released(files, base, Path(folder), repository)
@@ -133,13 +133,15 @@ def check_options(repository: str, tag: str | None, pr: bool) -> None:
         raise InvalidRequest("A pull request cannot have a tag until it is merged; leave out --tag or --pr.")
 
 
-def _client(token: str | None) -> HfApi:
+def _client(token: str | None, dry_run: bool) -> tuple[HfApi, bool]:
+    """Return the client, and whether it has a token; a dry run needs none for what everyone can see."""
     from huggingface_hub import HfApi, get_token
 
     require_endpoint()
-    if not (token or get_token()):
+    has_token = bool(token or get_token())
+    if not (has_token or dry_run):
         raise PublishingError("No token for the Hub was found; set HF_TOKEN, or log in with `hf auth login`.")
-    return HfApi(token=token, library_name="nnclr_hub")
+    return HfApi(token=token, library_name="nnclr_hub"), has_token
 
 
 def _open_request(api: HfApi, repository: str) -> int | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import html
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
@@ -11,6 +9,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from nnclr_hub.errors import NNCLRHubError, OpenedForReading
+from nnclr_hub.html_table import html_table
 from nnclr_hub.store.records import Records
 from nnclr_hub.store.spec import CollectionSpec, Embeds
 
@@ -58,7 +57,7 @@ class Match:
         return f"Match({', '.join(parts)})"
 
     def _repr_html_(self) -> str:
-        return _table({"id": self.id, "score": f"{self.score:.4f}", **self.metadata})
+        return html_table({"id": self.id, "score": f"{self.score:.4f}", **self.metadata})
 
 
 @dataclass(frozen=True)
@@ -318,8 +317,8 @@ class Collection(Protocol):
         try:
             info = self.info()
         except NNCLRHubError as error:
-            return _table({"collection": self.name, "state": error})
-        return _table(
+            return html_table({"collection": self.name, "state": error})
+        return html_table(
             {
                 "collection": info.name,
                 "items": f"{info.count:,}",
@@ -439,10 +438,3 @@ def _shape(vector: np.ndarray) -> str:
 def _shortened(metadata: Mapping[str, Any]) -> str:
     text = repr(metadata)
     return text if len(text) <= SHORT else f"{text[: SHORT - 3]}..."
-
-
-def _table(rows: Mapping[str, Any]) -> str:
-    """Return an HTML table of two columns."""
-    shown = {key: value if isinstance(value, str) else json.dumps(value, default=str) for key, value in rows.items()}
-    cells = (f"<tr><th>{html.escape(key)}</th><td>{html.escape(value)}</td></tr>" for key, value in shown.items())
-    return f"<table>{''.join(cells)}</table>"

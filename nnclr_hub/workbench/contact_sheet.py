@@ -15,14 +15,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nnclr_hub.errors import InvalidRequest, ItemNotFound
 from nnclr_hub.store.base import Match
 
+if TYPE_CHECKING:
+    from nnclr_hub.encoder.embedder import ImageLike
+
 SUFFIXES = (".html", ".csv", ".png")
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # text that spreadsheets would run as a formula
-TILE, TEXT, COLUMNS = 160, 34, 6  # pixels of an image and its caption in the PNG, and images per line
+TILE, TEXT, COLUMNS = 160, 48, 6  # pixels of an image and its caption in the PNG, and images per line
 STYLE = """
 :root { color-scheme: light dark; font: 15px/1.5 system-ui, sans-serif; }
 body { margin: 2rem auto; max-width: 72rem; padding: 0 1rem; }
@@ -38,10 +41,11 @@ figcaption { font-size: .85rem; overflow-wrap: anywhere; }
 
 @dataclass(frozen=True)
 class SheetRow:
-    """One query: its title, and its matches, best first."""
+    """One query: its title, its matches, best first, and its image if it has one."""
 
     title: str
     matches: Sequence[Match]
+    image: ImageLike | None = None
 
 
 def check_sheet(path: Path) -> None:
@@ -85,12 +89,11 @@ def _html(rows: Sequence[SheetRow], thumbnail: Callable[[str], bytes | None]) ->
     ]
     for row in rows:
         parts.append(f'<h2>{escape(row.title)}</h2><div class="grid">')
+        if (jpeg := _query_jpeg(row)) is not None:
+            parts.append(f"<figure>{_img(jpeg, row.title)}<figcaption>query</figcaption></figure>")
         for match in row.matches:
             jpeg = _thumbnail(thumbnail, match.id)
-            image = '<div class="none"></div>'
-            if jpeg is not None:
-                data = base64.b64encode(jpeg).decode()
-                image = f'<img alt="{escape(_name(match))}" src="data:image/jpeg;base64,{data}">'
+            image = '<div class="none"></div>' if jpeg is None else _img(jpeg, _name(match))
             label = escape(str(match.metadata.get("label", "")))
             parts.append(
                 f'<figure>{image}<figcaption><span class="score">{match.score:.4f}</span> {label}<br>'
@@ -115,24 +118,44 @@ def _csv(rows: Sequence[SheetRow]) -> str:
 def _png(rows: Sequence[SheetRow], thumbnail: Callable[[str], bytes | None]) -> bytes:
     from PIL import Image, ImageDraw
 
-    heights = [TEXT + -(-len(row.matches) // COLUMNS) * (TILE + TEXT) for row in rows]
+    lines: list[tuple[str, list[tuple[bytes | None, str]]]] = []
+    for row in rows:
+        query = _query_jpeg(row)
+        tiles: list[tuple[bytes | None, str]] = [] if query is None else [(query, "query")]
+        for match in row.matches:
+            label = str(match.metadata.get("label", ""))
+            caption = f"{match.score:.4f}\n{_ascii(label)[:24]}\n{_ascii(_name(match))[-24:]}"
+            tiles.append((_thumbnail(thumbnail, match.id), caption))
+        lines.append((row.title, tiles))
+    heights = [TEXT + -(-len(tiles) // COLUMNS) * (TILE + TEXT) for _, tiles in lines]
     sheet = Image.new("RGB", (COLUMNS * TILE, sum(heights)), "white")
     draw, top = ImageDraw.Draw(sheet), 0
-    for row, height in zip(rows, heights, strict=True):
-        draw.text((4, top + 8), _ascii(row.title)[:120], fill="black")
-        for i, match in enumerate(row.matches):
+    for (title, tiles), height in zip(lines, heights, strict=True):
+        draw.text((4, top + 8), _ascii(title)[:120], fill="black")
+        for i, (jpeg, caption) in enumerate(tiles):
             left, upper = i % COLUMNS * TILE, top + TEXT + i // COLUMNS * (TILE + TEXT)
-            jpeg = _thumbnail(thumbnail, match.id)
             if jpeg is not None:
                 image = Image.open(io.BytesIO(jpeg)).convert("RGB")
                 image.thumbnail((TILE - 8, TILE - 8))
                 sheet.paste(image, (left + (TILE - image.width) // 2, upper + (TILE - image.height) // 2))
-            draw.text((left + 4, upper + TILE), f"{match.score:.4f}", fill="black")
-            draw.text((left + 4, upper + TILE + 14), _ascii(_name(match))[-24:], fill="dimgray")
+            draw.multiline_text((left + 4, upper + TILE), caption, fill="black")
         top += height
     file = io.BytesIO()
     sheet.save(file, "PNG")
     return file.getvalue()
+
+
+def _img(jpeg: bytes, alt: str) -> str:
+    return f'<img alt="{escape(alt)}" src="data:image/jpeg;base64,{base64.b64encode(jpeg).decode()}">'
+
+
+def _query_jpeg(row: SheetRow) -> bytes | None:
+    """Return the image of a query as a small JPEG; None for an item or a vector."""
+    from nnclr_hub.encoder.decoding import decode_image
+    from nnclr_hub.encoder.inputs import as_source
+    from nnclr_hub.workbench.image_record import make_thumbnail
+
+    return None if row.image is None else make_thumbnail(decode_image(as_source(row.image)))
 
 
 def _thumbnail(thumbnail: Callable[[str], bytes | None], id: str) -> bytes | None:

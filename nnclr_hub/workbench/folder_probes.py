@@ -13,8 +13,8 @@ from nnclr_hub.encoder.labeled import LabeledImages, first_names, read_labeled
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.probe.linear import fit_linear_probe
 from nnclr_hub.probe.linear_probe import LinearProbe, Prediction
-from nnclr_hub.probe.metrics import mean_average_precision_11, mean_per_class, top_k_accuracy
 from nnclr_hub.store.base import Progress
+from nnclr_hub.workbench.probe_fitting import Evaluation, held_out_rows, score_probe
 
 
 @dataclass(frozen=True)
@@ -23,29 +23,14 @@ class Fitted:
 
     images: how many.
     broken: files that could not be read, with the reason.
+    held_out: how accurate a second probe is, fitted on four fifths of the images and scored on the rest; None where no
+        image can be held out, or val/ selected the penalty.
     """
 
     probe: LinearProbe
     images: int
     broken: tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """How accurate a probe is on labeled images.
-
-    scores: top1, top5 (of more than five classes) and mean_per_class in [0, 1]; for several labels an image, map11.
-    per_class: accuracy of each class that occurs; for several labels, empty.
-    none: share of the images that fell below the threshold.
-    images: how many were scored.
-    left_out: one sentence for each reason why images were not scored.
-    """
-
-    scores: dict[str, float]
-    per_class: dict[str, float]
-    none: float
-    images: int
-    left_out: tuple[str, ...]
+    held_out: Evaluation | None
 
 
 def fit_probe(
@@ -81,18 +66,25 @@ def fit_probe(
     if parts != data and (data / "val").is_dir() and l2 is None:
         validation, more = _validation(encoder, data / "val", classes, progress)
         broken += more
-    probe = fit_linear_probe(
-        vectors,
-        _targets(images, classes),
-        classes=classes if images.several else None,
-        l2=l2,
-        validation=validation,
-        class_weight="balanced" if balanced else None,
-        threshold=threshold,
-        fingerprint=encoder.fingerprint,
-        device=device,
-    )
-    return Fitted(replace(probe, model=encoder.name), len(kept), tuple(broken))
+
+    def fit(rows: np.ndarray) -> LinearProbe:
+        return fit_linear_probe(
+            vectors[rows],
+            _targets(images.keep(np.flatnonzero(rows)), classes),
+            classes=classes if images.several else None,
+            l2=l2,
+            validation=validation,
+            class_weight="balanced" if balanced else None,
+            threshold=threshold,
+            fingerprint=encoder.fingerprint,
+            device=device,
+        )
+
+    numbers = images.numbers(classes)
+    held = held_out_rows(numbers)
+    rated = score_probe(fit(~held), vectors[held], numbers[held]) if held.any() and validation is None else None
+    probe = fit(np.ones(len(vectors), bool))
+    return Fitted(replace(probe, model=encoder.name), len(kept), tuple(broken), rated)
 
 
 def _validation(
@@ -146,29 +138,6 @@ def evaluate_probe(
     vectors, kept, broken = _vectors(encoder, images.paths, progress)
     left_out += [f"{path}: {reason}" for path, reason in broken]
     return score_probe(probe, vectors, images.keep(kept).numbers(names), tuple(left_out))
-
-
-def score_probe(
-    probe: LinearProbe, vectors: np.ndarray, labels: np.ndarray, left_out: tuple[str, ...] = ()
-) -> Evaluation:
-    """Score a probe on unit vectors of its encoder.
-
-    Args:
-        vectors: (N, D) float32.
-        labels: (N,) int, positions in the probe's classes; for several labels (N, C) of zeros and ones, NaN where
-            uncertain.
-    """
-    names, scores = tuple(map(str, probe.classes)), probe.scores(vectors)
-    if probe.several:
-        value = mean_average_precision_11(scores, labels == 1, ~np.isnan(labels), absent="left out")
-        return Evaluation({"map11": value}, {}, 0.0, len(vectors), left_out)
-    best = scores.argmax(axis=1)
-    found = {"top1": top_k_accuracy(scores, labels), "mean_per_class": mean_per_class(best, labels)}
-    if len(names) > 5:
-        found["top5"] = top_k_accuracy(scores, labels, 5)
-    per_class = {str(names[i]): float((best[labels == i] == i).mean()) for i in np.unique(labels)}
-    none = float(np.mean([label is None for label in probe.predict(vectors).labels]))
-    return Evaluation(found, per_class, none, len(vectors), left_out)
 
 
 def predict_labels(

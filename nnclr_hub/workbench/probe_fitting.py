@@ -14,9 +14,8 @@ import numpy as np
 from nnclr_hub.probe.few_shot import SHOTS, Shots, few_shot_curve
 from nnclr_hub.probe.linear import fit_linear_probe
 from nnclr_hub.probe.linear_probe import Label, LinearProbe
-from nnclr_hub.probe.metrics import average_precision_11
+from nnclr_hub.probe.metrics import average_precision_11, mean_average_precision_11, mean_per_class, top_k_accuracy
 from nnclr_hub.store.base import Progress
-from nnclr_hub.workbench.folder_probes import score_probe
 from nnclr_hub.workbench.labels import LabeledVectors
 
 HELD_OUT = 0.2
@@ -79,6 +78,47 @@ class FittedProbe:
     few_shot: tuple[Shots, ...] = ()
 
 
+@dataclass(frozen=True)
+class Evaluation:
+    """How accurate a probe is on labeled images.
+
+    scores: top1, top5 (of more than five classes) and mean_per_class in [0, 1]; for several labels an image, map11.
+    per_class: accuracy of each class that occurs; for several labels, empty.
+    none: share of the images that fell below the threshold.
+    images: how many were scored.
+    left_out: one sentence for each reason why images were not scored.
+    """
+
+    scores: dict[str, float]
+    per_class: dict[str, float]
+    none: float
+    images: int
+    left_out: tuple[str, ...]
+
+
+def score_probe(
+    probe: LinearProbe, vectors: np.ndarray, labels: np.ndarray, left_out: tuple[str, ...] = ()
+) -> Evaluation:
+    """Score a probe on unit vectors of its encoder.
+
+    Args:
+        vectors: (N, D) float32.
+        labels: (N,) int, positions in the probe's classes; for several labels (N, C) of zeros and ones, NaN where
+            uncertain.
+    """
+    names, scores = tuple(map(str, probe.classes)), probe.scores(vectors)
+    if probe.several:
+        value = mean_average_precision_11(scores, labels == 1, ~np.isnan(labels), absent="left out")
+        return Evaluation({"map11": value}, {}, 0.0, len(vectors), left_out)
+    best = scores.argmax(axis=1)
+    found = {"top1": top_k_accuracy(scores, labels), "mean_per_class": mean_per_class(best, labels)}
+    if len(names) > 5:
+        found["top5"] = top_k_accuracy(scores, labels, 5)
+    per_class = {str(names[i]): float((best[labels == i] == i).mean()) for i in np.unique(labels)}
+    none = float(np.mean([label is None for label in probe.predict(vectors).labels]))
+    return Evaluation(found, per_class, none, len(vectors), left_out)
+
+
 def fit_and_score(
     read: LabeledVectors,
     options: FitOptions,
@@ -97,7 +137,7 @@ def fit_and_score(
         InvalidRequest: see `fit_linear_probe`.
     """
     classes, targets = read.classes, read.targets(read.classes)
-    held = _held_out(targets)
+    held = held_out_rows(targets)
     fits = 2 if held.any() else 1
     each: list[tuple[int, float | None]] = [(0, None)] * len(classes)
     scores, none = {}, 0.0
@@ -138,7 +178,7 @@ def _fit(
     )
 
 
-def _held_out(targets: np.ndarray) -> np.ndarray:
+def held_out_rows(targets: np.ndarray) -> np.ndarray:
     """Return (N,) bool: a fifth of each class with at least three rows; with several labels, a fifth of all rows."""
     rng = np.random.default_rng(SEED)
     held = np.zeros(len(targets), bool)

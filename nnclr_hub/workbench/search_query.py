@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -67,10 +68,12 @@ class Example:
             object.__setattr__(self, "box", _check_box(self.box))
 
     @classmethod
-    def of(cls, value: Example | str | np.ndarray) -> Example:
-        """Return an example as it is, or make one from an item's id or a vector."""
+    def of(cls, value: Example | str | Path | bytes | np.ndarray) -> Example:
+        """Return an example as it is, or make one from an item's id, a Path or bytes of an image, or a vector."""
         if isinstance(value, Example):
             return value
+        if isinstance(value, Path | bytes):
+            return cls(image=value)
         return cls(id=value) if isinstance(value, str) else cls(vector=value)
 
     def embeddable(self) -> ImageLike:
@@ -78,7 +81,7 @@ class Example:
 
         Raises:
             ImageError: if there is a box and the image cannot be read.
-            InvalidRequest: if the box is not on the image.
+            InvalidRequest: if the box is not inside the image.
         """
         assert self.image is not None
         if self.box is None:
@@ -117,7 +120,7 @@ class Example:
 class SearchQuery:
     """One search: examples, filters and limits. Making an invalid query raises InvalidRequest.
 
-    positive: examples to be near to; at least one. Plain ids and vectors are accepted too.
+    positive: examples to be near to; at least one. Plain ids, vectors, and images as Path or bytes are accepted too.
     negative: examples to be away from.
     k: how many items to return, 1 to 1000.
     offset: how many of the best to skip; k + offset is at most 1000.
@@ -229,7 +232,7 @@ class SearchQuery:
 
         Raises:
             ImageError: if an image with a box cannot be read.
-            InvalidRequest: if a box is not on its image.
+            InvalidRequest: if a box is not inside its image.
         """
         return [example.embeddable() for example in self.examples if example.image is not None]
 
@@ -350,23 +353,17 @@ class SearchQuery:
 
 
 def crop_to_box(image: Image, box: Box) -> Image:
-    """Return the part of an upright image inside a box.
-
-    Args:
-        box: x0, y0, x1, y1 in pixels; must overlap the image by at least one pixel in each direction.
+    """Return the part of an upright image inside a box, to whole pixels.
 
     Raises:
-        InvalidRequest: if it does not.
+        InvalidRequest: if part of the box is outside the image, as for the box of an attention map.
     """
+    from nnclr_hub.encoder.attention.query import Box as BoxQuery
+    from nnclr_hub.encoder.attention.query import require_inside
+
+    require_inside(BoxQuery(*box), image.size)
     x0, y0, x1, y1 = box
-    left, top = max(0, math.floor(x0)), max(0, math.floor(y0))
-    right, bottom = min(image.width, math.ceil(x1)), min(image.height, math.ceil(y1))
-    if not (x0 < x1 and y0 < y1 and left < right and top < bottom):
-        raise InvalidRequest(
-            f"The box {list(box)} is not on the image of {image.width} x {image.height} pixels; give x0 < x1 and "
-            "y0 < y1 within it."
-        )
-    return image.crop((left, top, right, bottom))
+    return image.crop((math.floor(x0), math.floor(y0), math.ceil(x1), math.ceil(y1)))
 
 
 def _check_one_form(single: Mapping[str, Any], positive: Sequence[Any] | None) -> None:
@@ -390,4 +387,6 @@ def _check_box(box: Any) -> Box:
         raise InvalidRequest(f"A box must be four numbers x0, y0, x1, y1, got {box!r:.80}.") from error
     if not all(map(math.isfinite, (x0, y0, x1, y1))):
         raise InvalidRequest(f"A box must be four finite numbers, got {box!r:.80}.")
+    if not (x0 < x1 and y0 < y1):
+        raise InvalidRequest(f"The box {box!r:.80} has no area; give x0, y0, x1, y1 with x0 < x1 and y0 < y1.")
     return x0, y0, x1, y1

@@ -91,12 +91,7 @@ class Workbench:
             InvalidRequest: if its vectors were made elsewhere and have another length.
         """
         collection = self.collection(name)
-        dim = self.embedder_of(collection).embed_dim
-        if collection.spec.dim != dim:
-            raise InvalidRequest(
-                f"Collection {name!r} holds vectors of length {collection.spec.dim} that were made elsewhere, and the "
-                f"encoder here makes vectors of length {dim}; create another collection for these images."
-            )
+        self.embedder_of(collection)
         return collection
 
     def drop(self, name: str) -> tuple[str, ...]:
@@ -126,6 +121,7 @@ class Workbench:
 
         Raises:
             FingerprintMismatch: if the collection is bound to another model, or its own is unavailable.
+            InvalidRequest: if its vectors were made elsewhere and have another length.
         """
         spec = collection.spec
         try:
@@ -139,6 +135,12 @@ class Workbench:
                 f"`nnclr store reembed {collection.name} --model NAME`."
             ) from error
         collection.check(embedder)
+        if spec.dim != embedder.embed_dim:
+            raise InvalidRequest(
+                f"Collection {collection.name!r} holds vectors of length {spec.dim} that were made elsewhere, and the "
+                f"encoder here makes vectors of length {embedder.embed_dim}. Search it by id or by vector, and use "
+                "another collection for images."
+            )
         return embedder
 
     def embedder_of_probe(self, probe: str) -> Embedder:

@@ -201,21 +201,21 @@ def test_a_box_on_an_item_has_the_same_results_over_rest(served, tmp_path):
     """The command first downloads the image, which only the server has."""
     finder = Finder(Page(served.bench))
     [first] = (item.id for item in served.bench.collection("photos").scroll(limit=1).items)
-    query = Query("photos", positive=(finder.embed("photos", Sample(id=first, box=(20, 20, 90, 90))),))
+    query = Query("photos", positive=(finder.embed("photos", Sample(id=first, box=(20, 20, 60, 60))),))
     found = [match.id for match in finder.find(query).matches]
     assert [one["id"] for one in in_shell(search_call(query).curl(served.url), tmp_path)["matches"]] == found
 
 
 def test_an_explanation_uses_the_first_example_with_an_image(served, image_files):
-    """The call has the part of the box inside the image; for a pasted image it says to save a file first."""
+    """The call has the box; for a pasted image it says to save a file first."""
     collection = served.bench.collection("photos")
     [first, second] = collection.scroll(limit=2).items
     finder = Finder(Page(served.bench))
     collection.upsert([Item("bare", first.vector)])
     try:
-        samples = (Sample(id="bare"), Sample(id=first.id, box=(-9, -9, 30, 5000)))
+        samples = (Sample(id="bare"), Sample(id=first.id, box=(0, 0, 30, 40)))
         value, call = explain_match(served.bench, finder, Query("photos", positive=samples), second.id)
-        assert call.form["query"]["box"] == [0, 0, 30, finder.image("photos", samples[1]).height]
+        assert call.form["query"]["box"] == [0, 0, 30, 40]
         assert "your box (example 2 of 2)" in value["note"]
         assert call.note == ""
         pasted = Sample(path=image_files[0], name="image.png", unsaved=True)

@@ -24,13 +24,13 @@ def served(model, tmp_path_factory, serve) -> Iterator:
 
 @pytest.fixture
 def requests(monkeypatch) -> list:
-    """The query and the options of each request to the encoder."""
+    """The settings of each request to the encoder."""
     seen = []
     maps = attention.comparable_maps
 
-    def recording(embedder, image, query, targets, **options):
-        seen.append((query, options))
-        return maps(embedder, image, query, targets, **options)
+    def recording(embedder, settings, image, targets):
+        seen.append(settings)
+        return maps(embedder, settings, image, targets)
 
     monkeypatch.setattr(attention, "comparable_maps", recording)
     return seen
@@ -61,14 +61,14 @@ def test_a_point_and_a_box_become_the_query(opened, requests, rotated, touch):
     place = {"x": 0.25 * box["width"], "y": 0.75 * box["height"]}
     stage.tap(position=place) if touch else stage.click(position=place)
     wait_for(page, "similar to the point", "#attention-status")
-    assert isinstance(requests[-1][0], Point)
-    assert tuple(vars(requests[-1][0]).values()) == pytest.approx((10, 45), abs=0.3)
+    assert isinstance(requests[-1].query, Point)
+    assert tuple(vars(requests[-1].query).values()) == pytest.approx((10, 45), abs=0.3)
     if touch:
         page.locator("#attention-image .draw-switch").tap()
     drag(page, "#attention-image .stage", (0.25, 0.5), (1.0, 1.0), touch=touch)
     wait_for(page, "similar to the box", "#attention-status")
-    assert isinstance(requests[-1][0], Box)
-    assert tuple(vars(requests[-1][0]).values()) == pytest.approx((10, 30, 40, 60), abs=0.3)
+    assert isinstance(requests[-1].query, Box)
+    assert tuple(vars(requests[-1].query).values()) == pytest.approx((10, 30, 40, 60), abs=0.3)
     assert page.evaluate("document.documentElement.scrollWidth") <= (390 if touch else 1440)
 
 
@@ -112,8 +112,8 @@ def test_a_transformer_offers_its_heads(make_model, image_files, serve, tmp_path
         [path] = post(f"{server.url}/ui/gradio_api/upload", files=files).json()
         image = {"path": path, "meta": {"_type": "gradio.FileData"}}
         assert call(server.url, "_upload", [image, None, "dot", "1", ""]).status_code == 200
-        options = requests[-1][1]
-        assert (options["head"], options["max_side"]) == (1, SIDE)
+        wanted = requests[-1]
+        assert (wanted.head, wanted.max_side) == (1, SIDE)
 
 
 def test_the_rest_call_has_the_settings_of_the_map():

@@ -7,10 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from nnclr_hub.store import open_store
-from nnclr_hub.store.base import CollectionSpec
+from nnclr_hub.store.base import CollectionSpec, Item
 
 ROOT = Path(__file__).parents[2]
 WITHOUT_TORCH = """
@@ -44,7 +45,9 @@ def test_invalid_calls_are_refused_without_importing_torch(photos, image_files, 
     """All calls run in one process that cannot import torch. Each prints one line, except for Typer's errors."""
     monkeypatch.chdir(tmp_path)
     with open_store("store") as store:
-        store.create("c", CollectionSpec(2))
+        store.create("c", CollectionSpec(2)).upsert([Item("a", np.ones(2, np.float32))])
+    np.save("long.npy", np.ones(3, np.float32))
+    np.save("fits.npy", np.ones(2, np.float32))
     Path("empty").mkdir()
     Path("notes.txt").write_text("mine")
     photo, before = str(image_files[0]), sorted(tmp_path.iterdir())
@@ -68,6 +71,9 @@ def test_invalid_calls_are_refused_without_importing_torch(photos, image_files, 
         [*search, "--where", "[1]"],
         [*search, "-k", "100000"],
         [*search, "--effort", "0"],
+        [*search, "--box", "0,0,9999,9"],
+        [*search, "--box", "9,9,3,12"],
+        ["search", "--vector-from", "long.npy", *search[2:]],
         ["attention", photo, "--point", "5"],
         ["attention", photo, "--box", "9,9,3,12"],
         ["attention", photo, "--point", "64,1"],
@@ -84,12 +90,15 @@ def test_invalid_calls_are_refused_without_importing_torch(photos, image_files, 
     ]
     failing = [
         [*search[:2], "--collection", "d", "--store", "store"],
+        ["search", "notes.txt", *search[2:]],
+        ["search", "--id", "nobody", *search[2:]],
         ["attention", photo, "--target", "notes.txt"],
         ["attention-grid", "nowhere.jpg"],
         ["serve", "--port", str(taken), "--store", "new"],
         ["store", "reembed", "e", "--store", "store", "--model", str(model)],
     ]
-    calls = [*wrong, *failing, ["demo", "--port", "99999"]]
+    valid = [["search", "--id", "a", *search[2:]], ["search", "--vector-from", "fits.npy", *search[2:]]]
+    calls = [*wrong, *failing, *valid, ["demo", "--port", "99999"]]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_TORCH],
@@ -99,9 +108,10 @@ def test_invalid_calls_are_refused_without_importing_torch(photos, image_files, 
         env=environment,
         check=True,
     )
-    *results, usage = [json.loads(line) for line in done.stdout.splitlines()]
+    *results, first, second, usage = [json.loads(line) for line in done.stdout.splitlines()]
     for call, (code, out, err, _) in zip([*wrong, *failing], results, strict=True):
         assert (err.startswith("Error: "), err.count("\n"), out) == (True, 1, ""), err
         assert code == (2 if call in wrong else 1), err
+    assert [first[0], second[0]] == [0, 0], "searches without images need no torch"
     assert (usage[0], "Invalid value for '--port'" in usage[2]) == (2, True)
     assert sorted(tmp_path.iterdir()) == before, "no files may remain"

@@ -48,6 +48,7 @@ def test_info_reports_what_a_load_was_verified_against(model):
     assert facts["parameters"] == MODELS[name].parameters
     assert facts["sha256"] == dict(MODELS[name].sha256)
     assert all(digest[:30] in nnclr("info", name) for digest in MODELS[name].sha256.values())
+    assert "{}" not in nnclr("info", model)
     facts = json.loads(nnclr("info", model, "--json"))
     assert (facts["verified_against"], facts["folder"]) == ("config.json", str(model))
     assert json.loads(nnclr("info", "random:test_resnet", "--json"))["verified_against"] == "nobody"

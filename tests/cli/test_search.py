@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from nnclr_hub import open_store
 from nnclr_hub.cli.app import app
 from nnclr_hub.workbench import Encoders, Example, SearchQuery, Workbench
+from nnclr_hub.workbench.contact_sheet import TEXT, TILE
 
 
 @pytest.fixture(scope="module")
@@ -72,14 +73,16 @@ def test_matches_are_written_as_html_csv_and_png(store, image_files, tmp_path):
     for path in (page, table, sheet):
         assert call("--store", store, image_files[0], image_files[1], "-k", 4, "--out", path)[0] == 0
     html = page.read_text()
-    assert html.count("data:image/jpeg;base64,") == 8
+    assert html.count("data:image/jpeg;base64,") == 2 * (1 + 4), "each query, then its matches"
     assert "<script" not in html
     assert 'src="http' not in html
     rows = list(csv.DictReader(table.read_text().splitlines()))
     assert [(row["query"], row["rank"]) for row in rows[:4]] == [(str(image_files[0]), str(i)) for i in range(1, 5)]
     assert rows[0]["label"]
-    with Image.open(sheet) as image:
-        assert image.size[0] > 100
+    with Image.open(sheet) as image, Image.open(image_files[1]) as query:
+        left, upper = (TILE - query.width) // 2, image.height // 2 + TEXT + (TILE - query.height) // 2
+        shown = image.crop((left, upper, left + query.width, upper + query.height))
+        assert np.abs(np.asarray(shown, float) - np.asarray(query.convert("RGB"), float)).mean() < 8
     code, _, err = call("--store", store, image_files[0], "--out", tmp_path / "matches.txt")
     assert (code, ".html" in err) == (2, True)
 

@@ -9,10 +9,17 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from nnclr_hub.cli.app import app
+from nnclr_hub.cli.app import PANELS, app
 from nnclr_hub.cli.verbs import CONTINUE, new_app
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec
+
+
+def test_help_has_a_panel_for_each_purpose():
+    shown = CliRunner().invoke(app, ["--help"]).stdout
+    assert [shown.index(panel) for panel in PANELS] == sorted(shown.index(panel) for panel in PANELS)
+    verbs = (*app.registered_commands, *app.registered_groups)
+    assert {verb.rich_help_panel for verb in verbs} == set(PANELS)
 
 
 def ended(verb: str, error: BaseException) -> tuple[int, str]:

@@ -96,6 +96,7 @@ def test_the_methods_of_a_collection_match_the_store(client, server, photos_ther
     assert photos_there.search(image=image_files[1], k=1)[0].id == "p1"
     assert "p1" not in {match.id for match in photos_there.search(id="p1")}
     assert photos_there.search(image=image_files[1], box=(0, 0, 64, 64), k=1, with_vector=True)[0].vector.shape == (32,)
+    assert photos_there.search(positive=[image_files[1]], k=1)[0].id == "p1"
     first = photos_there.scroll(limit=2)
     rest = photos_there.scroll(first.cursor, with_vector=False)
     assert [item.id for item in (*first.items, *rest.items)] == ["p0", "p1", "p2"]

@@ -182,6 +182,9 @@ def test_every_request_has_the_api_key(server, client):
     client.collections.list()
     assert server.requests[0][2]["authorization"] == "Bearer secret"
     assert "secret" not in repr(client.__dict__)
+    assert repr(client) == f"Client({server.url!r})"
+    assert repr(client.collection("photos")) == f"RemoteCollection('photos', {server.url!r})"
+    assert repr(AsyncClient(server.url, "secret")) == f"AsyncClient({server.url!r})"
 
 
 def test_a_closed_port_is_server_unreachable():
@@ -191,7 +194,7 @@ def test_a_closed_port_is_server_unreachable():
     with Client(f"http://127.0.0.1:{port}") as client:
         with pytest.raises(ServerUnreachable):
             client.collections.list()
-        with pytest.raises(ServerUnreachable):
+        with pytest.raises(ServerUnreachable, match=rf"http://127.0.0.1:{port} "):
             client.ready()
 
 

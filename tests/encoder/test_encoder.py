@@ -254,6 +254,7 @@ def test_unknown_architectures_and_arguments_are_refused():
 
 
 def test_it_shows_its_name_network_size_and_fingerprint(encoder, model):
+    assert encoder.fingerprint in encoder._repr_html_()
     assert repr(encoder) == (
         f"Encoder({str(model)!r}, backbone={encoder.config.architecture}, dim={encoder.embed_dim}, input=48x48, "
         f"backend=torch, device=cpu, fingerprint={encoder.fingerprint[:8]})"

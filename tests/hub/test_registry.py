@@ -24,6 +24,12 @@ def test_the_input_in_the_registry_is_that_of_the_encoder():
         assert done == dataclasses.asdict(info.input)
 
 
+@pytest.mark.parametrize("name", ["resnet50", "vit_base_patch16_224"])
+def test_the_name_of_an_architecture_has_hints_for_its_weights(name):
+    with pytest.raises(UnknownModel, match=f"timm:{name}.*random:{name}"):
+        load_encoder(name)
+
+
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_a_network_without_weights_says_what_there_is(name):
     with pytest.raises(UnknownModel):

@@ -122,6 +122,9 @@ def test_without_a_token_or_with_a_bad_one_it_is_refused(hub, folder, monkeypatc
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
     refused(hub, folder, NAME)
+    plan = publish_model(folder, NAME, dry_run=True)
+    assert list(plan.sent) == ["LICENSE"], "a dry run needs no token"
+    assert publish_model(folder, NAME, dry_run=True, pr=True).pull_request is None
 
 
 def test_a_concurrent_commit_is_not_overwritten(hub, folder, another):

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -107,6 +108,9 @@ def test_a_probe_fits_scores_and_predicts(data, model, image_files, tmp_path):
     code, shown, err = nnclr("probe", "fit", data, "--model", model, "--out", probe, "--balanced")
     assert code == 0, err
     assert "3 classes from 42 images" in shown
+    assert re.search(r"top1 \d\.\d{3}.*\(9 images\)", shown), (
+        "a fifth of each class is held out to score a second probe"
+    )
     code, shown, err = nnclr("probe", "eval", data, "--probe", probe, "--json")
     verdict = json.loads(shown)
     assert verdict["scores"]["top1"] > 0.6

@@ -8,6 +8,7 @@ from PIL import Image
 
 from nnclr_hub.errors import ImageError, InvalidRequest, ItemNotFound, NNCLRHubError
 from nnclr_hub.store import open_store
+from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.store.queries import best_per_group, search_like
 from nnclr_hub.workbench import Encoders, Example, SearchQuery, Workbench
 from nnclr_hub.workbench.search_batch import run_each
@@ -162,6 +163,22 @@ def test_images_must_be_resolved_before_a_query_runs(bench, image_files):
 
 
 def test_a_box_off_the_image_is_refused(image_files):
-    for box in ((70, 0, 90, 20), (5, 5, 5, 9), (9, 9, 3, 3)):
+    for box in ((70, 0, 90, 20), (0, 0, 64.5, 20), (-1, 0, 9, 9), (5, 5, 5, 9), (9, 9, 3, 3)):
         with pytest.raises(InvalidRequest):
             SearchQuery.of(image=image_files[0], box=box).images()
+
+
+def test_plain_values_become_examples(bench, image_files):
+    [item] = bench.collection("photos").scroll(limit=1).items
+    query = SearchQuery([image_files[0], image_files[1].read_bytes()], [item.id, item.vector])
+    images, others = query.positive, query.negative
+    assert [example.image for example in images] == [image_files[0], image_files[1].read_bytes()]
+    assert (others[0].id, others[1].vector is not None) == (item.id, True)
+
+
+def test_a_collection_of_other_vectors_takes_no_images(bench, image_files):
+    bench.store.create("elsewhere", CollectionSpec(4)).upsert([Item("a", np.ones(4, np.float32))])
+    assert bench.search("elsewhere", SearchQuery.of(vector=np.ones(4)))[0].id == "a"
+    with pytest.raises(InvalidRequest, match="by vector"):
+        bench.search("elsewhere", SearchQuery.of(image=image_files[0]))
+    bench.drop("elsewhere")
