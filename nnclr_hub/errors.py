@@ -8,7 +8,8 @@
     │   └── NoImages
     ├── ImageError                  one image cannot be read
     │   ├── UnsupportedImage
-    │   └── ImageTooLarge
+    │   ├── ImageTooLarge
+    │   └── ImageTooExpensive
     ├── ModelError                  an encoder cannot be loaded or published
     │   ├── UnknownModel
     │   ├── ModelFilesMissing
@@ -129,6 +130,10 @@ class UnsupportedImage(ImageError):
 
 class ImageTooLarge(ImageError):
     """Raised when an image has more pixels than the limit."""
+
+
+class ImageTooExpensive(ImageError):
+    """Raised when decoding an image takes more CPU time or memory than the limit."""
 
 
 # ---- models ----------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ It has separate threads, so that requests that only read never wait for decoding
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import cast
 
 from anyio import CapacityLimiter, to_thread
@@ -28,7 +29,7 @@ class Ingest:
     """See the module.
 
     Args:
-        threads: number of images decoded at once, for thumbnails and hashes; up to 120 MB each.
+        threads: number of images decoded at once, for thumbnails and hashes.
     """
 
     def __init__(self, threads: int) -> None:
@@ -52,10 +53,6 @@ class Ingest:
         left = [index for index, error in enumerate(ingestion.errors) if error is None]
         vectors = await cast(Model, embedder).embed_each_async([ingestion.images[index].image for index in left])
         ingestion.set_vectors(embedder, left, vectors)
+        read = partial(ingestion.read, with_image=False)
         unread = [index for index in left if ingestion.errors[index] is None and not ingestion.is_read(index)]
-        await asyncio.gather(
-            *(to_thread.run_sync(self._read, ingestion, index, limiter=self._decoders) for index in unread)
-        )
-
-    def _read(self, ingestion: Ingestion, index: int) -> None:
-        ingestion.read(index)  # does not return the image, so its memory is freed at once
+        await asyncio.gather(*(to_thread.run_sync(read, index, limiter=self._decoders) for index in unread))

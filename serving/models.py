@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
 import numpy as np
 
 from nnclr_hub.encoder.attention import AttentionMap, AttentionSettings
+from nnclr_hub.encoder.decoding_pool import DecodingLimits, decoding_processes
 from nnclr_hub.encoder.embedder import ImageLike
 from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.errors import ImageError, InvalidRequest, ModelError
@@ -174,6 +175,11 @@ class Engines:
         self.default = default or default_model()
         self.metrics = metrics or Metrics()
         self._memory = ModelMemory(settings, self.metrics, load, weigh)
+        # from here on, this process decodes no image itself
+        self._decoding = ExitStack()
+        limits = DecodingLimits(settings.decode_cpu_s, settings.decode_memory)
+        killed = lambda reason: self.metrics.decoders_killed.labels(reason).inc()  # noqa: E731
+        self._decoding.enter_context(decoding_processes(settings.decode_threads, limits, killed))
 
     def get(self, source: str | None = None) -> Model:
         """Return the model of a source. Block while it loads; other models continue.
@@ -231,6 +237,7 @@ class Engines:
     def close(self, timeout: float | None = None) -> None:
         """Finish what is in progress, and end every engine; see `Engine.close`."""
         self._memory.close(timeout)
+        self._decoding.close()
 
 
 def _require_all(results: list[Any]) -> list[Any]:

@@ -13,12 +13,10 @@ from urllib.parse import urlsplit
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
+from nnclr_hub.encoder.decoding_pool import DecodingLimits, parse_bytes
 from nnclr_hub.errors import InvalidRequest
 
 from .keys import WRITE, Keys
-
-_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(KB|MB|GB)\s*", re.IGNORECASE)
 
 
 class Settings(BaseSettings):
@@ -34,12 +32,20 @@ class Settings(BaseSettings):
     decode_threads: int = Field(
         default_factory=lambda: os.cpu_count() or 1,
         ge=1,
-        description="threads that decode images; by default one per core",
+        description="images decoded at once, each in its own process; by default one per core",
+    )
+    decode_cpu_s: float = Field(
+        DecodingLimits.cpu_s,
+        gt=0,
+        description="CPU seconds to decode an image of 40 megapixels; a smaller one has less in proportion",
+    )
+    decode_memory: int = Field(
+        DecodingLimits.memory, ge=1, description="memory to decode one image in bytes, or like 2GB (Linux)"
     )
     capacity: int = Field(512, ge=1, description="images in progress at once; 429 above that")
     capacity_bytes: int = Field(256_000_000, ge=1, description="bytes of images in progress at once; 429 above that")
     deadline_s: float = Field(30.0, gt=0, description="seconds after which a request expires with 504")
-    stall_s: float = Field(60.0, gt=0, description="seconds before an unresponsive worker thread is replaced")
+    stall_s: float = Field(60.0, gt=0, description="seconds before an unresponsive device thread is replaced")
     model_memory: int | None = Field(
         None, ge=1, description="memory for model weights in bytes, or like 4GB; idle models are unloaded above that"
     )
@@ -78,12 +84,14 @@ class Settings(BaseSettings):
     replies_kept: int = Field(10_000, ge=0, description="responses to keep for Idempotency-Key; 0 means none")
     replies_bytes: int = Field(200_000_000, ge=0, description="bytes of the kept responses")
 
-    @field_validator("model_memory", mode="before")
+    @field_validator("model_memory", "decode_memory", mode="before")
     @classmethod
     def _bytes(cls, value: Any) -> Any:
-        """Parse sizes such as 4GB, which is 4,000,000,000."""
-        match = _SIZE.fullmatch(value) if isinstance(value, str) else None
-        return value if match is None else int(float(match[1]) * _UNITS[match[2].upper()])
+        """Parse sizes such as 4GB; pydantic reports other text."""
+        try:
+            return parse_bytes(value) if isinstance(value, str) else value
+        except ValueError:
+            return value
 
     @field_validator("cors_origins", "frame_ancestors")
     @classmethod

@@ -14,6 +14,7 @@ CODES = {
     "disk_full": "DiskFull",
     "error": "NNCLRHubError",
     "fingerprint_mismatch": "FingerprintMismatch",
+    "image_too_expensive": "ImageTooExpensive",
     "image_too_large": "ImageTooLarge",
     "invalid_filter": "InvalidFilter",
     "invalid_request": "InvalidRequest",

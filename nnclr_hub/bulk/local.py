@@ -18,6 +18,7 @@ from nnclr_hub.bulk.atomic_file import sweep
 from nnclr_hub.bulk.image_list import ListedImage, Source, contents, find_images, named
 from nnclr_hub.bulk.plan import SHARD_SIZE, ShardPlan, check_part
 from nnclr_hub.bulk.shards import Shards, find_shard, write_shard
+from nnclr_hub.encoder.decoding_pool import decoding_processes
 from nnclr_hub.encoder.inputs import ImageLike, StoredImage
 from nnclr_hub.errors import ImageError
 from nnclr_hub.progress import Advance
@@ -116,24 +117,25 @@ def fill(
         sources: of the images, with paths of this machine.
         advance: called with the number of images done since the last call.
     """
-    results = encoder.embed_in_order(contents(sources, chain.from_iterable(images for _, images in parts)))
-    for number, images in parts:
-        good: list[ListedImage] = []
-        rows: list[np.ndarray] = []
-        broken: list[tuple[str, str]] = []
-        for count, (image, result) in enumerate(zip(images, islice(results, len(images)), strict=True), 1):
-            if isinstance(result, ImageError):
-                broken.append((named(plan.sources, image), str(result)))
-            elif not np.isfinite(result).all() or not result.any():
-                broken.append((named(plan.sources, image), INVALID_VECTOR))
-            else:
-                good.append(image)
-                rows.append(result)
-            if count % STEP == 0:
-                advance(STEP)
-        vectors = np.stack(rows) if rows else np.zeros((0, plan.dim), np.float32)
-        write_shard(folder, plan, number, vectors, good, broken)
-        advance(len(images) % STEP)
+    with decoding_processes(images=sum(len(images) for _, images in parts)):
+        results = encoder.embed_in_order(contents(sources, chain.from_iterable(images for _, images in parts)))
+        for number, images in parts:
+            good: list[ListedImage] = []
+            rows: list[np.ndarray] = []
+            broken: list[tuple[str, str]] = []
+            for count, (image, result) in enumerate(zip(images, islice(results, len(images)), strict=True), 1):
+                if isinstance(result, ImageError):
+                    broken.append((named(plan.sources, image), str(result)))
+                elif not np.isfinite(result).all() or not result.any():
+                    broken.append((named(plan.sources, image), INVALID_VECTOR))
+                else:
+                    good.append(image)
+                    rows.append(result)
+                if count % STEP == 0:
+                    advance(STEP)
+            vectors = np.stack(rows) if rows else np.zeros((0, plan.dim), np.float32)
+            write_shard(folder, plan, number, vectors, good, broken)
+            advance(len(images) % STEP)
 
 
 def summarize(folder: Path, plan: ShardPlan, numbers: Iterable[int]) -> Embedded:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-import torch
 from PIL import Image
-from torch import Tensor
 
-from nnclr_hub.encoder.decoding import DecodedImage, Source, decode_scaled
+from nnclr_hub.encoder.decoding import DecodedImage, Source, decode_scaled, run_isolated
 from nnclr_hub.errors import InvalidRequest, WeightsMismatch
+
+if TYPE_CHECKING:  # decoding processes use the crop, and importing torch would make them slow to start
+    from torch import Tensor
 
 MAX_INPUT = 8192  # pixels; a larger value is a typing error and would use up the memory
 CROP_MODES = ("center", "squash", "border")
@@ -95,7 +96,7 @@ class EvalTransform:
 
     def read(self, source: Source) -> np.ndarray:
         """Return (S, S, 3) uint8 of any source that `decode_image` reads; a large JPEG is not decoded in full."""
-        return self._crop(decode_scaled(source, self._side))
+        return run_isolated(_crop_of, source, self.preprocessing, take=np.array)
 
     def crop(self, image: Image.Image) -> np.ndarray:
         """Return (S, S, 3) uint8 of an upright RGB image."""
@@ -105,6 +106,10 @@ class EvalTransform:
         """Return (h, w, 3) uint8 of an upright RGB image, resized to a width and height without a crop."""
         resample = _RESAMPLING[self.preprocessing.interpolation]
         return np.array(image if image.size == size else image.resize(size, resample))
+
+    def decoded(self, source: Source) -> np.ndarray:
+        """Return what `read` does, decoded in this process."""
+        return self._crop(decode_scaled(source, self._side))
 
     @property
     def _side(self) -> int:
@@ -145,6 +150,8 @@ class EvalTransform:
 
     def normalize(self, crops: np.ndarray | Tensor) -> Tensor:
         """Return (N, 3, S, S) float32 from uint8 (N, S, S, 3), which stays channels last in memory, or (N, 3, S, S)."""
+        import torch
+
         pixels = torch.as_tensor(crops)
         if pixels.shape[-1] == 3:
             pixels = pixels.permute(0, 3, 1, 2)  # a view: the memory layout stays
@@ -157,3 +164,7 @@ class EvalTransform:
     def __call__(self, image: Source) -> Tensor:
         """Return (3, S, S) float32 of any source that `decode_image` reads."""
         return self.normalize(self.read(image)[None])[0]
+
+
+def _crop_of(source: Source, preprocessing: Preprocessing) -> tuple[np.ndarray]:
+    return (EvalTransform(preprocessing).decoded(source),)

@@ -12,6 +12,7 @@ from typing import Any
 
 from PIL import Image
 
+from nnclr_hub.encoder.decoding_pool import decoding_processes
 from nnclr_hub.errors import ImageError, InvalidRequest
 from nnclr_hub.read_ahead import batches, read_ahead
 from nnclr_hub.store.base import Collection, Progress
@@ -71,15 +72,18 @@ def _add(
     failed: list[tuple[FolderImage, str]] = []
     done = 0
     every = batches(new, BATCH, lambda one: one[0].metadata["size"], MAX_BATCH_BYTES)
-    for batch, results in read_ahead(every, lambda one: read_image(one[1])):
-        errors = _store(Ingestion(open_targets, AddRequest([image for _, image in batch])), results)
-        failed += [(file, str(error)) for (file, _), error in zip(batch, errors, strict=True) if error is not None]
-        done += len(batch)
-        progress(done, len(new))
+    with decoding_processes(images=len(new)):
+        for batch, results in read_ahead(every, lambda one: read_image(one[1])):
+            errors = _store(Ingestion(open_targets, AddRequest([image for _, image in batch])), results)
+            failed += [(file, str(error)) for (file, _), error in zip(batch, errors, strict=True) if error is not None]
+            done += len(batch)
+            progress(done, len(new))
     return failed
 
 
-def _store(ingestion: Ingestion, results: Sequence[tuple[Image.Image, Draft] | ImageError]) -> list[ImageError | None]:
+def _store(
+    ingestion: Ingestion, results: Sequence[tuple[Image.Image | None, Draft] | ImageError]
+) -> list[ImageError | None]:
     """Embed images that were read, and upsert them in one durable write; return an error or None for each."""
     images = {i: image for i, one in enumerate(results) if (image := ingestion.set_read(i, one)) is not None}
     while (embedder := ingestion.store()) is not None:

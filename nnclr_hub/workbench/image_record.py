@@ -1,17 +1,29 @@
-"""What a collection stores of an image besides its vector: a thumbnail and a hash of its pixels."""
+"""What a collection stores of an image besides its vector: a thumbnail and a hash of its pixels.
+
+Decoding processes import this module, so it must not import torch.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import io
 
+import numpy as np
 from PIL import Image
 
+from nnclr_hub.encoder.decoding import Source, decode_image
 from nnclr_hub.store.checks import MAX_THUMBNAIL
 
 SIDE = 256  # pixels of the longer side
 # Noise and fine texture of 256 x 256 take up to 63 kB at quality 85; at 10 no image takes more than 20 kB.
 QUALITIES = (85, 60, 30, 10)
+
+
+def record(source: Source, with_thumbnail: bool, with_image: bool) -> tuple[str, np.ndarray | None, Image.Image | None]:
+    """Decode an image; return its hash, its thumbnail as (N,) uint8, and itself."""
+    image = decode_image(source)
+    thumbnail = np.frombuffer(make_thumbnail(image), np.uint8) if with_thumbnail else None
+    return pixel_hash(image), thumbnail, image if with_image else None
 
 
 def make_thumbnail(image: Image.Image) -> bytes:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from nnclr_hub.encoder.decoding import decode_image
+from nnclr_hub.encoder.decoding import image_of, run_isolated
 from nnclr_hub.encoder.embedder import Embedder
 from nnclr_hub.encoder.inputs import as_source
 from nnclr_hub.errors import ImageError
@@ -28,7 +28,7 @@ from nnclr_hub.read_ahead import batches, read_ahead
 from nnclr_hub.store.base import Item
 from nnclr_hub.store.duplicates import PIXEL_HASH
 from nnclr_hub.workbench.add_request import AddRequest, NewImage
-from nnclr_hub.workbench.image_record import make_thumbnail, pixel_hash
+from nnclr_hub.workbench.image_record import record
 from nnclr_hub.workbench.write_lock import OpenTargets
 
 DECODED_AT_ONCE = 8
@@ -47,14 +47,24 @@ class Draft:
         return Item(self.id, vector, self.metadata, self.thumbnail)
 
 
-def read_image(new: NewImage) -> tuple[Image.Image, Draft] | ImageError:
-    """Return the image, RGB and upright, with what is stored of it; or why it cannot be read."""
+def read_image(new: NewImage, *, with_image: bool = True) -> tuple[Image.Image | None, Draft] | ImageError:
+    """Return the image, RGB and upright, with what is stored of it; or why it cannot be read.
+
+    Args:
+        with_image: False: return None instead of the image.
+    """
+
+    def take(
+        pixel_hash: str, thumbnail: np.ndarray | None, image: np.ndarray | Image.Image | None
+    ) -> tuple[Image.Image | None, Draft]:
+        jpeg = None if thumbnail is None else thumbnail.tobytes()
+        draft = Draft(new.item_id, {**new.metadata, PIXEL_HASH: pixel_hash}, jpeg)
+        return image_of(image) if isinstance(image, np.ndarray) else image, draft
+
     try:
-        image = decode_image(as_source(new.image))
+        return run_isolated(record, as_source(new.image), new.thumbnail, with_image, take=take)
     except ImageError as error:
         return error
-    thumbnail = make_thumbnail(image) if new.thumbnail else None
-    return image, Draft(new.item_id, {**new.metadata, PIXEL_HASH: pixel_hash(image)}, thumbnail)
 
 
 class Ingestion:
@@ -71,11 +81,11 @@ class Ingestion:
         self._drafts: dict[int, Draft] = {}
         self._vectors: dict[str, dict[int, np.ndarray]] = {}  # by the encoder's fingerprint, then by position
 
-    def read(self, index: int) -> Image.Image | None:
+    def read(self, index: int, *, with_image: bool = True) -> Image.Image | None:
         """Decode an image and keep its draft, or its error. Blocks; safe in several threads."""
-        return self.set_read(index, read_image(self.images[index]))
+        return self.set_read(index, read_image(self.images[index], with_image=with_image))
 
-    def set_read(self, index: int, result: tuple[Image.Image, Draft] | ImageError) -> Image.Image | None:
+    def set_read(self, index: int, result: tuple[Image.Image | None, Draft] | ImageError) -> Image.Image | None:
         """Keep the result of `read_image`, for a caller that has run it already."""
         if isinstance(result, ImageError):
             self.errors[index] = result

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
+from nnclr_hub.encoder.decoding_pool import decoding_processes
 from nnclr_hub.encoder.embedder import Embedder
 from nnclr_hub.errors import CollectionNotFound, ImageError, InvalidRequest, StoreError
 from nnclr_hub.read_ahead import batches, read_ahead
@@ -224,16 +225,17 @@ def _catch_up(
         return read(change.metadata)
 
     wanted = (change for change in differences(old, new) if change.metadata is not None)
-    for changes, sources in read_ahead(batches(wanted, BATCH, _size, MAX_BATCH_BYTES), source):
-        results = _embedded(embedder, sources)
-        left_out |= {
-            change.id: LeftOut(change.metadata or {}, result)
-            for change, result in zip(changes, results, strict=True)
-            if isinstance(result, str)
-        }
-        with exclusively():
-            embedded += _carry_over(old, new, changes, results)
-        progress(min(changes[-1].passed, total), total)
+    with decoding_processes(images=total):
+        for changes, sources in read_ahead(batches(wanted, BATCH, _size, MAX_BATCH_BYTES), source):
+            results = _embedded(embedder, sources)
+            left_out |= {
+                change.id: LeftOut(change.metadata or {}, result)
+                for change, result in zip(changes, results, strict=True)
+                if isinstance(result, str)
+            }
+            with exclusively():
+                embedded += _carry_over(old, new, changes, results)
+            progress(min(changes[-1].passed, total), total)
     progress(total, total)
     return embedded, left_out
 

@@ -49,10 +49,9 @@ class Engine:
         wake = threading.Event()
         self._admission = Admission(settings.capacity, settings.capacity_bytes, self.metrics)
         self._device = DeviceThread(encoder, settings.max_batch, settings.max_wait_ms / 1000, self.metrics, wake)
-        self._decode_workers = DecodeWorkers(encoder, settings.decode_threads, self._device.queue, self.metrics, wake)
+        self._decode_workers = DecodeWorkers(encoder, settings.decode_threads, self._device.queue, self.metrics)
         self._watchdog = Watchdog(
             encoder.name,
-            self._decode_workers,
             self._device,
             settings.stall_s,
             self.metrics,
@@ -149,12 +148,12 @@ class Engine:
         self._admission.wait_until_empty(self._settings.deadline_s if timeout is None else timeout)
         self._watchdog.close()
         deadline = time.monotonic() + (JOIN_S if timeout is None else min(JOIN_S, timeout))
-        for queue in (self._decode_workers.queue, self._device.queue):
+        for queue in (*self._decode_workers.queues, self._device.queue):
             queue.close()
             for item in queue.clear():
                 item.fail(shutting_down())
-        self._decode_workers.pool.close(deadline)
-        self._device.pool.close(deadline)
+        self._decode_workers.close(deadline)
+        self._device.worker.close(deadline)
 
     # ---- internal
 
@@ -184,7 +183,7 @@ class Engine:
             on_withdrawn=self._withdraw,
             on_empty=lambda: self._admission.leave(len(images), size),
         )
-        _send(self._decode_workers.queue, request)
+        _send(self._decode_workers, request)
         return request
 
     def _internal_request(self, images: Sequence[ImageLike]) -> Request:
@@ -195,17 +194,17 @@ class Engine:
     def _test(self) -> Request:
         """Send a test image through all stages."""
         request = self._internal_request([self._blank_crop])
-        _send(self._decode_workers.queue, request)
+        _send(self._decode_workers, request)
         return request
 
     def _withdraw(self, request: Request) -> None:
         """Remove a request that is over from the queues, so that its permits come back at once."""
-        for queue in (self._decode_workers.queue, self._device.queue):
+        for queue in (*self._decode_workers.queues, self._device.queue):
             for item in queue.remove(request):
                 item.drop()
 
 
-def _send(queue: BatchQueue, request: Request) -> None:
+def _send(queue: BatchQueue | DecodeWorkers, request: Request) -> None:
     if not queue.put(request.items):
         for item in request.items:
             item.fail(shutting_down())

@@ -6,11 +6,12 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
 
+from nnclr_hub.encoder.decoding_pool import Lane, Withdrawn, lane
+from nnclr_hub.encoder.decoding_worker import HeavyImage
 from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.errors import ImageError, NNCLRHubError, ServiceError
 from nnclr_hub.workbench.privacy import public_name
@@ -18,47 +19,75 @@ from nnclr_hub.workbench.privacy import public_name
 from ..telemetry import Metrics
 from .admission import shutting_down
 from .request import Task, WorkItem
-from .worker_pool import BatchQueue, Worker, WorkerPool
+from .worker_pool import BatchQueue, ReplaceableWorker, Worker
 
 log = logging.getLogger(__name__)
 
 
 class DecodeWorkers:
-    """The queue of images as they were given, and the threads that decode them to crops.
+    """The queues of images as they were given, and the threads that wait for the decoding processes.
 
-    An unreadable image is its own error.
+    An unreadable image is its own error. An image that exceeds the limit of the quick lane waits in the second queue,
+    whose threads use the heavy lane; see `nnclr_hub.encoder.decoding_pool`.
 
     Args:
         encoder: its `prepare` decodes.
-        threads: number of threads.
+        threads: number of images decoded at once, in each lane.
         decoded: the queue for decoded items.
-        wake: see `WorkerPool`.
     """
 
-    def __init__(
-        self, encoder: Encoder, threads: int, decoded: BatchQueue, metrics: Metrics, wake: threading.Event
-    ) -> None:
+    def __init__(self, encoder: Encoder, threads: int, decoded: BatchQueue, metrics: Metrics) -> None:
         self._encoder = encoder
         self._decoded = decoded
         self._decode_seconds = metrics.stage_seconds.labels("decode")
-        self.queue = BatchQueue()
-        self.pool = WorkerPool("decode worker", threads, lambda: self.queue.take(1), self._decode, wake)
+        self._queue, self._heavy = (BatchQueue(metrics.undecoded.labels(lane)) for lane in ("quick", "heavy"))
+        self.queues = (self._queue, self._heavy)
+        self._working: set[WorkItem] = set()
+        self._threads = [
+            threading.Thread(target=self._run, args=(queue,), name="decode worker", daemon=True)
+            for queue in self.queues
+            for _ in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
 
-    def _decode(self, items: Sequence[WorkItem], worker: Worker) -> None:
-        (item,) = items
-        if not item.is_wanted():
-            return
+    def put(self, items: Sequence[WorkItem]) -> bool:
+        """Add items together; return False if the queue is closed and nothing was added."""
+        return self._queue.put(items)
+
+    def close(self, deadline: float) -> None:
+        """Wait for the threads to end, and fail what still runs at the deadline, by time.monotonic()."""
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        for item in tuple(self._working):
+            item.fail(shutting_down())
+
+    def _run(self, queue: BatchQueue) -> None:
+        while items := queue.take(1):
+            (item,) = items
+            if item.is_wanted():
+                lane.set(Lane(queue is self._heavy, lambda request=item.request: not request.over))  # type: ignore[misc]
+                self._working.add(item)
+                try:
+                    self._decode(item)
+                finally:
+                    self._working.discard(item)
+
+    def _decode(self, item: WorkItem) -> None:
         begun = time.perf_counter()
-        image: Any = item.image
-        item.image = None  # frees the memory: the crop is all that is needed from here on
         try:
             task = item.request.task
-            item.prepared = self._encoder.prepare(image) if task is None else task.prepare(image)
+            item.prepared = (self._encoder.prepare if task is None else task.prepare)(item.image)  # type: ignore[arg-type]
+        except HeavyImage:
+            if not self._heavy.put([item]):
+                item.fail(shutting_down())
+        except Withdrawn:
+            item.drop()
         except ImageError as error:
             item.finish(error)
         except NNCLRHubError as error:
             item.fail(error)
-        except Exception as error:
+        except BaseException as error:  # the thread must survive everything
             log.exception("decoding failed")
             item.fail(ServiceError(f"Decoding failed ({type(error).__name__}); see the server's log."))
         seconds = time.perf_counter() - begun
@@ -66,10 +95,11 @@ class DecodeWorkers:
         item.request.add_seconds("decode", seconds)
         if item.prepared is None:
             return
+        item.image = None  # frees the memory: the crop is all that is needed from here on
         if not self._decoded.put([item]):
             item.fail(shutting_down())
         elif item.request.over:
-            # The request was withdrawn while this item was in neither queue, so the withdrawal missed it. Remove it
+            # The request was withdrawn while this item was in no queue, so the withdrawal missed it. Remove it
             # now: a busy device may take long to get to it, and it holds its permit until then.
             for one in self._decoded.remove(item.request):
                 one.drop()
@@ -86,7 +116,7 @@ class DeviceThread:
         encoder: its `forward_crops` embeds.
         max_batch: images per forward pass.
         max_wait_s: time that a busy device gives a batch to fill, from the arrival of its first image.
-        wake: see `WorkerPool`.
+        wake: see `ReplaceableWorker`.
     """
 
     def __init__(
@@ -102,8 +132,9 @@ class DeviceThread:
         self._forward_seconds = metrics.stage_seconds.labels("forward")
         self._batch_images = metrics.batch_images.labels(public_name(encoder.name))
         self.queue = BatchQueue(metrics.queued.labels(public_name(encoder.name)))
-        take = lambda: self.queue.take(self.max_batch, self._max_wait_s)  # noqa: E731
-        self.pool = WorkerPool("device thread", 1, take, self._run, wake)
+        self.worker = ReplaceableWorker(
+            "device thread", lambda: self.queue.take(self.max_batch, self._max_wait_s), self._run, wake
+        )
 
     def _run(self, items: Sequence[WorkItem], worker: Worker) -> None:
         wanted = [item for item in items if item.is_wanted()]

@@ -1,4 +1,4 @@
-"""Watchdog: replaces threads that died or stalled, and reports an encoder that always fails.
+"""Watchdog: replaces a device thread that died or stalled, and reports an encoder that always fails.
 
 A fault lasts until a test image has passed all stages. Without traffic, the replaced thread alone would not show
 whether the engine works again.
@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from nnclr_hub.workbench.privacy import public_name
 
 from ..telemetry import Metrics
-from .stages import DecodeWorkers, DeviceThread
+from .stages import DeviceThread
 
 log = logging.getLogger(__name__)
 MAX_FAILURES = 3  # forward passes in a row, each of one image
@@ -22,11 +22,11 @@ MAX_PAUSE_S = 1.0
 
 
 class Watchdog:
-    """Checks the threads of one engine.
+    """Checks the device thread of one engine.
 
     Args:
         name: of the encoder.
-        stall_s: seconds that a thread may take for one step.
+        stall_s: seconds that the thread may take for one step.
         wake: makes it check at once.
         test: sends a test image through the engine and returns its future.
     """
@@ -34,7 +34,6 @@ class Watchdog:
     def __init__(
         self,
         name: str,
-        decode_workers: DecodeWorkers,
         device: DeviceThread,
         stall_s: float,
         metrics: Metrics,
@@ -43,7 +42,7 @@ class Watchdog:
     ) -> None:
         self.fault: str | None = None
         self._name = name
-        self._decode_workers, self._device = decode_workers, device
+        self._device = device
         self._stall_s = stall_s
         self._restarts = metrics.device_restarts.labels(public_name(name))
         self._wake = wake
@@ -76,8 +75,7 @@ class Watchdog:
             self.fault = "; ".join(faults)
             log.error("%s: %s", self._name, fault)
 
-        self._restarts.inc(self._device.pool.replace_faulty(self._stall_s, report))
-        self._decode_workers.pool.replace_faulty(self._stall_s, report)
+        self._restarts.inc(self._device.worker.replace_if_faulty(self._stall_s, report))
         if self._device.failures_in_a_row >= MAX_FAILURES:
             self._device.failures_in_a_row = 0
             report("the encoder fails on every image")

@@ -1,4 +1,4 @@
-"""WorkerPool: threads that do the same work, and that are replaced when they die or stall; BatchQueue: their input.
+"""ReplaceableWorker: a thread that is replaced when it dies or stalls; BatchQueue: the input of threads.
 
 Python cannot kill a thread. A stalled one is abandoned: a new thread takes its place, the requests that it was
 working on fail, and whatever it still returns is ignored.
@@ -186,48 +186,43 @@ class Worker:
             return not self.abandoned
 
 
-class WorkerPool:
-    """Threads that do the same work.
+class ReplaceableWorker:
+    """A thread with a successor.
 
     Args:
-        name: of the threads.
-        size: number of threads.
+        name: of the thread.
         take: blocks for the next items; an empty list ends the thread.
         work: processes them.
-        wake: set when a thread dies, so that the watchdog checks at once.
+        wake: set when the thread dies, so that the watchdog checks at once.
     """
 
     def __init__(
         self,
         name: str,
-        size: int,
         take: Callable[[], Sequence[WorkItem]],
         work: Callable[[Sequence[WorkItem], Worker], None],
         wake: threading.Event,
     ) -> None:
         self._name = name
         self._start = lambda: Worker(name, take, work, wake)
-        self._workers = [self._start() for _ in range(size)]
+        self._worker = self._start()
 
-    def replace_faulty(self, stall_s: float, report: Callable[[str], None]) -> int:
-        """Replace threads that died or stalled, and return their number. Only one thread may call this.
+    def replace_if_faulty(self, stall_s: float, report: Callable[[str], None]) -> bool:
+        """Replace a thread that died or stalled, and return whether it did. Only one thread may call this.
 
         Args:
-            stall_s: seconds that a thread may take for one step.
-            report: called with a description of each, before its requests fail.
+            stall_s: seconds that the thread may take for one step.
+            report: called with a description, before its requests fail.
         """
-        replaced = 0
-        for i, worker in enumerate(self._workers):
-            fault = worker.find_fault(stall_s)
-            if fault is not None:
-                replaced += 1
-                report(f"{self._name} {fault} and was replaced")
-                worker.abandon(NotReady("A worker failed while it processed this request; try again in a moment."))
-                self._workers[i] = self._start()
-        return replaced
+        fault = self._worker.find_fault(stall_s)
+        if fault is None:
+            return False
+        report(f"{self._name} {fault} and was replaced")
+        self._worker.abandon(NotReady("A worker failed while it processed this request; try again in a moment."))
+        self._worker = self._start()
+        return True
 
     def close(self, deadline: float) -> None:
-        """Wait for the threads to end, and abandon those that still run at the deadline, by time.monotonic()."""
-        for worker in self._workers:
-            worker.join(max(0.0, deadline - time.monotonic()))
-            worker.abandon(shutting_down())
+        """Wait for the thread to end, and abandon it if it still runs at the deadline, by time.monotonic()."""
+        self._worker.join(max(0.0, deadline - time.monotonic()))
+        self._worker.abandon(shutting_down())

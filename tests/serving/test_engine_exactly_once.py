@@ -12,6 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from waiting import PATIENCE_S
 
+from nnclr_hub.encoder.decoding_pool import lane
+from nnclr_hub.encoder.decoding_worker import HeavyImage
 from nnclr_hub.errors import DeadlineExceeded, ImageError, NotReady, Overloaded, RequestTooLarge, ServiceError
 from serving.engine import Engine
 from serving.settings import Settings
@@ -19,7 +21,7 @@ from serving.telemetry import Metrics
 
 CAPACITY = 12
 GOOD = st.integers(1, 99).map(str)
-FAULTY = st.sampled_from(["bad", "crash", "exit", "hang", "poison", "deadly", "endless", "sleepy"])
+FAULTY = st.sampled_from(["bad", "crash", "exit", "heavy", "poison", "deadly", "endless", "sleepy"])
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,11 @@ def leave():
     raise SystemExit
 
 
+def change_lane():
+    if not lane.get().heavy:
+        raise HeavyImage
+
+
 def sometimes_slow():
     time.sleep(0.01)
 
@@ -58,7 +65,7 @@ def sometimes_slow():
 def test_every_image_leaves_exactly_once(plan, threads, max_batch, max_wait_ms):
     release = threading.Event()
     encoder = FakeEncoder(
-        decoding={"crash": crash, "exit": leave, "hang": lambda: release.wait(5), "sleepy": sometimes_slow},
+        decoding={"crash": crash, "exit": leave, "heavy": change_lane, "sleepy": sometimes_slow},
         forwarding={"poison": crash, "deadly": leave, "endless": lambda: release.wait(5), "sleepy": sometimes_slow},
     )
     options = Settings(
@@ -124,7 +131,7 @@ def check(call: Call, outcome: object) -> None:
             else:
                 assert isinstance(result, np.ndarray)
                 assert result[0] == (float(word) if word.isdigit() else -1.0)
-        assert not {"crash", "exit", "hang", "poison", "deadly", "endless"} & set(call.words)
+        assert not {"crash", "exit", "poison", "deadly", "endless"} & set(call.words)
     elif isinstance(outcome, asyncio.CancelledError):
         assert call.in_loop
         assert call.cancel_after is not None

@@ -21,24 +21,21 @@ def failed_images(engine) -> float:
     return sample(engine, "nnclr_images_total", model="fake", outcome="failed")
 
 
-@pytest.mark.parametrize("where", ["decoding", "forwarding"])
-def test_a_thread_that_dies_is_replaced(make_engine, where):
-    encoder = FakeEncoder(**{where: {"deadly": exit_thread}})
+def test_a_thread_that_dies_is_replaced(make_engine):
+    encoder = FakeEncoder(forwarding={"deadly": exit_thread})
     engine = make_engine(encoder, decode_threads=1, stall_s=30)
     for _ in range(3):
         with pytest.raises(NotReady):
             engine.run([b"deadly"])
         until(lambda: engine.fault is None)
         assert engine.run([b"7"])[0][0] == 7
-    restarts = sample(engine, "nnclr_device_restarts_total", model="fake")
-    assert restarts == (3 if where == "forwarding" else 0)
+    assert sample(engine, "nnclr_device_restarts_total", model="fake") == 3
     assert engine.in_work == 0
 
 
-@pytest.mark.parametrize("where", ["decoding", "forwarding"])
-def test_a_thread_that_stalls_is_replaced_and_its_late_result_is_ignored(make_engine, where):
+def test_a_thread_that_stalls_is_replaced_and_its_late_result_is_ignored(make_engine):
     release, returned = threading.Event(), threading.Event()
-    encoder = FakeEncoder(**{where: {"endless": lambda: (release.wait(120), returned.set())}})
+    encoder = FakeEncoder(forwarding={"endless": lambda: (release.wait(120), returned.set())})
     engine = make_engine(encoder, decode_threads=1, stall_s=0.2)
     with pytest.raises(NotReady):
         engine.run([b"endless"])

@@ -6,7 +6,7 @@ import weakref
 from PIL import Image
 
 from nnclr_hub.store import open_store
-from nnclr_hub.workbench import Encoders, Workbench, folder_index, ingestion, reembedding, sources
+from nnclr_hub.workbench import Encoders, Workbench, folder_index, image_record, reembedding, sources
 from nnclr_hub.workbench.reembedding import reembed
 
 
@@ -36,8 +36,8 @@ def test_few_large_files_are_in_memory_at_a_time(photos, image_files, model, tmp
         monkeypatch.setattr(module, "MAX_BATCH_BYTES", 4 * max(path.stat().st_size for path in image_files))
     with open_store(str(tmp_path / "store")) as store:
         bench = Workbench(Encoders(str(model), device="cpu"), store)
-        decoding = Counting(ingestion.decode_image)
-        monkeypatch.setattr(ingestion, "decode_image", decoding)
+        decoding = Counting(image_record.decode_image)
+        monkeypatch.setattr(image_record, "decode_image", decoding)
         assert bench.index_folder("photos", photos).added == 60
         reading = Counting(sources.decode_image)
         monkeypatch.setattr(sources, "decode_image", reading)

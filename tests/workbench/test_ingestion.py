@@ -25,8 +25,8 @@ def test_at_most_a_few_images_are_decoded_at_a_time(bench, image_files, monkeypa
     def gone() -> None:
         alive[0] -= 1
 
-    def counting(new):
-        image, draft = read(new)
+    def counting(new, **options):
+        image, draft = read(new, **options)
         alive[0] += 1
         most[0] = max(most[0], alive[0])
         weakref.finalize(image, gone)

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
 from nnclr_hub.cache import cache_folder
-from nnclr_hub.encoder.decoding import decode_image
+from nnclr_hub.encoder.decoding import decode_squashed, run_isolated
+from nnclr_hub.encoder.decoding_pool import decoding_processes
 from nnclr_hub.errors import ImageError, NoImages, NoRoom
 
 FORMAT = 1
@@ -124,7 +124,11 @@ def _decode(paths: Sequence[Path], size: int, folder: Path, progress: Callable[[
             aspect.append(shape)
             kept.append(number)
     done = len(kept) + len(broken)
-    with ThreadPoolExecutor(os.cpu_count()) as pool, (half / "journal.jsonl").open("a") as journal:
+    with (
+        decoding_processes(images=len(paths)),
+        ThreadPoolExecutor(os.cpu_count()) as pool,
+        (half / "journal.jsonl").open("a") as journal,
+    ):
         while done < len(paths):
             lines = []
             block = range(done, min(done + BLOCK, len(paths)))
@@ -182,8 +186,6 @@ def _journal(half: Path) -> Iterator[tuple[int, float | None, str]]:
 
 def _squash(path: Path, size: int) -> tuple[np.ndarray, float] | ImageError:
     try:
-        image = decode_image(path)
+        return run_isolated(decode_squashed, path, size, take=lambda pixels, aspect: (np.array(pixels), aspect))
     except ImageError as error:
         return error
-    aspect = image.width / image.height
-    return np.asarray(image.resize((size, size), Image.Resampling.BICUBIC, reducing_gap=3.0)), aspect

@@ -1,0 +1,187 @@
+"""The program of a decoding process: it takes one image at a time from its parent, within limits.
+
+It imports NumPy, Pillow and the operations that it is asked for, and never torch. The kernel ends it when an image
+exceeds its CPU seconds, even inside a codec. It ends itself when its parent is gone.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import pickle
+import resource
+import select
+import signal
+import socket
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+PARENT_S = 5.0  # seconds between two checks that the parent lives
+QUICK_S, QUICK_S_PER_PIXEL = 0.25, 0.05e-6  # CPU seconds in the quick lane
+QUICK_PIXELS = 13_000_000  # larger images belong to the heavy lane
+LEAST = 0.05  # share of the CPU seconds that any image has, however small
+NICE = 10  # of the heavy lane
+STRIP = 250_000  # pixels
+_LENGTH = 4  # bytes before each message
+
+
+class HeavyImage(Exception):
+    """Raised in the quick lane for an image that belongs to the heavy lane."""
+
+
+class SharedBuffer:
+    """Memory that a parent and its decoding process share: an unnamed file that both map.
+
+    Args:
+        fd: of the file, which the buffer then owns.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._map: mmap.mmap | None = None
+
+    def view(self, size: int) -> memoryview:
+        """Return the first `size` bytes; the file grows if necessary. Release it before the next call."""
+        actual = os.fstat(self.fd).st_size
+        if actual < size or not actual:  # an empty file cannot be mapped
+            actual = max(size, 1 << 18)
+            os.ftruncate(self.fd, actual)
+        if self._map is None or len(self._map) != actual:
+            self._map = mmap.mmap(self.fd, actual)
+        return memoryview(self._map)[:size]
+
+    def shrink(self, size: int) -> None:
+        """Give memory beyond `size` bytes back. No view may exist."""
+        if self._map is not None and len(self._map) > size:
+            self._map = None
+            os.ftruncate(self.fd, size)
+
+    def close(self) -> None:
+        self._map = None
+        os.close(self.fd)
+
+
+def send(connection: socket.socket, message: bytes) -> None:
+    """Send a message after its length."""
+    connection.sendall(len(message).to_bytes(_LENGTH, "big") + message)
+
+
+def receive(connection: socket.socket) -> bytes:
+    """Return the next message; b"" at the end of the connection."""
+    data = connection.recv(1 << 16)
+    while data and len(data) < _LENGTH + int.from_bytes(data[:_LENGTH], "big"):
+        more = connection.recv(1 << 16)
+        data = data + more if more else b""
+    return data[_LENGTH:]
+
+
+def main(fd: int, memory: int, nice: int) -> None:
+    """Serve the parent on standard input until it closes the connection.
+
+    Args:
+        fd: of the shared buffer.
+        memory: bytes of address space on top of what the program itself needs.
+        nice: added to the priority's number.
+    """
+    for one in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(one, signal.SIG_IGN)  # the parent decides when its decoding processes end
+    from nnclr_hub.encoder import decoding
+
+    parent = os.getppid()
+    os.nice(nice)
+    decoding.readable_formats()  # loads the codecs
+    _limit_memory(memory)
+    connection, buffer = socket.socket(fileno=0), SharedBuffer(fd)
+    send(connection, b"ready")
+    while True:
+        while not select.select([connection], [], [], PARENT_S)[0]:
+            if os.getppid() != parent:  # another child of it may hold the other end open
+                return
+        message = receive(connection)
+        if not message:
+            return
+        pages: list[str] = []
+        decoding.warn_of_pages = pages.append
+        reply = _reply(message, buffer, decoding)
+        if pages:
+            reply["pages"] = pages
+        send(connection, json.dumps(reply).encode())
+
+
+def _reply(message: bytes, buffer: SharedBuffer, decoding: Any) -> dict[str, Any]:
+    """Run one operation under the timer; return what the parent needs to know."""
+    from nnclr_hub.errors import ImageTooExpensive, NNCLRHubError
+
+    operation, source, arguments, seconds, quick = pickle.loads(message)
+
+    def announce(pixels: int) -> None:
+        """Set the CPU seconds as soon as the size is known."""
+        if quick and pixels > QUICK_PIXELS:
+            raise HeavyImage
+        allowed = seconds * max(LEAST, pixels / decoding.MAX_PIXELS)
+        signal.setitimer(signal.ITIMER_PROF, min(allowed, QUICK_S + QUICK_S_PER_PIXEL * pixels) if quick else allowed)
+
+    decoding.announce_pixels = announce
+    signal.setitimer(signal.ITIMER_PROF, min(QUICK_S, seconds) if quick else seconds * LEAST)
+    try:
+        if isinstance(source, int):  # so many bytes in the buffer
+            with buffer.view(source) as view:
+                source = bytes(view)
+        return {"values": _put(operation(source, *arguments), buffer)}
+    except HeavyImage:
+        return {"heavy": True}
+    except NNCLRHubError as error:
+        return {"error": [error.code, str(error)]}
+    except MemoryError:
+        return {"error": [ImageTooExpensive.code, "Too little memory to decode the image."]}
+    except Exception as error:  # noqa: BLE001 - the parent raises it
+        return {"failed": f"{type(error).__name__}: {error}"}
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def _put(values: tuple[Any, ...], buffer: SharedBuffer) -> list[Any]:
+    """Write arrays and images into the buffer; return a description of all values for JSON."""
+    described: list[Any] = []
+    size = 0
+    for value in values:
+        if isinstance(value, Image.Image):
+            described.append([size, "|u1", (value.height, value.width, 3)])
+            size += value.width * value.height * 3
+        elif isinstance(value, np.ndarray):
+            described.append([size, value.dtype.str, value.shape])
+            size += value.nbytes
+        else:
+            described.append(value)
+    with buffer.view(size) as view:
+        for value, about in zip(values, described, strict=True):
+            if isinstance(value, Image.Image):
+                _put_image(value, view, about[0])
+            elif isinstance(value, np.ndarray):
+                np.ndarray(value.shape, value.dtype, view, about[0])[:] = value
+    return described
+
+
+def _put_image(image: Image.Image, view: memoryview, position: int) -> None:
+    """Write RGB pixels strip by strip, which stays in the processor's cache."""
+    rows = max(1, STRIP // image.width)
+    for top in range(0, image.height, rows):
+        pixels = image.crop((0, top, image.width, min(top + rows, image.height))).tobytes()
+        view[position : position + len(pixels)] = pixels
+        position += len(pixels)
+
+
+def _limit_memory(memory: int) -> None:
+    if sys.platform != "linux":  # macOS does not enforce it
+        return
+    with Path("/proc/self/statm").open() as file:
+        own = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (own + memory, own + memory))
+    with suppress(OSError):  # if the machine itself runs out of memory, this process ends before its parent does
+        Path("/proc/self/oom_score_adj").write_text("1000")

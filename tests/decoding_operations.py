@@ -1,0 +1,42 @@
+"""Operations for tests of decoding processes, which import this module; so it imports little."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from nnclr_hub.encoder import decoding
+
+
+def describe(source):
+    """Return the process, its priority, and whether it has loaded a large library."""
+    return (os.getpid(), os.nice(0), bool({"torch", "faiss", "fastapi", "timm"} & set(sys.modules)))
+
+
+def echo(source):
+    return (np.frombuffer(source, np.uint8), len(source))
+
+
+def sleep(source, begun):
+    """Sleep for a minute after the file `begun` was made."""
+    Path(begun).touch()
+    time.sleep(60)
+    return ()
+
+
+def spin(source, pixels):
+    """Compute for ever, for an image of so many pixels."""
+    decoding.announce_pixels(pixels)
+    while True:
+        pass
+
+
+def crash(source):
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def exhaust(source):
+    return (np.ones(3_000_000_000, np.uint8),)
