@@ -279,12 +279,12 @@ class _Process:
         raise RuntimeError(f"decoding failed ({reply['failed']})")
 
     def kill(self) -> None:
-        """End the process and wait until it is gone; the thread that uses it, if any, gets _Ended."""
+        """End the process and wait until it has ended; the thread that uses it, if any, gets _Ended."""
         self._process.kill()
         self._process.wait()
 
     def close(self) -> None:
-        """End the process, wait until it is gone, and give its memory back."""
+        """End the process, wait until it has ended, and give its memory back."""
         self.kill()
         self._connection.close()
         self._buffer.close()

@@ -1,7 +1,7 @@
 """The program of a decoding process: it takes one image at a time from its parent, within limits.
 
-It imports NumPy, Pillow and the operations that it is asked for, and never torch. The kernel ends it when an image
-exceeds its CPU seconds, even inside a codec. It ends itself when its parent is gone.
+It imports NumPy, Pillow and the operations that its parent names, and never torch. The kernel ends it when an image
+exceeds its CPU seconds, even inside a codec. It ends itself when its parent has ended.
 """
 
 from __future__ import annotations
