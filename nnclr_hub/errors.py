@@ -46,6 +46,7 @@
     │   ├── JobNotFound
     │   ├── RunNotFound
     │   ├── RequestTooLarge
+    │   │   └── AnswerTooLarge
     │   ├── RequestTooSlow
     │   ├── Unauthorized
     │   ├── ServerUnreachable
@@ -301,6 +302,10 @@ class RunNotFound(ServiceError):
 
 class RequestTooLarge(ServiceError):
     """Raised when a request contains too many bytes or images."""
+
+
+class AnswerTooLarge(RequestTooLarge):
+    """Raised when the answer would have more bytes than the server sends; the message has both numbers."""
 
 
 class RequestTooSlow(ServiceError):

@@ -10,6 +10,7 @@ warm and the collections are open.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
@@ -23,6 +24,8 @@ from nnclr_hub.store import open_store
 from nnclr_hub.workbench import Workbench
 
 from . import docs_page, edge, openapi, problems
+from .answers import Answers
+from .deadline import Deadline
 from .engine.attention import Slots
 from .idempotency import Idempotency
 from .ingest import Ingest
@@ -41,6 +44,7 @@ from .security.access import PAGE, AccessRules, requires
 from .security.access_control import AccessControl
 from .settings import Settings
 
+SEARCHES_PER_CORE = 2  # one may wait for the disk; more would only take memory
 # paths of the web page and its events, whose work yields to API requests (see request_priority)
 ACTIONS = f"{PAGE}/?|{PAGE}/(config|gradio_api/(queue|run|call|api)/.*)"
 
@@ -91,6 +95,7 @@ def create_app(settings: Settings, engines: Engines, workbench: Workbench) -> Fa
     problems.install(app)
     access = _route(app)
     app.add_middleware(HeadRequests)
+    app.add_middleware(Deadline, seconds=settings.deadline_s)
     if settings.replies_kept and not workbench.store.records.read_only:
         replies = Replies(workbench.store.records, settings.replies_kept, settings.replies_bytes)
         app.add_middleware(Idempotency, replies=replies, access=access)
@@ -121,6 +126,8 @@ def _equip(app: FastAPI, settings: Settings, engines: Engines, workbench: Workbe
     state.readiness = Startup(engines, workbench, state.jobs)
     state.fetcher = None  # set by `edge` if web addresses are allowed
     state.box_threads = CapacityLimiter(settings.decode_threads)
+    state.answers = Answers(settings, state.metrics)
+    state.search_threads = CapacityLimiter(SEARCHES_PER_CORE * (os.cpu_count() or 1))
     state.attention_slots = Slots(AT_ONCE, waiting=WAITING, metrics=state.metrics)
     state.ingest = Ingest(settings.decode_threads)
     state.health_threads, state.long_threads = CapacityLimiter(2), CapacityLimiter(2)

@@ -116,6 +116,7 @@ ANYWHERE: tuple[str | type[NNCLRHubError], ...] = (
     "too_many_connections",
     errors.RequestTooLarge,
     errors.RequestTooSlow,
+    errors.DeadlineExceeded,
     errors.RateLimited,
     errors.Overloaded,
     errors.NotReady,

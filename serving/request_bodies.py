@@ -36,6 +36,7 @@ A = TypeVar("A")
 LARGE = 256 << 10  # bytes; handling fewer is faster than handing them to a thread
 MAX_ERRORS = 20  # of one body that are listed
 MAX_LISTS = 200_000
+MAX_VALUES = 1_250_000  # numbers and strings in JSON; parsing more keeps all other threads waiting for over 0.1 s
 FORM = "multipart/form-data"
 JSON = "application/json"
 
@@ -145,11 +146,15 @@ def parse_as(text: str | bytes, adapter: TypeAdapter[A], place: tuple[str, ...] 
     """Parse JSON as any type; see `parse`.
 
     Raises:
-        RequestTooLarge: the text has more than `MAX_LISTS` lists and objects. Python's garbage collector stops all
-            threads for 5 seconds while 7 million empty lists are made.
+        RequestTooLarge: the text has more than `MAX_LISTS` lists and objects, or `MAX_VALUES` values. Python's garbage
+            collector stops all threads for 5 seconds while 7 million empty lists are made.
     """
-    if _count_lists(text) > MAX_LISTS:
-        raise RequestTooLarge(f"The JSON has more than {MAX_LISTS} lists and objects; split it into several requests.")
+    data = text.encode() if isinstance(text, str) else text
+    for kind, opening, most in (("lists and objects", b"[{", MAX_LISTS), ("values", b",", MAX_VALUES)):
+        if _count(data, opening, most) > most:
+            raise RequestTooLarge(
+                f"The JSON has more than {most:,} {kind}; send vectors as base64, or split it into several requests."
+            )
     try:
         return adapter.validate_json(text)
     except ValidationError as error:
@@ -160,19 +165,18 @@ def parse_as(text: str | bytes, adapter: TypeAdapter[A], place: tuple[str, ...] 
         raise RequestValidationError([{**part, "loc": (*place, *part["loc"])} for part in parts]) from error
 
 
-def _count_lists(text: str | bytes) -> int:
-    """Return how many lists and objects the JSON has. Brackets in strings are left out where it matters.
+def _count(data: bytes, characters: bytes, most: int) -> int:
+    """Return how many of these characters JSON has. They are left out in strings if there are more than `most`.
 
     Strings are found with whole-array operations: a regular expression would be slow for millions of short strings.
     """
-    data = text.encode() if isinstance(text, str) else text
-    opened = data.count(b"[") + data.count(b"{")
-    if opened <= MAX_LISTS:
-        return opened
+    everywhere = sum(data.count(one) for one in characters)
+    if everywhere <= most:
+        return everywhere
     data = data.replace(rb"\\", b"").replace(rb"\"", b"")  # an escaped quote does not end a string
     codes = np.frombuffer(data, np.uint8)
     in_strings = np.logical_xor.accumulate(codes == ord('"'))
-    return int(np.count_nonzero(((codes == ord("[")) | (codes == ord("{"))) & ~in_strings))
+    return int(np.count_nonzero(np.isin(codes, list(characters)) & ~in_strings))
 
 
 # ---- forms

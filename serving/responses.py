@@ -11,15 +11,18 @@ import asyncio
 import io
 import json
 import re
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 import orjson
+from anyio import CancelScope, CapacityLimiter, to_thread
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .deadline import Budget
 
 NPY = "application/x-npy"
 BYTES = "application/octet-stream"
@@ -29,14 +32,19 @@ DType = Literal["float32", "float16"]
 T = TypeVar("T")
 
 
+def encoded(value: Any) -> bytes:
+    """Return JSON; NumPy arrays become lists, written with the digits of float32."""
+    try:
+        return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+    except orjson.JSONEncodeError:  # metadata may hold integers beyond 64 bits
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=np.ndarray.tolist).encode()
+
+
 class VectorResponse(JSONResponse):
     """JSON whose content may hold NumPy arrays in place of lists of numbers."""
 
     def render(self, content: Any) -> bytes:
-        try:
-            return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
-        except orjson.JSONEncodeError:  # metadata may hold integers beyond 64 bits
-            return json.dumps(content, ensure_ascii=False, separators=(",", ":"), default=np.ndarray.tolist).encode()
+        return encoded(content)
 
 
 def wanted(request: Request, *kinds: str) -> str:
@@ -83,7 +91,34 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     Raises:
         ClientDisconnect: the client has disconnected.
     """
-    working, leaving = asyncio.create_task(work), asyncio.create_task(_disconnected(request))
+    working = asyncio.create_task(work)
+    return await _while_connected(request, working, working.cancel)
+
+
+async def in_thread_while_connected(
+    request: Request, work: Callable[[], T], limiter: CapacityLimiter | None = None
+) -> T:
+    """Return the result of `work`, which runs in a thread.
+
+    If the client disconnects, or the deadline passes, the thread stops at its next check (see `deadline.py`). This
+    function waits for that, because only then its memory is free.
+
+    Raises:
+        ClientDisconnect: the client has disconnected.
+        DeadlineExceeded: the deadline has passed.
+    """
+    budget: Budget = request.state.budget
+
+    def checked() -> T:
+        budget.check()  # it may have waited for the thread
+        return work()
+
+    working = asyncio.create_task(to_thread.run_sync(checked, limiter=limiter))
+    return await _while_connected(request, working, budget.abandon)
+
+
+async def _while_connected(request: Request, working: asyncio.Task[T], stop: Callable[[], object]) -> T:
+    leaving = asyncio.create_task(_disconnected(request))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -91,9 +126,11 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
             raise ClientDisconnect
         return working.result()
     finally:
-        for task in (working, leaving):
-            task.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
+        leaving.cancel()
+        if not working.done():
+            stop()
+        with CancelScope(shield=True):
+            await asyncio.gather(working, leaving, return_exceptions=True)
 
 
 async def _disconnected(request: Request) -> None:

@@ -45,6 +45,9 @@ class Settings(BaseSettings):
     capacity: int = Field(512, ge=1, description="images in progress at once; 429 above that")
     capacity_bytes: int = Field(256_000_000, ge=1, description="bytes of images in progress at once; 429 above that")
     deadline_s: float = Field(30.0, gt=0, description="seconds after which a request expires with 504")
+    search_capacity: int = Field(256, ge=1, description="search queries in progress at once; 429 above that")
+    answer_bytes: int = Field(64_000_000, ge=1, description="bytes of one answer; 413 above that")
+    answers_bytes: int = Field(512_000_000, ge=1, description="bytes of all answers in memory; 429 above that")
     stall_s: float = Field(60.0, gt=0, description="seconds before an unresponsive device thread is replaced")
     model_memory: int | None = Field(
         None, ge=1, description="memory for model weights in bytes, or like 4GB; idle models are unloaded above that"

@@ -6,6 +6,7 @@ from nnclr_hub import errors
 
 # code -> class; REST answers and `--json` output carry these codes, so a code never changes
 CODES = {
+    "answer_too_large": "AnswerTooLarge",
     "checkpoint_error": "CheckpointError",
     "collection_exists": "CollectionExists",
     "collection_moving": "CollectionMoving",

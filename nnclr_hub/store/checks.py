@@ -18,6 +18,7 @@ MAX_EFFORT = 100_000
 # limits of searches by the command line, REST and the apps, which return and render every match
 MAX_SEARCH_K = 1000
 MAX_SEARCH_EFFORT = 10_000
+MAX_EXAMPLES = 1000
 MAX_DEPTH = 100  # of metadata; SQLite reads JSON up to a depth of 1000
 MAX_LENGTH = 1e18  # of a vector: the square of a distance must fit into float32
 UNIT_TOLERANCE = 1e-6  # a squared length this close to 1 is that of a unit vector in float32

@@ -2,25 +2,30 @@
 
 images = [attempt(query.images) for query in queries]
 vectors = embedder.embed_each([...])                        # of all images together
-answer_each(collection, queries, images, vectors)
+resolved = resolve_each(queries, images, vectors)
+run_each(collection, resolved)                              # a list
+for position, answer in run_in_turn(collection, resolved):  # as soon as each is known, in any order
+    ...
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
 from nnclr_hub.errors import ImageError, InvalidRequest, ItemNotFound, NNCLRHubError
 from nnclr_hub.store.base import Collection, Match
+from nnclr_hub.store.cancellation import check_cancelled
 from nnclr_hub.workbench.search_query import SearchQuery
 
 T = TypeVar("T")
 Answer = list[Match] | NNCLRHubError
 # errors that concern one query and leave the others alone
 QUERY_ERRORS = (InvalidRequest, ImageError, ItemNotFound)
+TOGETHER = 1000  # matches of the queries that run as one batch: all of them are in memory at the same time
 
 
 def attempt(work: Callable[[], T]) -> T | NNCLRHubError:
@@ -31,16 +36,15 @@ def attempt(work: Callable[[], T]) -> T | NNCLRHubError:
         return error
 
 
-def answer_each(
-    collection: Collection,
+def resolve_each(
     queries: Sequence[SearchQuery | NNCLRHubError],
     images: Sequence[Sequence[Any] | NNCLRHubError],
     vectors: Iterable[np.ndarray | ImageError],
-) -> list[Answer]:
-    """Return the matches of each query, or its error.
+) -> list[SearchQuery | NNCLRHubError]:
+    """Return the queries with vectors in place of images, or the error of each.
 
     Args:
-        queries: may hold errors, which become the answers.
+        queries: may hold errors, which stay.
         images: the `images()` of each query, or the error that they raised.
         vectors: one for each image of all queries, in order.
     """
@@ -54,21 +58,32 @@ def answer_each(
         else:
             rows = [next(remaining) for _ in own]
             resolved.append(attempt(lambda query=query, rows=rows: query.resolve(rows)))
-    return run_each(collection, resolved)
+    return resolved
 
 
 def run_each(collection: Collection, queries: Sequence[SearchQuery | NNCLRHubError]) -> list[Answer]:
-    """Run queries without images; those that are one vector each and share their options run as one batch."""
-    answers: dict[int, Answer] = {i: one for i, one in enumerate(queries) if isinstance(one, NNCLRHubError)}
+    """Run queries without images; return the answer of each."""
+    found = dict(run_in_turn(collection, queries))
+    return [found[i] for i in range(len(queries))]
+
+
+def run_in_turn(collection: Collection, queries: Sequence[SearchQuery | NNCLRHubError]) -> Iterator[tuple[int, Answer]]:
+    """Run queries without images; yield the position and the answer of each, in any order.
+
+    Queries that are one vector each and share their options run in batches. Between two batches the search can be
+    cancelled, see `store.cancellation`.
+    """
+    alone = set(range(len(queries)))
     for rows in _batches(collection, queries):
+        check_cancelled()
         together = attempt(lambda rows=rows: _run_together(collection, [queries[i] for i in rows]))  # type: ignore[misc]
         if not isinstance(together, NNCLRHubError):  # otherwise each runs alone, to find the one that fails
-            answers |= zip(rows, together, strict=True)
-    for i, query in enumerate(queries):
-        if i not in answers:
-            assert isinstance(query, SearchQuery)
-            answers[i] = attempt(lambda query=query: query.run(collection))
-    return [answers[i] for i in range(len(queries))]
+            alone -= set(rows)
+            yield from zip(rows, together, strict=True)
+    for i in sorted(alone):
+        check_cancelled()
+        query = queries[i]
+        yield i, query if isinstance(query, NNCLRHubError) else attempt(lambda query=query: query.run(collection))
 
 
 def _batches(collection: Collection, queries: Sequence[SearchQuery | NNCLRHubError]) -> list[list[int]]:
@@ -81,7 +96,13 @@ def _batches(collection: Collection, queries: Sequence[SearchQuery | NNCLRHubErr
         if vector is not None and vector.shape == (collection.spec.dim,):
             options = json.dumps([query.k, query.offset, query.options()], sort_keys=True, default=repr)
             groups.setdefault(options, []).append(i)
-    return [rows for rows in groups.values() if len(rows) > 1]
+    batches: list[list[int]] = []
+    for rows in groups.values():
+        query = queries[rows[0]]
+        assert isinstance(query, SearchQuery)
+        step = max(1, TOGETHER // (query.k + query.offset))
+        batches += [rows[start : start + step] for start in range(0, len(rows), step)]
+    return [rows for rows in batches if len(rows) > 1]
 
 
 def _run_together(collection: Collection, queries: Sequence[SearchQuery]) -> list[list[Match]]:

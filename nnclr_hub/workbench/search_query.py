@@ -26,7 +26,15 @@ import numpy as np
 
 from nnclr_hub.errors import ImageError, InvalidRequest, ItemNotFound
 from nnclr_hub.store.base import Collection, Match, Where
-from nnclr_hub.store.checks import MAX_SEARCH_EFFORT, MAX_SEARCH_K, check_effort, check_k, check_name, check_threshold
+from nnclr_hub.store.checks import (
+    MAX_EXAMPLES,
+    MAX_SEARCH_EFFORT,
+    MAX_SEARCH_K,
+    check_effort,
+    check_k,
+    check_name,
+    check_threshold,
+)
 from nnclr_hub.store.queries import best_per_group, search_like
 from nnclr_hub.store.where import to_sql
 from nnclr_hub.workbench.payload import decode_base64, decode_vector, encode_image, encode_vector
@@ -121,7 +129,7 @@ class SearchQuery:
     """One search: examples, filters and limits. Making an invalid query raises InvalidRequest.
 
     positive: examples to be near to; at least one. Plain ids, vectors, and images as Path or bytes are accepted too.
-    negative: examples to be away from.
+    negative: examples to be away from; at most 1000 together with the positive ones.
     k: how many items to return, 1 to 1000.
     offset: how many of the best to skip; k + offset is at most 1000.
     where: filter on metadata, see `store.where`.
@@ -201,6 +209,11 @@ class SearchQuery:
         """
         if not self.positive:
             raise InvalidRequest("A search needs at least one positive example.")
+        if len(self.examples) > MAX_EXAMPLES:
+            raise InvalidRequest(
+                f"A search takes at most {MAX_EXAMPLES} examples, got {len(self.examples)}; choose some of them, or "
+                "search with the mean of their vectors."
+            )
         check_k(self.k, MAX_SEARCH_K)
         if isinstance(self.offset, bool) or not isinstance(self.offset, int) or self.offset < 0:
             raise InvalidRequest(f"offset must be a whole number of at least 0, got {self.offset!r:.80}.")

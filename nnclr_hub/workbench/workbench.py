@@ -36,7 +36,7 @@ from nnclr_hub.workbench.folder_index import index_folder
 from nnclr_hub.workbench.ingestion import Ingestion, add_images
 from nnclr_hub.workbench.models import Models, embedder_for
 from nnclr_hub.workbench.probes import get_probe, label_images, label_items, label_rows
-from nnclr_hub.workbench.search_batch import Answer, answer_each, attempt
+from nnclr_hub.workbench.search_batch import Answer, attempt, resolve_each, run_each
 from nnclr_hub.workbench.search_query import SearchQuery
 from nnclr_hub.workbench.write_lock import Target, WriteLock
 
@@ -269,7 +269,7 @@ class Workbench:
         images = [attempt(query.images) for query in queries]
         together = [image for own in images if not isinstance(own, NNCLRHubError) for image in own]
         vectors = self.embedder_of(collection).embed_each(together) if together else []
-        return answer_each(collection, queries, images, vectors)
+        return run_each(collection, resolve_each(queries, images, vectors))
 
     # ---- probes
 

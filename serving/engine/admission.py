@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
+from prometheus_client import Gauge
 
 from nnclr_hub.encoder.embedder import ImageLike
 from nnclr_hub.errors import NotReady, Overloaded, RequestTooLarge
@@ -25,13 +26,24 @@ class Admission:
     """Grants and takes back permits.
 
     Args:
-        images: images in progress at once.
+        images: images in progress at once, or whatever else `what` names.
         size: bytes of them, before decoding.
+        metrics: counts refusals.
+        what: has the permits, for messages.
+        in_work: gauges of what is in progress, and of its bytes; None: those of images.
     """
 
-    def __init__(self, images: int, size: int, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        images: int,
+        size: int,
+        metrics: Metrics,
+        what: str = "images",
+        in_work: tuple[Gauge, Gauge] | None = None,
+    ) -> None:
         self._max_images, self._max_bytes = images, size
-        self._metrics = metrics
+        self._metrics, self._what = metrics, what
+        self._in_work, self._bytes_in_work = in_work or (metrics.images_in_work, metrics.bytes_in_work)
         self._images = self._bytes = 0
         self._changed = threading.Condition()
         self._closed = False
@@ -55,8 +67,8 @@ class Admission:
                 raise shutting_down()
             if images > self._max_images or size > self._max_bytes:
                 raise RequestTooLarge(
-                    f"The request has {images} images and {size:,} bytes; the limit is {self._max_images} images "
-                    f"and {self._max_bytes:,} bytes."
+                    f"The request has {images} {self._what} and {size:,} bytes; the limit is {self._max_images} "
+                    f"{self._what} and {self._max_bytes:,} bytes."
                 )
             excess, excess_bytes = self._images + images - self._max_images, self._bytes + size - self._max_bytes
             if excess > 0 or excess_bytes > 0:
@@ -68,8 +80,8 @@ class Admission:
                 self._throughput = _Throughput()
             self._images += images
             self._bytes += size
-        self._metrics.images_in_work.inc(images)
-        self._metrics.bytes_in_work.inc(size)
+        self._in_work.inc(images)
+        self._bytes_in_work.inc(size)
 
     def leave(self, images: int, size: int) -> None:
         """Return permits."""
@@ -78,8 +90,8 @@ class Admission:
             self._bytes -= size
             self._throughput.add(images, size)
             self._changed.notify_all()
-        self._metrics.images_in_work.dec(images)
-        self._metrics.bytes_in_work.dec(size)
+        self._in_work.dec(images)
+        self._bytes_in_work.dec(size)
 
     def close(self) -> None:
         """Refuse all new requests."""

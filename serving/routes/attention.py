@@ -27,7 +27,6 @@ from nnclr_hub.encoder.attention import Box as ImageBox
 from nnclr_hub.encoder.decoding import MAX_PIXELS
 from nnclr_hub.errors import (
     CollectionNotFound,
-    DeadlineExceeded,
     FingerprintMismatch,
     InvalidRequest,
     ModelError,
@@ -145,7 +144,6 @@ class AttentionQuery:
             ModelError,
             CollectionNotFound,
             FingerprintMismatch,
-            DeadlineExceeded,
             "unsupported_media_type",
         ),
         200: {

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field
 
+from nnclr_hub.store.spec import MAX_DIM
 from nnclr_hub.workbench.privacy import public_key, public_where
 
 
@@ -32,7 +33,8 @@ Where = Annotated[
 MetadataKey = Annotated[str, AfterValidator(public_key)]
 ImageText = Annotated[str, Field(description="data URI or base64 of an image; a web address if the server allows it")]
 Vector = Annotated[
-    Annotated[list[float], FIRST_WRONG] | str, Field(description="numbers, or base64 of little-endian float32")
+    Annotated[list[float], FIRST_WRONG, Field(max_length=MAX_DIM)] | str,
+    Field(description="numbers, or base64 of little-endian float32"),
 ]
 Box = Annotated[tuple[float, float, float, float], Field(description="x0, y0, x1, y1 on the upright image, in pixels")]
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from anyio import to_thread
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, Field, TypeAdapter
 
@@ -21,7 +22,8 @@ from nnclr_hub.errors import (
     StoreReadOnly,
     UnknownModel,
 )
-from nnclr_hub.store.base import CollectionInfo, CollectionSpec
+from nnclr_hub.store.base import CollectionInfo, CollectionSpec, VerifyReport
+from nnclr_hub.store.cancellation import check_cancelled
 from nnclr_hub.store.index_kinds import IndexName
 from nnclr_hub.store.replacement import NEXT, WAS
 from nnclr_hub.workbench import Workbench
@@ -31,10 +33,11 @@ from ..keys import READ, WRITE
 from ..models import Engines
 from ..problems import answers
 from ..request_bodies import json_of
+from ..responses import in_thread_while_connected
 from ..security.access import requires
 from ..telemetry import measured
 from .bodies import FIRST_WRONG, Name, Strict, json_body
-from .dependencies import AppEngines, AppLongThreads, AppMetrics, AppWorkbench, served_engine
+from .dependencies import AppAnswers, AppEngines, AppLongThreads, AppMetrics, AppWorkbench, served_engine
 from .listings import WhereText, read_where
 
 
@@ -154,11 +157,15 @@ def drop(name: str, bench: AppWorkbench, metrics: AppMetrics) -> None:
 
 @router.get("/{name}/count", responses=answers(CollectionNotFound, InvalidFilter))
 @requires(READ)
-def count(name: str, bench: AppWorkbench, metrics: AppMetrics, where: WhereText = None) -> CountResponse:
+def count(
+    name: str, request: Request, limits: AppAnswers, bench: AppWorkbench, metrics: AppMetrics, where: WhereText = None
+) -> CountResponse:
     """Count the items, or the items that match a filter."""
     condition = read_where(where)
     with measured(metrics, "store"):
-        return CountResponse(count=bench.collection(name).count(condition))
+        collection = bench.collection(name)
+        limits.admit(request.state.budget, collection)
+        return CountResponse(count=collection.count(condition))
 
 
 @router.post("/{name}/snapshot", status_code=204, responses=answers(CollectionNotFound, *_WRITE))
@@ -171,14 +178,24 @@ async def snapshot(name: str, bench: AppWorkbench, metrics: AppMetrics, threads:
 
 @router.post("/{name}/verify", responses=answers(CollectionNotFound))
 @requires(WRITE)
-async def verify(name: str, bench: AppWorkbench, metrics: AppMetrics, threads: AppLongThreads) -> VerifyResponse:
-    """Read every vector back, and compare the index with an exhaustive search on a sample."""
+async def verify(
+    name: str, request: Request, bench: AppWorkbench, metrics: AppMetrics, threads: AppLongThreads
+) -> VerifyResponse:
+    """Read every vector back, and compare the index with an exhaustive search on a sample.
+
+    For a large collection, start a job of kind `verify` instead: this request has the deadline of every request.
+    """
     with measured(metrics, "store"):
-        report = await to_thread.run_sync(lambda: bench.collection(name).verify(), limiter=threads)
+        work = partial(_verified, bench, name)
+        report = await in_thread_while_connected(request, work, threads)
     return VerifyResponse(ok=report.ok, **_JSON_REPORT.dump_python(report, mode="json"))
 
 
 _JSON_REPORT: TypeAdapter[Any] = TypeAdapter(Any)
+
+
+def _verified(bench: Workbench, name: str) -> VerifyReport:
+    return bench.collection(name).verify(lambda done, total: check_cancelled())
 
 
 def _response(info: CollectionInfo) -> CollectionResponse:
@@ -229,9 +246,10 @@ def list_aliases(bench: AppWorkbench, metrics: AppMetrics) -> AliasesResponse:
     "/{alias}",
     responses=answers("unsupported_media_type", CollectionNotFound, CollectionExists, StoreReadOnly, DiskFull),
     openapi_extra=json_body(AliasRequest),
+    operation_id="aliases-point",  # the published id; generated clients are named after it
 )
 @requires(WRITE)
-def point(
+def set_alias(
     alias: str, body: Annotated[AliasRequest, json_of(AliasRequest)], bench: AppWorkbench, metrics: AppMetrics
 ) -> AliasResponse:
     """Point an alias to a collection. If it pointed to another one, it switches atomically."""
@@ -241,9 +259,14 @@ def point(
         return AliasResponse(alias=alias, collection=bench.collection(alias).name)
 
 
-@aliases.delete("/{alias}", status_code=204, responses=answers(CollectionNotFound, StoreReadOnly, DiskFull))
+@aliases.delete(
+    "/{alias}",
+    status_code=204,
+    responses=answers(CollectionNotFound, StoreReadOnly, DiskFull),
+    operation_id="aliases-forget",  # published, too
+)
 @requires(WRITE)
-def forget(alias: str, bench: AppWorkbench, metrics: AppMetrics) -> None:
+def delete_alias(alias: str, bench: AppWorkbench, metrics: AppMetrics) -> None:
     """Delete an alias; its collection stays."""
     _refuse_reserved(alias)
     with measured(metrics, "store"), bench.write_lock.alone():

@@ -11,6 +11,7 @@ from nnclr_hub.errors import UnknownModel
 from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.privacy import public_name
 
+from ..answers import Answers
 from ..edge.url_fetcher import Fetcher
 from ..engine.attention import Slots
 from ..ingest import Ingest
@@ -37,6 +38,7 @@ AppWorkbench = Annotated[Workbench, _state("workbench")]
 AppFetcher = Annotated[Fetcher | None, _state("fetcher")]
 AppMetrics = Annotated[Metrics, _state("metrics")]
 AppIngest = Annotated[Ingest, _state("ingest")]
+AppAnswers = Annotated[Answers, _state("answers")]
 # attention requests in work at once
 AppAttentionSlots = Annotated[Slots, _state("attention_slots")]
 # separate threads for health checks, which must not wait for other requests

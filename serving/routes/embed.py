@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
-from nnclr_hub.errors import DeadlineExceeded, ImageError, ModelError, UnknownModel
+from nnclr_hub.errors import ImageError, ModelError, UnknownModel
 from nnclr_hub.workbench.payload import encode_vector
 
 from ..edge.url_fetcher import Fetcher
@@ -64,7 +64,7 @@ _BODY["requestBody"]["content"]["image/*"] = {"schema": {"type": "string", "form
     "/embed",
     response_model=EmbedResponse,
     responses={
-        **answers(*UNREADABLE, UnknownModel, ModelError, DeadlineExceeded, "unsupported_media_type"),
+        **answers(*UNREADABLE, UnknownModel, ModelError, "unsupported_media_type"),
         200: {
             "content": {
                 NPY: binary("NumPy file of shape (N, D)"),

@@ -12,9 +12,9 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, Field, RootModel, TypeAdapter
 
 from nnclr_hub.errors import (
+    AnswerTooLarge,
     CollectionMoving,
     CollectionNotFound,
-    DeadlineExceeded,
     DiskFull,
     FingerprintMismatch,
     ImageError,
@@ -25,11 +25,13 @@ from nnclr_hub.errors import (
     StoreReadOnly,
 )
 from nnclr_hub.store.base import Collection, Item
+from nnclr_hub.store.checks import check_limit
 from nnclr_hub.workbench import AddRequest, NewImage
 from nnclr_hub.workbench.payload import decode_vector
 from nnclr_hub.workbench.privacy import public_metadata
 from nnclr_hub.workbench.sources import read_original
 
+from ..answers import PartsResponse
 from ..edge.url_fetcher import Fetcher
 from ..keys import READ, WRITE
 from ..problems import answers, problem
@@ -43,11 +45,11 @@ from ..request_bodies import (
     read_form,
     read_json,
 )
-from ..responses import VectorResponse
+from ..responses import VectorResponse, encoded
 from ..security.access import requires
 from ..telemetry import measured
 from .bodies import FIRST_WRONG, ImageText, ItemError, Metadata, Name, Strict, Vector, binary, form_body, json_body
-from .dependencies import AppFetcher, AppIngest, AppMetrics, AppSettings, AppWorkbench
+from .dependencies import AppAnswers, AppFetcher, AppIngest, AppMetrics, AppSettings, AppWorkbench
 from .listings import WhereText, read_cursor, read_where, write_cursor
 
 
@@ -122,7 +124,6 @@ _FIELDS = {"files": "many", "items": "JSON list of {id, metadata}, one per file,
         FingerprintMismatch,
         ImageError,
         ImageTooLarge,
-        DeadlineExceeded,
         StoreReadOnly,
         DiskFull,
         "unsupported_media_type",
@@ -171,10 +172,12 @@ def put_vectors(
         return StoredResponse(stored=len(items), seq=bench.upsert(name, items))
 
 
-@router.get("", response_model=ItemsResponse, responses=answers(CollectionNotFound, InvalidFilter))
+@router.get("", response_model=ItemsResponse, responses=answers(CollectionNotFound, InvalidFilter, AnswerTooLarge))
 @requires(READ)
 def list_items(
     name: str,
+    request: Request,
+    limits: AppAnswers,
     bench: AppWorkbench,
     metrics: AppMetrics,
     cursor: Annotated[
@@ -190,10 +193,12 @@ def list_items(
     condition = read_where(where)
     last = None if cursor is None else read_cursor(name, condition, cursor)
     with measured(metrics, "store"):
-        page = bench.collection(name).scroll(last, limit, condition, with_vector=with_vector)
+        collection = bench.collection(name)
+        limits.admit(request.state.budget, collection, rows=check_limit(limit), with_vector=with_vector)
+        page = collection.scroll(last, limit, condition, with_vector=with_vector)
     following = None if page.cursor is None else write_cursor(name, condition, page.cursor)
-    items = [_response(item, with_vector) for item in page.items]
-    return VectorResponse({"items": items, "cursor": following})
+    items = limits.encoder().list(_response(item, with_vector) for item in page.items)
+    return PartsResponse([b'{"items":', *items, b',"cursor":', encoded(following), b"}"])
 
 
 @router.get("/{id}", response_model=ItemResponse, responses=answers(CollectionNotFound, ItemNotFound))

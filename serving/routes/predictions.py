@@ -10,11 +10,12 @@ from typing import Any, Self, cast
 import numpy as np
 from fastapi import APIRouter, Request
 from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import Response
 from pydantic import Field, FiniteFloat, model_validator
 
 from nnclr_hub.errors import (
+    AnswerTooLarge,
     CollectionNotFound,
-    DeadlineExceeded,
     FingerprintMismatch,
     ImageError,
     InvalidRequest,
@@ -28,19 +29,21 @@ from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.payload import decode_vector
 from nnclr_hub.workbench.privacy import without_paths
 
+from ..answers import Encoder, PartsResponse
 from ..edge.url_fetcher import Fetcher
 from ..keys import READ
 from ..models import Model
 from ..problems import UNREADABLE, answers, problem
 from ..request_bodies import UploadedImage, decode_each, is_form, parse, read_form, read_json
-from ..responses import while_connected
+from ..responses import encoded, in_thread_while_connected, while_connected
 from ..security.access import requires
 from .bodies import ImageText, ItemError, Name, Strict, form_body
-from .dependencies import AppFetcher, AppSettings, AppWorkbench
+from .dependencies import AppAnswers, AppFetcher, AppSettings, AppWorkbench
 from .probes import Label
 
 router = APIRouter(prefix="/api/v1/probes", tags=["probes"])
 MOST_TOP = 100
+ROW_BYTES, CLASS_BYTES = 200, 60  # of an entry, and of each of its probabilities
 TOP = 5
 
 
@@ -99,59 +102,59 @@ _PREDICT_BODY = form_body(
 @router.post(
     "/{name}/predict",
     response_model=PredictResponse,
-    response_model_exclude_none=True,
     responses=answers(
         ProbeNotFound,
+        AnswerTooLarge,
         CollectionNotFound,
         FingerprintMismatch,
         *UNREADABLE,
         ModelError,
-        DeadlineExceeded,
         "unsupported_media_type",
     ),
     openapi_extra=_PREDICT_BODY,
 )
 @requires(READ)
-async def predict(name: str, request: Request, bench: AppWorkbench, settings: AppSettings, fetcher: AppFetcher) -> Any:
+async def predict(
+    name: str,
+    request: Request,
+    bench: AppWorkbench,
+    settings: AppSettings,
+    fetcher: AppFetcher,
+    limits: AppAnswers,
+) -> Response:
     """Predict the labels of items, vectors or images.
 
     The response has a prediction or an error for each: 200 if at least one has a prediction, else 422.
     """
     query, images = await _read(request, settings.max_images, fetcher)
-    if images:
-        results = await _of_images(request, bench, name, images, query.top)
-    else:
-        results = await run_in_threadpool(_of_others, bench, name, query)
-    names: Sequence[dict[str, Any]] = (
-        [{"id": id} for id in query.ids or ()] or [{"name": one.name} for one in images] or [{}] * len(results)
-    )
-    entries = [
-        PredictionEntry(index=i, **about, **_entry(result))
-        for i, (result, about) in enumerate(zip(results, names, strict=True))
-    ]
-    broken = [{"index": one.index, **one.error.model_dump()} for one in entries if one.error is not None]
-    if len(broken) == len(entries):
-        detail = f"None of the {len(entries)} predictions succeeded; first error: {broken[0]['detail']}"
-        return problem(request.url.path, 422, str(broken[0]["code"]), detail, items=broken)
-    return PredictResponse(probe=name, results=entries)
+    vectors = await _embedded(request, bench, name, images) if images else []
+
+    def labeled() -> Response:
+        rows = len(query.ids or query.vectors or images)
+        limits.admit_rows(request.state.budget, rows, ROW_BYTES + query.top * CLASS_BYTES)
+        results = _of_images(bench, name, vectors, query.top) if images else _of_others(bench, name, query)
+        return _response(request.url.path, name, query, images, results, limits.encoder())
+
+    return await in_thread_while_connected(request, labeled, request.app.state.search_threads)
 
 
-async def _of_images(
-    request: Request, bench: Workbench, name: str, images: list[UploadedImage], top: int
-) -> list[Labeling | NNCLRHubError]:
-    """Predict the label of each image; no thread waits while they are embedded."""
+async def _embedded(
+    request: Request, bench: Workbench, name: str, images: list[UploadedImage]
+) -> list[np.ndarray | ImageError]:
+    """Return the vector of each image, or its error; no thread waits while they are embedded."""
     model = cast(Model, await run_in_threadpool(bench.embedder_of_probe, name))
     good = [one.data for one in images if isinstance(one.data, bytes)]
-    results = await while_connected(request, model.embed_each_async(good))
-    vectors = [row for row in results if isinstance(row, np.ndarray)]
-    predictions: list[Labeling | NNCLRHubError] = []
-    if vectors:
-        predictions = await run_in_threadpool(
-            bench.predict, name, vectors=np.stack(vectors), fingerprint=model.fingerprint, k=top
-        )
-    embedded, labeled = iter(results), iter(predictions)
-    rows = [one.data if isinstance(one.data, ImageError) else next(embedded) for one in images]
-    return [row if isinstance(row, ImageError) else next(labeled) for row in rows]
+    vectors = iter(await while_connected(request, model.embed_each_async(good)))
+    return [one.data if isinstance(one.data, ImageError) else next(vectors) for one in images]
+
+
+def _of_images(
+    bench: Workbench, name: str, vectors: list[np.ndarray | ImageError], top: int
+) -> list[Labeling | NNCLRHubError]:
+    """Predict the label of each image that could be embedded."""
+    good = [row for row in vectors if isinstance(row, np.ndarray)]
+    labeled = iter(bench.predict(name, vectors=np.stack(good), k=top) if good else ())
+    return [row if isinstance(row, ImageError) else next(labeled) for row in vectors]
 
 
 def _of_others(bench: Workbench, name: str, query: PredictRequest) -> list[Labeling | NNCLRHubError]:
@@ -185,10 +188,36 @@ async def _read(request: Request, limit: int, fetcher: Fetcher | None) -> tuple[
     return parse(body, PredictRequest, ("body",)), uploaded
 
 
-def _entry(result: Labeling | NNCLRHubError) -> dict[str, Any]:
+def _response(
+    path: str,
+    probe: str,
+    query: PredictRequest,
+    images: Sequence[UploadedImage],
+    results: Sequence[Labeling | NNCLRHubError],
+    encoder: Encoder,
+) -> Response:
+    """Return one entry per result, as `PredictResponse` describes them, or a problem if all of them are errors."""
+    broken = [
+        {"index": i, "code": one.code, "detail": without_paths(str(one))}
+        for i, one in enumerate(results)
+        if isinstance(one, NNCLRHubError)
+    ]
+    if len(broken) == len(results):
+        detail = f"None of the {len(results)} predictions succeeded; first error: {broken[0]['detail']}"
+        return problem(path, 422, str(broken[0]["code"]), detail, items=broken)
+    names: Sequence[dict[str, Any]] = (
+        [{"id": id} for id in query.ids or ()] or [{"name": one.name} for one in images] or [{}] * len(results)
+    )
+    entries = (_entry(i, about, one) for i, (one, about) in enumerate(zip(results, names, strict=True)))
+    return PartsResponse([b'{"probe":', encoded(probe), b',"results":', *encoder.list(entries), b"}"])
+
+
+def _entry(index: int, about: dict[str, Any], result: Labeling | NNCLRHubError) -> dict[str, Any]:
+    """Return the fields of a `PredictionEntry` that are not null."""
     if isinstance(result, NNCLRHubError):
-        return {"error": ItemError(code=result.code, detail=without_paths(str(result)))}
-    top = [Probability(label=label, probability=value) for label, value in result.top]
-    if isinstance(result.label, tuple):
-        return {"labels": list(result.label), "top": top}
-    return {"label": result.label, "top": top}
+        found: dict[str, Any] = {"error": {"code": result.code, "detail": without_paths(str(result))}}
+    else:
+        name = "labels" if isinstance(result.label, tuple) else "label"
+        top = [{"label": label, "probability": value} for label, value in result.top]
+        found = {name: result.label, "top": top}
+    return {name: value for name, value in {"index": index, **about, **found}.items() if value is not None}

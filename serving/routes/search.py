@@ -1,26 +1,23 @@
 """POST /api/v1/collections/{name}/search, as JSON or multipart, and /search/batch.
 
 A search with images takes two steps in threads, with the embedding awaited between them: first the queries are
-parsed, then they are run. A search without images takes one.
+parsed and get their permits, then they are run and their answers encoded. A search without images takes one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any, cast
 
-import numpy as np
-from anyio import to_thread
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, Field, PrivateAttr
 
 from nnclr_hub.errors import (
+    AnswerTooLarge,
     CollectionNotFound,
-    DeadlineExceeded,
     FingerprintMismatch,
-    ImageError,
     InvalidFilter,
     InvalidRequest,
     ItemNotFound,
@@ -28,16 +25,19 @@ from nnclr_hub.errors import (
     RequestTooLarge,
 )
 from nnclr_hub.store.base import Match
+from nnclr_hub.store.checks import MAX_EXAMPLES
 from nnclr_hub.workbench import SearchQuery, Workbench
 from nnclr_hub.workbench.privacy import public_metadata, without_paths
-from nnclr_hub.workbench.search_batch import Answer, answer_each, attempt
+from nnclr_hub.workbench.search_batch import attempt, resolve_each, run_in_turn
 
+from ..answers import Answers, Encoder, PartsResponse
+from ..deadline import Budget
 from ..edge.url_fetcher import Fetched
 from ..keys import READ
 from ..models import Model
 from ..problems import UNREADABLE, answers
 from ..request_bodies import check_count, decode_text, fetch_each, is_form, json_of, read_form, read_json
-from ..responses import VectorResponse, while_connected
+from ..responses import encoded, in_thread_while_connected, while_connected
 from ..security.access import requires
 from ..telemetry import measured
 from .bodies import (
@@ -80,8 +80,12 @@ class Example(Strict):
 class SearchRequest(Example):
     """Exactly one of id, image, vector and positive."""
 
-    positive: Annotated[list[Example], FIRST_WRONG] | None = Field(None, description="examples to be near")
-    negative: Annotated[list[Example], FIRST_WRONG] = Field([], description="examples to be far from")
+    positive: Annotated[list[Example], FIRST_WRONG, Field(max_length=MAX_EXAMPLES)] | None = Field(
+        None, description="examples to be near; at most 1000 together with the negative ones"
+    )
+    negative: Annotated[list[Example], FIRST_WRONG] = Field(
+        [], max_length=MAX_EXAMPLES, description="examples to be far from"
+    )
     group_by: MetadataKey | None = Field(
         None, description="metadata key; return the nearest item of each of its values"
     )
@@ -134,7 +138,8 @@ class SearchBatchResponse(BaseModel):
 
 router = APIRouter(prefix="/api/v1/collections/{name}", tags=["search"])
 MAX_QUERIES = 64
-_REFUSALS = (CollectionNotFound, FingerprintMismatch, DeadlineExceeded)
+MAX_BATCH_EXAMPLES = 10_000
+_REFUSALS = (CollectionNotFound, FingerprintMismatch, AnswerTooLarge)
 
 
 @router.post(
@@ -152,7 +157,7 @@ async def search(name: str, request: Request) -> Response:
     [answer] = await _search_each(request, name, [query])
     if isinstance(answer, NNCLRHubError):
         raise answer
-    return VectorResponse({"matches": _matches(answer)})
+    return PartsResponse(answer)
 
 
 @router.post(
@@ -165,16 +170,20 @@ async def search(name: str, request: Request) -> Response:
 async def search_batch(
     name: str, request: Request, body: Annotated[SearchBatchRequest, json_of(SearchBatchRequest)]
 ) -> Response:
-    """Run up to 64 searches; the response has matches or an error for each."""
+    """Run up to 64 searches with up to 10,000 examples; the response has matches or an error for each."""
     if len(body.queries) > MAX_QUERIES:
         raise RequestTooLarge(f"queries must have at most {MAX_QUERIES} entries, got {len(body.queries)}.")
-    results: list[dict[str, Any]] = []
+    examples = sum(len(query.positive or (query,)) + len(query.negative) for query in body.queries)
+    if examples > MAX_BATCH_EXAMPLES:
+        raise RequestTooLarge(f"A batch takes at most {MAX_BATCH_EXAMPLES:,} examples, got {examples:,}; split it.")
+    parts: list[bytes] = []
     for answer in await _search_each(request, name, body.queries):
+        parts.append(b"," if parts else b'{"results":[')
         if isinstance(answer, NNCLRHubError):
-            results.append({"error": {"code": answer.code, "detail": without_paths(str(answer))}})
+            parts.append(encoded({"error": {"code": answer.code, "detail": without_paths(str(answer))}}))
         else:
-            results.append({"matches": _matches(answer)})
-    return VectorResponse({"results": results})
+            parts += answer
+    return PartsResponse([*parts, b"]}"])
 
 
 async def _read(request: Request) -> SearchRequest:
@@ -190,33 +199,38 @@ async def _read(request: Request) -> SearchRequest:
     return query
 
 
-async def _search_each(request: Request, name: str, queries: Sequence[SearchRequest]) -> list[Answer]:
-    """Return the matches of each query, or its error.
+_Found = list[list[bytes] | NNCLRHubError]  # for each query
+
+
+async def _search_each(request: Request, name: str, queries: Sequence[SearchRequest]) -> _Found:
+    """Return the matches of each query as parts of JSON, or its error.
 
     Raises:
         CollectionNotFound, FingerprintMismatch, RequestTooLarge, Overloaded, NotReady, DeadlineExceeded.
         ClientDisconnect: the client has disconnected.
     """
     state = request.app.state
-    examples = [example for query in queries for example in query.examples]
-    check_count(sum(example.has_image for example in examples), state.settings.max_images)
-    fetched = await fetch_each((one.image for one in examples if one.image is not None), state.fetcher)
+    images = [example for query in queries for example in query.examples if example.has_image]
+    check_count(len(images), state.settings.max_images)
+    fetched = await fetch_each((one.image for one in images if one.image is not None), state.fetcher)
 
-    def prepare() -> tuple[_Batch, list[Answer] | None]:
+    def prepare() -> tuple[_Batch, _Found | None]:
         batch = _Batch(state.workbench, name, queries, fetched)
+        batch.admit(state.answers, request.state.budget)
         return batch, None if batch.model is not None else answer(batch, ())
 
-    def answer(batch: _Batch, vectors: Iterable[np.ndarray | ImageError]) -> list[Answer]:
+    def answer(batch: _Batch, vectors: Sequence[Any]) -> _Found:
         with measured(state.metrics, "search"):
-            return answer_each(batch.collection, batch.queries, batch.images, vectors)
+            return batch.run(vectors, state.answers.encoder())
 
     # to cut out a box, the image is decoded here: up to 120 MB each, so few at once
-    limiter = state.box_threads if any(one.has_image and one.box is not None for one in examples) else None
-    batch, answers = await to_thread.run_sync(prepare, limiter=limiter)
+    boxes = any(one.box is not None for one in images)
+    threads = state.box_threads if boxes else state.search_threads
+    batch, found = await in_thread_while_connected(request, prepare, threads)
     if batch.model is None:
-        return cast("list[Answer]", answers)
+        return cast(_Found, found)
     vectors = await while_connected(request, batch.model.embed_each_async(batch.all_images))
-    return await to_thread.run_sync(answer, batch, vectors)
+    return await in_thread_while_connected(request, partial(answer, batch, vectors), state.search_threads)
 
 
 class _Batch:
@@ -234,9 +248,24 @@ class _Batch:
         self.all_images = [image for own in self.images if not isinstance(own, NNCLRHubError) for image in own]
         self.model = cast(Model, bench.embedder_of(self.collection)) if self.all_images else None
 
+    def admit(self, answers: Answers, budget: Budget) -> None:
+        """Take permits for all queries and their answers; see `Answers.admit`."""
+        sound = [query for query in self.queries if isinstance(query, SearchQuery)]
+        rows = sum(query.k for query in sound)
+        with_vector = any(query.with_vector for query in sound)
+        answers.admit(budget, self.collection, queries=len(self.queries), rows=rows, with_vector=with_vector)
 
-def _matches(matches: Sequence[Match]) -> list[dict[str, Any]]:
-    return [
-        {"id": match.id, "score": match.score, "metadata": public_metadata(match.metadata), "vector": match.vector}
-        for match in matches
-    ]
+    def run(self, vectors: Sequence[Any], encoder: Encoder) -> _Found:
+        """Return the matches of each query as parts of JSON, or its error."""
+        found: dict[int, list[bytes] | NNCLRHubError] = {}
+        for i, answer in run_in_turn(self.collection, resolve_each(self.queries, self.images, vectors)):
+            if isinstance(answer, NNCLRHubError):
+                found[i] = answer
+            else:
+                found[i] = [b'{"matches":', *encoder.list(map(_match, answer)), b"}"]
+        return [found[i] for i in range(len(self.queries))]
+
+
+def _match(match: Match) -> dict[str, Any]:
+    metadata = public_metadata(match.metadata)
+    return {"id": match.id, "score": match.score, "metadata": metadata, "vector": match.vector}

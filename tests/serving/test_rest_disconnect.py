@@ -133,10 +133,10 @@ def test_work_on_a_whole_collection_does_not_block_other_requests(server, client
     kind = type(server.bench.collection("photos"))
     real = getattr(kind, what)
 
-    def slow(self):
+    def slow(self, *progress):
         begun.set()
         assert release.wait(120)
-        return real(self)
+        return real(self, *progress)
 
     with ThreadPoolExecutor(50) as pool, monkeypatch.context() as patched:
         patched.setattr(kind, what, slow)

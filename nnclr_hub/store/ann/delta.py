@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from nnclr_hub.store.ann.compare import compare
+from nnclr_hub.store.cancellation import check_cancelled
 
 LIVE = np.iinfo(np.int64).max
 
@@ -98,6 +99,7 @@ class Delta:
         scores, rids = [np.zeros((len(queries), 0), np.float32)], [np.zeros((len(queries), 0), np.int64)]
         count = self.count  # read once: rows that are added from here on are newer than the caller's view
         for number in range(-(-count // self._block)):
+            check_cancelled()
             used = min(self._block, count - number * self._block)
             known = self._rids[number][:used]
             live = self._deleted[number][:used] > at

@@ -24,6 +24,7 @@ import numpy as np
 from nnclr_hub.store.ann.compare import Found, best, compare, merge, score
 from nnclr_hub.store.ann.delta import LIVE, Deletions, Delta, bitmap_of, positions
 from nnclr_hub.store.ann.main_index import REFINED, MainIndex, threads
+from nnclr_hub.store.cancellation import check_cancelled
 from nnclr_hub.store.index_kinds import FLAT, IndexKind
 from nnclr_hub.store.settings import StoreSettings
 from nnclr_hub.store.spec import CollectionSpec
@@ -295,6 +296,7 @@ class _Search:
         found = np.zeros((len(self.queries), 0), np.float32), np.zeros((len(self.queries), 0), np.int64)
         step = max(1, SCAN_BYTES // (4 * self.queries.shape[1]))
         for start in range(0, len(rows), step):
+            check_cancelled()
             some = rows[start : start + step]
             known = self.parts.rids[some]
             vectors = main.vectors(some) if main.lossless else self.fetch(known)

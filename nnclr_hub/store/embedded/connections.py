@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from nnclr_hub.store.cancellation import cancellable_queries
 from nnclr_hub.store.embedded.catalog import closed_error, connect
 from nnclr_hub.store.sqlite import reading, translated
 
@@ -49,7 +50,7 @@ class Connections:
             self._open += 1
             connection.execute(f"PRAGMA cache_size = -{CACHE_KIB // self._open}")
         try:
-            with translated(self._path), reading(connection):
+            with translated(self._path), cancellable_queries(connection), reading(connection):
                 self._on_begin(connection)
                 yield connection
         finally:

@@ -13,11 +13,13 @@ import numpy as np
 
 from nnclr_hub.errors import StoreCorrupt
 from nnclr_hub.store.base import Item, Match
+from nnclr_hub.store.cancellation import check_cancelled
 from nnclr_hub.store.spec import CollectionSpec
 from nnclr_hub.store.where import Clause
 
 # parameters per statement, below SQLite's limit
 MAX_IN = 10_000
+PARSED = 64  # metadata that are parsed in one call, which keeps all other threads waiting
 BATCH = 10_000
 _HINT = "remove it with `nnclr store repair COLLECTION`, then index it again"
 
@@ -191,6 +193,14 @@ def _parsed(found: list[tuple[str, str]]) -> list[dict[str, Any]]:
     Raises:
         StoreCorrupt: an item's metadata is not JSON; the message names it.
     """
+    metadata: list[dict[str, Any]] = []
+    for start in range(0, len(found), PARSED):
+        check_cancelled()
+        metadata += _parsed_together(found[start : start + PARSED])
+    return metadata
+
+
+def _parsed_together(found: list[tuple[str, str]]) -> list[dict[str, Any]]:
     try:
         metadata = json.loads(f"[{','.join([text for _, text in found])}]")  # much faster than one by one
         if len(metadata) == len(found) and all(type(one) is dict for one in metadata):

@@ -1,0 +1,409 @@
+"""What the most expensive permitted request of each kind costs, measured from outside the server.
+
+    python benchmarks/request_cost.py                     # every kind, as a table with its budget
+    python benchmarks/request_cost.py answer_at_limit  # the named kinds
+
+Each request is at the limit of what the server accepts, or above it, where refusing must be cheap. For each, the table
+has the CPU seconds of the server until it is idle again, the bytes of the answer, the longest wait of /healthz
+meanwhile, and the growth of the peak memory. `BUDGETS` has the limits, and tests/serving/cost checks them.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+import socket
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import numpy as np
+from PIL import Image
+
+if __name__ == "__main__":  # the checkout, wherever it is called from
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.server_process import ServerProcess
+from nnclr_hub.store import open_store
+from nnclr_hub.store.base import CollectionSpec, Item
+
+DIM = 256
+WIDE, WIDE_ITEMS, WIDE_BYTES = "wide", 1000, 20_000  # items with much metadata
+TALL, TALL_ITEMS = "tall", 20_000  # many items
+CLASSES = 100
+JSON = "application/json"
+POLL_S = 0.01
+IDLE_SHARE = 0.4  # of one core; an idle server that is polled uses less
+IDLE_S = 0.15
+PATIENCE_S = 240.0
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a request may cost.
+
+    cpu_s: CPU seconds of the server and its decoders.
+    answer: bytes.
+    delay_s: longest wait of /healthz meanwhile, on an idle machine.
+    memory: bytes by which the peak may grow.
+    """
+
+    cpu_s: float
+    answer: float
+    delay_s: float = 0.1
+    memory: float = 300e6
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a request did cost; the fields are those of `Budget`, and the HTTP status."""
+
+    status: int
+    cpu_s: float
+    answer: int
+    delay_s: float
+    memory: int
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request. `body` makes it, because a large one should not stay in memory."""
+
+    method: str
+    path: str
+    body: Callable[[], bytes] = bytes
+    headers: Mapping[str, str] = field(default_factory=lambda: {"Content-Type": JSON})
+
+
+# ---- what is measured
+
+SMALL = 1e6  # bytes of an answer that has an error, or little else
+ANSWER = 64e6 + SMALL  # the default of NNCLR_ANSWER_BYTES
+# one line for each kind of request; numbers are for one core of 2.5 GHz
+BUDGETS: dict[str, Budget] = {
+    "batch_of_64": Budget(0.3, SMALL, memory=50e6),  # 1.5 GB if it were answered
+    "answer_at_limit": Budget(1.0, ANSWER, memory=300e6),
+    "search_k_1000": Budget(0.4, ANSWER),
+    "examples_1000": Budget(0.3, SMALL, memory=50e6),
+    "examples_190000": Budget(0.6, SMALL),
+    "batch_of_examples": Budget(1.0, SMALL),
+    "longest_filter": Budget(0.4, SMALL, memory=50e6),
+    "count_longest_filter": Budget(0.6, SMALL, memory=50e6),
+    "filter_values": Budget(0.8, SMALL),
+    "vector_numbers": Budget(0.9, SMALL),
+    "nested_json": Budget(0.3, SMALL, memory=100e6),
+    "scroll_vectors": Budget(0.3, ANSWER, memory=100e6),
+    "scroll_10000": Budget(0.4, ANSWER, memory=100e6),
+    "scroll_wide": Budget(0.4, ANSWER, memory=150e6),
+    "put_vectors": Budget(1.5, SMALL),
+    "predict_vectors": Budget(2.5, ANSWER, memory=300e6),
+    "predict_ids": Budget(2.5, ANSWER, memory=300e6),
+    "fit_probe_items": Budget(5.0, SMALL, memory=400e6),
+    "multipart_fields": Budget(0.3, SMALL, memory=50e6),
+    "multipart_20mb": Budget(0.4, SMALL, memory=100e6),
+    "embed_64": Budget(1.0, 5e6, memory=200e6),
+    "embed_40_megapixels": Budget(1.0, SMALL, memory=300e6),
+    "embed_base64_20mb": Budget(0.5, SMALL, memory=150e6),
+    "attention_7": Budget(3.0, 80e6, memory=300e6),
+    "idempotent_20mb": Budget(0.6, SMALL, memory=200e6),
+}
+# with large bodies or much work; `make slow` runs them
+EXPENSIVE = {"predict_vectors", "predict_ids", "fit_probe_items", "put_vectors", "attention_7", "embed_40_megapixels"} | {
+    "filter_values",
+    "embed_base64_20mb",
+    "multipart_20mb",
+    "idempotent_20mb",
+}
+
+
+def requests() -> dict[str, Request]:
+    """Return the requests by the names of `BUDGETS`."""
+    rng = np.random.default_rng(0)
+    vector = rng.normal(size=DIM).round(6).tolist()
+    wide, tall = f"/api/v1/collections/{WIDE}", f"/api/v1/collections/{TALL}"
+    longest = {"must_not": [{"key": f"k{i}", "in": [f"no {i} {j}" for j in range(500)]} for i in range(64)]}
+    short = {"must_not": [{"key": f"k{i}", "in": [i, "no", 1.5]} for i in range(64)]}
+    full = {"vector": vector, "k": 1000, "with_vector": True}
+    packed = base64.b64encode(np.asarray(vector, "<f4").tobytes()).decode()
+    noise = rng.integers(0, 255, (256, 256, 3), np.uint8)
+
+    def batch(**query: Any) -> Request:
+        return Request("POST", f"{wide}/search/batch", lambda: _json({"queries": [query] * 64}))
+
+    return {
+        "answer_at_limit": Request("POST", f"{wide}/search/batch", lambda: _json({"queries": [full | {"k": 500}] * 5})),
+        "batch_of_64": batch(**full),
+        "search_k_1000": Request("POST", f"{wide}/search", lambda: _json(full)),
+        "examples_1000": Request("POST", f"{tall}/search", lambda: _json(_examples(1000))),
+        "examples_190000": Request("POST", f"{tall}/search", lambda: _json(_examples(190_000))),
+        "batch_of_examples": Request(
+            "POST", f"{tall}/search/batch", lambda: _json({"queries": [_examples(1000)] * 10})
+        ),
+        "longest_filter": Request(
+            "POST", f"{tall}/search", lambda: _json({"vector": vector, "exact": True, "where": longest})
+        ),
+        "filter_values": Request(
+            "POST",
+            f"{tall}/search",
+            lambda: _json({"vector": vector, "where": {"must": [{"key": "a", "in": [1] * 6_600_000}]}}),
+        ),
+        "count_longest_filter": Request("GET", f"{tall}/count?where={_quoted(short)}"),
+        "vector_numbers": Request("POST", f"{tall}/search", lambda: _json({"vector": [1] * 9_500_000})),
+        "nested_json": Request(
+            "POST", f"{tall}/search", lambda: b'{"where":' + b'{"a":[' * 500_000 + b"]}" * 500_000 + b"}"
+        ),
+        "scroll_vectors": Request("GET", f"{tall}/items?limit=1000&with_vector=true"),
+        "scroll_10000": Request("GET", f"{tall}/items?limit=10000"),
+        "scroll_wide": Request("GET", f"{wide}/items?limit=1000&with_vector=true"),
+        "put_vectors": Request(
+            "PUT", f"{tall}/items", lambda: _json([{"id": f"new{i}", "vector": vector} for i in range(4_800)])
+        ),
+        "predict_vectors": Request(
+            "POST", "/api/v1/probes/cost/predict", lambda: _json({"vectors": [packed] * 10_000, "top": 100})
+        ),
+        "predict_ids": Request(
+            "POST",
+            "/api/v1/probes/cost/predict",
+            lambda: _json({"collection": TALL, "ids": [f"i{i}" for i in range(10_000)], "top": 100}),
+        ),
+        "fit_probe_items": Request(
+            "POST",
+            "/api/v1/probes",
+            lambda: _json(
+                {"name": f"p{uuid.uuid4().hex}", "items": [{"vector": packed, "label": i % 9} for i in range(13_000)]}
+            ),
+        ),
+        "multipart_fields": _form({f"f{i}": b"x" for i in range(100_000)}),
+        "multipart_20mb": _form({"files": b"\xff\xd8" + bytes(19_900_000)}),
+        "embed_64": _form([("files", _jpeg(noise))] * 64),
+        "embed_40_megapixels": _form({"files": _jpeg(np.kron(noise[:250, :160], np.ones((25, 40, 1), np.uint8)))}),
+        "embed_base64_20mb": Request(
+            "POST", "/api/v1/embed", lambda: _json({"images": [base64.b64encode(bytes(14_900_000)).decode()]})
+        ),
+        "attention_7": Request(
+            "POST", "/api/v1/attention", lambda: _json({"image": _text(noise), "target": [_text(noise)] * 6})
+        ),
+        "idempotent_20mb": Request(
+            "POST",
+            f"{tall}/items",
+            lambda: _json({"items": [{"image": "A" * 19_900_000}]}),
+            {"Content-Type": JSON, "Idempotency-Key": uuid.uuid4().hex},
+        ),
+    }
+
+
+def _json(body: Any) -> bytes:
+    return json.dumps(body, separators=(",", ":")).encode()
+
+
+def _quoted(where: Any) -> str:
+    return str(httpx.QueryParams({"w": json.dumps(where, separators=(",", ":"))})).removeprefix("w=")
+
+
+def _examples(count: int) -> dict[str, Any]:
+    return {"positive": [{"id": f"i{i % 5000}"} for i in range(count)]}
+
+
+def _jpeg(pixels: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "JPEG", quality=80)
+    return file.getvalue()
+
+
+def _text(pixels: np.ndarray) -> str:
+    return base64.b64encode(_jpeg(pixels)).decode()
+
+
+def _form(fields: Mapping[str, bytes] | list[tuple[str, bytes]]) -> Request:
+    """Return an upload to /embed; contents of more than one byte are files."""
+
+    def body() -> bytes:
+        parts = []
+        for name, content in fields.items() if isinstance(fields, Mapping) else fields:
+            file = '; filename="a.jpg"' if len(content) > 1 else ""
+            parts.append(f'--B\r\nContent-Disposition: form-data; name="{name}"{file}\r\n\r\n'.encode() + content)
+        return b"\r\n".join(parts) + b"\r\n--B--\r\n"
+
+    return Request("POST", "/api/v1/embed", body, {"Content-Type": "multipart/form-data; boundary=B"})
+
+
+# ---- measuring
+
+
+class Meter:
+    """Reads the cost of requests to a server process from outside.
+
+    Args:
+        url: of the server.
+        pid: of its process, whose children count too.
+    """
+
+    def __init__(self, url: str, pid: int) -> None:
+        parts = urlsplit(url)
+        self._address = (parts.hostname or "", parts.port or 80)
+        self._pid = pid
+
+    def cost(self, request: Request) -> Cost:
+        """Send a request and return its cost, when the server is idle again."""
+        body = request.body()
+        Path(f"/proc/{self._pid}/clear_refs").write_text("5")  # start a new peak
+        memory, cpu = self._memory("VmRSS"), self._cpu()
+        with self._polled() as delays:
+            status, size = self._send(request, body)
+            self._wait_until_idle()
+        return Cost(status, self._cpu() - cpu, size, max(delays), max(0, self._memory("VmHWM") - memory))
+
+    def _send(self, request: Request, body: bytes) -> tuple[int, int]:
+        """Return the status, and the bytes of the answer without its head."""
+        head = [f"{request.method} {request.path} HTTP/1.1", "Host: 127.0.0.1", "Connection: close"]
+        head += [f"{name}: {value}" for name, value in request.headers.items()] if body else []
+        head += [f"Content-Length: {len(body)}"] if body or request.method != "GET" else []
+        with socket.create_connection(self._address, PATIENCE_S) as connection:
+            sending = threading.Thread(target=_send_all, args=(connection, "\r\n".join([*head, "", ""]).encode(), body))
+            sending.start()
+            start, size = b"", 0
+            with suppress(ConnectionResetError):  # a server may close while the client still sends
+                while data := connection.recv(1 << 20):
+                    start = start if b"\r\n\r\n" in start else start + data
+                    size += len(data)
+            sending.join()
+        answered = start.partition(b"\r\n\r\n")[0]
+        return int(answered.split(b" ", 2)[1]) if answered else 0, size - len(answered) - 4
+
+    @contextmanager
+    def _polled(self) -> Iterator[list[float]]:
+        """Ask for /healthz all the time in a thread; yield the list of the seconds that each answer took."""
+        delays, stopping = [0.0], threading.Event()
+
+        def poll() -> None:
+            connection = HTTPConnection(*self._address, timeout=PATIENCE_S)
+            while not stopping.wait(POLL_S):
+                begun = time.perf_counter()
+                connection.request("GET", "/healthz")
+                ok = connection.getresponse().read() == b'{"status":"ok"}'
+                delays.append(time.perf_counter() - begun if ok else PATIENCE_S)
+            connection.close()
+
+        thread = threading.Thread(target=poll)
+        thread.start()
+        try:
+            yield delays
+        finally:
+            stopping.set()
+            thread.join()
+
+    def _wait_until_idle(self) -> None:
+        """Wait until the server has used little CPU for a while: work may go on after the answer."""
+        end = time.monotonic() + PATIENCE_S
+        while time.monotonic() < end:
+            before = self._cpu()
+            time.sleep(IDLE_S)
+            if self._cpu() - before < IDLE_SHARE * IDLE_S:
+                return
+
+    def _cpu(self) -> float:
+        """CPU seconds of the process, and of its children."""
+        total = 0
+        for pid in [self._pid, *_children(self._pid)]:
+            try:
+                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+            except OSError:
+                continue  # it has just ended
+            total += sum(map(int, fields[11:15] if pid == self._pid else fields[11:13]))
+        return total / _TICKS
+
+    def _memory(self, name: str) -> int:
+        for line in Path(f"/proc/{self._pid}/status").read_text().splitlines():
+            if line.startswith(f"{name}:"):
+                return int(line.split()[1]) * 1024
+        raise KeyError(name)
+
+
+def _send_all(connection: socket.socket, head: bytes, body: bytes) -> None:
+    try:
+        connection.sendall(head)
+        connection.sendall(body)
+    except OSError:
+        pass  # refused before the end of the body
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        try:
+            found += map(int, (task / "children").read_text().split())
+        except OSError:
+            continue
+    return found + [inner for child in found for inner in _children(child)]
+
+
+# ---- the world
+
+
+def fill(store: Path) -> None:
+    """Make the collections that the requests search."""
+    rng = np.random.default_rng(1)
+    with open_store(str(store)) as opened:
+        spec = CollectionSpec(DIM, indexed=())
+        wide = opened.create(WIDE, spec)
+        for start in range(0, WIDE_ITEMS, 250):
+            vectors = rng.normal(size=(250, DIM)).astype(np.float32)
+            text = "x" * WIDE_BYTES
+            wide.upsert([Item(f"i{start + i}", vector, {"text": text}) for i, vector in enumerate(vectors)])
+        tall = opened.create(TALL, spec)
+        for start in range(0, TALL_ITEMS, 5000):
+            vectors = rng.normal(size=(5000, DIM)).astype(np.float32)
+            tall.upsert([Item(f"i{start + i}", row, {"n": i, "label": i % 7}) for i, row in enumerate(vectors)])
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[Meter]:
+    """Run a server on a filled store, with a probe."""
+    fill(folder / "store")
+    with ServerProcess(folder / "store") as server, httpx.Client(base_url=server.url, timeout=60) as client:
+        vectors = np.random.default_rng(2).normal(size=(4 * CLASSES, DIM)).round(4).tolist()
+        items = [{"vector": row, "label": i % CLASSES} for i, row in enumerate(vectors)]
+        job = client.post("/api/v1/probes", json={"name": "cost", "items": items, "l2": 1.0}).raise_for_status().json()
+        while client.get(f"/api/v1/jobs/{job['id']}").json()["state"] != "done":
+            time.sleep(0.1)
+        # what is loaded or compiled at the first use is no cost of a request
+        client.post(f"/api/v1/collections/{TALL}/search", json={"id": "i1", "k": 5}).raise_for_status()
+        yield Meter(server.url, server.pid)
+        server.terminate()
+
+
+def overdrawn(cost: Cost, budget: Budget) -> list[str]:
+    """Return what cost more than its budget."""
+    return [name for name in ("cpu_s", "answer", "delay_s", "memory") if getattr(cost, name) > getattr(budget, name)]
+
+
+def main(names: list[str]) -> None:
+    chosen = {name: request for name, request in requests().items() if not names or name in names}
+    print("| request | status | CPU s | answer MB | /healthz waits ms | peak grows MB | above its budget |")
+    print("|---|---|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as folder, served(Path(folder)) as meter:
+        for name, request in chosen.items():
+            cost = meter.cost(request)
+            above = ", ".join(overdrawn(cost, BUDGETS[name]))
+            print(
+                f"| {name} | {cost.status} | {cost.cpu_s:.2f} | {cost.answer / 1e6:.1f} | {1000 * cost.delay_s:.0f} "
+                f"| {cost.memory / 1e6:.0f} | {above} |",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
