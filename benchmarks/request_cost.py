@@ -5,7 +5,7 @@
 
 Each request is at the limit of what the server accepts, or above it, where refusing must be cheap. For each, the table
 has the CPU seconds of the server until it is idle again, the bytes of the answer, the longest wait of /healthz
-meanwhile, and the growth of the peak memory. `BUDGETS` has the limits, and tests/serving/cost checks them.
+until then, and the growth of the peak memory. `BUDGETS` has the limits, and tests/serving/cost checks them.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Budget:
 
     cpu_s: CPU seconds of the server and its decoders.
     answer: bytes.
-    delay_s: longest wait of /healthz meanwhile, on an idle machine.
+    delay_s: longest wait of /healthz, on an idle machine.
     memory: bytes by which the peak may grow.
     """
 
@@ -121,7 +121,14 @@ BUDGETS: dict[str, Budget] = {
     "idempotent_20mb": Budget(0.6, SMALL, memory=200e6),
 }
 # with large bodies or much work; `make slow` runs them
-EXPENSIVE = {"predict_vectors", "predict_ids", "fit_probe_items", "put_vectors", "attention_7", "embed_40_megapixels"} | {
+EXPENSIVE = {
+    "predict_vectors",
+    "predict_ids",
+    "fit_probe_items",
+    "put_vectors",
+    "attention_7",
+    "embed_40_megapixels",
+} | {
     "filter_values",
     "embed_base64_20mb",
     "multipart_20mb",
@@ -306,7 +313,7 @@ class Meter:
             thread.join()
 
     def _wait_until_idle(self) -> None:
-        """Wait until the server has used little CPU for a while: work may go on after the answer."""
+        """Wait until the server has used little CPU for a while: work may continue after the answer."""
         end = time.monotonic() + PATIENCE_S
         while time.monotonic() < end:
             before = self._cpu()
@@ -379,7 +386,7 @@ def served(folder: Path) -> Iterator[Meter]:
         job = client.post("/api/v1/probes", json={"name": "cost", "items": items, "l2": 1.0}).raise_for_status().json()
         while client.get(f"/api/v1/jobs/{job['id']}").json()["state"] != "done":
             time.sleep(0.1)
-        # what is loaded or compiled at the first use is no cost of a request
+        # what is loaded or compiled at the first use does not count
         client.post(f"/api/v1/collections/{TALL}/search", json={"id": "i1", "k": 5}).raise_for_status()
         yield Meter(server.url, server.pid)
         server.terminate()

@@ -53,7 +53,9 @@ class Service(FastAPI):
     """An app whose log and request priority are outside all other layers, including those that are added later."""
 
     def build_middleware_stack(self) -> ASGIApp:
-        return RequestPriority(RequestLog(super().build_middleware_stack(), self.state.metrics), background=ACTIONS)
+        state = self.state
+        log = RequestLog(super().build_middleware_stack(), state.metrics, lambda: state.readiness.stopping)
+        return RequestPriority(log, background=ACTIONS)
 
 
 @contextmanager

@@ -4,8 +4,8 @@
     budget.check()                          # in a thread: raises if nobody waits for the answer any more
     budget.hold(admission, queries, size)   # permits, given back when the request is over
 
-`Deadline` is the ASGI layer around the routes. The time starts when the body is complete, because uploads have limits
-of their own (see `edge/limits.py`), and ends when the answer starts. At the deadline the client gets 504 at once.
+`Deadline` is the ASGI layer around the routes. The time starts when the body is complete, because uploads have separate
+limits (see `edge/limits.py`), and ends when the answer starts. At the deadline the client gets 504 at once.
 Awaited work is cancelled. Work in a thread stops at its next check, which the store makes all the time (see
 `nnclr_hub/store/cancellation.py`); a write that has begun is finished. The page has its own event streams, and no
 deadline.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections import Counter
 from typing import Literal
 
 from pydantic import BaseModel, Field
 
 from nnclr_hub.errors import NNCLRHubError, StoreError
+from nnclr_hub.store.base import VectorStore
 from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.privacy import without_paths
 
@@ -21,7 +23,10 @@ log = logging.getLogger(__name__)
 class Readiness(BaseModel):
     """Whether the server is ready, and its progress until then."""
 
-    status: Literal["ready", "loading", "ill", "failed"]
+    status: Literal["ready", "loading", "ill", "failed", "stopping"] = Field(
+        description="`ill`: a thread of the default model, or the folder of the store, does not work. `stopping`: the "
+        "server has received SIGTERM, and still answers requests"
+    )
     detail: str | None = None
     read_only: bool = Field(description="every write is answered with 403")
     model_warm: bool
@@ -52,6 +57,8 @@ class Startup:
         self._detail: str | None = "starting"
         self._failed = self._warm = False
         self._done, self._total = 0, 0
+        self._folder = _StoreFolder(workbench.store)
+        self.stopping = False  # set at SIGTERM
 
     def run(self) -> None:
         """Load everything. Blocks until it is done or failed."""
@@ -87,6 +94,10 @@ class Startup:
                 else:
                     status = "ill"
                 detail = without_paths(fault)
+            if (store_fault := self._folder.fault()) is not None:
+                status, detail = "ill", store_fault
+        if self.stopping:
+            status, detail = "stopping", "The server is shutting down."
         return Readiness(
             status=status,
             detail=detail,
@@ -117,3 +128,35 @@ class Startup:
             log.error("the store does not respond: %s", error)
             return {"unreachable": self._total}
         return dict(Counter(info.state.partition(":")[0] for info in infos))
+
+
+class _StoreFolder:
+    """The folder of a store, which may be unmounted, replaced or become read-only while the server runs.
+
+    A search would not notice: the index is in memory, and deleted files stay readable while they are open.
+    """
+
+    def __init__(self, store: VectorStore) -> None:
+        self._folder = getattr(store, "folder", None)  # None: the store is on another server
+        self._read_only = store.read_only
+        self._identity = self._current_identity()
+
+    def fault(self) -> str | None:
+        """Return what is wrong, without a path; None if nothing is."""
+        if self._folder is None:
+            return None
+        identity = self._current_identity()
+        if identity is None:
+            return "The folder of the store no longer exists; mount it again, and restart the server."
+        if identity != self._identity:
+            return "The folder of the store was replaced; restart the server."
+        if not self._read_only and not os.access(self._folder, os.W_OK):  # also false on a read-only file system
+            return "The folder of the store cannot be written; make it writable, and restart the server."
+        return None
+
+    def _current_identity(self) -> tuple[int, int] | None:
+        try:
+            found = os.stat(self._folder) if self._folder is not None else None
+        except OSError:
+            found = None
+        return None if found is None else (found.st_dev, found.st_ino)

@@ -20,6 +20,7 @@ import re
 import sys
 import time
 import uuid
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -45,17 +46,19 @@ class RequestLog:
     Args:
         app: the app inside.
         metrics: receives counts and times.
+        stopping: returns whether the server will stop, so that responses must close their connections.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, stopping: Callable[[], bool] = lambda: False) -> None:
         self._app = app
         self._metrics = metrics
+        self._stopping = stopping
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request = _ObservedRequest(scope, receive, send, self._metrics)
+        request = _ObservedRequest(scope, receive, send, self._metrics, self._stopping)
         tokens = current.set(request.timings), request_id.set(request.id)
         try:
             await self._app(scope, request.receive, request.send)
@@ -72,12 +75,15 @@ class RequestLog:
 class _ObservedRequest:
     """One request on its way through the app."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, metrics: Metrics) -> None:
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, metrics: Metrics, stopping: Callable[[], bool]
+    ) -> None:
         header = Headers(scope=scope).get("x-request-id", "")
         self.id = header if _ID.fullmatch(header) else uuid.uuid4().hex
         self.timings = Timings()
         self.answered = False
         self._scope, self._receive, self._send, self._metrics = scope, receive, send, metrics
+        self._stopping = stopping
         self._begun = time.perf_counter()
         self._reading = 0.0
         self._status = NO_RESPONSE
@@ -100,6 +106,8 @@ class _ObservedRequest:
             self._status = message["status"]
             headers = MutableHeaders(scope=message)
             headers["X-Request-ID"] = self.id
+            if self._stopping():
+                headers["Connection"] = "close"
             total = Timings({**self.timings.seconds, "total": time.perf_counter() - self._begun})
             headers["Server-Timing"] = total.header()
         elif message["type"] == "http.response.body" and not message.get("more_body", False):

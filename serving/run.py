@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import math
+import os
 import signal
 import socket
 import sys
+import time
+from contextlib import suppress
 from types import FrameType
+from typing import Any, cast
 
 import uvicorn
 from fastapi import FastAPI
@@ -23,12 +28,18 @@ log = logging.getLogger(__name__)
 KEEP_ALIVE_S = 75  # longer than clients keep an idle connection: a client must not send on one that we just closed
 SWITCH_S = 0.0005  # a tenth of Python's default: threads that compute yield to the event loop sooner
 GRACE_S = 5  # after the deadline of the last request
+LAST_REQUEST_S = 0.5  # for requests that were sent before the client could know that the connection closes
 
 
 class Server(uvicorn.Server):
     """uvicorn's server, which shuts down gracefully at the first signal and at once at the second.
 
-    Graceful means that new connections are refused, and requests in progress are answered as usual.
+    Graceful means, in this order:
+
+    1. /readyz answers 503, and every answer closes its connection. Requests are answered as usual for
+       NNCLR_DRAIN_S, in which a load balancer stops to send new ones.
+    2. The server stops listening. Open connections may still send the request that was on its way.
+    3. Idle connections are closed, and requests in progress are answered.
     """
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -39,8 +50,32 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         app = self.config.app
         assert isinstance(app, FastAPI)
+        app.state.readiness.stopping = True
+        await asyncio.sleep(app.state.settings.drain_s)
         app.state.jobs.close_streams()  # event streams would keep the shutdown waiting for ever
+        await self._stop_listening()
+        end = time.monotonic() + LAST_REQUEST_S
+        while self.server_state.connections and time.monotonic() < end:
+            await asyncio.sleep(0.05)
         await super().shutdown(sockets)
+
+    async def _stop_listening(self) -> None:
+        """Close the listening sockets, after the connections that wait there were accepted. Closing resets them."""
+        listeners = [socket.socket(fileno=os.dup(one.fileno())) for server in self.servers for one in server.sockets]
+        for server in self.servers:
+            server.close()
+        waiting: list[socket.socket] = []
+        for listener in listeners:
+            listener.setblocking(False)
+            with listener, suppress(BlockingIOError):
+                while True:
+                    waiting.append(listener.accept()[0])
+        for connection in waiting:
+            await asyncio.get_running_loop().connect_accepted_socket(self._protocol, connection)
+
+    def _protocol(self) -> asyncio.Protocol:
+        kind = cast(Any, self.config.http_protocol_class)
+        return kind(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
 
 def server_config(app: FastAPI, settings: Settings) -> uvicorn.Config:

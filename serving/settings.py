@@ -48,6 +48,9 @@ class Settings(BaseSettings):
     search_capacity: int = Field(256, ge=1, description="search queries in progress at once; 429 above that")
     answer_bytes: int = Field(64_000_000, ge=1, description="bytes of one answer; 413 above that")
     answers_bytes: int = Field(512_000_000, ge=1, description="bytes of all answers in memory; 429 above that")
+    drain_s: float = Field(
+        0.0, ge=0, description="seconds between SIGTERM, when /readyz answers 503, and the end of listening"
+    )
     stall_s: float = Field(60.0, gt=0, description="seconds before an unresponsive device thread is replaced")
     model_memory: int | None = Field(
         None, ge=1, description="memory for model weights in bytes, or like 4GB; idle models are unloaded above that"

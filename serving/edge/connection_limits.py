@@ -7,13 +7,15 @@ many silent ones could take every socket. The limits:
 - after an early response such as 413, the rest of the body is discarded for ten seconds. Closing at once would
   reset the connection, and the client would not read the response;
 - a response of which the client takes nothing for 20 seconds: the connection is aborted;
-- connections above the setting get 503 and are closed; /healthz is still answered.
+- connections above the setting get 503 and are closed; /healthz is still answered. Of these, the oldest that wait for
+  a request are aborted to make space for new ones, so that idle connections cannot take the place of a health check.
 """
 
 from __future__ import annotations
 
 from asyncio import AbstractEventLoop, TimerHandle, Transport
-from typing import Any, cast
+from typing import Any, ClassVar, cast
+from weakref import WeakKeyDictionary
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -25,7 +27,7 @@ MAX_HEAD = 64 * 1024
 MAX_DISCARDED = 128 * 1024 * 1024  # bytes of a body whose request is already answered
 HEAD_S = 10.0
 UNREAD_S = 20.0
-EXPLAINED = 64  # connections above the limit that still get a 503; later ones are aborted
+EXPLAINED = 64  # connections above the limit, which get a 503, or the answer of /healthz
 _TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: text/plain\r\ncontent-length: 31\r\n"
     b"connection: close\r\n\r\nThe request head is too large.\n"
@@ -39,6 +41,7 @@ class LimitedProtocol(HttpToolsProtocol):
     _discarded = 0  # bytes since the response, of a message that continues
     _in_body = False
     _timer: TimerHandle | None = None
+    _surplus: ClassVar[WeakKeyDictionary[Any, dict[LimitedProtocol, None]]] = WeakKeyDictionary()
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -49,15 +52,19 @@ class LimitedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self._unread = _UnreadResponseTimer(self.loop, transport)
         self._start_timer()
-        above = len(self.connections) - self._max_connections if self._max_connections is not None else 0
-        if above > EXPLAINED:
-            transport.abort()
-        elif above > 0:
+        if self._max_connections is not None and len(self.connections) > self._max_connections:
             self.app = cast(Any, self._refuse_connection)
+            surplus = self._surplus.setdefault(self.server_state, {})
+            surplus[self] = None
+            if len(surplus) > EXPLAINED:
+                oldest = next((one for one in surplus if one.cycle is None or one.cycle.response_complete), self)
+                del surplus[oldest]
+                oldest.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         self._unread.stop()
+        self._surplus.get(self.server_state, {}).pop(self, None)
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:

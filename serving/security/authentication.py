@@ -155,8 +155,9 @@ def _cookie(token: str, seconds: int, secure: bool) -> str:
 class Authenticator:
     """Find the key that a request was made with.
 
-    An address that sends many wrong keys gets 429 without a lookup. Keys that worked from that address before
-    keep working, so that one misconfigured program does not lock out the other clients behind the same address.
+    An address that sends many wrong keys gets 429 for further wrong ones. A right key is always accepted: one
+    misconfigured program does not lock out the other clients behind its address. Guessing stays hopeless, because
+    keys are long.
 
     required: whether requests need a key.
 
@@ -170,7 +171,6 @@ class Authenticator:
         self.required = len(keys) > 0
         self._sessions = sessions
         self._wrong = TokenBuckets(WRONG_KEYS_PER_MINUTE)
-        self._worked: OrderedDict[tuple[str, bytes], None] = OrderedDict()  # (address, hash of the key)
 
     def of_request(self, scope: Scope, headers: Headers, address: str) -> Key | Refusal:
         """Return the key of a request, or why it has none."""
@@ -189,21 +189,15 @@ class Authenticator:
 
     def of_secret(self, secret: str, address: str) -> Key | Refusal:
         """Return the key of a secret, or why it is refused."""
-        digest = hashlib.sha256(secret.encode()).digest()
-        if (address, digest) not in self._worked and self._wrong.left(address) < 1:
+        key = self._keys.of_digest(hashlib.sha256(secret.encode()).digest())
+        if key is not None:
+            return key
+        if self._wrong.take(address) > 0:
             wait = math.ceil(60 / WRONG_KEYS_PER_MINUTE)
             detail = f"Too many wrong keys from this address; check the key and try again in {wait} s."
             return Refusal(429, "too_many_wrong_keys", detail, {"Retry-After": str(wait)})
-        key = self._keys.of_digest(digest)
-        if key is None:
-            self._wrong.take(address)
-            log.warning("wrong key from %s", address)
-            return _unauthorized("This key is not valid for this server; check it.")
-        self._worked[address, digest] = None
-        self._worked.move_to_end((address, digest))
-        while len(self._worked) > REMEMBERED:
-            self._worked.popitem(last=False)
-        return key
+        log.warning("wrong key from %s", address)
+        return _unauthorized("This key is not valid for this server; check it.")
 
 
 def _may_use_cookie(scope: Scope, headers: Headers) -> bool:

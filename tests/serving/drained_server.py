@@ -1,4 +1,4 @@
-"""A server for tests of the shutdown: python drained_server.py PORT STORE SECONDS_PER_IMAGE IMAGES_TO_WAIT_FOR."""
+"""A server for tests of the shutdown. Arguments: PORT STORE SECONDS_PER_IMAGE IMAGES_TO_WAIT_FOR DRAIN_S."""
 
 import sys
 import time
@@ -13,8 +13,9 @@ from serving.run import run
 from serving.settings import Settings
 
 port, folder, seconds, image_count = int(sys.argv[1]), sys.argv[2], float(sys.argv[3]), int(sys.argv[4])
+drain_s = float(sys.argv[5])
 WARM_UP = 2  # batches
-settings = Settings(port=port, max_batch=1, decode_threads=2)
+settings = Settings(port=port, max_batch=1, decode_threads=2, drain_s=drain_s)
 
 
 def load(_: str) -> FakeEncoder:

@@ -95,14 +95,13 @@ def test_without_keys_the_address_is_limited():
     assert answers == [200, 200, 429, 200]
 
 
-def test_many_wrong_keys_block_an_address_but_not_keys_that_worked_before():
+def test_many_wrong_keys_block_an_address_but_never_a_right_key():
+    """Also one that was not used before: after a restart, or by another client behind the same address."""
     control = control_of(Settings(api_keys=(READER, f"new:{WRITER}")))
-    assert ask(control, "/v1/models", **bearer(READER)).status == 200
     statuses = [ask(control, "/v1/models", **bearer(f"guess-{i}")).status for i in range(25)]
     assert statuses == [401] * 20 + [429] * 5
-    assert ask(control, "/v1/models", **bearer(WRITER)).status == 429, "a correct guess must fail too"
-    assert ask(control, "/v1/models", **bearer(READER)).status == 200
-    assert ask(control, "/v1/models", client="192.0.2.9", **bearer(WRITER)).status == 200
+    assert [ask(control, "/v1/models", **bearer(key)).status for key in (WRITER, READER)] == [200, 200]
+    assert ask(control, "/v1/models", client="192.0.2.9", **bearer("guess")).status == 401
     assert ask(control, "/v1/models").status == 401, "a request without a key is not a guess"
 
 

@@ -1,6 +1,8 @@
 """Health over REST: liveness, readiness and metrics."""
 
+import os
 import threading
+from contextlib import contextmanager
 
 import pytest
 from fake_encoder import FakeEncoder
@@ -40,6 +42,16 @@ def test_alive_and_ready(client, collection):
     assert "photos" not in ready.text
 
 
+@contextmanager
+def starting(folder, engines):
+    """Yield the Startup of a server on a store, which has not begun to load."""
+    with open_store(folder) as store:
+        bench = Workbench(engines, store)
+        jobs = Jobs(bench, Metrics(), waiting=10, keep=10, source_folders=())
+        yield Startup(engines, bench, jobs)
+        jobs.stop()
+
+
 def test_readiness_counts_loaded_and_damaged_collections(tmp_path, model):
     with open_store(tmp_path / "store") as store:
         for name in ("a", "b", "c"):
@@ -48,15 +60,11 @@ def test_readiness_counts_loaded_and_damaged_collections(tmp_path, model):
     damaged.write_bytes(b"no database" * 1000)
     engines = Engines(str(model), Settings())
     try:
-        with open_store(tmp_path / "store") as store:
-            bench = Workbench(engines, store)
-            jobs = Jobs(bench, engines.metrics, waiting=10, keep=10, source_folders=())
-            loading = Startup(engines, bench, jobs)
+        with starting(tmp_path / "store", engines) as loading:
             before = loading.report()
             assert (before.status, before.model_warm, before.collections_total) == ("loading", False, 0)
             loading.run()
             after = loading.report()
-            jobs.stop()
     finally:
         engines.close()
     assert (after.status, after.collections_loaded, after.collections_total) == ("ready", 3, 3)
@@ -70,9 +78,7 @@ def test_a_model_that_fails_to_load_is_reported_without_its_path(tmp_path):
         def get(self):
             raise ModelError(f"{tmp_path}/model.safetensors is damaged: fetch it again.")
 
-    with open_store(tmp_path / "store") as store:
-        bench = Workbench(Broken(), store)  # type: ignore[arg-type]
-        loading = Startup(Broken(), bench, Jobs(bench, Metrics(), waiting=10, keep=10, source_folders=()))  # type: ignore[arg-type]
+    with starting(tmp_path / "store", Broken()) as loading:
         loading.run()
         report = loading.report()
     assert report.status == "failed"
@@ -90,10 +96,7 @@ def test_only_a_failure_of_the_default_model_makes_the_server_ill(tmp_path, sour
     encoders = {name: FakeEncoder(name=name, forwarding={"deadly": die}) for name in ("default", "other")}
     engines = Engines("default", Settings(), load=encoders.__getitem__, weigh=lambda source: 0)
     try:
-        with open_store(tmp_path / "store") as store:
-            bench = Workbench(engines, store)
-            jobs = Jobs(bench, engines.metrics, waiting=10, keep=10, source_folders=())
-            loading = Startup(engines, bench, jobs)
+        with starting(tmp_path / "store", engines) as loading:
             loading.run()
             engines.get("other")
             assert loading.report().status == "ready"
@@ -101,12 +104,35 @@ def test_only_a_failure_of_the_default_model_makes_the_server_ill(tmp_path, sour
                 engines.get(source).embed_each([b"deadly"])
             report = loading.report()
             well.set()
-            jobs.stop()
     finally:
         well.set()
         engines.close(0.2)
     assert (report.status, report.threads_alive) == (status, False)
     assert "device thread" in report.detail
+
+
+def test_a_server_whose_store_is_gone_replaced_or_not_writable_is_not_ready(tmp_path, monkeypatch):
+    """Searches would not notice: their index is in memory."""
+    folder, away = tmp_path / "store", tmp_path / "away"
+    engines = Engines("fake", Settings(), load=lambda source: FakeEncoder(), weigh=lambda source: 0)
+    try:
+        with starting(folder, engines) as loading:
+            loading.run()
+            reports = [loading.report()]
+            folder.rename(away)
+            reports.append(loading.report())
+            folder.mkdir()
+            reports.append(loading.report())
+            folder.rmdir()
+            away.rename(folder)
+            reports.append(loading.report())
+            with monkeypatch.context() as patch:  # root may write everywhere but on a read-only file system
+                patch.setattr("os.access", lambda path, mode: (path, mode) != (folder, os.W_OK))
+                reports.append(loading.report())
+    finally:
+        engines.close(0.2)
+    assert [report.status for report in reports] == ["ready", "ill", "ill", "ready", "ill"]
+    assert str(tmp_path) not in "".join(report.detail or "" for report in reports)
 
 
 def test_every_request_and_stage_is_counted(client, collection, image_files, model):

@@ -77,7 +77,7 @@ def test_validation_errors_name_the_place_and_the_expected_value(client, collect
 
 def test_a_body_with_a_million_errors_gets_a_short_answer(client, collection):
     faults = {
-        f"{collection}/items": b"[" + b",".join([b"0"] * 2_000_000) + b"]",
+        f"{collection}/items": b"[" + b",".join([b"0"] * 1_000_000) + b"]",
         "/api/v1/collections/x": b"{" + b",".join(b'"%d":0' % i for i in range(500_000)) + b"}",
     }
     for path, body in faults.items():

@@ -22,15 +22,15 @@ IMAGES = 8
 
 @pytest.fixture
 def start(tmp_path) -> Iterator[Callable]:
-    """start(seconds per image, images in progress before it begins) -> (process, address)"""
+    """start(seconds per image, images in progress before it begins, drain_s) -> (process, address)"""
     processes = []
 
-    def begin(seconds: float, image_files: int) -> tuple[subprocess.Popen, str]:
+    def begin(seconds: float, image_files: int, drain_s: float = 0.0) -> tuple[subprocess.Popen, str]:
         port = free_port()
         program = [sys.executable, TESTS / "serving" / "drained_server.py"]
         processes.append(
             subprocess.Popen(
-                [*program, str(port), tmp_path / "store", str(seconds), str(image_files)],
+                [*program, str(port), tmp_path / "store", str(seconds), str(image_files), str(drain_s)],
                 env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)])},
                 stdout=subprocess.PIPE,
                 text=True,
@@ -83,6 +83,33 @@ def test_sigterm_answers_the_requests_in_progress_and_refuses_new_ones(start, tm
     assert not [path for path in (tmp_path / "store").rglob("*-wal") if path.stat().st_size]
     with open_store(str(tmp_path / "store")) as store:  # nobody else has it open
         assert store.list() == []
+
+
+def test_no_request_is_lost_while_the_server_drains(start):
+    """Also none on a kept connection. /readyz answers 503 from the beginning, so that a balancer sends no more."""
+    process, address = start(0.0, 0, drain_s=1.0)
+    refused, lost, closing = threading.Event(), [], []
+
+    def send_without_end() -> None:
+        with httpx.Client(base_url=address, timeout=60) as client:
+            while not refused.is_set():
+                try:
+                    answer = client.get("/readyz")
+                    closing.append((answer.status_code, answer.headers.get("connection")))
+                except httpx.ConnectError:  # it no longer listens
+                    refused.set()
+                except httpx.TransportError as error:
+                    lost.append(error)
+
+    with ThreadPoolExecutor(8) as pool:
+        clients = [pool.submit(send_without_end) for _ in range(8)]
+        time.sleep(0.3)
+        process.send_signal(signal.SIGTERM)
+        for one in clients:
+            one.result()
+    assert lost == []
+    assert {(200, None), (503, "close")} <= set(closing) <= {(200, None), (200, "close"), (503, "close")}
+    assert process.wait(40) == 0
 
 
 @pytest.mark.slow
