@@ -209,11 +209,8 @@ class SearchQuery:
         """
         if not self.positive:
             raise InvalidRequest("A search needs at least one positive example.")
-        if len(self.examples) > MAX_EXAMPLES:
-            raise InvalidRequest(
-                f"A search takes at most {MAX_EXAMPLES} examples, got {len(self.examples)}; choose some of them, or "
-                "search with the mean of their vectors."
-            )
+        if (count := len(self.examples)) > MAX_EXAMPLES:
+            raise InvalidRequest(f"A search takes at most {MAX_EXAMPLES} examples, got {count}; give fewer.")
         check_k(self.k, MAX_SEARCH_K)
         if isinstance(self.offset, bool) or not isinstance(self.offset, int) or self.offset < 0:
             raise InvalidRequest(f"offset must be a whole number of at least 0, got {self.offset!r:.80}.")

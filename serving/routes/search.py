@@ -12,7 +12,7 @@ from typing import Annotated, Any, cast
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, Field, PrivateAttr
+from pydantic import BaseModel, Field
 
 from nnclr_hub.errors import (
     AnswerTooLarge,
@@ -62,19 +62,6 @@ class Example(Strict):
     image: ImageText | None = None
     vector: Vector | None = None
     box: Box | None = None
-    _file: bytes | None = PrivateAttr(None)
-
-    def attach(self, file: bytes) -> None:
-        """Set an image that was sent as a file part of a form."""
-        self._file = file
-
-    @property
-    def has_image(self) -> bool:
-        return self.image is not None or self._file is not None
-
-    def body(self) -> dict[str, Any]:
-        """Return the fields for `SearchQuery.from_json`; the image is text, or bytes if it was sent as a file."""
-        return {**dict(self), "image": self.image if self._file is None else self._file}
 
 
 class SearchRequest(Example):
@@ -106,8 +93,8 @@ class SearchRequest(Example):
 
     def body(self) -> dict[str, Any]:
         """Return the fields for `SearchQuery.from_json`."""
-        positive = None if self.positive is None else [one.body() for one in self.positive]
-        return {**super().body(), "positive": positive, "negative": [one.body() for one in self.negative]}
+        positive = None if self.positive is None else list(map(dict, self.positive))
+        return {**dict(self), "positive": positive, "negative": list(map(dict, self.negative))}
 
 
 class SearchBatchRequest(Strict):
@@ -195,7 +182,7 @@ async def _read(request: Request) -> SearchRequest:
     query = await form.query(SearchRequest)
     if query.image is not None:
         raise InvalidRequest("The image is given twice: as a file, and in the query.")
-    query.attach(cast(bytes, image.data))  # the data of a file part is always bytes
+    query.image = cast(str, image.data)  # bytes, which `SearchQuery.from_json` takes, too
     return query
 
 
@@ -210,9 +197,9 @@ async def _search_each(request: Request, name: str, queries: Sequence[SearchRequ
         ClientDisconnect: the client has disconnected.
     """
     state = request.app.state
-    images = [example for query in queries for example in query.examples if example.has_image]
+    images = [example for query in queries for example in query.examples if example.image is not None]
     check_count(len(images), state.settings.max_images)
-    fetched = await fetch_each((one.image for one in images if one.image is not None), state.fetcher)
+    fetched = await fetch_each((one.image for one in images if isinstance(one.image, str)), state.fetcher)
 
     def prepare() -> tuple[_Batch, _Found | None]:
         batch = _Batch(state.workbench, name, queries, fetched)
