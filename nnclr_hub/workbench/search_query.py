@@ -25,16 +25,8 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from nnclr_hub.errors import ImageError, InvalidRequest, ItemNotFound
+from nnclr_hub.store import checks
 from nnclr_hub.store.base import Collection, Match, Where
-from nnclr_hub.store.checks import (
-    MAX_EXAMPLES,
-    MAX_SEARCH_EFFORT,
-    MAX_SEARCH_K,
-    check_effort,
-    check_k,
-    check_name,
-    check_threshold,
-)
 from nnclr_hub.store.queries import best_per_group, search_like
 from nnclr_hub.store.where import to_sql
 from nnclr_hub.workbench.payload import decode_base64, decode_vector, encode_image, encode_vector
@@ -67,7 +59,7 @@ class Example:
         if sum(value is not None for value in (self.id, self.vector, self.image)) != 1:
             raise InvalidRequest("An example needs exactly one of id, image and vector.")
         if self.id is not None:
-            check_name(self.id, "Item id")
+            checks.check_name(self.id, "Item id")
         if self.vector is not None:
             object.__setattr__(self, "vector", decode_vector(self.vector))
         if self.box is not None:
@@ -209,22 +201,22 @@ class SearchQuery:
         """
         if not self.positive:
             raise InvalidRequest("A search needs at least one positive example.")
-        if (count := len(self.examples)) > MAX_EXAMPLES:
-            raise InvalidRequest(f"A search takes at most {MAX_EXAMPLES} examples, got {count}; give fewer.")
-        check_k(self.k, MAX_SEARCH_K)
+        if (count := len(self.examples)) > checks.MAX_EXAMPLES:
+            raise InvalidRequest(f"A search takes at most {checks.MAX_EXAMPLES} examples, got {count}; give fewer.")
+        checks.check_k(self.k, checks.MAX_SEARCH_K)
         if isinstance(self.offset, bool) or not isinstance(self.offset, int) or self.offset < 0:
             raise InvalidRequest(f"offset must be a whole number of at least 0, got {self.offset!r:.80}.")
-        if self.k + self.offset > MAX_SEARCH_K:
+        if self.k + self.offset > checks.MAX_SEARCH_K:
             raise InvalidRequest(
-                f"k + offset must be at most {MAX_SEARCH_K}, got {self.k} + {self.offset}; "
+                f"k + offset must be at most {checks.MAX_SEARCH_K}, got {self.k} + {self.offset}; "
                 "narrow the search with where."
             )
         to_sql(self.where)
         for name in ("exact", "with_vector"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidRequest(f"{name} must be true or false, got {getattr(self, name)!r:.80}.")
-        check_threshold(self.score_threshold)
-        check_effort(self.effort, MAX_SEARCH_EFFORT)
+        checks.check_threshold(self.score_threshold)
+        checks.check_effort(self.effort, checks.MAX_SEARCH_EFFORT)
         if self.group_by is not None and not (isinstance(self.group_by, str) and self.group_by):
             raise InvalidRequest(f"group_by must be a metadata key, got {self.group_by!r:.80}.")
         if self.group_by is not None and len(self.positive) + len(self.negative) > 1:
