@@ -21,6 +21,7 @@ _HOME = {
     "model_info": "nnclr_hub.hub.registry",
     "Encoder": "nnclr_hub.encoder.encoder",
     "load_encoder": "nnclr_hub.encoder.encoder",
+    "wrap_encoder": "nnclr_hub.encoder.wrapped",
     "Point": "nnclr_hub.encoder.attention",
     "Box": "nnclr_hub.encoder.attention",
     "AttentionMap": "nnclr_hub.encoder.attention",
@@ -73,6 +74,7 @@ __all__ = [
     "open_store",
     "publish_model",
     "push_to_hub",
+    "wrap_encoder",
 ]
 
 
@@ -92,6 +94,7 @@ if TYPE_CHECKING:
     from nnclr_hub.client import AsyncClient, Client
     from nnclr_hub.encoder.attention import AttentionMap, Box, Point
     from nnclr_hub.encoder.encoder import Encoder, load_encoder
+    from nnclr_hub.encoder.wrapped import wrap_encoder
     from nnclr_hub.errors import ImageError, NNCLRHubError
     from nnclr_hub.hub.registry import list_models, model_info
     from nnclr_hub.probe.knn import knn_classify

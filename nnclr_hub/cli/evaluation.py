@@ -40,6 +40,10 @@ def evaluate(
     ] = [],  # noqa: B006
     queries: Annotated[str | None, typer.Option(help="retrieval: part, folder or table of queries.")] = None,
     gallery: Annotated[str | None, typer.Option(help="retrieval: part, folder or table to search.")] = None,
+    crops: Annotated[
+        int,
+        typer.Option(min=1, max=128, help="Average N crops per image; for protocols on frozen features."),
+    ] = 1,
     device: Device = None,
     show: Annotated[
         bool, typer.Option("--protocols", help="List the protocols with their settings, and exit.")
@@ -62,7 +66,7 @@ def evaluate(
     chosen = program.find_protocols([name for name in protocols.split(",") if name], settings)
     evaluation = load_program("training", "evals.evaluate")
     command = "nnclr " + shlex.join(sys.argv[1:])
-    request = evaluation.EvalRequest(chosen, sources, data, to, queries, gallery, device, command)
+    request = evaluation.EvalRequest(chosen, sources, data, to, queries, gallery, device, crops, command)
     try:
         records = evaluation.evaluate(request, err)
     except load_program("training", "interrupt").Interrupted as stopped:

@@ -158,7 +158,8 @@ def chosen_model(model: str | None, backend: str = "torch") -> str:
 
     parse_backend(backend)
     source = model or default_model()
-    resolve(source)
+    if not source.startswith("python:"):
+        resolve(source)
     return source
 
 

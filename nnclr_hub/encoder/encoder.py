@@ -30,6 +30,7 @@ from nnclr_hub.encoder.backends import parse_backend
 from nnclr_hub.encoder.backends.choice import open_backend
 from nnclr_hub.encoder.backends.network import Network
 from nnclr_hub.encoder.backends.with_torch import forward
+from nnclr_hub.encoder.crops import embed_crops
 from nnclr_hub.encoder.device import find_device
 from nnclr_hub.encoder.embedder import ImageLike
 from nnclr_hub.encoder.fingerprint import fingerprint_of
@@ -42,7 +43,7 @@ from nnclr_hub.encoder.inputs import (
     transformed_batches,
 )
 from nnclr_hub.encoder.network_output import feature_map, vector_length
-from nnclr_hub.encoder.preprocessing import EvalTransform, Preprocessing
+from nnclr_hub.encoder.preprocessing import EvalTransform, Preprocessing, Transform
 from nnclr_hub.errors import ImageError, InvalidRequest
 from nnclr_hub.html_table import html_table
 from nnclr_hub.hub.layout import ModelConfig, read_weights
@@ -57,7 +58,7 @@ class Encoder:
 
     Args:
         backbone: (B, 3, S, S) float -> (B, D); it is put in evaluation mode and its weights are cast to float32.
-        preprocessing: the preprocessing that the backbone expects.
+        preprocessing: the preprocessing that the backbone expects; or a transform that replaces it.
         name: the source that it was loaded from.
         device: None: the GPU if there is one.
         precision: "fp32" or "bf16"; None: as named by `backend`, or else fp32.
@@ -65,6 +66,7 @@ class Encoder:
         batch_size: images per forward pass.
         backend: the library that runs the network, one of `nnclr_hub.encoder.backends`; "auto" for the fastest on this
             machine. Float tensors, `tokens` and attention always run in torch.
+        fingerprint: default: a hash of weights and preprocessing.
 
     Raises:
         InvalidRequest: an unknown precision or backend, or a device that does not exist.
@@ -74,7 +76,7 @@ class Encoder:
     def __init__(
         self,
         backbone: nn.Module,
-        preprocessing: Preprocessing,
+        preprocessing: Preprocessing | Transform,
         *,
         name: str = "encoder",
         device: str | torch.device | None = None,
@@ -82,16 +84,18 @@ class Encoder:
         config: ModelConfig | None = None,
         batch_size: int = BATCH,
         backend: str = "torch",
+        fingerprint: str | None = None,
     ) -> None:
         parse_backend(backend, precision)  # refuse an invalid name before the weights are moved
         self.device = find_device(device)
         layout = torch.channels_last if is_convolutional(backbone) else torch.contiguous_format
         self.backbone = backbone.eval().to(self.device, torch.float32, memory_format=layout)  # type: ignore[call-overload]
-        self.transform = EvalTransform(preprocessing)
+        self.transform = EvalTransform(preprocessing) if isinstance(preprocessing, Preprocessing) else preprocessing
+        self._fingerprint = fingerprint
         self.name = name
         self.config = config
         self.batch_size = batch_size
-        network = Network(self.backbone, preprocessing).to(self.device)
+        network = Network(self.backbone, self.transform.preprocessing).to(self.device)
         self.backend = open_backend(
             backend, network, self.device, precision=precision, fingerprint=lambda: self.fingerprint
         )
@@ -122,13 +126,11 @@ class Encoder:
         return vector_length(self.backbone)
 
     @property
-    def fingerprint(self) -> str:  # a property, as protocols of encoders declare it, over a cached one
+    def fingerprint(self) -> str:
         """32 hex digits of the SHA-256 of weights and preprocessing; equal on every device and backend."""
+        if self._fingerprint is None:
+            self._fingerprint = fingerprint_of(self.backbone, self.transform.preprocessing, self.config)
         return self._fingerprint
-
-    @cached_property
-    def _fingerprint(self) -> str:
-        return fingerprint_of(self.backbone, self.transform.preprocessing, self.config)
 
     @classmethod
     def from_pretrained(
@@ -142,20 +144,21 @@ class Encoder:
 
     # ---- vectors
 
-    def embed_each(self, images: Iterable[ImageLike] | Tensor) -> list[np.ndarray | ImageError]:
+    def embed_each(self, images: Iterable[ImageLike] | Tensor, *, crops: int = 1) -> list[np.ndarray | ImageError]:
         """Return a (D,) float32 unit vector per image, or the ImageError of an image that cannot be read.
 
         Args:
             images: paths, bytes, PIL images, arrays (H, W, 3) of uint8 or (H, W) of gray; or a tensor or array
                 (N, 3, H, W): uint8 RGB gets the whole transform, float must be transformed already.
+            crops: number of crops per image, 1 to 128, whose unit vectors are averaged; see `encoder.crops`.
 
         Raises:
-            InvalidRequest: a tensor has another shape, or an object is not an image.
+            InvalidRequest: a tensor has another shape, an object is not an image, or `crops` is out of range.
         """
-        return list(self.embed_in_order(images))
+        return list(self.embed_in_order(images, crops=crops))
 
-    def embed(self, images: Iterable[ImageLike] | Tensor) -> np.ndarray:
-        """Return (N, D) float32, unit rows.
+    def embed(self, images: Iterable[ImageLike] | Tensor, *, crops: int = 1) -> np.ndarray:
+        """Return (N, D) float32, unit rows; for the arguments see `embed_each`.
 
         Raises:
             ImageError: of the first image that cannot be read; the message names it.
@@ -163,14 +166,14 @@ class Encoder:
         images = as_tensor(images)
         images = images if isinstance(images, Tensor) else as_list(images)
         rows = []
-        for index, result in enumerate(self.embed_in_order(images)):
+        for index, result in enumerate(self.embed_in_order(images, crops=crops)):
             if isinstance(result, ImageError):
                 raise result.for_image(images[index], index) from result
             rows.append(result)
         return np.stack(rows) if rows else np.zeros((0, self.embed_dim), np.float32)
 
     def embed_in_order(
-        self, images: Iterable[ImageLike | StoredImage] | Tensor, *, unit: bool = True
+        self, images: Iterable[ImageLike | StoredImage] | Tensor, *, unit: bool = True, crops: int = 1
     ) -> Iterator[np.ndarray | ImageError]:
         """Yield the results of `embed_each` one by one for any number of images, decoding ahead in other threads.
 
@@ -178,20 +181,24 @@ class Encoder:
             images: see `embed_each`; also objects whose `read` returns the bytes of an image. Consumed two batches
                 ahead.
             unit: False: vectors are not normalized.
+            crops: see `embed_each`.
         """
+        if crops != 1:
+            yield from embed_crops(self, images, crops, unit)
+            return
         images = as_tensor(images)
         if isinstance(images, Tensor):
             if images.dtype == torch.uint8:
-                for crops in crops_of(images, self.transform, self.batch_size):
-                    yield from self.forward_crops(crops, unit=unit)
+                for batch in crops_of(images, self.transform, self.batch_size):
+                    yield from self.forward_crops(batch, unit=unit)
                 return
             for x in self._inputs(images):
                 yield from self._rows(self._forward(x, lambda backbone, x: backbone(x)), unit)
             return
-        for crops in self._prepared(images):
-            good = [crop for crop in crops if isinstance(crop, np.ndarray)]
+        for prepared in self._prepared(images):
+            good = [crop for crop in prepared if isinstance(crop, np.ndarray)]
             vectors = iter(self.forward_crops(np.stack(good), unit=unit) if good else ())
-            for crop in crops:
+            for crop in prepared:
                 yield crop if isinstance(crop, ImageError) else next(vectors)
 
     def features_each(self, images: Iterable[ImageLike]) -> list[np.ndarray | ImageError]:
@@ -358,7 +365,8 @@ def load_encoder(
     """Load and verify an encoder from any source that `nnclr_hub.hub.sources` supports.
 
     Args:
-        source: a registered name, hf-hub:org/repo@rev, a model folder, timm:NAME, random:ARCH@SEED, ...
+        source: a registered name, hf-hub:org/repo@rev, a model folder, timm:NAME, random:ARCH@SEED, ...; or
+            python:FILE.py:NAME, which runs a file of yours and ignores the other arguments (`encoder.wrapped`).
         device: None: the GPU if there is one.
         backend: the library that runs the network: "torch", whose vectors equal timm's to 1e-5; "openvino",
             "openvino-bf16", "onnx", "compile", ...; or "auto" for the fastest one on this machine whose vectors have a
@@ -372,6 +380,10 @@ def load_encoder(
         MissingDependency: the backend's package is not installed.
     """
     options: dict[str, Any] = {"name": str(source), "device": device, "backend": backend, "precision": precision}
+    if str(source).startswith("python:"):
+        from nnclr_hub.encoder.wrapped import load_from_file  # which builds an Encoder
+
+        return load_from_file(str(source))
     found = resolve(str(source))
     if found.folder is None:
         return _load_from_timm(found.architecture, found.seed, options)

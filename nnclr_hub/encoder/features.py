@@ -37,7 +37,8 @@ UNUSABLE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR,
 class FeatureSource(Protocol):
     """A source of features: an Encoder, or any object that turns images into vectors."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     @property
     def fingerprint(self) -> str: ...

@@ -15,7 +15,7 @@ from nnclr_hub.errors import InvalidRequest
 if TYPE_CHECKING:  # only the functions for tensors need torch, and importing it takes seconds
     from torch import Tensor
 
-    from nnclr_hub.encoder.preprocessing import EvalTransform
+    from nnclr_hub.encoder.preprocessing import Transform
 
 T = TypeVar("T")
 ImageLike = Source | np.ndarray
@@ -80,7 +80,7 @@ def as_tensor(images: T) -> T | Tensor:
     return torch.from_numpy(np.require(images, native if native.itemsize <= 8 else np.float64, ["C", "W"]))
 
 
-def crops_of(images: Tensor, transform: EvalTransform, batch: int) -> Iterator[np.ndarray]:
+def crops_of(images: Tensor, transform: Transform, batch: int) -> Iterator[np.ndarray]:
     """Resize and crop (N, 3, H, W) uint8 RGB; yield batches (B, S, S, 3) uint8.
 
     Raises:

@@ -40,6 +40,8 @@ def feature_map(backbone: nn.Module, x: Tensor) -> Tensor:
     Raises:
         InvalidRequest: the network has neither kind of features.
     """
+    if not hasattr(backbone, "forward_features"):
+        raise InvalidRequest("This network does not have a feature map; it returns vectors only.")
     features = _norm_after_pool(backbone)(backbone.forward_features(x))  # type: ignore[operator]
     if features.ndim == 4:
         # timm marks its channels-last networks with output_fmt

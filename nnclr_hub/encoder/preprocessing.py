@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 from PIL import Image
@@ -82,6 +82,32 @@ class Preprocessing:
                 f"The preprocessing of this model is not supported ({reason}); correct pretrained_cfg in its "
                 "config.json, or choose another model."
             ) from error
+
+
+class Transform(Protocol):
+    """What an Encoder needs of a transform: `EvalTransform`, or a function of the user (`encoder.wrapped`)."""
+
+    preprocessing: Preprocessing
+
+    def read(self, source: Source) -> np.ndarray:
+        """Return one crop (S, S, 3) of any source that `decode_image` reads."""
+        ...
+
+    def crop(self, image: Image.Image) -> np.ndarray:
+        """Return one crop (S, S, 3) of an upright RGB image."""
+        ...
+
+    def resized(self, image: Image.Image, size: tuple[int, int]) -> np.ndarray:
+        """Return (h, w, 3) uint8 of an upright RGB image, resized to a width and height."""
+        ...
+
+    def normalize(self, crops: np.ndarray | Tensor) -> Tensor:
+        """Return the network's input (N, 3, S, S) float32 from crops."""
+        ...
+
+    def __call__(self, image: Source) -> Tensor:
+        """Return (3, S, S) float32 of any source that `decode_image` reads."""
+        ...
 
 
 class EvalTransform:

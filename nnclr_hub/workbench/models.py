@@ -6,7 +6,7 @@ import threading
 from typing import Protocol
 
 from nnclr_hub.encoder.embedder import Embedder
-from nnclr_hub.errors import ModelError
+from nnclr_hub.errors import ModelError, ModelFilesMissing
 from nnclr_hub.store.base import CollectionSpec
 
 
@@ -39,6 +39,8 @@ def embedder_for(models: Models, spec: CollectionSpec) -> Embedder:
     if found is not None:
         return found
     try:
+        if spec.model.startswith("python:"):  # a collection may come from elsewhere, and must not choose code to run
+            raise ModelFilesMissing(f"The encoder of this collection is your own code; name it: --model {spec.model}.")
         return models.get(spec.model or None)
     except ModelError:
         default = models.get()

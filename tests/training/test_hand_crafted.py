@@ -59,9 +59,12 @@ def test_eval_compares_an_encoder_with_the_floors_on_the_same_images(data, model
     assert [one["source"] for one in json.loads(shown)][1:] == list(sources[1:])
     code, shown, err = nnclr(*call, "--set", "vectors=whiten")
     assert code == 0, err
+    code, shown, err = nnclr("eval", "knn", model, "--data", data, "--out", tmp_path, "--json", "--crops", "3")
+    assert code == 0, err
+    assert "3 crops" in json.loads(shown)[0]["source"]
     page = (tmp_path / "results.md").read_text()
     assert all(f"| {name} |" in page for name in (*sources[1:], "hog, whiten"))
-    assert page.count(", p ") == 7, "each other row is compared with the first one"
+    assert page.count(", p ") == 8, "each other row is compared with the first one"
 
 
 def test_a_run_reports_the_floors(finished, data):

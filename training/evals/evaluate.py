@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+from nnclr_hub.encoder.crops import CropMean
 from nnclr_hub.encoder.encoder import Encoder, load_encoder
 from nnclr_hub.encoder.features import FeatureSource
 from nnclr_hub.encoder.labeled import first_names
@@ -47,6 +48,7 @@ class EvalRequest:
     out: folder of the results.
     queries, gallery: parts of each data folder, or folders or tables, for retrieval.
     device: None: the GPU if there is one.
+    crops: per image, for protocols on features; see `Encoder.embed`.
     command: as typed.
     """
 
@@ -57,6 +59,7 @@ class EvalRequest:
     queries: str | None = None
     gallery: str | None = None
     device: str | None = None
+    crops: int = 1
     command: str = ""
 
 
@@ -107,7 +110,11 @@ class _EvalRun:
         found: dict[str, Source] = {}
         for name in dict.fromkeys(self.request.sources):
             try:
-                found[name] = NOT_ENCODERS.get(name) or load_encoder(name, device=self.request.device)
+                source = NOT_ENCODERS.get(name) or load_encoder(name, device=self.request.device)
+                if self.request.crops != 1 and isinstance(source, Encoder):
+                    found[f"{name}, {self.request.crops} crops"] = CropMean(source, self.request.crops)
+                else:
+                    found[name] = source
             except ModelFilesMissing as error:
                 if len(self.request.sources) == 1 or not name.startswith(PUBLISHED):
                     raise

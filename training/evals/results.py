@@ -156,9 +156,8 @@ class Results:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         if each:
             self._each.mkdir(exist_ok=True)
-            np.savez_compressed(
-                self._each / f"{record.key}.npz", **{key.replace("/", "|"): one for key, one in each.items()}
-            )
+            arrays: dict[str, Any] = {_array_name(key): one for key, one in each.items()}
+            np.savez_compressed(self._each / f"{record.key}.npz", **arrays)
         others = self._read()  # another process may have added some
         self.records = [one for one in others if not one.same_as(record)] + [record]
         replace_text(self._path, json.dumps([one.as_json() for one in self.records], indent=1) + "\n")

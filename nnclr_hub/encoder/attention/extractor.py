@@ -33,7 +33,7 @@ from nnclr_hub.encoder.attention.query import AttentionSettings, require_inside
 from nnclr_hub.encoder.decoding import decode_image
 from nnclr_hub.encoder.inputs import ImageLike, as_source
 from nnclr_hub.encoder.network_output import feature_map
-from nnclr_hub.encoder.preprocessing import EvalTransform
+from nnclr_hub.encoder.preprocessing import Transform
 from nnclr_hub.errors import ImageError, InvalidRequest
 
 
@@ -76,7 +76,7 @@ class AttentionExtractor:
         transform: the encoder's; only its interpolation and colors are used.
     """
 
-    def __init__(self, backbone: nn.Module, transform: EvalTransform, device: torch.device, name: str) -> None:
+    def __init__(self, backbone: nn.Module, transform: Transform, device: torch.device, name: str) -> None:
         self._backbone = backbone
         self._transform = transform
         self._device = device
