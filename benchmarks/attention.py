@@ -27,7 +27,7 @@ import torch
 
 from nnclr_hub import Box, Encoder, Point
 from nnclr_hub.encoder.backbones import create_backbone
-from nnclr_hub.encoder.encoder import load_encoder
+from nnclr_hub.encoder.loader import load_encoder
 
 ALLOWED = {True: 1.25, False: 1.1}  # below 448 pixels a side, and from there
 FEWEST = 3  # rounds at any size

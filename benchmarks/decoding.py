@@ -29,8 +29,8 @@ import torch
 from PIL import Image
 
 from nnclr_hub.encoder.decoding import decode_image
-from nnclr_hub.encoder.encoder import load_encoder
 from nnclr_hub.encoder.image_folder import list_images
+from nnclr_hub.encoder.loader import load_encoder
 from nnclr_hub.encoder.preprocessing import EvalTransform, Preprocessing
 from nnclr_hub.hub.registry import default_model
 

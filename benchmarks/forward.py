@@ -34,7 +34,7 @@ from nnclr_hub.encoder.backends.choice import open_backend, worst_cosine
 from nnclr_hub.encoder.backends.network import Network
 from nnclr_hub.encoder.backends.probe_batch import probe_images
 from nnclr_hub.encoder.device import find_device
-from nnclr_hub.encoder.encoder import load_encoder
+from nnclr_hub.encoder.loader import load_encoder
 from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.errors import NNCLRHubError
 from nnclr_hub.hub.registry import MODELS

@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from rich.console import Console
 from sklearn.linear_model import LogisticRegression
 
-from nnclr_hub.encoder.encoder import load_encoder
+from nnclr_hub.encoder.loader import load_encoder
 from nnclr_hub.probe.linear import fit_linear_probe
 from nnclr_hub.probe.logistic import Rows, Solver, Stacked
 from training.evals.features import task_features

@@ -35,7 +35,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from nnclr_hub.encoder.backbones import create_backbone
 from nnclr_hub.encoder.device import find_device
-from nnclr_hub.encoder.encoder import Encoder, load_encoder
+from nnclr_hub.encoder.encoder import Encoder
+from nnclr_hub.encoder.loader import load_encoder
 from nnclr_hub.encoder.preprocessing import Preprocessing
 from training.data.augment import IMAGENET_MEAN, IMAGENET_STD
 from training.data.datasets import evaluation_sets, training_files

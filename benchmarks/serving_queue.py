@@ -118,7 +118,7 @@ def check(rate: float, fixed: float, count: int) -> None:
 
 def measured(model: str, sizes: Sequence[int] = (1, 2, 4, 8, 16, 32), rounds: int = 7) -> dict[int, float]:
     """Measure the seconds of a forward pass by batch size: medians, with the sizes in turns."""
-    from nnclr_hub.encoder.encoder import load_encoder
+    from nnclr_hub.encoder.loader import load_encoder
 
     encoder = load_encoder(model, backend="auto")
     side = encoder.transform.preprocessing.input_size

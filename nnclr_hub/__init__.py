@@ -20,7 +20,7 @@ _HOME = {
     "list_models": "nnclr_hub.hub.registry",
     "model_info": "nnclr_hub.hub.registry",
     "Encoder": "nnclr_hub.encoder.encoder",
-    "load_encoder": "nnclr_hub.encoder.encoder",
+    "load_encoder": "nnclr_hub.encoder.loader",
     "wrap_encoder": "nnclr_hub.encoder.wrapped",
     "Point": "nnclr_hub.encoder.attention",
     "Box": "nnclr_hub.encoder.attention",
@@ -93,7 +93,8 @@ def __dir__() -> list[str]:
 if TYPE_CHECKING:
     from nnclr_hub.client import AsyncClient, Client
     from nnclr_hub.encoder.attention import AttentionMap, Box, Point
-    from nnclr_hub.encoder.encoder import Encoder, load_encoder
+    from nnclr_hub.encoder.encoder import Encoder
+    from nnclr_hub.encoder.loader import load_encoder
     from nnclr_hub.encoder.wrapped import wrap_encoder
     from nnclr_hub.errors import ImageError, NNCLRHubError
     from nnclr_hub.hub.registry import list_models, model_info

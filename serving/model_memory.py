@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
-from nnclr_hub.encoder.encoder import Encoder, load_encoder
+from nnclr_hub.encoder.encoder import Encoder
+from nnclr_hub.encoder.loader import load_encoder
 from nnclr_hub.errors import ModelError, Overloaded
 from nnclr_hub.hub.sources import resolve
 

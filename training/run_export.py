@@ -20,7 +20,7 @@ from typing import Any
 from rich.console import Console
 from torch import Tensor
 
-from nnclr_hub.encoder.encoder import load_encoder
+from nnclr_hub.encoder.loader import load_encoder
 from nnclr_hub.errors import CheckpointError, InvalidRequest, WeightsMismatch
 from nnclr_hub.hub.layout import read_config
 from nnclr_hub.publish.export import encoder_of, export_run, require_free

@@ -61,7 +61,7 @@ class Worker:
     @cached_property
     def encoder(self) -> Encoder:
         """The same encoder as on the driver."""
-        from nnclr_hub.encoder.encoder import load_encoder
+        from nnclr_hub.encoder.loader import load_encoder
 
         encoder = load_encoder(self.job.model, backend=self.job.backend)
         if encoder.fingerprint != self.job.plan.fingerprint:

@@ -65,7 +65,7 @@ def info(source: Source, backend: Backend = "auto", as_json: Json = False) -> No
     from nnclr_hub.hub.sources import resolve
 
     found = resolve(chosen_model(source, backend))
-    from nnclr_hub.encoder.encoder import load_encoder  # imports torch, so a wrong source is reported first
+    from nnclr_hub.encoder.loader import load_encoder  # imports torch, so a wrong source is reported first
 
     encoder = load_encoder(source, device="cpu", backend=backend)
     facts: dict[str, Any] = {
@@ -125,7 +125,7 @@ def download(
     found = resolve(source, whole=True)
     folder = keep(found, to) if to is not None else found.folder
     if folder is None:
-        from nnclr_hub.encoder.encoder import load_encoder
+        from nnclr_hub.encoder.loader import load_encoder
 
         load_encoder(source, device="cpu")  # timm downloads when the model is created
     if as_json:
@@ -147,7 +147,7 @@ def verify(source: Source, as_json: Json = False) -> None:
     from nnclr_hub.hub.sources import verify as hash_files
 
     files = hash_files(source)
-    from nnclr_hub.encoder.encoder import load_encoder  # imports torch, so a wrong name is reported first
+    from nnclr_hub.encoder.loader import load_encoder  # imports torch, so a wrong name is reported first
 
     missing = sorted(resolve(source).config.sha256.keys() - {one.name for one in files} - {WEIGHTS})
     load_encoder(source, device="cpu")  # refuses weights that are missing, unexpected or NaN

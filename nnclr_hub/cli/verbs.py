@@ -166,7 +166,7 @@ def chosen_model(model: str | None, backend: str = "torch") -> str:
 def loaded_encoder(model: str | None, backend: str = "torch") -> Encoder:
     """Return the encoder of `chosen_model`."""
     source = chosen_model(model, backend)
-    from nnclr_hub.encoder.encoder import load_encoder
+    from nnclr_hub.encoder.loader import load_encoder
 
     return load_encoder(source, backend=backend)
 

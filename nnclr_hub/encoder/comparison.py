@@ -15,7 +15,7 @@ from nnclr_hub.encoder.attention.figure import Cell, draw
 from nnclr_hub.encoder.attention.maps import OPACITY, AttentionMap
 from nnclr_hub.encoder.attention.query import MAX_SIDE
 from nnclr_hub.encoder.embedder import ImageLike
-from nnclr_hub.encoder.encoder import load_encoder
+from nnclr_hub.encoder.loader import load_encoder
 from nnclr_hub.errors import InvalidRequest, ModelError, ModelFilesMissing, UnknownModel
 
 UNAVAILABLE = "not available"  # `Column.missing` has the reason

@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, overload
@@ -25,7 +24,7 @@ from torch import Tensor, nn
 
 from nnclr_hub.encoder.attention import MAX_SIDE, AttentionMap, AttentionSettings, Query
 from nnclr_hub.encoder.attention.extractor import AttentionExtractor
-from nnclr_hub.encoder.backbones import create_backbone, input_side, is_convolutional, load_state
+from nnclr_hub.encoder.backbones import input_side, is_convolutional
 from nnclr_hub.encoder.backends import parse_backend
 from nnclr_hub.encoder.backends.choice import open_backend
 from nnclr_hub.encoder.backends.network import Network
@@ -46,8 +45,7 @@ from nnclr_hub.encoder.network_output import feature_map, vector_length
 from nnclr_hub.encoder.preprocessing import EvalTransform, Preprocessing, Transform
 from nnclr_hub.errors import ImageError, InvalidRequest
 from nnclr_hub.html_table import html_table
-from nnclr_hub.hub.layout import ModelConfig, read_weights
-from nnclr_hub.hub.sources import resolve
+from nnclr_hub.hub.layout import ModelConfig
 from nnclr_hub.read_ahead import batches, read_ahead
 
 BATCH = 64
@@ -137,6 +135,8 @@ class Encoder:
         cls, source: str | Path, *, revision: str | None = None, device: str | None = None, precision: str = "fp32"
     ) -> Encoder:
         """Call `load_encoder`, but take ORG/NAME from the Hub, at a revision, unless it is a local folder."""
+        from nnclr_hub.encoder.loader import load_encoder  # which builds an Encoder
+
         name = str(source)
         if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name) and not Path(name).exists():
             name = f"hf-hub:{name}"
@@ -357,54 +357,3 @@ class Encoder:
         # next to another backend, fp32 is faster in torch on most processors
         precision = "bf16" if self.backend.name in ("torch-bf16", "compile-bf16") else "fp32"
         return forward(partial(compute, self.backbone), x, self.device, precision)
-
-
-def load_encoder(
-    source: str | Path, *, device: str | None = None, backend: str = "torch", precision: str | None = None
-) -> Encoder:
-    """Load and verify an encoder from any source that `nnclr_hub.hub.sources` supports.
-
-    Args:
-        source: a registered name, hf-hub:org/repo@rev, a model folder, timm:NAME, random:ARCH@SEED, ...; or
-            python:FILE.py:NAME, which runs a file of yours and ignores the other arguments (`encoder.wrapped`).
-        device: None: the GPU if there is one.
-        backend: the library that runs the network: "torch", whose vectors equal timm's to 1e-5; "openvino",
-            "openvino-bf16", "onnx", "compile", ...; or "auto" for the fastest one on this machine whose vectors have a
-            cosine of 0.999 or more to torch's.
-        precision: "fp32" or "bf16", unless the backend's name contains it; None: fp32, or any under "auto".
-
-    Raises:
-        UnknownModel, ModelFilesMissing: the source or its files do not exist.
-        TamperedModel, WeightsMismatch: the files differ from what was recorded, or do not fit the architecture.
-        InvalidRequest: the source is invalid, the device does not exist, or the backend cannot run the network.
-        MissingDependency: the backend's package is not installed.
-    """
-    options: dict[str, Any] = {"name": str(source), "device": device, "backend": backend, "precision": precision}
-    if str(source).startswith("python:"):
-        from nnclr_hub.encoder.wrapped import load_from_file  # which builds an Encoder
-
-        return load_from_file(str(source))
-    found = resolve(str(source))
-    if found.folder is None:
-        return _load_from_timm(found.architecture, found.seed, options)
-    config = found.config
-    preprocessing = Preprocessing.from_pretrained_cfg(config.pretrained_cfg)
-    with torch.random.fork_rng(devices=[]):  # building fresh weights must not advance the caller's generator
-        if found.seed is not None:
-            torch.manual_seed(found.seed)
-            config = replace(config, nnclr={})  # its records describe the trained weights only
-        backbone = create_backbone(config.architecture, model_args=config.model_args)
-    if found.seed is None:
-        load_state(backbone, read_weights(found.folder, found.weights), str(source))
-    return Encoder(backbone, preprocessing, config=config, **options)
-
-
-def _load_from_timm(architecture: str, seed: int | None, options: dict[str, Any]) -> Encoder:
-    """Load timm's own weights, or random ones from a seed, without advancing the global generator."""
-    if seed is None:
-        backbone = create_backbone(architecture, pretrained=True)
-    else:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            backbone = create_backbone(architecture)
-    return Encoder(backbone, Preprocessing.from_pretrained_cfg(backbone.pretrained_cfg), **options)  # type: ignore[arg-type]

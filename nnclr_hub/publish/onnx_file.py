@@ -22,7 +22,7 @@ from nnclr_hub.encoder.backends.choice import worst_cosine
 from nnclr_hub.encoder.backends.network import Network
 from nnclr_hub.encoder.backends.probe_batch import probe_images
 from nnclr_hub.encoder.backends.with_onnx import EMBEDDING, INPUT, onnx_bytes, onnx_session
-from nnclr_hub.encoder.encoder import load_encoder
+from nnclr_hub.encoder.loader import load_encoder
 from nnclr_hub.errors import InvalidRequest, ModelError, WeightsMismatch
 
 LOWEST_COSINE = 0.9999

@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from nnclr_hub.encoder.encoder import load_encoder
+from nnclr_hub.encoder.loader import load_encoder
 from nnclr_hub.errors import ModelFilesMissing, TamperedModel, WeightsMismatch
 from nnclr_hub.hub.layout import CARD, CONFIG, WEIGHTS, read_config, read_weights, sha256_of
 from nnclr_hub.publish.card import is_ours, model_card, sealed

@@ -86,7 +86,7 @@ class Encoders:
         Raises:
             ModelError: if it is unavailable.
         """
-        from nnclr_hub.encoder.encoder import load_encoder
+        from nnclr_hub.encoder.loader import load_encoder
 
         source = source or self.default
         with self._lock:  # two callers at once must not load it twice

@@ -13,7 +13,7 @@ import pytest
 import torch
 from tiny_runs import stop_in_step
 
-from nnclr_hub.encoder.encoder import load_encoder
+from nnclr_hub.encoder.loader import load_encoder
 from nnclr_hub.errors import OutOfMemory
 from training.checkpoint import load_checkpoint
 from training.pretrain import pretrain

@@ -12,7 +12,7 @@ from sklearn.metrics import roc_auc_score
 from tiny_runs import nnclr
 
 from nnclr_hub.encoder.attention import Box
-from nnclr_hub.encoder.encoder import load_encoder
+from nnclr_hub.encoder.loader import load_encoder
 from training.evals.attention import (
     BASELINES,
     Baseline,

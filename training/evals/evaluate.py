@@ -14,9 +14,10 @@ import torch
 from rich.console import Console
 
 from nnclr_hub.encoder.crops import CropMean
-from nnclr_hub.encoder.encoder import Encoder, load_encoder
+from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.encoder.features import FeatureSource
 from nnclr_hub.encoder.labeled import first_names
+from nnclr_hub.encoder.loader import load_encoder
 from nnclr_hub.errors import InvalidRequest, ModelFilesMissing, NNCLRHubError
 from nnclr_hub.probe.uncertainty import confidence_interval
 from nnclr_hub.progress import bar
