@@ -239,7 +239,8 @@ def _difference_grids(differences: Sequence[Comparison]) -> Iterator[tuple[str, 
 
 def _signed(difference: Difference) -> str:
     low, high = 100 * difference.low, 100 * difference.high
-    return f"{100 * difference.mean:+.1f} ({low:+.1f} to {high:+.1f}), p {difference.p:.1g}"
+    p = "p < 0.001" if difference.p < 0.001 else f"p {difference.p:.1g}"
+    return f"{100 * difference.mean:+.1f} ({low:+.1f} to {high:+.1f}), {p}"
 
 
 def _array_name(score: str) -> str:
