@@ -77,7 +77,8 @@ class Evaluation:
         encoder = Encoder(backbone, self._preprocessing, name=name, device=self._where)
         with exact_inference():
             features = [one.embed(encoder) for one in self._sets]
-            scores = dict(score for protocol in PROTOCOLS for one in features for score in protocol(one))
+            # plain numbers: checkpoints keep them, and load no other types
+            scores = {key: float(one) for protocol in PROTOCOLS for part in features for key, one in protocol(part)}
         learner.train()
         return scores
 
