@@ -2,13 +2,13 @@
 
 import signal
 from pathlib import Path
+from types import ModuleType
 
+import commands
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from nnclr_hub.cli.app import app
-from training import step as program
+from training import step
 from training.checkpoint import load_checkpoint
 from training.recipes import find_recipe
 
@@ -26,8 +26,8 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return checkpoint["learner"]
 
 
-def stop_in_step(number: int, patch: pytest.MonkeyPatch) -> None:
-    """Send a signal in the middle of that step of the next run, counted from 1."""
+def stop_in_step(number: int, patch: pytest.MonkeyPatch, program: ModuleType = step) -> None:
+    """Send a signal in the middle of that step of the next run, counted from 1; program: its module `step`."""
     original, steps = program.measure_step, []
 
     def stopping(*arguments):
@@ -41,7 +41,5 @@ def stop_in_step(number: int, patch: pytest.MonkeyPatch) -> None:
 
 def nnclr(*arguments) -> tuple[int, str, str]:
     """Return the exit code, standard output, and standard error on one line."""
-    result = CliRunner().invoke(app, [str(one) for one in arguments])
-    if result.exception and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.exit_code, result.stdout, " ".join(result.stderr.split())
+    code, out, err = commands.nnclr(*arguments)
+    return code, out, " ".join(err.split())

@@ -23,38 +23,31 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class SyncVerbs:
-    """Base of the classes with verbs that block.
+D = TypeVar("D", SyncDriver, AsyncDriver)
+
+
+class _Verbs(Generic[D]):
+    """Base of the classes with verbs.
 
     name: the first argument of each `NamedVerb`.
     """
 
-    def __init__(self, driver: SyncDriver, name: str = "") -> None:
+    def __init__(self, driver: D, name: str = "") -> None:
         self._driver = driver
         self.name = name
 
     def __repr__(self) -> str:
-        return _shown(self)
+        """Return the class, the name and the server; never the API key."""
+        parts = [repr(self.name)] if self.name else []
+        return f"{type(self).__name__}({', '.join([*parts, repr(self._driver.address.url)])})"
 
 
-class AsyncVerbs:
-    """Base of the classes with verbs that are awaited.
-
-    name: the first argument of each `NamedVerb`.
-    """
-
-    def __init__(self, driver: AsyncDriver, name: str = "") -> None:
-        self._driver = driver
-        self.name = name
-
-    def __repr__(self) -> str:
-        return _shown(self)
+class SyncVerbs(_Verbs[SyncDriver]):
+    """Verbs that block."""
 
 
-def _shown(one: SyncVerbs | AsyncVerbs) -> str:
-    """Return the class, the name and the server; never the API key."""
-    parts = [repr(one.name)] if one.name else []
-    return f"{type(one).__name__}({', '.join([*parts, repr(one._driver.address.url)])})"
+class AsyncVerbs(_Verbs[AsyncDriver]):
+    """Verbs that are awaited."""
 
 
 class Verb(Generic[P, T]):

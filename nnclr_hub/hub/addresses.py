@@ -111,15 +111,13 @@ def _require_config(address: str, digits: str, half: Path) -> None:
         ) from None
     except ModelError as error:
         raise ModelError(
-            f"{without_query(_config_address(address))} is not the {CONFIG} of a model folder; it must be next to "
-            "the weights. "
-            "The download was deleted."
+            f"{without_query(_config_address(address))} is not the {CONFIG} of a model folder; it must be next to the "
+            "weights. The download was deleted."
         ) from error
     if recorded and not recorded.lower().startswith(digits):
         raise TamperedModel(
             f"{without_query(_config_address(address))} records other weights (sha256 {recorded[:12]}...) than the "
-            "address "
-            "pins. The download was deleted; check the address with its publisher."
+            "address pins. The download was deleted; check the address with its publisher."
         )
 
 
@@ -257,9 +255,8 @@ def _cache_error(address: str, error: OSError) -> ModelError:
     place = cache_folder() / "models"
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return ModelError(
-            f"The disk of the cache {place} is full, so {without_query(address)} was not downloaded; free some "
-            "space, or "
-            "set NNCLR_CACHE to a folder on another disk."
+            f"The disk of the cache {place} is full, so {without_query(address)} was not downloaded; free some space, "
+            "or set NNCLR_CACHE to a folder on another disk."
         )
     return ModelError(
         f"The cache {place} cannot be written ({error.strerror}), so {without_query(address)} was not downloaded; set "

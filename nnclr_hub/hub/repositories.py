@@ -77,8 +77,7 @@ def _as_model_error(repository: str, revision: str, error: Exception) -> ModelEr
     if isinstance(error, OSError) and error.errno in _FULL:
         return ModelError(
             f"The disk of the cache {constants.HF_HUB_CACHE} is full, so {reference} was not downloaded; free some "
-            "space, "
-            "or set HF_HUB_CACHE to a folder on another disk."
+            "space, or set HF_HUB_CACHE to a folder on another disk."
         )
     if isinstance(error, PermissionError):
         return ModelError(

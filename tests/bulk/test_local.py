@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -19,6 +20,8 @@ from nnclr_hub.bulk import embed_shards, open_shards
 from nnclr_hub.bulk import local as bulk_local
 from nnclr_hub.bulk.atomic_file import _host, sweep, written_whole
 from nnclr_hub.errors import DiskFull, InvalidRequest
+
+PAGE = Path(__file__).parents[2] / "docs" / "bulk.md"
 
 
 @pytest.fixture(scope="module")
@@ -53,10 +56,14 @@ def test_shards_hold_the_vectors_of_embed_in_order(encoder, photos, image_files,
     np.testing.assert_array_equal(load_file(shard_files(tmp_path / "v")[1])["vectors"], rows(tmp_path / "v")[25:50])
 
 
-def test_half_precision_takes_half_the_space(encoder, photos, expected, tmp_path):
-    embed_shards(tmp_path / "v", [photos], encoder, precision="f16")
-    assert rows(tmp_path / "v").dtype == np.float16
-    np.testing.assert_allclose(rows(tmp_path / "v"), expected, atol=1e-3)
+def test_the_example_of_the_page_reads_shards_of_half_precision(encoder, photos, expected, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    embed_shards(tmp_path / "vectors", [photos], encoder, precision="f16")
+    (code,) = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    exec(compile(code, PAGE, "exec"), found := {})
+    assert len(found["shard"].paths) == 60
+    assert found["shard"].vectors.dtype == np.float16
+    np.testing.assert_allclose(found["shard"].vectors, expected, atol=1e-3)
 
 
 def test_a_second_call_writes_only_missing_shards(encoder, photos, tmp_path):

@@ -52,6 +52,7 @@ def test_invalid_calls_are_refused_without_importing_torch(photos, image_files, 
     Path("notes.txt").write_text("mine")
     photo, before = str(image_files[0]), sorted(tmp_path.iterdir())
     search = ["search", photo, "--collection", "c", "--store", "store"]
+    by_id = ["search", "--id", "a", *search[2:]]
     index = ["index", str(photos), "--collection", "new", "--store", "new"]
     demo = ["demo", "--store", "new", "--port", "0", "--images"]
     wrong = [
@@ -61,6 +62,15 @@ def test_invalid_calls_are_refused_without_importing_torch(photos, image_files, 
         ["embed", photo, "--precision", "int8", "--out", "v"],
         ["embed", photo, "--shard-size", "0", "--out", "v"],
         ["embed", photo, "--out", "notes/v.npy"],
+        ["embed", photo, "--out", "v.parquet"],
+        ["embed", photo, "--part", "1/2"],
+        ["embed", photo, "--part", "second", "--out", "v"],
+        ["embed", photo, "--part", "0/2", "--out", "v"],
+        ["embed", photo, "--part", "1/2", "--out", "v.npy"],
+        ["embed", photo, "--part", "1/2", "--ray", "local", "--out", "v"],
+        ["embed", photo, "--ray", "local"],
+        ["embed", photo, "--workers", "2", "--out", "v"],
+        ["embed", photo, "--precision", "f16"],
         ["embed", photo, "--model", "nnclr_resnt"],
         ["embed", photo, "--backend", "fast"],
         ["index", "nowhere", *index[2:]],
@@ -68,6 +78,16 @@ def test_invalid_calls_are_refused_without_importing_torch(photos, image_files, 
         [*index, "--model", "nnclr_resnet5"],
         ["search", "a red car", *search[2:]],
         [*search[:4], "--store", "nowhere"],
+        ["search", *search[2:]],
+        [*by_id, "--positive", "b"],
+        [*by_id, "--box", "1,2,3,4"],
+        [*by_id, "--where", '{"most": []}'],
+        [*by_id, "--server", "http://127.0.0.1:9"],
+        [*by_id[:5], "--model", "m", "--server", "http://127.0.0.1:9"],
+        ["search", "--id", "not possible!", *search[2:]],
+        ["search", "--vector-from", "nowhere.npy", *search[2:]],
+        ["search", photo, *search[2:], "--out", "matches.txt"],
+        [*search, "--where", "{"],
         [*search, "--where", "[1]"],
         [*search, "-k", "100000"],
         [*search, "--effort", "0"],
@@ -78,12 +98,24 @@ def test_invalid_calls_are_refused_without_importing_torch(photos, image_files, 
         ["attention", photo, "--box", "9,9,3,12"],
         ["attention", photo, "--point", "64,1"],
         ["attention", photo, "--similarity", "l1"],
+        ["attention", photo, "--point", "1,1", "--box", "1,2,3,4"],
+        ["attention", photo, "--box", "1,2,3,x"],
+        ["attention", photo, "--out", "map.jpg"],
+        ["attention", photo, "--threshold", "2"],
+        ["attention", photo, "--opacity", "3"],
         ["info", "nope"],
         ["serve", "--port", "0", "--store", "nowhere", "--read-only"],
+        ["serve", "--port", "0", "--store", "new", "--model", "nnclr_resnt"],
         [*demo, "nowhere"],
         [*demo, "empty"],
         [*demo, str(photos), "--model", "nnclr_vit_bas"],
+        ["store", "create", "a/b", "--store", "new", "--dim", "4"],
+        ["store", "create", "d", "--store", "new", "--dim", "0"],
+        ["store", "create", "d", "--store", "new", "--dim", "4", "--model", "random:test_resnet"],
         ["store", "create", "d", "--store", "new", "--dim", "4", "--metric", "x"],
+        ["store", "create", "d", "--store", "new", "--dim", "4", "--index", "tree"],
+        ["store", "create", "d", "--store", "new", "--dim", "4", "--precision", "f8"],
+        ["store", "create", "d", "--store", "new", "--dim", "4", "--indexed", 'a"b'],
         ["store", "create", "d", "--store", "new", "--model", "nnclr_vit_smal"],
         ["store", "reembed", "c", "--store", "store", "--model", "other"],
         ["probe", "fit", "notes.txt", "--out", "probe"],
@@ -97,7 +129,7 @@ def test_invalid_calls_are_refused_without_importing_torch(photos, image_files, 
         ["serve", "--port", str(taken), "--store", "new"],
         ["store", "reembed", "e", "--store", "store", "--model", str(model)],
     ]
-    valid = [["search", "--id", "a", *search[2:]], ["search", "--vector-from", "fits.npy", *search[2:]]]
+    valid = [by_id, ["search", "--vector-from", "fits.npy", *search[2:]]]
     calls = [*wrong, *failing, *valid, ["demo", "--port", "99999"]]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
@@ -110,8 +142,8 @@ def test_invalid_calls_are_refused_without_importing_torch(photos, image_files, 
     )
     *results, first, second, usage = [json.loads(line) for line in done.stdout.splitlines()]
     for call, (code, out, err, _) in zip([*wrong, *failing], results, strict=True):
-        assert (err.startswith("Error: "), err.count("\n"), out) == (True, 1, ""), err
-        assert code == (2 if call in wrong else 1), err
+        assert (err.startswith("Error: "), err.count("\n"), out) == (True, 1, ""), (call, err)
+        assert code == (2 if call in wrong else 1), (call, err)
     assert [first[0], second[0]] == [0, 0], "searches without images need no torch"
     assert (usage[0], "Invalid value for '--port'" in usage[2]) == (2, True)
     assert sorted(tmp_path.iterdir()) == before, "no files may remain"

@@ -6,9 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
-
-from nnclr_hub.cli.app import app
+from commands import error_line, nnclr, output_of
 
 
 @pytest.fixture(scope="module")
@@ -33,12 +31,8 @@ def index(request, model, tmp_path):
         where = ["--server", request.getfixturevalue("server").url]
 
     def run(folder, *more, into="c"):
-        arguments = ["index", folder, "--collection", into, "--json", *where, *more]
-        result = CliRunner().invoke(app, [str(one) for one in arguments])
-        if result.exit_code == 0:
-            return json.loads(result.stdout)
-        [line] = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
-        return line
+        answer = nnclr("index", folder, "--collection", into, "--json", *where, *more)
+        return json.loads(answer[1]) if answer[0] == 0 else error_line(answer, answer[0])
 
     yield run
     if request.param == "server":
@@ -103,8 +97,7 @@ def test_images_in_an_unreadable_folder_are_not_pruned(index, folder, monkeypatc
 
 def test_the_last_line_counts_kept_items(folder, model, tmp_path):
     def said(*more) -> str:
-        arguments = ["index", folder, "--collection", "c", "--store", tmp_path / "store", "--model", model, *more]
-        return CliRunner().invoke(app, [str(one) for one in arguments]).stdout
+        return output_of("index", folder, "--collection", "c", "--store", tmp_path / "store", "--model", model, *more)
 
     said()
     (folder / "cat" / "1.jpg").unlink()

@@ -6,22 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
+from commands import nnclr
 
 from nnclr_hub import load_encoder
-from nnclr_hub.cli.app import app
-
-
-def nnclr(*arguments: object) -> tuple[int, str, str]:
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    return result.exit_code, result.stdout, result.stderr
-
-
-@pytest.mark.parametrize("verb", ["export", "card", "publish", "convert"])
-def test_each_verb_has_an_example(verb):
-    code, text, _ = nnclr(verb, "--help")
-    assert code == 0
-    assert "Example: nnclr " + verb in " ".join(text.replace("│", " ").split())
 
 
 def test_export_reports_skipped_checks(model, tmp_path):

@@ -5,11 +5,10 @@ import json
 
 import numpy as np
 import pytest
+from commands import output_of
 from PIL import Image
-from typer.testing import CliRunner
 
 from nnclr_hub import open_store
-from nnclr_hub.cli.app import app
 from nnclr_hub.workbench import Encoders, Example, SearchQuery, Workbench
 from nnclr_hub.workbench.contact_sheet import TEXT, TILE
 
@@ -28,18 +27,8 @@ def bench(store, model):
         yield Workbench(Encoders(str(model), device="cpu"), opened)
 
 
-def call(*arguments) -> tuple[int, str, str]:
-    """Return exit code, standard output and standard error of `nnclr search`."""
-    result = CliRunner().invoke(app, ["search", "--collection", "c", *map(str, arguments)])
-    if result.exception and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.exit_code, result.stdout, result.stderr
-
-
 def found(*arguments):
-    code, out, err = call(*arguments, "--json")
-    assert code == 0, err
-    return json.loads(out)
+    return json.loads(output_of("search", "--collection", "c", *arguments, "--json"))
 
 
 def ids(answer) -> list[str]:
@@ -71,7 +60,7 @@ def test_options_become_the_query(bench, store, image_files, tmp_path):
 def test_matches_are_written_as_html_csv_and_png(store, image_files, tmp_path):
     page, table, sheet = (tmp_path / f"matches.{suffix}" for suffix in ("html", "csv", "png"))
     for path in (page, table, sheet):
-        assert call("--store", store, image_files[0], image_files[1], "-k", 4, "--out", path)[0] == 0
+        output_of("search", "--collection", "c", "--store", store, *image_files[:2], "-k", 4, "--out", path)
     html = page.read_text()
     assert html.count("data:image/jpeg;base64,") == 2 * (1 + 4), "each query, then its matches"
     assert "<script" not in html
@@ -83,35 +72,6 @@ def test_matches_are_written_as_html_csv_and_png(store, image_files, tmp_path):
         left, upper = (TILE - query.width) // 2, image.height // 2 + TEXT + (TILE - query.height) // 2
         shown = image.crop((left, upper, left + query.width, upper + query.height))
         assert np.abs(np.asarray(shown, float) - np.asarray(query.convert("RGB"), float)).mean() < 8
-    code, _, err = call("--store", store, image_files[0], "--out", tmp_path / "matches.txt")
-    assert (code, ".html" in err) == (2, True)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        (),
-        ("--positive", "a", "--id", "b"),
-        ("--id", "a", "--box", "1,2,3"),
-        ("--id", "a", "--box", "x"),
-        ("--id", "a", "--where", "{"),
-        ("--id", "a", "--where", '{"most": []}'),
-        ("--id", "a", "-k", 5000),
-        ("--id", "not possible!"),
-        ("--vector-from", "nowhere.npy"),
-        ("nowhere.jpg",),
-        ("--id", "a", "--store", "s", "--server", "http://127.0.0.1:9"),
-        ("--id", "a", "--model", "m", "--server", "http://127.0.0.1:9"),
-    ],
-)
-def test_a_wrong_call_exits_with_2(store, arguments):
-    given = arguments if "--server" in arguments else ("--store", store, *arguments)
-    code, _, err = call(*given)
-    assert (code, "Traceback" in err) == (2, False), err
-
-
-def test_an_unknown_item_exits_with_1(store):
-    assert call("--store", store, "--id", "nobody")[0] == 1
 
 
 @pytest.fixture(scope="module")
@@ -125,5 +85,5 @@ def test_a_server_answers_as_the_local_store_does(server, store, photos, image_f
         there, here = found(*arguments, "--server", server.url), found(*arguments, "--store", store)
         there, here = ([one] if isinstance(one, dict) else one for one in (there, here))
         assert [ids(one) for one in there] == [ids(one) for one in here]
-    assert call(image_files[0], "--server", server.url, "--out", tmp_path / "c.html")[0] == 0
+    output_of("search", "--collection", "c", image_files[0], "--server", server.url, "--out", tmp_path / "c.html")
     assert "data:image/jpeg" in (tmp_path / "c.html").read_text()

@@ -22,6 +22,17 @@ def test_help_has_a_panel_for_each_purpose():
     assert {verb.rich_help_panel for verb in verbs} == set(PANELS)
 
 
+def test_every_command_has_an_example_in_its_help():
+    """And explains each of its options."""
+    commands = [("nnclr", get_command(app))]
+    for name, command in commands:
+        for verb, child in getattr(command, "commands", {}).items():
+            commands.append((f"{name} {verb}", child))
+        if not hasattr(command, "commands") and command.params:
+            assert f"Example: {name}" in " ".join((command.help or "").split()) or name == "nnclr models", name
+            assert [one.name for one in command.params if not getattr(one, "help", None)] == [], name
+
+
 def ended(verb: str, error: BaseException) -> tuple[int, str]:
     """Exit code and standard error of a verb that raises."""
     line = new_app()

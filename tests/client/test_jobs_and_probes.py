@@ -1,13 +1,12 @@
 """Jobs and probes by the client: fitted, waited for, asked, taken home."""
 
-import asyncio
 import contextlib
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
-from nnclr_hub import AsyncClient, Client, ImageError, Item, LinearProbe, load_encoder
+from nnclr_hub import Client, ImageError, Item, LinearProbe, load_encoder
 from nnclr_hub.errors import (
     CollectionNotFound,
     DeadlineExceeded,
@@ -142,15 +141,3 @@ def test_errors_have_the_classes_of_the_library(client):
     ):
         with pytest.raises(kind):
             ask()
-
-
-def test_the_async_client_fits_probes_and_predicts(server, image_files):
-    async def work() -> None:
-        async with AsyncClient(server.url) as client:
-            job = await client.probes.fit("awaited", collection="photos", field="label")
-            assert (await client.jobs.wait(job.id)).state == "done"
-            said = await client.probes.predict("awaited", image_files[:3])
-            assert len(said) == 3
-            await client.probes.delete("awaited")
-
-    asyncio.run(work())

@@ -87,18 +87,6 @@ def test_a_damaged_tiff_is_not_blamed_on_its_pixel_type(tag):
     assert "bit" not in str(caught.value)
 
 
-def test_other_bytes_are_not_an_image():
-    """Also the first bytes of a TIFF alone."""
-    for data in (b"II*\0", b"II*\0" + b"\xff" * 40, b"MM\0*" + bytes(8), b"hello"):
-        with pytest.raises(UnsupportedImage):
-            decode_image(data)
-
-
-def test_an_empty_file_is_reported_as_empty():
-    with pytest.raises(UnsupportedImage, match="empty"):
-        decode_image(b"")
-
-
 def test_the_first_page_of_a_stack_is_read_with_one_warning_per_folder(tmp_path, caplog):
     for name in ("a.tif", "b.tif"):
         tifffile.imwrite(tmp_path / name, np.stack([GRAY, GRAY[::-1]]).astype(np.uint8), photometric="minisblack")

@@ -133,18 +133,18 @@ def test_a_full_disk_is_reported_and_leaves_no_files(server, name):
 
 
 @pytest.mark.parametrize(
-    ("source", "sentence"),
+    "source",
     [
-        ("http://example.com/encoder-01234567.safetensors", "is not encrypted: use https"),
-        ("http://127.0.0.1.example.com/encoder-01234567.safetensors", "is not encrypted"),
-        ("https://example.com/encoder.safetensors", "pins no weights"),
-        ("https://example.com/encoder-0123456.safetensors", "pins no weights"),
-        ("https:///encoder-01234567.safetensors", "names no host"),
-        ("https://[::1/encoder-01234567.safetensors", "is not a"),
-        ("https://example.com/encoder-01234567.pth", "is a pickle, which can run code when it is read"),
+        "http://example.com/encoder-01234567.safetensors",
+        "http://127.0.0.1.example.com/encoder-01234567.safetensors",
+        "https://example.com/encoder.safetensors",
+        "https://example.com/encoder-0123456.safetensors",
+        "https:///encoder-01234567.safetensors",
+        "https://[::1/encoder-01234567.safetensors",
+        "https://example.com/encoder-01234567.pth",
     ],
 )
-def test_other_addresses_are_refused_before_anything_is_asked(source, sentence):
+def test_other_addresses_are_refused_before_anything_is_asked(source):
     with pytest.raises(InvalidRequest):
         resolve(source)
 

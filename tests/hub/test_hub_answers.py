@@ -77,23 +77,17 @@ def test_a_repository_is_downloaded(answers, model, want):
 
 
 @pytest.mark.parametrize(
-    ("source", "sentence"),
+    ("kind", "sources"),
     [
-        ("org/gone", "UnknownModel: {url} has no repository org/gone, or it is private: check the name"),
-        ("org/private", "UnknownModel: {url} has no repository org/private, or it is private"),
-        ("org/token", "UnknownModel: {url} has no repository org/token, or it is private"),
-        ("org/gated", "UnknownModel: org/gated is gated: accept its terms"),
-        ("org/name@v9", "UnknownModel: org/name has no revision 'v9'"),
-        ("org/ill", "ModelError: org/ill could not be fetched from {url} (the answer was 418)"),
-        ("org/asleep", "ModelError: org/asleep could not be fetched from {url} (the answer was 503)"),
-        ("org/..", "InvalidRequest: hf-hub:org/.. is not a"),
-        ("org/na--me", "InvalidRequest: hf-hub:org/na--me is not a"),
-        ("org/spoilt", "TamperedModel: "),
-        ("org/empty", "ModelFilesMissing: "),
+        ("UnknownModel", ["org/gone", "org/private", "org/token", "org/gated", "org/name@v9"]),
+        ("ModelError", ["org/ill", "org/asleep"]),
+        ("InvalidRequest", ["org/..", "org/na--me"]),
+        ("TamperedModel", ["org/spoilt"]),
+        ("ModelFilesMissing", ["org/empty"]),
     ],
 )
-def test_each_refusal_is_reported_in_one_line(answers, hub, source, sentence):
-    assert answers[source].startswith(sentence.partition(":")[0] + ":")
+def test_each_refusal_is_reported_in_one_line(answers, kind, sources):
+    assert {answers[source].partition(":")[0] for source in sources} == {kind}
 
 
 def test_a_token_opens_a_private_repository_and_a_wrong_one_is_named(hub, tmp_path, want):

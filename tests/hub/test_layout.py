@@ -27,19 +27,16 @@ def test_missing_fields_have_defaults(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    "text",
     [
-        ("[]", "is not a JSON object"),
-        ("5", "is not a JSON object"),
-        ("{", "is not valid JSON"),
-        ("\xff", "is not valid JSON"),
-        (json.dumps({**GOOD, "architecture": None}), "lacks architecture"),
-        (json.dumps({**GOOD, "num_features": "many"}), "lacks num_features"),
-        (json.dumps({**GOOD, "pretrained_cfg": []}), "lacks pretrained_cfg"),
-        (json.dumps({**GOOD, "nnclr": "yes"}), "lacks nnclr"),
+        *("[]", "5", "{", "\xff"),
+        json.dumps({**GOOD, "architecture": None}),
+        json.dumps({**GOOD, "num_features": "many"}),
+        json.dumps({**GOOD, "pretrained_cfg": []}),
+        json.dumps({**GOOD, "nnclr": "yes"}),
     ],
 )
-def test_a_config_that_is_none_is_refused(tmp_path, text, sentence):
+def test_a_config_that_is_none_is_refused(tmp_path, text):
     (tmp_path / CONFIG).write_bytes(text.encode("latin-1"))
     with pytest.raises(WeightsMismatch):
         read_config(tmp_path)

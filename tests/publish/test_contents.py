@@ -21,15 +21,15 @@ def networks() -> tuple[dict, dict]:
 
 
 @pytest.mark.parametrize(
-    ("laid_out", "sentence"),
+    "laid_out",
     [
-        (lambda one, two: {"state_dict": one, "model": two}, "networks under state_dict and model"),
-        (lambda one, two: {**one, "model": two}, "networks under model and the top"),
-        (lambda one, two: one | {f"_orig_mod.{key}": value for key, value in two.items()}, "twice, compiled and not"),
+        lambda one, two: {"state_dict": one, "model": two},
+        lambda one, two: {**one, "model": two},
+        lambda one, two: one | {f"_orig_mod.{key}": value for key, value in two.items()},
     ],
     ids=["two containers", "one above", "one compiled"],
 )
-def test_a_checkpoint_with_two_networks_needs_a_choice(laid_out, sentence, networks, tmp_path):
+def test_a_checkpoint_with_two_networks_needs_a_choice(laid_out, networks, tmp_path):
     with pytest.raises(InvalidRequest):
         converted(laid_out(*networks), tmp_path)
     assert not (tmp_path / "model").exists()

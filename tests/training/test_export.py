@@ -8,12 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from commands import output_of
 from safetensors.torch import load_file
 from tiny_runs import recipe
-from typer.testing import CliRunner
 
 from nnclr_hub import load_encoder
-from nnclr_hub.cli.app import app
 from nnclr_hub.errors import CheckpointError, InvalidRequest, WeightsMismatch
 from nnclr_hub.hub.layout import read_config
 from training.checkpoint import load_checkpoint, save_checkpoint
@@ -34,10 +33,7 @@ def run(data, tmp_path_factory) -> Path:
 
 def scored_by_eval(folder, data) -> float:
     """Return the 20-NN score of `nnclr eval`."""
-    call = ["eval", "knn", str(folder), "--data", str(data), "--out", str(folder.parent / "out"), "--json"]
-    result = CliRunner().invoke(app, call)
-    assert result.exit_code == 0, result.output
-    (record,) = json.loads(result.stdout)
+    (record,) = json.loads(output_of("eval", "knn", folder, "--data", data, "--out", folder.parent / "out", "--json"))
     return record["values"][f"knn20/{data.name}"]
 
 

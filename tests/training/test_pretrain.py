@@ -3,17 +3,15 @@
 import json
 import re
 import shutil
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from tiny_runs import FAST, TINY, recipe, stop_in_step, weights
+from tiny_runs import FAST, TINY, nnclr, recipe, stop_in_step, weights
 
 from nnclr_hub import load_encoder
+from nnclr_hub.cli.programs import load_program
 from training import prepare
 from training.checkpoint import load_checkpoint, save_checkpoint
 from training.data.image_pack import build_pack
@@ -151,21 +149,12 @@ def test_a_run_of_an_earlier_version_resumes(old_run, data):
     assert "neighbour" not in (old_run / "log.jsonl").read_text()
 
 
-def test_sigterm_saves_and_resume_finishes_from_the_command_line(data, finished, tmp_path):
-    """A separate process, stopped by the signal that schedulers send."""
-    command = [sys.executable, "-m", "nnclr_hub.cli", "pretrain", "small_cpu"]
-    command += ["--data", str(data), "--out", str(tmp_path / "run")]
-    command += [part for setting in [*FAST, "epochs=400"] for part in ("--set", setting)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        while not (tmp_path / "run" / "checkpoint.pt").exists():
-            assert process.poll() is None, process.stderr.read()
-            time.sleep(0.05)
-        process.terminate()
-        err = process.stderr.read()
-    assert process.returncode == 130
-    assert "--resume" in " ".join(err.split())
-    step = load_checkpoint(tmp_path / "run")["step"]
-    assert 0 < step < 800
+def test_the_command_line_saves_at_sigterm_and_says_how_to_continue(data, tmp_path, monkeypatch):
+    stop_in_step(3, monkeypatch, load_program("training", "step"))  # a verb imports the program under another name
+    settings = [part for setting in FAST for part in ("--set", setting)]
+    code, _, err = nnclr("pretrain", "small_cpu", "--data", data, "--out", tmp_path / "run", *settings)
+    assert (code, "--resume" in err) == (130, True)
+    assert load_checkpoint(tmp_path / "run")["step"] == 3
 
 
 def test_a_time_limit_stops_a_run_like_a_signal(data, finished, tmp_path):

@@ -1,0 +1,33 @@
+"""Run `nnclr` in this process."""
+
+from typer.testing import CliRunner
+
+from nnclr_hub.cli.app import app
+
+
+def nnclr(*words: object, typed: str | None = None) -> tuple[int, str, str]:
+    """Return exit code, standard output and standard error; an exception that a user would see is raised."""
+    result = CliRunner().invoke(app, [str(word) for word in words], input=typed)
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.stdout, result.stderr
+
+
+def output_of(*words: object) -> str:
+    """Return the standard output of a command that succeeds."""
+    code, out, err = nnclr(*words)
+    assert code == 0, err
+    return out
+
+
+def refused(*words: object, code: int) -> str:
+    """Return the one error line of a command that fails with this exit code."""
+    return error_line(nnclr(*words), code)
+
+
+def error_line(answer: tuple[int, str, str], code: int) -> str:
+    """Return the one error line of an answer of `nnclr` with this exit code."""
+    exit_code, _, err = answer
+    assert exit_code == code, err
+    (line,) = [line for line in err.splitlines() if line.startswith("Error: ")]
+    return line
