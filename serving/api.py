@@ -32,6 +32,7 @@ from .ingest import Ingest
 from .jobs import Jobs
 from .keys import READ
 from .models import Engines
+from .process_metrics import register_collectors
 from .readiness import Startup
 from .replies import Replies
 from .request_bodies import known_query
@@ -116,6 +117,7 @@ def _equip(app: FastAPI, settings: Settings, engines: Engines, workbench: Workbe
     state = app.state
     state.settings, state.engines, state.workbench = settings, engines, workbench
     state.metrics = engines.metrics
+    register_collectors(state.metrics.registry, workbench.store)
     state.has_page, state.low_priority = False, LOW_PRIORITY
     state.on_loaded = lambda: None  # called after loading; `run` freezes the garbage collector then
     state.jobs = Jobs(

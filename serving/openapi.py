@@ -21,8 +21,8 @@ from nnclr_hub.errors import NNCLRHubError, OpenedForReading
 from .examples import EXAMPLES
 from .keys import WRITE
 from .problems import answers, refusal_of
-from .routes import ROUTERS
-from .routes.bodies import MODELS, OpenAIError, Problem
+from .routes import ROUTERS, where_schema
+from .routes.bodies import MODELS, NAME_PATTERN, OpenAIError, Problem
 from .security.access import access_of
 
 TITLE = "nnclr_hub"
@@ -44,6 +44,7 @@ TAGS = {
     "probes": "Linear classifiers on vectors: fit, predict and export.",
     "runs": "Pretraining runs in the configured folder, and their reports.",
 }
+NAMED = ("collections", "aliases", "items", "search", "probes")  # whose parameters in the path are names
 KEY_HEADER = "Idempotency-Key"
 KEY_MEANING = (
     "A request that is sent again with the same key within 24 hours gets the same response and is not executed again."
@@ -75,12 +76,18 @@ def document() -> dict[str, Any]:
     _, extra = models_json_schema(modes, ref_template=template)  # type: ignore[arg-type]
     components = found.setdefault("components", {})
     components["schemas"] = dict(sorted({**extra["$defs"], **components.get("schemas", {})}.items()))
+    for name, schema in (("Where", where_schema.WHERE), ("Condition", where_schema.CONDITION)):
+        _name_schema(found, name, schema)
+    components = found["components"]
     components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     found["security"] = [{}, {"key": []}]  # keys are optional
     writes = {
         route.operation_id: "POST" in (route.methods or ()) for route in routes if access_of(route).scope == WRITE
     }
     for name, operation in operations(found).items():
+        for parameter in operation.get("parameters", ()):
+            if parameter["in"] == "path" and operation["tags"][0] in NAMED:
+                parameter["schema"]["pattern"] = NAME_PATTERN
         operation["x-codeSamples"] = [
             {"lang": language, "label": label, "source": source}
             for known, example in EXAMPLES
@@ -94,6 +101,20 @@ def document() -> dict[str, Any]:
         for answer in operation["responses"].values():
             answer.setdefault("headers", {}).update(ANSWER_HEADERS)
     return found
+
+
+def _name_schema(document: dict[str, Any], name: str, schema: dict[str, Any]) -> None:
+    """Replace a schema wherever it occurs by a reference to a component of that name."""
+    reference = {"$ref": f"#/components/schemas/{name}"}
+
+    def replaced(value: Any) -> Any:
+        if isinstance(value, dict):
+            return reference if value == schema else {key: replaced(one) for key, one in value.items()}
+        return [replaced(one) for one in value] if isinstance(value, list) else value
+
+    for part in ("paths", "components"):
+        document[part] = replaced(document[part])
+    document["components"]["schemas"][name] = schema
 
 
 def _first_sentence(text: str) -> str:

@@ -60,6 +60,7 @@ class RequestLog:
             return
         request = _ObservedRequest(scope, receive, send, self._metrics, self._stopping)
         tokens = current.set(request.timings), request_id.set(request.id)
+        self._metrics.requests_in_work.inc()
         try:
             await self._app(scope, request.receive, request.send)
         except Exception:
@@ -67,6 +68,7 @@ class RequestLog:
             if not request.answered:
                 raise
         finally:
+            self._metrics.requests_in_work.dec()
             request.record()
             current.reset(tokens[0])
             request_id.reset(tokens[1])

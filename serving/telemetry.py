@@ -67,6 +67,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         on: dict[str, Any] = {"registry": self.registry}
         self.requests = Counter("nnclr_http_requests", "Answered requests.", ("method", "route", "status"), **on)
+        self.requests_in_work = Gauge("nnclr_http_requests_in_progress", "Requests that are being answered.", **on)
         self.request_seconds = Histogram(
             "nnclr_http_request_seconds",
             "From the first byte in to the last byte out.",

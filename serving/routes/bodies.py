@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, WithJsonSchema
 
 from nnclr_hub.store.spec import MAX_DIM
 from nnclr_hub.workbench.privacy import public_key, public_where
+
+from .where_schema import KEY, WHERE
 
 
 class _FailFast(FailFast):
@@ -20,18 +22,20 @@ class _FailFast(FailFast):
 
 # for every list that a client sends: one error is reported, however many members are wrong
 FIRST_WRONG = _FailFast()
-Name = Annotated[str, Field(description="1 to 128 characters of A-Z a-z 0-9 . _ ~ -")]
-Metadata = Annotated[dict[str, Any], Field(description="JSON values by key, at most 64 KiB")]
-Where = Annotated[
-    dict[str, Any],
-    Field(
-        description="filter on metadata: must, should and must_not, each a list of conditions",
-        examples=[{"must": [{"key": "label", "match": "cat"}]}],
-    ),
-    AfterValidator(public_where),
+NAME_PATTERN = r"^(?!\.{1,2}$)[A-Za-z0-9._~-]{1,128}$"  # for OpenAPI; `check_name` checks it
+Name = Annotated[
+    str, Field(description="1 to 128 characters of A-Z a-z 0-9 . _ ~ -", json_schema_extra={"pattern": NAME_PATTERN})
 ]
-MetadataKey = Annotated[str, AfterValidator(public_key)]
-ImageText = Annotated[str, Field(description="data URI or base64 of an image; a web address if the server allows it")]
+Metadata = Annotated[dict[str, Any], Field(description="JSON values by key, at most 64 KiB")]
+Where = Annotated[dict[str, Any], AfterValidator(public_where), WithJsonSchema(WHERE)]
+MetadataKey = Annotated[str, AfterValidator(public_key), WithJsonSchema(KEY)]
+ImageText = Annotated[
+    str,
+    Field(
+        description="data URI or base64 of an image; a web address if the server allows it",
+        json_schema_extra={"minLength": 1},
+    ),
+]
 Vector = Annotated[
     Annotated[list[float], FIRST_WRONG, Field(max_length=MAX_DIM)] | str,
     Field(description="numbers, or base64 of little-endian float32"),
@@ -43,6 +47,16 @@ class Strict(BaseModel):
     """Refuses unknown fields, so that no misspelled one is silently ignored. Does not convert types."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+def one_of(*fields: str) -> dict[str, Any]:
+    """Return the JSON schema by which exactly one of the fields has a value; "a b" are two that belong together."""
+    groups = [name.split() for name in fields]
+    choices: list[dict[str, Any]] = []
+    for group in groups:
+        others = {other[0]: {"type": "null"} for other in groups if other is not group}
+        choices.append({"required": group, "properties": others | {name: {"not": {"type": "null"}} for name in group}})
+    return {"oneOf": choices}
 
 
 class ItemError(BaseModel):

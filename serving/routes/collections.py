@@ -26,6 +26,7 @@ from nnclr_hub.store.base import CollectionInfo, CollectionSpec, VerifyReport
 from nnclr_hub.store.cancellation import check_cancelled
 from nnclr_hub.store.index_kinds import IndexName
 from nnclr_hub.store.replacement import NEXT, WAS
+from nnclr_hub.store.spec import MAX_DIM, MAX_INDEXED
 from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.privacy import public_name, without_paths
 
@@ -45,10 +46,10 @@ class CollectionRequest(Strict):
     """A new collection. Without dim, it is bound to the vectors of `model`."""
 
     model: str | None = None
-    dim: int | None = None
+    dim: int | None = Field(None, ge=1, le=MAX_DIM)
     metric: Literal["cosine", "dot", "l2"] = "cosine"
     indexed: Annotated[list[str], FIRST_WRONG] = Field(
-        default=["label"], description="metadata keys to index for fast filters"
+        default=["label"], description="metadata keys to index for fast filters", max_length=MAX_INDEXED
     )
     index: IndexName = "auto"
     precision: Literal["f32", "f16"] = "f32"

@@ -25,7 +25,7 @@ from nnclr_hub.errors import (
     StoreReadOnly,
 )
 from nnclr_hub.store.base import Collection, Item
-from nnclr_hub.store.checks import check_limit
+from nnclr_hub.store.checks import MAX_LIMIT
 from nnclr_hub.workbench import AddRequest, NewImage
 from nnclr_hub.workbench.payload import decode_vector
 from nnclr_hub.workbench.privacy import public_metadata
@@ -109,7 +109,6 @@ class UploadResponse(BaseModel):
 
 
 router = APIRouter(prefix="/api/v1/collections/{name}/items", tags=["items"])
-MAX_LIMIT = 10_000
 MAX_LIMIT_WITH_VECTORS = 1000  # a page of vectors is built in memory
 _NOTES = TypeAdapter(list[ItemNote])
 _FIELDS = {"files": "many", "items": "JSON list of {id, metadata}, one per file, in the same order"}
@@ -183,7 +182,7 @@ def list_items(
     cursor: Annotated[
         str | None, Query(description="cursor from the previous page; omit it for the first page")
     ] = None,
-    limit: Annotated[int, Query(description="1 to 10,000; with vectors, at most 1000")] = 100,
+    limit: Annotated[int, Query(ge=1, le=MAX_LIMIT, description="with vectors, at most 1000")] = 100,
     where: WhereText = None,
     with_vector: bool = False,
 ) -> Response:
@@ -194,7 +193,7 @@ def list_items(
     last = None if cursor is None else read_cursor(name, condition, cursor)
     with measured(metrics, "store"):
         collection = bench.collection(name)
-        limits.admit(request.state.budget, collection, rows=check_limit(limit), with_vector=with_vector)
+        limits.admit(request.state.budget, collection, rows=limit, with_vector=with_vector)
         page = collection.scroll(last, limit, condition, with_vector=with_vector)
     following = None if page.cursor is None else write_cursor(name, condition, page.cursor)
     items = limits.encoder().list(_response(item, with_vector) for item in page.items)

@@ -173,7 +173,10 @@ def answers_of_job(*kinds: Any) -> dict[int | str, dict[str, Any]]:
 def list_jobs(
     jobs: AppJobs,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-    cursor: Annotated[str | None, Query(description="cursor from the previous page")] = None,
+    cursor: Annotated[
+        str | None,
+        Query(description="cursor from the previous page", json_schema_extra={"pattern": f"^{_ID.pattern}$"}),
+    ] = None,
     kind: JobKind | None = None,
     state: JobState | None = None,
 ) -> JobsResponse:

@@ -11,7 +11,7 @@ import numpy as np
 from fastapi import APIRouter, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import Response
-from pydantic import Field, FiniteFloat, model_validator
+from pydantic import ConfigDict, Field, FiniteFloat, model_validator
 
 from nnclr_hub.errors import (
     AnswerTooLarge,
@@ -37,7 +37,7 @@ from ..problems import UNREADABLE, answers, problem
 from ..request_bodies import UploadedImage, decode_each, is_form, parse, read_form, read_json
 from ..responses import encoded, in_thread_while_connected, while_connected
 from ..security.access import requires
-from .bodies import ImageText, ItemError, Name, Strict, form_body
+from .bodies import ImageText, ItemError, Name, Strict, form_body, one_of
 from .dependencies import AppAnswers, AppFetcher, AppSettings, AppWorkbench
 from .probes import Label
 
@@ -49,6 +49,8 @@ TOP = 5
 
 class PredictRequest(Strict):
     """Exactly one of vectors, images, and ids with their collection."""
+
+    model_config = ConfigDict(json_schema_extra=one_of("ids collection", "vectors", "images"))
 
     collection: Name | None = None
     ids: list[str] | None = Field(None, min_length=1, max_length=MAX_LIMIT)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
 from fastapi import APIRouter, Depends, Request, Response
-from pydantic import Field, FiniteFloat, StrictInt, StrictStr, model_validator
+from pydantic import ConfigDict, Field, FiniteFloat, StrictInt, StrictStr, model_validator
 
 from nnclr_hub.errors import (
     CollectionNotFound,
@@ -38,7 +38,7 @@ from ..keys import READ, WRITE
 from ..problems import answers
 from ..request_bodies import check_count, read_json
 from ..security.access import requires
-from .bodies import ImageText, MetadataKey, Name, Strict, Where, json_body
+from .bodies import ImageText, MetadataKey, Name, Strict, Where, json_body, one_of
 from .dependencies import AppEngines, AppSettings, AppWorkbench, served_engine
 from .jobs import SOURCE, JobResponse, Submit, answers_of_job
 
@@ -50,6 +50,8 @@ MOST_ITEMS = 100_000
 
 class ProbeItem(Strict):
     """A label with exactly one of vector and image."""
+
+    model_config = ConfigDict(json_schema_extra=one_of("vector", "image"))
 
     label: Label | list[Label]
     vector: list[FiniteFloat] | str | None = Field(None, description="numbers, or base64 of little-endian float32")
@@ -64,6 +66,8 @@ class ProbeItem(Strict):
 
 class ProbeRequest(Strict):
     """A probe to fit on a metadata field of a collection, or on labeled items."""
+
+    model_config = ConfigDict(json_schema_extra=one_of("collection field", "items"))
 
     name: Name
     collection: Name | None = None

@@ -12,7 +12,7 @@ from typing import Annotated, Any, cast
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from nnclr_hub.errors import (
     AnswerTooLarge,
@@ -25,7 +25,7 @@ from nnclr_hub.errors import (
     RequestTooLarge,
 )
 from nnclr_hub.store.base import Match
-from nnclr_hub.store.checks import MAX_EXAMPLES
+from nnclr_hub.store.checks import MAX_EXAMPLES, MAX_SEARCH_EFFORT, MAX_SEARCH_K
 from nnclr_hub.workbench import SearchQuery, Workbench
 from nnclr_hub.workbench.privacy import public_metadata, without_paths
 from nnclr_hub.workbench.search_batch import attempt, resolve_each, run_in_turn
@@ -47,18 +47,29 @@ from .bodies import (
     ItemError,
     Metadata,
     MetadataKey,
+    Name,
     Strict,
     Vector,
     Where,
     form_body,
     json_body,
+    one_of,
 )
+
+MAX_QUERIES = 64
+MAX_BATCH_EXAMPLES = 10_000
+
+
+def _range(low: int, high: int) -> dict[str, Any]:
+    return {"minimum": low, "maximum": high}
 
 
 class Example(Strict):
     """Exactly one of id, image and vector. A box needs an image."""
 
-    id: str | None = Field(None, description="id of an item of the collection")
+    model_config = ConfigDict(json_schema_extra=one_of("id", "image", "vector"))
+
+    id: Name | None = Field(None, description="id of an item of the collection")
     image: ImageText | None = None
     vector: Vector | None = None
     box: Box | None = None
@@ -67,23 +78,30 @@ class Example(Strict):
 class SearchRequest(Example):
     """Exactly one of id, image, vector and positive."""
 
-    positive: Annotated[list[Example], FIRST_WRONG, Field(max_length=MAX_EXAMPLES)] | None = Field(
-        None, description="examples to be near; at most 1000 together with the negative ones"
-    )
+    model_config = ConfigDict(json_schema_extra=one_of("id", "image", "vector", "positive"))
+
+    positive: (
+        Annotated[list[Example], FIRST_WRONG, Field(max_length=MAX_EXAMPLES, json_schema_extra={"minItems": 1})] | None
+    ) = Field(None, description="examples to be near; at most 1000 together with the negative ones")
     negative: Annotated[list[Example], FIRST_WRONG] = Field(
         [], max_length=MAX_EXAMPLES, description="examples to be far from"
     )
     group_by: MetadataKey | None = Field(
         None, description="metadata key; return the nearest item of each of its values"
     )
-    k: int = Field(10, description="number of matches, 1 to 1000")
-    offset: int = Field(0, description="number of the best matches to skip; k + offset is at most 1000")
+    # these limits are only described here: `SearchQuery` checks them, so that a batch answers the other queries
+    k: int = Field(10, description="number of matches", json_schema_extra=_range(1, MAX_SEARCH_K))
+    offset: int = Field(
+        0,
+        description="number of the best matches to skip; k + offset is at most 1000",
+        json_schema_extra=_range(0, MAX_SEARCH_K - 1),
+    )
     where: Where | None = None
     exact: bool = Field(False, description="compare with every item instead of using the index")
     score_threshold: float | None = Field(None, description="lowest score of a match; leave out the others")
     with_vector: bool = Field(False, description="return the vectors of the matches")
-    effort: int | None = Field(
-        None, description="efSearch or nprobe of an approximate index, 1 to 10,000; null: the tuned value"
+    effort: Annotated[int, Field(json_schema_extra=_range(1, MAX_SEARCH_EFFORT))] | None = Field(
+        None, description="efSearch or nprobe of an approximate index; null: the tuned value"
     )
 
     @property
@@ -98,7 +116,9 @@ class SearchRequest(Example):
 
 
 class SearchBatchRequest(Strict):
-    queries: Annotated[list[SearchRequest], FIRST_WRONG] = Field(min_length=1)
+    queries: Annotated[list[SearchRequest], FIRST_WRONG] = Field(
+        min_length=1, json_schema_extra={"maxItems": MAX_QUERIES}
+    )
 
 
 class MatchResponse(BaseModel):
@@ -124,8 +144,6 @@ class SearchBatchResponse(BaseModel):
 
 
 router = APIRouter(prefix="/api/v1/collections/{name}", tags=["search"])
-MAX_QUERIES = 64
-MAX_BATCH_EXAMPLES = 10_000
 _REFUSALS = (CollectionNotFound, FingerprintMismatch, AnswerTooLarge)
 
 
