@@ -85,7 +85,10 @@ def test_the_logged_20nn_is_that_of_the_exported_encoder(finished, data):
 
 def test_the_loss_falls(data, tmp_path):
     outcome = pretrain(
-        "small_cpu", recipe("epochs=30", "method=simclr", "checkpoint_every=30"), [data], tmp_path / "run"
+        "small_cpu",
+        recipe("epochs=6", "method=simclr", "checkpoint_every=6", "log_every=1"),
+        [data],
+        tmp_path / "run",
     )
     losses = [line["loss"] for line in read_log(tmp_path / "run") if "loss" in line]
     assert outcome.finished
