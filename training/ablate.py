@@ -70,7 +70,7 @@ def ablate(
     console = console or Console(stderr=True)
     table = find_table(name)
     folder = Path(out) / name
-    base = _for_data(base, data, device, console)
+    base = for_data(base, data, device, console)
     rows = table.rows(base)
     recipes = [base.with_settings(row.settings) for row in rows]  # before any run: an invalid row stops here
     _check_data(recipes, data, console)
@@ -78,7 +78,7 @@ def ablate(
     for seed in range(base.seed, base.seed + seeds):
         for number, (row, recipe) in enumerate(zip(rows, recipes, strict=True)):
             console.print(f"[bold]{row.label}[/], seed {seed}", highlight=False)
-            run = folder / _slug(row.label) / f"seed-{seed}"
+            run = folder / slug(row.label) / f"seed-{seed}"
             settings = recipe.with_settings([f"seed={seed}"])
             outcome = pretrain(recipe_name, settings, data, run, resume=True, device=device, console=console)
             if not outcome.finished:
@@ -91,7 +91,7 @@ def ablate(
     return done
 
 
-def _for_data(base: Recipe, data: Sequence[str | Path], device: str | None, console: Console) -> Recipe:
+def for_data(base: Recipe, data: Sequence[str | Path], device: str | None, console: Console) -> Recipe:
     """Apply `auto`, and limit queue and batch to the number of images, so that rows differ only as they state."""
     paths = training_files(find_data(data, console)).paths
     images = len(paths)
@@ -116,7 +116,8 @@ def _check_data(recipes: Sequence[Recipe], data: Sequence[str | Path], console: 
         )
 
 
-def _slug(label: str) -> str:
+def slug(label: str) -> str:
+    """Return a label as a folder's name."""
     return re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")
 
 
@@ -155,7 +156,7 @@ def _write(folder: Path, table: Table, recipe: str, base: Recipe, results: Seque
     metrics = list(dict.fromkeys(metric for one in results for metric in one.scores))
     if metrics:
         _draw(folder / "results.png", table, results, metrics)
-    write_report([folder / _slug(one.row.label) / f"seed-{one.seeds[0]}" for one in results], folder / "report.html")
+    write_report([folder / slug(one.row.label) / f"seed-{one.seeds[0]}" for one in results], folder / "report.html")
 
 
 def as_markdown(table: Table, recipe: str, shared: str, results: Sequence[Result]) -> str:

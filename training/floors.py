@@ -5,6 +5,7 @@ They are those of hand-crafted vectors (`evals.hand_crafted`) and of the network
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from nnclr_hub.cache import cache_folder
 from nnclr_hub.errors import MissingDependency
 from nnclr_hub.progress import bar
 
@@ -54,8 +56,11 @@ class Floors:
         images: dict[str, str],
         protocols: Sequence[Scores],
         console: Console,
+        transform: str,
     ) -> Floors:
         """Return the stored floors of these images, or compute and store them.
+
+        They are also kept in the cache folder, because runs on the same images have the same floors.
 
         Args:
             out: the run folder.
@@ -63,10 +68,17 @@ class Floors:
             images: NAME of a set -> digest of its images.
             protocols: functions that yield (name, score).
             console: for progress.
+            transform: what made the sets' crops.
         """
         stored = cls.read(out)
         if not sets or stored.images == images:
             return stored
+        key = hashlib.sha256(f"{sorted(images.items())} {transform}".encode()).hexdigest()[:32]
+        cache = cache_folder() / "floors" / key
+        floors = cls.read(cache)
+        if floors.images == images:
+            floors.write(out)
+            return floors
         floors = cls(images, {one.name: one.tested for one in sets})
         for floor in FLOORS.values():
             try:
@@ -79,6 +91,9 @@ class Floors:
                 name: float(value) for protocol in protocols for one in embedded for name, value in protocol(one)
             }
         floors.write(out)
+        if len(floors.scores) == len(FLOORS):
+            cache.mkdir(parents=True, exist_ok=True)
+            floors.write(cache)
         return floors
 
     def write(self, out: Path) -> None:

@@ -87,11 +87,12 @@ class Monitor:
         self._path = run / LOG
         self.lines = [line for line in read_log(run) if line["step"] <= resumed_at]
         replace_text(self._path, "".join(json.dumps(line) + "\n" for line in self.lines))
-        unlogged = unlogged or {"sums": {}, "images": 0, "waited": 0.0, "trained": 0.0}
+        unlogged = unlogged or {"sums": {}, "images": 0, "steps": 0, "waited": 0.0, "trained": 0.0, "cpu": 0.0}
         self._sums: Metrics = {RENAMED.get(str(name), str(name)): value for name, value in unlogged["sums"].items()}
         self._images = unlogged["images"]
         self._waited, self._trained = unlogged["waited"], unlogged["trained"]  # seconds since the last line
-        self._since = time.perf_counter()
+        self._steps, self._cpu = unlogged.get("steps", 0), unlogged.get("cpu", 0.0)  # CPU seconds of all threads
+        self._since, self._cpu_since = time.perf_counter(), time.process_time()
         self._writer = _tensorboard(run, resumed_at) if tensorboard else None
 
     @property
@@ -100,8 +101,10 @@ class Monitor:
         return {
             "sums": dict(self._sums),
             "images": self._images,
+            "steps": self._steps,
             "waited": self._waited,
             "trained": self._trained,
+            "cpu": self._cpu,
         }
 
     def add(self, metrics: Metrics, images: int, data_wait: float) -> None:
@@ -110,11 +113,13 @@ class Monitor:
             before = self._sums.get(name, (0, 0))
             self._sums[name] = before[0] + total, before[1] + count
         self._images += images
+        self._steps += 1
         self._waited += data_wait
 
     def log(self, step: int, epoch: float, **extra: float) -> dict[str, float]:
         """Write a line with the means since the last one, and return it."""
         seconds = self._trained + time.perf_counter() - self._since
+        cpu = self._cpu + time.process_time() - self._cpu_since
         line: dict[str, float] = {"step": step, "epoch": round(epoch, 4)}
         for name, (total, count) in self._sums.items():
             if int(count):  # without known labels there is no accuracy
@@ -123,21 +128,24 @@ class Monitor:
         line |= {
             "images_per_s": round(self._images / seconds, 1),
             "data_wait": round(self._waited / seconds, 4),
+            "cpu_s": round(cpu / max(self._steps, 1), 4),
             "peak_memory_mb": peak_memory_mb(),
         }
         self._append(line)
         self._sums, self._images, self._waited, self._trained = {}, 0, 0.0, 0.0
-        self._since = time.perf_counter()
+        self._steps, self._cpu = 0, 0.0
+        self._since, self._cpu_since = time.perf_counter(), time.process_time()
         return line
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Exclude the enclosed work from the training time."""
         self._trained += time.perf_counter() - self._since
+        self._cpu += time.process_time() - self._cpu_since
         try:
             yield
         finally:
-            self._since = time.perf_counter()
+            self._since, self._cpu_since = time.perf_counter(), time.process_time()
 
     def record(self, step: int, epoch: float, scores: dict[str, float]) -> None:
         """Write a line of evaluation scores."""

@@ -13,6 +13,7 @@ from nnclr_hub.cli.programs import load_program
 from nnclr_hub.cli.verbs import err, out
 from nnclr_hub.errors import InvalidRequest
 
+BUDGET = "budget"  # the table that compares methods at equal CPU time
 INTERRUPTED = 130  # exit code of a program that Ctrl-C stopped
 
 Data = Annotated[list[str], typer.Option("--data", help="Folder of images, or cifar10, imagenette, ...; repeatable.")]
@@ -93,23 +94,42 @@ def _without_gpus(arguments: list[str]) -> list[str]:
 
 
 def ablate(
-    table: Annotated[str, typer.Argument(help="positives, crop_only, epochs, queue_size, k, soft, ...")],
+    table: Annotated[str, typer.Argument(help="positives, crop_only, epochs, queue_size, k, soft, ...; or budget.")],
     data: Data = [],  # noqa: B006
     to: Annotated[Path, typer.Option("--out", help="Folder for the tables.")] = Path("ablations"),
     recipe: Annotated[str, typer.Option("--recipe", help="Recipe that all rows share.")] = "small_cpu",
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs per row.")] = 1,
     settings: Set = [],  # noqa: B006
     device: Device = None,
+    minutes: Annotated[
+        str, typer.Option("--minutes", help="table budget: core-minutes per run, several with commas.")
+    ] = "10",
+    rows: Annotated[list[str], typer.Option("--row", help="table budget: only this method; repeatable.")] = [],  # noqa: B006
 ) -> None:
-    """Train and evaluate the rows of a table of the paper. Run it again to continue.
+    """Train and evaluate the rows of a table of the paper, or compare methods at equal CPU time with the table budget.
+
+    Run it again to continue.
 
     Example: nnclr ablate crop_only --data photos --recipe small_cpu --seeds 3 --out ablations
+
+    Example: nnclr ablate budget --data photos --minutes 10,30 --row NNCLR --row SimCLR --seeds 2
     """
     base = load_program("training", "recipes").find_recipe(recipe).with_settings(settings)
-    program = load_program("training", "ablate")
-    load_program("training", "tables").find_table(table)
+    if table != BUDGET:
+        load_program("training", "tables").find_table(table)
     if not data:
         raise InvalidRequest(f"Give images: nnclr ablate {table} --data PHOTOS.")
+    if table == BUDGET:
+        try:
+            budgets = [float(one) for one in minutes.split(",")]
+        except ValueError:
+            raise InvalidRequest(f"--minutes takes numbers with commas, such as 10,30; got {minutes!r}.") from None
+        compare = load_program("training", "budget").compare_at_budgets
+        options = {"minutes": budgets, "seeds": seeds, "rows": rows, "device": device, "console": err}
+        if compare(recipe, base, data, to, **options) is None:
+            raise typer.Exit(INTERRUPTED)
+        return
+    program = load_program("training", "ablate")
     if program.ablate(table, recipe, base, data, to, seeds=seeds, device=device, console=err) is None:
         raise typer.Exit(INTERRUPTED)
 

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("undrawn")
 
 def logged(run: Path) -> list[dict]:
     """Return the log without time and memory."""
-    measured = {"images_per_s", "data_wait", "peak_memory_mb"}
+    measured = {"images_per_s", "data_wait", "cpu_s", "peak_memory_mb"}
     return [{name: value for name, value in line.items() if name not in measured} for line in read_log(run)]
 
 
@@ -57,7 +57,7 @@ def test_a_run_writes_a_log_an_encoder_and_a_report(finished, data):
     log = read_log(finished)
     needed = {
         *("loss", "nn_similarity", "self_match_rate", "nn_age", "queue_fill", "nn_distinct", "z_std", "rankme", "lr"),
-        *("images_per_s", "data_wait", "peak_memory_mb", "nn_accuracy", "neighbor_share"),
+        *("images_per_s", "data_wait", "cpu_s", "peak_memory_mb", "nn_accuracy", "neighbor_share"),
     }
     lines = [line for line in log if "loss" in line]
     assert needed <= lines[-1].keys()

@@ -1,0 +1,245 @@
+"""Compare methods at equal CPU time: `nnclr ablate budget --minutes 10,30 --seeds 2 --data PHOTOS`.
+
+Each run gets the epochs that fit into its core-minutes, with a complete schedule, so the end of every run is as good as
+its method can be in that time. The cost of a step is measured first, in a short run. OUT/budget has results.json,
+results.md and results.png: 20-NN against core-minutes. The same command continues after an interruption.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import mean, median, stdev
+
+from rich.console import Console
+
+from nnclr_hub.errors import InvalidRequest
+
+from .ablate import for_data, slug
+from .data.datasets import evaluation_sets, training_files
+from .data.named_sets import find_data
+from .monitor import read_log, replace_text
+from .pretrain import pretrain
+from .recipes import Recipe
+
+SKIPPED = 2  # log lines of a calibration in which caches and compilers warm up
+
+_HEAD = "prediction=paper"  # without a head, these methods collapse
+_MANY = "crop_scale=0.25,1.0 local_crops=4 local_size=32 local_scale=0.05,0.25"
+ROWS: dict[str, str] = {
+    "SimCLR": "method=simclr",
+    "NNCLR": "method=nnclr",
+    "momentum NNCLR": "method=momentum_nnclr encoder=momentum",
+    "BYOL": f"method=byol encoder=momentum {_HEAD}",
+    "SimSiam": f"method=simsiam {_HEAD}",
+    "MoCo v2": "method=moco_v2 encoder=momentum",
+    "MoCo v3": f"method=moco_v3 encoder=momentum {_HEAD}",
+    "mean shift": f"method=msf encoder=momentum {_HEAD}",
+    "ReSSL": "method=ressl encoder=momentum",
+    "SCE": "method=sce encoder=momentum",
+    "SwAV": "method=swav prediction=method",
+    "LeJEPA": "method=lejepa",
+    "SimCLR, 4 small crops": f"method=simclr {_MANY}",
+    "NNCLR, 4 small crops": f"method=nnclr {_MANY}",
+    "SwAV, 4 small crops": f"method=swav prediction=method {_MANY}",
+    "LeJEPA, 4 small crops": f"method=lejepa {_MANY}",
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One trained run.
+
+    label: a key of ROWS.
+    minutes: its budget, in core-minutes.
+    epochs: that fitted into it.
+    spent: core-minutes of its training steps, with views and optimizer, without evaluations.
+    scores: {"knn20/NAME": accuracy in [0, 1], "linear/NAME": ...} of the last epoch.
+    """
+
+    label: str
+    minutes: float
+    seed: int
+    epochs: int
+    spent: float
+    scores: dict[str, float] = field(default_factory=dict)
+
+
+def compare_at_budgets(
+    recipe_name: str,
+    base: Recipe,
+    data: Sequence[str | Path],
+    out: Path,
+    *,
+    minutes: Sequence[float],
+    seeds: int = 1,
+    rows: Sequence[str] = (),
+    calibration: float = 0.5,
+    device: str | None = None,
+    console: Console | None = None,
+) -> list[Run] | None:
+    """Train every row at every budget; return None if a signal stopped it.
+
+    Args:
+        recipe_name, base: the recipe that all rows share.
+        data: as for `pretrain`; at least one folder needs labels in train/ and in val/ or test/.
+        out: folder of tables.
+        minutes: budgets in core-minutes.
+        seeds: runs per row and budget.
+        rows: labels of ROWS; default all.
+        calibration: minutes of wall time for measuring the cost of a row's step.
+        device: as for `pretrain`.
+        console: for progress and messages; default standard error.
+
+    Raises:
+        InvalidRequest: a budget is not above 0, a row does not exist, or no folder can be scored.
+        and the errors of `pretrain`.
+    """
+    console = console or Console(stderr=True)
+    if not minutes or min(minutes) <= 0:
+        raise InvalidRequest("Budgets must be above 0 core-minutes: --minutes 10,30.")
+    if unknown := [row for row in rows if row not in ROWS]:
+        raise InvalidRequest(f"No row is named {unknown[0]!r}; choose from: {'; '.join(ROWS)}.")
+    folders = find_data(data, console)
+    if not evaluation_sets(folders):
+        raise InvalidRequest("Methods are compared by 20-NN: name a folder with labels in train/ and in val/ or test/.")
+    base = for_data(base, data, device, console)
+    steps_per_epoch = max(1, len(training_files(folders).paths) // base.batch_size)
+    folder, runs = Path(out) / "budget", []
+    for budget in sorted(minutes):
+        for seed in range(base.seed, base.seed + seeds):
+            for label in rows or ROWS:
+                recipe = base.with_settings([*ROWS[label].split(), f"seed={seed}"])
+                own = folder / slug(label)
+                cost = _step_cost(recipe_name, recipe, data, own / "calibration", calibration, device, console)
+                if cost is None:
+                    return None
+                epochs = max(1, round(60 * budget / (cost * steps_per_epoch)))
+                console.print(
+                    f"[bold]{label}[/], {budget:g} core-minutes, seed {seed}: {epochs} epochs", highlight=False
+                )
+                recipe = recipe.with_settings([f"epochs={epochs}", f"checkpoint_every={epochs}"])
+                run = own / f"{budget:g}-minutes" / f"seed-{seed}"
+                outcome = pretrain(recipe_name, recipe, data, run, resume=True, device=device, console=console)
+                if not outcome.finished:
+                    return None
+                runs.append(Run(label, budget, seed, epochs, _core_minutes(run), outcome.scores))
+                _write(folder, recipe_name, runs)
+    return runs
+
+
+def _step_cost(
+    name: str,
+    recipe: Recipe,
+    data: Sequence[str | Path],
+    run: Path,
+    minutes: float,
+    device: str | None,
+    console: Console,
+) -> float | None:
+    """Return the CPU seconds of a step, measured once per row; None if a signal stopped the measurement.
+
+    Steps are cheaper at the start of a run with a resolution schedule; then the run costs more than its budget, which
+    `Run.spent` shows.
+    """
+    stored = run / "cost.json"
+    if stored.exists():
+        return json.loads(stored.read_text())["cpu_s"]
+    recipe = recipe.with_settings(["epochs=1000", "checkpoint_every=1000", "log_every=5"])
+    lines: list[float] = []
+    while len(lines) <= SKIPPED:
+        began = time.monotonic()
+        quiet = Console(quiet=True)
+        outcome = pretrain(name, recipe, data, run, resume=True, device=device, minutes=minutes, console=quiet)
+        lines = [line["cpu_s"] for line in read_log(run) if "cpu_s" in line]
+        if outcome.finished:
+            break
+        if time.monotonic() - began < 60 * minutes:  # a signal stopped it, not the time
+            return None
+    cost = median(lines[SKIPPED:] or lines)
+    replace_text(stored, json.dumps({"cpu_s": cost}) + "\n")
+    return cost
+
+
+def _core_minutes(run: Path) -> float:
+    """Sum the CPU time of the steps of a run."""
+    total, before = 0.0, 0
+    for line in read_log(run):
+        if "cpu_s" in line:
+            total += line["cpu_s"] * (line["step"] - before)
+            before = line["step"]
+    return round(total / 60, 2)
+
+
+# ------------------------------------------------------------------------------ output files
+
+
+def _write(folder: Path, recipe: str, runs: Sequence[Run]) -> None:
+    document = {"recipe": recipe, "runs": [asdict(run) for run in runs]}
+    replace_text(folder / "results.json", json.dumps(document, indent=1) + "\n")
+    replace_text(folder / "results.md", as_markdown(recipe, runs))
+    _draw(folder / "results.png", runs)
+
+
+def _by_row(runs: Sequence[Run]) -> Mapping[str, Mapping[float, list[Run]]]:
+    """Return label -> budget -> runs, one per seed."""
+    found: dict[str, dict[float, list[Run]]] = {}
+    for run in runs:
+        found.setdefault(run.label, {}).setdefault(run.minutes, []).append(run)
+    return found
+
+
+def as_markdown(recipe: str, runs: Sequence[Run]) -> str:
+    """Return a table per metric: a row per method, a column per budget, means over seeds and their deviation."""
+    metrics = list(dict.fromkeys(metric for run in runs for metric in run.scores if metric.startswith("knn")))
+    budgets = sorted({run.minutes for run in runs})
+    lines = [
+        "# Methods at equal CPU time",
+        "",
+        f"Recipe `{recipe}`, last epoch, mean over seeds ± standard deviation. In parentheses: epochs, and the",
+        "core-minutes that the training steps took.",
+    ]
+    for metric in metrics:
+        lines += ["", f"## {metric}", "", f"| method | {' | '.join(f'{one:g} core-minutes' for one in budgets)} |"]
+        lines += [f"|---|{'---|' * len(budgets)}"]
+        for label, by_budget in _by_row(runs).items():
+            cells = [_cell(by_budget.get(budget, []), metric) for budget in budgets]
+            lines.append(f"| {label} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(runs: Sequence[Run], metric: str) -> str:
+    values = [run.scores[metric] for run in runs if metric in run.scores]
+    if not values:
+        return ""
+    spread = f" ± {stdev(values):.3f}" if len(values) > 1 else ""
+    return f"{mean(values):.3f}{spread} ({runs[0].epochs}, {mean(run.spent for run in runs):.1f})"
+
+
+def _draw(path: Path, runs: Sequence[Run]) -> None:
+    """Draw 20-NN against core-minutes: a panel per data set, a line per method, a point per run."""
+    from matplotlib.figure import Figure
+
+    metrics = list(dict.fromkeys(metric for run in runs for metric in run.scores if metric.startswith("knn")))
+    if not metrics:
+        return
+    figure = Figure(figsize=(4.2 * len(metrics) + 2.4, 4.2), layout="constrained")
+    panels = figure.subplots(1, len(metrics), squeeze=False)[0]
+    for axes, metric in zip(panels, metrics, strict=True):
+        for number, (label, by_budget) in enumerate(_by_row(runs).items()):
+            points = [(mean(run.spent for run in some), some) for some in by_budget.values()]
+            style = {"color": f"C{number % 10}", "marker": "osD^vP"[number // 10 % 6], "markersize": 4}
+            axes.plot(
+                [spent for spent, _ in points],
+                [mean(run.scores.get(metric, float("nan")) for run in some) for _, some in points],
+                label=label,
+                **style,
+            )
+        axes.set(title=metric, xlabel="core-minutes", xscale="log")
+        axes.grid(alpha=0.3)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right center", fontsize=8)
+    figure.savefig(path, dpi=120)
