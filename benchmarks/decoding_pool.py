@@ -29,10 +29,12 @@ import numpy as np
 from PIL import Image
 
 from nnclr_hub.encoder.decoding_pool import decoding_processes
+from nnclr_hub.encoder.encoder import DECODED_TOGETHER, LIGHT
 from nnclr_hub.encoder.preprocessing import EvalTransform, Preprocessing
 from nnclr_hub.errors import ImageError
+from nnclr_hub.read_ahead import batches
 
-TRANSFORM = EvalTransform(Preprocessing(224))
+TRANSFORM = EvalTransform(Preprocessing(64, 1.0))  # as the default encoder
 CASES = {"128 px": ((128, 128), 64, 600), "12 MP": ((4000, 3000), 4, 24)}  # size, files, images per round
 WORKERS = os.cpu_count() or 1
 HOSTILE = 20
@@ -60,7 +62,7 @@ def compare(name: str, images: list[bytes], count: int, rounds: int) -> str:
         assert (TRANSFORM.read(data) == TRANSFORM.decoded(data)).all()
     runs: dict[str, list[tuple[float, float]]] = {"threads": [], "processes": []}
     for number in range(rounds):
-        order = [("threads", TRANSFORM.decoded), ("processes", TRANSFORM.read)]
+        order = [("threads", decoded_each), ("processes", TRANSFORM.read_each)]
         for kind, decode in order if number % 2 else order[::-1]:
             runs[kind].append(measure(decode, work))
     wall = {kind: statistics.median(count / seconds for seconds, _ in each) for kind, each in runs.items()}
@@ -69,13 +71,18 @@ def compare(name: str, images: list[bytes], count: int, rounds: int) -> str:
     return f"| {name} | {wall['threads']:.0f} | {wall['processes']:.0f} | {ratio:.2f} | {cpu:.2f} |"
 
 
-def measure(decode: Callable[[bytes], np.ndarray], work: list[bytes]) -> tuple[float, float]:
+def measure(decode: Callable[[list[bytes]], object], work: list[bytes]) -> tuple[float, float]:
     """Return wall and CPU seconds."""
+    together = DECODED_TOGETHER if len(work[0]) < LIGHT else 1  # as an encoder does
     with ThreadPoolExecutor(WORKERS) as threads:
         begun, cpu = time.perf_counter(), cpu_seconds()
-        for _ in threads.map(decode, work):
+        for _ in threads.map(decode, batches(work, together)):
             pass
         return time.perf_counter() - begun, cpu_seconds() - cpu
+
+
+def decoded_each(images: list[bytes]) -> list[np.ndarray]:
+    return [TRANSFORM.decoded(data) for data in images]
 
 
 def cpu_seconds() -> float:
@@ -96,7 +103,7 @@ def next_to_hostile(rounds: int) -> None:
     print("| hostile images | size, MB | p99 alone, ms | p99 next to them, ms | ratio |")
     print("|---|---|---|---|---|")
     for name, hostile in kinds.items():
-        alone, beside = [], []
+        alone, under_attack = [], []
         for _ in range(rounds):
             alone += latencies(ordinary, 400)
             stop = threading.Event()
@@ -111,9 +118,9 @@ def next_to_hostile(rounds: int) -> None:
             with ThreadPoolExecutor(4) as threads:
                 for _ in range(4):
                     threads.submit(attack)
-                beside += latencies(ordinary, 400)
+                under_attack += latencies(ordinary, 400)
                 stop.set()
-        before, after = (1e3 * float(np.percentile(each, 99)) for each in (alone, beside))
+        before, after = (1e3 * float(np.percentile(each, 99)) for each in (alone, under_attack))
         print(f"| {name} | {len(hostile) / 1e6:.2f} | {before:.1f} | {after:.1f} | {after / before:.2f} |", flush=True)
 
 
@@ -128,7 +135,7 @@ def latencies(image: bytes, count: int) -> list[float]:
 
 
 def jpeg(size: tuple[int, int], seed: int) -> bytes:
-    """A JPEG of smooth noise."""
+    """Return a JPEG of smooth noise."""
     pixels = np.random.default_rng(seed).integers(0, 255, (size[1] // 16, size[0] // 16, 3), np.uint8)
     file = io.BytesIO()
     Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC).save(file, "JPEG", quality=90)

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
+from nnclr_hub.encoder.decoding import attempt_each
 from nnclr_hub.errors import ImageError
 
 SIDE = 4
@@ -45,6 +46,9 @@ class FakeEncoder:
             if word not in self.words:
                 self.words.append(word)
             return np.full((SIDE, SIDE, 3), self.words.index(word), np.uint8)
+
+    def prepare_each(self, images):
+        return attempt_each(self.prepare, images)
 
     def forward_crops(self, crops):
         self.batches.append(len(crops))

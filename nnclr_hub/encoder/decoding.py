@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar, cast
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -103,6 +103,30 @@ def run_isolated(
     if pool is None or not isinstance(source, Path | str | bytes):
         return take(*operation(source, *arguments))
     return pool.run(operation, source, arguments, take)
+
+
+def run_isolated_each(
+    operation: Callable[..., tuple[Any, ...]],
+    sources: Sequence[Source],
+    *arguments: Any,
+    take: Callable[..., T] = lambda *values: values,  # type: ignore[assignment]
+) -> list[T | Exception]:
+    """Return for each source what `run_isolated` returns, or the exception that it raises."""
+    pool = active_pool()
+    if pool is not None and all(isinstance(source, Path | str | bytes) for source in sources):
+        return pool.run_each(operation, cast(Sequence[Path | str | bytes], sources), arguments, take)
+    return attempt_each(lambda source: run_isolated(operation, source, *arguments, take=take), sources)
+
+
+def attempt_each(work: Callable[[Any], T], sources: Sequence[Any]) -> list[T | Exception]:
+    """Return for each source what `work` returns, or the exception that it raises."""
+    results: list[T | Exception] = []
+    for source in sources:
+        try:
+            results.append(work(source))
+        except Exception as error:  # noqa: BLE001 - the caller decides
+            results.append(error)
+    return results
 
 
 def _decode(source: Source) -> tuple[Image.Image]:

@@ -13,10 +13,10 @@ the heavy lane, whose processes have a low priority. So images that take seconds
 from __future__ import annotations
 
 import json
-import math
 import os
 import pickle
 import re
+import select
 import signal
 import socket
 import subprocess
@@ -24,7 +24,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -153,14 +153,36 @@ class DecodingPool:
             NotReady: the pool is closed.
             HeavyImage, Withdrawn: see `Lane`.
         """
+        [result] = self.run_each(operation, [source], arguments, take)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def run_each(
+        self,
+        operation: Operation,
+        sources: Sequence[Path | str | bytes],
+        arguments: tuple[Any, ...] = (),
+        take: Callable[..., T] | None = None,
+    ) -> list[T | Exception]:
+        """Return for each source what `run` returns, or the exception that it raises.
+
+        One process decodes them one after the other. For small images that is cheaper than a message for each.
+
+        Raises:
+            ServiceError, NotReady: see `run`.
+        """
         chosen = lane.get()
-        if chosen is None or not chosen.heavy:
-            try:
-                return self._run(False, operation, source, arguments, take or _copies, Lane(heavy=False))
-            except HeavyImage:
-                if chosen is not None:
-                    raise
-        return self._run(True, operation, source, arguments, take or _copies, chosen or Lane(heavy=True))
+        take = take or _copies
+        if chosen is not None and chosen.heavy:
+            return [self._run(True, operation, [source], arguments, take, chosen)[0] for source in sources]
+        results = self._run(False, operation, sources, arguments, take, Lane(heavy=False))
+        if chosen is None:
+            heavy = Lane(heavy=True)
+            for index, result in enumerate(results):
+                if isinstance(result, HeavyImage):
+                    [results[index]] = self._run(True, operation, [sources[index]], arguments, take, heavy)
+        return results
 
     def close(self) -> None:
         """End the processes; images that they decode fail with NotReady."""
@@ -168,7 +190,9 @@ class DecodingPool:
         for process in tuple(self._all):
             process.kill()
 
-    def _run(self, heavy: bool, operation: Operation, source: Any, arguments: Any, take: Any, chosen: Lane) -> Any:
+    def _run(
+        self, heavy: bool, operation: Operation, sources: Sequence[Any], arguments: Any, take: Any, chosen: Lane
+    ) -> list[Any]:
         with self._slots[heavy]:
             if self._closed:
                 raise NotReady("The decoding processes are closed.")
@@ -178,26 +202,22 @@ class DecodingPool:
                 process = _Process(self._limits.memory, NICE if heavy else 0)
                 self._all.add(process)
             try:
-                return process.run(operation, source, arguments, self._limits.cpu_s, take, chosen)
+                return process.run(operation, sources, arguments, self._limits.cpu_s, take, chosen)
             except _Ended as ended:
                 if self._closed:
                     raise NotReady("The decoding processes are closed.") from None
                 self._on_killed(ended.why)
-                if ended.why == "withdrawn":
-                    raise Withdrawn from None
-                if ended.why == "crash":
-                    raise ImageError(f"The image crashed its decoder ({ended.detail}); save it again.") from None
-                if not heavy:
-                    raise HeavyImage from None
-                raise ImageTooExpensive(
-                    f"Decoding the image takes more than {ended.detail}; save it again in a simpler format, or smaller."
-                ) from None
+                failure = _failure(ended, heavy)
             finally:
                 if process.is_open and not self._closed:
                     self._idle[heavy].append(process)
                 else:
                     self._all.discard(process)
                     process.close()
+        if len(sources) == 1:
+            return [failure]
+        # one of them ended the process; alone, each gets its own result
+        return [self._run(heavy, operation, [source], arguments, take, chosen)[0] for source in sources]
 
 
 class _Ended(Exception):
@@ -206,6 +226,19 @@ class _Ended(Exception):
     def __init__(self, why: str, detail: str = "") -> None:
         super().__init__(why)
         self.why, self.detail = why, detail
+
+
+def _failure(ended: _Ended, heavy: bool) -> Exception:
+    """Return the error of the image that ended its process."""
+    if ended.why == "withdrawn":
+        return Withdrawn()
+    if ended.why == "crash":
+        return ImageError(f"The image crashed its decoder ({ended.detail}); save it again.")
+    if not heavy:
+        return HeavyImage()
+    return ImageTooExpensive(
+        f"Decoding the image takes more than {ended.detail}; save it again in a simpler format, or smaller."
+    )
 
 
 class _Process:
@@ -217,6 +250,8 @@ class _Process:
         self._buffer = SharedBuffer(_unnamed_file())
         self._connection, other = socket.socketpair()
         path = [str(Path(__file__).resolve().parents[2]), *sys.path]
+        self._waiting = select.poll()
+        self._waiting.register(self._connection, select.POLLIN)
         with other:
             self._process = subprocess.Popen(
                 # -I and -S: the path is given, and reading it again takes a third of the start
@@ -239,44 +274,54 @@ class _Process:
     def run(
         self,
         operation: Operation,
-        source: Any,
+        sources: Sequence[Any],
         arguments: tuple[Any, ...],
         seconds: float,
         take: Callable[..., T],
         chosen: Lane,
-    ) -> T:
-        """Run one operation.
+    ) -> list[T | Exception]:
+        """Run an operation on several images.
 
         Raises:
             _Ended: the process ended, or was killed.
         """
         self._wait_until_ready()
-        if isinstance(source, bytes):
-            with self._buffer.view(len(source)) as view:
-                view[:] = source
-            source = len(source)
-        else:
-            source = os.path.abspath(source)  # the working directory of this process may have changed
-        message = pickle.dumps((operation, source, arguments, seconds, not chosen.heavy), pickle.HIGHEST_PROTOCOL)
+        sent: list[int | str] = []
+        with self._buffer.view(sum(len(source) for source in sources if isinstance(source, bytes))) as view:
+            position = 0
+            for source in sources:
+                if isinstance(source, bytes):
+                    view[position : position + len(source)] = source
+                    position += len(source)
+                    sent.append(len(source))
+                else:
+                    sent.append(os.path.abspath(source))  # the working directory of this process may have changed
+        message = (operation, sent, arguments, seconds, not chosen.heavy, self._buffer.size)
         self.is_open = False  # until the reply is here, also if an exception such as Ctrl-C arrives before it
         try:
-            send(self._connection, message)
+            send(self._connection, pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
             reply = json.loads(self._receive(seconds, chosen) or self._fail(seconds))
         except OSError:
             self._fail(seconds)
         self.is_open = True
-        if pages := reply.get("pages"):
+        self._buffer.size = reply["size"]
+        for name in reply["pages"]:
             from nnclr_hub.encoder import decoding  # imports this module
 
-            decoding.warn_of_pages(pages[0])
-        if "values" in reply:
-            return self._take(reply["values"], take)
-        if "error" in reply:
-            code, message = reply["error"]
-            raise BY_CODE[code](message)
-        if "heavy" in reply:
-            raise HeavyImage
-        raise RuntimeError(f"decoding failed ({reply['failed']})")
+            decoding.warn_of_pages(name)
+        try:
+            return [self._result(each, take) for each in reply["results"]]
+        finally:
+            self._buffer.shrink(KEPT)
+
+    def _result(self, result: dict[str, Any], take: Callable[..., T]) -> T | Exception:
+        if "values" in result:
+            view = self._buffer.view(self._buffer.size)
+            return take(*(np.ndarray(v[2], v[1], view, v[0]) if isinstance(v, list) else v for v in result["values"]))
+        if "error" in result:
+            code, message = result["error"]
+            return BY_CODE[code](message)
+        return HeavyImage() if "heavy" in result else RuntimeError(f"decoding failed ({result['failed']})")
 
     def kill(self) -> None:
         """End the process and wait until it has ended; the thread that uses it, if any, gets _Ended."""
@@ -292,9 +337,8 @@ class _Process:
     def _wait_until_ready(self) -> None:
         if self._ready:
             return
-        self._connection.settimeout(START_S)
         with suppress(OSError):
-            self._ready = receive(self._connection) == b"ready"
+            self._ready = bool(self._waiting.poll(1000 * START_S)) and receive(self._connection) == b"ready"
         if not self._ready:
             self.is_open = False
             raise ServiceError("A decoding process cannot be started; see the messages on standard error.")
@@ -306,12 +350,10 @@ class _Process:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise _Ended("time", f"{seconds * WALL_PER_CPU:g} s")
-            self._connection.settimeout(min(left, CHECK_S) if chosen.heavy else left)
-            try:
+            if self._waiting.poll(1000 * (min(left, CHECK_S) if chosen.heavy else left)):
                 return receive(self._connection)
-            except TimeoutError:
-                if not chosen.is_wanted():
-                    raise _Ended("withdrawn") from None
+            if not chosen.is_wanted():
+                raise _Ended("withdrawn")
 
     def _fail(self, seconds: float) -> Any:
         """Raise _Ended with the reason why the process ended."""
@@ -320,19 +362,6 @@ class _Process:
             raise _Ended("cpu", f"its share of {seconds:g} CPU seconds") from None
         name = signal.Signals(-code).name if code < 0 else f"exit status {code}"
         raise _Ended("crash", name) from None
-
-    def _take(self, described: list[Any], take: Callable[..., T]) -> T:
-        """Return the values of a reply, with arrays in the shared buffer."""
-        parts = [value for value in described if isinstance(value, list)]
-        sizes = [math.prod(shape) * np.dtype(kind).itemsize for _, kind, shape in parts]
-        view = self._buffer.view(sum(sizes))
-        values = [np.ndarray(v[2], v[1], view, v[0]) if isinstance(v, list) else v for v in described]
-        try:
-            return take(*values)
-        finally:
-            values.clear()
-            del view
-            self._buffer.shrink(KEPT)
 
 
 def _copies(*values: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The program of a decoding process: it takes one image at a time from its parent, within limits.
+"""The program of a decoding process: it takes images from its parent, and decodes each within limits.
 
 It imports NumPy, Pillow and the operations that its parent names, and never torch. The kernel ends it when an image
 exceeds its CPU seconds, even inside a codec. It ends itself when its parent has ended.
@@ -40,26 +40,28 @@ class SharedBuffer:
 
     Args:
         fd: of the file, which the buffer then owns.
+
+    Attributes:
+        size: of the file in bytes; each side tells the other.
     """
 
     def __init__(self, fd: int) -> None:
-        self.fd = fd
+        self.fd, self.size = fd, 0
         self._map: mmap.mmap | None = None
 
     def view(self, size: int) -> memoryview:
         """Return the first `size` bytes; the file grows if necessary. Release it before the next call."""
-        actual = os.fstat(self.fd).st_size
-        if actual < size or not actual:  # an empty file cannot be mapped
-            actual = max(size, 1 << 18)
-            os.ftruncate(self.fd, actual)
-        if self._map is None or len(self._map) != actual:
-            self._map = mmap.mmap(self.fd, actual)
+        if self.size < size or not self.size:  # an empty file cannot be mapped
+            self.size = max(size, 1 << 18)
+            os.ftruncate(self.fd, self.size)
+        if self._map is None or len(self._map) != self.size:
+            self._map = mmap.mmap(self.fd, self.size)
         return memoryview(self._map)[:size]
 
     def shrink(self, size: int) -> None:
         """Give memory beyond `size` bytes back. No view may exist."""
-        if self._map is not None and len(self._map) > size:
-            self._map = None
+        if self.size > size:
+            self._map, self.size = None, size
             os.ftruncate(self.fd, size)
 
     def close(self) -> None:
@@ -98,27 +100,57 @@ def main(fd: int, memory: int, nice: int) -> None:
     decoding.readable_formats()  # loads the codecs
     _limit_memory(memory)
     connection, buffer = socket.socket(fileno=0), SharedBuffer(fd)
+    waiting = select.poll()
+    waiting.register(connection, select.POLLIN)
     send(connection, b"ready")
     while True:
-        while not select.select([connection], [], [], PARENT_S)[0]:
+        while not waiting.poll(PARENT_S * 1000):
             if os.getppid() != parent:  # another child of it may hold the other end open
                 return
         message = receive(connection)
         if not message:
             return
-        pages: list[str] = []
-        decoding.warn_of_pages = pages.append
-        reply = _reply(message, buffer, decoding)
-        if pages:
-            reply["pages"] = pages
-        send(connection, json.dumps(reply).encode())
+        send(connection, json.dumps(_reply(message, buffer, decoding)).encode())
 
 
 def _reply(message: bytes, buffer: SharedBuffer, decoding: Any) -> dict[str, Any]:
-    """Run one operation under the timer; return what the parent needs to know."""
-    from nnclr_hub.errors import ImageTooExpensive, NNCLRHubError
+    """Run an operation on several images; return what the parent needs to know."""
+    operation, sources, arguments, seconds, quick, buffer.size = pickle.loads(message)
+    pages: list[str] = []
+    decoding.warn_of_pages = pages.append
+    images = []
+    position = 0
+    for source in sources:
+        if isinstance(source, int):  # so many bytes in the buffer
+            with buffer.view(position + source) as view:
+                images.append(bytes(view[position:]))
+            position += source
+        else:
+            images.append(source)
+    results = []
+    position = 0
+    for image in images:
+        result, position = _run(operation, image, arguments, seconds, quick, buffer, position, decoding)
+        results.append(result)
+    return {"results": results, "pages": pages, "size": buffer.size}
 
-    operation, source, arguments, seconds, quick = pickle.loads(message)
+
+def _run(
+    operation: Any,
+    source: Any,
+    arguments: tuple[Any, ...],
+    seconds: float,
+    quick: bool,
+    buffer: SharedBuffer,
+    position: int,
+    decoding: Any,
+) -> tuple[dict[str, Any], int]:
+    """Run an operation on one image under the timer, which runs until the next image sets it.
+
+    Returns:
+        What the parent needs to know, and the position behind the results in the buffer.
+    """
+    from nnclr_hub.errors import ImageTooExpensive, NNCLRHubError
 
     def announce(pixels: int) -> None:
         """Set the CPU seconds as soon as the size is known."""
@@ -130,42 +162,38 @@ def _reply(message: bytes, buffer: SharedBuffer, decoding: Any) -> dict[str, Any
     decoding.announce_pixels = announce
     signal.setitimer(signal.ITIMER_PROF, min(QUICK_S, seconds) if quick else seconds * LEAST)
     try:
-        if isinstance(source, int):  # so many bytes in the buffer
-            with buffer.view(source) as view:
-                source = bytes(view)
-        return {"values": _put(operation(source, *arguments), buffer)}
+        values, position = _put(operation(source, *arguments), buffer, position)
     except HeavyImage:
-        return {"heavy": True}
+        return {"heavy": True}, position
     except NNCLRHubError as error:
-        return {"error": [error.code, str(error)]}
+        return {"error": [error.code, str(error)]}, position
     except MemoryError:
-        return {"error": [ImageTooExpensive.code, "Too little memory to decode the image."]}
+        return {"error": [ImageTooExpensive.code, "Too little memory to decode the image."]}, position
     except Exception as error:  # noqa: BLE001 - the parent raises it
-        return {"failed": f"{type(error).__name__}: {error}"}
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
+        return {"failed": f"{type(error).__name__}: {error}"}, position
+    return {"values": values}, position
 
 
-def _put(values: tuple[Any, ...], buffer: SharedBuffer) -> list[Any]:
-    """Write arrays and images into the buffer; return a description of all values for JSON."""
+def _put(values: tuple[Any, ...], buffer: SharedBuffer, position: int) -> tuple[list[Any], int]:
+    """Write arrays and images into the buffer; return a description of all values for JSON, and the next position."""
     described: list[Any] = []
-    size = 0
+    end = position
     for value in values:
         if isinstance(value, Image.Image):
-            described.append([size, "|u1", (value.height, value.width, 3)])
-            size += value.width * value.height * 3
+            described.append([end, "|u1", (value.height, value.width, 3)])
+            end += value.width * value.height * 3
         elif isinstance(value, np.ndarray):
-            described.append([size, value.dtype.str, value.shape])
-            size += value.nbytes
+            described.append([end, value.dtype.str, value.shape])
+            end += value.nbytes
         else:
             described.append(value)
-    with buffer.view(size) as view:
+    with buffer.view(end) as view:
         for value, about in zip(values, described, strict=True):
             if isinstance(value, Image.Image):
                 _put_image(value, view, about[0])
             elif isinstance(value, np.ndarray):
                 np.ndarray(value.shape, value.dtype, view, about[0])[:] = value
-    return described
+    return described, -(-end // 64) * 64
 
 
 def _put_image(image: Image.Image, view: memoryview, position: int) -> None:

@@ -14,8 +14,9 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, cast, overload
 
 import numpy as np
 import torch
@@ -30,6 +31,8 @@ from nnclr_hub.encoder.backends.choice import open_backend
 from nnclr_hub.encoder.backends.network import Network
 from nnclr_hub.encoder.backends.with_torch import forward
 from nnclr_hub.encoder.crops import embed_crops
+from nnclr_hub.encoder.decoding import Source
+from nnclr_hub.encoder.decoding_pool import active_pool
 from nnclr_hub.encoder.device import find_device
 from nnclr_hub.encoder.embedder import ImageLike
 from nnclr_hub.encoder.fingerprint import fingerprint_of
@@ -49,6 +52,7 @@ from nnclr_hub.hub.layout import ModelConfig
 from nnclr_hub.read_ahead import batches, read_ahead
 
 BATCH = 64
+DECODED_TOGETHER, LIGHT = 8, 200_000  # images and bytes that a decoding process takes at a time
 
 
 class Encoder:
@@ -312,6 +316,17 @@ class Encoder:
         """
         return self.transform.read(as_source(image))
 
+    def prepare_each(self, images: Sequence[ImageLike | StoredImage]) -> list[np.ndarray | Exception]:
+        """Return for each image what `prepare` returns, or the exception that it raises."""
+        sources: list[Source | ImageError] = []
+        for image in images:
+            try:
+                sources.append(as_source(image))
+            except ImageError as error:  # of an image stored elsewhere
+                sources.append(error)
+        crops = iter(self.transform.read_each([one for one in sources if not isinstance(one, ImageError)]))
+        return [one if isinstance(one, ImageError) else next(crops) for one in sources]
+
     def forward_crops(self, crops: np.ndarray | Tensor, *, unit: bool = True) -> np.ndarray:
         """Run one batch of crops from `prepare` through the network: (N, S, S, 3) uint8 -> (N, D) float32."""
         return self._rows(self.backend.run(np.asarray(crops)), unit)
@@ -319,14 +334,18 @@ class Encoder:
     def _prepared(self, images: Iterable[ImageLike | StoredImage]) -> Iterator[list[np.ndarray | ImageError]]:
         """Yield batches of crops, in order; other threads prepare the next batch while the caller uses this one."""
 
-        def attempt(image: ImageLike | StoredImage) -> np.ndarray | ImageError:
-            try:
-                return self.prepare(image)
-            except ImageError as error:
-                return error
+        def attempt(images: Sequence[ImageLike | StoredImage]) -> list[np.ndarray | ImageError]:
+            crops = self.prepare_each(images)
+            for crop in crops:
+                if not isinstance(crop, np.ndarray | ImageError):
+                    raise crop
+            return cast(list[np.ndarray | ImageError], crops)
 
-        for _, crops in read_ahead(batches(images, self.batch_size), attempt, os.cpu_count() or 1):
-            yield crops
+        # processes take several small images at a time, which saves messages
+        most = DECODED_TOGETHER if active_pool() is not None else 1
+        parts = (list(batches(batch, most, _weight, LIGHT)) for batch in batches(images, self.batch_size))
+        for _, results in read_ahead(parts, attempt, os.cpu_count() or 1):
+            yield list(chain.from_iterable(results))
 
     def _read(self, images: list[ImageLike]) -> Iterator[Tensor]:
         """Yield batches (B, 3, S, S) float of images; raise the first ImageError."""
@@ -357,3 +376,13 @@ class Encoder:
         # next to another backend, fp32 is faster in torch on most processors
         precision = "bf16" if self.backend.name in ("torch-bf16", "compile-bf16") else "fp32"
         return forward(partial(compute, self.backbone), x, self.device, precision)
+
+
+def _weight(image: ImageLike | StoredImage) -> int:
+    """Return the bytes of an image that a decoding process may take with others; otherwise more than LIGHT."""
+    try:
+        if isinstance(image, bytes | str | Path):
+            return len(image) if isinstance(image, bytes) else os.path.getsize(image)
+    except (OSError, ValueError):  # decoding reports the error
+        return 0
+    return LIGHT // DECODED_TOGETHER if isinstance(image, StoredImage) else LIGHT + 1

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 from PIL import Image
 
-from nnclr_hub.encoder.decoding import DecodedImage, Source, decode_scaled, run_isolated
+from nnclr_hub.encoder.decoding import DecodedImage, Source, decode_scaled, run_isolated, run_isolated_each
 from nnclr_hub.errors import InvalidRequest, WeightsMismatch
 
 if TYPE_CHECKING:  # decoding processes use the crop, and importing torch would make them slow to start
@@ -132,6 +132,10 @@ class EvalTransform:
         """Return (h, w, 3) uint8 of an upright RGB image, resized to a width and height without a crop."""
         resample = _RESAMPLING[self.preprocessing.interpolation]
         return np.array(image if image.size == size else image.resize(size, resample))
+
+    def read_each(self, sources: Sequence[Source]) -> list[np.ndarray | Exception]:
+        """Return for each source what `read` returns, or the exception that it raises."""
+        return run_isolated_each(_crop_of, sources, self.preprocessing, take=np.array)
 
     def decoded(self, source: Source) -> np.ndarray:
         """Return what `read` does, decoded in this process."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import runpy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from nnclr_hub.encoder.decoding import Source, decode_image
+from nnclr_hub.encoder.decoding import Source, attempt_each, decode_image
 from nnclr_hub.encoder.encoder import BATCH, Encoder
 from nnclr_hub.encoder.fingerprint import hash_state
 from nnclr_hub.encoder.preprocessing import EvalTransform, Preprocessing
@@ -56,6 +56,10 @@ class WrappedTransform:
     def read(self, source: Source) -> np.ndarray:
         """Return (S, S, 3) float32 of any source that `decode_image` reads."""
         return self.crop(decode_image(source))
+
+    def read_each(self, sources: Sequence[Source]) -> list[np.ndarray | Exception]:
+        """Return for each source what `read` returns, or the exception that it raises."""
+        return attempt_each(self.read, sources)
 
     def crop(self, image: Image.Image) -> np.ndarray:
         """Return (S, S, 3) float32 of an upright RGB image."""

@@ -5,14 +5,17 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 
+from nnclr_hub.encoder.decoding import attempt_each
 from nnclr_hub.encoder.decoding_pool import Lane, Withdrawn, lane
 from nnclr_hub.encoder.decoding_worker import HeavyImage
-from nnclr_hub.encoder.encoder import Encoder
+from nnclr_hub.encoder.encoder import DECODED_TOGETHER, LIGHT, Encoder
 from nnclr_hub.errors import ImageError, NNCLRHubError, ServiceError
 from nnclr_hub.workbench.privacy import public_name
 
@@ -63,45 +66,61 @@ class DecodeWorkers:
             item.fail(shutting_down())
 
     def _run(self, queue: BatchQueue) -> None:
-        while items := queue.take(1):
-            (item,) = items
-            if item.is_wanted():
-                lane.set(Lane(queue is self._heavy, lambda request=item.request: not request.over))  # type: ignore[misc]
-                self._working.add(item)
-                try:
-                    self._decode(item)
-                finally:
-                    self._working.discard(item)
+        heavy = queue is self._heavy
+        while items := queue.take(1 if heavy else self._share(), max_bytes=LIGHT):
+            items = [item for item in items if item.is_wanted()]
+            self._working.update(items)
+            lane.set(Lane(heavy, lambda items=items: not all(item.request.over for item in items)))  # type: ignore[misc]
+            begun = time.perf_counter()
+            try:
+                self._decode([item for item in items if item.request.task is None], self._encoder.prepare_each)
+                for item in items:
+                    if item.request.task is not None:
+                        self._decode([item], partial(attempt_each, item.request.task.prepare))
+            except BaseException as error:  # the thread must survive everything
+                log.exception("decoding failed")
+                for item in items:
+                    item.fail(ServiceError(f"Decoding failed ({type(error).__name__}); see the server's log."))
+            self._working.difference_update(items)
+            for item in items:
+                seconds = (time.perf_counter() - begun) / len(items)
+                self._decode_seconds.observe(seconds)
+                item.request.add_seconds("decode", seconds)
+            self._pass_on([item for item in items if item.prepared is not None])
 
-    def _decode(self, item: WorkItem) -> None:
-        begun = time.perf_counter()
-        try:
-            task = item.request.task
-            item.prepared = (self._encoder.prepare if task is None else task.prepare)(item.image)  # type: ignore[arg-type]
-        except HeavyImage:
-            if not self._heavy.put([item]):
-                item.fail(shutting_down())
-        except Withdrawn:
-            item.drop()
-        except ImageError as error:
-            item.finish(error)
-        except NNCLRHubError as error:
-            item.fail(error)
-        except BaseException as error:  # the thread must survive everything
-            log.exception("decoding failed")
-            item.fail(ServiceError(f"Decoding failed ({type(error).__name__}); see the server's log."))
-        seconds = time.perf_counter() - begun
-        self._decode_seconds.observe(seconds)
-        item.request.add_seconds("decode", seconds)
-        if item.prepared is None:
+    def _share(self) -> int:
+        """Return how many images a thread takes, so that all threads have work."""
+        return min(DECODED_TOGETHER, 1 + 2 * len(self._queue) // len(self._threads))
+
+    def _decode(self, items: Sequence[WorkItem], prepare_each: Callable[[list[Any]], list[Any]]) -> None:
+        if not items:
             return
-        item.image = None  # frees the memory: the crop is all that is needed from here on
-        if not self._decoded.put([item]):
-            item.fail(shutting_down())
-        elif item.request.over:
-            # The request was withdrawn while this item was in no queue, so the withdrawal missed it. Remove it
-            # now: a busy device may take long to get to it, and it holds its permit until then.
-            for one in self._decoded.remove(item.request):
+        for item, result in zip(items, prepare_each([item.image for item in items]), strict=True):
+            match result:
+                case HeavyImage():
+                    if not self._heavy.put([item]):
+                        item.fail(shutting_down())
+                case Withdrawn():
+                    item.drop()
+                case ImageError():
+                    item.finish(result)
+                case NNCLRHubError():
+                    item.fail(result)
+                case Exception():
+                    log.error("decoding failed", exc_info=result)
+                    item.fail(ServiceError(f"Decoding failed ({type(result).__name__}); see the server's log."))
+                case _:
+                    item.prepared = result
+                    item.image = None  # frees the memory: the crop is all that is needed from here on
+
+    def _pass_on(self, items: Sequence[WorkItem]) -> None:
+        if not self._decoded.put(items):
+            for item in items:
+                item.fail(shutting_down())
+        for request in {item.request for item in items if item.request.over}:
+            # The request was withdrawn while its items were in no queue, so the withdrawal missed them. Remove them
+            # now: a busy device may take long to get to them, and they hold their permits until then.
+            for one in self._decoded.remove(request):
                 one.drop()
 
 

@@ -16,7 +16,7 @@ from prometheus_client import Gauge
 
 from nnclr_hub.errors import NotReady
 
-from .admission import shutting_down
+from .admission import shutting_down, size_of
 from .request import Request, WorkItem
 
 log = logging.getLogger(__name__)
@@ -51,13 +51,14 @@ class BatchQueue:
             self._changed.notify(len(items))
         return True
 
-    def take(self, limit: int, wait_s: float = 0.0) -> list[WorkItem]:
+    def take(self, limit: int, wait_s: float = 0.0, max_bytes: int = 0) -> list[WorkItem]:
         """Take up to `limit` items, at most one of them with a task. Block until there is one.
 
         A task occupies the device for as long as many vectors do. With at most one between two batches, embedding
         continues however many tasks arrive. The list is empty only when the queue is closed and empty.
 
         Args:
+            max_bytes: of the images together, if not 0; a larger image is alone.
             wait_s: time for a batch to fill, counted from the arrival of its first item. Only a caller that finds
                 items (it was busy) waits. A caller that had to wait for an item (it was idle) takes it at once.
         """
@@ -68,7 +69,7 @@ class BatchQueue:
                     self._changed.wait()
                 left = self._items[0].queued_at + wait_s - time.monotonic() if was_busy and self._items else 0.0
                 if left <= 0 or len(self._items) >= limit or self._closed:
-                    batch = self._take_first(limit)
+                    batch = self._take_first(limit, max_bytes)
                     self._count(-len(batch))
                     return batch
                 self._changed.wait(left)
@@ -95,12 +96,15 @@ class BatchQueue:
             self._count(-len(items))
         return items
 
-    def _take_first(self, limit: int) -> list[WorkItem]:
+    def _take_first(self, limit: int, max_bytes: int) -> list[WorkItem]:
         """Take items from the front. Tasks that must wait keep their places."""
         batch: list[WorkItem] = []
         waiting: list[WorkItem] = []
-        has_task = False
+        has_task, size = False, 0
         while self._items and len(batch) < limit:
+            size += size_of(self._items[0].image) if max_bytes else 0
+            if batch and size > max_bytes > 0:
+                break
             item = self._items.popleft()
             if has_task and item.request.task is not None:
                 waiting.append(item)
