@@ -18,7 +18,7 @@ from nnclr_hub.encoder.attention import AttentionMap, AttentionSettings
 from nnclr_hub.encoder.decoding_pool import DecodingLimits, decoding_processes
 from nnclr_hub.encoder.embedder import ImageLike
 from nnclr_hub.encoder.encoder import Encoder
-from nnclr_hub.errors import ImageError, InvalidRequest, ModelError
+from nnclr_hub.errors import ImageError, InvalidRequest, ModelError, Overloaded
 from nnclr_hub.hub.registry import MODELS, default_model
 
 from .edge.limits import charge_images
@@ -92,9 +92,18 @@ class Model:
     # ---- from the event loop: the route has counted the images when it read them
 
     async def embed_each_async(self, images: Sequence[ImageLike], *, deadline_s: float | None = None) -> list[Result]:
-        """Return what `embed_each` does, for the event loop. Cancelling it drops the images that have not started."""
+        """Return what `embed_each` does, for the event loop. Cancelling it drops the images that have not started.
+
+        More than a request's usual number of images go through the engine in parts, two at a time. The first part is
+        refused if the server is overloaded; the others wait for permits until the deadline.
+        """
+        settings = self._memory.settings
+        part = min(settings.max_images, settings.capacity)
         async with self._held_async() as engine:
-            return await engine.run_async(images, deadline_s=deadline_s)
+            if len(images) <= part:
+                return await engine.run_async(images, deadline_s=deadline_s)
+            seconds = min(settings.deadline_s, deadline_s or settings.deadline_s)
+            return await _run_in_parts(engine, [images[i : i + part] for i in range(0, len(images), part)], seconds)
 
     async def attention_maps_async(
         self,
@@ -238,6 +247,32 @@ class Engines:
         """Finish what is in progress, and end every engine; see `Engine.close`."""
         self._memory.close(timeout)
         self._decoding.close()
+
+
+async def _run_in_parts(engine: Engine, parts: Sequence[Sequence[ImageLike]], seconds: float) -> list[Result]:
+    """Return the results of all parts in order."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + seconds
+    slots = asyncio.Semaphore(2)  # while the device runs one part, the next one is decoded
+
+    async def run(number: int) -> list[Result]:
+        async with slots:
+            while True:
+                left = max(0.001, deadline - loop.time())
+                try:
+                    return await engine.run_async(parts[number], deadline_s=left)
+                except Overloaded as error:
+                    if number == 0 or left <= error.retry_after:
+                        raise
+                    await asyncio.sleep(error.retry_after)
+
+    tasks = [asyncio.create_task(run(number)) for number in range(len(parts))]
+    try:
+        return [result for task in tasks for result in await task]
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _require_all(results: list[Any]) -> list[Any]:

@@ -34,6 +34,7 @@ has API keys, send `Authorization: Bearer KEY`."""
 TAGS = {
     "health": "Liveness, readiness and metrics.",
     "openai": "Embeddings in the format of the OpenAI API, for images.",
+    "tei": "The API of Hugging Face's text-embeddings-inference, for images.",
     "embed": "Embed images.",
     "attention": "What an encoder looks at in an image.",
     "collections": "Named sets of vectors, each bound to one encoder.",

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from . import attention, collections, embed, health, items, jobs, openai, predictions, probes, runs, search
+from . import attention, collections, embed, health, items, jobs, openai, predictions, probes, runs, search, tei
 
 ROUTERS: tuple[APIRouter, ...] = (
     health.router,
     openai.router,
+    tei.router,
     embed.router,
     attention.router,
     collections.router,

@@ -4,23 +4,34 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SkipValidation
 
 from nnclr_hub.errors import DeadlineExceeded, ImageError, InvalidRequest, ModelError, UnknownModel
 from nnclr_hub.hub.registry import MODELS
 from nnclr_hub.workbench.payload import encode_vector
 
-from ..edge.url_fetcher import Fetched
+from ..edge.url_fetcher import Fetched, Fetcher
 from ..keys import READ
 from ..models import Engines, Model
 from ..problems import InvalidInput, answers
-from ..request_bodies import check_count, decode_text, fetch_each, json_of
+from ..request_bodies import check_count, decode_text, fetch_each, in_thread_if_large, json_of
 from ..responses import VectorResponse, while_connected
 from ..security.access import requires
-from .bodies import FIRST_WRONG, json_body
+from ..settings import Settings
+from .bodies import json_body
 from .dependencies import DEFAULT, AppEngines, AppFetcher, AppSettings, name_of, served_engine_async, served_names
+
+DIGITS = 12  # characters of a number in JSON
+LISTED = 1024  # images of a request; the clients of frameworks send lists of 100 to 1000
+
+
+class ImageInput(BaseModel):
+    """An image as Jina, Voyage and vLLM write it."""
+
+    image: str = Field(description="data URI or base64 of an image; a web address if the server allows it")
 
 
 class EmbeddingsRequest(BaseModel):
@@ -29,9 +40,26 @@ class EmbeddingsRequest(BaseModel):
     model_config = ConfigDict(strict=True)
 
     model: str = Field(description="an id from GET /v1/models, or default")
-    input: str | Annotated[list[str], FIRST_WRONG] = Field(
-        description="data URI or base64 of an image, or a list of them"
+    # not validated by pydantic, which would name every member of the union in its errors, and not the wrong image
+    input: SkipValidation[str | ImageInput | list[str | ImageInput]] = Field(
+        description='data URI or base64 of an image, or {"image": ...}, or a list of up to 1024 of them'
     )
+
+    def texts(self) -> list[str]:
+        """Return the images as text.
+
+        Raises:
+            InvalidInput: one of them is neither text nor an object with an image.
+        """
+        found: list[str] = []
+        for index, one in enumerate(self.input if isinstance(self.input, list) else [self.input]):
+            text: Any = one.get("image") if isinstance(one, dict) else one
+            if not isinstance(text, str):
+                reason = InvalidRequest('must be a data URI or base64 of an image, or {"image": ...} with one.')
+                raise InvalidInput(f"input[{index}]", reason)
+            found.append(text)
+        return found
+
     modality: Literal["image"] = "image"
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(None, description="must be the length of the model's vectors")
@@ -96,28 +124,58 @@ async def embeddings(
     fetcher: AppFetcher,
 ) -> Response:
     """Embed images. A single unreadable image fails the request; the error names its index."""
-    inputs = [body.input] if isinstance(body.input, str) else body.input
-    if not inputs:
-        reason = InvalidRequest("the list is empty; send an image as a data URI or base64, or a list of them.")
-        raise InvalidInput("input", reason)
-    check_count(len(inputs), settings.max_images)
+    inputs = body.texts()
     engine = await _served(engines, body.model)
-    if body.dimensions is not None and body.dimensions != engine.embed_dim:
-        reason = InvalidRequest(
-            f"must be {engine.embed_dim}, the length of the vectors of {body.model}, got {body.dimensions}."
-        )
+    vectors = await embed_listed(request, engine, inputs, "input", body.dimensions, settings, fetcher)
+
+    def response() -> Response:
+        encode = encode_vector if body.encoding_format == "base64" else lambda vector: vector
+        data = [{"object": "embedding", "index": i, "embedding": encode(vector)} for i, vector in enumerate(vectors)]
+        usage = {"prompt_tokens": len(inputs), "total_tokens": len(inputs)}
+        return VectorResponse({"object": "list", "data": data, "model": name_of(engines, engine), "usage": usage})
+
+    return await in_thread_if_large(len(vectors) * engine.embed_dim * DIGITS, response)
+
+
+async def embed_listed(
+    request: Request,
+    engine: Model,
+    texts: list[str],
+    field: str,
+    dimensions: int | None,
+    settings: Settings,
+    fetcher: Fetcher | None,
+) -> list[np.ndarray]:
+    """Return the vector of each image, (D,) float32. A single unreadable image fails the request.
+
+    Args:
+        texts: data URIs, base64 or web addresses.
+        field: of the body, for errors.
+        dimensions: what the client expects; None: anything.
+
+    Raises:
+        InvalidInput: the list is empty, an image cannot be read, or the vectors have another length.
+        RequestTooLarge: more than `LISTED` images, or than the caller's rate ever allows.
+    """
+    if not texts:
+        reason = InvalidRequest("the list is empty; send an image as a data URI or base64, or a list of them.")
+        raise InvalidInput(field, reason)
+    check_count(len(texts), max(settings.max_images, min(LISTED, settings.rate_images or LISTED)))
+    if dimensions is not None and dimensions != engine.embed_dim:
+        reason = InvalidRequest(f"must be {engine.embed_dim}, the length of the model's vectors, got {dimensions}.")
         raise InvalidInput("dimensions", reason)
-    fetched = await fetch_each(inputs, fetcher)
-    images = [_decoded(text, index, fetched) for index, text in enumerate(inputs)]
-    results = await while_connected(request, engine.embed_each_async(images))
-    data: list[dict[str, Any]] = []
-    for index, result in enumerate(results):
+    fetched = await fetch_each(texts, fetcher)
+
+    def decode() -> list[bytes]:
+        return [_decoded(text, f"{field}[{index}]", fetched) for index, text in enumerate(texts)]
+
+    images = await in_thread_if_large(sum(map(len, texts)), decode)
+    vectors: list[np.ndarray] = []
+    for index, result in enumerate(await while_connected(request, engine.embed_each_async(images))):
         if isinstance(result, ImageError):
-            raise InvalidInput(f"input[{index}]", result)
-        value = encode_vector(result) if body.encoding_format == "base64" else result
-        data.append({"object": "embedding", "index": index, "embedding": value})
-    usage = {"prompt_tokens": len(inputs), "total_tokens": len(inputs)}
-    return VectorResponse({"object": "list", "data": data, "model": name_of(engines, engine), "usage": usage})
+            raise InvalidInput(f"{field}[{index}]", result)
+        vectors.append(result)
+    return vectors
 
 
 @router.get("/models", responses=answers(openai=True))
@@ -142,11 +200,11 @@ async def _served(engines: Engines, name: str) -> Model:
         raise InvalidInput("model", error) from error
 
 
-def _decoded(text: str, index: int, fetched: Fetched) -> bytes:
+def _decoded(text: str, place: str, fetched: Fetched) -> bytes:
     try:
         return decode_text(text, "the image", fetched)
     except InvalidRequest as error:
-        raise InvalidInput(f"input[{index}]", error) from error
+        raise InvalidInput(place, error) from error
 
 
 def _card(engines: Engines, name: str, source: str, engine: Model | None = None) -> ModelCard:

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import openai
@@ -77,7 +78,9 @@ def test_models_are_listed_with_their_details(official, server, encoder):
         ({"model": "other"}, 404, "model"),
         ({"dimensions": 7}, 400, "dimensions"),
         ({"modality": "audio"}, 400, "modality"),
-        ({"input": ["YQ=="] * 65}, 413, None),
+        ({"input": [{"image": "***"}]}, 400, "input[0]"),
+        ({"input": [{"text": "cat"}]}, 400, "input[0]"),
+        ({"input": ["YQ=="] * 1025}, 413, None),
     ],
 )
 def test_errors_have_the_openai_envelope(client, image_files, change, status, param):
@@ -96,3 +99,34 @@ def test_malformed_bodies_get_the_envelope_too(client):
         assert response.status_code == 400
         assert response.json()["error"]["message"]
     assert client.get("/v1/nothing").json()["error"]["code"] == "not_found"
+
+
+def test_images_as_objects_like_those_of_jina_and_voyage(client, image_files, encoder):
+    objects = [{"image": as_text(path)} for path in image_files[:3]]
+    expected = encoder.embed(image_files[:3])
+    mixed = [objects[0], objects[1]["image"], objects[2]]
+    for given, rows in ((objects, expected), (mixed, expected), (objects[1], expected[1:2])):
+        answer = client.post("/v1/embeddings", json={"model": "default", "input": given}).json()
+        np.testing.assert_allclose([entry["embedding"] for entry in answer["data"]], rows, atol=1e-5)
+
+
+def test_a_list_larger_than_the_queue_is_answered_in_order(client, image_files, encoder):
+    """The server of these tests admits 100 images at once; another client sends single images meanwhile."""
+    texts, expected = [as_text(path) for path in image_files], encoder.embed(image_files)
+    order = np.random.default_rng(0).integers(0, len(texts), 350)
+    body = {"model": "default", "input": [texts[i] for i in order], "encoding_format": "base64"}
+    with ThreadPoolExecutor(1) as threads:
+        large = threads.submit(client.post, "/v1/embeddings", json=body)
+        for _ in range(5):
+            single = client.post("/v1/embeddings", json={"model": "default", "input": texts[0]})
+            assert single.status_code in (200, 429)
+        answer = large.result()
+    assert answer.status_code == 200, answer.text
+    vectors = [np.frombuffer(base64.b64decode(entry["embedding"]), "<f4") for entry in answer.json()["data"]]
+    np.testing.assert_allclose(vectors, expected[order], atol=1e-5)
+
+
+def test_the_broken_image_of_a_long_list_is_named(client, image_files):
+    texts = [as_text(image_files[0])] * 150 + [base64.b64encode(b"garbage").decode()]
+    answer = client.post("/v1/embeddings", json={"model": "default", "input": texts})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input[150]")
