@@ -93,6 +93,10 @@ class Transform(Protocol):
         """Return one crop (S, S, 3) of any source that `decode_image` reads."""
         ...
 
+    def read_each(self, sources: Sequence[Source]) -> list[np.ndarray | Exception]:
+        """Return for each source what `read` returns, or the exception that it raises."""
+        ...
+
     def crop(self, image: Image.Image) -> np.ndarray:
         """Return one crop (S, S, 3) of an upright RGB image."""
         ...

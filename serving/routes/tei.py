@@ -13,7 +13,7 @@ from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
 import nnclr_hub
-from nnclr_hub.errors import DeadlineExceeded, ImageError, ModelError
+from nnclr_hub.errors import DeadlineExceeded, ImageError, ModelError, NotReady
 
 from ..keys import READ
 from ..problems import answers
@@ -59,13 +59,7 @@ router = APIRouter(tags=["tei"])
 _RESPONSES: dict[int | str, Any] = answers(ImageError, ModelError, DeadlineExceeded, "unsupported_media_type")
 
 
-@router.post(
-    "/",
-    response_model=list[list[float]],
-    responses=_RESPONSES,
-    openapi_extra=json_body(TEIRequest),
-    operation_id="tei-embed-at-root",
-)
+@router.post("/", include_in_schema=False)  # GET / leads people to the page
 @router.post("/embed", response_model=list[list[float]], responses=_RESPONSES, openapi_extra=json_body(TEIRequest))
 @requires(READ)
 async def embed(
@@ -99,9 +93,11 @@ async def info(engines: AppEngines, settings: AppSettings) -> TEIInfo:
     )
 
 
-@router.get("/health", response_class=Response, responses={**answers(), 503: {"description": "Not ready."}})
+@router.get("/health", response_class=Response, responses=answers(NotReady))
 @requires(None, counted=False)
 async def health(request: Request, threads: AppHealthThreads) -> Response:
-    """Answer 200 if the server is ready, and 503 otherwise, without a body; /readyz tells why."""
+    """Answer 200 without a body if the server is ready, and 503 otherwise; /readyz has the reason."""
     found = await to_thread.run_sync(request.app.state.readiness.report, limiter=threads)
-    return Response(status_code=200 if found.status == "ready" else 503)
+    if found.status != "ready":
+        raise NotReady("The server is not ready; GET /readyz for the reason.")
+    return Response()

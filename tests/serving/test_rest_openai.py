@@ -111,7 +111,7 @@ def test_images_as_objects_like_those_of_jina_and_voyage(client, image_files, en
 
 
 def test_a_list_larger_than_the_queue_is_answered_in_order(client, image_files, encoder):
-    """The server of these tests admits 100 images at once; another client sends single images meanwhile."""
+    """The server of these tests admits 100 images at once; another client sends single images at the same time."""
     texts, expected = [as_text(path) for path in image_files], encoder.embed(image_files)
     order = np.random.default_rng(0).integers(0, len(texts), 350)
     body = {"model": "default", "input": [texts[i] for i in order], "encoding_format": "base64"}

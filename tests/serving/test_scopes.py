@@ -13,13 +13,14 @@ RULES = AccessRules((*ROUTERS, docs))
 # a POST, PUT or DELETE that changes nothing is listed here too
 READ_BY_BODY = {
     ("POST", "/v1/embeddings"),
+    ("POST", "/embed"),
     ("POST", "/api/v1/embed"),
     ("POST", "/api/v1/attention"),
     ("POST", "/api/v1/collections/{name}/search"),
     ("POST", "/api/v1/collections/{name}/search/batch"),
     ("POST", "/api/v1/probes/{name}/predict"),
 }
-KEYLESS = {"/healthz", "/readyz"}
+KEYLESS = {"/healthz", "/readyz", "/health"}
 
 
 def test_only_the_listed_routes_need_less_than_their_method_suggests():
