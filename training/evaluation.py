@@ -84,7 +84,7 @@ class Evaluation:
 
     def floors(self, out: Path) -> Floors:
         """Return the scores of hand-crafted vectors, read from the run folder or computed and written there."""
-        return Floors.of(out, self._sets, self.images, PROTOCOLS, self._say)
+        return Floors.of(out, self._sets, self.images, PROTOCOLS, self._say, str(self._preprocessing))
 
     def print_scores(self, epoch: float, scores: dict[str, float]) -> None:
         """Print the scores on one line."""
