@@ -54,7 +54,7 @@ class _Keyed(NamedTuple):
 
 
 class Idempotency:
-    """See the module.
+    """Answer a repeated request with the stored response of the first.
 
     Args:
         app: the next ASGI layer.

@@ -26,7 +26,7 @@ WRITERS = 8  # uploads that write or wait for a model at once
 
 
 class Ingest:
-    """See the module.
+    """Add uploaded images to collections in separate threads.
 
     Args:
         threads: number of images decoded at once, for thumbnails and hashes.

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nnclr_hub.encoder.backbones import is_convolutional
+from nnclr_hub.publish.export import export_model
+
 from .supervised import ClassifierPlan
 from .task import metric_values
-from .trainer import ClassifierTrainer, network_of
+from .trainer import ClassifierTrainer
 
 
 def finetune(
@@ -38,7 +41,7 @@ def finetune(
         layer_decay: rate of each layer relative to the next later layer.
         seed: of order, crops and the classifier's weights.
     """
-    convolutional = network_of(subject.encoder).convolutional
+    convolutional = is_convolutional(subject.encoder.backbone)
     batch = subject.batch_size(batch_size)
     if convolutional:
         rate, unit, plan = lr or 0.1, 256, {"optimizer": "sgd", "weight_decay": 1e-4}
@@ -66,6 +69,14 @@ def finetune(
     yield from found.items()
     folder = subject.folder / f"{subject.task.name}-finetuned-{trained.hash}"
     about = {"recipe": "finetune", "method": f"fine-tuned from {subject.encoder.name}", "epochs": epochs, "seed": seed}
-    trained.network.export(folder, {**about, "metrics": {name: round(value, 4) for name, value in found.items()}})
+    network = trained.network
+    export_model(
+        network.backbone,
+        folder,
+        architecture=network.architecture,
+        model_args=network.model_args,
+        preprocessing=network.preprocessing,
+        provenance={**about, "metrics": {name: round(value, 4) for name, value in found.items()}},
+    )
     subject.made.append(folder)
     subject.console.print(f"the fine-tuned encoder is in {folder}", highlight=False)

@@ -17,12 +17,11 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from nnclr_hub.encoder.backbones import create_backbone, is_convolutional, load_state, sized
+from nnclr_hub.encoder.backbones import create_backbone, load_state, sized
 from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.errors import ImageError, InvalidRequest, NoImages
 from nnclr_hub.progress import bar
-from nnclr_hub.publish.export import export_model
 
 from .supervised import Classifier, ClassifierPlan, logits, train_classifier
 from .task import Part, Task
@@ -43,26 +42,6 @@ class TrainableNetwork:
     architecture: str
     model_args: Mapping[str, Any]
     preprocessing: Preprocessing
-
-    @property
-    def convolutional(self) -> bool:
-        """Whether it is a convolutional network, not a vision transformer."""
-        return is_convolutional(self.backbone)
-
-    def encoder(self, name: str, device: torch.device) -> Encoder:
-        """Return the network in its present state as an encoder."""
-        return Encoder(self.backbone, self.preprocessing, name=name, device=device)
-
-    def export(self, folder: Path, provenance: Mapping[str, Any]) -> Path:
-        """Write a model folder."""
-        return export_model(
-            self.backbone,
-            folder,
-            architecture=self.architecture,
-            model_args=self.model_args,
-            preprocessing=self.preprocessing,
-            provenance=provenance,
-        )
 
 
 def network_of(encoder: Encoder, *, image_size: int = 0, drop_path: float = 0.0) -> TrainableNetwork:
@@ -116,7 +95,7 @@ class TrainedClassifier:
         Raises:
             NoImages: no image can be read.
         """
-        encoder = self.network.encoder("trained", self.subject.where)
+        encoder = Encoder(self.model.backbone, self.network.preprocessing, name="trained", device=self.subject.where)
         rows, kept = [], []
         with bar(self.subject.console, f"scoring {self.subject.task.name}/{name}") as advance:
             for start in range(0, len(part.paths), CHUNK):
@@ -170,7 +149,7 @@ class ClassifierTrainer:
             torch.manual_seed(plan.seed)
             model = Classifier(network.backbone, len(self.task.classes))
         key = {"plan": asdict(plan), "size": image_size, "drop_path": drop_path, "part": _digest(part)}
-        plan_hash = _short_hash(key)
+        plan_hash = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:12]
         folder = self.folder / f"{title}-{plan_hash}"
         broken = train_classifier(
             model, part, network.preprocessing, plan, self.where, folder, self.console, f"{title} on {self.task.name}"
@@ -189,7 +168,3 @@ def _digest(part: Part) -> str:
     digest = hashlib.sha256(part.labels.tobytes())
     digest.update("\n".join(map(str, part.paths)).encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
-
-
-def _short_hash(value: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
