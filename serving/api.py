@@ -93,6 +93,8 @@ def create_app(settings: Settings, engines: Engines, workbench: Workbench) -> Fa
         openapi_url=None,  # served by docs_page, as both of these pages are
         docs_url=None,  # both pages of the framework load their scripts from elsewhere
         redoc_url=None,
+        # recent versions trace requests, too; `tracing` does, with our stages. Older versions ignore it
+        telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     _equip(app, settings, engines, workbench)
     problems.install(app)

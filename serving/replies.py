@@ -48,7 +48,7 @@ class _Kept:
 
 
 class Replies:
-    """Stored responses by name; see the module.
+    """Stored responses by name, within limits of number, bytes and age.
 
     Args:
         records: where they are stored.

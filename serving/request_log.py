@@ -10,6 +10,11 @@ Lines are text or, with NNCLR_LOG_FORMAT=json, JSON:
      "ms": 31.7, "images": 8}
 
 They never contain keys, bodies or file names.
+
+Each write that succeeded has a second line, by the logger nnclr_hub.audit: who changed how many items of what.
+
+    {"logger": "nnclr_hub.audit", "message": "PUT /api/v1/collections/{name}/items", "id": "...", "key": "ci",
+     "method": "PUT", "route": "...", "collection": "photos", "count": 64}
 """
 
 from __future__ import annotations
@@ -30,8 +35,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from nnclr_hub.errors import Overloaded
 
 from .telemetry import Metrics, Timings, current, request_id
+from .tracing import RequestSpan
 
 log = logging.getLogger("nnclr_hub.access")
+audit = logging.getLogger("nnclr_hub.audit")
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 # probes, and the images that a page loads by the hundred: logged at debug level, unless they fail
 FREQUENT = frozenset({"/healthz", "/readyz", "/metrics", "/api/v1/collections/{name}/items/{id}/thumbnail"})
@@ -82,7 +89,8 @@ class _ObservedRequest:
     ) -> None:
         header = Headers(scope=scope).get("x-request-id", "")
         self.id = header if _ID.fullmatch(header) else uuid.uuid4().hex
-        self.timings = Timings()
+        self._span = RequestSpan(scope)
+        self.timings = Timings(on_stage=self._span.stage)
         self.answered = False
         self._scope, self._receive, self._send, self._metrics = scope, receive, send, metrics
         self._stopping = stopping
@@ -133,9 +141,28 @@ class _ObservedRequest:
             "key": self._scope.get("state", {}).get("key_name"),
         }
         fields |= {name: value for name, value in optional.items() if value}
+        self._span.end(method, route, self._status)
+        self._audit(method, route)
         frequent = method == "GET" and self._status < 400 and (route in FREQUENT or route.startswith("/ui"))
         level = logging.DEBUG if frequent else logging.INFO
         log.log(level, "%s %s %s", method, route, self._status, extra={"fields": fields})
+
+    def _audit(self, method: str, route: str) -> None:
+        """Log a write that succeeded. A key that was not needed is named by the address of the client."""
+        state = self._scope.get("state", {})
+        if not state.get("writes") or not 200 <= self._status < 300:
+            return
+        target = self._scope.get("path_params", {})
+        fields = {
+            "id": self.id,
+            "key": self._scope["user"].display_name,
+            "method": method,
+            "route": route,
+            "collection": target.get("name") if route.startswith("/api/v1/collections/") else None,
+            "count": self.timings.changed,
+        }
+        fields = {name: value for name, value in fields.items() if value is not None}
+        audit.info("%s %s", method, route, extra={"fields": fields})
 
 
 def route_of(scope: Scope) -> str:
@@ -143,6 +170,8 @@ def route_of(scope: Scope) -> str:
     template = getattr(scope.get("route"), "path", None)
     if isinstance(template, str) and scope.get("endpoint") is not None:
         return f"{_mounted_at(scope)}{template}"
+    if refused := scope.get("state", {}).get("route"):  # before it reached its route
+        return refused
     root = scope.get("app_root_path") or scope.get("root_path") or ""
     return f"{root}/*" if root else "none"
 

@@ -23,6 +23,7 @@ from nnclr_hub.workbench.source_folders import SourceFolders
 from .request_log import configure_logging
 from .request_priority import PriorityLoop
 from .settings import Settings
+from .tracing import configure_tracing
 
 log = logging.getLogger(__name__)
 KEEP_ALIVE_S = 75  # longer than clients keep an idle connection: a client must not send on one that we just closed
@@ -102,6 +103,7 @@ def server_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
 def prepare_process(app: FastAPI, settings: Settings) -> None:
     """Configure a process that does nothing but serve the app: its log, thread switching and garbage collection."""
     configure_logging(settings.log_format)
+    configure_tracing()
     warn_of_missing(settings)
     sys.setswitchinterval(SWITCH_S)
     app.state.on_loaded = _freeze

@@ -10,7 +10,7 @@ Server-Timing header.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -29,15 +29,20 @@ class Timings:
     seconds: by stage, in the order in which the stages were first entered.
     images: images in its body.
     refusal: the error code that it was refused with, or "".
+    changed: items that it added, replaced or deleted; None if the route does not count them.
+    on_stage: called with each stage and its seconds when it ends.
     """
 
     seconds: dict[str, float] = field(default_factory=dict)
     images: int = 0
     refusal: str = ""
+    changed: int | None = None
+    on_stage: Callable[[str, float], None] = lambda stage, seconds: None
 
     def add(self, stage: str, seconds: float) -> None:
         """Add to a stage."""
         self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
+        self.on_stage(stage, seconds)
 
     def header(self) -> str:
         """Return the Server-Timing header, in milliseconds."""
@@ -53,6 +58,20 @@ def note_images(count: int) -> None:
     timings = current.get()
     if timings is not None:
         timings.images += count
+
+
+def note_change(count: int, commit_seconds: float) -> None:
+    """Record a write of the current request, for the audit log and its timings.
+
+    Args:
+        count: items that were added, replaced or deleted.
+        commit_seconds: of the commit with the write; 0 if unknown.
+    """
+    timings = current.get()
+    if timings is not None:
+        timings.changed = (timings.changed or 0) + count
+        if commit_seconds:
+            timings.add("commit", commit_seconds)
 
 
 class Metrics:

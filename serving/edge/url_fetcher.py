@@ -1,6 +1,6 @@
 """Fetch images by web address, if NNCLR_ALLOW_URLS=1.
 
-A server that fetches the addresses of strangers can be made to call machines that only it can reach (SSRF). So:
+A server that fetches addresses that clients choose can be made to call machines that only it can reach (SSRF). So:
 
 - one parser: `httpx.URL` both checks and fetches;
 - only http and https, the ports of the settings, no user name, and the domains of the settings if any are listed;

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
+from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, Field, RootModel, TypeAdapter
 
@@ -22,11 +24,12 @@ from nnclr_hub.errors import (
     InvalidFilter,
     InvalidRequest,
     ItemNotFound,
+    StoreError,
     StoreReadOnly,
 )
 from nnclr_hub.store.base import Collection, Item
 from nnclr_hub.store.checks import MAX_LIMIT
-from nnclr_hub.workbench import AddRequest, NewImage
+from nnclr_hub.workbench import AddRequest, NewImage, Workbench
 from nnclr_hub.workbench.payload import decode_vector
 from nnclr_hub.workbench.privacy import public_metadata
 from nnclr_hub.workbench.sources import read_original
@@ -47,7 +50,7 @@ from ..request_bodies import (
 )
 from ..responses import VectorResponse, encoded
 from ..security.access import requires
-from ..telemetry import measured
+from ..telemetry import measured, note_change
 from .bodies import FIRST_WRONG, ImageText, ItemError, Metadata, Name, Strict, Vector, binary, form_body, json_body
 from .dependencies import AppAnswers, AppFetcher, AppIngest, AppMetrics, AppSettings, AppWorkbench
 from .listings import WhereText, read_cursor, read_where, write_cursor
@@ -148,6 +151,7 @@ async def add_images(
     new = await in_thread_if_large(size, _add_request, images, notes)
     with measured(metrics, "ingest"):
         errors = await ingest.add(request, bench, name, new) if new.images else []
+    await run_in_threadpool(_note_change, bench, name, errors.count(None))
     added = iter([error or one.item_id for one, error in zip(new.images, errors, strict=True)])
     results = [one.data if isinstance(one.data, ImageError) else next(added) for one in images]
     return _uploaded(request.url.path, images, results)
@@ -168,7 +172,9 @@ def put_vectors(
     _refuse_twice(one.id for one in body.root)
     items = [Item(one.id, decode_vector(one.vector, f"vector of {one.id!r}"), one.metadata) for one in body.root]
     with measured(metrics, "store"):
-        return StoredResponse(stored=len(items), seq=bench.upsert(name, items))
+        seq = bench.upsert(name, items)
+    _note_change(bench, name, len(items))
+    return StoredResponse(stored=len(items), seq=seq)
 
 
 @router.get("", response_model=ItemsResponse, responses=answers(CollectionNotFound, InvalidFilter, AnswerTooLarge))
@@ -224,6 +230,7 @@ def delete_item(name: str, id: str, bench: AppWorkbench, metrics: AppMetrics) ->
         deleted = bench.delete(name, [id])
     if not deleted:
         raise _not_found(bench.collection(name), id)
+    _note_change(bench, name, deleted)
 
 
 @router.get(
@@ -335,6 +342,14 @@ def _uploaded(path: str, images: Sequence[UploadedImage], results: Sequence[Imag
         detail = f"None of the {len(entries)} images could be read; first error: {broken[0]['detail']}"
         return problem(path, 422, "undecodable_image", detail, items=broken)
     return JSONResponse({"results": entries})
+
+
+def _note_change(bench: Workbench, name: str, count: int) -> None:
+    """Record a write for the log. The collection may have been dropped since, but the write was answered."""
+    seconds = 0.0
+    with suppress(StoreError):
+        seconds = bench.collection(name).statistics().commit_seconds
+    note_change(count, seconds)
 
 
 def _not_found(collection: Collection, id: str) -> ItemNotFound:

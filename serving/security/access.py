@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from fastapi import APIRouter
@@ -39,10 +39,12 @@ class Access:
 
     scope: READ or WRITE, which the key must have; None: no key needed.
     counted: whether the request counts against the rate limit of its key.
+    route: template of the path; "" outside of the API's routes.
     """
 
     scope: str | None
     counted: bool = True
+    route: str = ""
 
 
 UNKNOWN_SAFE, UNKNOWN = Access(READ), Access(WRITE)
@@ -87,7 +89,9 @@ class AccessRules:
 
     def __init__(self, routers: Iterable[APIRouter] = ()) -> None:
         routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
-        self._routes = [(route.methods or set(), route.path_regex, access_of(route)) for route in routes]
+        self._routes = [
+            (route.methods or set(), route.path_regex, replace(access_of(route), route=route.path)) for route in routes
+        ]
 
     def of(self, method: str, path: str) -> Access:
         """Return what a request needs; the method of a websocket is GET."""

@@ -28,6 +28,7 @@ from .access import LOGIN, LOGOUT, PAGE, Access, AccessRules, Refusal
 from .authentication import Authenticator, Sessions, caller_of
 from .origins import OriginPolicy, own_names
 
+READ_ONLY = "This server is read-only; send writes to the server that owns the store."
 NO_KEY = Key("", (), b"")  # for routes that need none
 
 
@@ -65,6 +66,7 @@ class AccessControl:
         headers, address = Headers(scope=scope), caller_of(scope.get("client"))
         send = with_security_headers(scope, send, self._origins.cors(headers), self._frames)
         required = self._access.of(scope.get("method", "GET"), scope["path"])
+        scope.setdefault("state", {})["route"] = required.route  # for the request log, also of refused requests
         key = self._key(scope, headers, required, address)
         if isinstance(key, Refusal):
             await self._refuse(key, scope, receive, send)
@@ -77,6 +79,7 @@ class AccessControl:
             state = scope.setdefault("state", {})
             state["key_name"] = key.name  # for the request log
             state["counted"] = required.counted  # for the rate limits of `edge`
+            state["writes"] = required.scope == WRITE  # for the audit log
             scope["user"], scope["auth"] = SimpleUser(key.name or address), AuthCredentials(list(key.scopes))
             await self._app(scope, receive, send)
 
@@ -90,7 +93,7 @@ class AccessControl:
         if isinstance(key, Key) and required.scope not in key.scopes:
             return Refusal(403, "forbidden", "This key may read but not write; use a key with the write scope.")
         if isinstance(key, Key) and self._read_only and required.scope == WRITE:
-            error = OpenedForReading()
+            error = OpenedForReading(READ_ONLY)
             return Refusal(status_of(error), error.code, str(error))
         return key
 
