@@ -36,6 +36,10 @@ STEPS = (
     "drop.removed",
     "promote.begun",
     "promote.recorded",
+    # a backup (backup/)
+    "backup.piece",
+    "backup.pieces",
+    "backup.done",
     # opening (recovery.py)
     "recover.loaded",
     "recover.replayed",

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from nnclr_hub.errors import StoreError, StoreLocked
+from nnclr_hub.errors import DiskFull, StoreError, StoreLocked
+
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def make_folder(folder: Path) -> None:
@@ -25,6 +32,31 @@ def fsync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+@contextmanager
+def written_whole(folder: Path) -> Iterator[Path]:
+    """Provide a temporary folder that is renamed to `folder` after the block, and removed if the block fails."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # inside of mkdtemp's folder, which only the owner can enter: the folder gets the usual mode
+        outer = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".partial", dir=folder.parent))
+        try:
+            partial = outer / folder.name
+            partial.mkdir()
+            yield partial
+            partial.rename(folder)
+            fsync_folder(folder.parent)
+        finally:
+            shutil.rmtree(outer, ignore_errors=True)
+    except OSError as error:
+        if error.errno in NO_SPACE:
+            raise DiskFull(
+                f"{folder} does not fit on the disk; nothing was kept. Free some space, and retry."
+            ) from error
+        raise StoreError(
+            f"{folder} cannot be written ({error.strerror or error}); choose a folder that can be written."
+        ) from error
 
 
 def take_lock(folder: Path) -> BinaryIO:

@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 from nnclr_hub.errors import OpenedForReading, StoreCorrupt, StoreReadOnly
 from nnclr_hub.store.folder import fsync_folder, give_back, make_folder, take_lock
 from nnclr_hub.store.sqlite import (
+    check_log,
     check_space,
     connect,
     format_of,
@@ -251,6 +252,7 @@ def _rescue(path: Path, to: sqlite3.Connection) -> int:
 def _connected(path: Path) -> sqlite3.Connection:
     """Open a file and check it, or create it."""
     make_folder(path.parent)
+    check_log(path)
     connection = connect(path, SCHEMA, create=True)
     try:
         quick_check(connection, path)

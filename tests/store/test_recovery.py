@@ -10,6 +10,8 @@ from store.exhaustive import DIM, brute_force, filled, vectors
 from nnclr_hub.store import failpoints, open_store
 from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.store.embedded import recovery
+from nnclr_hub.store.embedded.store import EmbeddedStore
+from nnclr_hub.store.settings import StoreSettings
 
 
 @pytest.fixture
@@ -43,7 +45,7 @@ def test_an_index_that_disagrees_with_the_catalog_is_rebuilt(tmp_path, monkeypat
 
 
 def test_two_generations_are_kept_and_the_log_is_trimmed(tmp_path):
-    with open_store(str(tmp_path)) as store:
+    with EmbeddedStore(tmp_path, settings=StoreSettings(kept_changes=0)) as store:
         collection = store.create("c", CollectionSpec(DIM))
         for i in range(5):
             collection.upsert([Item(f"i{i}", vectors(1, i)[0])])

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 
 from nnclr_hub.errors import CollectionNotFound, InvalidFilter, StoreCorrupt, StoreError, StoreReadOnly
+from nnclr_hub.store.embedded.integrity import insert_commit, last_commit, recounted, row_crc, seal, sequence
 from nnclr_hub.store.spec import CollectionSpec
+from nnclr_hub.store.sqlite import check_space, format_of
 from nnclr_hub.store.sqlite import connect as connect_to
-from nnclr_hub.store.sqlite import format_of
 from nnclr_hub.store.where import key_expression
 
-SCHEMA = 2
+SCHEMA = 3
 # a file is shrunk if at least this share of it is free
 FREE_SHARE = 0.25
 
@@ -29,21 +31,37 @@ _ROOT_TABLES = f"""
 CREATE TABLE collections (name TEXT PRIMARY KEY, uuid TEXT NOT NULL UNIQUE) STRICT;
 {_ALIASES}
 """
-# how to update a file of format 1: add the table of aliases; drop index files, whose format has changed
-_ROOT_FROM = {1: _ALIASES}
-_COLLECTION_FROM = {1: "DELETE FROM snapshots;"}
+_COMMITS = """
+CREATE TABLE commits (
+    seq INTEGER PRIMARY KEY, at REAL NOT NULL, items INTEGER NOT NULL, digest INTEGER NOT NULL, rid INTEGER NOT NULL,
+    log INTEGER NOT NULL, crc INTEGER NOT NULL) STRICT;
+"""
+# how to update a file of an earlier format. 1: add the table of aliases; drop index files, whose format has changed.
+# 2: add checksums of rows and commits, and the ids of changes
+_ROOT_FROM = {1: _ALIASES, 2: ""}
+_COLLECTION_FROM = {
+    1: "DELETE FROM snapshots;",
+    2: f"""
+    ALTER TABLE items ADD COLUMN crc INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE oplog ADD COLUMN id TEXT NOT NULL DEFAULT '';
+    {_COMMITS}
+    """,
+}
 
 # rid: a new number for every upsert, never reused, so a stale index can never confuse two items
-_COLLECTION_TABLES = """
+_COLLECTION_TABLES = f"""
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE items (
-    rid INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, metadata TEXT NOT NULL) STRICT;
+    rid INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, metadata TEXT NOT NULL,
+    crc INTEGER NOT NULL DEFAULT 0) STRICT;
 CREATE TABLE vectors (
     rid INTEGER PRIMARY KEY REFERENCES items ON DELETE CASCADE, vector BLOB NOT NULL, crc INTEGER NOT NULL) STRICT;
 CREATE TABLE thumbnails (
     rid INTEGER PRIMARY KEY REFERENCES items ON DELETE CASCADE, jpeg BLOB NOT NULL) STRICT;
 CREATE TABLE oplog (
-    seq INTEGER PRIMARY KEY AUTOINCREMENT, op TEXT NOT NULL CHECK (op IN ('+', '-')), rid INTEGER NOT NULL) STRICT;
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, op TEXT NOT NULL CHECK (op IN ('+', '-')), rid INTEGER NOT NULL,
+    id TEXT NOT NULL DEFAULT '') STRICT;
+{_COMMITS}
 CREATE TABLE snapshots (
     generation INTEGER PRIMARY KEY, seq INTEGER NOT NULL, file TEXT NOT NULL, size INTEGER NOT NULL,
     blake2b TEXT NOT NULL, ntotal INTEGER NOT NULL) STRICT;
@@ -61,8 +79,8 @@ def create_root(connection: sqlite3.Connection) -> None:
     _migrate(connection, _ROOT_FROM)
 
 
-def create_collection(connection: sqlite3.Connection, spec: CollectionSpec) -> None:
-    """Create a collection's tables, its specification and its indexes on metadata keys."""
+def create_collection(connection: sqlite3.Connection, spec: CollectionSpec, name: str | None = None) -> None:
+    """Create a collection's tables, its specification, its indexes on metadata keys, and a record of its name."""
     try:
         indexes = "".join(
             f'CREATE INDEX "by_{i}" ON items ({key_expression(key)});\n' for i, key in enumerate(spec.indexed)
@@ -71,6 +89,10 @@ def create_collection(connection: sqlite3.Connection, spec: CollectionSpec) -> N
         raise InvalidFilter(f"indexed: {error}") from error
     _create(connection, _COLLECTION_TABLES + indexes)
     connection.execute("INSERT INTO meta VALUES ('spec', ?)", [json.dumps(vars(spec))])
+    if name is not None:
+        connection.execute("INSERT INTO meta VALUES ('name', ?)", [name])
+    connection.execute("INSERT INTO sqlite_sequence VALUES ('items', 0), ('oplog', 0)")
+    seal(connection)
 
 
 def _create(connection: sqlite3.Connection, tables: str) -> None:
@@ -78,16 +100,45 @@ def _create(connection: sqlite3.Connection, tables: str) -> None:
         connection.executescript(f"BEGIN IMMEDIATE; {tables} PRAGMA user_version = {SCHEMA}; COMMIT;")
 
 
-def migrate_collection(connection: sqlite3.Connection) -> None:
-    """Update a collection's file of an earlier version."""
-    _migrate(connection, _COLLECTION_FROM)
+def migrate_collection(connection: sqlite3.Connection, path: Path) -> None:
+    """Update a collection's file of an earlier version; it is unchanged if that fails."""
+    if format_of(connection) < SCHEMA:
+        check_space(path, need=path.stat().st_size)
+        _migrate(connection, _COLLECTION_FROM, _add_checksums)
 
 
-def _migrate(connection: sqlite3.Connection, steps: dict[int, str]) -> None:
+def _migrate(
+    connection: sqlite3.Connection,
+    steps: dict[int, str],
+    finish: Callable[[sqlite3.Connection], None] = lambda connection: None,
+) -> None:
     version = format_of(connection)
-    while 0 < version < SCHEMA:
-        version += 1
-        connection.executescript(f"BEGIN IMMEDIATE; {steps[version - 1]} PRAGMA user_version = {version}; COMMIT;")
+    if not 0 < version < SCHEMA:
+        return
+    script = "".join(steps[number] for number in range(version, SCHEMA))
+    try:
+        connection.executescript(f"BEGIN IMMEDIATE; {script} PRAGMA user_version = {SCHEMA};")
+        finish(connection)
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _add_checksums(connection: sqlite3.Connection) -> None:
+    """Compute what format 2 lacks. Changes before that cannot be listed by id, so the first commit is the last one."""
+    connection.create_function("row_crc", 5, lambda *row: row_crc(*row), deterministic=True)
+    connection.execute(
+        "UPDATE items SET crc = row_crc(rid, id, metadata, (SELECT crc FROM vectors WHERE vectors.rid = items.rid), "
+        "(SELECT jpeg FROM thumbnails WHERE thumbnails.rid = items.rid))"
+    )
+    for table in ("items", "oplog"):
+        known = connection.execute("SELECT 1 FROM sqlite_sequence WHERE name = ?", [table]).fetchone()
+        if known is None:
+            connection.execute("INSERT INTO sqlite_sequence VALUES (?, 0)", [table])
+    insert_commit(connection, recounted(connection, last_commit(connection)))
+    seal(connection)
 
 
 def read_spec(connection: sqlite3.Connection) -> CollectionSpec:
@@ -116,8 +167,7 @@ def closed_error(path: Path, dropped: bool) -> StoreError:
 
 def last_seq(connection: sqlite3.Connection) -> int:
     """Return the number of the last change; trimming the log does not reset it."""
-    row = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'oplog'").fetchone()
-    return row[0] if row else 0
+    return sequence(connection, "oplog")
 
 
 def shrink(connection: sqlite3.Connection) -> None:

@@ -26,14 +26,15 @@ from nnclr_hub.store.base import (
     Where,
 )
 from nnclr_hub.store.embedded import recovery, snapshots, verification
-from nnclr_hub.store.embedded.catalog import connect, last_seq, migrate_collection, read_spec, shrink
+from nnclr_hub.store.embedded.catalog import SCHEMA, connect, last_seq, migrate_collection, read_spec, shrink
 from nnclr_hub.store.embedded.connections import Connections
-from nnclr_hub.store.embedded.maintenance import IndexMaintenance, take_clean_flag
+from nnclr_hub.store.embedded.integrity import CommitRecord, check_meta
+from nnclr_hub.store.embedded.maintenance import IndexMaintenance, is_clean
 from nnclr_hub.store.embedded.rows import MAX_IN, Changes, delete_items, delete_rows, to_item, write_items
 from nnclr_hub.store.embedded.search import Search, Searcher
 from nnclr_hub.store.embedded.writer import Writer
 from nnclr_hub.store.settings import StoreSettings
-from nnclr_hub.store.sqlite import check_size, free_bytes, quick_check, translated
+from nnclr_hub.store.sqlite import check_log, check_size, format_of, free_bytes, quick_check, reading, translated
 from nnclr_hub.store.where import to_sql
 
 
@@ -54,11 +55,18 @@ class EmbeddedCollection(Collection):
         self._lost = lost
         self._closed = False
         self._refreshing = threading.RLock()
+        self._record = CommitRecord(path.with_suffix(""))
+        recorded = self._record.read()  # before the file, which another process may write
+        if not read_only:
+            check_log(path)
         self._connection = connect(path, read_only=read_only)
         try:
             with translated(path):
                 check_size(self._connection, path)
                 self.spec = read_spec(self._connection)
+                if format_of(self._connection) == SCHEMA:
+                    with reading(self._connection):
+                        check_meta(self._connection, path, recorded)
                 self._index = AnnIndex(self.spec, settings)
                 if not read_only:
                     self._prepare_files()
@@ -69,16 +77,18 @@ class EmbeddedCollection(Collection):
         self._connections = Connections(path, self._follow if read_only else lambda connection: None)
         self._searcher = Searcher(self._index)
         self._maintenance = IndexMaintenance(self._index, path, self._connections, saved)
-        self._writer = None if read_only else Writer(self._connection, self._index, path, self._maintenance.wake)
+        self._writer = (
+            None if read_only else Writer(self._connection, self._index, path, self._record, self._maintenance.wake)
+        )
         self._maintenance.writer = self._writer
         self._maintenance.wake()
 
     def _prepare_files(self) -> None:
         folder = self._path.with_suffix("")
         folder.mkdir(exist_ok=True)
-        if not take_clean_flag(self._connection):
+        if not is_clean(self._connection):
             quick_check(self._connection, self._path)
-        migrate_collection(self._connection)
+        migrate_collection(self._connection, self._path)
         snapshots.clear_leftovers(self._connection, folder, self._lost)
 
     def __repr__(self) -> str:
@@ -185,7 +195,7 @@ class EmbeddedCollection(Collection):
         index, writer = self._index, self._writer
         files = (self._path, Path(f"{self._path}-wal"))
         return Statistics(
-            items=len(index.live_rids()) if writer is None else writer.items,
+            items=len(index.live_rids()) if writer is None else writer.last.items,
             durable_seq=index.seq if writer is None else writer.durable_seq,
             indexed_seq=index.seq,
             index=index.kind.name,
@@ -209,8 +219,9 @@ class EmbeddedCollection(Collection):
             writer.exclusively(shrink)
 
     def verify(self, progress: Progress = lambda done, total: None) -> VerifyReport:
+        recorded = self._record.read()  # before the transaction: another process may write
         with self._connections.reader() as connection:
-            verification.check_file(connection, self._path)
+            verification.check_file(connection, self._path, recorded)
             damaged = verification.damaged_items(connection, self.spec, progress)
             total = connection.execute("SELECT count(*) FROM items").fetchone()[0]
         disagreements, recall = self._compare({item.rid for item in damaged})
@@ -234,8 +245,9 @@ class EmbeddedCollection(Collection):
 
     def repair(self, progress: Progress = lambda done, total: None) -> RepairReport:
         writer = self._writable()
+        recorded = self._record.read()  # before the transaction: another process may write
         with self._connections.reader() as connection:
-            verification.check_file(connection, self._path)
+            verification.check_file(connection, self._path, recorded)
             damaged = verification.damaged_items(connection, self.spec, progress)
         kept_in = verification.keep_metadata(self._lost, self._path.stem, damaged)
         # by row id: the id may by now belong to a sound item
@@ -262,6 +274,7 @@ class EmbeddedCollection(Collection):
             if self._writer is not None:
                 self._writer.close(dropped=dropped)
             self._connection.close()  # last, so that SQLite merges its log into the file
+            self._record.close()
             self._index.clear()  # code that still holds the closed collection need not hold its vectors
 
     # ---- inside

@@ -99,7 +99,8 @@ class IndexMaintenance:
             state = self._index.state()
             generation = self.writer.exclusively(snapshots.next_generation)
             try:
-                snapshots.write_snapshot(state, self._folder, generation, self.writer.exclusively)
+                kept = self._index.settings.kept_changes
+                snapshots.write_snapshot(state, self._folder, generation, self.writer.exclusively, kept)
             except StoreError as error:
                 if self._dropped:  # and its folder with it
                     raise closed_error(self._path, True) from error
@@ -123,8 +124,17 @@ class IndexMaintenance:
                     self.snapshot()
             except StoreError as error:  # the next start replays the log instead
                 log.warning("no snapshot of the index was saved: %s", error)
+            if self.writer.touched:
+                self._set_clean_flag()
+
+    def _set_clean_flag(self) -> None:
+        """Record that all is well, so that the next start need not check the file."""
+        assert self.writer is not None
+        try:
             with translated(self._path):
-                self.writer.exclusively(_set_clean_flag)
+                self.writer.exclusively(_insert_clean_flag)
+        except StoreError as error:
+            log.warning("the next start will check %s (%s)", self._path, error)
 
     # ---- when due
 
@@ -228,10 +238,10 @@ class BackgroundThread:
             time.sleep(0.1)
 
 
-def _set_clean_flag(connection: sqlite3.Connection) -> None:
+def _insert_clean_flag(connection: sqlite3.Connection) -> None:
     connection.execute("INSERT OR REPLACE INTO meta VALUES ('clean', ?)", [str(last_seq(connection))])
 
 
-def take_clean_flag(connection: sqlite3.Connection) -> bool:
-    """Return whether the last writer closed the file, and remove the flag until this one does."""
-    return connection.execute("DELETE FROM meta WHERE key = 'clean'").rowcount == 1
+def is_clean(connection: sqlite3.Connection) -> bool:
+    """Return whether the last writer closed the file."""
+    return connection.execute("SELECT 1 FROM meta WHERE key = 'clean'").fetchone() is not None

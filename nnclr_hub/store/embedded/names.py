@@ -21,6 +21,7 @@ from nnclr_hub.errors import (
 )
 from nnclr_hub.store.checks import check_name
 from nnclr_hub.store.embedded.catalog import connect, create_root
+from nnclr_hub.store.embedded.integrity import seal
 from nnclr_hub.store.folder import give_back, take_lock
 from nnclr_hub.store.name_errors import (
     alias_exists,
@@ -32,7 +33,15 @@ from nnclr_hub.store.name_errors import (
     is_own_name,
 )
 from nnclr_hub.store.replacement import NEXT, WAS
-from nnclr_hub.store.sqlite import format_of, quick_check, remove_files, replace_damaged, translated, with_hint
+from nnclr_hub.store.sqlite import (
+    check_log,
+    format_of,
+    quick_check,
+    remove_files,
+    replace_damaged,
+    translated,
+    with_hint,
+)
 
 log = logging.getLogger(__name__)
 CATALOG = "catalog.sqlite"
@@ -57,6 +66,8 @@ class Names:
         if not path.is_file() and has_collections(path.parent):
             raise StoreCorrupt(f"{path} is missing, although the store has collections; {HINT}.")
         with with_hint(self._path, HINT):
+            if not read_only:
+                check_log(path)
             self._root = connect(path, read_only=read_only, create=not read_only)
         self._closed = False
         try:
@@ -73,15 +84,14 @@ class Names:
             self._root.close()
             raise
 
+    def files(self) -> dict[str, str]:
+        """Return the stems of the collections' files by name, sorted."""
+        with self._using() as root:
+            return dict(root.execute("SELECT name, uuid FROM collections ORDER BY name"))
+
     def collections(self) -> list[str]:
         """Return the names of the collections, sorted."""
-        with self._using() as root:
-            return [name for (name,) in root.execute("SELECT name FROM collections ORDER BY name")]
-
-    def keys(self) -> set[str]:
-        """Return the stems of all collections' files."""
-        with self._using() as root:
-            return {key for (key,) in root.execute("SELECT uuid FROM collections")}
+        return list(self.files())
 
     def aliases(self) -> dict[str, str]:
         """Return names by alias."""
@@ -207,7 +217,10 @@ def write_name(path: Path, name: str) -> None:
     """Record the name in the collection's file; failing is harmless, because the root catalog has it as well."""
     try:
         with closing(connect(path)) as connection, translated(path):
+            connection.execute("BEGIN IMMEDIATE")
             connection.execute("INSERT OR REPLACE INTO meta VALUES ('name', ?)", [name])
+            seal(connection)
+            connection.execute("COMMIT")
     except NNCLRHubError as error:
         log.warning("the file of collection %s keeps its earlier name (%s)", name, error)
 

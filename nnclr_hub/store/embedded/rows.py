@@ -14,6 +14,7 @@ import numpy as np
 from nnclr_hub.errors import StoreCorrupt
 from nnclr_hub.store.base import Item, Match
 from nnclr_hub.store.cancellation import check_cancelled
+from nnclr_hub.store.embedded.integrity import digest_of, log_text, row_crc
 from nnclr_hub.store.spec import CollectionSpec
 from nnclr_hub.store.where import Clause
 
@@ -26,11 +27,14 @@ _HINT = "remove it with `nnclr store repair COLLECTION`, then index it again"
 
 @dataclass
 class Changes:
-    """What a request changed, for the index: row ids deleted, and row ids added with their vectors."""
+    """What a request changed: row ids deleted, row ids added with their vectors, and what its commit must record."""
 
     deleted: list[int] = field(default_factory=list)
     added: list[np.ndarray] = field(default_factory=list)
     vectors: list[np.ndarray] = field(default_factory=list)
+    log: list[bytes] = field(default_factory=list)
+    digest: int = 0  # what is added to that of the collection
+    recount: bool = False  # its count and digest must be computed from all rows
 
     @property
     def difference(self) -> int:
@@ -63,30 +67,45 @@ def write_items(
     row = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'items'").fetchone()
     first = row[0] + 1 if row else 1
     rids = range(first, first + len(items))
-    connection.executemany(
-        "INSERT INTO items (rid, id, metadata) VALUES (?, ?, ?)",
-        ((rid, item.id, text) for rid, item, text in zip(rids, items, metadata, strict=True)),
-    )
-    connection.executemany("INSERT INTO vectors VALUES (?, ?, ?)", _blobs(rids, vectors, spec))
+    blobs = list(_blobs(rids, vectors, spec))
+    rows = [
+        (rid, item.id, text, row_crc(rid, item.id, text, crc, item.thumbnail))
+        for (rid, _, crc), item, text in zip(blobs, items, metadata, strict=True)
+    ]
+    connection.executemany("INSERT INTO items (rid, id, metadata, crc) VALUES (?, ?, ?, ?)", rows)
+    connection.executemany("INSERT INTO vectors VALUES (?, ?, ?)", blobs)
     thumbnails = [(rid, item.thumbnail) for rid, item in zip(rids, items, strict=True) if item.thumbnail is not None]
     if thumbnails:
         connection.executemany("INSERT INTO thumbnails VALUES (?, ?)", thumbnails)
-    connection.execute("INSERT INTO oplog (op, rid) SELECT '+', rid FROM items WHERE rid >= ? ORDER BY rid", [first])
+    connection.execute(
+        "INSERT INTO oplog (op, rid, id) SELECT '+', rid, id FROM items WHERE rid >= ? ORDER BY rid", [first]
+    )
+    changes.log.append(log_text("+", rids, [item.id for item in items]))
+    changes.digest += digest_of(rids, [row[3] for row in rows])
     changes.added.append(np.arange(first, first + len(items)))
     changes.vectors.append(vectors if spec.precision == "f32" else vectors.astype(np.float16).astype(np.float32))
 
 
 def delete_items(connection: sqlite3.Connection, changes: Changes, ids: Sequence[str]) -> int:
     """Delete the items with these ids that exist; return how many."""
-    found: list[tuple[int]] = []
+    found: list[tuple[int, str, int]] = []
     for start in range(0, len(ids), MAX_IN):
         some = ids[start : start + MAX_IN]
-        found += connection.execute(f"SELECT rid FROM items WHERE id IN ({_placeholders(some)})", some).fetchall()
+        statement = f"SELECT rid, id, crc FROM items WHERE id IN ({_placeholders(some)})"
+        found += connection.execute(statement, some).fetchall()
     if found:
-        connection.executemany("DELETE FROM items WHERE rid = ?", found)
-        connection.executemany("INSERT INTO oplog (op, rid) VALUES ('-', ?)", found)
-        changes.deleted += [rid for (rid,) in found]
+        connection.executemany("DELETE FROM items WHERE rid = ?", ((rid,) for rid, _, _ in found))
+        _log_deleted(connection, changes, [row[:2] for row in found])
+        changes.digest -= digest_of([row[0] for row in found], [row[2] for row in found])
     return len(found)
+
+
+def _log_deleted(connection: sqlite3.Connection, changes: Changes, rows: Sequence[tuple[int, str]]) -> None:
+    """Record the deletion of rows (row id, id)."""
+    connection.executemany("INSERT INTO oplog (op, rid, id) VALUES ('-', ?, ?)", rows)
+    rids = [rid for rid, _ in rows]
+    changes.log.append(log_text("-", rids, [id for _, id in rows]))
+    changes.deleted += rids
 
 
 def delete_rows(connection: sqlite3.Connection, changes: Changes, rids: Sequence[int]) -> list[int]:
@@ -98,12 +117,19 @@ def delete_rows(connection: sqlite3.Connection, changes: Changes, rids: Sequence
     dropped = connection.execute(indexes).fetchall() if blocked else []
     for name, _ in dropped:
         connection.execute(f'DROP INDEX "{name}"')
+    ids = {rid: _readable_id(connection, rid) for rid in rids}
     deleted = [rid for rid in rids if connection.execute("DELETE FROM items WHERE rid = ?", [rid]).rowcount]
     for _, sql in dropped:
         connection.execute(sql)
-    connection.executemany("INSERT INTO oplog (op, rid) VALUES ('-', ?)", ((rid,) for rid in deleted))
-    changes.deleted += deleted
+    _log_deleted(connection, changes, [(rid, ids[rid]) for rid in deleted])
+    changes.recount = True  # the checksums of damaged rows may be damaged themselves
     return deleted
+
+
+def _readable_id(connection: sqlite3.Connection, rid: int) -> str:
+    """Return the id of a row that may be damaged; "" if it is not text."""
+    row = connection.execute("SELECT CAST(id AS BLOB) FROM items WHERE rid = ?", [rid]).fetchone()
+    return row[0].decode(errors="replace") if row else ""
 
 
 def _blobs(rids: Sequence[int], vectors: np.ndarray, spec: CollectionSpec) -> Iterator[tuple[int, memoryview, int]]:

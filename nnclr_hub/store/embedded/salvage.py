@@ -17,6 +17,7 @@ from typing import Any
 from nnclr_hub.errors import StoreCorrupt
 from nnclr_hub.store.base import Progress, SalvageReport
 from nnclr_hub.store.embedded.catalog import connect, create_collection, read_spec
+from nnclr_hub.store.embedded.integrity import CommitRecord, insert_commit, last_commit, recounted, row_crc
 from nnclr_hub.store.embedded.rows import is_metadata, size_of
 from nnclr_hub.store.spec import CollectionSpec
 from nnclr_hub.store.sqlite import remove_files, replace_damaged
@@ -35,6 +36,7 @@ _HIGHEST = (
 _LAST_CHANGE = (
     "SELECT seq FROM sqlite_sequence WHERE name = 'oplog'",
     "SELECT max(seq) FROM oplog",
+    "SELECT max(seq) FROM commits",
     "SELECT max(seq) FROM snapshots",
 )
 
@@ -150,10 +152,10 @@ def salvage(path: Path, lost: Path, progress: Progress = lambda done, total: Non
             spec = read_spec(old)
             source = DamagedFile(old, spec)
             with closing(connect(new, create=True)) as target:  # closing merges its log into the file
-                create_collection(target, spec)
+                create_collection(target, spec, _name(old))
                 saved, lost_rows, suspected, thumbnails = _copy(source, target, progress)
-                if (name := _name(old)) is not None:
-                    target.execute("INSERT INTO meta VALUES ('name', ?)", [name])
+                commit = recounted(target, last_commit(target))
+                insert_commit(target, commit)
     except (sqlite3.DatabaseError, StoreCorrupt) as error:
         reason = error.__cause__ if isinstance(error.__cause__, sqlite3.Error) else error
         if reason is error and isinstance(error, StoreCorrupt):
@@ -163,6 +165,7 @@ def salvage(path: Path, lost: Path, progress: Progress = lambda done, total: Non
         ) from error
     # the index snapshots stay: the new file lists none of them, so the next start moves them to lost+found
     kept = replace_damaged(path, new, lost)
+    CommitRecord(path.with_suffix("")).reset(commit)
     ids = tuple(source.ids.get(rid, f"row {rid}") for rid in lost_rows)
     return SalvageReport(saved, ids, suspected, thumbnails, str(kept))
 
@@ -171,9 +174,9 @@ def _copy(source: DamagedFile, target: sqlite3.Connection, progress: Progress) -
     """Fill the new file; return rows saved, ids of rows lost, how many more may be lost, and thumbnails lost."""
     saved, lost, suspected, thumbnails = 0, [], 0, 0
     # row ids and changes are never reused; without a log of changes, other processes reload everything
-    target.execute("DELETE FROM sqlite_sequence")
     target.executemany(
-        "INSERT INTO sqlite_sequence VALUES (?, ?)", [("items", source.total), ("oplog", source.last_change + 1)]
+        "UPDATE sqlite_sequence SET seq = ? WHERE name = ?",
+        [(source.total, "items"), (source.last_change + 1, "oplog")],
     )
     for start in range(1, source.total + 1, CHUNK):
         intact, missing, perhaps = source.rows(start, min(start + CHUNK - 1, source.total))
@@ -195,7 +198,8 @@ def _keep(target: sqlite3.Connection, rid: int, row: tuple[str, str, bytes, int,
     """Write a row under its old row id, unless its item exists: a damaged page may show an item twice."""
     id, metadata, vector, crc, jpeg = row
     try:
-        target.execute("INSERT INTO items (rid, id, metadata) VALUES (?, ?, ?)", [rid, id, metadata])
+        sum_ = row_crc(rid, id, metadata, crc, jpeg if isinstance(jpeg, bytes) else None)
+        target.execute("INSERT INTO items VALUES (?, ?, ?, ?)", [rid, id, metadata, sum_])
     except sqlite3.IntegrityError:
         return False
     target.execute("INSERT INTO vectors VALUES (?, ?, ?)", [rid, vector, crc])

@@ -34,10 +34,10 @@ from nnclr_hub.errors import DiskFull, StoreError
 from nnclr_hub.store.ann.index import State
 from nnclr_hub.store.ann.main_index import FAISS, MainIndex
 from nnclr_hub.store.failpoints import reached
-from nnclr_hub.store.folder import fsync_folder
+from nnclr_hub.store.folder import NO_SPACE, fsync_folder
 from nnclr_hub.store.index_kinds import INDEX_KINDS
 from nnclr_hub.store.spec import CollectionSpec
-from nnclr_hub.store.sqlite import NO_SPACE, check_space
+from nnclr_hub.store.sqlite import check_space
 
 log = logging.getLogger(__name__)
 KEPT = 2
@@ -49,7 +49,7 @@ MAX_OVERHEAD = 272  # bytes of an index per vector, besides the vector
 Exclusively = Callable[[Callable[[sqlite3.Connection], None]], None]
 
 
-def write_snapshot(state: State, folder: Path, generation: int, exclusively: Exclusively) -> None:
+def write_snapshot(state: State, folder: Path, generation: int, exclusively: Exclusively, kept_changes: int) -> None:
     """Do steps b to h.
 
     Args:
@@ -57,6 +57,7 @@ def write_snapshot(state: State, folder: Path, generation: int, exclusively: Exc
         folder: of the files.
         generation: number of the snapshot, above all earlier ones.
         exclusively: runs a function with the connection that writes, while no other write runs.
+        kept_changes: number of changes that the log keeps, in addition to those that a snapshot needs.
 
     Raises:
         DiskFull, StoreError: it could not be written; earlier snapshots stay.
@@ -94,7 +95,7 @@ def write_snapshot(state: State, folder: Path, generation: int, exclusively: Exc
             "INSERT INTO snapshots VALUES (?, ?, ?, ?, ?, ?)", [generation, state.seq, file.name, size, digest, rows]
         )
         connection.execute("DELETE FROM snapshots WHERE generation <= ?", [generation - KEPT])
-        connection.execute("DELETE FROM oplog WHERE seq <= (SELECT min(seq) FROM snapshots)")
+        trim(connection, kept_changes)
         connection.execute("COMMIT")
         reached("snapshot.recorded")
         try:
@@ -107,6 +108,18 @@ def write_snapshot(state: State, folder: Path, generation: int, exclusively: Exc
         reached("snapshot.cleaned")
 
     exclusively(commit)
+
+
+def trim(connection: sqlite3.Connection, kept: int) -> None:
+    """Delete changes and commits that neither a snapshot needs nor the last `kept` changes include.
+
+    The log starts right after a commit, so that it lists only whole commits.
+    """
+    last = "SELECT min(min(seq), (SELECT max(seq) FROM commits) - ?) FROM snapshots"
+    row = connection.execute(f"SELECT max(seq) FROM commits WHERE seq <= ({last})", [kept]).fetchone()
+    if row[0] is not None:
+        connection.execute("DELETE FROM commits WHERE seq < ?", row)
+        connection.execute("DELETE FROM oplog WHERE seq <= ?", row)
 
 
 def load_snapshot(connection: sqlite3.Connection, spec: CollectionSpec, folder: Path) -> State | None:

@@ -104,8 +104,7 @@ class EmbeddedStore(VectorStore):
                 fsync_folder(self.folder)
                 connection = connect(path, create=True)
                 try:
-                    create_collection(connection, spec)
-                    connection.execute("INSERT INTO meta VALUES ('name', ?)", [name])
+                    create_collection(connection, spec, name)
                 finally:
                     connection.close()
                 fsync_folder(path.parent)
@@ -180,6 +179,10 @@ class EmbeddedStore(VectorStore):
             if name not in self._names.collections():
                 return None
             return CollectionInfo(name, spec, 0, 0, 0, f"damaged: {error}", "none")
+
+    def files(self) -> dict[str, Path]:
+        """Return the SQLite file of each collection, by name."""
+        return {name: self._path(key) for name, key in self._names.files().items()}
 
     def statistics(self) -> dict[str, Statistics]:
         return {collection.name: collection.statistics() for collection in list(self._open.values())}
@@ -278,7 +281,7 @@ class EmbeddedStore(VectorStore):
 
     def _clear_leftovers(self) -> None:
         """Move files that a crash during create or drop has left, and that have no name, to lost+found."""
-        known = self._names.keys()
+        known = set(self._names.files().values())
         for file in (self.folder / "collections").glob("*"):
             if file.name.split(".")[0] not in known:
                 (self.folder / LOST).mkdir(exist_ok=True)

@@ -17,11 +17,13 @@ from nnclr_hub.errors import StoreCorrupt
 from nnclr_hub.store.ann.compare import nearest
 from nnclr_hub.store.ann.index import AnnIndex
 from nnclr_hub.store.base import Match, Progress, SearchOptions
+from nnclr_hub.store.embedded.catalog import SCHEMA
+from nnclr_hub.store.embedded.integrity import check_meta, check_totals, row_crc
 from nnclr_hub.store.embedded.rows import all_vectors, id_of, is_metadata, size_of, to_vector
 from nnclr_hub.store.embedded.search import Search
 from nnclr_hub.store.folder import fsync_folder
 from nnclr_hub.store.spec import CollectionSpec
-from nnclr_hub.store.sqlite import HINT, quick_check, translated
+from nnclr_hub.store.sqlite import HINT, format_of, quick_check, translated
 
 SAMPLE = 50
 NEIGHBORS = 10
@@ -70,37 +72,46 @@ class Damaged:
     metadata: str
 
 
-def check_file(connection: sqlite3.Connection, path: Path) -> None:
-    """Run SQLite's check, and compare the tables with each other.
+def check_file(connection: sqlite3.Connection, path: Path, recorded: tuple[int, int, int] | None) -> None:
+    """Run SQLite's check, and compare the tables with each other, with the last commit and with its record.
 
     Raises:
         StoreCorrupt: they disagree; `salvage` is needed.
     """
-    quick_check(connection, path)
-    # counted, not fetched: a damaged text may not be valid UTF-8
-    by_index = "SELECT rid, id FROM items INDEXED BY sqlite_autoindex_items_1 WHERE id >= ''"
-    by_table = "SELECT rid, id FROM items NOT INDEXED"
-    lone = "SELECT rid FROM vectors WHERE rid NOT IN (SELECT rid FROM items)"
+    try:
+        quick_check(connection, path, "integrity_check")
+    except StoreCorrupt as error:
+        if not isinstance(error.__cause__, sqlite3.OperationalError):
+            raise
+        quick_check(connection, path)  # metadata that is not JSON is in no index on its keys; `damaged_items` names it
     with translated(path):
-        for statement in (f"{by_index} EXCEPT {by_table}", f"{by_table} EXCEPT {by_index}", lone):
-            if connection.execute(f"SELECT count(*) FROM ({statement})").fetchone()[0]:
+        for table in ("vectors", "thumbnails"):
+            lone = f"SELECT count(*) FROM {table} WHERE rid NOT IN (SELECT rid FROM items)"
+            if connection.execute(lone).fetchone()[0]:
                 raise StoreCorrupt(f"{path} is damaged (its tables disagree; nothing was changed); {HINT}.")
+        if format_of(connection) == SCHEMA:
+            check_meta(connection, path, recorded)
+            check_totals(connection, path)
 
 
 def damaged_items(connection: sqlite3.Connection, spec: CollectionSpec, progress: Progress) -> list[Damaged]:
-    """Return items with a missing or damaged vector, or whose metadata is not a JSON object."""
+    """Return items that fail their checksum, lack a vector, or whose metadata is not a JSON object."""
     total = connection.execute("SELECT count(*) FROM items").fetchone()[0]
     size = size_of(spec)
     # as bytes: a damaged text may not be valid UTF-8
+    whole = "items.crc" if format_of(connection) == SCHEMA else "NULL"  # earlier formats have only that of the vector
     rows = connection.execute(
-        "SELECT rid, CAST(id AS BLOB), CAST(metadata AS BLOB), vector, crc "
-        "FROM items NOT INDEXED LEFT JOIN vectors USING (rid) ORDER BY rid"
+        f"SELECT rid, CAST(id AS BLOB), CAST(metadata AS BLOB), vector, vectors.crc, {whole}, jpeg "
+        "FROM items NOT INDEXED LEFT JOIN vectors USING (rid) LEFT JOIN thumbnails USING (rid) ORDER BY rid"
     )
     damaged, done = [], 0
     while batch := rows.fetchmany(BATCH):
-        for rid, id, metadata, blob, crc in batch:
+        for rid, id, metadata, blob, crc, sum_, jpeg in batch:
             intact = blob is not None and len(blob) == size and zlib.crc32(blob) == crc
-            if not intact or not _is_text(id) or not _is_text(metadata) or not is_metadata(metadata):
+            intact = intact and _is_text(id) and _is_text(metadata) and is_metadata(metadata)
+            if intact and sum_ is not None:
+                intact = row_crc(rid, id.decode(), metadata.decode(), crc, jpeg) == sum_
+            if not intact:
                 damaged.append(Damaged(rid, _text(id), _text(metadata)))
         done += len(batch)
         progress(done, total)

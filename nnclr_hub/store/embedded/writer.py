@@ -16,9 +16,10 @@ import queue
 import sqlite3
 import threading
 import time
+import zlib
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -27,6 +28,15 @@ import numpy as np
 from nnclr_hub.errors import NNCLRHubError, StoreError, StoreReadOnly
 from nnclr_hub.store.ann.index import AnnIndex
 from nnclr_hub.store.embedded.catalog import closed_error, last_seq
+from nnclr_hub.store.embedded.integrity import (
+    Commit,
+    CommitRecord,
+    add_digests,
+    insert_commit,
+    last_commit,
+    recounted,
+    sequence,
+)
 from nnclr_hub.store.embedded.rows import Changes
 from nnclr_hub.store.failpoints import reached
 from nnclr_hub.store.sqlite import check_space, translated
@@ -65,11 +75,17 @@ class Writer:
         connection: used by this thread alone.
         index: updated after each commit.
         path: of the file, for messages.
+        record: of the last commit.
         on_commit: called after each commit and the update of the index, successful or not.
     """
 
     def __init__(
-        self, connection: sqlite3.Connection, index: AnnIndex, path: Path, on_commit: Callable[[], None]
+        self,
+        connection: sqlite3.Connection,
+        index: AnnIndex,
+        path: Path,
+        record: CommitRecord,
+        on_commit: Callable[[], None],
     ) -> None:
         self._connection = connection
         self._index = index
@@ -78,10 +94,11 @@ class Writer:
         self._requests: queue.SimpleQueue[_Request[Any] | None] = queue.SimpleQueue()
         self._closing = threading.Lock()
         self._closed = self._dropped = False
-        self.durable_seq = last_seq(connection)
         self.failure: str | None = None  # why the collection is read-only
         self.behind: str | None = None  # why the index lacks the last changes, until it is reloaded
-        self.items: int = connection.execute("SELECT count(*) FROM items").fetchone()[0]
+        self._record = record
+        self.last = last_commit(connection)
+        self.touched = False  # whether the file may have changed since it was opened
         self.commits = 0
         self.commit_seconds = 0.0
         self._thread = threading.Thread(target=self._run, name=f"writer of {path.name}", daemon=True)
@@ -145,6 +162,7 @@ class Writer:
     def _run_alone(self, request: _Request[Any]) -> None:
         try:
             with translated(self._path):
+                self._remove_clean_flag()
                 request.answer.set_result(request.apply(self._connection, request.changes))
         except Exception as error:  # noqa: BLE001 - handed to the caller; the thread must continue
             self._undo()
@@ -174,17 +192,47 @@ class Writer:
         try:
             reached("write.begun")
             done = [request for request in group if self._try(request)]
+            commit = self._commit_of(done)
             reached("write.applied")
             execute("COMMIT")
         except BaseException:
             self._undo()
+            self.touched = False  # the flag is back
             raise
         reached("write.committed")
+        self._record.write(commit)
+        self.last = commit
         self.commits += 1
         self.commit_seconds = time.perf_counter() - started
-        self.durable_seq = last_seq(self._connection)
-        self.items += sum(request.changes.difference for request in done)
         return done
+
+    def _commit_of(self, done: list[_Request[Any]]) -> Commit:
+        """Record what the transaction changes, if anything."""
+        seq, changes = last_seq(self._connection), [request.changes for request in done]
+        if seq == self.last.seq:
+            return self.last
+        execute = self._connection.execute
+        self._remove_clean_flag()
+        log = zlib.crc32(b"".join(text for one in changes for text in one.log))
+        items = self.last.items + sum(one.difference for one in changes)
+        digest = add_digests(self.last.digest, *(one.digest for one in changes))
+        # a clock that is set back must not make times decrease: a restore looks for them
+        commit = Commit(seq, max(time.time(), self.last.at), items, digest, sequence(self._connection, "items"), log)
+        if any(one.recount for one in changes):
+            commit = replace(recounted(self._connection, self.last), log=log)
+        insert_commit(self._connection, commit)
+        return commit
+
+    def _remove_clean_flag(self) -> None:
+        """Make the next start check the file, unless this process closes it."""
+        if not self.touched:
+            self._connection.execute("DELETE FROM meta WHERE key = 'clean'")
+            self.touched = True
+
+    @property
+    def durable_seq(self) -> int:
+        """Number of the last change on disk."""
+        return self.last.seq
 
     def _try(self, request: _Request[Any]) -> bool:
         """Run one request in a savepoint, so that its error affects no other."""

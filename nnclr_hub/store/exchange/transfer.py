@@ -6,10 +6,7 @@ import_collection(other_store, "photos", Path("photos-export"))
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,19 +15,16 @@ import numpy as np
 from nnclr_hub.errors import (
     CollectionExists,
     CollectionNotFound,
-    DiskFull,
     FingerprintMismatch,
     InvalidRequest,
-    StoreError,
 )
 from nnclr_hub.store.base import Collection, Item, Progress, VectorStore
 from nnclr_hub.store.checks import metadata_json
 from nnclr_hub.store.exchange.files import Manifest, check_shard, read_shard, require_parquet, write_shard
-from nnclr_hub.store.folder import fsync_folder
+from nnclr_hub.store.folder import written_whole
 from nnclr_hub.store.pages import pages
 from nnclr_hub.store.replacement import upsert_into
 from nnclr_hub.store.spec import CollectionSpec
-from nnclr_hub.store.sqlite import NO_SPACE
 
 SHARD_ITEMS = 50_000
 SHARD_BYTES = 128 * 1024 * 1024  # of vectors, which are collected in memory
@@ -73,7 +67,7 @@ def export_collection(
             done += len(items)
             progress(done, max(done, total))
 
-    with _written_whole(folder) as partial:
+    with written_whole(folder) as partial:
         shards = tuple(
             write_shard(partial, number, counted(batches), collection.spec)
             for number, batches in enumerate(_shards_of(collection, thumbnails))
@@ -107,31 +101,6 @@ def _batches_of(collection: Collection, thumbnails: bool) -> Iterator[list[Item]
         items = collection.get([item.id for item in page]) if thumbnails else page
         if items:
             yield items
-
-
-@contextmanager
-def _written_whole(folder: Path) -> Iterator[Path]:
-    """Provide a temporary folder that is renamed to `folder` after the block, and removed if the block fails."""
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        # inside of mkdtemp's folder, which only the owner can enter: the export gets the usual mode
-        outer = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".partial", dir=folder.parent))
-        try:
-            partial = outer / folder.name
-            partial.mkdir()
-            yield partial
-            partial.rename(folder)
-            fsync_folder(folder.parent)
-        finally:
-            shutil.rmtree(outer, ignore_errors=True)
-    except OSError as error:
-        if error.errno in NO_SPACE:
-            raise DiskFull(
-                f"{folder} does not fit on the disk; nothing was kept. Free some space, and retry."
-            ) from error
-        raise StoreError(
-            f"{folder} cannot be written ({error.strerror or error}); choose a folder that can be written."
-        ) from error
 
 
 # ------------------------------------------------------------------------------ import

@@ -28,6 +28,7 @@ SMALL = StoreSettings(
     max_delta=24,
     snapshot_on_close=20,
     snapshot_after=40,
+    kept_changes=60,
     min_trial=4,
     max_trial=32,
 )

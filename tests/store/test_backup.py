@@ -1,0 +1,226 @@
+"""Backups against a dict: what is restored is what was stored at that commit, whatever happens meanwhile."""
+
+import random
+import subprocess
+import sys
+import threading
+from datetime import UTC, datetime
+
+import numpy as np
+import pytest
+from store.crash.small import SMALL, environment, open_small_store
+from store.exhaustive import DIM, vectors
+
+from nnclr_hub.errors import CollectionNotFound, InvalidRequest, NNCLRHubError, StoreCorrupt
+from nnclr_hub.store import open_store
+from nnclr_hub.store.backup import back_up, restore, verify_backups
+from nnclr_hub.store.base import CollectionSpec, Item
+from nnclr_hub.store.records import Record
+
+
+VECTORS = np.random.default_rng(0).normal(size=(2000, 64)).astype(np.float32)
+
+
+def contents(collection) -> dict:
+    ids = [item.id for item in collection.scroll(limit=10_000).items]
+    return {one.id: (one.vector.tobytes(), dict(one.metadata), one.thumbnail) for one in collection.get(ids)}
+
+
+def restored(source, folder, **options) -> dict[str, dict]:
+    """Restore to a new folder; return what it holds, by collection."""
+    restore(source, folder, **options)
+    with open_small_store(folder) as store:
+        return {info.name: contents(store.get(info.name)) for info in store.list()}
+
+
+@pytest.fixture(params=["folder", "memory"])
+def destination(request, tmp_path) -> str:
+    return str(tmp_path / "backups") if request.param == "folder" else f"memory://{tmp_path.name}"
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
+def test_every_commit_is_restored_exactly_or_refused(seed, tmp_path):
+    destination = f"memory://{tmp_path.name}"
+    rng = random.Random(seed)
+    states: dict[int, dict] = {}  # by change
+    saved, times = [], {}
+    with open_small_store(tmp_path / "store") as store:
+        collection = store.create("c", CollectionSpec(DIM, "l2"))
+        store.create("other", CollectionSpec(2)).upsert([Item("one", np.ones(2))])
+        store.alias("current", "c")
+        for step in range(36):
+            ids = [f"i{n}" for n in rng.sample(range(80), rng.choice((1, 2, 5)))]
+            if rng.random() < 0.25:
+                collection.delete(ids)
+            else:
+                some = vectors(len(ids), rng.randrange(10**6))
+                thumbnail = rng.choice((None, b"jpeg"))
+                collection.upsert([Item(id, v, {"step": step}, thumbnail) for id, v in zip(ids, some, strict=True)])
+            states[collection.info().durable_seq] = contents(collection)
+            if rng.random() < 0.2:
+                store.records.put(Record("probe", "p", {"step": step}))
+                report = back_up(store, destination)
+                assert report.together
+                saved.append(collection.info().durable_seq)
+                times[report.id] = contents(collection)
+            if rng.random() < 0.1:
+                collection.compact()
+                collection.snapshot()
+    assert len(saved) > 3
+    assert set(verify_backups(destination).values()) == {None}
+    exact = 0
+    for number, seq in enumerate([*saved[::2], *(seq for seq in states if saved[0] < seq < saved[-1])][:14]):
+        try:
+            found = restored(destination, tmp_path / f"r{number}", at=seq, collection="current")
+        except InvalidRequest:
+            assert seq not in saved
+            assert not (tmp_path / f"r{number}").exists()
+            continue
+        assert found == {"c": states[seq]}, seq
+        exact += seq not in saved
+    assert exact > 2, "nothing between two backups was restored"
+    for number, (id, held) in enumerate(list(times.items())[:3]):
+        moment = datetime.strptime(id, "%Y%m%dT%H%M%S.%fZ").replace(tzinfo=UTC)
+        found = restored(destination, tmp_path / f"t{number}", at=moment)
+        assert (found["c"], len(found["other"])) == (held, 1)
+    restore(destination, tmp_path / "last")
+    with open_store(str(tmp_path / "last")) as store:
+        assert store.aliases() == {"current": "c"}
+        assert store.records.get("probe", "p") is not None
+        assert store.get("c").verify().ok
+        store.get("c").upsert([Item("new", vectors(1)[0])])
+        assert back_up(store, destination).written > 0  # a restored store continues with backups of its own
+    assert set(verify_backups(destination).values()) == {None}
+
+
+def test_a_backup_of_a_busy_store_tears_no_write(tmp_path):
+    """Two items are always written together, in two collections at once."""
+    stop = threading.Event()
+    with open_small_store(tmp_path / "store") as store:
+        both = [store.create(name, CollectionSpec(DIM)) for name in "ab"]
+        for collection in both:
+            collection.upsert(
+                [Item(id, vectors(1)[0], {"version": 0}) for id in ("first", *map(str, range(50)), "last")]
+            )
+
+        def write(collection) -> None:
+            version = 0
+            while not stop.is_set():
+                version += 1
+                collection.upsert([Item(id, vectors(1)[0], {"version": version}) for id in ("first", "last")])
+
+        threads = [threading.Thread(target=write, args=[collection]) for collection in both]
+        for thread in threads:
+            thread.start()
+        try:
+            with open_small_store(tmp_path / "store", read_only=True) as reader:  # as another process does
+                for _ in range(5):
+                    back_up(reader, tmp_path / "backups")
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+    versions = []
+    for number, (id, problem) in enumerate(verify_backups(tmp_path / "backups").items()):
+        assert problem is None
+        moment = datetime.fromisoformat(id.replace("Z", "+00:00"))
+        for held in restored(tmp_path / "backups", tmp_path / str(number), at=moment).values():
+            assert len(held) == 52
+            assert held["first"][1] == held["last"][1]
+            versions.append(held["last"][1]["version"])
+    assert versions[-1] > versions[0]
+
+
+def test_later_backups_copy_only_what_is_new(destination, tmp_path):
+    with open_store(str(tmp_path / "store")) as store:
+        collection = store.create("c", CollectionSpec(64))
+        collection.upsert([Item(f"i{n}", v) for n, v in enumerate(VECTORS)])
+        first = back_up(store, destination)
+        assert first.size == first.written > 2000 * 64 * 4
+        assert back_up(store, destination).written == 0
+        collection.upsert([Item("new", -VECTORS[0])])
+        third = back_up(store, destination)
+        assert 0 < third.written < first.written / 10
+        collection.delete([f"i{n}" for n in range(1500)])  # most of the first piece is not needed any more
+        assert back_up(store, destination).size < 0.6 * first.size
+    assert set(verify_backups(destination).values()) == {None}
+
+
+BACKUP = """
+import sys
+from store.crash.small import open_small_store
+from nnclr_hub.store.backup import back_up
+with open_small_store(sys.argv[1]) as store:
+    back_up(store, sys.argv[2])
+"""
+
+
+@pytest.mark.parametrize("step", ["backup.piece", "backup.piece:3", "backup.pieces", "backup.done"])
+def test_a_backup_that_is_killed_leaves_the_older_ones_usable(step, tmp_path):
+    to = tmp_path / "backups"
+    with open_small_store(tmp_path / "store") as store:
+        collection = store.create("c", CollectionSpec(DIM))
+        collection.upsert([Item(f"i{n}", v) for n, v in enumerate(vectors(30))])
+        before = contents(collection)
+        back_up(store, to)
+        collection.upsert([Item(f"j{n}", v) for n, v in enumerate(vectors(30, 1))])
+        collection.delete(["i3"])
+        after = contents(collection)
+    command = [sys.executable, "-c", BACKUP, str(tmp_path / "store"), str(to)]
+    assert subprocess.run(command, env=environment(NNCLR_FAILPOINT=step), timeout=60).returncode == -9
+    problems = verify_backups(to)
+    assert set(problems.values()) == {None}
+    assert restored(to, tmp_path / "r") == {"c": after if step == "backup.done" else before}
+    with open_small_store(tmp_path / "store") as store:
+        back_up(store, to)
+    assert len(verify_backups(to)) == len(problems) + 1
+    assert restored(to, tmp_path / "s") == {"c": after}
+
+
+def test_damage_of_a_backup_is_reported_and_restores_nothing(tmp_path):
+    to, rng = tmp_path / "backups", random.Random(0)
+    with open_store(str(tmp_path / "store")) as store:
+        store.create("c", CollectionSpec(DIM)).upsert([Item(f"i{n}", v) for n, v in enumerate(vectors(30))])
+        store.records.put(Record("probe", "p", {}))
+        back_up(store, to)
+    files = [path for path in to.rglob("*") if path.is_file()]
+    assert len(files) == 5  # rows, live rows, log, records, description
+    for number, file in enumerate(files):
+        data = file.read_bytes()
+        bit = rng.randrange(8 * len(data))
+        damaged = bytearray(data)
+        damaged[bit // 8] ^= 1 << bit % 8
+        for changed in (bytes(damaged), data[:-1], None):
+            file.unlink()
+            if changed is not None:
+                file.write_bytes(changed)
+            if file.suffix != ".json" or changed is not None:
+                assert None not in verify_backups(to).values(), file
+            log_only = b"oplog" in data[:20_000]  # which the newest backup is restored without
+            if not log_only:
+                with pytest.raises((StoreCorrupt, InvalidRequest)):
+                    restore(to, tmp_path / f"r{number}")
+                assert not (tmp_path / f"r{number}").exists()
+            file.write_bytes(data)
+    assert set(verify_backups(to).values()) == {None}
+
+
+def test_impossible_requests_are_refused(tmp_path):
+    to = tmp_path / "backups"
+    with open_store(str(tmp_path / "store")) as store:
+        for name in "ab":
+            store.create(name, CollectionSpec(DIM)).upsert([Item("i", vectors(1)[0])])
+        back_up(store, to)
+    past = datetime(2020, 1, 1).astimezone()
+    for options in ({"at": 1}, {"at": 2, "collection": "a"}, {"at": 0, "collection": "a"}, {"at": past}):
+        with pytest.raises(InvalidRequest):
+            restore(to, tmp_path / "r", **options)
+    with pytest.raises(CollectionNotFound):
+        restore(to, tmp_path / "r", collection="x")
+    with pytest.raises(InvalidRequest):
+        restore(to, tmp_path / "store")
+    for wrong in ("", "x"):
+        with pytest.raises(NNCLRHubError):
+            verify_backups(tmp_path / "nothing", id=wrong or None)
+    with pytest.raises(NNCLRHubError):
+        restore("nosuch://bucket/x", tmp_path / "r")

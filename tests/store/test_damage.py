@@ -1,0 +1,97 @@
+"""A flipped bit in any file of a collection is reported at open or by `verify`, or it changes nothing."""
+
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from store.crash.small import LONG, WITHOUT_SNAPSHOTS, open_small_store
+
+from nnclr_hub.errors import StoreError
+from nnclr_hub.store.base import CollectionSpec, Item
+from nnclr_hub.store.embedded.integrity import CommitRecord
+
+N, DIM = 1000, 4
+VECTORS = np.random.default_rng(0).normal(size=(N, DIM)).astype(np.float32)
+
+
+def contents(collection) -> dict:
+    ids = [item.id for item in collection.scroll(limit=10_000).items]
+    return {one.id: (one.vector.tobytes(), dict(one.metadata), one.thumbnail) for one in collection.get(ids)}
+
+
+@pytest.fixture(scope="module", params=["closed", "killed"])
+def damaged_store(request, tmp_path_factory) -> tuple[Path, dict]:
+    """A store of one collection, closed or as a kill leaves it; and what it holds."""
+    folder = tmp_path_factory.mktemp("intact") / "store"
+    with open_small_store(folder, settings=WITHOUT_SNAPSHOTS) as store:
+        collection = store.create("c", CollectionSpec(DIM, "l2", indexed=("label",), index="flat"))
+        everything = [
+            Item(f"i{n}", v, {"label": "cd"[n % 2], "path": f"{n}.jpg"}, b"jpeg%d" % n if n % 3 else None)
+            for n, v in enumerate(VECTORS)
+        ]
+        collection.upsert(everything[:700])
+        collection.snapshot()
+        for n in range(700, N, 60):  # some commits are only in the log
+            collection.upsert(everything[n : n + 60])
+        collection.delete([f"i{n}" for n in range(0, N, 10)])
+        held = contents(collection)
+        if request.param == "killed":
+            shutil.copytree(folder, folder.with_name("killed"))
+    return folder.with_name("killed") if request.param == "killed" else folder, held
+
+
+def flips(files: list[Path], rng: random.Random) -> list[tuple[Path, int]]:
+    """Return files and bit numbers: some in the first 100 bytes, and one in each region of a file."""
+    chosen = []
+    for file in files:
+        size, regions = file.stat().st_size, 500 if LONG else 5
+        some = [*range(0, 100, 1 if LONG else 40), *(int(size * (n + rng.random()) / regions) for n in range(regions))]
+        chosen += [(file, 8 * byte + rng.randrange(8)) for byte in some]
+    return chosen
+
+
+def test_a_flipped_bit_is_reported_or_changes_nothing(damaged_store, tmp_path):
+    source, held = damaged_store
+    files = sorted(path for path in source.glob("collections/**/*") if path.is_file())
+    assert {path.suffix for path in files} >= {".sqlite", ".faiss", ""}
+    reported = 0
+    for number, (file, bit) in enumerate(flips(files, random.Random(0))):
+        folder = tmp_path / str(number)
+        shutil.copytree(source, folder)
+        target = folder / file.relative_to(source)
+        data = bytearray(target.read_bytes())
+        data[bit // 8] ^= 1 << bit % 8
+        target.write_bytes(data)
+        where = f"bit {bit % 8} of byte {bit // 8} of {file.relative_to(source)}"
+        try:
+            with open_small_store(folder, settings=WITHOUT_SNAPSHOTS) as store:
+                collection = store.get("c")
+                if collection.verify().ok:
+                    assert contents(collection) == held, where
+                    assert collection.count({"must": [{"key": "label", "match": "c"}]}) == sum(
+                        metadata["label"] == "c" for _, metadata, _ in held.values()
+                    ), where
+                    assert collection.spec.fingerprint == "", where
+                else:
+                    reported += 1
+        except StoreError:
+            reported += 1
+        shutil.rmtree(folder)
+    assert reported > 5
+
+
+def test_a_flipped_bit_of_the_record_of_the_last_commit_gives_the_one_before_or_none(damaged_store, tmp_path):
+    (file,) = damaged_store[0].glob("collections/*/commit")
+    data = file.read_bytes()
+    valid = {None}
+    for slot in (0, 512):  # without the newer record, the older one remains
+        (tmp_path / "commit").write_bytes(data[:slot] + bytes(36) + data[slot + 36 :])
+        valid.add(CommitRecord(tmp_path).read())
+    assert len(valid) == 3
+    for bit in range(8 * len(data)):
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        (tmp_path / "commit").write_bytes(flipped)
+        assert CommitRecord(tmp_path).read() in valid
