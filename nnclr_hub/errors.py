@@ -21,13 +21,15 @@
     │   ├── CollectionNotFound
     │   ├── CollectionExists
     │   ├── CollectionMoving
+    │   ├── ChangesUnavailable
     │   ├── ItemNotFound
     │   ├── ProbeNotFound
     │   ├── ProbeExists
     │   ├── FingerprintMismatch
     │   ├── StoreLocked
     │   ├── StoreReadOnly
-    │   │   └── OpenedForReading
+    │   │   ├── OpenedForReading
+    │   │   └── StoreClosed
     │   ├── StoreTooNew
     │   ├── StoreCorrupt
     │   ├── DiskFull
@@ -187,6 +189,10 @@ class CollectionMoving(StoreError):
     """Raised when another process replaces the collection at this moment; the write was not acknowledged."""
 
 
+class ChangesUnavailable(StoreError):
+    """Raised when the log of changes does not reach back to a number; read the whole collection instead."""
+
+
 class ItemNotFound(StoreError):
     """Raised when a collection does not contain an item id."""
 
@@ -208,7 +214,7 @@ class StoreLocked(StoreError):
 
 
 class StoreReadOnly(StoreError):
-    """Raised when a write reaches a store that is closed, or read-only after an I/O error."""
+    """Raised when a write reaches a store that is read-only, for example after an I/O error."""
 
 
 class OpenedForReading(StoreReadOnly):
@@ -220,6 +226,10 @@ class OpenedForReading(StoreReadOnly):
         self, message: str = "The store is open read-only; restart without --read-only (read_only=True) to modify it."
     ) -> None:
         super().__init__(message)
+
+
+class StoreClosed(StoreReadOnly):
+    """Raised when a closed store or collection is used."""
 
 
 class StoreTooNew(StoreError):

@@ -52,6 +52,7 @@ STATUS: dict[type[NNCLRHubError], int] = {
     errors.RunNotFound: 404,
     errors.CollectionExists: 409,
     errors.CollectionMoving: 409,
+    errors.ChangesUnavailable: 410,
     errors.FingerprintMismatch: 409,
     errors.StoreReadOnly: 503,
     errors.OpenedForReading: 403,

@@ -13,6 +13,7 @@ from nnclr_hub.cli import (
     publishing,
     search,
     service,
+    store_backups,
     store_contents,
     stores,
 )
@@ -33,3 +34,4 @@ for panel, groups in PANELS.items():
         if not isinstance(verb.rich_help_panel, str):
             verb.rich_help_panel = panel
 store_contents.register(stores.group)
+store_backups.register(stores.group)

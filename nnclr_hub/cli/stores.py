@@ -1,4 +1,7 @@
-"""nnclr store list, verify, repair, snapshot, compact, drop, alias, unalias, rename; others: store_contents.py."""
+"""nnclr store list, verify, repair, snapshot, compact, drop, alias, unalias, rename.
+
+The other verbs are in store_contents.py and store_backups.py.
+"""
 
 from __future__ import annotations
 

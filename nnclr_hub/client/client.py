@@ -33,6 +33,7 @@ class _Collection:
     search = NamedVerb(collections.search)
     search_batch = NamedVerb(collections.search_batch)
     search_each = NamedVerb(collections.search_each)
+    changes = NamedVerb(collections.changes)
     snapshot = NamedVerb(collections.snapshot)
     verify = NamedVerb(collections.verify)
     compact = NamedVerb(jobs.compact)

@@ -12,7 +12,7 @@ from nnclr_hub.client.answers import make_error
 from nnclr_hub.client.images import bounded
 from nnclr_hub.client.steps import Answer, Call, Steps, for_each, in_thread, perform, to_json
 from nnclr_hub.errors import CollectionNotFound, InvalidRequest, ItemNotFound, NNCLRHubError
-from nnclr_hub.store.base import CollectionInfo, Item, Match, Page, VerifyReport, Where
+from nnclr_hub.store.base import Change, ChangePage, CollectionInfo, Item, Match, Page, VerifyReport, Where
 from nnclr_hub.store.checks import check_ids, check_name
 from nnclr_hub.store.index_kinds import IndexName
 from nnclr_hub.store.spec import CollectionSpec, Metric, Precision
@@ -145,6 +145,26 @@ def scroll(
     params |= {"cursor": cursor} if cursor is not None else {}
     params |= {"where": to_json(where)} if where is not None else {}
     return perform(Call("GET", f"{_path(name)}/items", _page, params=params))
+
+
+def changes(name: str, since: int = 0, limit: int = 1000, *, wait: float = 0.0) -> Steps[ChangePage]:
+    """Return what changed after a change; see `store.base.Collection.changes`.
+
+    Args:
+        since: number of a change that is known already; 0: from the first.
+        limit: 1 to 10,000.
+        wait: seconds, at most 30, to wait for a change if there is none yet.
+
+    Raises:
+        ChangesUnavailable: the log does not reach back to `since`.
+    """
+    params = {"since": str(since), "limit": str(limit), "wait": str(wait)}
+
+    def read(answer: Answer) -> ChangePage:
+        body = answer.json()
+        return ChangePage([Change(**one) for one in body["changes"]], body["next"], body["last"])
+
+    return perform(Call("GET", f"{_path(name)}/changes", read, params=params))
 
 
 def snapshot(name: str) -> Steps[None]:

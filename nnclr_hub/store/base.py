@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 
-from nnclr_hub.errors import NNCLRHubError, OpenedForReading
+from nnclr_hub.errors import InvalidRequest, NNCLRHubError, OpenedForReading
 from nnclr_hub.html_table import html_table
 from nnclr_hub.store.records import Records
 from nnclr_hub.store.spec import CollectionSpec, Embeds
@@ -66,6 +66,36 @@ class Page:
 
     items: list[Item]
     cursor: str | None
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change of an item. An upsert says nothing of its content, which `Collection.get` returns.
+
+    seq: number of the change.
+    commit: number of the last change of the same commit. A request is always in one commit.
+    at: time of the commit, seconds since 1970.
+    """
+
+    seq: int
+    op: Literal["upsert", "delete"]
+    id: str
+    commit: int
+    at: float
+
+
+@dataclass(frozen=True)
+class ChangePage:
+    """Part of the log of changes.
+
+    changes: in their order; of each item only the last one of a commit.
+    next: the number to continue after, although there may be no change with that number.
+    last: number of the collection's last change.
+    """
+
+    changes: list[Change]
+    next: int
+    last: int
 
 
 @dataclass(frozen=True)
@@ -232,6 +262,21 @@ class Collection(Protocol):
         """
         ...
 
+    def read_all(self, limit: int = 1000, *, thumbnails: bool = True) -> Iterator[list[Item]]:
+        """Yield all items in the order of their ids, in lists of 1 to `limit`, with or without thumbnails.
+
+        A store in a folder yields the items of one moment. On Milvus, items that are written meanwhile may be missing.
+        """
+        cursor: str | None = None
+        while True:
+            page = self.scroll(cursor, limit, with_vector=not thumbnails)
+            items = self.get([item.id for item in page.items]) if thumbnails else page.items
+            if items:
+                yield items
+            cursor = page.cursor
+            if cursor is None:
+                return
+
     def search(
         self,
         vector: np.ndarray,
@@ -296,6 +341,21 @@ class Collection(Protocol):
     def check(self, embedder: Embeds) -> None:
         """Raise FingerprintMismatch unless the embedder's vectors belong to this collection."""
         self.spec.check(embedder, self.name)
+
+    def changes(self, since: int = 0, limit: int = 1000, *, wait: float = 0.0) -> ChangePage:
+        """Return what changed after a change; all of a commit is on one page if it has at most `limit` changes.
+
+        Args:
+            since: number of a change that is known already; 0: from the first.
+            limit: 1 to 10,000.
+            wait: seconds to wait for a change if there is none yet.
+
+        Raises:
+            ChangesUnavailable: the log does not reach back to `since`, or the collection was restored to an earlier
+                state. Read all items, then continue after the page's `last` of a call before that.
+            InvalidRequest: an argument is invalid, or the store keeps no log.
+        """
+        raise InvalidRequest("Only a store in a folder keeps a log of changes.")
 
     def snapshot(self) -> None:
         """Write the index to disk now, so that the next start is quick."""

@@ -29,6 +29,8 @@ STEPS = (
     # a fold of the delta (fold.py)
     "fold.built",
     "fold.swapped",
+    # deleted pages are given back (maintenance.py)
+    "vacuum.step",
     # names (store.py)
     "create.made",
     "create.recorded",

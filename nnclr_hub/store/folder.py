@@ -7,13 +7,14 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
-from nnclr_hub.errors import DiskFull, StoreError, StoreLocked
+from nnclr_hub.errors import DiskFull, StoreClosed, StoreError, StoreLocked
 
+T = TypeVar("T")
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -59,6 +60,64 @@ def written_whole(folder: Path) -> Iterator[Path]:
         ) from error
 
 
+def check_process(pid: int) -> None:
+    """Refuse a store that a parent process opened: its threads do not exist here, so a call would wait forever.
+
+    Raises:
+        StoreClosed: this process is not `pid`.
+    """
+    if os.getpid() != pid:
+        raise StoreClosed(
+            "The store was opened before this process was forked, so it cannot be used here. Open it again in this "
+            'process with read_only=True, or start processes with the method "spawn".'
+        )
+
+
+class Reserve:
+    """A file that occupies space while the disk is nearly full, for deletions and for opening the store.
+
+    It is created when less than SCARCE bytes are free, and only if enough for it are left.
+
+    Args:
+        folder: of the store.
+    """
+
+    SCARCE = 1 << 30
+    BYTES = 8 << 20
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / "reserve"
+
+    def keep(self, free: int) -> None:
+        """Create or delete the file, depending on how many bytes are free."""
+        exists = self._file.exists()
+        if exists and free > 2 * self.SCARCE:
+            self._file.unlink(missing_ok=True)
+        if not exists and 2 * self.BYTES < free < self.SCARCE:
+            try:
+                with self._file.open("wb") as file:
+                    os.posix_fallocate(file.fileno(), 0, self.BYTES)
+            except OSError:  # another process was faster to fill the disk
+                self._file.unlink(missing_ok=True)
+
+    def run(self, work: Callable[[], T]) -> T:
+        """Run work that needs a little space; if there is none, delete the file and run it again."""
+        try:
+            return work()
+        except DiskFull:
+            if not self.release():
+                raise
+            return work()
+
+    def release(self) -> bool:
+        """Delete the file; return whether that freed space."""
+        try:
+            self._file.unlink()
+        except OSError:
+            return False
+        return True
+
+
 def take_lock(folder: Path) -> BinaryIO:
     """Lock a folder for writing, until `give_back` or the end of the process; make it if it does not exist.
 
@@ -75,6 +134,8 @@ def take_lock(folder: Path) -> BinaryIO:
         ) from error
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # somebody who removes the file must not let a second writer in, so the folder itself is locked, too
+        _lock_folder(folder, handle)
     except OSError as error:
         handle.close()
         raise StoreLocked(
@@ -84,7 +145,27 @@ def take_lock(folder: Path) -> BinaryIO:
     return handle
 
 
+_folders: dict[BinaryIO, int] = {}  # descriptors of locked folders
+
+
+def _lock_folder(folder: Path, handle: BinaryIO) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            raise
+        return  # network file systems lock only files
+    _folders[handle] = descriptor
+
+
 def give_back(handle: BinaryIO) -> None:
     """Release a lock."""
-    fcntl.flock(handle, fcntl.LOCK_UN)  # closing is not enough while a forked child has the file open
+    descriptor = _folders.pop(handle, None)
+    # closing is not enough while a forked child has the files open
+    if descriptor is not None:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
+    fcntl.flock(handle, fcntl.LOCK_UN)
     handle.close()

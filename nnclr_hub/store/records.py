@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sqlite3
 import threading
 from collections.abc import Iterator, Mapping
@@ -19,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from nnclr_hub.errors import OpenedForReading, StoreCorrupt, StoreReadOnly
-from nnclr_hub.store.folder import fsync_folder, give_back, make_folder, take_lock
+from nnclr_hub.errors import OpenedForReading, StoreClosed, StoreCorrupt
+from nnclr_hub.store.folder import check_process, fsync_folder, give_back, make_folder, take_lock
 from nnclr_hub.store.sqlite import (
     check_log,
     check_space,
@@ -77,7 +78,7 @@ class Records:
     Raises (on use):
         StoreCorrupt: the file is damaged.
         OpenedForReading: a change, and the store was opened read-only.
-        StoreReadOnly: the store is closed.
+        StoreClosed: the store is closed.
         StoreLocked: another process has locked the folder.
         DiskFull: nothing was written.
     """
@@ -91,6 +92,7 @@ class Records:
         self._connection: sqlite3.Connection | None = None
         self._changing = False
         self._closed = False
+        self._pid = os.getpid()
 
     def put(self, *records: Record) -> None:
         """Store records, replacing those with the same kind and name; all or none."""
@@ -179,9 +181,10 @@ class Records:
     @contextmanager
     def _using(self) -> Iterator[sqlite3.Connection | None]:
         """Provide the connection; None if the file does not exist and must not be created."""
+        check_process(self._pid)
         with self._lock:
             if self._closed:
-                raise StoreReadOnly("The store is closed; open it again.")
+                raise StoreClosed("The store is closed; open it again.")
             with with_hint(self._path, HINT):
                 if self._connection is None:
                     self._connection = self._opened()

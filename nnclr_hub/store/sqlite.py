@@ -6,6 +6,7 @@ honors fsync, the loss of power.
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import shutil
@@ -31,6 +32,7 @@ LOW_WATER = 64 << 20
 _WAL_HEADER, _WAL_FRAME = 32, 24  # bytes, of SQLite's log and of each frame before its page
 _WAL_MAGIC = 0x377F0682
 
+_TOO_MANY_FILES = "This process has too many open files; close some, or raise its limit (`ulimit -n`), then repeat."
 HINT = "save what is readable with `nnclr store repair COLLECTION`, or import an export"
 
 
@@ -48,11 +50,19 @@ def connect(path: Path, newest: int, *, read_only: bool = False, create: bool = 
         StoreTooNew: the file is of a later version.
         StoreCorrupt: it is not an SQLite file, or a setting has no effect.
     """
+    # SQLite creates the index of a log next to the file even for reading
+    if read_only and not Path(f"{path}-wal").exists() and not os.access(path.parent, os.W_OK):
+        return _connected(path, newest, "ro&immutable=1", read_only)
+    try:
+        return _connected(path, newest, "ro" if read_only else "rwc" if create else "rw", read_only)
+    except DiskFull:
+        if not read_only or _size(Path(f"{path}-wal")):
+            raise
+        return _connected(path, newest, "ro&immutable=1", read_only)
+
+
+def _connected(path: Path, newest: int, mode: str, read_only: bool) -> sqlite3.Connection:
     with translated(path):
-        mode = "ro" if read_only else "rwc" if create else "rw"
-        # SQLite creates the index of a log next to the file even for reading
-        if read_only and not Path(f"{path}-wal").exists() and not os.access(path.parent, os.W_OK):
-            mode = "ro&immutable=1"
         connection = sqlite3.connect(
             f"{path.resolve().as_uri()}?mode={mode}",
             uri=True,
@@ -134,8 +144,8 @@ def free_bytes(path: Path) -> int:
 def check_log(path: Path) -> None:
     """Check the write-ahead log frame by frame, before SQLite opens it: that drops everything after a damaged frame.
 
-    A crash of the system may leave the last transaction incomplete, which was not acknowledged then. A later one is only
-    begun after the one before was synced. A commit that is followed by another frame was therefore complete.
+    A crash of the system may leave the last transaction incomplete, which was not acknowledged then. A later one is
+    only begun after the one before was synced. A commit that is followed by another frame was therefore complete.
 
     Raises:
         StoreCorrupt: a transaction that was complete is damaged.
@@ -196,12 +206,15 @@ def _fibonacci(n: int) -> np.ndarray:
     return np.array(numbers, np.uint32)
 
 
-def check_space(path: Path, need: int = 0) -> None:
-    """Refuse to write when the disk is nearly full; reading is still possible then.
+def check_space(path: Path, need: int = 0) -> int:
+    """Refuse to write when the disk is nearly full; reading and deleting are still possible then.
 
     Args:
         path: of the file.
         need: bytes that will be written.
+
+    Returns:
+        The number of free bytes.
 
     Raises:
         DiskFull: less than LOW_WATER bytes would be left free.
@@ -210,8 +223,9 @@ def check_space(path: Path, need: int = 0) -> None:
     if free - need < LOW_WATER:
         raise DiskFull(
             f"The disk of {path} has {free >> 20} MiB free, and {need + LOW_WATER >> 20} MiB are needed "
-            f"({LOW_WATER >> 20} MiB stay free); nothing was written. Free some space, then repeat."
+            f"({LOW_WATER >> 20} MiB stay free); nothing was written. Items can be deleted. Free some space, then repeat."
         )
+    return free
 
 
 @contextmanager
@@ -242,7 +256,7 @@ def translated(path: Path) -> Iterator[None]:
                 f"{path} cannot be written ({error}); allow this user to write its folder. Even reading needs that "
                 "while the file has a log."
             ) from error
-        if code == sqlite3.SQLITE_IOERR:
+        if code == sqlite3.SQLITE_IOERR and not _no_descriptors():
             raise StoreReadOnly(
                 f"The disk failed while writing {path} ({error}); check the disk, then open the store again."
             ) from error
@@ -250,10 +264,14 @@ def translated(path: Path) -> Iterator[None]:
         unreadable = str(error).startswith(("malformed JSON", "Could not decode to UTF-8"))
         if unreadable or code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             raise StoreCorrupt(f"{path} is damaged ({error}); {HINT}.") from error
+        if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR) and _no_descriptors():
+            raise StoreError(_TOO_MANY_FILES) from error
         if code == sqlite3.SQLITE_CANTOPEN:
             raise StoreError(f"{path} cannot be opened ({error}); check the folder and its permissions.") from error
         raise StoreError(f"{path}: {error}.") from error
     except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise StoreError(_TOO_MANY_FILES) from error
         if error.errno in NO_SPACE:
             raise DiskFull(f"The disk of {path} is full; free some space, then repeat.") from error
         raise StoreError(f"{path} cannot be used ({error}); check the disk and the permissions.") from error
@@ -307,6 +325,15 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except FileNotFoundError:
         return 0
+
+
+def _no_descriptors() -> bool:
+    """Return whether this process cannot open another file."""
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        return error.errno in (errno.EMFILE, errno.ENFILE)
+    return False
 
 
 def _no_space(path: Path) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from . import attention, collections, embed, health, items, jobs, openai, predictions, probes, runs, search, tei
+from . import attention, changes, collections, embed, health, items, jobs, openai, predictions, probes, runs, search, tei
 
 ROUTERS: tuple[APIRouter, ...] = (
     health.router,
@@ -14,6 +14,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     attention.router,
     collections.router,
     collections.aliases,
+    changes.router,
     items.router,
     search.router,
     jobs.router,

@@ -11,8 +11,10 @@ import commands
 import numpy as np
 import pytest
 from commands import error_line
+from typer.testing import CliRunner
 
 from nnclr_hub import load_encoder
+from nnclr_hub.cli.app import app
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.store.duplicates import PIXEL_HASH
@@ -219,3 +221,32 @@ def test_reembed_moves_an_indexed_folder_to_another_model(nnclr, photos, model, 
     search = ["search", folder / "cat" / "01.jpg", "--collection", "c", "--store", store, "--json"]
     best = json.loads(commands.output_of(*search))["matches"][0]
     assert best["metadata"]["path"] == "cat/01.jpg"
+
+
+def test_a_backup_is_verified_and_restored_as_it_was_at_a_change(nnclr, store, tmp_path):
+    to = tmp_path / "backups"
+    first = json.loads(nnclr("backup", to, "--json")[1])
+    with open_store(str(store)) as opened:
+        opened.get("photos").delete(["i00"])
+    second = json.loads(nnclr("backup", to, "--json")[1])
+    assert (first["items"], second["items"]) == (30, 29)
+    assert 0 < second["written"] < first["written"]
+
+    def restore(folder, *options) -> dict:
+        result = CliRunner().invoke(app, ["store", "restore", str(to), str(tmp_path / folder), "--json", *options])
+        assert result.exit_code == 0, result.stderr
+        with open_store(str(tmp_path / folder), read_only=True) as opened:
+            assert opened.get("current").count() == json.loads(result.stdout)["collections"]["photos"]["items"]
+        return json.loads(result.stdout)
+
+    assert restore("newest")["collections"] == {"photos": {"seq": 31, "items": 29}}
+    assert restore("change", "--at", "30", "--collection", "photos")["collections"]["photos"]["items"] == 30
+    assert restore("time", "--at", first["id"])["backup"] == first["id"]
+    for wrong in (["--at", "noon"], ["--at", "99"], ["--collection", "absent"]):
+        result = CliRunner().invoke(app, ["store", "restore", str(to), str(tmp_path / "wrong"), *wrong])
+        assert result.exit_code in (1, 2)
+        assert not (tmp_path / "wrong").exists()
+    verified = CliRunner().invoke(app, ["store", "verify-backup", str(to), "--json"])
+    assert {one["id"]: one["ok"] for one in json.loads(verified.stdout)} == {first["id"]: True, second["id"]: True}
+    next(path for path in to.glob("pieces/*/*") if path.stat().st_size > 1000).write_bytes(b"")
+    assert CliRunner().invoke(app, ["store", "verify-backup", str(to)]).exit_code == 1

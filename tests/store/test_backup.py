@@ -1,4 +1,4 @@
-"""Backups against a dict: what is restored is what was stored at that commit, whatever happens meanwhile."""
+"""Backups against a dict: what is restored is what was stored at that commit, whatever happens at the same time."""
 
 import random
 import subprocess
@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import numpy as np
 import pytest
-from store.crash.small import SMALL, environment, open_small_store
+from store.crash.small import environment, open_small_store
 from store.exhaustive import DIM, vectors
 
 from nnclr_hub.errors import CollectionNotFound, InvalidRequest, NNCLRHubError, StoreCorrupt
@@ -16,7 +16,6 @@ from nnclr_hub.store import open_store
 from nnclr_hub.store.backup import back_up, restore, verify_backups
 from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.store.records import Record
-
 
 VECTORS = np.random.default_rng(0).normal(size=(2000, 64)).astype(np.float32)
 
@@ -89,7 +88,7 @@ def test_every_commit_is_restored_exactly_or_refused(seed, tmp_path):
         assert store.records.get("probe", "p") is not None
         assert store.get("c").verify().ok
         store.get("c").upsert([Item("new", vectors(1)[0])])
-        assert back_up(store, destination).written > 0  # a restored store continues with backups of its own
+        assert back_up(store, destination).written > 0  # a restored store continues with backups
     assert set(verify_backups(destination).values()) == {None}
 
 

@@ -1,17 +1,25 @@
 """A disk that is full or fails: writes raise, reads still work, nothing acknowledged is lost."""
 
 import json
+import os
+import shutil
 import subprocess
 import sys
+import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from store.crash import strace
-from store.crash.content import item_of
+from store.crash.content import DIM, item_of
 from store.crash.script import operations, worlds
-from store.crash.small import LONG, environment, open_small_store
+from store.crash.small import LONG, SMALL, environment, open_small_store
 from store.crash.world import read_collection, read_world
+
+from nnclr_hub.errors import DiskFull
+from nnclr_hub.store import failpoints
+from nnclr_hub.store.base import CollectionSpec, Item
 
 LENGTH = 30
 SEED = 2
@@ -111,6 +119,92 @@ def test_items_acknowledged_before_the_disk_was_full_are_kept(limited):
         assert read_collection(collection) == wanted
         collection.delete(["i0"])
         assert collection.count() == len(wanted) - 1
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 160 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=160m", "tmpfs", str(folder)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("this user must not mount a file system")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def fill(folder: Path, left: int) -> Path:
+    """Write a file that leaves so many bytes free."""
+    file = folder / "filler"
+    with file.open("ab") as handle:
+        size = shutil.disk_usage(folder).free - left
+        if size > 0:
+            os.posix_fallocate(handle.fileno(), file.stat().st_size, size)
+    return file
+
+
+@pytest.mark.parametrize("left", [0, 1 << 20, 50 << 20])
+def test_a_full_disk_is_opened_searched_and_emptied(left, small_disk):
+    folder = small_disk / "store"
+    wanted = {f"i{n}": 1 for n in range(500)}
+    with open_small_store(folder) as store:
+        for name in "cd":
+            store.create(name, CollectionSpec(DIM)).upsert([item_of(id, 1) for id in wanted])
+    filler = fill(small_disk, left)
+    for read_only in (True, False, True, False):
+        with open_small_store(folder, read_only=read_only) as store:
+            collection = store.get("c")
+            assert read_collection(collection) == wanted
+            assert collection.search(item_of("i7", 1).vector, 1)[0].id == "i7"
+            assert store.list()[0].count == len(wanted)
+            if read_only:
+                continue
+            assert collection.info().state.startswith("degraded")
+            with pytest.raises(DiskFull):
+                collection.upsert([item_of("new", 2)])
+            gone = [f"i{len(wanted) - n}" for n in range(1, 101)]
+            assert collection.delete(gone) == 100
+            for id in gone:
+                del wanted[id]
+            assert read_collection(collection) == wanted
+            assert collection.search(item_of("i7", 1).vector, 1)[0].id == "i7"
+            collection.compact()
+    with open_small_store(folder) as store:
+        store.drop("d")
+        assert [info.name for info in store.list()] == ["c"]
+        fill(small_disk, 0)  # and closing must not raise
+    filler.unlink()
+    with open_small_store(folder) as store:
+        collection = store.get("c")
+        assert collection.verify().ok
+        assert collection.info().state == "ready"
+        collection.upsert([item_of("new", 2)])
+        assert read_collection(collection) == wanted | {"new": 2}
+
+
+def test_the_space_of_deleted_items_is_given_back_while_writes_continue(tmp_path):
+    """In steps between which writes run, without a call of compact."""
+    with open_small_store(tmp_path, settings=replace(SMALL, idle_seconds=0.05)) as store:
+        collection = store.create("c", CollectionSpec(DIM))
+        collection.upsert([Item(f"i{n}", item_of("x", n).vector, {"text": "x" * 3000}) for n in range(3000)])
+        full = collection.statistics().file_bytes
+        (file,) = tmp_path.glob("collections/*.sqlite")
+        steps: list[int] = []
+
+        def write() -> None:
+            steps.append(collection.upsert([item_of(f"during-{len(steps)}", 1)]))
+
+        with failpoints.at("vacuum.step", write):
+            collection.delete([f"i{n}" for n in range(2900)])
+            until = time.monotonic() + 60
+            while file.stat().st_size > full / 4 and time.monotonic() < until:
+                time.sleep(0.02)
+        assert file.stat().st_size <= full / 4
+        assert len(steps) > 2
+        assert collection.verify().ok
+        assert collection.count() == 100 + len(steps)
 
 
 FAULTS = {

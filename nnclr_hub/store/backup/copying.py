@@ -23,6 +23,7 @@ from nnclr_hub.errors import InvalidRequest, StoreCorrupt, StoreError
 from nnclr_hub.store.backup.destination import Backup, CollectionBackup, Destination, Log, Piece, Rows
 from nnclr_hub.store.base import Progress, VectorStore
 from nnclr_hub.store.embedded.catalog import SCHEMA, connect, read_spec
+from nnclr_hub.store.embedded.changes import log_start
 from nnclr_hub.store.embedded.integrity import Commit, add_digests, digest_of, last_commit
 from nnclr_hub.store.embedded.rows import size_of
 from nnclr_hub.store.embedded.store import EmbeddedStore
@@ -208,12 +209,7 @@ class _Copier:
 
     def _log(self, view: _View, previous: CollectionBackup | None) -> tuple[Log, ...]:
         known = previous.log if previous else ()
-        oldest = view.connection.execute("SELECT min(seq) FROM commits").fetchone()[0] or 0
-        start = view.connection.execute("SELECT min(seq) FROM oplog").fetchone()[0]
-        # the first commit's own changes are listed only if nothing before it was trimmed
-        after = 0 if start == 1 else oldest
-        if previous is not None:
-            after = max(after, previous.commit.seq)
+        after = max(log_start(view.connection), previous.commit.seq if previous else 0)
         if after >= view.commit.seq:
             return known
         tables = {table: f"SELECT * FROM main.{table} WHERE seq > ? AND seq <= ?" for table in ("oplog", "commits")}

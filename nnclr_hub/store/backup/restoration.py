@@ -270,7 +270,7 @@ def _refuse(source: Destination, plan: _Plan, commit: Commit, counted: Commit) -
             f"{commit.items}, or others than those of change {commit.seq}. Use an older backup."
         )
     raise InvalidRequest(
-        f"Change {commit.seq} of {plan.base.name!r} cannot be restored: {commit.items - counted.items} of its rows were "
-        f"replaced or deleted before the next backup. Restore change {plan.base.commit.seq} or {plan.later.commit.seq}, "
-        "and make backups more often."
+        f"Change {commit.seq} of {plan.base.name!r} cannot be restored: {commit.items - counted.items} of its rows "
+        "were replaced or deleted before the next backup. "
+        f"Restore change {plan.base.commit.seq} or {plan.later.commit.seq}, and make backups more often."
     )

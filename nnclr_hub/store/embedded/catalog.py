@@ -12,7 +12,7 @@ import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
-from nnclr_hub.errors import CollectionNotFound, InvalidFilter, StoreCorrupt, StoreError, StoreReadOnly
+from nnclr_hub.errors import CollectionNotFound, InvalidFilter, StoreClosed, StoreCorrupt, StoreError
 from nnclr_hub.store.embedded.integrity import insert_commit, last_commit, recounted, row_crc, seal, sequence
 from nnclr_hub.store.spec import CollectionSpec
 from nnclr_hub.store.sqlite import check_space, format_of
@@ -20,8 +20,7 @@ from nnclr_hub.store.sqlite import connect as connect_to
 from nnclr_hub.store.where import key_expression
 
 SCHEMA = 3
-# a file is shrunk if at least this share of it is free
-FREE_SHARE = 0.25
+STEP_PAGES = 64  # that are given back at once: 1 MiB
 
 _ALIASES = """
 CREATE TABLE aliases (
@@ -158,11 +157,11 @@ def read_spec(connection: sqlite3.Connection) -> CollectionSpec:
         ) from error
 
 
-def closed_error(path: Path, dropped: bool) -> StoreError:
+def closed_error(dropped: bool) -> StoreError:
     """Return the error for a call on a closed collection."""
     if dropped:
         return CollectionNotFound("The collection was dropped while it was in use.")
-    return StoreReadOnly(f"{path} is closed; open the store again.")
+    return StoreClosed("The collection is closed, because its store is; open the store again.")
 
 
 def last_seq(connection: sqlite3.Connection) -> int:
@@ -170,9 +169,25 @@ def last_seq(connection: sqlite3.Connection) -> int:
     return sequence(connection, "oplog")
 
 
-def shrink(connection: sqlite3.Connection) -> None:
-    """Shrink the file if a large part of it is free."""
-    pages, free = (connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count"))
-    if free > pages * FREE_SHARE:
-        connection.execute("VACUUM")
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+def free_pages(connection: sqlite3.Connection) -> tuple[int, int]:
+    """Return how many pages of the file are free, and how many it has."""
+    free, pages = (connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("freelist_count", "page_count"))
+    return free, pages
+
+
+def give_back_pages(connection: sqlite3.Connection) -> None:
+    """Give some free pages back to the disk; each call takes a few milliseconds."""
+    connection.execute(f"PRAGMA incremental_vacuum({STEP_PAGES})").fetchall()
+    # it waits for nobody: pages that a reader needs are merged by a later call
+    connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+
+
+def can_give_back(connection: sqlite3.Connection) -> bool:
+    """Return whether the file gives pages back step by step; one of an earlier format must be rewritten for that."""
+    return connection.execute("PRAGMA auto_vacuum").fetchone()[0] == 2
+
+
+def rewrite(connection: sqlite3.Connection) -> None:
+    """Rewrite the file without free pages, so that it can give pages back from now on. Needs its size twice."""
+    connection.execute("PRAGMA auto_vacuum = 2")
+    connection.execute("VACUUM")

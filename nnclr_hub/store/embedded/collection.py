@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from nnclr_hub.errors import ItemNotFound, NNCLRHubError, OpenedForReading
+from nnclr_hub.errors import DiskFull, ItemNotFound, NNCLRHubError, OpenedForReading, StoreError
 from nnclr_hub.store import checks
 from nnclr_hub.store.ann.index import AnnIndex, ViewTooOld
 from nnclr_hub.store.base import (
+    ChangePage,
     Collection,
     CollectionInfo,
     Item,
@@ -26,16 +28,37 @@ from nnclr_hub.store.base import (
     Where,
 )
 from nnclr_hub.store.embedded import recovery, snapshots, verification
-from nnclr_hub.store.embedded.catalog import SCHEMA, connect, last_seq, migrate_collection, read_spec, shrink
+from nnclr_hub.store.embedded.catalog import (
+    SCHEMA,
+    can_give_back,
+    connect,
+    last_seq,
+    migrate_collection,
+    read_spec,
+    rewrite,
+)
+from nnclr_hub.store.embedded.changes import read_changes
 from nnclr_hub.store.embedded.connections import Connections
 from nnclr_hub.store.embedded.integrity import CommitRecord, check_meta
 from nnclr_hub.store.embedded.maintenance import IndexMaintenance, is_clean
 from nnclr_hub.store.embedded.rows import MAX_IN, Changes, delete_items, delete_rows, to_item, write_items
 from nnclr_hub.store.embedded.search import Search, Searcher
 from nnclr_hub.store.embedded.writer import Writer
+from nnclr_hub.store.folder import Reserve
 from nnclr_hub.store.settings import StoreSettings
-from nnclr_hub.store.sqlite import check_log, check_size, format_of, free_bytes, quick_check, reading, translated
+from nnclr_hub.store.sqlite import (
+    LOW_WATER,
+    check_log,
+    check_size,
+    format_of,
+    free_bytes,
+    quick_check,
+    reading,
+    translated,
+)
 from nnclr_hub.store.where import to_sql
+
+POLL_SECONDS = 0.1  # between two looks at what another process writes
 
 
 class EmbeddedCollection(Collection):
@@ -46,10 +69,20 @@ class EmbeddedCollection(Collection):
         path: its SQLite file; index snapshots are in the folder with the same stem.
         lost: folder for stray files.
         settings: of the store.
+        reserve: space for deletions on a full disk.
         read_only: start no writer thread; the next call sees what another process has committed.
     """
 
-    def __init__(self, name: str, path: Path, lost: Path, settings: StoreSettings, *, read_only: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        path: Path,
+        lost: Path,
+        settings: StoreSettings,
+        reserve: Reserve,
+        *,
+        read_only: bool = False,
+    ) -> None:
         self.name = name
         self._path = path
         self._lost = lost
@@ -57,9 +90,14 @@ class EmbeddedCollection(Collection):
         self._refreshing = threading.RLock()
         self._record = CommitRecord(path.with_suffix(""))
         recorded = self._record.read()  # before the file, which another process may write
+        self._refusal: StoreError = OpenedForReading()
         if not read_only:
             check_log(path)
-        self._connection = connect(path, read_only=read_only)
+        try:
+            self._connection = connect(path, read_only=True) if read_only else reserve.run(lambda: connect(path))
+        except DiskFull as error:  # it can be read at least, if it was closed cleanly
+            read_only, self._refusal = True, error
+            self._connection = connect(path, read_only=True)
         try:
             with translated(path):
                 check_size(self._connection, path)
@@ -78,7 +116,9 @@ class EmbeddedCollection(Collection):
         self._searcher = Searcher(self._index)
         self._maintenance = IndexMaintenance(self._index, path, self._connections, saved)
         self._writer = (
-            None if read_only else Writer(self._connection, self._index, path, self._record, self._maintenance.wake)
+            None
+            if read_only
+            else Writer(self._connection, self._index, path, self._record, reserve, self._maintenance.wake)
         )
         self._maintenance.writer = self._writer
         self._maintenance.wake()
@@ -112,7 +152,9 @@ class EmbeddedCollection(Collection):
 
     def delete(self, ids: Sequence[str]) -> int:
         wanted = list(dict.fromkeys(checks.check_ids(ids)))
-        return self._writable().submit(lambda connection, changes: delete_items(connection, changes, wanted))
+        return self._writable().submit(
+            lambda connection, changes: delete_items(connection, changes, wanted), frees=True
+        )
 
     # ---- reading
 
@@ -181,6 +223,28 @@ class EmbeddedCollection(Collection):
             raise ItemNotFound(f"Collection {self.name!r} has no item {id!r}.")
         return row[0]
 
+    def read_all(self, limit: int = 1000, *, thumbnails: bool = True) -> Iterator[list[Item]]:
+        jpeg, join = ("jpeg", "LEFT JOIN thumbnails USING (rid)") if thumbnails else ("NULL", "")
+        with self._connections.reader() as connection:
+            cursor = connection.execute(
+                f"SELECT id, vector, metadata, {jpeg} FROM items JOIN vectors USING (rid) {join} ORDER BY id"
+            )
+            while rows := cursor.fetchmany(limit):
+                yield [to_item(*row, spec=self.spec) for row in rows]
+
+    def changes(self, since: int = 0, limit: int = 1000, *, wait: float = 0.0) -> ChangePage:
+        until = time.monotonic() + wait
+        while True:
+            with self._connections.reader() as connection:
+                page = read_changes(connection, since, limit)
+            left = until - time.monotonic()
+            if page.changes or left <= 0:
+                return page
+            if self._writer is None:
+                time.sleep(min(left, POLL_SECONDS))
+            else:
+                self._index.wait_for(since + 1, left)
+
     # ---- state and maintenance
 
     def info(self) -> CollectionInfo:
@@ -188,7 +252,7 @@ class EmbeddedCollection(Collection):
             count = connection.execute("SELECT count(*) FROM items").fetchone()[0]
             durable = last_seq(connection)
         return CollectionInfo(
-            self.name, self.spec, count, durable, self._index.seq, self._maintenance.state, self._index.kind.name
+            self.name, self.spec, count, durable, self._index.seq, self._state(), self._index.kind.name
         )
 
     def statistics(self) -> Statistics:
@@ -199,7 +263,7 @@ class EmbeddedCollection(Collection):
             durable_seq=index.seq if writer is None else writer.durable_seq,
             indexed_seq=index.seq,
             index=index.kind.name,
-            state="closed" if self._closed else self._maintenance.state,
+            state="closed" if self._closed else self._state(),
             index_bytes=index.nbytes,
             file_bytes=sum(file.stat().st_size for file in files if file.exists()),
             disk_free=free_bytes(self._path),
@@ -216,7 +280,11 @@ class EmbeddedCollection(Collection):
         writer.refuse_failed()
         self._maintenance.compact(progress)
         with translated(self._path):
-            writer.exclusively(shrink)
+            if writer.exclusively(can_give_back):
+                self._maintenance.give_back_all()
+            elif free_bytes(self._path) > 2 * self._path.stat().st_size + LOW_WATER:
+                writer.exclusively(rewrite)
+            writer.exclusively(lambda connection: connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall())
 
     def verify(self, progress: Progress = lambda done, total: None) -> VerifyReport:
         recorded = self._record.read()  # before the transaction: another process may write
@@ -281,8 +349,13 @@ class EmbeddedCollection(Collection):
 
     def _writable(self) -> Writer:
         if self._writer is None:
-            raise OpenedForReading
+            raise self._refusal
         return self._writer
+
+    def _state(self) -> str:
+        if isinstance(self._refusal, DiskFull):
+            return f"read-only: {self._refusal}"
+        return self._maintenance.state
 
     def _wait_for_index(self, seq: int) -> None:
         # an index that could not follow is reloaded by maintenance; until then searches go without the last changes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from nnclr_hub.store.cancellation import cancellable_queries
 from nnclr_hub.store.embedded.catalog import closed_error, connect
+from nnclr_hub.store.folder import check_process
 from nnclr_hub.store.sqlite import reading, translated
 
 # page cache of the first connection; each further one gets a smaller share. It holds the items of a million rows,
@@ -31,6 +33,7 @@ class Connections:
         self._on_begin = on_begin
         self._idle: deque[sqlite3.Connection] = deque()  # used from the end, where the caches are the warmest
         self._open = 0
+        self._pid = os.getpid()
         self.closed = self._dropped = False
 
     @contextmanager
@@ -38,11 +41,12 @@ class Connections:
         """Provide a connection in a read transaction: everything in the block sees the same state.
 
         Raises:
-            StoreReadOnly, CollectionNotFound: the collection is closed, or was dropped.
+            StoreClosed, CollectionNotFound: the collection is closed, or was dropped.
             StoreError: SQLite failed.
         """
+        check_process(self._pid)
         if self.closed:
-            raise closed_error(self._path, self._dropped)
+            raise closed_error(self._dropped)
         try:
             connection = self._idle.pop()
         except IndexError:

@@ -2,10 +2,10 @@
 
     items.crc     CRC-32 over a row's number, id, metadata, vector and thumbnail
     commits       for each commit its last change, time, number of items, digest of all rows, and CRC-32 of its log
-    UUID/commit   the last commit, in a file of its own: SQLite drops the rest of a log after the first damaged frame
+    UUID/commit   the last commit, in a separate file: SQLite drops the rest of a log after the first damaged frame
 
 The digest is the sum of a hash of each row modulo 2^64, so a commit updates it without reading other rows. The record
-is written after each commit without a sync of its own. After a crash of the process it is exact. After a loss of power
+is written after each commit without a separate sync. After a crash of the process it is exact. After a loss of power
 it may be older than the catalog, never newer, because the catalog is synced first.
 """
 
@@ -147,7 +147,8 @@ def check_meta(connection: sqlite3.Connection, path: Path, recorded: tuple[int, 
     if recorded is not None and recorded[0] > commit.seq:
         raise StoreCorrupt(
             f"{path} lacks {recorded[0] - commit.seq} acknowledged changes, because its log is damaged or missing. "
-            "Restore a backup with `nnclr store restore`, or keep what is readable with `nnclr store repair COLLECTION`."
+            "Restore a backup with `nnclr store restore`, or keep what is readable with "
+            "`nnclr store repair COLLECTION`."
         )
     if (sequence(connection, "oplog"), sequence(connection, "items")) != (commit.seq, commit.rid) or (
         recorded is not None and recorded[0] == commit.seq and recorded != (commit.seq, commit.items, commit.digest)

@@ -21,15 +21,19 @@ from nnclr_hub.store.ann.index import AnnIndex
 from nnclr_hub.store.ann.main_index import threads
 from nnclr_hub.store.base import Progress
 from nnclr_hub.store.embedded import snapshots
-from nnclr_hub.store.embedded.catalog import closed_error, last_seq
+from nnclr_hub.store.embedded.catalog import can_give_back, closed_error, free_pages, give_back_pages, last_seq
 from nnclr_hub.store.embedded.connections import Connections
 from nnclr_hub.store.embedded.recovery import Saved, rebuild
 from nnclr_hub.store.embedded.rows import fetch_vectors
 from nnclr_hub.store.embedded.writer import Writer
-from nnclr_hub.store.sqlite import reading, translated
+from nnclr_hub.store.failpoints import reached
+from nnclr_hub.store.sqlite import LOW_WATER, free_bytes, reading, translated
 
 log = logging.getLogger(__name__)
 NICE = 10
+# of the pages, and pages, that must be free before they are given back
+FREE_SHARE = 0.1
+FREE_PAGES = 16
 SNAPSHOT_SHARE = 0.25  # of the rows: a larger collection is saved after more changes
 
 
@@ -52,8 +56,10 @@ class IndexMaintenance:
         self._folding = threading.Lock()
         self._saving = threading.Lock()
         self._dropped = False
-        tasks = (self._reload, self._fold, self._snapshot)
+        self._looked = 0.0  # when free pages were last counted
+        tasks = (self._reload, self._fold, self._snapshot, self._give_back)
         settings = index.settings
+        self._pause = settings.idle_seconds
         self._thread = BackgroundThread(
             f"maintenance of {path.name}", tasks, settings.idle_seconds, settings.pause_seconds
         )
@@ -68,8 +74,10 @@ class IndexMaintenance:
         """As `CollectionInfo.state` has it."""
         if self.writer is not None and self.writer.failure:
             return f"read-only: {self.writer.failure}"
-        behind = self.writer.behind if self.writer is not None else None
+        behind = self.writer.behind or self.writer.full if self.writer is not None else None
         reason = behind or self._thread.failure
+        if reason is None and self.writer is not None and (free := free_bytes(self._path)) < LOW_WATER:
+            reason = f"the disk has {free >> 20} MiB free, so writes are refused; items can be deleted"
         return f"degraded: {reason}" if reason else "ready"
 
     # ---- on request
@@ -80,7 +88,7 @@ class IndexMaintenance:
             with self._folding:
                 fold(self._index, self._fetch, rebuild=True, stop=self._thread.stopping, progress=progress)
         except Stopped as error:
-            raise closed_error(self._path, self._dropped) from error
+            raise closed_error(self._dropped) from error
 
     def snapshot(self, due_at: int | None = None) -> None:
         """Save the index as it is now.
@@ -103,7 +111,7 @@ class IndexMaintenance:
                 snapshots.write_snapshot(state, self._folder, generation, self.writer.exclusively, kept)
             except StoreError as error:
                 if self._dropped:  # and its folder with it
-                    raise closed_error(self._path, True) from error
+                    raise closed_error(True) from error
                 raise
             self._saved = Saved(state.seq, len(state.rids))
 
@@ -158,6 +166,31 @@ class IndexMaintenance:
             return False
         self.snapshot(due_at)
         return True
+
+    def _give_back(self, idle: bool) -> bool:
+        """Give pages of deleted rows back to the disk, a few at a time, so that writes run in between."""
+        if self.writer is None or self.writer.failure or time.monotonic() - self._looked < self._pause:
+            return False
+        with self._connections.reader() as connection:
+            free, pages = free_pages(connection)
+            if free < max(FREE_PAGES, FREE_SHARE * pages) or not can_give_back(connection):
+                self._looked = time.monotonic()
+                return False
+        self.give_back_all(self._thread.stopping)
+        return True
+
+    def give_back_all(self, stop: Callable[[], bool] = lambda: False) -> None:
+        """Give all free pages back."""
+        assert self.writer is not None
+        left = sys.maxsize
+        while not stop():
+            with self._connections.reader() as connection:
+                free, _ = free_pages(connection)
+            if not 0 < free < left:  # readers may keep the rest for now
+                return
+            left = free
+            self.writer.exclusively(give_back_pages)
+            reached("vacuum.step")
 
     def _unsaved(self) -> int:
         """Return how much work the next start would have to repeat: changes to replay, or rows to fold."""

@@ -6,6 +6,7 @@ Each collection's file also records its name, so that the root catalog can be re
 from __future__ import annotations
 
 import logging
+import os
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -13,16 +14,17 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from nnclr_hub.errors import (
+    DiskFull,
     InvalidRequest,
     NNCLRHubError,
+    StoreClosed,
     StoreCorrupt,
     StoreError,
-    StoreReadOnly,
 )
 from nnclr_hub.store.checks import check_name
 from nnclr_hub.store.embedded.catalog import connect, create_root
 from nnclr_hub.store.embedded.integrity import seal
-from nnclr_hub.store.folder import give_back, take_lock
+from nnclr_hub.store.folder import Reserve, check_process, give_back, take_lock
 from nnclr_hub.store.name_errors import (
     alias_exists,
     alias_not_found,
@@ -54,13 +56,14 @@ class Names:
 
     Args:
         path: of the SQLite file, created if it does not exist.
+        reserve: space on a full disk.
         read_only: for a store that another process writes.
 
     Raises:
         StoreCorrupt: it is damaged, or missing while collections exist.
     """
 
-    def __init__(self, path: Path, *, read_only: bool) -> None:
+    def __init__(self, path: Path, reserve: Reserve, *, read_only: bool) -> None:
         self._path = path
         self._lock = threading.RLock()
         if not path.is_file() and has_collections(path.parent):
@@ -68,8 +71,16 @@ class Names:
         with with_hint(self._path, HINT):
             if not read_only:
                 check_log(path)
-            self._root = connect(path, read_only=read_only, create=not read_only)
+            try:
+                wanted = read_only
+                self._root = reserve.run(lambda: connect(path, read_only=wanted, create=not wanted))
+            except DiskFull:
+                if not path.is_file():
+                    raise
+                read_only = True  # it can be read at least
+                self._root = connect(path, read_only=True)
         self._closed = False
+        self._pid = os.getpid()
         try:
             with with_hint(path, HINT):
                 empty = format_of(self._root) == 0
@@ -198,9 +209,10 @@ class Names:
 
     @contextmanager
     def _using(self) -> Iterator[sqlite3.Connection]:
+        check_process(self._pid)
         with self._lock:
             if self._closed:
-                raise StoreReadOnly(f"The store {self._path.parent} is closed; open it again.")
+                raise StoreClosed(f"The store {self._path.parent} is closed; open it again.")
             with with_hint(self._path, HINT):
                 yield self._root
 

@@ -6,6 +6,7 @@ STORE/LOCK, STORE/catalog.sqlite, STORE/records.sqlite, STORE/collections/UUID.s
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import threading
 import uuid
@@ -14,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
-from nnclr_hub.errors import CollectionNotFound, DiskFull, InvalidRequest, StoreError, StoreReadOnly
+from nnclr_hub.errors import CollectionNotFound, DiskFull, InvalidRequest, StoreClosed, StoreError
 from nnclr_hub.store.base import CollectionInfo, Progress, SalvageReport, Statistics, VectorStore
 from nnclr_hub.store.checks import check_name
 from nnclr_hub.store.embedded.catalog import connect, create_collection, last_seq, read_spec
@@ -22,7 +23,7 @@ from nnclr_hub.store.embedded.collection import EmbeddedCollection
 from nnclr_hub.store.embedded.names import CATALOG, LOST, Names, has_collections, write_name
 from nnclr_hub.store.embedded.salvage import salvage
 from nnclr_hub.store.failpoints import reached
-from nnclr_hub.store.folder import fsync_folder, give_back, take_lock
+from nnclr_hub.store.folder import Reserve, fsync_folder, give_back, take_lock
 from nnclr_hub.store.records import RECORDS, Records
 from nnclr_hub.store.settings import StoreSettings
 from nnclr_hub.store.spec import CollectionSpec
@@ -66,6 +67,8 @@ class EmbeddedStore(VectorStore):
         self._open: dict[str, EmbeddedCollection] = {}
         self._locks: dict[str, threading.Lock] = {}
         self._changing = threading.RLock()
+        self._pid = os.getpid()
+        self._reserve = Reserve(self.folder)
         self._lock: BinaryIO | None = None
         if read_only:
             with translated(self.folder):
@@ -75,7 +78,7 @@ class EmbeddedStore(VectorStore):
         else:
             self._lock = take_lock(self.folder)
         try:
-            self._names = Names(self.folder / CATALOG, read_only=read_only)
+            self._names = Names(self.folder / CATALOG, self._reserve, read_only=read_only)
             if not read_only:
                 with translated(self.folder):
                     self._clear_leftovers()
@@ -87,7 +90,7 @@ class EmbeddedStore(VectorStore):
         try:
             names = f"collections {', '.join(self._names.collections()) or 'none'}"
         except StoreError as error:
-            names = "closed" if isinstance(error, StoreReadOnly) else "unreadable"
+            names = "closed" if isinstance(error, StoreClosed) else "unreadable"
         return f"<EmbeddedStore {str(self.folder)!r}{', read-only' * self.read_only}: {names}>"
 
     # ---- collections
@@ -233,8 +236,9 @@ class EmbeddedStore(VectorStore):
     # ---- life
 
     def close(self) -> None:
-        """Close all collections and unlock the folder; the last error of a collection is raised at the end."""
-        failure: Exception | None = None
+        """Close all collections and unlock the folder; errors are logged, since everything acknowledged is on disk."""
+        if os.getpid() != self._pid:  # a forked child must not unlock the folder of its parent
+            return
         with self._changing:
             self._names.close()  # first: from here on nothing is opened
             for key in list(self._locks):
@@ -244,11 +248,9 @@ class EmbeddedStore(VectorStore):
                         if opened is not None:
                             opened.close()
                     except StoreError as error:  # the others must be closed nevertheless
-                        failure = error
+                        log.warning("a collection was not closed cleanly, so the next start checks it (%s)", error)
             self.records.close()
             self._release_lock()
-        if failure is not None:
-            raise failure
 
     # ---- inside
 
@@ -258,7 +260,7 @@ class EmbeddedStore(VectorStore):
 
     def _opened(self, name: str, key: str) -> EmbeddedCollection:
         collection = EmbeddedCollection(
-            name, self._path(key), self.folder / LOST, self._settings, read_only=self.read_only
+            name, self._path(key), self.folder / LOST, self._settings, self._reserve, read_only=self.read_only
         )
         self._open[key] = collection
         return collection

@@ -12,6 +12,7 @@ answer is still "stored", because that is true; maintenance reloads the index.
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import sqlite3
 import threading
@@ -25,7 +26,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from nnclr_hub.errors import NNCLRHubError, StoreError, StoreReadOnly
+from nnclr_hub.errors import DiskFull, NNCLRHubError, StoreError, StoreReadOnly
 from nnclr_hub.store.ann.index import AnnIndex
 from nnclr_hub.store.embedded.catalog import closed_error, last_seq
 from nnclr_hub.store.embedded.integrity import (
@@ -39,6 +40,7 @@ from nnclr_hub.store.embedded.integrity import (
 )
 from nnclr_hub.store.embedded.rows import Changes
 from nnclr_hub.store.failpoints import reached
+from nnclr_hub.store.folder import Reserve, check_process
 from nnclr_hub.store.sqlite import check_space, translated
 
 log = logging.getLogger(__name__)
@@ -64,6 +66,7 @@ class _Request(Generic[T]):
     apply: Apply[T]
     answer: Future[T]
     alone: bool = False
+    frees: bool = False
     changes: Changes = field(default_factory=Changes)
     result: Any = None
 
@@ -76,6 +79,7 @@ class Writer:
         index: updated after each commit.
         path: of the file, for messages.
         record: of the last commit.
+        reserve: space for deletions on a full disk.
         on_commit: called after each commit and the update of the index, successful or not.
     """
 
@@ -85,6 +89,7 @@ class Writer:
         index: AnnIndex,
         path: Path,
         record: CommitRecord,
+        reserve: Reserve,
         on_commit: Callable[[], None],
     ) -> None:
         self._connection = connection
@@ -93,10 +98,13 @@ class Writer:
         self._on_commit = on_commit
         self._requests: queue.SimpleQueue[_Request[Any] | None] = queue.SimpleQueue()
         self._closing = threading.Lock()
+        self._pid = os.getpid()
         self._closed = self._dropped = False
         self.failure: str | None = None  # why the collection is read-only
+        self.full: str | None = None  # why the last write was refused, until there is space
         self.behind: str | None = None  # why the index lacks the last changes, until it is reloaded
         self._record = record
+        self._reserve = reserve
         self.last = last_commit(connection)
         self.touched = False  # whether the file may have changed since it was opened
         self.commits = 0
@@ -104,8 +112,12 @@ class Writer:
         self._thread = threading.Thread(target=self._run, name=f"writer of {path.name}", daemon=True)
         self._thread.start()
 
-    def submit(self, apply: Apply[T]) -> T:
+    def submit(self, apply: Apply[T], *, frees: bool = False) -> T:
         """Run `apply` in the next transaction; return its result when that is durable and searchable.
+
+        Args:
+            apply: the change.
+            frees: it only deletes, so it is possible on a disk that is nearly full.
 
         Raises:
             StoreReadOnly: an earlier write failed on the disk, or the store is closed.
@@ -114,7 +126,7 @@ class Writer:
 
             Errors of `apply` itself are raised as they are.
         """
-        return self._enqueue(_Request(apply, Future()))
+        return self._enqueue(_Request(apply, Future(), frees=frees))
 
     def exclusively(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Run `work` on the writer's thread outside of any transaction, while no other write runs."""
@@ -130,9 +142,10 @@ class Writer:
         self.exclusively(run)
 
     def _enqueue(self, request: _Request[T]) -> T:
+        check_process(self._pid)
         with self._closing:
             if self._closed:
-                raise closed_error(self._path, self._dropped)
+                raise closed_error(self._dropped)
             self._requests.put(request)
         return request.answer.result()
 
@@ -173,9 +186,10 @@ class Writer:
         """Commit one transaction for all; every request is answered, whatever happens."""
         try:
             self.refuse_failed()
-            check_space(self._path)
-            with translated(self._path):
-                done = self._transact(group)
+            if not (group := self._with_space(group)):
+                return
+            run = self._reserve.run if all(request.frees for request in group) else _at_once
+            done = run(lambda: self._transact(group))
         except NNCLRHubError as error:
             self._remember(error)
             self._fail(group, error)
@@ -185,20 +199,32 @@ class Writer:
         else:
             self._publish(done)
 
+    def _with_space(self, group: list[_Request[Any]]) -> list[_Request[Any]]:
+        """Return the requests that the free space allows; the others are answered with DiskFull."""
+        try:
+            self._reserve.keep(check_space(self._path))
+            self.full = None
+        except DiskFull as error:
+            self._remember(error)
+            self._fail([request for request in group if not request.frees], error)
+            return [request for request in group if request.frees]
+        return group
+
     def _transact(self, group: list[_Request[Any]]) -> list[_Request[Any]]:
         execute = self._connection.execute
         started = time.perf_counter()
-        execute("BEGIN IMMEDIATE")
-        try:
-            reached("write.begun")
-            done = [request for request in group if self._try(request)]
-            commit = self._commit_of(done)
-            reached("write.applied")
-            execute("COMMIT")
-        except BaseException:
-            self._undo()
-            self.touched = False  # the flag is back
-            raise
+        with translated(self._path):
+            execute("BEGIN IMMEDIATE")
+            try:
+                reached("write.begun")
+                done = [request for request in group if self._try(request)]
+                commit = self._commit_of(done)
+                reached("write.applied")
+                execute("COMMIT")
+            except BaseException:
+                self._undo()
+                self.touched = False  # the flag is back
+                raise
         reached("write.committed")
         self._record.write(commit)
         self.last = commit
@@ -211,7 +237,6 @@ class Writer:
         seq, changes = last_seq(self._connection), [request.changes for request in done]
         if seq == self.last.seq:
             return self.last
-        execute = self._connection.execute
         self._remove_clean_flag()
         log = zlib.crc32(b"".join(text for one in changes for text in one.log))
         items = self.last.items + sum(one.difference for one in changes)
@@ -262,6 +287,8 @@ class Writer:
         """Refuse all later writes after a failed fsync: nobody knows what is on the disk then."""
         if isinstance(error, StoreReadOnly):
             self.failure = self.failure or str(error)
+        elif isinstance(error, DiskFull):
+            self.full = str(error)
 
     def refuse_failed(self) -> None:
         """Raise StoreReadOnly if an earlier write failed on the disk."""
@@ -287,6 +314,10 @@ class Writer:
         for request in group:
             if not request.answer.done():
                 request.answer.set_exception(error)
+
+
+def _at_once(work: Callable[[], T]) -> T:
+    return work()
 
 
 def _combined(done: list[_Request[Any]], dim: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

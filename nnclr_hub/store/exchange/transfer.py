@@ -22,7 +22,6 @@ from nnclr_hub.store.base import Collection, Item, Progress, VectorStore
 from nnclr_hub.store.checks import metadata_json
 from nnclr_hub.store.exchange.files import Manifest, check_shard, read_shard, require_parquet, write_shard
 from nnclr_hub.store.folder import written_whole
-from nnclr_hub.store.pages import pages
 from nnclr_hub.store.replacement import upsert_into
 from nnclr_hub.store.spec import CollectionSpec
 
@@ -41,7 +40,7 @@ def export_collection(
 ) -> Manifest:
     """Export a collection to a new folder, which is completely on disk when this returns, or does not exist.
 
-    Items that are written during the export may be in it or not.
+    The export contains the items of one moment. On Milvus, items that are written during the export may be missing.
 
     Args:
         collection: to export.
@@ -79,7 +78,7 @@ def export_collection(
 
 def _shards_of(collection: Collection, thumbnails: bool) -> Iterator[Iterator[list[Item]]]:
     """Yield shards, each an iterator of batches that must be exhausted before the next shard."""
-    batches = _batches_of(collection, thumbnails)
+    batches = collection.read_all(BATCH, thumbnails=thumbnails)
     size = min(SHARD_ITEMS, max(BATCH, SHARD_BYTES // (4 * collection.spec.dim)))
     first = next(batches, None)
 
@@ -93,14 +92,6 @@ def _shards_of(collection: Collection, thumbnails: bool) -> Iterator[Iterator[li
 
     while first is not None:
         yield shard()
-
-
-def _batches_of(collection: Collection, thumbnails: bool) -> Iterator[list[Item]]:
-    for page in pages(collection, limit=BATCH, with_vector=not thumbnails):
-        # pages have no thumbnails; items that were deleted after the page was read are left out
-        items = collection.get([item.id for item in page]) if thumbnails else page
-        if items:
-            yield items
 
 
 # ------------------------------------------------------------------------------ import

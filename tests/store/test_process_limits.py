@@ -1,0 +1,110 @@
+"""What the process limits: forks, open files, and a lock that somebody removes."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from store.crash.small import environment
+from store.exhaustive import DIM, vectors
+
+from nnclr_hub.errors import StoreClosed, StoreError, StoreLocked
+from nnclr_hub.store import open_store
+from nnclr_hub.store.base import CollectionSpec, Item
+
+
+def in_child(work) -> str:
+    """Run work in a forked child; return the name of the error that it raised, or what it returned."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            answer = str(work())
+        except StoreError as error:
+            answer = type(error).__name__
+        except BaseException as error:  # noqa: BLE001 - the child must end here in any case
+            answer = repr(error)
+        os.write(writing, answer.encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        answer = pipe.read()
+    os.waitpid(child, 0)
+    return answer
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_forked_child_is_refused_and_harms_nothing(tmp_path):
+    item = Item("a", vectors(1)[0])
+    with open_store(str(tmp_path)) as store:
+        collection = store.create("c", CollectionSpec(DIM))
+        collection.upsert([item])
+        uses = (
+            lambda: collection.upsert([item]),
+            lambda: collection.search(item.vector),
+            lambda: collection.count(),
+            lambda: store.get("c"),
+            lambda: store.records.list("probe"),
+        )
+        assert [in_child(use) for use in uses] == [StoreClosed.__name__] * len(uses)
+        assert in_child(store.close) == "None"
+        with pytest.raises(StoreLocked):  # the child has not unlocked the folder
+            open_store(str(tmp_path))
+        assert in_child(lambda: open_store(str(tmp_path), read_only=True).get("c").count()) == "1"
+        collection.upsert([Item("b", item.vector)])
+        assert collection.verify().ok
+
+
+def test_the_lock_holds_without_its_file(tmp_path):
+    with open_store(str(tmp_path)):
+        (tmp_path / "LOCK").unlink()
+        with pytest.raises(StoreLocked):
+            open_store(str(tmp_path))
+    open_store(str(tmp_path)).close()
+
+
+MANY = """
+import json, resource, sys
+import numpy as np
+from nnclr_hub.errors import StoreError
+from nnclr_hub.store import open_store
+from nnclr_hub.store.base import CollectionSpec, Item
+
+folder, number, limit = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+vector = np.ones(4, np.float32)
+resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+with open_store(folder) as store:
+    kept = [store.create(f"c{n}", CollectionSpec(4)) for n in range(number)]
+    for n, collection in enumerate(kept):
+        collection.upsert([Item(f"i{n}", vector)])
+    found = [collection.search(vector, 1)[0].id for collection in kept]
+    answer = {"found": found == [f"i{n}" for n in range(number)], "list": sum(info.count for info in store.list())}
+    files = []
+    try:
+        while True:
+            files.append(open("/dev/null"))
+    except OSError:
+        pass
+    try:
+        store.get("c0").upsert([Item("late", vector)])
+    except StoreError as error:
+        answer["error"] = str(error)
+    for file in files:
+        file.close()
+    store.get("c0").upsert([Item("late", vector)])
+    answer["late"] = store.get("c0").count()
+    answer["threads"] = len(__import__("threading").enumerate())
+print(json.dumps(answer))
+"""
+
+
+@pytest.mark.parametrize("number", [60, pytest.param(2000, marks=pytest.mark.slow)])
+def test_more_collections_than_open_files_are_used_at_once(number, tmp_path):
+    command = [sys.executable, "-c", MANY, str(tmp_path / "store"), str(number), "64"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=600)
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert (answer["found"], answer["list"], answer["late"]) == (True, number, 2)
+    assert "ulimit" in answer["error"]
+    assert answer["threads"] < 40
