@@ -32,6 +32,7 @@ LOW_WATER = 64 << 20
 _WAL_HEADER, _WAL_FRAME = 32, 24  # bytes, of SQLite's log and of each frame before its page
 _WAL_MAGIC = 0x377F0682
 
+_FILES = 4  # a database, its log, the index of the log, and a folder
 _TOO_MANY_FILES = "This process has too many open files; close some, or raise its limit (`ulimit -n`), then repeat."
 HINT = "save what is readable with `nnclr store repair COLLECTION`, or import an export"
 
@@ -223,7 +224,8 @@ def check_space(path: Path, need: int = 0) -> int:
     if free - need < LOW_WATER:
         raise DiskFull(
             f"The disk of {path} has {free >> 20} MiB free, and {need + LOW_WATER >> 20} MiB are needed "
-            f"({LOW_WATER >> 20} MiB stay free); nothing was written. Items can be deleted. Free some space, then repeat."
+            f"({LOW_WATER >> 20} MiB stay free); nothing was written. "
+            "Free some space (items can be deleted), then repeat."
         )
     return free
 
@@ -328,11 +330,16 @@ def _size(path: Path) -> int:
 
 
 def _no_descriptors() -> bool:
-    """Return whether this process cannot open another file."""
+    """Return whether this process cannot open as many files as a database needs."""
+    opened: list[int] = []
     try:
-        os.close(os.open(os.devnull, os.O_RDONLY))
+        for _ in range(_FILES):
+            opened.append(os.open(os.devnull, os.O_RDONLY))
     except OSError as error:
         return error.errno in (errno.EMFILE, errno.ENFILE)
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
     return False
 
 

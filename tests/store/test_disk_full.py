@@ -7,19 +7,19 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from store.crash import strace
 from store.crash.content import DIM, item_of
 from store.crash.script import operations, worlds
-from store.crash.small import LONG, SMALL, environment, open_small_store
+from store.crash.small import LONG, environment, open_small_store
 from store.crash.world import read_collection, read_world
 
 from nnclr_hub.errors import DiskFull
 from nnclr_hub.store import failpoints
 from nnclr_hub.store.base import CollectionSpec, Item
+from nnclr_hub.store.settings import StoreSettings
 
 LENGTH = 30
 SEED = 2
@@ -186,7 +186,7 @@ def test_a_full_disk_is_opened_searched_and_emptied(left, small_disk):
 
 def test_the_space_of_deleted_items_is_given_back_while_writes_continue(tmp_path):
     """In steps between which writes run, without a call of compact."""
-    with open_small_store(tmp_path, settings=replace(SMALL, idle_seconds=0.05)) as store:
+    with open_small_store(tmp_path, settings=StoreSettings(idle_seconds=0.05)) as store:
         collection = store.create("c", CollectionSpec(DIM))
         collection.upsert([Item(f"i{n}", item_of("x", n).vector, {"text": "x" * 3000}) for n in range(3000)])
         full = collection.statistics().file_bytes

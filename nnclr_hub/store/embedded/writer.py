@@ -262,6 +262,7 @@ class Writer:
     def _try(self, request: _Request[Any]) -> bool:
         """Run one request in a savepoint, so that its error affects no other."""
         self._connection.execute("SAVEPOINT one")
+        request.changes = Changes()  # after a full disk, it runs a second time
         try:
             request.result = request.apply(self._connection, request.changes)
         except Exception as error:
