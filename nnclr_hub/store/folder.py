@@ -15,6 +15,7 @@ from typing import BinaryIO, TypeVar
 from nnclr_hub.errors import DiskFull, StoreClosed, StoreError, StoreLocked
 
 T = TypeVar("T")
+TOO_MANY_FILES = "This process has too many open files; close some, or raise its limit (`ulimit -n`), then repeat."
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -129,6 +130,8 @@ def take_lock(folder: Path) -> BinaryIO:
         make_folder(folder)
         handle = (folder / "LOCK").open("ab")
     except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise StoreError(TOO_MANY_FILES) from error
         raise StoreError(
             f"The store {folder} cannot be opened ({error.strerror}); choose a folder that can be written."
         ) from error

@@ -12,6 +12,7 @@ import resource
 import shutil
 import sqlite3
 import struct
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from nnclr_hub.errors import DiskFull, StoreCorrupt, StoreError, StoreReadOnly, StoreTooNew
-from nnclr_hub.store.folder import NO_SPACE, fsync_folder, make_folder
+from nnclr_hub.store.folder import NO_SPACE, TOO_MANY_FILES, fsync_folder, make_folder
 
 PAGE_SIZE = 16_384
 BUSY_SECONDS = 5.0
@@ -33,7 +34,6 @@ _WAL_HEADER, _WAL_FRAME = 32, 24  # bytes, of SQLite's log and of each frame bef
 _WAL_MAGIC = 0x377F0682
 
 _FILES = 4  # a database, its log, the index of the log, and a folder
-_TOO_MANY_FILES = "This process has too many open files; close some, or raise its limit (`ulimit -n`), then repeat."
 HINT = "save what is readable with `nnclr store repair COLLECTION`, or import an export"
 
 
@@ -267,13 +267,13 @@ def translated(path: Path) -> Iterator[None]:
         if unreadable or code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             raise StoreCorrupt(f"{path} is damaged ({error}); {HINT}.") from error
         if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR) and _no_descriptors():
-            raise StoreError(_TOO_MANY_FILES) from error
+            raise StoreError(TOO_MANY_FILES) from error
         if code == sqlite3.SQLITE_CANTOPEN:
             raise StoreError(f"{path} cannot be opened ({error}); check the folder and its permissions.") from error
         raise StoreError(f"{path}: {error}.") from error
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
-            raise StoreError(_TOO_MANY_FILES) from error
+            raise StoreError(TOO_MANY_FILES) from error
         if error.errno in NO_SPACE:
             raise DiskFull(f"The disk of {path} is full; free some space, then repeat.") from error
         raise StoreError(f"{path} cannot be used ({error}); check the disk and the permissions.") from error
@@ -362,6 +362,12 @@ def _largest_file(path: Path) -> int:
     """Return the size of the database or of its log in bytes, whichever is larger."""
     files = (path, path.with_name(f"{path.name}-wal"))
     return max((file.stat().st_size for file in files if file.exists()), default=0)
+
+
+def open_files_limit() -> int:
+    """Return how many files the process may have open."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return sys.maxsize if limit == resource.RLIM_INFINITY else limit
 
 
 def _max_file_size() -> float:

@@ -73,6 +73,9 @@ from nnclr_hub.store.base import CollectionSpec, Item
 
 folder, number, limit = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 vector = np.ones(4, np.float32)
+with open_store(folder + "2") as store:
+    store.create("c", CollectionSpec(4))
+other = open_store(folder + "2")
 resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
 with open_store(folder) as store:
     kept = [store.create(f"c{n}", CollectionSpec(4)) for n in range(number)]
@@ -86,12 +89,15 @@ with open_store(folder) as store:
             files.append(open("/dev/null"))
     except OSError:
         pass
-    try:
-        store.get("c0").upsert([Item("late", vector)])
-    except StoreError as error:
-        answer["error"] = str(error)
+    answer["errors"] = []
+    for work in (lambda: other.get("c"), lambda: open_store(folder + "3")):
+        try:
+            work()
+        except StoreError as error:
+            answer["errors"].append(str(error))
     for file in files:
         file.close()
+    other.get("c").upsert([Item("late", vector)])
     store.get("c0").upsert([Item("late", vector)])
     answer["late"] = store.get("c0").count()
     answer["threads"] = len(__import__("threading").enumerate())
@@ -99,12 +105,12 @@ print(json.dumps(answer))
 """
 
 
-@pytest.mark.parametrize("number", [60, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", [14, pytest.param(2000, marks=pytest.mark.slow)])
 def test_more_collections_than_open_files_are_used_at_once(number, tmp_path):
     command = [sys.executable, "-c", MANY, str(tmp_path / "store"), str(number), "64"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=600)
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert (answer["found"], answer["list"], answer["late"]) == (True, number, 2)
-    assert "ulimit" in answer["error"]
+    assert ["ulimit" in error for error in answer["errors"]] == [True, True]
     assert answer["threads"] < 40

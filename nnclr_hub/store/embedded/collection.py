@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import wraps
 from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -31,6 +36,7 @@ from nnclr_hub.store.embedded import recovery, snapshots, verification
 from nnclr_hub.store.embedded.catalog import (
     SCHEMA,
     can_give_back,
+    closed_error,
     connect,
     last_seq,
     migrate_collection,
@@ -44,7 +50,7 @@ from nnclr_hub.store.embedded.maintenance import IndexMaintenance, is_clean
 from nnclr_hub.store.embedded.rows import MAX_IN, Changes, delete_items, delete_rows, to_item, write_items
 from nnclr_hub.store.embedded.search import Search, Searcher
 from nnclr_hub.store.embedded.writer import Writer
-from nnclr_hub.store.folder import Reserve
+from nnclr_hub.store.folder import Reserve, check_process
 from nnclr_hub.store.settings import StoreSettings
 from nnclr_hub.store.sqlite import (
     LOW_WATER,
@@ -59,6 +65,21 @@ from nnclr_hub.store.sqlite import (
 from nnclr_hub.store.where import to_sql
 
 POLL_SECONDS = 0.1  # between two looks at what another process writes
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _in_use(
+    method: Callable[Concatenate[EmbeddedCollection, P], T],
+) -> Callable[Concatenate[EmbeddedCollection, P], T]:
+    """Make a method open the files if they are closed, and keep them open while it runs."""
+
+    @wraps(method)
+    def call(self: EmbeddedCollection, *arguments: P.args, **options: P.kwargs) -> T:
+        with self._using():
+            return method(self, *arguments, **options)
+
+    return call
 
 
 class EmbeddedCollection(Collection):
@@ -71,6 +92,7 @@ class EmbeddedCollection(Collection):
         settings: of the store.
         reserve: space for deletions on a full disk.
         read_only: start no writer thread; the next call sees what another process has committed.
+        make_room: called before the files are opened again after `suspend`.
     """
 
     def __init__(
@@ -82,19 +104,33 @@ class EmbeddedCollection(Collection):
         reserve: Reserve,
         *,
         read_only: bool = False,
+        make_room: Callable[[], None] = lambda: None,
     ) -> None:
         self.name = name
         self._path = path
         self._lost = lost
-        self._closed = False
+        self._settings = settings
+        self._reserve = reserve
+        self._read_only = read_only
+        self._make_room = make_room
+        self._life = threading.RLock()  # held while the files are opened or closed
+        self._users = 0  # calls that run now
+        self._suspended: Statistics | None = None
+        self._closed = self._dropped = False
         self._refreshing = threading.RLock()
+        self.last_used = time.monotonic()
+        self._pid = os.getpid()
+        self._open_files()
+
+    def _open_files(self) -> None:
+        path, read_only = self._path, self._read_only
         self._record = CommitRecord(path.with_suffix(""))
         recorded = self._record.read()  # before the file, which another process may write
         self._refusal: StoreError = OpenedForReading()
         if not read_only:
             check_log(path)
         try:
-            self._connection = connect(path, read_only=True) if read_only else reserve.run(lambda: connect(path))
+            self._connection = connect(path, read_only=True) if read_only else self._reserve.run(lambda: connect(path))
         except DiskFull as error:  # it can be read at least, if it was closed cleanly
             read_only, self._refusal = True, error
             self._connection = connect(path, read_only=True)
@@ -105,7 +141,7 @@ class EmbeddedCollection(Collection):
                 if format_of(self._connection) == SCHEMA:
                     with reading(self._connection):
                         check_meta(self._connection, path, recorded)
-                self._index = AnnIndex(self.spec, settings)
+                self._index = AnnIndex(self.spec, self._settings)
                 if not read_only:
                     self._prepare_files()
                 saved = recovery.recover(self._connection, self._index, path.with_suffix(""))
@@ -115,11 +151,10 @@ class EmbeddedCollection(Collection):
         self._connections = Connections(path, self._follow if read_only else lambda connection: None)
         self._searcher = Searcher(self._index)
         self._maintenance = IndexMaintenance(self._index, path, self._connections, saved)
-        self._writer = (
-            None
-            if read_only
-            else Writer(self._connection, self._index, path, self._record, reserve, self._maintenance.wake)
-        )
+        self._writer = None
+        if not read_only:
+            wake = self._maintenance.wake
+            self._writer = Writer(self._connection, self._index, path, self._record, self._reserve, wake)
         self._maintenance.writer = self._writer
         self._maintenance.wake()
 
@@ -140,6 +175,7 @@ class EmbeddedCollection(Collection):
 
     # ---- writing
 
+    @_in_use
     def upsert(self, items: Sequence[Item]) -> int:
         writer = self._writable()
         chosen, metadata, vectors = checks.check_items(items, self.spec)
@@ -150,6 +186,7 @@ class EmbeddedCollection(Collection):
         writer.submit(apply)
         return writer.durable_seq
 
+    @_in_use
     def delete(self, ids: Sequence[str]) -> int:
         wanted = list(dict.fromkeys(checks.check_ids(ids)))
         return self._writable().submit(
@@ -158,6 +195,7 @@ class EmbeddedCollection(Collection):
 
     # ---- reading
 
+    @_in_use
     def get(self, ids: Sequence[str]) -> list[Item]:
         wanted = checks.check_ids(ids)
         found: dict[str, Item] = {}
@@ -172,11 +210,13 @@ class EmbeddedCollection(Collection):
                 found |= {row[0]: to_item(*row, spec=self.spec) for row in rows}
         return [found[id] for id in wanted if id in found]
 
+    @_in_use
     def count(self, where: Where | None = None) -> int:
         sql, parameters = to_sql(where)
         with self._connections.reader() as connection:
             return connection.execute(f"SELECT count(*) FROM items WHERE {sql}", parameters).fetchone()[0]
 
+    @_in_use
     def scroll(
         self, cursor: str | None = None, limit: int = 100, where: Where | None = None, *, with_vector: bool = True
     ) -> Page:
@@ -192,6 +232,7 @@ class EmbeddedCollection(Collection):
         items = [to_item(*row, spec=self.spec) for row in rows[:limit]]
         return Page(items, items[-1].id if len(rows) > limit else None)
 
+    @_in_use
     def search_each(
         self, vectors: Sequence[np.ndarray] | np.ndarray, k: int, options: SearchOptions
     ) -> list[list[Match]]:
@@ -213,6 +254,7 @@ class EmbeddedCollection(Collection):
             return answers
         return [[match for match in found if match.score >= options.score_threshold] for found in answers]
 
+    @_in_use
     def thumbnail(self, id: str) -> bytes | None:
         checks.check_name(id, "Item id")
         with self._connections.reader() as connection:
@@ -225,13 +267,14 @@ class EmbeddedCollection(Collection):
 
     def read_all(self, limit: int = 1000, *, thumbnails: bool = True) -> Iterator[list[Item]]:
         jpeg, join = ("jpeg", "LEFT JOIN thumbnails USING (rid)") if thumbnails else ("NULL", "")
-        with self._connections.reader() as connection:
+        with self._using(), self._connections.reader() as connection:
             cursor = connection.execute(
                 f"SELECT id, vector, metadata, {jpeg} FROM items JOIN vectors USING (rid) {join} ORDER BY id"
             )
             while rows := cursor.fetchmany(limit):
                 yield [to_item(*row, spec=self.spec) for row in rows]
 
+    @_in_use
     def changes(self, since: int = 0, limit: int = 1000, *, wait: float = 0.0) -> ChangePage:
         until = time.monotonic() + wait
         while True:
@@ -247,6 +290,7 @@ class EmbeddedCollection(Collection):
 
     # ---- state and maintenance
 
+    @_in_use
     def info(self) -> CollectionInfo:
         with self._connections.reader() as connection:
             count = connection.execute("SELECT count(*) FROM items").fetchone()[0]
@@ -256,6 +300,8 @@ class EmbeddedCollection(Collection):
         )
 
     def statistics(self) -> Statistics:
+        if self._suspended is not None:
+            return self._suspended
         index, writer = self._index, self._writer
         files = (self._path, Path(f"{self._path}-wal"))
         return Statistics(
@@ -271,10 +317,12 @@ class EmbeddedCollection(Collection):
             commit_seconds=0.0 if writer is None else writer.commit_seconds,
         )
 
+    @_in_use
     def snapshot(self) -> None:
         self._writable()
         self._maintenance.snapshot()
 
+    @_in_use
     def compact(self, progress: Progress = lambda done, total: None) -> None:
         writer = self._writable()
         writer.refuse_failed()
@@ -286,6 +334,7 @@ class EmbeddedCollection(Collection):
                 writer.exclusively(rewrite)
             writer.exclusively(lambda connection: connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall())
 
+    @_in_use
     def verify(self, progress: Progress = lambda done, total: None) -> VerifyReport:
         recorded = self._record.read()  # before the transaction: another process may write
         with self._connections.reader() as connection:
@@ -311,6 +360,7 @@ class EmbeddedCollection(Collection):
             except ViewTooOld:
                 continue
 
+    @_in_use
     def repair(self, progress: Progress = lambda done, total: None) -> RepairReport:
         writer = self._writable()
         recorded = self._record.read()  # before the transaction: another process may write
@@ -332,9 +382,14 @@ class EmbeddedCollection(Collection):
             keep: False: the files will be deleted, so write nothing more.
             dropped: later calls raise CollectionNotFound instead of StoreReadOnly.
         """
-        if self._closed:
-            return
-        self._closed = True
+        with self._life:
+            if self._closed:
+                return
+            self._closed, self._dropped = True, dropped
+            if self._suspended is None:
+                self._close_files(keep, dropped)
+
+    def _close_files(self, keep: bool, dropped: bool) -> None:
         try:
             self._maintenance.close(keep=keep, dropped=dropped)
         finally:
@@ -344,6 +399,47 @@ class EmbeddedCollection(Collection):
             self._connection.close()  # last, so that SQLite merges its log into the file
             self._record.close()
             self._index.clear()  # code that still holds the closed collection need not hold its vectors
+
+    # ---- while it is not used
+
+    @property
+    def suspended(self) -> bool:
+        """Whether its files are closed until the next call."""
+        return self._suspended is not None
+
+    def suspend(self) -> bool:
+        """Close the files until the next call, unless a call runs now; return whether they are closed."""
+        if not self._life.acquire(blocking=False):
+            return False
+        try:
+            if self._users or self._closed:
+                return False
+            if self._suspended is None:
+                known = self.statistics()
+                self._close_files(keep=True, dropped=False)
+                self._suspended = replace(known, index="closed", index_bytes=0)
+            return True
+        finally:
+            self._life.release()
+
+    @contextmanager
+    def _using(self) -> Iterator[None]:
+        """Keep the files open during the block."""
+        with self._life:
+            check_process(self._pid)
+            if self._closed:
+                raise closed_error(self._dropped)
+            if self._suspended is not None:
+                self._make_room()
+                self._open_files()
+                self._suspended = None
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._life:
+                self._users -= 1
+                self.last_used = time.monotonic()
 
     # ---- inside
 

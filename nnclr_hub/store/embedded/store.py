@@ -27,9 +27,14 @@ from nnclr_hub.store.folder import Reserve, fsync_folder, give_back, take_lock
 from nnclr_hub.store.records import RECORDS, Records
 from nnclr_hub.store.settings import StoreSettings
 from nnclr_hub.store.spec import CollectionSpec
-from nnclr_hub.store.sqlite import remove_files, translated
+from nnclr_hub.store.sqlite import open_files_limit, remove_files, translated
 
 log = logging.getLogger(__name__)
+# open files of a collection that few threads use, those of the rest of a process, and collections that may be open even
+# if that is too many files
+FILES_EACH = 10
+OTHER_FILES = 24
+MIN_OPEN = 2
 
 
 class EmbeddedStore(VectorStore):
@@ -166,7 +171,7 @@ class EmbeddedStore(VectorStore):
         try:
             key = self._names.resolve(name, aliases=False)[1]
             opened = self._open.get(key)
-            if opened is not None:
+            if opened is not None and not opened.suspended:
                 return replace(opened.info(), name=name)  # another process may have renamed it
             path = self._path(key)
             with closing(connect(path, read_only=True)) as connection, translated(path):
@@ -188,7 +193,11 @@ class EmbeddedStore(VectorStore):
         return {name: self._path(key) for name, key in self._names.files().items()}
 
     def statistics(self) -> dict[str, Statistics]:
-        return {collection.name: collection.statistics() for collection in list(self._open.values())}
+        return {
+            collection.name: collection.statistics()
+            for collection in list(self._open.values())
+            if not collection.suspended
+        }
 
     def salvage(self, name: str, progress: Progress = lambda done, total: None) -> SalvageReport:
         """Move what is readable of a collection whose file is damaged into a new file.
@@ -259,11 +268,30 @@ class EmbeddedStore(VectorStore):
         return self._locks.setdefault(key, threading.Lock())
 
     def _opened(self, name: str, key: str) -> EmbeddedCollection:
+        self._make_room()
         collection = EmbeddedCollection(
-            name, self._path(key), self.folder / LOST, self._settings, self._reserve, read_only=self.read_only
+            name,
+            self._path(key),
+            self.folder / LOST,
+            self._settings,
+            self._reserve,
+            read_only=self.read_only,
+            make_room=self._make_room,
         )
         self._open[key] = collection
         return collection
+
+    def _make_room(self) -> None:
+        """Close the files of collections that were not used for the longest time, if too many are open."""
+        in_use = [one for one in list(self._open.values()) if not one.suspended]
+        surplus = len(in_use) + 1 - max(MIN_OPEN, (open_files_limit() - OTHER_FILES) // FILES_EACH)
+        for collection in sorted(in_use, key=lambda one: one.last_used):
+            if surplus <= 0:
+                return
+            try:
+                surplus -= collection.suspend()
+            except StoreError as error:
+                log.warning("collection %s was not closed cleanly (%s)", collection.name, error)
 
     def _renamed(self, key: str, name: str) -> None:
         """Give a collection, if it is open, and its file the new name."""
