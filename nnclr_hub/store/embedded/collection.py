@@ -15,9 +15,9 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
-from nnclr_hub.errors import DiskFull, ItemNotFound, NNCLRHubError, OpenedForReading, StoreError
+from nnclr_hub.errors import ItemNotFound, NNCLRHubError
 from nnclr_hub.store import checks
-from nnclr_hub.store.ann.index import AnnIndex, ViewTooOld
+from nnclr_hub.store.ann.index import ViewTooOld
 from nnclr_hub.store.base import (
     ChangePage,
     Collection,
@@ -32,34 +32,23 @@ from nnclr_hub.store.base import (
     VerifyReport,
     Where,
 )
-from nnclr_hub.store.embedded import recovery, snapshots, verification
+from nnclr_hub.store.embedded import verification
 from nnclr_hub.store.embedded.catalog import (
-    SCHEMA,
     can_give_back,
     closed_error,
-    connect,
     last_seq,
-    migrate_collection,
-    read_spec,
     rewrite,
 )
 from nnclr_hub.store.embedded.changes import read_changes
-from nnclr_hub.store.embedded.connections import Connections
-from nnclr_hub.store.embedded.integrity import CommitRecord, check_meta
-from nnclr_hub.store.embedded.maintenance import IndexMaintenance, is_clean
+from nnclr_hub.store.embedded.open_files import OpenFiles
 from nnclr_hub.store.embedded.rows import MAX_IN, Changes, delete_items, delete_rows, to_item, write_items
-from nnclr_hub.store.embedded.search import Search, Searcher
+from nnclr_hub.store.embedded.search import Search
 from nnclr_hub.store.embedded.writer import Writer
 from nnclr_hub.store.folder import Reserve, check_process
 from nnclr_hub.store.settings import StoreSettings
 from nnclr_hub.store.sqlite import (
     LOW_WATER,
-    check_log,
-    check_size,
-    format_of,
     free_bytes,
-    quick_check,
-    reading,
     translated,
 )
 from nnclr_hub.store.where import to_sql
@@ -117,61 +106,20 @@ class EmbeddedCollection(Collection):
         self._users = 0  # calls that run now
         self._suspended: Statistics | None = None
         self._closed = self._dropped = False
-        self._refreshing = threading.RLock()
         self.last_used = time.monotonic()
         self._pid = os.getpid()
-        self._open_files()
+        self._files = self._opened()
+        self.spec = self._files.spec
 
-    def _open_files(self) -> None:
-        path, read_only = self._path, self._read_only
-        self._record = CommitRecord(path.with_suffix(""))
-        recorded = self._record.read()  # before the file, which another process may write
-        self._refusal: StoreError = OpenedForReading()
-        if not read_only:
-            check_log(path)
-        try:
-            self._connection = connect(path, read_only=True) if read_only else self._reserve.run(lambda: connect(path))
-        except DiskFull as error:  # it can be read at least, if it was closed cleanly
-            read_only, self._refusal = True, error
-            self._connection = connect(path, read_only=True)
-        try:
-            with translated(path):
-                check_size(self._connection, path)
-                self.spec = read_spec(self._connection)
-                if format_of(self._connection) == SCHEMA:
-                    with reading(self._connection):
-                        check_meta(self._connection, path, recorded)
-                self._index = AnnIndex(self.spec, self._settings)
-                if not read_only:
-                    self._prepare_files()
-                saved = recovery.recover(self._connection, self._index, path.with_suffix(""))
-        except BaseException:
-            self._connection.close()
-            raise
-        self._connections = Connections(path, self._follow if read_only else lambda connection: None)
-        self._searcher = Searcher(self._index)
-        self._maintenance = IndexMaintenance(self._index, path, self._connections, saved)
-        self._writer = None
-        if not read_only:
-            wake = self._maintenance.wake
-            self._writer = Writer(self._connection, self._index, path, self._record, self._reserve, wake)
-        self._maintenance.writer = self._writer
-        self._maintenance.wake()
-
-    def _prepare_files(self) -> None:
-        folder = self._path.with_suffix("")
-        folder.mkdir(exist_ok=True)
-        if not is_clean(self._connection):
-            quick_check(self._connection, self._path)
-        migrate_collection(self._connection, self._path)
-        snapshots.clear_leftovers(self._connection, folder, self._lost)
+    def _opened(self) -> OpenFiles:
+        return OpenFiles(self._path, self._lost, self._settings, self._reserve, read_only=self._read_only)
 
     def __repr__(self) -> str:
         try:
             items = f"{self.count():,} items"
         except NNCLRHubError:
             items = "closed" if self._closed else "unreadable"
-        return f"<EmbeddedCollection {self.name!r}: {items}, dim {self.spec.dim}, {self._index.kind.name} index>"
+        return f"<EmbeddedCollection {self.name!r}: {items}, dim {self.spec.dim}, {self._files.index.kind.name} index>"
 
     # ---- writing
 
@@ -199,7 +147,7 @@ class EmbeddedCollection(Collection):
     def get(self, ids: Sequence[str]) -> list[Item]:
         wanted = checks.check_ids(ids)
         found: dict[str, Item] = {}
-        with self._connections.reader() as connection:
+        with self._files.connections.reader() as connection:
             for start in range(0, len(wanted), MAX_IN):
                 chunk = wanted[start : start + MAX_IN]
                 rows = connection.execute(
@@ -213,7 +161,7 @@ class EmbeddedCollection(Collection):
     @_in_use
     def count(self, where: Where | None = None) -> int:
         sql, parameters = to_sql(where)
-        with self._connections.reader() as connection:
+        with self._files.connections.reader() as connection:
             return connection.execute(f"SELECT count(*) FROM items WHERE {sql}", parameters).fetchone()[0]
 
     @_in_use
@@ -224,7 +172,7 @@ class EmbeddedCollection(Collection):
         sql, parameters = to_sql(where)
         after = "" if cursor is None else checks.check_name(cursor, "Cursor")
         columns, source = ("vector", "items JOIN vectors USING (rid)") if with_vector else ("NULL", "items")
-        with self._connections.reader() as connection:
+        with self._files.connections.reader() as connection:
             rows = connection.execute(
                 f"SELECT id, {columns}, metadata, NULL FROM {source} WHERE id > ? AND {sql} ORDER BY id LIMIT ?",
                 [after, *parameters, limit + 1],
@@ -243,10 +191,10 @@ class EmbeddedCollection(Collection):
             return []
         while True:
             try:
-                with self._connections.reader() as connection:
+                with self._files.connections.reader() as connection:
                     at = last_seq(connection)
-                    self._wait_for_index(at)
-                    answers = self._searcher.run(connection, at, search)
+                    self._files.wait_for_index(at)
+                    answers = self._files.searcher.run(connection, at, search)
                 break
             except ViewTooOld:  # the index was folded after the view was taken: take a newer one
                 continue
@@ -257,7 +205,7 @@ class EmbeddedCollection(Collection):
     @_in_use
     def thumbnail(self, id: str) -> bytes | None:
         checks.check_name(id, "Item id")
-        with self._connections.reader() as connection:
+        with self._files.connections.reader() as connection:
             row = connection.execute(
                 "SELECT jpeg FROM items LEFT JOIN thumbnails USING (rid) WHERE id = ?", [id]
             ).fetchone()
@@ -267,7 +215,7 @@ class EmbeddedCollection(Collection):
 
     def read_all(self, limit: int = 1000, *, thumbnails: bool = True) -> Iterator[list[Item]]:
         jpeg, join = ("jpeg", "LEFT JOIN thumbnails USING (rid)") if thumbnails else ("NULL", "")
-        with self._using(), self._connections.reader() as connection:
+        with self._using(), self._files.connections.reader() as connection:
             cursor = connection.execute(
                 f"SELECT id, vector, metadata, {jpeg} FROM items JOIN vectors USING (rid) {join} ORDER BY id"
             )
@@ -278,66 +226,59 @@ class EmbeddedCollection(Collection):
     def changes(self, since: int = 0, limit: int = 1000, *, wait: float = 0.0) -> ChangePage:
         until = time.monotonic() + wait
         while True:
-            with self._connections.reader() as connection:
+            with self._files.connections.reader() as connection:
                 page = read_changes(connection, since, limit)
             left = until - time.monotonic()
             if page.changes or left <= 0:
                 return page
-            if self._writer is None:
+            if self._files.writer is None:
                 time.sleep(min(left, POLL_SECONDS))
             else:
-                self._index.wait_for(since + 1, left)
+                self._files.index.wait_for(since + 1, left)
 
     # ---- state and maintenance
 
     @_in_use
     def info(self) -> CollectionInfo:
-        with self._connections.reader() as connection:
+        with self._files.connections.reader() as connection:
             count = connection.execute("SELECT count(*) FROM items").fetchone()[0]
             durable = last_seq(connection)
         return CollectionInfo(
-            self.name, self.spec, count, durable, self._index.seq, self._state(), self._index.kind.name
+            self.name,
+            self.spec,
+            count,
+            durable,
+            self._files.index.seq,
+            self._files.state,
+            self._files.index.kind.name,
         )
 
     def statistics(self) -> Statistics:
         if self._suspended is not None:
             return self._suspended
-        index, writer = self._index, self._writer
-        files = (self._path, Path(f"{self._path}-wal"))
-        return Statistics(
-            items=len(index.live_rids()) if writer is None else writer.last.items,
-            durable_seq=index.seq if writer is None else writer.durable_seq,
-            indexed_seq=index.seq,
-            index=index.kind.name,
-            state="closed" if self._closed else self._state(),
-            index_bytes=index.nbytes,
-            file_bytes=sum(file.stat().st_size for file in files if file.exists()),
-            disk_free=free_bytes(self._path),
-            commits=0 if writer is None else writer.commits,
-            commit_seconds=0.0 if writer is None else writer.commit_seconds,
-        )
+        return self._files.statistics()
 
     @_in_use
     def snapshot(self) -> None:
         self._writable()
-        self._maintenance.snapshot()
+        self._files.maintenance.snapshot()
 
     @_in_use
     def compact(self, progress: Progress = lambda done, total: None) -> None:
         writer = self._writable()
         writer.refuse_failed()
-        self._maintenance.compact(progress)
+        self._files.maintenance.compact(progress)
         with translated(self._path):
             if writer.exclusively(can_give_back):
-                self._maintenance.give_back_all()
+                self._files.maintenance.give_back_all()
             elif free_bytes(self._path) > 2 * self._path.stat().st_size + LOW_WATER:
                 writer.exclusively(rewrite)
             writer.exclusively(lambda connection: connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall())
 
     @_in_use
     def verify(self, progress: Progress = lambda done, total: None) -> VerifyReport:
-        recorded = self._record.read()  # before the transaction: another process may write
-        with self._connections.reader() as connection:
+        recorded = self._files.record.read()  # before the transaction: another process may write
+        with self._files.connections.reader() as connection:
             verification.check_file(connection, self._path, recorded)
             damaged = verification.damaged_items(connection, self.spec, progress)
             total = connection.execute("SELECT count(*) FROM items").fetchone()[0]
@@ -349,13 +290,13 @@ class EmbeddedCollection(Collection):
         """Compare the index with an exhaustive search in the very same view of the catalog."""
         while True:
             try:
-                with self._connections.reader() as connection:
+                with self._files.connections.reader() as connection:
                     ids, vectors = verification.choose_sample(connection, self.spec, damaged)
                     at = last_seq(connection)
-                    self._wait_for_index(at)
+                    self._files.wait_for_index(at)
                     # first, before a fold makes the view too old; the exhaustive search takes longer
                     search = verification.sample_search(vectors, damaged)
-                    found = self._searcher.run(connection, at, search) if ids else []
+                    found = self._files.searcher.run(connection, at, search) if ids else []
                     return verification.exhaustive(connection, self.spec, ids, vectors, damaged).compare(found)
             except ViewTooOld:
                 continue
@@ -363,16 +304,16 @@ class EmbeddedCollection(Collection):
     @_in_use
     def repair(self, progress: Progress = lambda done, total: None) -> RepairReport:
         writer = self._writable()
-        recorded = self._record.read()  # before the transaction: another process may write
-        with self._connections.reader() as connection:
+        recorded = self._files.record.read()  # before the transaction: another process may write
+        with self._files.connections.reader() as connection:
             verification.check_file(connection, self._path, recorded)
             damaged = verification.damaged_items(connection, self.spec, progress)
         kept_in = verification.keep_metadata(self._lost, self._path.stem, damaged)
         # by row id: the id may by now belong to a sound item
         rids = [item.rid for item in damaged]
         removed = set(writer.submit(lambda connection, changes: delete_rows(connection, changes, rids)) if rids else ())
-        self._maintenance.rebuild()
-        self._maintenance.snapshot()
+        self._files.maintenance.rebuild()
+        self._files.maintenance.snapshot()
         return RepairReport(self.count(), tuple(item.id for item in damaged if item.rid in removed), kept_in)
 
     def close(self, *, keep: bool = True, dropped: bool = False) -> None:
@@ -387,18 +328,7 @@ class EmbeddedCollection(Collection):
                 return
             self._closed, self._dropped = True, dropped
             if self._suspended is None:
-                self._close_files(keep, dropped)
-
-    def _close_files(self, keep: bool, dropped: bool) -> None:
-        try:
-            self._maintenance.close(keep=keep, dropped=dropped)
-        finally:
-            self._connections.close(dropped=dropped)
-            if self._writer is not None:
-                self._writer.close(dropped=dropped)
-            self._connection.close()  # last, so that SQLite merges its log into the file
-            self._record.close()
-            self._index.clear()  # code that still holds the closed collection need not hold its vectors
+                self._files.close(keep=keep, dropped=dropped)
 
     # ---- while it is not used
 
@@ -416,7 +346,7 @@ class EmbeddedCollection(Collection):
                 return False
             if self._suspended is None:
                 known = self.statistics()
-                self._close_files(keep=True, dropped=False)
+                self._files.close(keep=True, dropped=False)
                 self._suspended = replace(known, index="closed", index_bytes=0)
             return True
         finally:
@@ -431,7 +361,7 @@ class EmbeddedCollection(Collection):
                 raise closed_error(self._dropped)
             if self._suspended is not None:
                 self._make_room()
-                self._open_files()
+                self._files = self._opened()
                 self._suspended = None
             self._users += 1
         try:
@@ -444,33 +374,14 @@ class EmbeddedCollection(Collection):
     # ---- inside
 
     def _writable(self) -> Writer:
-        if self._writer is None:
-            raise self._refusal
-        return self._writer
-
-    def _state(self) -> str:
-        if isinstance(self._refusal, DiskFull):
-            return f"read-only: {self._refusal}"
-        return self._maintenance.state
-
-    def _wait_for_index(self, seq: int) -> None:
-        # an index that could not follow is reloaded by maintenance; until then searches go without the last changes
-        if self._writer is None or self._writer.behind is None:
-            self._index.wait_for(seq)
-
-    def _follow(self, connection: sqlite3.Connection) -> None:
-        """Update a read-only index to what another process has committed."""
-        if last_seq(connection) != self._index.seq:
-            with self._refreshing:
-                if last_seq(connection) < self._index.seq:  # another thread has a newer view: take a new one
-                    connection.execute("COMMIT")
-                    connection.execute("BEGIN")
-                if last_seq(connection) != self._index.seq:
-                    recovery.follow(connection, self._index, self._path.with_suffix(""))
-            self._maintenance.wake()
+        if self._files.writer is None:
+            raise self._files.refusal
+        return self._files.writer
 
     def _missing(self) -> list[str]:
-        if self._writer is not None:
-            return self._writer.exclusively(lambda connection: verification.missing_items(connection, self._index))
-        with self._refreshing, self._connections.reader() as connection:
-            return verification.missing_items(connection, self._index)
+        if self._files.writer is not None:
+            return self._files.writer.exclusively(
+                lambda connection: verification.missing_items(connection, self._files.index)
+            )
+        with self._files.refreshing, self._files.connections.reader() as connection:
+            return verification.missing_items(connection, self._files.index)

@@ -1,0 +1,128 @@
+"""Everything that an open collection has: its file, its index, the thread that writes and the one that maintains."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from pathlib import Path
+
+from nnclr_hub.errors import DiskFull, OpenedForReading, StoreError
+from nnclr_hub.store.ann.index import AnnIndex
+from nnclr_hub.store.base import Statistics
+from nnclr_hub.store.embedded import recovery, snapshots
+from nnclr_hub.store.embedded.catalog import SCHEMA, connect, last_seq, migrate_collection, read_spec
+from nnclr_hub.store.embedded.connections import Connections
+from nnclr_hub.store.embedded.integrity import CommitRecord, check_meta
+from nnclr_hub.store.embedded.maintenance import IndexMaintenance, is_clean
+from nnclr_hub.store.embedded.search import Searcher
+from nnclr_hub.store.embedded.writer import Writer
+from nnclr_hub.store.folder import Reserve
+from nnclr_hub.store.settings import StoreSettings
+from nnclr_hub.store.sqlite import check_log, check_size, format_of, free_bytes, quick_check, reading, translated
+
+
+class OpenFiles:
+    """Opens a collection; see `EmbeddedCollection` for the arguments.
+
+    writer: None if the collection is read-only.
+    refusal: why it is read-only then.
+    """
+
+    def __init__(self, path: Path, lost: Path, settings: StoreSettings, reserve: Reserve, *, read_only: bool) -> None:
+        self._path = path
+        self._lost = lost
+        self.refreshing = threading.RLock()
+        self.record = CommitRecord(path.with_suffix(""))
+        recorded = self.record.read()  # before the file, which another process may write
+        self.refusal: StoreError = OpenedForReading()
+        if not read_only:
+            check_log(path)
+        try:
+            self._connection = connect(path, read_only=True) if read_only else reserve.run(lambda: connect(path))
+        except DiskFull as error:  # it can be read at least, if it was closed cleanly
+            read_only, self.refusal = True, error
+            self._connection = connect(path, read_only=True)
+        try:
+            with translated(path):
+                check_size(self._connection, path)
+                self.spec = read_spec(self._connection)
+                if format_of(self._connection) == SCHEMA:
+                    with reading(self._connection):
+                        check_meta(self._connection, path, recorded)
+                self.index = AnnIndex(self.spec, settings)
+                if not read_only:
+                    self._prepare_files()
+                saved = recovery.recover(self._connection, self.index, path.with_suffix(""))
+        except BaseException:
+            self._connection.close()
+            raise
+        self.connections = Connections(path, self._follow if read_only else lambda connection: None)
+        self.searcher = Searcher(self.index)
+        self.maintenance = IndexMaintenance(self.index, path, self.connections, saved)
+        self.writer = None
+        if not read_only:
+            wake = self.maintenance.wake
+            self.writer = Writer(self._connection, self.index, path, self.record, reserve, wake)
+        self.maintenance.writer = self.writer
+        self.maintenance.wake()
+
+    def _prepare_files(self) -> None:
+        folder = self._path.with_suffix("")
+        folder.mkdir(exist_ok=True)
+        if not is_clean(self._connection):
+            quick_check(self._connection, self._path)
+        migrate_collection(self._connection, self._path)
+        snapshots.clear_leftovers(self._connection, folder, self._lost)
+
+    def close(self, *, keep: bool, dropped: bool) -> None:
+        """Save the index if enough has changed, and close everything; see `EmbeddedCollection.close`."""
+        try:
+            self.maintenance.close(keep=keep, dropped=dropped)
+        finally:
+            self.connections.close(dropped=dropped)
+            if self.writer is not None:
+                self.writer.close(dropped=dropped)
+            self._connection.close()  # last, so that SQLite merges its log into the file
+            self.record.close()
+            self.index.clear()  # code that still holds the closed collection need not hold its vectors
+
+    @property
+    def state(self) -> str:
+        """As `CollectionInfo.state` has it."""
+        if isinstance(self.refusal, DiskFull):
+            return f"read-only: {self.refusal}"
+        return self.maintenance.state
+
+    def statistics(self) -> Statistics:
+        """See `Collection.statistics`."""
+        index, writer = self.index, self.writer
+        files = (self._path, Path(f"{self._path}-wal"))
+        return Statistics(
+            items=len(index.live_rids()) if writer is None else writer.last.items,
+            durable_seq=index.seq if writer is None else writer.durable_seq,
+            indexed_seq=index.seq,
+            index=index.kind.name,
+            state="closed" if self.connections.closed else self.state,
+            index_bytes=index.nbytes,
+            file_bytes=sum(file.stat().st_size for file in files if file.exists()),
+            disk_free=free_bytes(self._path),
+            commits=0 if writer is None else writer.commits,
+            commit_seconds=0.0 if writer is None else writer.commit_seconds,
+        )
+
+    def wait_for_index(self, seq: int) -> None:
+        """Wait until searches see a change."""
+        # an index that could not follow is reloaded by maintenance; until then searches go without the last changes
+        if self.writer is None or self.writer.behind is None:
+            self.index.wait_for(seq)
+
+    def _follow(self, connection: sqlite3.Connection) -> None:
+        """Update a read-only index to what another process has committed."""
+        if last_seq(connection) != self.index.seq:
+            with self.refreshing:
+                if last_seq(connection) < self.index.seq:  # another thread has a newer view: take a new one
+                    connection.execute("COMMIT")
+                    connection.execute("BEGIN")
+                if last_seq(connection) != self.index.seq:
+                    recovery.follow(connection, self.index, self._path.with_suffix(""))
+            self.maintenance.wake()
