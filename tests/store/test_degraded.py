@@ -70,9 +70,11 @@ def test_a_nearly_full_disk_refuses_writes_and_snapshots_and_keeps_reading(tmp_p
         with pytest.raises(DiskFull):
             collection.snapshot()
         assert collection.count() == 300
-        assert collection.info().state == "ready"
+        assert collection.info().state.startswith("degraded: ")
+        assert collection.delete(["i1"]) == 1
         monkeypatch.undo()
-        collection.upsert([Item("new", vectors(1)[0])])
+        collection.upsert([Item("i1", vectors(1)[0]), Item("new", vectors(1)[0])])
+        assert collection.info().state == "ready"
         assert collection.count() == 301
 
 
