@@ -156,6 +156,8 @@ def check_log(path: Path) -> None:
         return
     with log.open("rb") as file:
         header = file.read(_WAL_HEADER)
+        if not any(header):  # SQLite syncs it before the first frame, so no transaction was complete
+            return
         magic, _, page, _, *salts, one, two = struct.unpack(">8I", header)
         order = ">" if magic & 1 else "<"
         sound = magic & ~1 == _WAL_MAGIC and _wal_sum(header[:24], order, (0, 0)) == (one, two)

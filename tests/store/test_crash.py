@@ -16,7 +16,7 @@ from store.crash import load
 from store.crash.ledger import Ledger
 from store.crash.script import operations, perform, worlds
 from store.crash.small import LONG, SECONDS, SEED, environment, open_small_store
-from store.crash.world import read_collection, read_world
+from store.crash.world import read_backups, read_collection, read_world
 
 from nnclr_hub.store.failpoints import STEPS
 
@@ -154,6 +154,7 @@ def test_random_kills_under_load_lose_nothing(tmp_path):
             assert info.indexed_seq == info.durable_seq
             ledger.seq = info.durable_seq
             ledger.settle(read_collection(collection))
+            read_backups(store)
         round_ += 1
     assert ledger.requests > 20 * ROUNDS
 

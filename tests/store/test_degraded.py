@@ -71,9 +71,9 @@ def test_a_nearly_full_disk_refuses_writes_and_snapshots_and_keeps_reading(tmp_p
             collection.snapshot()
         assert collection.count() == 300
         assert collection.info().state.startswith("degraded: ")
-        assert collection.delete(["i1"]) == 1
+        assert collection.delete([collection.scroll(limit=1).items[0].id]) == 1
         monkeypatch.undo()
-        collection.upsert([Item("i1", vectors(1)[0]), Item("new", vectors(1)[0])])
+        collection.upsert([Item(f"new{n}", vectors(1)[0]) for n in range(2)])
         assert collection.info().state == "ready"
         assert collection.count() == 301
 

@@ -14,7 +14,8 @@ def item_of(id: str, version: int) -> Item:
     """Return the only item that may be stored under this id in this version."""
     rng = np.random.default_rng([zlib.crc32(id.encode()), version])
     vector = rng.normal(size=DIM).astype(np.float32)
-    thumbnail = rng.bytes(int(rng.integers(1, 400))) if version % 3 else None
+    # some fill pages of their file alone, so that deleting them leaves pages that are given back
+    thumbnail = rng.bytes(int(rng.integers(1, 400)) if version % 2 else 30_000) if version % 3 else None
     metadata = {"version": version, "label": LABELS[version % 3], "noise": rng.bytes(8).hex() * int(rng.integers(1, 9))}
     return Item(id, vector / np.linalg.norm(vector), metadata, thumbnail)
 

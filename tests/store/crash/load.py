@@ -17,12 +17,15 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from store.crash.content import DIM, item_of, version_of
 from store.crash.small import open_small_store
+from store.crash.world import backups_of
 
 from nnclr_hub.errors import CollectionNotFound
+from nnclr_hub.store.backup import back_up
 from nnclr_hub.store.base import CollectionSpec
 
 WRITERS = 3
@@ -64,10 +67,10 @@ def read(collection: Any, rng: random.Random) -> None:
         collection.count()
 
 
-def care(collection: Any, rng: random.Random) -> None:
-    """Save and compact, again and again."""
+def care(collection: Any, back_up_store: Callable[[], Any], rng: random.Random) -> None:
+    """Save, compact and back up, again and again; compacting gives deleted space back."""
     while True:
-        rng.choice((collection.snapshot, collection.snapshot, collection.compact))()
+        rng.choice((collection.snapshot, collection.snapshot, collection.compact, back_up_store))()
         time.sleep(rng.uniform(0, 0.05))
 
 
@@ -85,9 +88,13 @@ def main(folder: str, seed: int) -> None:
         collection = store.get(NAME)
     except CollectionNotFound:
         collection = store.create(NAME, CollectionSpec(DIM, index="hnsw"))
+    backing = partial(back_up, store, backups_of(store))
     first = 1_000_000 * (seed + 1)
     jobs: list[tuple[Any, ...]] = [(write, collection, w, random.Random(f"{seed}{w}"), first) for w in range(WRITERS)]
-    jobs += [(read, collection, random.Random(f"r{seed}")), (care, collection, random.Random(f"c{seed}"))]
+    jobs += [
+        (read, collection, random.Random(f"r{seed}")),
+        (care, collection, backing, random.Random(f"c{seed}")),
+    ]
     threads = [threading.Thread(target=_forever, args=job) for job in jobs]
     for thread in threads:
         thread.start()

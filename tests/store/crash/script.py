@@ -17,14 +17,16 @@ from typing import Any
 
 from store.crash.content import DIM, item_of
 from store.crash.small import open_small_store
-from store.crash.world import World
+from store.crash.world import World, backups_of
 
-from nnclr_hub.store.base import VectorStore
+from nnclr_hub.store.backup import back_up
+from nnclr_hub.store.base import Collection, VectorStore
 from nnclr_hub.store.index_kinds import IndexName
 from nnclr_hub.store.spec import CollectionSpec
 
 # (kind, arguments); names and aliases are those in force when it is its turn
 Operation = tuple[str, tuple[Any, ...]]
+IDS = 60
 KINDS: tuple[IndexName, ...] = ("hnsw", "flat", "ivf")
 _WEIGHTS = {
     "upsert": 40,
@@ -32,13 +34,15 @@ _WEIGHTS = {
     "snapshot": 8,
     "compact": 6,
     "reopen": 5,
+    "backup": 5,
+    "clear": 2,
     "create": 4,
     "drop": 3,
     "alias": 3,
     "rename": 3,
     "promote": 4,
 }
-_RARE = ("create", "promote", "compact", "drop", "reopen", "snapshot")
+_RARE = ("create", "promote", "compact", "drop", "reopen", "snapshot", "backup", "clear")
 
 
 def operations(seed: int, length: int) -> list[Operation]:
@@ -76,6 +80,10 @@ def foresee(world: World, operation: Operation) -> None:
     elif kind == "drop":
         del collections[arguments[0]]
         world.aliases = {alias: name for alias, name in aliases.items() if name != arguments[0]}
+    elif kind == "clear":
+        collections[arguments[0]].clear()
+    elif kind == "backup":
+        world.backups += 1
     elif kind == "alias":
         aliases[arguments[0]] = arguments[1]
     elif kind == "rename":
@@ -101,12 +109,20 @@ def perform(store: VectorStore, operation: Operation) -> None:
         "delete": lambda name, ids: store.get(name).delete(ids),
         "snapshot": lambda name: store.get(name).snapshot(),
         "compact": lambda name: store.get(name).compact(),
+        "clear": lambda name: _clear(store.get(name)),
+        "backup": lambda: back_up(store, backups_of(store)),
         "drop": store.drop,
         "alias": store.alias,
         "rename": store.rename,
         "promote": store.promote,
     }
     calls[kind](*arguments)
+
+
+def _clear(collection: Collection) -> None:
+    """Delete everything, and give the space back."""
+    collection.delete([f"i{number}" for number in range(IDS)])
+    collection.compact()
 
 
 def run(folder: str, script: list[Operation], answer: int) -> None:
@@ -132,10 +148,10 @@ def _draw(rng: random.Random, world: World, number: int) -> Operation:
     kind = rare or rng.choices(list(_WEIGHTS), list(_WEIGHTS.values()))[0]
     name = rng.choice(names)
     if kind == "upsert":
-        ids = [f"i{rng.randrange(60)}" for _ in range(rng.choice((1, 1, 3, 12)))]
+        ids = [f"i{rng.randrange(IDS)}" for _ in range(rng.choice((1, 1, 3, 12)))]
         return kind, (name, dict.fromkeys(ids, number))
     if kind == "delete":
-        return kind, (name, [f"i{rng.randrange(60)}" for _ in range(rng.choice((1, 2, 6)))])
+        return kind, (name, [f"i{rng.randrange(IDS)}" for _ in range(rng.choice((1, 2, 6)))])
     if kind == "drop" and len(names) < 2:
         return "snapshot", (name,)
     if kind == "create" or (kind == "rename" and len(names) > 4):
@@ -147,7 +163,7 @@ def _draw(rng: random.Random, world: World, number: int) -> Operation:
     if kind == "promote":
         others = [other for other in names if other != name]
         return kind, (name, rng.choice(["now", *others]))
-    return kind, () if kind == "reopen" else (name,)
+    return kind, () if kind in ("reopen", "backup") else (name,)
 
 
 def _rename(world: World, name: str, to: str) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from store.crash.content import LABELS, version_of
 
+from nnclr_hub.store.backup import verify_backups
+from nnclr_hub.store.backup.destination import Destination
 from nnclr_hub.store.base import VectorStore
 
 Versions = dict[str, int]
@@ -16,13 +19,16 @@ SAMPLE = 12
 
 @dataclass
 class World:
-    """Collections by name, each a dict of versions by item id, and names of collections by alias."""
+    """Collections by name, each a dict of versions by item id; names of collections by alias; the number of backups."""
 
     collections: dict[str, Versions] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
+    backups: int = 0
 
     def copy(self) -> World:
-        return World({name: dict(versions) for name, versions in self.collections.items()}, dict(self.aliases))
+        return World(
+            {name: dict(versions) for name, versions in self.collections.items()}, dict(self.aliases), self.backups
+        )
 
 
 def read_world(store: VectorStore) -> World:
@@ -36,7 +42,19 @@ def read_world(store: VectorStore) -> World:
         assert info.state == "ready", info
         assert info.indexed_seq == info.durable_seq, info
         collections[info.name] = read_collection(store.get(info.name))
-    return World(collections, store.aliases())
+    return World(collections, store.aliases(), read_backups(store))
+
+
+def read_backups(store: Any) -> int:
+    """Return the number of backups, after verifying all of them."""
+    ids = Destination(backups_of(store)).ids()
+    assert not ids or set(verify_backups(backups_of(store)).values()) == {None}
+    return len(ids)
+
+
+def backups_of(store: Any) -> Path:
+    """Return the folder of a store's backups, next to it."""
+    return store.folder.with_name(f"{store.folder.name}.backups")
 
 
 def read_collection(collection: Any) -> Versions:
