@@ -7,6 +7,7 @@ from nnclr_hub import errors
 # code -> class; REST answers and `--json` output carry these codes, so a code never changes
 CODES = {
     "answer_too_large": "AnswerTooLarge",
+    "changes_unavailable": "ChangesUnavailable",
     "checkpoint_error": "CheckpointError",
     "collection_exists": "CollectionExists",
     "collection_moving": "CollectionMoving",
@@ -42,6 +43,7 @@ CODES = {
     "run_not_found": "RunNotFound",
     "server_unreachable": "ServerUnreachable",
     "service_error": "ServiceError",
+    "store_closed": "StoreClosed",
     "store_corrupt": "StoreCorrupt",
     "store_error": "StoreError",
     "store_locked": "StoreLocked",

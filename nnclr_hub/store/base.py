@@ -265,7 +265,8 @@ class Collection(Protocol):
     def read_all(self, limit: int = 1000, *, thumbnails: bool = True) -> Iterator[list[Item]]:
         """Yield all items in the order of their ids, in lists of 1 to `limit`, with or without thumbnails.
 
-        A store in a folder yields the items of one moment. On Milvus, items that are written meanwhile may be missing.
+        A store in a folder yields the items of one moment. On Milvus, items that are written during the iteration may
+        be missing.
         """
         cursor: str | None = None
         while True:
