@@ -234,7 +234,7 @@ class _Copier:
 def _is_kept(rows: Rows, live: np.ndarray) -> bool:
     """Return whether enough rows of a piece are live."""
     alive = np.searchsorted(live, rows.last, "right") - np.searchsorted(live, rows.first, "left")
-    return alive >= max(1, LIVE_SHARE * rows.count)
+    return bool(alive >= max(1, LIVE_SHARE * rows.count))
 
 
 def _extract(connection: sqlite3.Connection, tables: dict[str, str], parameters: Sequence[int]) -> bytes:
