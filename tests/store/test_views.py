@@ -87,7 +87,7 @@ def test_two_readers_with_different_views_of_a_store_that_another_writes(tmp_pat
             reader = other.get("c")
             collection.upsert([Item("x", one, {"v": 1})])
             fixed, go_on, found = threading.Event(), threading.Event(), []
-            follow = reader._connections._on_begin
+            follow = reader._files.connections._on_begin
 
             def begun(connection):
                 if threading.current_thread().name == "older" and not fixed.is_set():
@@ -96,7 +96,7 @@ def test_two_readers_with_different_views_of_a_store_that_another_writes(tmp_pat
                     go_on.wait()
                 follow(connection)
 
-            reader._connections._on_begin = begun
+            reader._files.connections._on_begin = begun
             thread = threading.Thread(name="older", target=lambda: found.extend(reader.search(one, 1)))
             thread.start()
             fixed.wait()

@@ -23,7 +23,7 @@ def collection(tmp_path):
 @pytest.mark.parametrize("trouble", [StoreError("no"), ValueError("odd"), sqlite3.OperationalError("malformed JSON")])
 def test_the_error_of_one_request_harms_no_other_of_its_commit(collection, trouble):
     """Both wait behind a request that is held up, so that they are in one transaction."""
-    writer, go_on, failures = collection._writer, threading.Event(), []
+    writer, go_on, failures = collection._files.writer, threading.Event(), []
 
     def bad(connection, changes):
         connection.execute("INSERT INTO items (id, metadata) VALUES ('half', '{}')")
