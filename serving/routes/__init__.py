@@ -4,7 +4,21 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from . import attention, changes, collections, embed, health, items, jobs, openai, predictions, probes, runs, search, tei
+from . import (
+    attention,
+    changes,
+    collections,
+    embed,
+    health,
+    items,
+    jobs,
+    openai,
+    predictions,
+    probes,
+    runs,
+    search,
+    tei,
+)
 
 ROUTERS: tuple[APIRouter, ...] = (
     health.router,
