@@ -35,6 +35,7 @@ from .floors import UNTRAINED, Floors
 from .health import symptoms
 from .initial_encoder import find_initial_encoder, load_initial_encoder, warn_if_worse
 from .interrupt import stop_signals
+from .lineage import lineage_of
 from .monitor import Monitor, rankme, stop_if_diverged
 from .neighbor_history import record_neighbors
 from .optimization import Schedule, make_optimizer
@@ -71,6 +72,7 @@ def pretrain(
     init: str | None = None,
     device: str | None = None,
     minutes: float | None = None,
+    terms: str | None = None,
     console: Console | None = None,
 ) -> PretrainResult:
     """Run a recipe on images until its epochs are done, the time limit is reached, or a signal stops it.
@@ -84,6 +86,7 @@ def pretrain(
         init: source of an encoder to start from.
         device: "cpu", "cuda", "cuda:1"; default the GPU if there is one.
         minutes: time limit. The run saves a checkpoint and stops, after at least one step; saving takes extra time.
+        terms: of the images, such as "cc-by-4.0", for the encoder's record; a resumed run keeps the ones it has.
         console: for progress and messages; default standard error.
 
     Raises:
@@ -92,7 +95,7 @@ def pretrain(
     until = None if minutes is None else time.monotonic() + 60 * minutes
     with joined(device) as ranks, disk_errors(Path(out)):
         console = (console or Console(stderr=True)) if ranks.first else Console(quiet=True)
-        return _pretrain(name, recipe, data, Path(out), resume, init, until, ranks, console)
+        return _pretrain(name, recipe, data, Path(out), resume, init, until, terms, ranks, console)
 
 
 def _pretrain(
@@ -103,6 +106,7 @@ def _pretrain(
     resume: bool,
     init: str | None,
     until: float | None,
+    terms: str | None,
     ranks: Ranks,
     console: Console,
 ) -> PretrainResult:
@@ -132,6 +136,7 @@ def _pretrain(
         learner.load_state_dict(saved["learner"])
         optimizer.load_state_dict(saved["optimizer"])
         step, scores, at_start = saved["step"], saved["scores"], saved["at_start"]
+        terms = terms or saved.get("terms")
         saved_at = step
         if step == steps and not evaluation_changed(saved, recipe):
             console.print(
@@ -147,6 +152,7 @@ def _pretrain(
         monitor = Monitor(out, resumed_at=step, unlogged=unlogged, tensorboard=recipe.tensorboard)
         write_run_json(out, name, recipe, folders, files, ranks, init, steps)
     preprocessing = Preprocessing(recipe.eval_size, recipe.eval_crop, recipe.mean, recipe.std)
+    lineage = lineage_of(start, folders, files, terms) if ranks.first else {}
     chance = learner.chance_loss(recipe.batch_size // recipe.accumulate)
     warned: set[str] = set()
 
@@ -166,6 +172,7 @@ def _pretrain(
                 "recipe": name,
                 "settings": dataclasses.asdict(recipe),
                 "init": init,
+                "terms": terms,
                 "files": digest(files),
                 "step": step,
                 "scores": scores,
@@ -181,7 +188,9 @@ def _pretrain(
             }
             if (scored := monitor.last_scored(scores)) is not None:  # a stopped run saves weights without scoring them
                 provenance["measured_at_step"] = scored
-            export_encoder(learner, preprocessing, recipe, out, name, step, steps, provenance if scores else {})
+            export_encoder(
+                learner, preprocessing, recipe, out, name, step, steps, lineage | (provenance if scores else {})
+            )
             record_neighbors(out, learner, batches, recipe, step, step / steps_per_epoch)
             write_report([out], out / "report.html")
         ranks.wait()

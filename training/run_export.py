@@ -60,6 +60,7 @@ def export(
     dtype: str = "fp32",
     support_set: bool = False,
     provenance: Mapping[str, Any] | None = None,
+    force_license: bool = False,
     device: str | None = None,
     console: Console | None = None,
 ) -> Exported:
@@ -69,7 +70,7 @@ def export(
         run: a run folder, or a model folder.
         encoder: "online" or "momentum"; default the one that the run scored and exported.
         data: folders, or names of data sets, to measure on.
-        provenance: see `export_run`.
+        provenance, force_license: see `export_run`.
         device: for the measurement; default the GPU if there is one.
         console: console for progress; default standard error.
 
@@ -83,6 +84,7 @@ def export(
     source = encoder_of(Path(run))
     about, parts = _select_parts(Path(run), source, encoder, support_set=support_set)
     about |= provenance or {}
+    parts["force_license"] = force_license
     with tempfile.TemporaryDirectory() as folder_to_measure:
         written = export_run(source, Path(folder_to_measure) / "encoder", dtype=dtype, provenance=about, **parts)
         most = int(_settings(Path(run)).get("eval_images", Recipe().eval_images))

@@ -43,6 +43,9 @@ def pretrain(
         float | None,
         typer.Option(min=0, help="Save a checkpoint and stop after this many minutes; continue with --resume."),
     ] = None,
+    terms: Annotated[
+        str | None, typer.Option("--terms", help="Terms of the images, such as cc-by-4.0, for the encoder's record.")
+    ] = None,
     show: Annotated[bool, typer.Option("--settings", help="Show the recipe with its settings, and exit.")] = False,
     recipes: Annotated[bool, typer.Option("--recipes", help="List the recipes, and exit.")] = False,
 ) -> None:
@@ -77,7 +80,16 @@ def pretrain(
             raise typer.Exit(code)
         return
     outcome = load_program("training", "pretrain").pretrain(
-        recipe, chosen, data, to, resume=resume, init=init, device=device, minutes=minutes, console=err
+        recipe,
+        chosen,
+        data,
+        to,
+        resume=resume,
+        init=init,
+        device=device,
+        minutes=minutes,
+        terms=terms,
+        console=err,
     )
     if not outcome.finished:
         raise typer.Exit(INTERRUPTED)

@@ -42,6 +42,12 @@ def export(
     trained_on: Annotated[
         str | None, typer.Option("--trained-on", help="The training images and their terms, for the card.")
     ] = None,
+    terms: Annotated[
+        str | None, typer.Option("--data-terms", help="Terms of the training images, such as cc-by-4.0.")
+    ] = None,
+    force_license: Annotated[
+        bool, typer.Option("--force-license", help="Accept a license wider than the parents' or the images' terms.")
+    ] = False,
     device: Device = None,
     as_json: Json = False,
 ) -> None:
@@ -49,7 +55,7 @@ def export(
 
     Example: nnclr export runs/photos models/photos --data photos --license apache-2.0
     """
-    given = {"license": license, "data": trained_on}
+    given = {"license": license, "data": trained_on, "data_terms": terms}
     about = {name: value for name, value in given.items() if value is not None}
     done = load_program("training", "run_export").export(
         run,
@@ -59,6 +65,7 @@ def export(
         dtype=dtype,
         support_set=support_set,
         provenance=about,
+        force_license=force_license,
         device=device,
         console=err,
     )

@@ -21,6 +21,7 @@ from typing import Any
 from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.errors import InvalidRequest, ModelError
 from nnclr_hub.hub.layout import CARD, CONFIG, HEADS, SUPPORT_SET, ModelConfig, read_config
+from nnclr_hub.publish.provenance import base_models, describe_parents
 from nnclr_hub.publish.snippets import loading, paragraph
 
 NO_LICENSE = "unknown"  # the Hub's word for weights whose license nobody has stated
@@ -204,6 +205,8 @@ def _front_matter(name: str, about: Mapping[str, Any]) -> list[str]:
         f"license: {json.dumps(str(about.get('license', NO_LICENSE)))}",
         f"tags: {json.dumps(tags)}",
     ]
+    if bases := base_models(about):
+        lines += [f"base_model: {json.dumps(bases)}", "base_model_relation: finetune"]
     results = [_result(metric, value) for metric, value in (about.get("metrics") or {}).items()]
     if results:
         lines.append(f"model-index: {json.dumps([{'name': name, 'results': results}])}")
@@ -287,11 +290,17 @@ def _training(about: Mapping[str, Any]) -> str:
         )
     known = [str(about[key]) for key in ("method", "recipe") if key in about]
     known += [f"{about['encoder']} weights"] if "encoder" in about else []
-    known += [f"{about[key]} {unit}" for key, unit in (("step", "steps"), ("epochs", "epochs")) if key in about]
+    unfinished = about.get("step") != about.get("steps") and "steps" in about
+    if unfinished:
+        known += [f"stopped at step {about.get('step')} of {about['steps']}: unfinished"]
+    elif "step" in about:
+        known += [f"{about['step']} steps"]
+    known += [f"{about['epochs']} epochs" + (" planned" if unfinished else "")] if "epochs" in about else []
     known += [f"temperature {about['temperature']}"] if "temperature" in about else []
     known += [f"support set of {about['support_set_size']}"] if about.get("support_set_size") else []
     known += [f"seed {about['seed']}"] if "seed" in about else []
-    return ", ".join(known) + "." if known else "Not recorded."
+    known += [f"code at commit {about['commit'][:12]}"] if about.get("commit") else []
+    return describe_parents(about) + (", ".join(known) + "." if known else "Not recorded.")
 
 
 def _images(about: Mapping[str, Any]) -> str:

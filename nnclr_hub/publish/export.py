@@ -32,6 +32,7 @@ from nnclr_hub.hub.layout import (
 )
 from nnclr_hub.hub.sources import resolve
 from nnclr_hub.publish.card import NO_LICENSE, is_edited, model_card
+from nnclr_hub.publish.provenance import check_license
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -93,6 +94,7 @@ def export_run(
     weights: Mapping[str, Tensor] | None = None,
     heads: Mapping[str, Tensor] | None = None,
     support_set: Tensor | None = None,
+    force_license: bool = False,
 ) -> Path:
     """Copy the encoder of a run, or any model folder, to another folder. See `export_model`.
 
@@ -103,10 +105,11 @@ def export_run(
         weights: replacements of the same architecture, such as those of the momentum encoder.
         heads: replacements of the source's heads.
         support_set: (M, D) float rows to write as well.
+        force_license: accept a license wider than the terms of the parents and of the training images.
 
     Raises:
         ModelFilesMissing: the run does not have an encoder yet.
-        InvalidRequest: the target contains other files.
+        InvalidRequest: the target contains other files, or the license is too wide.
         ModelError: the target cannot be written.
         TamperedModel, WeightsMismatch: the source is incomplete or damaged.
     """
@@ -115,6 +118,10 @@ def export_run(
     require_free(folder)
     config = resolve(f"local-dir:{source}").config
     found = weights if weights is not None else read_weights(source)
+    about = {**config.nnclr, **(provenance or {})}
+    license = about.get("license")
+    if license is not None and license != config.nnclr.get("license") and not force_license:
+        check_license(str(license), about)
     state = {key: _as(dtype, key, value.cpu()) for key, value in sorted(found.items())}
     _check_that_it_loads(config.architecture, config.model_args, state)
     if heads is None:
@@ -122,7 +129,6 @@ def export_run(
     optional = {HEADS: {key: _as("fp32", key, value.cpu()) for key, value in sorted(heads.items())}}
     if support_set is not None:
         optional[SUPPORT_SET] = {"bank": _as(dtype, "The support set", support_set.cpu())}
-    about = {**config.nnclr, **(provenance or {})}
     cfg = {**config.pretrained_cfg, "license": str(about.get("license", NO_LICENSE))}
     config = replace(config, nnclr=about, pretrained_cfg=cfg)
     return _write(folder, config, state, optional)

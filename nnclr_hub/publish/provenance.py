@@ -1,0 +1,93 @@
+"""Where weights come from: parents, data and its terms, and the license that these allow.
+
+config.json's block "nnclr" has "parents", a list with an entry per encoder that the weights started from. An entry has
+its source, fingerprint, license and data, and its own parents. "data" and "data_terms" describe the training images.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.hub.layout import ModelConfig
+
+# What others may do with a work, from little to everything. The first pattern that occurs in a license or in the terms
+# of images decides, so a text about several sources has the terms of the narrowest.
+_WIDTHS = (
+    (0, r"non-?\s?commercial|\bnc\b|research|no.?derivatives|\bnd\b|all rights reserved|proprietary"),
+    (1, r"\ba?gpl|\bsa\b|share.?alike"),
+    (2, r"\bcc.by\b|odc-by|attribution"),
+    (3, r"\bmit\b|apache|\bbsd|\bisc\b"),
+    (4, r"cc0|public domain|unlicense|pddl"),
+)
+_KINDS = ("restricted use", "share-alike terms", "attribution", "a permissive license", "the public domain")
+
+
+def parent_record(source: str, fingerprint: str, config: ModelConfig | None) -> dict[str, Any]:
+    """Return the entry of an encoder that another one starts from.
+
+    Args:
+        source: as it was named, such as hf-hub:org/name.
+        fingerprint: of its vectors.
+        config: its config.json; None for weights of timm.
+    """
+    about = {} if config is None else config.nnclr
+    kept = {name: about[name] for name in ("license", "data", "data_terms", "parents") if name in about}
+    if config is None:
+        license = "see timm"
+    else:
+        license = str(about.get("license") or config.pretrained_cfg.get("license") or "unknown")
+    return {**kept, "source": source, "fingerprint": fingerprint, "license": license}
+
+
+def width(terms: str) -> int | None:
+    """Return how much a license or the terms of images allow, from 0 to 4; None if the text is not recognized."""
+    text = terms.lower().replace("_", "-")
+    return next((number for number, pattern in _WIDTHS if re.search(pattern, text)), None)
+
+
+def check_license(license: str, about: Mapping[str, Any]) -> None:
+    """Refuse a license that allows more than a parent or the training images do.
+
+    Args:
+        license: of the weights, such as apache-2.0.
+        about: the record with "parents" and "data_terms".
+
+    Raises:
+        InvalidRequest: with the terms that are narrower.
+    """
+    wanted = width(license)
+    for whose, terms in _terms(about):
+        allowed = width(terms)
+        if wanted is not None and allowed is not None and wanted > allowed:
+            raise InvalidRequest(
+                f"The license {license!r} grants {_KINDS[wanted]}, and {whose} grants only {_KINDS[allowed]} "
+                f"({terms!r}). Choose a license that is no wider, or use --force-license if you hold the rights."
+            )
+
+
+def _terms(about: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield (whose terms, the terms) of the images and of all parents."""
+    if about.get("data_terms"):
+        yield "the training data", str(about["data_terms"])
+    for parent in about.get("parents") or ():
+        yield f"the parent {parent.get('source')}", str(parent.get("license", "unknown"))
+        yield from _terms(parent)
+
+
+def base_models(about: Mapping[str, Any]) -> list[str]:
+    """Return the parents that are repositories on the Hub, as `base_model` of a card lists them."""
+    sources = [str(parent.get("source", "")) for parent in about.get("parents") or ()]
+    return [one.removeprefix("hf-hub:").partition("@")[0] for one in sources if one.startswith("hf-hub:")]
+
+
+def describe_parents(about: Mapping[str, Any]) -> str:
+    """Return a sentence with the chain of parents; empty without any."""
+    chain, found = about.get("parents") or [], []
+    while chain:
+        parent = chain[0]
+        found.append(f"{parent.get('source')} (fingerprint {str(parent.get('fingerprint'))[:8]}, {parent['license']})")
+        chain = parent.get("parents") or []
+    return f"Started from {', which started from '.join(found)}. " if found else ""

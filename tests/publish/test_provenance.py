@@ -1,0 +1,97 @@
+"""Parents, terms of the images, and the licenses that they allow."""
+
+import json
+
+import pytest
+from tiny_runs import nnclr, recipe
+
+from nnclr_hub import load_encoder
+from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.hub.layout import read_config
+from nnclr_hub.publish.card import write_card
+from nnclr_hub.publish.export import export_run
+from nnclr_hub.publish.provenance import check_license, width
+from training.pretrain import pretrain
+
+
+@pytest.mark.parametrize(
+    ("terms", "expected"),
+    [
+        ("CC0 1.0", 4),
+        ("apache-2.0", 3),
+        ("MIT (LICENSE in the pack)", 3),
+        ("cc-by-4.0", 2),
+        ("CC0, MIT and CC BY 4.0", 2),
+        ("cc-by-sa-4.0", 1),
+        ("gpl-3.0", 1),
+        ("cc-by-nc-4.0", 0),
+        ("ImageNet terms (non-commercial research)", 0),
+        ("ask the owner", None),
+        ("admitted", None),
+    ],
+)
+def test_terms_are_ordered_by_what_they_allow(terms, expected):
+    assert width(terms) == expected
+
+
+def test_a_license_may_not_be_wider_than_any_ancestor_or_its_images():
+    grandparent = {"source": "g", "fingerprint": "0", "license": "mit", "data_terms": "research only"}
+    parent = {"source": "p", "fingerprint": "1", "license": "mit", "parents": [grandparent]}
+    for license in ("apache-2.0", "cc0-1.0", "cc-by-4.0"):
+        with pytest.raises(InvalidRequest):
+            check_license(license, {"parents": [parent]})
+    check_license("cc-by-nc-4.0", {"parents": [parent]})
+    check_license("apache-2.0", {"data_terms": "CC0 1.0"})
+    check_license("apache-2.0", {})
+    with pytest.raises(InvalidRequest):
+        check_license("apache-2.0", {"data_terms": "cc-by-4.0"})
+
+
+@pytest.fixture(scope="module")
+def child(data, model, tmp_path_factory):
+    """Return a run that started from `model` and stopped after its first step."""
+    run = tmp_path_factory.mktemp("lineage") / "child"
+    done = pretrain(
+        "small_cpu", recipe("channels=8,16,24,32"), [data], run, init=str(model), minutes=0, terms="CC BY 4.0"
+    )
+    assert not done.finished
+    return run
+
+
+def test_an_encoder_records_its_parents_images_and_steps(child, model, data):
+    about = read_config(child / "encoder").nnclr
+    (parent,) = about["parents"]
+    assert parent["source"] == str(model)
+    assert parent["fingerprint"] == load_encoder(model).fingerprint
+    assert parent["license"] == "apache-2.0"
+    assert about["data"] == [data.name]
+    assert about["data_images"] == 42
+    assert about["data_terms"] == "CC BY 4.0"
+    assert about["step"] < about["steps"]
+
+
+def test_export_refuses_a_license_that_is_too_wide_unless_forced(child, tmp_path):
+    code, _, err = nnclr("export", child, tmp_path / "wide", "--license", "apache-2.0")
+    assert code == 2
+    assert "--force-license" in err
+    assert not (tmp_path / "wide").exists()
+    code, _, err = nnclr("export", child, tmp_path / "narrow", "--license", "cc-by-4.0")
+    assert code == 0, err
+    code, _, err = nnclr("export", child, tmp_path / "forced", "--license", "apache-2.0", "--force-license")
+    assert code == 0, err
+    card = (tmp_path / "narrow" / "README.md").read_text()
+    assert "unfinished" in card
+    assert "Started from" in card
+
+
+def test_the_card_names_the_base_model_of_the_hub(child, tmp_path):
+    folder = export_run(child, tmp_path / "out")
+    config = json.loads((folder / "config.json").read_text())
+    config["nnclr"]["parents"][0]["source"] = "hf-hub:org/parent@v1"
+    (folder / "config.json").write_text(json.dumps(config))
+    assert 'base_model: ["org/parent"]' in write_card(folder, overwrite=True).read_text()
+
+
+def test_a_resumed_run_keeps_its_terms(child, data, model):
+    pretrain("small_cpu", recipe("channels=8,16,24,32"), [data], child, init=str(model), minutes=0, resume=True)
+    assert read_config(child / "encoder").nnclr["data_terms"] == "CC BY 4.0"

@@ -1,0 +1,49 @@
+"""The record of a run's origin in its encoder: parents, images and their terms, and the commit of the code."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from nnclr_hub.encoder.loader import load_encoder
+from nnclr_hub.publish.provenance import parent_record
+
+from .data.datasets import ImageFiles
+from .initial_encoder import InitialEncoder
+
+ROOT = Path(__file__).parents[1]
+
+
+def lineage_of(
+    start: InitialEncoder | None, folders: Sequence[Path], files: ImageFiles, terms: str | None
+) -> dict[str, Any]:
+    """Return "data", "data_images", "data_terms", "parents" and "commit", as far as they are known.
+
+    Args:
+        start: the encoder that the run started from.
+        folders: data folders.
+        files: the images that the run trains on.
+        terms: of the images.
+    """
+    found: dict[str, Any] = {"data": [Path(one).resolve().name for one in folders], "data_images": len(files.paths)}
+    if terms:
+        found["data_terms"] = terms
+    if start is not None:
+        encoder = load_encoder(start.source, device="cpu")
+        found["parents"] = [parent_record(start.source, encoder.fingerprint, encoder.config)]
+    if commit := _commit():
+        found["commit"] = commit
+    return found
+
+
+def _commit() -> str | None:
+    """Return the commit of the checkout that this code runs from; None for an installed package."""
+    if not (ROOT / ".git").exists():
+        return None
+    try:
+        done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
