@@ -19,7 +19,6 @@ from starlette.types import Scope
 
 try:
     from opentelemetry import trace
-    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 except ImportError:
     trace = None
 
@@ -38,6 +37,8 @@ class RequestSpan:
         self._span = None
         if trace is None:
             return
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
         parent = TraceContextTextMapPropagator().extract(dict(Headers(scope=scope)))
         span = trace.get_tracer("nnclr_hub").start_span("request", parent, trace.SpanKind.SERVER)
         self._span = span if span.is_recording() else None
