@@ -39,7 +39,8 @@ from .request_bodies import known_query
 from .request_log import RequestLog
 from .request_priority import LOW_PRIORITY, RequestPriority
 from .responses import HeadRequests
-from .routes import ROUTERS
+from .routes import ROUTERS, embed
+from .routes import openai as openai_routes
 from .routes.attention import AT_ONCE, WAITING
 from .security.access import PAGE, AccessRules, requires
 from .security.access_control import AccessControl
@@ -153,7 +154,8 @@ def _route(app: FastAPI) -> AccessRules:
     def favicon() -> Response:
         return Response(status_code=204)
 
-    for router in ROUTERS:
+    # embeddings first: they are the most frequent requests, and each router that is tried before costs 20 us
+    for router in sorted(ROUTERS, key=lambda router: router not in (embed.router, openai_routes.router)):
         app.include_router(router, dependencies=[Depends(known_query)])
     for router in (docs_page.router, pages):
         app.include_router(router)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
@@ -172,7 +172,7 @@ class DecodingProcess:
             if not chosen.is_wanted():
                 raise ProcessEnded("withdrawn")
 
-    def _fail(self, seconds: float) -> Any:
+    def _fail(self, seconds: float) -> NoReturn:
         """Raise ProcessEnded with the reason why the process ended."""
         code = self._process.wait()
         if code == -signal.SIGPROF:

@@ -102,7 +102,8 @@ class BatchQueue:
         waiting: list[WorkItem] = []
         has_task, size = False, 0
         while self._items and len(batch) < limit:
-            size += size_of(self._items[0].image) if max_bytes else 0
+            image = self._items[0].image
+            size += size_of(image) if max_bytes and image is not None else 0
             if batch and size > max_bytes > 0:
                 break
             item = self._items.popleft()

@@ -14,6 +14,7 @@ from nnclr_hub.workbench.payload import encode_vector
 
 from ..edge.url_fetcher import Fetcher
 from ..keys import READ
+from ..models import Engines
 from ..problems import UNREADABLE, answers, problem
 from ..request_bodies import (
     FORM,
@@ -28,7 +29,7 @@ from ..request_bodies import (
 from ..responses import BYTES, JSON, NPY, DType, VectorResponse, array_response, wanted, while_connected
 from ..security.access import requires
 from .bodies import FIRST_WRONG, ImageText, ItemError, Strict, binary, form_body
-from .dependencies import AppEngines, AppFetcher, AppSettings, name_of, served_engine_async
+from .dependencies import name_of, served_engine_async
 
 
 class EmbedRequest(Strict):
@@ -77,9 +78,6 @@ _BODY["requestBody"]["content"]["image/*"] = {"schema": {"type": "string", "form
 @requires(READ)
 async def embed(
     request: Request,
-    engines: AppEngines,
-    settings: AppSettings,
-    fetcher: AppFetcher,
     dtype: Annotated[DType, Query(description="type of the numbers in a binary response")] = "float32",
     encoding_format: Annotated[
         Literal["float", "base64"], Query(description="encoding of the vectors in JSON")
@@ -89,7 +87,9 @@ async def embed(
 
     `Accept` selects JSON, a NumPy file or raw numbers. The binary formats are sent only if every image could be read.
     """
-    images, model = await _read(request, settings.max_images, fetcher)
+    state = request.app.state  # read here, because each dependency costs as much time as parsing the request
+    engines: Engines = state.engines
+    images, model = await _read(request, state.settings.max_images, state.fetcher)
     engine = await served_engine_async(engines, model)
     good = [image.data for image in images if isinstance(image.data, bytes)]
     vectors = iter(await while_connected(request, engine.embed_each_async(good)))
