@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ from PIL import Image
 from nnclr_hub import AsyncClient, Client, ImageError, Item, load_encoder
 from nnclr_hub.client.verbs import Verb
 from nnclr_hub.errors import (
+    ChangesUnavailable,
     CollectionExists,
     CollectionNotFound,
     InvalidFilter,
@@ -137,6 +139,24 @@ def test_a_collection_is_verified(server, photos_there, encoder, image_files):
     photos_there.upsert([Item("a", encoder.embed(image_files[:1])[0])])
     assert photos_there.verify() == server.bench.collection("photos").verify()
     assert photos_there.verify().ok
+
+
+def test_a_follower_of_the_changes_gets_each_write_and_waits_for_the_next(client, photos_there, encoder, image_files):
+    vectors = encoder.embed(image_files[:3])
+    first = photos_there.upsert([Item(f"i{n}", vector) for n, vector in enumerate(vectors)])
+    photos_there.delete(["i1"])
+    page = photos_there.changes()
+    assert [(one.op, one.id) for one in page.changes] == [*(("upsert", f"i{n}") for n in range(3)), ("delete", "i1")]
+    assert {one.commit for one in page.changes} == {first, page.last}
+    assert photos_there.changes(page.next).changes == []
+    writer = threading.Timer(0.3, photos_there.upsert, [[Item("late", vectors[0])]])
+    writer.start()
+    assert [one.id for one in photos_there.changes(page.next, wait=30).changes] == ["late"]
+    writer.join()
+    with pytest.raises(ChangesUnavailable):
+        photos_there.changes(10**9)
+    with pytest.raises(InvalidRequest):
+        photos_there.changes(wait=31)
 
 
 def test_an_alias_can_replace_the_name_of_a_collection(client, photos_there):

@@ -57,9 +57,9 @@ class Commit:
 
 
 def row_crc(rid: int, id: str, metadata: str, vector_crc: int, jpeg: bytes | None) -> int:
-    """Return the checksum of a row; the vector is covered by its own checksum."""
+    """Return the checksum of a row; the vector is covered by its own checksum. It runs for every row that is stored."""
     thumbnail = -1 if jpeg is None else zlib.crc32(jpeg)
-    return zlib.crc32(f"{rid} {id} {vector_crc} {thumbnail} {metadata}".encode(errors="surrogatepass"))
+    return zlib.crc32(f"{rid} {id} {vector_crc} {thumbnail} {metadata}".encode())
 
 
 def digest_of(rids: Sequence[int] | np.ndarray, crcs: Sequence[int] | np.ndarray) -> int:
@@ -79,7 +79,7 @@ def add_digests(*digests: int) -> int:
 
 def log_text(op: str, rids: Iterable[int], ids: Iterable[str]) -> bytes:
     """Return the log of some changes as its checksum covers it."""
-    return "".join([f"{op}{rid} {id}\n" for rid, id in zip(rids, ids, strict=True)]).encode(errors="surrogatepass")
+    return "".join([f"{op}{rid} {id}\n" for rid, id in zip(rids, ids, strict=True)]).encode()
 
 
 # ------------------------------------------------------------------------------ commits
