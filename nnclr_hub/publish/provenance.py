@@ -64,7 +64,7 @@ def check_license(license: str, about: Mapping[str, Any]) -> None:
         if wanted is not None and allowed is not None and wanted > allowed:
             raise InvalidRequest(
                 f"The license {license!r} grants {_KINDS[wanted]}, and {whose} grants only {_KINDS[allowed]} "
-                f"({terms!r}). Choose a license that is no wider, or use --force-license if you hold the rights."
+                f"({terms!r}). Choose a narrower license, or use --force-license if you hold the rights."
             )
 
 
