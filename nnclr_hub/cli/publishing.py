@@ -193,8 +193,9 @@ def convert(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Convert a checkpoint of MoCo v3, DINO, lightly, solo-learn or torchvision to a model folder.
+    """Convert a checkpoint of another project to a model folder.
 
+    MoCo v1, v2 and v3, SimSiam, SwAV, Barlow Twins, VICReg, MAE, DINO, DINOv2, lightly, solo-learn, torchvision, timm.
     Code in the file is never run. A file with unknown or missing weights is refused.
 
     Example: nnclr convert dino_deitsmall16_pretrain.pth models/dino --license apache-2.0

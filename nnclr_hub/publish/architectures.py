@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,30 +22,60 @@ VITS = (
     *("vit_base_patch8_224", "vit_base_patch16_224", "vit_base_patch32_224"),
     *("vit_large_patch16_224", "vit_large_patch32_224", "vit_huge_patch14_224"),
 )
+# of facebookresearch/dinov2, by timm's names, which have LayerScale
+DINOV2 = tuple(f"vit_{size}_patch14_dinov2" for size in ("small", "base", "large", "giant"))
+DINOV2_REGISTERS = tuple(f"vit_{size}_patch14_reg4_dinov2" for size in ("small", "base", "large", "giant"))
 SMALL = 384  # width of a ViT-S: of 6 heads as DINO and timm build it, of 12 as MoCo v3 does
-_LAYER = "encoder.layers.encoder_layer_"
-_IN_A_LAYER = {
-    "ln_1": "norm1",
-    "ln_2": "norm2",
-    "self_attention.out_proj": "attn.proj",
-    "mlp.0": "mlp.fc1",
-    "mlp.3": "mlp.fc2",
-    "mlp.linear_1": "mlp.fc1",  # before torchvision 0.13
-    "mlp.linear_2": "mlp.fc2",
-}
-_AROUND = {
-    "class_token": "cls_token",
-    "encoder.pos_embedding": "pos_embed",
-    "encoder.ln": "norm",
-    "conv_proj": "patch_embed.proj",
+STAGES = {"0": "conv1", "1": "bn1", "4": "layer1", "5": "layer2", "6": "layer3", "7": "layer4"}
+# a tensor of the network -> (pattern, timm's name) for each of its names that timm has otherwise
+NAMES = {
+    # pytorch/vision, torchvision/models/vision_transformer.py; a ResNet has timm's names
+    "conv_proj.weight": (
+        (r"^class_token$", "cls_token"),
+        (r"^encoder\.pos_embedding$", "pos_embed"),
+        (r"^encoder\.ln\.", "norm."),
+        (r"^conv_proj\.", "patch_embed.proj."),
+        (r"^encoder\.layers\.encoder_layer_(\d+)\.", r"blocks.\1."),
+        (r"\.ln_([12])\.", r".norm\1."),
+        (r"\.self_attention\.in_proj_", ".attn.qkv."),
+        (r"\.self_attention\.out_proj\.", ".attn.proj."),
+        (r"\.mlp\.(0|linear_1)\.", ".mlp.fc1."),  # linear_1 and linear_2 before torchvision 0.13
+        (r"\.mlp\.(3|linear_2)\.", ".mlp.fc2."),
+    ),
+    # facebookresearch/dinov2, dinov2/models/vision_transformer.py and dinov2/layers/swiglu_ffn.py
+    "patch_embed.proj.weight": (
+        (r"^register_tokens$", "reg_token"),
+        (r"^blocks\.\d+\.(\d+)\.", r"blocks.\1."),  # in chunks for FSDP; the second number counts through
+        (r"\.mlp\.w12\.", ".mlp.fc1."),
+        (r"\.mlp\.w3\.", ".mlp.fc2."),
+    ),
+    # nn.Sequential of the children of a ResNet, as in lightly-ai/lightly, examples/pytorch
+    "0.weight": tuple((rf"^{number}\.", f"{stage}.") for number, stage in STAGES.items()),
 }
 
 
 def timm_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename the weights of a torchvision vision transformer to timm's names; a ResNet's names are equal in both."""
-    if "conv_proj.weight" not in state:
+    """Rename the weights of a backbone of torchvision, DINOv2 or nn.Sequential to timm's names."""
+    state = _with_registers(state)
+    rules = [rule for mark, rules in NAMES.items() if mark in state for rule in rules]
+    renamed = {_renamed(key, rules): value for key, value in state.items()}
+    return renamed if len(renamed) == len(state) else state  # two tensors of one name: refused for the names it has
+
+
+def _renamed(key: str, rules: Sequence[tuple[str, str]]) -> str:
+    for pattern, name in rules:
+        key = re.sub(pattern, name, key)
+    return key
+
+
+def _with_registers(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Add the position of [CLS] to its token, where timm keeps it if there are registers, which have no position."""
+    token, positions = state.get("cls_token"), state.get("pos_embed")
+    if "register_tokens" not in state or token is None or positions is None or positions.ndim != 3:
         return dict(state)
-    return {_timm_name(key): value for key, value in state.items()}
+    if token.shape != positions[:, :1].shape:
+        return dict(state)
+    return {**state, "cls_token": token + positions[:, :1], "pos_embed": positions[:, 1:]}
 
 
 def find_architecture(
@@ -62,7 +93,7 @@ def find_architecture(
     """
     _require_known_stem(state, origin, architecture)
     _require_known_heads(state, origin, model_args)
-    candidates = [architecture] if architecture else VITS if "patch_embed.proj.weight" in state else RESNETS
+    candidates = (architecture,) if architecture else _candidates(state)
     differences = {}
     for name in candidates:
         arguments = {**_input_size(name, state, origin), **model_args}
@@ -77,23 +108,18 @@ def find_architecture(
     )
 
 
+def _candidates(state: Mapping[str, Tensor]) -> tuple[str, ...]:
+    if "patch_embed.proj.weight" not in state:
+        return RESNETS
+    if "reg_token" in state:
+        return DINOV2_REGISTERS
+    return DINOV2 if "blocks.0.ls1.gamma" in state else VITS
+
+
 def with_counters(state: Mapping[str, Tensor], name: str, arguments: Mapping[str, Any]) -> dict[str, Tensor]:
     """Add the batch counters that very old files lack and evaluation never reads."""
     counters = {key for key in _shapes(name, arguments) if key.endswith(".num_batches_tracked")}
     return {**{key: torch.zeros((), dtype=torch.int64) for key in counters}, **state}
-
-
-def _timm_name(key: str) -> str:
-    for theirs, ours in _AROUND.items():
-        if key == theirs or key.startswith(f"{theirs}."):
-            return ours + key.removeprefix(theirs)
-    if not key.startswith(_LAYER):
-        return key
-    number, _, inner = key.removeprefix(_LAYER).partition(".")
-    for theirs, ours in _IN_A_LAYER.items():
-        if inner.startswith(f"{theirs}."):
-            return f"blocks.{number}.{ours}{inner.removeprefix(theirs)}"
-    return f"blocks.{number}.{inner.replace('self_attention.in_proj_', 'attn.qkv.')}"
 
 
 def _shapes(name: str, arguments: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -115,8 +141,9 @@ def _input_size(name: str, state: Mapping[str, Tensor], origin: str) -> dict[str
     positions, patches = state.get("pos_embed"), state.get("patch_embed.proj.weight")
     if positions is None or patches is None or positions.ndim != 3 or patches.ndim != 4 or not sized(name):
         return {}
-    grid = math.isqrt(max(positions.shape[1], 1) - 1)
-    if grid * grid != positions.shape[1] - 1:
+    patch_positions = positions.shape[1] - ("reg_token" not in state)  # with registers, [CLS] has none
+    grid = math.isqrt(max(patch_positions, 0))
+    if grid * grid != patch_positions:
         raise WeightsMismatch(
             f"{origin} has {positions.shape[1]} positions, which is not a square number plus one for [CLS], so its "
             "architecture is unknown; name it with --architecture."

@@ -1,4 +1,4 @@
-"""Convert checkpoints of other projects to model folders: MoCo v3, DINO, lightly, solo-learn, torchvision and timm.
+"""Convert checkpoints of other projects to model folders; `publish.layouts` lists the projects.
 
     done = convert_checkpoint("dino_deitsmall16_pretrain.pth", "models/dino", license="apache-2.0")
     done.architecture, done.dropped

@@ -15,7 +15,6 @@ from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.publish.contents import Contents, State
 
 CLASSIFIERS = ("fc", "head", "heads")
-STAGES = {"0": "conv1", "1": "bn1", "4": "layer1", "5": "layer2", "6": "layer3", "7": "layer4"}  # children of a ResNet
 
 
 @dataclass(frozen=True)
@@ -25,11 +24,13 @@ class Layout:
     name: of the project.
     matches: returns whether a checkpoint has this layout.
     branches: name -> (container or None for the main one, prefix); the first is the default.
+    heads: parts under the same prefix as the backbone that do not belong to it, besides CLASSIFIERS.
     """
 
     name: str
     matches: Callable[[Contents], bool]
     branches: Mapping[str, tuple[str | None, str]] = field(default_factory=dict)
+    heads: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,10 @@ def find_backbone(contents: Contents, origin: str, branch: str | None = None) ->
                 "under torchvision's or timm's names, and save that."
             )
     found = [layout for layout in LAYOUTS if layout.matches(contents)]
+    if not found and PLAIN.matches(contents):
+        found = [PLAIN]
     if not found:
-        known = ", ".join(dict.fromkeys(layout.name for layout in LAYOUTS))
+        known = ", ".join(dict.fromkeys(layout.name for layout in (*LAYOUTS, PLAIN)))
         groups = ", ".join(sorted(contents.groups(contents.main))[:6])
         raise InvalidRequest(
             f"The layout of {origin} does not match {known} (it has {groups}); save its backbone alone, under "
@@ -94,8 +97,9 @@ def _taken(contents: Contents, layout: Layout, origin: str, branch: str | None) 
         )
     section, prefix = places[chosen]
     state = _below(contents, (section, prefix))
-    kept = {key: value for key, value in state.items() if key.partition(".")[0] not in CLASSIFIERS}
-    return Backbone(layout.name, chosen, _named(kept), _dropped(contents, section, prefix))
+    heads = {*CLASSIFIERS, *layout.heads}
+    kept = {key: value for key, value in state.items() if key.partition(".")[0] not in heads}
+    return Backbone(layout.name, chosen, kept, _dropped(contents, section, prefix, heads))
 
 
 def _below(contents: Contents, place: tuple[str, str]) -> State:
@@ -113,8 +117,8 @@ def _rivals(contents: Contents, places: Mapping[str, tuple[str, str]]) -> list[s
     return sorted({key.partition(".")[0] for key, value in state.items() if value.ndim == 4} - known)
 
 
-def _dropped(contents: Contents, section: str, prefix: str) -> dict[str, int]:
-    """Count the tensors in other containers, other parts and the classifier; settings count as 0."""
+def _dropped(contents: Contents, section: str, prefix: str, heads: set[str]) -> dict[str, int]:
+    """Count the tensors in other containers, other parts and the heads; settings count as 0."""
     counted: Counter[str] = Counter()
     for name, state in contents.sections.items():
         for key in state:
@@ -123,18 +127,10 @@ def _dropped(contents: Contents, section: str, prefix: str) -> dict[str, int]:
                 counted[f"{name or 'top'}"] += 1
             elif not key.startswith(prefix):
                 counted[key.partition(".")[0]] += 1
-            elif inner.partition(".")[0] in CLASSIFIERS:
+            elif inner.partition(".")[0] in heads:
                 counted[prefix + inner.partition(".")[0]] += 1
     others = {key: count for key, count in contents.keys.items() if key not in contents.sections}
     return dict(sorted(counted.items())) | dict(sorted(others.items()))
-
-
-def _named(state: State) -> State:
-    """Restore the names of a ResNet that was converted to nn.Sequential, which numbers its children."""
-    parts = {key: key.partition(".") for key in state}
-    if "0.weight" not in state or not all(stage.isdecimal() for stage, _, _ in parts.values()):
-        return state
-    return {f"{STAGES.get(stage, stage)}.{rest}": state[key] for key, (stage, _, rest) in parts.items()}
 
 
 def _has(*groups: str) -> Callable[[Contents], bool]:
@@ -142,13 +138,9 @@ def _has(*groups: str) -> Callable[[Contents], bool]:
 
 
 def _is_plain(contents: Contents) -> bool:
-    """Return whether this is a backbone alone, under torchvision's or timm's names."""
+    """Return whether this is a backbone alone, under torchvision's or timm's names, or numbered by nn.Sequential."""
     names = contents.sections.get(contents.main, {})
-    return contents.main != "teacher" and not {
-        "conv1.weight",
-        "patch_embed.proj.weight",
-        "conv_proj.weight",
-    }.isdisjoint(names)
+    return contents.main != "teacher" and not STEMS.isdisjoint(names)
 
 
 def _is_solo(contents: Contents) -> bool:
@@ -165,7 +157,7 @@ def _is_old_solo(contents: Contents) -> bool:
 def _is_lightly(contents: Contents) -> bool:
     groups = contents.groups(contents.main)
     return "backbone" in groups and (
-        "projection_head" in groups or "backbone.0.weight" in contents.sections[contents.main]
+        "projection_head" in groups or groups == {"backbone"} or "backbone.0.weight" in contents.sections[contents.main]
     )
 
 
@@ -174,18 +166,61 @@ def _is_simsiam(contents: Contents) -> bool:
     return {"encoder", "predictor"} <= groups and not groups & {"classifier", "projector", "conv_proj"}
 
 
+def _is_dinov2(contents: Contents) -> bool:
+    groups = contents.groups(contents.main)
+    return {"patch_embed", "mask_token"} <= groups and "decoder_embed" not in groups
+
+
+STEMS = {"conv1.weight", "patch_embed.proj.weight", "conv_proj.weight", "0.weight"}
+MAE_DECODER = ("mask_token", *(f"decoder_{part}" for part in ("embed", "pos_embed", "blocks", "norm", "pred")))
+# Each row names the file of its project that defines the keys; the prefix `module.` is removed before.
 LAYOUTS = (
+    # facebookresearch/moco-v3, moco/builder.py
     Layout(
         "MoCo v3",
         _has("base_encoder", "momentum_encoder"),
         {"online": (None, "base_encoder."), "momentum": (None, "momentum_encoder.")},
     ),
+    # facebookresearch/moco, moco/builder.py
+    Layout(
+        "MoCo v1 or v2",
+        _has("encoder_q"),
+        {"online": (None, "encoder_q."), "momentum": (None, "encoder_k.")},
+    ),
+    # facebookresearch/simsiam, simsiam/builder.py
+    Layout("SimSiam", _is_simsiam, {"online": (None, "encoder.")}),
+    # facebookresearch/swav, src/resnet50.py; it pads before its first convolution instead of in it, which is equal
+    Layout("SwAV", _has("conv1", "projection_head"), {"online": (None, "")}, ("projection_head", "prototypes")),
+    # facebookresearch/barlowtwins, main.py, and facebookresearch/vicreg, main_vicreg.py
+    Layout(
+        "Barlow Twins or VICReg",
+        lambda contents: {"backbone", "projector"} <= contents.groups("model"),
+        {"online": ("model", "backbone.")},
+    ),
+    # facebookresearch/mae, models_mae.py
+    Layout("MAE", _has("patch_embed", "decoder_embed"), {"online": (None, "")}, MAE_DECODER),
+    # facebookresearch/dino, main_dino.py
     Layout(
         "DINO",
         lambda contents: {"teacher", "student"} <= set(contents.sections),
         {"teacher": ("teacher", "backbone."), "student": ("student", "backbone.")},
     ),
+    # facebookresearch/dinov2, dinov2/models/vision_transformer.py (the files of its hub), dinov2/train/train.py
+    Layout("DINOv2", _is_dinov2, {"online": (None, "")}, ("mask_token",)),
+    Layout(
+        "DINOv2",
+        lambda contents: contents.main == "teacher" and _has("backbone", "dino_head")(contents),
+        {"teacher": (None, "backbone.")},
+        ("mask_token",),
+    ),
+    # lightly-ai/lightly, examples/pytorch/nnclr.py and dino.py
     Layout("lightly", _is_lightly, {"online": (None, "backbone."), "momentum": (None, "backbone_momentum.")}),
+    Layout(
+        "lightly",
+        _has("teacher_backbone", "student_backbone"),
+        {"teacher": (None, "teacher_backbone."), "student": (None, "student_backbone.")},
+    ),
+    # vturrisi/solo-learn, solo/methods/base.py
     Layout(
         "solo-learn",
         _is_solo,
@@ -196,18 +231,9 @@ LAYOUTS = (
         _is_old_solo,
         {"online": (None, "encoder."), "momentum": (None, "momentum_encoder.")},
     ),
-    Layout("torchvision's or timm's names", _is_plain, {"online": (None, "")}),
 )
+PLAIN = Layout("torchvision's or timm's names", _is_plain, {"online": (None, "")})
 REFUSED = (
     Layout("VISSL", lambda contents: "classy_state_dict" in contents.keys),
     Layout("mmpretrain or mmselfsup", lambda contents: "meta" in contents.keys and _has("backbone")(contents)),
-    Layout("MoCo v1 or v2", _has("encoder_q")),
-    Layout("SimSiam", _is_simsiam),
-    Layout("SwAV", _has("conv1", "projection_head")),
-    Layout("Barlow Twins or VICReg", lambda contents: {"backbone", "projector"} <= contents.groups("model")),
-    Layout(
-        "MAE, or of another project that keeps a transformer under 'model'",
-        lambda contents: contents.main == "model" and "patch_embed" in contents.groups("model"),
-    ),
-    Layout("DINOv2", lambda contents: bool({"mask_token", "register_tokens"} & contents.groups(contents.main))),
 )

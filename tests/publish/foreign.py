@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import copy
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ import timm
 import torch
 import torchvision
 from conftest import randomized
+from timm.layers import PatchEmbed
+from timm.models.vision_transformer import Block
 from torch import nn
 
 Written = tuple[Path, nn.Module]  # the file, and the network whose output the converted one must give
@@ -127,6 +130,133 @@ def dino_student(folder: Path) -> Written:
     return folder / "full.pth", network
 
 
+def _saved(path: Path, container: str, **parts: nn.Module | torch.Tensor) -> None:
+    """Save parts of a network that trains with data parallelism, and settings."""
+    model = nn.Module()
+    for name, part in parts.items():
+        model.register_buffer(name, part) if isinstance(part, torch.Tensor) else setattr(model, name, part)
+    torch.save({container: Wrapped(model).state_dict(), "epoch": 1, "arch": "x", "optimizer": {"state": {}}}, path)
+
+
+def _projecting(network: nn.Module) -> nn.Module:
+    """Return a copy of a ResNet with a projector in place of its classifier."""
+    network = copy.deepcopy(network)
+    network.fc = nn.Sequential(head(512), nn.BatchNorm1d(4, affine=False))
+    return network
+
+
+def moco_v2(folder: Path, branch: str = "online") -> Written:
+    network, other = resnet(), resnet(1)
+    buffers = {"queue": torch.zeros(4, 16), "queue_ptr": torch.zeros(1, dtype=torch.long)}
+    _saved(folder / "r.pth.tar", "state_dict", encoder_q=_projecting(network), encoder_k=_projecting(other), **buffers)
+    return folder / "r.pth.tar", network if branch == "online" else other
+
+
+def simsiam(folder: Path) -> Written:
+    network = resnet()
+    _saved(folder / "s.pth.tar", "state_dict", encoder=_projecting(network), predictor=head(4))
+    return folder / "s.pth.tar", network
+
+
+def barlow_twins(folder: Path) -> Written:
+    network = resnet()
+    _saved(folder / "b.pth", "model", backbone=network, projector=head(512), bn=nn.BatchNorm1d(4, affine=False))
+    return folder / "b.pth", network
+
+
+def swav(folder: Path) -> Written:
+    """SwAV's ResNet pads once before its first convolution; the released files are flat."""
+    network = resnet()
+    network.conv1.padding = (2, 2)
+    model = copy.deepcopy(network)
+    model.projection_head, model.prototypes = head(512), nn.Linear(4, 30, bias=False)
+    torch.save(Wrapped(model).state_dict(), folder / "swav_pretrain.pth.tar")
+    return folder / "swav_pretrain.pth.tar", nn.Sequential(nn.ConstantPad2d(1, 0.0), network)
+
+
+def mae(folder: Path) -> Written:
+    """MAE's encoder is timm's transformer with fixed positions; its decoder is narrower."""
+    network = vit()
+    fixed_positions(network)
+    model = copy.deepcopy(network)
+    model.mask_token = nn.Parameter(torch.randn(1, 1, 96))
+    model.decoder_pos_embed = nn.Parameter(torch.randn(1, 197, 96))
+    model.decoder_embed, model.decoder_pred = nn.Linear(192, 96), nn.Linear(96, 768)
+    model.decoder_blocks, model.decoder_norm = nn.ModuleList([Block(96, 3)]), nn.LayerNorm(96)
+    state = {"model": model.state_dict(), "optimizer": {}, "epoch": 1, "scaler": {}, "args": argparse.Namespace(lr=0.1)}
+    torch.save(state, folder / "checkpoint-1.pth")
+    return folder / "checkpoint-1.pth", network
+
+
+def mae_encoder(folder: Path) -> Written:
+    """Save like the files that MAE publishes for fine-tuning: its encoder only."""
+    network = vit()
+    torch.save({"model": network.state_dict()}, folder / "mae_pretrain.pth")
+    return folder / "mae_pretrain.pth", network
+
+
+class SwiGLU(nn.Module):
+    """The gated layer of DINOv2's giant: both halves in one matrix."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.w12, self.w3 = nn.Linear(width, 2 * hidden), nn.Linear(hidden, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate, value = self.w12(x).chunk(2, dim=-1)
+        return self.w3(nn.functional.silu(gate) * value)
+
+
+class DINOv2(nn.Module):
+    """DINOv2's transformer: positions for [CLS] and patches, then registers between the two; (B, 3, S, S) -> (B, D)."""
+
+    def __init__(self, width: int, depth: int, heads: int, *, registers: int, chunks: int = 0, gated: int = 0) -> None:
+        super().__init__()
+        self.patch_embed = PatchEmbed(3 * 14, 14, 3, width)
+        self.cls_token, self.mask_token = nn.Parameter(torch.randn(1, 1, width)), nn.Parameter(torch.randn(1, width))
+        self.pos_embed = nn.Parameter(torch.randn(1, 3 * 3 + 1, width))
+        self.register_tokens = nn.Parameter(torch.randn(1, registers, width)) if registers else None
+        self.blocks = nn.ModuleList(Block(width, heads, qkv_bias=True, init_values=0.5) for _ in range(depth))
+        self.norm = nn.LayerNorm(width, eps=1e-6)
+        if gated:
+            for block in self.blocks:
+                block.mlp = SwiGLU(width, gated)
+        if chunks:  # a chunk counts its blocks from the first block of the network
+            size = depth // chunks
+            self.blocks = nn.ModuleList(
+                nn.Sequential(*[nn.Identity()] * start, *self.blocks[start : start + size])
+                for start in range(0, depth, size)
+            )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = torch.cat([self.cls_token.expand(len(x), -1, -1), self.patch_embed(x)], dim=1) + self.pos_embed
+        if self.register_tokens is not None:
+            registers = self.register_tokens.expand(len(x), -1, -1)
+            tokens = torch.cat([tokens[:, :1], registers, tokens[:, 1:]], dim=1)
+        for block in self.blocks:
+            tokens = block(tokens)
+        return self.norm(tokens)[:, 0]
+
+
+def dinov2(
+    folder: Path, width: int = 384, depth: int = 12, heads: int = 6, registers: int = 0, gated: int = 0
+) -> Written:
+    """Save like the files of DINOv2's hub."""
+    torch.manual_seed(0)
+    network = randomized(DINOv2(width, depth, heads, registers=registers, gated=gated))
+    torch.save(network.state_dict(), folder / "dinov2_pretrain.pth")
+    return folder / "dinov2_pretrain.pth", network
+
+
+def dinov2_teacher(folder: Path) -> Written:
+    """Save like DINOv2's training: the teacher with its heads, in chunks of blocks."""
+    torch.manual_seed(0)
+    network = randomized(DINOv2(384, 12, 6, registers=4, chunks=4))
+    both = nn.ModuleDict({"backbone": network, "dino_head": head(384), "ibot_head": head(384)})
+    torch.save({"teacher": both.state_dict()}, folder / "teacher_checkpoint.pth")
+    return folder / "teacher_checkpoint.pth", network
+
+
 def lightly_lightning(folder: Path) -> Written:
     """Save like lightly's benchmark of NNCLR: a LightningModule saved by a Trainer."""
     lightly = pytest.importorskip("lightly.models.modules")
@@ -169,6 +299,26 @@ def lightly_numbered(folder: Path) -> Written:
     model.prediction_head = lightly.NNCLRPredictionHead(4, 8, 4)
     torch.save(model.state_dict(), folder / "nnclr.pth")
     return folder / "nnclr.pth", network
+
+
+def lightly_dino(folder: Path) -> Written:
+    """Save like lightly's example of DINO: two backbones, each with its head."""
+    lightly = pytest.importorskip("lightly.models.modules")
+    network = resnet()
+    model = nn.Module()
+    for name, backbone in (("student", resnet(1)), ("teacher", network)):
+        setattr(model, f"{name}_backbone", nn.Sequential(*list(backbone.children())[:-1]))
+        setattr(model, f"{name}_head", lightly.DINOProjectionHead(512, 8, 4, 16))
+    torch.save(model.state_dict(), folder / "dino.pth")
+    return folder / "dino.pth", network
+
+
+def backbone_alone(folder: Path, prefix: str = "backbone.", numbered: bool = False) -> Written:
+    """Save the backbone of a network of lightly's alone, with or without its prefix."""
+    network = resnet()
+    part = nn.Sequential(*list(network.children())[:-1]) if numbered else network
+    torch.save({prefix + key: value for key, value in part.state_dict().items()}, folder / "backbone.pth")
+    return folder / "backbone.pth", network
 
 
 def _solo(folder: Path, name: str) -> Written:
@@ -227,7 +377,19 @@ READ: dict[str, Callable[[Path], Written]] = {
     "MoCo v3 ViT": moco_v3_vit,
     "DINO backbone": dino_backbone,
     "DINO teacher": dino_teacher,
+    "MoCo v2": moco_v2,
+    "SimSiam": simsiam,
+    "SwAV": swav,
+    "Barlow Twins": barlow_twins,
+    "MAE": mae,
+    "torchvision's or timm's, MAE's encoder alone": mae_encoder,
+    "DINOv2": dinov2,
+    "DINOv2 teacher": dinov2_teacher,
     "lightly, Lightning": lightly_lightning,
+    "lightly, DINO": lightly_dino,
+    "lightly, backbone alone": backbone_alone,
+    "lightly, backbone alone, numbered": partial(backbone_alone, numbered=True),
+    "torchvision numbered": partial(backbone_alone, prefix="", numbered=True),
     "lightly, numbered": lightly_numbered,
     "solo-learn": solo_learn,
     "solo-learn, old": solo_learn_old,

@@ -4,6 +4,7 @@ import argparse
 import os
 import pickle
 import sys
+from functools import partial
 from pathlib import Path
 
 import commands
@@ -18,7 +19,9 @@ from nnclr_hub import convert_checkpoint, load_encoder
 from nnclr_hub.errors import InvalidRequest, ModelFilesMissing, WeightsMismatch
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning:lightly.*", "ignore::UserWarning:pytorch_lightning.*"
+    "ignore::DeprecationWarning:lightly.*",
+    "ignore:.*weight_norm:FutureWarning",
+    "ignore::UserWarning:pytorch_lightning.*",
 )
 
 
@@ -42,7 +45,12 @@ def test_the_converted_network_gives_the_output_of_the_one_that_was_saved(name, 
 
 
 @pytest.mark.parametrize(
-    ("write", "branch"), [(foreign.moco_v3_momentum, "momentum"), (foreign.dino_student, "student")]
+    ("write", "branch"),
+    [
+        (foreign.moco_v3_momentum, "momentum"),
+        (partial(foreign.moco_v2, branch="momentum"), "momentum"),
+        (foreign.dino_student, "student"),
+    ],
 )
 def test_another_branch_can_be_converted(write, branch, tmp_path):
     path, network = write(tmp_path)
@@ -90,6 +98,29 @@ def test_the_report_says_what_was_dropped(tmp_path):
     out = commands.output_of("convert", tmp_path / "r.pth.tar", tmp_path / "again")
     assert "dropped momentum_encoder (129 tensors)" in out
     assert (tmp_path / "again" / "model.safetensors").read_bytes() == (done.folder / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("architecture", "registers"), [("vit_giant_patch14_dinov2", 0), ("vit_giant_patch14_reg4_dinov2", 4)]
+)
+def test_dinov2s_gated_layers_and_registers_give_the_same_output(architecture, registers, tmp_path):
+    """The giant alone has gated layers; here it is narrow."""
+    path, network = foreign.dinov2(tmp_path, width=48, depth=2, heads=2, registers=registers, gated=128)
+    narrow = {"embed_dim": 48, "depth": 2, "num_heads": 2}
+    done = convert_checkpoint(path, tmp_path / "model", architecture=architecture, model_args=narrow)
+    assert (done.layout, done.dropped) == ("DINOv2", {"mask_token": 1})
+    assert_equal_output(done.folder, network)
+
+
+def test_dinov2s_blocks_that_are_numbered_per_chunk_are_refused(tmp_path):
+    """Renamed, they would overwrite each other."""
+    path, _ = foreign.dinov2(tmp_path, width=48, depth=2, heads=2)
+    state = torch.load(path)
+    state = {key.replace("blocks.0.", "blocks.0.0.").replace("blocks.1.", "blocks.1.0."): state[key] for key in state}
+    torch.save(state, path)
+    narrow = {"embed_dim": 48, "depth": 1, "num_heads": 2}
+    with pytest.raises(WeightsMismatch):
+        convert_checkpoint(path, tmp_path / "model", architecture="vit_small_patch14_dinov2", model_args=narrow)
 
 
 # ---- of another architecture
@@ -164,16 +195,9 @@ def keys(*names: str) -> dict[str, torch.Tensor]:
     return {name: torch.zeros(8, 3, 7, 7) if name.endswith("conv1.weight") else torch.zeros(2, 2) for name in names}
 
 
-PATCHES = {"patch_embed.proj.weight": torch.zeros(8, 3, 4, 4)}
 REFUSED = {
-    "MoCo v1 or v2": {"state_dict": keys("module.encoder_q.conv1.weight", "module.queue")},
-    "SimSiam": {"state_dict": keys("module.encoder.conv1.weight", "module.predictor.0.weight")},
-    "SwAV": keys("module.conv1.weight", "module.projection_head.0.weight", "module.prototypes.weight"),
-    "Barlow Twins or VICReg": {"model": keys("module.backbone.conv1.weight", "module.projector.0.weight")},
     "mmpretrain or mmselfsup": {"meta": {}, "state_dict": keys("backbone.conv1.weight", "neck.fc.weight")},
     "VISSL": {"classy_state_dict": {"base_model": {"model": {"trunk": keys("_feature_blocks.conv1.weight")}}}},
-    "MAE": {"model": PATCHES | keys("decoder_embed.weight")},
-    "DINOv2": PATCHES | {"mask_token": torch.zeros(1, 8)},
     "does not match": {"state_dict": keys("trunk.conv1.weight")},
     "several networks": {"state_dict": keys("backbone.conv1.weight", "projection_head.w", "target.conv1.weight")},
     "could be of": {"state_dict": keys("backbone.conv1.weight", "projection_head.w", "projector.w")},
