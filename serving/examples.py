@@ -37,6 +37,9 @@ EXAMPLES: tuple[tuple[str, ApiCall], ...] = (
         ApiCall("POST", "/api/v1/embed", files=(("files", PHOTO),), accept="application/x-npy", save="vectors.npy"),
     ),
     ("embed-embed", ApiCall("POST", "/api/v1/embed", json={"images": [IMAGE]})),
+    ("tei-embed", ApiCall("POST", "/embed", json={"inputs": [IMAGE]})),
+    ("tei-info", ApiCall("GET", "/info")),
+    ("tei-health", ApiCall("GET", "/health")),
     (
         "attention-attention",
         ApiCall(
@@ -76,6 +79,7 @@ EXAMPLES: tuple[tuple[str, ApiCall], ...] = (
         "search-search-batch",
         ApiCall("POST", f"{_PHOTOS}/search/batch", json={"queries": [{"id": "tom", "k": 5}, {"image": IMAGE, "k": 5}]}),
     ),
+    ("collections-changes", ApiCall("GET", f"{_PHOTOS}/changes", params={"since": "0", "limit": "10"})),
     ("collections-snapshot", ApiCall("POST", f"{_PHOTOS}/snapshot")),
     ("collections-verify", ApiCall("POST", f"{_PHOTOS}/verify")),
     ("jobs-look-after", ApiCall("POST", "/api/v1/jobs", json={"kind": "compact", "collection": "photos"})),

@@ -4,13 +4,13 @@ A request passes these stages:
 
     admission        grants permits for all images and bytes of the request, or raises Overloaded with a retry time
     stages           DecodeWorkers: images are decoded in other processes; an unreadable image fails alone
-    worker_pool      BatchQueue: decoded images wait for the device
+    batch_queue      BatchQueue: decoded images wait for the device
     stages           DeviceThread: the one thread that owns the device runs batches, and recovers from failed ones
     request          collects the results of its images, and answers once
 
 Supporting parts:
 
-    worker_pool      ReplaceableWorker: a thread that can be replaced when it dies or stalls
+    worker           ReplaceableWorker: a thread that can be replaced when it dies or stalls
     watchdog         replaces it, and reports a fault until a test image has passed all stages
     attention        attention maps as a task for these threads
     engine           Engine: all of it together, for threads and for the event loop

@@ -25,10 +25,10 @@ from nnclr_hub.workbench.privacy import public_name
 from ..settings import Settings
 from ..telemetry import Metrics, current, measured
 from .admission import Admission, shutting_down, size_of
+from .batch_queue import BatchQueue
 from .request import Request, Task
 from .stages import DecodeWorkers, DeviceThread
 from .watchdog import Watchdog
-from .worker_pool import BatchQueue
 
 JOIN_S = 5.0  # for threads that have nothing left to do
 

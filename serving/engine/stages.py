@@ -21,8 +21,9 @@ from nnclr_hub.workbench.privacy import public_name
 
 from ..telemetry import Metrics
 from .admission import shutting_down
+from .batch_queue import BatchQueue
 from .request import Task, WorkItem
-from .worker_pool import BatchQueue, ReplaceableWorker, Worker
+from .worker import ReplaceableWorker, Worker
 
 log = logging.getLogger(__name__)
 

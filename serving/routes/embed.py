@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field
 from nnclr_hub.errors import ImageError, ModelError, UnknownModel
 from nnclr_hub.workbench.payload import encode_vector
 
+from ..answers import NUMBER_BYTES, PartsResponse
 from ..edge.url_fetcher import Fetcher
 from ..keys import READ
 from ..models import Engines
@@ -21,12 +22,13 @@ from ..request_bodies import (
     UploadedImage,
     check_count,
     decode_each,
+    in_thread_if_large,
     media_type,
     read_form,
     read_json,
     unsupported,
 )
-from ..responses import BYTES, JSON, NPY, DType, VectorResponse, array_response, wanted, while_connected
+from ..responses import BYTES, JSON, NPY, DType, array_response, encoded, wanted, while_connected
 from ..security.access import requires
 from .bodies import FIRST_WRONG, ImageText, ItemError, Strict, binary, form_body
 from .dependencies import name_of, served_engine_async
@@ -103,17 +105,22 @@ async def embed(
     if len(broken) == len(results) or (kind != JSON and broken):
         detail = f"{len(broken)} of {len(results)} images could not be read; first error: {broken[0]['detail']}"
         return problem(request.url.path, 422, "undecodable_image", detail, items=broken)
-    if kind != JSON:
-        return array_response(np.stack([one for one in results if isinstance(one, np.ndarray)]), kind, dtype)
-    data: list[dict[str, Any]] = []
-    for index, (image, result) in enumerate(zip(images, results, strict=True)):
-        entry: dict[str, Any] = {"index": index, "name": image.name}
-        if isinstance(result, ImageError):
-            entry["error"] = {"code": result.code, "detail": str(result)}
-        else:
-            entry["embedding"] = encode_vector(result) if encoding_format == "base64" else result
-        data.append(entry)
-    return VectorResponse({"model": name_of(engines, engine), "dim": engine.embed_dim, "data": data})
+
+    def response() -> Response:
+        if kind != JSON:
+            return array_response(np.stack([one for one in results if isinstance(one, np.ndarray)]), kind, dtype)
+        data: list[dict[str, Any]] = []
+        for index, (image, result) in enumerate(zip(images, results, strict=True)):
+            entry: dict[str, Any] = {"index": index, "name": image.name}
+            if isinstance(result, ImageError):
+                entry["error"] = {"code": result.code, "detail": str(result)}
+            else:
+                entry["embedding"] = encode_vector(result) if encoding_format == "base64" else result
+            data.append(entry)
+        head = encoded({"model": name_of(engines, engine), "dim": engine.embed_dim})[:-1]
+        return PartsResponse([head, b',"data":', *state.answers.encoder().list(data), b"}"])
+
+    return await in_thread_if_large(len(good) * engine.embed_dim * NUMBER_BYTES, response)
 
 
 async def _read(request: Request, limit: int, fetcher: Fetcher | None) -> tuple[list[UploadedImage], str | None]:

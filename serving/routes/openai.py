@@ -13,18 +13,27 @@ from nnclr_hub.errors import DeadlineExceeded, ImageError, InvalidRequest, Model
 from nnclr_hub.hub.registry import MODELS
 from nnclr_hub.workbench.payload import encode_vector
 
+from ..answers import NUMBER_BYTES, PartsResponse
 from ..edge.url_fetcher import Fetched, Fetcher
 from ..keys import READ
 from ..models import Engines, Model
 from ..problems import InvalidInput, answers
 from ..request_bodies import check_count, decode_text, fetch_each, in_thread_if_large, json_of
-from ..responses import VectorResponse, while_connected
+from ..responses import encoded, while_connected
 from ..security.access import requires
 from ..settings import Settings
 from .bodies import json_body
-from .dependencies import DEFAULT, AppEngines, AppFetcher, AppSettings, name_of, served_engine_async, served_names
+from .dependencies import (
+    DEFAULT,
+    AppAnswers,
+    AppEngines,
+    AppFetcher,
+    AppSettings,
+    name_of,
+    served_engine_async,
+    served_names,
+)
 
-DIGITS = 12  # characters of a number in JSON
 LISTED = 1024  # images of a request; the clients of frameworks send lists of 100 to 1000
 
 
@@ -122,6 +131,7 @@ async def embeddings(
     engines: AppEngines,
     settings: AppSettings,
     fetcher: AppFetcher,
+    limits: AppAnswers,
 ) -> Response:
     """Embed images. A single unreadable image fails the request; the error names its index."""
     inputs = body.texts()
@@ -130,11 +140,12 @@ async def embeddings(
 
     def response() -> Response:
         encode = encode_vector if body.encoding_format == "base64" else lambda vector: vector
-        data = [{"object": "embedding", "index": i, "embedding": encode(vector)} for i, vector in enumerate(vectors)]
+        entries = ({"object": "embedding", "index": i, "embedding": encode(one)} for i, one in enumerate(vectors))
         usage = {"prompt_tokens": len(inputs), "total_tokens": len(inputs)}
-        return VectorResponse({"object": "list", "data": data, "model": name_of(engines, engine), "usage": usage})
+        head = encoded({"object": "list", "model": name_of(engines, engine), "usage": usage})[:-1]
+        return PartsResponse([head, b',"data":', *limits.encoder().list(entries), b"}"])
 
-    return await in_thread_if_large(len(vectors) * engine.embed_dim * DIGITS, response)
+    return await in_thread_if_large(len(vectors) * engine.embed_dim * NUMBER_BYTES, response)
 
 
 async def embed_listed(

@@ -15,14 +15,22 @@ from pydantic import BaseModel, ConfigDict, Field
 import nnclr_hub
 from nnclr_hub.errors import DeadlineExceeded, ImageError, ModelError, NotReady
 
+from ..answers import NUMBER_BYTES, PartsResponse
 from ..keys import READ
 from ..problems import answers
 from ..request_bodies import in_thread_if_large, json_of
-from ..responses import VectorResponse
 from ..security.access import requires
 from .bodies import FIRST_WRONG, json_body
-from .dependencies import AppEngines, AppFetcher, AppHealthThreads, AppSettings, name_of, served_engine_async
-from .openai import DIGITS, LISTED, embed_listed
+from .dependencies import (
+    AppAnswers,
+    AppEngines,
+    AppFetcher,
+    AppHealthThreads,
+    AppSettings,
+    name_of,
+    served_engine_async,
+)
+from .openai import LISTED, embed_listed
 
 
 class TEIRequest(BaseModel):
@@ -68,12 +76,15 @@ async def embed(
     engines: AppEngines,
     settings: AppSettings,
     fetcher: AppFetcher,
+    limits: AppAnswers,
 ) -> Response:
     """Embed images with the default model. A single unreadable image fails the request; the error names its index."""
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     engine = await served_engine_async(engines, None)
     vectors = await embed_listed(request, engine, texts, "inputs", body.dimensions, settings, fetcher)
-    return await in_thread_if_large(len(vectors) * engine.embed_dim * DIGITS, VectorResponse, vectors)
+    return await in_thread_if_large(
+        len(vectors) * engine.embed_dim * NUMBER_BYTES, lambda: PartsResponse(limits.encoder().list(vectors))
+    )
 
 
 @router.get("/info", responses=answers(ModelError))
