@@ -31,13 +31,16 @@ class Cost:
     status: of its answer; 0 without one.
     cpu_s: CPU seconds of the server and its children, until it is idle again.
     answer: bytes.
-    delay_s: longest wait of /healthz until then.
+    turn_s: most CPU seconds of the event loop's thread during one request for /healthz: how long a turn of the loop
+        takes, however busy the machine is.
+    delay_s: longest wait of /healthz until then, by the clock.
     memory: bytes by which the peak of the resident memory grew.
     """
 
     status: int
     cpu_s: float
     answer: int
+    turn_s: float
     delay_s: float
     memory: int
 
@@ -62,6 +65,7 @@ class Meter:
 
     def __init__(self, url: str, pid: int) -> None:
         parts = urlsplit(url)
+        self.url = url
         self._address = (parts.hostname or "", parts.port or 80)
         self._pid = pid
 
@@ -70,10 +74,11 @@ class Meter:
         body = request.body()
         Path(f"/proc/{self._pid}/clear_refs").write_text("5")  # start a new peak
         memory, cpu = self._memory("VmRSS"), self._cpu()
-        with self._polled() as delays:
+        with self._polled() as turns:
             status, size = self._send(request, body)
             self._wait_until_idle()
-        return Cost(status, self._cpu() - cpu, size, max(delays), max(0, self._memory("VmHWM") - memory))
+        memory = max(0, self._memory("VmHWM") - memory)
+        return Cost(status, self._cpu() - cpu, size, *map(max, zip(*turns, strict=True)), memory)
 
     def _send(self, request: Request, body: bytes) -> tuple[int, int]:
         """Return the status, and the bytes of the answer without its head."""
@@ -93,23 +98,28 @@ class Meter:
         return int(answered.split(b" ", 2)[1]) if answered else 0, size - len(answered) - 4
 
     @contextmanager
-    def _polled(self) -> Iterator[list[float]]:
-        """Ask for /healthz all the time in a thread; yield the list of the seconds that each answer took."""
-        delays, stopping = [0.0], threading.Event()
+    def _polled(self) -> Iterator[list[tuple[float, float]]]:
+        """Request /healthz all the time in a thread; yield the CPU seconds of the loop and the seconds of each answer.
+
+        A turn that began before the request was sent counts as well, because the CPU time is read after an answer.
+        """
+        turns, stopping = [(0.0, 0.0)], threading.Event()
 
         def poll() -> None:
             connection = HTTPConnection(*self._address, timeout=PATIENCE_S)
+            cpu = self._loop_cpu()
             while not stopping.wait(POLL_S):
-                begun = time.perf_counter()
+                begun, before = time.perf_counter(), cpu
                 connection.request("GET", "/healthz")
                 ok = connection.getresponse().read() == b'{"status":"ok"}'
-                delays.append(time.perf_counter() - begun if ok else PATIENCE_S)
+                cpu = self._loop_cpu()
+                turns.append((cpu - before, time.perf_counter() - begun) if ok else (PATIENCE_S, PATIENCE_S))
             connection.close()
 
         thread = threading.Thread(target=poll)
         thread.start()
         try:
-            yield delays
+            yield turns
         finally:
             stopping.set()
             thread.join()
@@ -133,6 +143,10 @@ class Meter:
                 continue  # it has just ended
             total += sum(map(int, fields[11:15] if pid == self._pid else fields[11:13]))
         return total / _TICKS
+
+    def _loop_cpu(self) -> float:
+        """CPU seconds of the main thread, which runs the event loop."""
+        return int(Path(f"/proc/{self._pid}/task/{self._pid}/schedstat").read_text().split()[0]) / 1e9
 
     def _memory(self, name: str) -> int:
         for line in Path(f"/proc/{self._pid}/status").read_text().splitlines():
