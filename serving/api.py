@@ -129,6 +129,7 @@ def _equip(app: FastAPI, settings: Settings, engines: Engines, workbench: Workbe
         waiting=settings.jobs_waiting,
         keep=settings.jobs_kept,
         source_folders=settings.source_folders,
+        backup_to=settings.backup_to,
     )
     state.readiness = Startup(engines, workbench, state.jobs)
     state.fetcher = None  # set by `edge` if web addresses are allowed

@@ -83,6 +83,7 @@ EXAMPLES: tuple[tuple[str, ApiCall], ...] = (
     ("collections-snapshot", ApiCall("POST", f"{_PHOTOS}/snapshot")),
     ("collections-verify", ApiCall("POST", f"{_PHOTOS}/verify")),
     ("jobs-look-after", ApiCall("POST", "/api/v1/jobs", json={"kind": "compact", "collection": "photos"})),
+    ("jobs-start-backup", ApiCall("POST", "/api/v1/store/backups")),
     ("jobs-find-duplicates", ApiCall("POST", f"{_PHOTOS}/duplicates", json={"threshold": 0.95})),
     ("jobs-get-job", ApiCall("GET", "/api/v1/jobs/latest")),
     ("jobs-job-events", ApiCall("GET", "/api/v1/jobs/latest/events")),

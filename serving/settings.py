@@ -86,6 +86,7 @@ class Settings(BaseSettings):
     source_folders: tuple[Path, ...] = Field(
         (), description="folders that jobs may read, as a JSON list; missing ones are logged at startup"
     )
+    backup_to: str | None = Field(None, description="folder or address for the backups that clients may start")
     runs: Path | None = Field(None, description="folder of pretraining runs whose reports are served")
     replies_kept: int = Field(10_000, ge=0, description="responses to keep for Idempotency-Key; 0 means none")
     replies_bytes: int = Field(200_000_000, ge=0, description="bytes of the kept responses")

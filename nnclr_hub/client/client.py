@@ -69,6 +69,7 @@ class _Jobs:
     list = Verb(jobs.list_jobs)
     wait = Verb(jobs.wait)
     cancel = Verb(jobs.cancel)
+    backup = Verb(jobs.backup)
 
 
 class _Server:

@@ -108,6 +108,15 @@ def reembed(name: str, model: str, *, skip_missing: bool = False) -> Steps[Job]:
     return _start(path, {"model": model, "skip_missing": skip_missing})
 
 
+def backup() -> Steps[Job]:
+    """Start a backup of the whole store to the destination that the server is configured with.
+
+    Raises:
+        InvalidRequest: the server makes no backups.
+    """
+    return _start("/api/v1/store/backups", None)
+
+
 def get(id: str) -> Steps[Job]:
     """Return the current state of a job.
 

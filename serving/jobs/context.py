@@ -65,6 +65,7 @@ class JobContext:
         input: bytes that were submitted with it.
         bench: collections and models. Its copy here embeds with retries while the engine is busy.
         source_folders: folders that the work may read.
+        backup_to: where backups are made; None: nowhere.
         signals: end the work.
         report: called with (done, total).
         notes: what an earlier attempt saved.
@@ -77,6 +78,7 @@ class JobContext:
         input: bytes,
         bench: Workbench,
         source_folders: tuple[Path, ...],
+        backup_to: str | None,
         signals: Signals,
         report: Callable[[int, int], None],
         notes: Mapping[str, Any] = NO_NOTES,
@@ -85,6 +87,7 @@ class JobContext:
         self.params = params
         self.input = input
         self.source_folders = source_folders
+        self.backup_to = backup_to
         self.bench = copy.copy(bench)  # shares the store and the locks
         self.bench.models = RetryingModels(bench.models, self.wait)
         self._signals = signals

@@ -39,6 +39,7 @@ class Jobs:
         waiting: number of jobs that may wait.
         keep: number of ended jobs to keep.
         source_folders: folders that jobs may read.
+        backup_to: where backups are made; None: nowhere.
         kinds: by name.
     """
 
@@ -50,6 +51,7 @@ class Jobs:
         waiting: int,
         keep: int,
         source_folders: tuple[Path, ...] = (),
+        backup_to: str | None = None,
         kinds: Mapping[str, Kind] = KINDS,
     ) -> None:
         self._bench = bench
@@ -57,6 +59,7 @@ class Jobs:
         self._max_waiting = waiting
         self._keep = keep
         self._source_folders = source_folders
+        self._backup_to = backup_to
         self._kinds = kinds
         self._queues: dict[str, queue.SimpleQueue[ActiveJob | None]] = {}  # by kind
         self._threads: list[threading.Thread] = []
@@ -69,7 +72,7 @@ class Jobs:
     def start(self) -> None:
         """Queue the jobs that the last server left. On a read-only store, jobs can only be listed."""
         active = ActiveJobs(JobRecords(self._bench.store.records, self._keep), self._metrics)
-        self._runner = JobRunner(active, self._bench, self._kinds, self._source_folders, self._stop)
+        self._runner = JobRunner(active, self._bench, self._kinds, self._source_folders, self._backup_to, self._stop)
         with active.lock:
             self._active = active
             if self._bench.store.records.read_only:  # the jobs belong to another server

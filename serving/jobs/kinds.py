@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-from nnclr_hub.errors import CollectionNotFound, InvalidRequest
+from nnclr_hub.errors import CollectionNotFound, InvalidRequest, NNCLRHubError
+from nnclr_hub.store.backup import back_up
 from nnclr_hub.store.duplicates import exact_duplicates, near_duplicates
 from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.payload import decode_vector
@@ -72,6 +73,17 @@ def _compact(context: JobContext) -> Outcome:
     collection = context.bench.collection(context.params["collection"])
     collection.compact()
     return Outcome({"collection": collection.name, "items": collection.count(), "index": collection.info().index})
+
+
+def _backup(context: JobContext) -> Outcome:
+    """Add a backup to those at the configured destination, which no client sees or chooses."""
+    if not context.backup_to:
+        raise InvalidRequest("This server no longer makes backups; set NNCLR_BACKUP_TO.")
+    try:
+        return Outcome(asdict(back_up(context.bench.store, context.backup_to, progress=context.progress)))
+    except NNCLRHubError as error:
+        error.args = (str(error).replace(context.backup_to, "the destination"),)
+        raise
 
 
 def _reembed(context: JobContext) -> Outcome:
@@ -164,5 +176,6 @@ KINDS: dict[str, Kind] = {
     "duplicates": Kind(_duplicates),
     "verify": Kind(_verify),
     "compact": Kind(_compact),
+    "backup": Kind(_backup),
     "reembed": Kind(_reembed, _abandon_reembedding),
 }

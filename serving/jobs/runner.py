@@ -31,6 +31,7 @@ class JobRunner:
         bench: collections and models for the work.
         kinds: by name.
         source_folders: folders that jobs may read.
+        backup_to: where backups are made; None: nowhere.
         stop: set when the server shuts down.
     """
 
@@ -40,12 +41,14 @@ class JobRunner:
         bench: Workbench,
         kinds: Mapping[str, Kind],
         source_folders: tuple[Path, ...],
+        backup_to: str | None,
         stop: threading.Event,
     ) -> None:
         self._active = active
         self._bench = bench
         self._kinds = kinds
         self._source_folders = source_folders
+        self._backup_to = backup_to
         self._stop = stop
 
     def run(self, active: ActiveJob) -> None:
@@ -93,6 +96,7 @@ class JobRunner:
             self._active.records.input(active.job.id),
             self._bench,
             self._source_folders,
+            self._backup_to,
             Signals(active.cancel, self._stop),
             lambda done, total: self._active.change(active, done=done, total=total),
             active.job.notes,

@@ -1,4 +1,4 @@
-"""/api/v1/jobs, and the routes of collections that start a job: index, reembed, duplicates."""
+"""/api/v1/jobs, and the routes that start a job: index, reembed, duplicates, backup."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from .dependencies import AppEngines, AppSettings, AppWorkbench, served_engine
 # job parameters that are not shown: paths of this machine (a model's source may be one), and secrets
 SOURCE, GIVEN_BY = "source", "given_by"
 HIDDEN = (SOURCE, GIVEN_BY, ROOT, UPLOAD)
-JobKind = Literal["probe_fit", "reembed", "duplicates", "verify", "compact", "add", "index"]
+JobKind = Literal["probe_fit", "reembed", "duplicates", "verify", "compact", "add", "index", "backup"]
 JobState = Literal["queued", "running", "done", "failed", "cancelled"]
 
 
@@ -204,6 +204,18 @@ def start_maintenance(
     """Verify or compact a collection in the background."""
     bench.collection(body.collection)
     return submit(body.kind, {"collection": body.collection})
+
+
+@router.post("/store/backups", status_code=202, responses=answers_of_job())
+@requires(WRITE)
+def start_backup(settings: AppSettings, submit: Submit) -> JobResponse:
+    """Back up all collections, aliases, jobs and probes to the destination that the server is configured with.
+
+    Only what is new is copied. The job's result has the backup's id and its size.
+    """
+    if not settings.backup_to:
+        raise InvalidRequest("This server makes no backups; set NNCLR_BACKUP_TO to a folder or an address.")
+    return submit("backup", {})
 
 
 @router.get("/jobs/{id}", responses=answers(JobNotFound))

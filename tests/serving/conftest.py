@@ -24,7 +24,14 @@ def server(model, photos, tmp_path_factory, serve) -> Iterator:
     folder = tmp_path_factory.mktemp("serving")
     shutil.copytree(photos, folder / "summer")
     write_run(folder / "runs" / "first")
-    yield from serve(model, folder / "store", capacity=100, source_folders=[str(folder)], runs=folder / "runs")
+    yield from serve(
+        model,
+        folder / "store",
+        capacity=100,
+        source_folders=[str(folder)],
+        runs=folder / "runs",
+        backup_to=str(folder / "backups"),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +97,7 @@ def world(make_world) -> World:
 def server_of_jobs(model, make_model, tmp_path_factory, serve):
     """Run a server with a source folder, a second model, and space for two waiting jobs."""
     folder = tmp_path_factory.mktemp("jobs")
-    options = {"source_folders": [str(folder / "allowed")], "jobs_waiting": 2}
+    options = {"source_folders": [str(folder / "allowed")], "jobs_waiting": 2, "backup_to": str(folder / "backups")}
     for running in serve(model, folder / "store", capacity=100, **options):
         running.folder = folder
         running.other = folder / "another"

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 from jobs_over_rest import ended
 
+from nnclr_hub.client import Client
+from nnclr_hub.store.backup import restore, verify_backups
 from nnclr_hub.store.base import CollectionSpec, Item
 
-JOBS = "/api/v1/jobs"
+JOBS, BACKUPS = "/api/v1/jobs", "/api/v1/store/backups"
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +62,23 @@ def test_verification_and_compaction_in_the_background(client, twins):
     assert (job["result"]["ok"], job["result"]["items"]) == (True, 6)
     job = ended(client, client.post(JOBS, json={"kind": "compact", "collection": "twins"}))
     assert (job["state"], job["result"]["items"]) == ("done", 6)
+
+
+def test_backups_go_to_the_configured_destination_only(server, client, twins, tmp_path, monkeypatch):
+    with Client(server.url) as remote:
+        made = remote.jobs.wait(remote.jobs.backup().id).result
+    assert verify_backups(server.folder / "backups", id=made["id"]) == {made["id"]: None}
+    assert restore(server.folder / "backups", tmp_path / "restored").collections["twins"][1] == 6
+    job = ended(client, client.post(BACKUPS, json={"destination": str(tmp_path / "elsewhere")}))
+    assert job["state"] == "done"
+    assert not (tmp_path / "elsewhere").exists()
+    shutil.rmtree(server.folder / "backups")
+    (server.folder / "backups").write_text("no folder")
+    job = ended(client, client.post(BACKUPS))
+    assert (job["state"], job["error"]["code"]) == ("failed", "store_error")
+    assert str(server.folder) not in json.dumps(job)
+    monkeypatch.setattr(server.app.state.settings, "backup_to", None)
+    assert client.post(BACKUPS).status_code == 422
 
 
 @pytest.fixture
