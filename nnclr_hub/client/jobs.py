@@ -114,7 +114,7 @@ def backup() -> Steps[Job]:
     Raises:
         InvalidRequest: the server makes no backups.
     """
-    return _start("/api/v1/store/backups", None)
+    return _start("/api/v1/store/backups")
 
 
 def get(id: str) -> Steps[Job]:
@@ -174,7 +174,7 @@ def read_job(body: dict[str, Any]) -> Job:
     return Job(**about, error=error or None)
 
 
-def _start(path: str, body: Mapping[str, Any]) -> Steps[Job]:
+def _start(path: str, body: Mapping[str, Any] | None = None) -> Steps[Job]:
     key = {"Idempotency-Key": uuid.uuid4().hex}  # a lost answer must not start a second job
     return perform(Call("POST", path, lambda answer: read_job(answer.json()), json=body, headers=key))
 
