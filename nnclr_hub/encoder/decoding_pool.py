@@ -16,7 +16,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,7 +77,7 @@ def parse_bytes(text: str) -> int:
 
 
 class Withdrawn(Exception):
-    """Raised when nobody waits for the image any more."""
+    """Raised when the image is no longer needed."""
 
 
 lane: ContextVar[Lane | None] = ContextVar("lane", default=None)
@@ -160,6 +160,18 @@ class DecodingPool:
         self._closed = True
         for process in tuple(self._all):
             process.kill()
+        self._close_idle()
+
+    def _close_idle(self) -> None:
+        """Close the processes that no thread uses; the thread that uses one of the others closes it."""
+        for idle in self._idle.values():
+            with suppress(IndexError):  # none is left
+                while True:
+                    self._close(idle.pop())
+
+    def _close(self, process: DecodingProcess) -> None:
+        self._all.discard(process)
+        process.close()
 
     def _run(
         self, heavy: bool, operation: Operation, sources: Sequence[Any], arguments: Any, take: Any, chosen: Lane
@@ -180,11 +192,12 @@ class DecodingPool:
                 self._on_killed(ended.why)
                 failure = _failure(ended, heavy)
             finally:
-                if process.is_open and not self._closed:
+                if process.is_open:
                     self._idle[heavy].append(process)
                 else:
-                    self._all.discard(process)
-                    process.close()
+                    self._close(process)
+                if self._closed:
+                    self._close_idle()
         if len(sources) == 1:
             return [failure]
         # one of them ended the process; alone, each gets its own result
