@@ -106,6 +106,8 @@ class WrappedNetwork(nn.Module):
             raise InvalidRequest(
                 f"The network must return {(len(x), self.num_features)} for {len(x)} images, got {tuple(found.shape)}."
             )
+        if not found.isfinite().all():
+            raise InvalidRequest("The network returned NaN or infinity; check its weights and its input.")
         return found.float()
 
 
@@ -185,7 +187,12 @@ def load_from_file(source: str) -> Encoder:
     if not path.is_file() or not attribute.isidentifier():
         raise UnknownModel(f"{source!r} does not name an encoder; write python:FILE.py:NAME with an existing file.")
     try:
-        found = runpy.run_path(str(path)).get(attribute)
+        names = runpy.run_path(str(path))
+        if attribute not in names:
+            raise UnknownModel(
+                f"{path} does not define {attribute!r}; name an encoder, or a function that returns one."
+            )
+        found = names[attribute]
         if callable(found) and not isinstance(found, Encoder):
             found = found()
     except NNCLRHubError:

@@ -102,6 +102,7 @@ def test_fingerprints_follow_weights_input_and_name():
         (colors, lambda image: np.asarray(image), 6),
         (colors, v2.Compose([v2.PILToTensor(), v2.ToDtype(torch.float32), v2.Resize((16, 24))]), 6),
         (lambda x: x.mean(), pipeline(), 1),
+        (lambda x: np.full((len(x), 2), np.nan), pipeline(), 2),
         (colors, pipeline(), 0),
     ],
 )
@@ -145,7 +146,11 @@ def test_an_encoder_can_come_from_a_file(tmp_path, image_files):
     code, _, err = nnclr("search", image_files[0], *collection, "--model", encoder.name, "--json")
     assert code == 0, err
     assert nnclr("search", image_files[0], *collection)[0] == 1, "the collection does not choose code to run"
-    for bad, error in (("nothing.py:tower", UnknownModel), ("mine.py:other", InvalidRequest)):
+    for bad, error in (
+        ("nothing.py:tower", UnknownModel),
+        ("mine.py:other", InvalidRequest),
+        ("mine.py:missing", UnknownModel),
+    ):
         with pytest.raises(error):
             load_encoder(f"python:{tmp_path / bad}")
     file.write_text("1 / 0")
