@@ -58,7 +58,9 @@ def restore(
     folder: Annotated[Path, typer.Argument(help="Folder of the new store; must not exist.")],
     at: Annotated[
         str | None,
-        typer.Option(help="Time such as 2026-05-01T12:00, or the number of a change. Default: the newest backup."),
+        typer.Option(
+            help="Time such as 2026-05-01T12:00, id of a backup, or number of a change. Default: the newest backup."
+        ),
     ] = None,
     collection: Annotated[str | None, typer.Option(help="Restore only this collection. Default: all.")] = None,
     as_json: Json = False,
@@ -88,7 +90,7 @@ def restore(
 
 
 def _point(at: str | None) -> int | datetime | None:
-    """Return the number of a change, or a time; the id of a backup is its time."""
+    """Return the number of a change, or a time; the id of a backup is a time, too."""
     if at is None:
         return None
     try:

@@ -223,3 +223,61 @@ def test_impossible_requests_are_refused(tmp_path):
             verify_backups(tmp_path / "nothing", id=wrong or None)
     with pytest.raises(NNCLRHubError):
         restore("nosuch://bucket/x", tmp_path / "r")
+
+
+@pytest.fixture
+def three_backups(tmp_path):
+    """Ids of backups with 5, 10 and 15 items, in tmp_path / "backups"."""
+    with open_small_store(tmp_path / "store") as store:
+        collection, ids = store.create("c", CollectionSpec(DIM)), []
+        for n in range(3):
+            collection.upsert([Item(f"{n}-{i}", vector) for i, vector in enumerate(vectors(5, n))])
+            ids.append(back_up(store, tmp_path / "backups").id)
+    return ids
+
+
+def test_a_damaged_description_blocks_only_its_own_backup(three_backups, tmp_path):
+    first, second, third = three_backups
+    description = tmp_path / "backups" / "backups" / f"{third}.json"
+    description.write_bytes(description.read_bytes()[:100])
+    time = datetime.strptime(third, "%Y%m%dT%H%M%S.%fZ").replace(tzinfo=UTC)
+    for at in (None, third, time):
+        with pytest.raises(StoreCorrupt, match=second):
+            restore(tmp_path / "backups", tmp_path / "new", at=at)
+    for at, items in ((first, 5), (second, 10), (5, 5), (10, 10)):
+        found = restored(tmp_path / "backups", tmp_path / f"r{at}", at=at)
+        assert len(found["c"]) == items
+    with pytest.raises(InvalidRequest):
+        restore(tmp_path / "backups", tmp_path / "new", at="20200101T000000.000000Z")
+
+
+def test_a_truncated_piece_is_written_again(destination, tmp_path):
+    from fsspec.core import url_to_fs
+
+    with open_small_store(tmp_path / "store") as store:
+        store.create("c", CollectionSpec(DIM)).upsert([Item(f"{i}", vector) for i, vector in enumerate(vectors(9))])
+        back_up(store, destination)
+        files, root = url_to_fs(destination)
+        for piece in files.find(f"{root}/pieces"):
+            files.pipe_file(piece, files.cat_file(piece)[:10])
+        files.rm(f"{root}/backups", recursive=True)
+        report = back_up(store, destination)
+    assert report.written == report.size
+    assert set(verify_backups(destination).values()) == {None}
+    assert not [name for name in files.find(root) if name.endswith(".part")]
+
+
+def test_the_state_before_a_drop_is_refused_if_no_backup_has_it(tmp_path):
+    with open_small_store(tmp_path / "store") as store:
+        collection = store.create("c", CollectionSpec(DIM))
+        collection.upsert([Item("a", vectors(1)[0])])
+        store.create("other", CollectionSpec(DIM)).upsert([Item("o", vectors(1)[0])])
+        saved = back_up(store, tmp_path / "backups")
+        collection.upsert([Item("b", vectors(1)[0])])
+        between = datetime.now(UTC)
+        store.drop("c")
+        back_up(store, tmp_path / "backups")
+    with pytest.raises(InvalidRequest, match=saved.id):
+        restore(tmp_path / "backups", tmp_path / "new", at=between)
+    assert restored(tmp_path / "backups", tmp_path / "one", at=between, collection="other").keys() == {"other"}
+    assert restored(tmp_path / "backups", tmp_path / "two", at=saved.id)["c"].keys() == {"a"}

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from nnclr_hub.errors import InvalidRequest, StoreCorrupt, StoreError
-from nnclr_hub.store.backup.destination import Backup, CollectionBackup, Destination, Log, Piece, Rows
+from nnclr_hub.store.backup.destination import Backup, CollectionBackup, Destination, Log, Piece, Rows, backup_id
 from nnclr_hub.store.base import Progress, VectorStore
 from nnclr_hub.store.embedded.catalog import SCHEMA, connect, read_spec
 from nnclr_hub.store.embedded.changes import log_start
@@ -98,7 +98,7 @@ def back_up(
         collections = tuple(copier.copy(view, previous and previous.collection(view.key)) for view in views)
         records = copier.records(store.folder / RECORDS)
     reached("backup.pieces")
-    backup = Backup(moment.strftime("%Y%m%dT%H%M%S.%fZ"), moment.timestamp(), together, collections, aliases, records)
+    backup = Backup(backup_id(moment), moment.timestamp(), together, collections, aliases, records)
     to.put(backup)
     reached("backup.done")
     items = sum(one.commit.items for one in collections)

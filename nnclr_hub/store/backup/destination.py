@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,11 @@ class Backup:
         return next((one for one in self.collections if one.key == key), None)
 
 
+def backup_id(moment: datetime) -> str:
+    """Return the id of a backup of a time."""
+    return moment.astimezone(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
+
+
 class Destination:
     """A folder or an address with backups.
 
@@ -136,15 +142,22 @@ class Destination:
         except ValueError as error:
             raise InvalidRequest(f"{self.address!r} is not a valid address ({error}).") from error
         self._local = isinstance(self._fs, LocalFileSystem)
+        # object stores show a file when it is complete, and may forbid deletion, which a move needs
+        self._whole = not _DRIVERS.keys().isdisjoint(
+            (self._fs.protocol,) if isinstance(self._fs.protocol, str) else self._fs.protocol
+        )
 
     # ---- pieces
 
     def put_piece(self, data: bytes) -> tuple[Piece, int]:
-        """Store a piece unless it exists; return it, and how many bytes were written."""
+        """Store a piece unless it exists with its size; return it, and how many bytes were written."""
         piece = Piece(hashlib.sha256(data).hexdigest(), len(data))
         with self._translated():
-            if self._fs.exists(f"{self._root}/{piece.file}"):
-                return piece, 0
+            try:
+                if self._fs.info(f"{self._root}/{piece.file}")["size"] == piece.size:
+                    return piece, 0
+            except FileNotFoundError:
+                pass
             self._write(piece.file, data)
         reached("backup.piece")
         return piece, len(data)
@@ -206,20 +219,26 @@ class Destination:
 
     def _write(self, name: str, data: bytes) -> None:
         """Write a new file completely or not at all; it is durable when this returns."""
-        if not self._local:
+        if self._whole:
             self._fs.pipe_file(f"{self._root}/{name}", data)
+            return
+        if not self._local:
+            half = f"{self._root}/{name}.{os.getpid()}.part"
+            self._fs.makedirs(half.rpartition("/")[0], exist_ok=True)
+            self._fs.pipe_file(half, data)
+            self._fs.mv(half, f"{self._root}/{name}")
             return
         path = Path(self._root, name)
         make_folder(path.parent)
-        half = path.with_name(f"{path.name}.{os.getpid()}.part")
+        part = path.with_name(f"{path.name}.{os.getpid()}.part")
         try:
-            with half.open("wb") as file:
+            with part.open("wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            half.replace(path)
+            part.replace(path)
         finally:
-            half.unlink(missing_ok=True)
+            part.unlink(missing_ok=True)
         fsync_folder(path.parent)
 
     @contextmanager

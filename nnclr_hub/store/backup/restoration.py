@@ -7,6 +7,7 @@ row was live cannot be restored. In every case the rows are compared with the di
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 import uuid
@@ -20,7 +21,7 @@ import numpy as np
 
 from nnclr_hub.errors import CollectionNotFound, InvalidRequest, StoreCorrupt
 from nnclr_hub.store.backup.copying import TABLES, opened_piece, unpacked
-from nnclr_hub.store.backup.destination import Backup, CollectionBackup, Destination, Log, Rows
+from nnclr_hub.store.backup.destination import Backup, CollectionBackup, Destination, Log, Rows, backup_id
 from nnclr_hub.store.base import Progress
 from nnclr_hub.store.embedded.catalog import connect, create_collection, create_root
 from nnclr_hub.store.embedded.integrity import Commit, CommitRecord, insert_commit, recounted
@@ -29,6 +30,8 @@ from nnclr_hub.store.folder import written_whole
 from nnclr_hub.store.records import RECORDS
 from nnclr_hub.store.spec import CollectionSpec
 from nnclr_hub.store.sqlite import translated
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ def restore(
     source: str | Path,
     folder: Path,
     *,
-    at: int | datetime | None = None,
+    at: int | datetime | str | None = None,
     collection: str | None = None,
     progress: Progress = lambda done, total: None,
 ) -> Restored:
@@ -71,16 +74,17 @@ def restore(
     Args:
         source: folder or address with backups.
         folder: must not exist.
-        at: the number of a change of one collection, or a time; the last commit up to it is restored. The time of a
-            backup gives exactly that backup. A time without a zone is local. None: the newest backup.
+        at: the number of a change of one collection, or a time; the last commit up to it is restored. The time or the
+            id of a backup gives exactly that backup. A time without a zone is local. None: the newest backup.
         collection: restore only this one; None: all.
         progress: called with (done, total), counted in bytes.
 
     Raises:
         InvalidRequest: the folder exists, there is no backup, or none is old enough, or that commit cannot be restored
-            exactly; the message names the next ones that can.
+            exactly, for example because the collection was dropped before the next backup; the message names the next
+            ones that can.
         CollectionNotFound: the backup does not have the collection.
-        StoreCorrupt: the backup is damaged; nothing was restored.
+        StoreCorrupt: the backup is damaged; nothing was restored. Other damaged backups are skipped with a warning.
         DiskFull, StoreError: the folder cannot be written.
     """
     folder = Path(folder)
@@ -125,25 +129,33 @@ def restore(
 
 
 def _planned(
-    source: Destination, ids: list[str], at: int | datetime | None, collection: str | None
+    source: Destination, ids: list[str], at: int | datetime | str | None, collection: str | None
 ) -> tuple[Backup, list[_Plan]]:
     """Return the backup that decides what exists, and a plan for each collection."""
-    if at is None:
-        backup = source.read(ids[-1])
+    if at is None or isinstance(at, str):
+        backup = _sound(source, ids, ids[-1] if at is None else at)
         return backup, [_Plan(one) for one in _chosen(backup, collection)]
-    backups = [source.read(id) for id in ids]
+    if isinstance(at, datetime) and (id := backup_id(at)) in ids:
+        return _planned(source, ids, id, collection)
+    backups = _readable(source, ids)
+    if not backups:
+        raise StoreCorrupt(f"Every backup in {source.address} is damaged.")
     if isinstance(at, datetime):
         moment = at.timestamp()
         earlier = [one for one in backups if one.at <= moment]
         if not earlier:
             raise InvalidRequest(f"The oldest backup is of {_time(backups[0].at)}, which is after {_time(moment)}.")
         later = next((one for one in backups if one.at > moment), None)
-        if moment == earlier[-1].at:  # that backup itself, although later commits may have been earlier than this time
-            later = None
-        plans = [
-            _Plan(one, later.collection(one.key) if later else None, at=moment)
-            for one in _chosen(earlier[-1], collection)
-        ]
+        plans = []
+        for one in _chosen(earlier[-1], collection):
+            following = later.collection(one.key) if later else None
+            if later and following is None:
+                raise InvalidRequest(
+                    f"{one.name!r} was dropped before the next backup, so its state at {_time(moment)} is unknown. "
+                    f"Restore backup {earlier[-1].id}, which has it as after change {one.commit.seq} of "
+                    f"{_time(one.commit.at)}, or other collections."
+                )
+            plans.append(_Plan(one, following, at=moment))
         return earlier[-1], plans
     [newest, *others] = _chosen(backups[-1], collection)
     if others:
@@ -158,6 +170,29 @@ def _planned(
     backup, base = earlier[-1]
     later = next((one for _, one in of_key if one.commit.seq > at), None)
     return backup, [_Plan(base, later, seq=at)]
+
+
+def _sound(source: Destination, ids: list[str], id: str) -> Backup:
+    """Return a backup; if it is damaged, name the newest sound one."""
+    if id not in ids:
+        raise InvalidRequest(f"{source.address} has no backup {id!r}; the newest one is {ids[-1]}.")
+    try:
+        return source.read(id)
+    except StoreCorrupt as error:
+        if not (others := _readable(source, [one for one in ids if one != id])):
+            raise
+        raise StoreCorrupt(f"{error} The newest sound backup is {others[-1].id}.") from error
+
+
+def _readable(source: Destination, ids: list[str]) -> list[Backup]:
+    """Return the backups whose description is sound, oldest first."""
+    found = []
+    for id in ids:
+        try:
+            found.append(source.read(id))
+        except StoreCorrupt as error:
+            log.warning("a damaged backup is skipped (%s)", error)
+    return found
 
 
 def _chosen(backup: Backup, collection: str | None) -> list[CollectionBackup]:
