@@ -147,22 +147,16 @@ def scroll(
     return perform(Call("GET", f"{_path(name)}/items", _page, params=params))
 
 
-def changes(name: str, since: int = 0, limit: int = 1000, *, wait: float = 0.0) -> Steps[ChangePage]:
-    """Return what changed after a change; see `store.base.Collection.changes`.
-
-    Args:
-        since: number of a change that is known already; 0: from the first.
-        limit: 1 to 10,000.
-        wait: seconds, at most 30, to wait for a change if there is none yet.
-
-    Raises:
-        ChangesUnavailable: the log does not reach back to `since`.
-    """
+def changes(
+    name: str, since: int = 0, limit: int = 1000, *, wait: float = 0.0, log: str | None = None
+) -> Steps[ChangePage]:
+    """Return what changed after a change; see `store.base.Collection.changes`. `wait` is at most 30 seconds."""
     params = {"since": str(since), "limit": str(limit), "wait": str(wait)}
+    params |= {"log": log} if log is not None else {}
 
     def read(answer: Answer) -> ChangePage:
         body = answer.json()
-        return ChangePage([Change(**one) for one in body["changes"]], body["next"], body["last"])
+        return ChangePage([Change(**one) for one in body["changes"]], body["next"], body["last"], body.get("log", ""))
 
     return perform(Call("GET", f"{_path(name)}/changes", read, params=params))
 

@@ -91,11 +91,13 @@ class ChangePage:
     changes: in their order; of each item only the last one of a commit.
     next: the number to continue after, although there may be no change with that number.
     last: number of the collection's last change.
+    log: identifies the log that the numbers belong to; a collection that is created anew or restored has another.
     """
 
     changes: list[Change]
     next: int
     last: int
+    log: str = ""
 
 
 @dataclass(frozen=True)
@@ -343,17 +345,18 @@ class Collection(Protocol):
         """Raise FingerprintMismatch unless the embedder's vectors belong to this collection."""
         self.spec.check(embedder, self.name)
 
-    def changes(self, since: int = 0, limit: int = 1000, *, wait: float = 0.0) -> ChangePage:
+    def changes(self, since: int = 0, limit: int = 1000, *, wait: float = 0.0, log: str | None = None) -> ChangePage:
         """Return what changed after a change; all of a commit is on one page if it has at most `limit` changes.
 
         Args:
             since: number of a change that is known already; 0: from the first.
             limit: 1 to 10,000.
             wait: seconds to wait for a change if there is none yet.
+            log: that of the page that `since` is from. None: do not notice that the collection was created anew.
 
         Raises:
-            ChangesUnavailable: the log does not reach back to `since`, or the collection was restored to an earlier
-                state. Read all items, then continue after the page's `last` of a call before that.
+            ChangesUnavailable: the log does not reach back to `since`, or is not `log`, or the collection was restored
+                to an earlier state. Read all items, then continue after the page's `last` of a call before that.
             InvalidRequest: an argument is invalid, or the store keeps no log.
         """
         raise InvalidRequest("Only a store in a folder keeps a log of changes.")

@@ -41,6 +41,7 @@ class ChangesResponse(Strict):
     changes: list[ChangeResponse]
     next: int = Field(description="pass it as `since` to continue")
     last: int = Field(description="number of the collection's last change")
+    log: str = Field("", description="the log that the numbers belong to; pass it with `since`")
 
 
 @router.get("/{name}/changes", responses=answers(CollectionNotFound, ChangesUnavailable, InvalidRequest))
@@ -52,16 +53,17 @@ async def changes(
     since: Annotated[int, Query(ge=0, description="number of the last change that is known; 0: from the first")] = 0,
     limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = 1000,
     wait: Annotated[float, Query(ge=0, le=MAX_WAIT, description="seconds to wait for a change")] = 0.0,
+    log: Annotated[str | None, Query(max_length=64, description="`log` of the answer that `since` is from")] = None,
 ) -> ChangesResponse:
     """List what changed after a change, in order; with `wait`, wait for the next one (long poll).
 
-    410 if the log does not reach back to `since`: read all items, then continue after `last`.
+    410 if the log does not reach back to `since`, or is not `log`: read all items, then continue after `last`.
     """
     until = time.monotonic() + wait
     while True:
         # no thread is held while it waits
-        page = await run_in_threadpool(lambda: bench.collection(name).changes(since, limit))
+        page = await run_in_threadpool(lambda: bench.collection(name).changes(since, limit, log=log))
         if page.changes or time.monotonic() >= until or await request.is_disconnected():
             listed = [ChangeResponse(**vars(one)) for one in page.changes]
-            return ChangesResponse(changes=listed, next=page.next, last=page.last)
+            return ChangesResponse(changes=listed, next=page.next, last=page.last, log=page.log)
         await asyncio.sleep(min(POLL_SECONDS, max(0.0, until - time.monotonic())))

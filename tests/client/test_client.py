@@ -155,6 +155,9 @@ def test_a_follower_of_the_changes_gets_each_write_and_waits_for_the_next(client
     writer.join()
     with pytest.raises(ChangesUnavailable):
         photos_there.changes(10**9)
+    assert photos_there.changes(page.next, log=page.log).log == page.log
+    with pytest.raises(ChangesUnavailable):
+        photos_there.changes(page.next, log="another")
     with pytest.raises(InvalidRequest):
         photos_there.changes(wait=31)
 

@@ -75,3 +75,18 @@ def test_a_log_that_was_trimmed_says_so(tmp_path):
         for wrong in ({"since": -1}, {"since": True}, {"limit": 0}, {"limit": 10_001}):
             with pytest.raises(InvalidRequest):
                 collection.changes(**wrong)
+
+
+def test_a_follower_notices_that_the_collection_was_created_anew(tmp_path):
+    with open_small_store(tmp_path) as store:
+        for n in range(2):
+            collection = store.create("c", CollectionSpec(DIM))
+            for m in range(n + 1):
+                collection.upsert([Item(f"{n}-{m}", vectors(1)[0])])
+            if n == 0:
+                page = collection.changes()
+                assert collection.changes(page.next, log=page.log).log == page.log
+                store.drop("c")
+        with pytest.raises(ChangesUnavailable):
+            collection.changes(page.next, log=page.log)
+        assert [one.id for one in collection.changes(0, log=collection.changes().log).changes] == ["1-0", "1-1"]

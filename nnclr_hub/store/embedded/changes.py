@@ -20,8 +20,10 @@ def log_start(connection: sqlite3.Connection) -> int:
     return 0 if first == 1 or oldest is None else oldest
 
 
-def read_changes(connection: sqlite3.Connection, since: int, limit: int) -> ChangePage:
-    """See `Collection.changes`; in the caller's read transaction."""
+def read_changes(
+    connection: sqlite3.Connection, since: int, limit: int, own: str, log: str | None = None
+) -> ChangePage:
+    """See `Collection.changes`; in the caller's read transaction. `own` is what `log` must be."""
     check_limit(limit)
     if isinstance(since, bool) or not isinstance(since, int) or since < 0:
         raise InvalidRequest(f"since must be a whole number from 0, got {since!r}.")
@@ -29,6 +31,11 @@ def read_changes(connection: sqlite3.Connection, since: int, limit: int) -> Chan
         raise ChangesUnavailable("An earlier version wrote this collection; open it for writing once to update it.")
     last = last_commit(connection).seq
     start = log_start(connection)
+    if log not in (None, own):
+        raise ChangesUnavailable(
+            f"This is not the collection that the changes up to {since} were of: it was created anew or restored. Read "
+            f"all items, then continue after {last}."
+        )
     if not start <= since <= last:
         raise ChangesUnavailable(
             f"The log has the changes after {start} up to {last}, not those after {since}. Read all items, then "
@@ -55,4 +62,4 @@ def read_changes(connection: sqlite3.Connection, since: int, limit: int) -> Chan
         for seq, op, id, commit in rows
         if final[id, commit] == seq
     ]
-    return ChangePage(changes, rows[-1][0] if rows else since, last)
+    return ChangePage(changes, rows[-1][0] if rows else since, last, own)

@@ -223,11 +223,11 @@ class EmbeddedCollection(Collection):
                 yield [to_item(*row, spec=self.spec) for row in rows]
 
     @_in_use
-    def changes(self, since: int = 0, limit: int = 1000, *, wait: float = 0.0) -> ChangePage:
+    def changes(self, since: int = 0, limit: int = 1000, *, wait: float = 0.0, log: str | None = None) -> ChangePage:
         until = time.monotonic() + wait
         while True:
             with self._files.connections.reader() as connection:
-                page = read_changes(connection, since, limit)
+                page = read_changes(connection, since, limit, self._path.stem, log)
             left = until - time.monotonic()
             if page.changes or left <= 0:
                 return page
