@@ -2,16 +2,20 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 from store.crash.small import environment
 from store.exhaustive import DIM, vectors
 
-from nnclr_hub.errors import StoreClosed, StoreError, StoreLocked
+from nnclr_hub.errors import DiskFull, InvalidRequest, StoreClosed, StoreError, StoreLocked
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec, Item
+from nnclr_hub.store.embedded.open_files import OpenFiles
+from nnclr_hub.store.folder import Reserve
 
 
 def in_child(work) -> str:
@@ -114,3 +118,91 @@ def test_more_collections_than_open_files_are_used_at_once(number, tmp_path):
     assert (answer["found"], answer["list"], answer["late"]) == (True, number, 2)
     assert ["ulimit" in error for error in answer["errors"]] == [True, True]
     assert answer["threads"] < 40
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_child_that_is_forked_while_files_are_opened_is_refused(tmp_path, monkeypatch):
+    opening, forked = threading.Event(), threading.Event()
+    with open_store(str(tmp_path)) as store:
+        collection = store.create("c", CollectionSpec(DIM))
+        assert collection.suspend()
+        init = OpenFiles.__init__
+
+        def slow(self, *arguments, **options) -> None:
+            opening.set()
+            forked.wait()
+            init(self, *arguments, **options)
+
+        monkeypatch.setattr(OpenFiles, "__init__", slow)
+        user = threading.Thread(target=collection.count)
+        user.start()
+        opening.wait()
+
+        def limited(use):
+            signal.alarm(10)  # ends a child that hangs
+            return use()
+
+        try:
+            uses = (collection.count, collection.suspend, collection.close)
+            assert [in_child(lambda use=use: limited(use)) for use in uses] == [StoreClosed.__name__] * len(uses)
+        finally:
+            forked.set()
+            user.join()
+
+
+def test_a_collection_whose_files_fail_to_close_is_opened_again(tmp_path, monkeypatch):
+    with open_store(str(tmp_path)) as store:
+        collection = store.create("c", CollectionSpec(DIM))
+        collection.upsert([Item("a", vectors(1)[0])])
+        close = OpenFiles.close
+
+        def failing(self, **options) -> None:
+            close(self, **options)
+            raise OSError("the disk failed")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(OpenFiles, "close", failing)
+            with pytest.raises(StoreError):
+                collection.suspend()
+        assert collection.count() == 1
+
+
+def test_statistics_of_one_collection_do_not_hide_the_others(tmp_path):
+    with open_store(str(tmp_path / "s")) as store:
+        for name in "ab":
+            store.create(name, CollectionSpec(DIM))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(store.get("a"), "statistics", lambda: (_ for _ in ()).throw(StoreError("damaged")))
+            assert store.statistics().keys() == {"b"}
+        (tmp_path / "s").rename(tmp_path / "gone")
+        assert store.statistics() == {}
+        (tmp_path / "gone").rename(tmp_path / "s")
+        assert store.statistics().keys() == {"a", "b"}
+
+
+def test_a_request_that_failed_is_not_answered_again_on_the_reserve(tmp_path, monkeypatch, caplog):
+    full = [True]
+
+    def reached(name: str) -> None:
+        if name == "write.applied" and full:
+            full.pop()
+            raise DiskFull("full")
+
+    def refused(*_) -> None:
+        raise InvalidRequest("refused")
+
+    def twice(self, work):
+        try:
+            return work()
+        except DiskFull:
+            return work()
+
+    with open_store(str(tmp_path)) as store:
+        collection = store.create("c", CollectionSpec(DIM))
+        monkeypatch.setattr("nnclr_hub.store.embedded.writer.reached", reached)
+        monkeypatch.setattr("nnclr_hub.store.embedded.collection.delete_items", refused)
+        monkeypatch.setattr(Reserve, "run", twice)
+        with pytest.raises(InvalidRequest):
+            collection.delete(["a"])
+    assert not full
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]

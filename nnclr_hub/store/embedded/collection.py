@@ -254,9 +254,8 @@ class EmbeddedCollection(Collection):
         )
 
     def statistics(self) -> Statistics:
-        if self._suspended is not None:
-            return self._suspended
-        return self._files.statistics()
+        suspended = self._suspended  # once: another thread may open the files now
+        return self._files.statistics() if suspended is None else suspended
 
     @_in_use
     def snapshot(self) -> None:
@@ -323,6 +322,7 @@ class EmbeddedCollection(Collection):
             keep: False: the files will be deleted, so write nothing more.
             dropped: later calls raise CollectionNotFound instead of StoreReadOnly.
         """
+        check_process(self._pid)  # first: a thread that the fork has not copied may hold the lock for ever
         with self._life:
             if self._closed:
                 return
@@ -339,6 +339,7 @@ class EmbeddedCollection(Collection):
 
     def suspend(self) -> bool:
         """Close the files until the next call, unless a call runs now; return whether they are closed."""
+        check_process(self._pid)
         if not self._life.acquire(blocking=False):
             return False
         try:
@@ -346,8 +347,11 @@ class EmbeddedCollection(Collection):
                 return False
             if self._suspended is None:
                 known = self.statistics()
-                self._files.close(keep=True, dropped=False)
-                self._suspended = replace(known, index="closed", index_bytes=0)
+                try:
+                    with translated(self._path):
+                        self._files.close(keep=True, dropped=False)
+                finally:  # half closed files are of no use: the next call opens them again
+                    self._suspended = replace(known, index="closed", index_bytes=0)
             return True
         finally:
             self._life.release()
@@ -355,8 +359,8 @@ class EmbeddedCollection(Collection):
     @contextmanager
     def _using(self) -> Iterator[None]:
         """Keep the files open during the block."""
+        check_process(self._pid)
         with self._life:
-            check_process(self._pid)
             if self._closed:
                 raise closed_error(self._dropped)
             if self._suspended is not None:

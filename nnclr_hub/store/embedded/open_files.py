@@ -97,6 +97,9 @@ class OpenFiles:
         """See `Collection.statistics`."""
         index, writer = self.index, self.writer
         files = (self._path, Path(f"{self._path}-wal"))
+        with translated(self._path):
+            file_bytes = sum(file.stat().st_size for file in files if file.exists())
+            disk_free = free_bytes(self._path)
         return Statistics(
             items=len(index.live_rids()) if writer is None else writer.last.items,
             durable_seq=index.seq if writer is None else writer.durable_seq,
@@ -104,8 +107,8 @@ class OpenFiles:
             index=index.kind.name,
             state="closed" if self.connections.closed else self.state,
             index_bytes=index.nbytes,
-            file_bytes=sum(file.stat().st_size for file in files if file.exists()),
-            disk_free=free_bytes(self._path),
+            file_bytes=file_bytes,
+            disk_free=disk_free,
             commits=0 if writer is None else writer.commits,
             commit_seconds=0.0 if writer is None else writer.commit_seconds,
         )

@@ -146,6 +146,7 @@ class EmbeddedStore(VectorStore):
                 if opened is not None:
                     opened.close(keep=False, dropped=True)
                 self._remove_files(key)
+            self._locks.pop(key, None)  # whoever waits for it resolves the name again, and finds nothing
             reached("drop.removed")
 
     def rename(self, name: str, to: str) -> None:
@@ -193,11 +194,14 @@ class EmbeddedStore(VectorStore):
         return {name: self._path(key) for name, key in self._names.files().items()}
 
     def statistics(self) -> dict[str, Statistics]:
-        return {
-            collection.name: collection.statistics()
-            for collection in list(self._open.values())
-            if not collection.suspended
-        }
+        found = {}
+        for collection in list(self._open.values()):
+            if not collection.suspended:
+                try:
+                    found[collection.name] = collection.statistics()
+                except StoreError as error:  # the others are not hidden
+                    log.warning("collection %s has no statistics (%s)", collection.name, error)
+        return found
 
     def salvage(self, name: str, progress: Progress = lambda done, total: None) -> SalvageReport:
         """Move what is readable of a collection whose file is damaged into a new file.

@@ -217,7 +217,8 @@ class Writer:
             execute("BEGIN IMMEDIATE")
             try:
                 reached("write.begun")
-                done = [request for request in group if self._try(request)]
+                # on the reserve, it runs a second time
+                done = [request for request in group if not request.answer.done() and self._try(request)]
                 commit = self._commit_of(done)
                 reached("write.applied")
                 execute("COMMIT")
