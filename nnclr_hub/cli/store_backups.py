@@ -50,7 +50,9 @@ def backup(
         soft_wrap=True,
     )
     if not report.together:
-        err.print("Collections were written without a pause: each is at one commit, but not all at the same moment.")
+        err.print(
+            "Collections changed during the backup. Each one is consistent, but they are not from the same moment."
+        )
 
 
 def restore(

@@ -180,7 +180,7 @@ class Destination:
     # ---- backups
 
     def ids(self) -> list[str]:
-        """Return the names of the backups, oldest first."""
+        """Return the ids of the backups, oldest first."""
         with self._translated():
             try:
                 files = self._fs.ls(f"{self._root}/backups", detail=False)
