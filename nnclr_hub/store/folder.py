@@ -137,7 +137,7 @@ def take_lock(folder: Path) -> BinaryIO:
         ) from error
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # somebody who removes the file must not let a second writer in, so the folder itself is locked, too
+        # the folder itself is locked, too: if the file is removed, a second writer is still refused
         _lock_folder(folder, handle)
     except OSError as error:
         handle.close()

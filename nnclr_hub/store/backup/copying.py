@@ -1,8 +1,8 @@
 """Take a backup of a store, and check backups.
 
 Every upsert gives its items new row ids, and a row never changes. So a backup copies only rows with ids above those of
-the backup before, and a list of the live ones. It also copies the log of changes, from which `restore` finds the rows of
-any commit in between. Reading needs no lock: each collection is read in one transaction while others write.
+the backup before, and a list of the live ones. It also copies the log of changes, from which `restore` finds the rows
+of any commit in between. Reading needs no lock: each collection is read in one transaction while others write.
 """
 
 from __future__ import annotations
