@@ -146,7 +146,7 @@ class EmbeddedStore(VectorStore):
                 if opened is not None:
                     opened.close(keep=False, dropped=True)
                 self._remove_files(key)
-            self._locks.pop(key, None)  # whoever waits for it resolves the name again, and finds nothing
+            self._locks.pop(key, None)  # a thread that waits for it resolves the name again
             reached("drop.removed")
 
     def rename(self, name: str, to: str) -> None:
