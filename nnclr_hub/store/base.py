@@ -91,7 +91,7 @@ class ChangePage:
     changes: in their order; of each item only the last one of a commit.
     next: the number to continue after, although there may be no change with that number.
     last: number of the collection's last change.
-    log: identifies the log that the numbers belong to; a collection that is created anew or restored has another.
+    log: identifies the log that the numbers belong to; a collection that is created again or restored has another.
     """
 
     changes: list[Change]
@@ -352,7 +352,7 @@ class Collection(Protocol):
             since: number of a change that is known already; 0: from the first.
             limit: 1 to 10,000.
             wait: seconds to wait for a change if there is none yet.
-            log: that of the page that `since` is from. None: do not notice that the collection was created anew.
+            log: that of the page that `since` is from. None: do not notice that the collection was created again.
 
         Raises:
             ChangesUnavailable: the log does not reach back to `since`, or is not `log`, or the collection was restored

@@ -77,7 +77,7 @@ def test_a_log_that_was_trimmed_says_so(tmp_path):
                 collection.changes(**wrong)
 
 
-def test_a_follower_notices_that_the_collection_was_created_anew(tmp_path):
+def test_a_follower_notices_that_the_collection_was_created_again(tmp_path):
     with open_small_store(tmp_path) as store:
         for n in range(2):
             collection = store.create("c", CollectionSpec(DIM))

@@ -33,7 +33,7 @@ def read_changes(
     start = log_start(connection)
     if log not in (None, own):
         raise ChangesUnavailable(
-            f"This is not the collection that the changes up to {since} were of: it was created anew or restored. Read "
+            f"This is not the collection that the changes up to {since} were of: it was created again or restored. Read "
             f"all items, then continue after {last}."
         )
     if not start <= since <= last:
