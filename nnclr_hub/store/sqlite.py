@@ -138,8 +138,13 @@ def quick_check(connection: sqlite3.Connection, path: Path, check: str = "quick_
 
 
 def free_bytes(path: Path) -> int:
-    """Return how many bytes are free on the disk of a file."""
-    return shutil.disk_usage(path.parent).free
+    """Return how many bytes are free on the disk of a file.
+
+    Raises:
+        StoreError: its folder is gone or cannot be read.
+    """
+    with translated(path):
+        return shutil.disk_usage(path.parent).free
 
 
 def check_log(path: Path) -> None:

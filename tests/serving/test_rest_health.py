@@ -4,6 +4,7 @@ import os
 import threading
 from contextlib import contextmanager
 
+import httpx
 import pytest
 from fake_encoder import FakeEncoder
 from prometheus_client.parser import text_string_to_metric_families
@@ -170,3 +171,21 @@ def test_an_unknown_method_does_not_create_a_metric_label(client, method):
     client.request(method, "/healthz")
     methods = {dict(key[1:])["method"] for key in samples(client) if key[0] == "nnclr_http_requests_total"}
     assert methods <= {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "OTHER"}
+
+
+def test_a_store_folder_that_is_gone_is_reported_and_metrics_stay(model, tmp_path, serve):
+    folder = tmp_path / "store"
+    for server in serve(model, folder):
+        with httpx.Client(base_url=server.url, timeout=60) as client:
+            client.put("/api/v1/collections/c", json={"dim": 2}).raise_for_status()
+            assert client.get("/readyz").status_code == 200
+            folder.rename(tmp_path / "gone")
+            try:
+                ready = client.get("/readyz")
+                assert (ready.status_code, ready.json()["status"]) == (503, "ill")
+                metrics = client.get("/metrics")
+                assert metrics.status_code == 200
+                assert "process_cpu_seconds_total" in metrics.text
+            finally:
+                (tmp_path / "gone").rename(folder)
+            assert client.get("/readyz").status_code == 200
