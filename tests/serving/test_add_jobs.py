@@ -112,7 +112,7 @@ def attempt(server, ticket: str, *, until: int | None = None):
 
     params = {"collection": "photos", "upload": ticket, "max_bytes": 10**6}
     try:
-        return add_images.add(JobContext(params, b"", server.bench, (), signals, report)).result
+        return add_images.add(JobContext(params, b"", server.bench, (), None, signals, report)).result
     except Interrupted:
         return None
 
@@ -198,7 +198,7 @@ def test_an_interrupted_index_job_counts_all_its_work(server, collection, photos
             if stop_at is not None and done >= stop_at:
                 signals.stop.set()
 
-        task = JobContext(params, b"", server.bench, (root,), signals, report, notes[-1], notes.append)
+        task = JobContext(params, b"", server.bench, (root,), None, signals, report, notes[-1], notes.append)
         try:
             body = add_images.index(task).result
         except Interrupted:
