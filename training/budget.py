@@ -119,7 +119,7 @@ def compare_at_budgets(
                     return None
                 epochs = max(1, round(60 * budget / (cost * steps_per_epoch)))
                 console.print(
-                    f"[bold]{label}[/], {budget:g} core-minutes, seed {seed}: {epochs} epochs", highlight=False
+                    f"[bold]{label}[/], {budget:g} core-minutes, seed {seed}: epochs {epochs}", highlight=False
                 )
                 recipe = recipe.with_settings([f"epochs={epochs}", f"checkpoint_every={epochs}"])
                 run = own / f"{budget:g}-minutes" / f"seed-{seed}"
@@ -171,7 +171,7 @@ def _core_minutes(run: Path) -> float:
         if "cpu_s" in line:
             total += line["cpu_s"] * (line["step"] - before)
             before = line["step"]
-    return round(total / 60, 2)
+    return total / 60
 
 
 # ------------------------------------------------------------------------------ output files
