@@ -8,19 +8,25 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
 from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import Response
 from pydantic import Field
 
-from nnclr_hub.errors import ChangesUnavailable, CollectionNotFound, InvalidRequest
+from nnclr_hub.errors import AnswerTooLarge, ChangesUnavailable, CollectionNotFound, InvalidRequest
 from nnclr_hub.store.checks import MAX_LIMIT
 
+from ..answers import PartsResponse
+from ..deadline import Budget
 from ..keys import READ
 from ..problems import answers
+from ..responses import encoded, in_thread_while_connected
 from ..security.access import requires
 from .bodies import Strict
-from .dependencies import AppWorkbench
+from .dependencies import AppAnswers, AppWorkbench
 
 MAX_WAIT = 30.0  # seconds; clients and proxies close connections that are silent for a minute
+WAIT_SHARE = 0.8  # of the deadline of a request
 POLL_SECONDS = 0.1
+CHANGE_BYTES = 150  # of a change as JSON
 
 router = APIRouter(prefix="/api/v1/collections", tags=["collections"])
 
@@ -44,26 +50,43 @@ class ChangesResponse(Strict):
     log: str = Field("", description="the log that the numbers belong to; pass it with `since`")
 
 
-@router.get("/{name}/changes", responses=answers(CollectionNotFound, ChangesUnavailable, InvalidRequest))
+@router.get(
+    "/{name}/changes",
+    response_model=ChangesResponse,
+    responses=answers(CollectionNotFound, ChangesUnavailable, InvalidRequest, AnswerTooLarge),
+)
 @requires(READ)
 async def changes(
     request: Request,
     name: str,
     bench: AppWorkbench,
+    limits: AppAnswers,
     since: Annotated[int, Query(ge=0, description="number of the last change that is known; 0: from the first")] = 0,
     limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = 1000,
     wait: Annotated[float, Query(ge=0, le=MAX_WAIT, description="seconds to wait for a change")] = 0.0,
     log: Annotated[str | None, Query(max_length=64, description="`log` of the answer that `since` is from")] = None,
-) -> ChangesResponse:
+) -> Response:
     """List what changed after a change, in order; with `wait`, wait for the next one (long poll).
 
     410 if the log does not reach back to `since`, or is not `log`: read all items, then continue after `last`.
     """
-    until = time.monotonic() + wait
-    while True:
-        # no thread is held while it waits
-        page = await run_in_threadpool(lambda: bench.collection(name).changes(since, limit, log=log))
-        if page.changes or time.monotonic() >= until or await request.is_disconnected():
-            listed = [ChangeResponse(**vars(one)) for one in page.changes]
-            return ChangesResponse(changes=listed, next=page.next, last=page.last, log=page.log)
-        await asyncio.sleep(min(POLL_SECONDS, max(0.0, until - time.monotonic())))
+    budget: Budget = request.state.budget
+
+    def has_changes() -> bool:
+        return bench.collection(name).changes(since, 1, log=log).next > since
+
+    def answer() -> Response:
+        limits.admit_rows(budget, limit, CHANGE_BYTES)
+        page = bench.collection(name).changes(since, limit, log=log)
+        parts = [b'{"changes":', *limits.encoder().list(vars(one) for one in page.changes)]
+        for field in ("next", "last", "log"):
+            parts.append(b',"%b":%b' % (field.encode(), encoded(getattr(page, field))))
+        return PartsResponse([*parts, b"}"])
+
+    until = time.monotonic() + min(wait, WAIT_SHARE * budget.seconds)
+    # neither a thread nor a permit is held while it waits
+    while (left := until - time.monotonic()) > 0 and not await run_in_threadpool(has_changes):
+        if await request.is_disconnected():
+            break
+        await asyncio.sleep(min(POLL_SECONDS, left))
+    return await in_thread_while_connected(request, answer, request.app.state.search_threads)

@@ -151,3 +151,20 @@ def test_an_answer_that_turns_out_too_large_is_refused(hurried, hurried_client):
 
 def gauge(server, name: str) -> float:
     return server.engines.metrics.registry.get_sample_value(name) or 0.0
+
+
+def test_a_wait_for_changes_ends_before_the_deadline(hurried_client):
+    path = "/api/v1/collections/c/changes"
+    first = hurried_client.get(path, params={"limit": 1}).json()
+    since = {"since": first["last"], "log": first["log"]}
+    answer = hurried_client.get(path, params={**since, "wait": 30})
+    assert answer.json() == {"changes": [], "next": first["last"], "last": first["last"], "log": first["log"]}
+    is_problem(hurried_client.get(path, params={**since, "log": "another", "wait": 30}), 410, "changes_unavailable")
+
+
+def test_a_list_of_changes_counts_as_an_answer(hurried, hurried_client):
+    path = "/api/v1/collections/c/changes"
+    is_problem(hurried_client.get(path, params={"limit": 10_000}), 413, "answer_too_large")
+    listed = hurried_client.get(path, params={"limit": 1000}).json()
+    expected = vars(hurried.bench.collection("c").changes(0, 1000))
+    assert listed == {**expected, "changes": [vars(one) for one in expected["changes"]]}
