@@ -53,8 +53,8 @@ class _Store(Collector):
     def collect(self) -> Iterator[Metric]:
         try:
             found = self._store.statistics()
-        except StoreError:
-            found = {}  # /readyz and the log report why
+        except (StoreError, OSError):
+            found = {}  # the other metrics stay; /readyz and the log report why
         for name, (field, about) in _GAUGES.items():
             yield _gauge(name, about, {key: float(getattr(one, field)) for key, one in found.items()})
         lag = {key: float(one.durable_seq - one.indexed_seq) for key, one in found.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
+from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, Field
@@ -140,6 +141,7 @@ class _StoreFolder:
         self._folder = getattr(store, "folder", None)  # None: the store is on another server
         self._read_only = store.read_only
         self._identity = self._current_identity()
+        self._collections = None if self._folder is None else _identity(self._folder / "collections")
 
     def fault(self) -> str | None:
         """Return what is wrong, without a path; None if nothing is."""
@@ -148,15 +150,26 @@ class _StoreFolder:
         identity = self._current_identity()
         if identity is None:
             return "The folder of the store no longer exists; mount it again, and restart the server."
-        if identity != self._identity:
+        if identity != self._identity or self._collections_replaced():
             return "The folder of the store was replaced; restart the server."
         if not self._read_only and not os.access(self._folder, os.W_OK):  # also false on a read-only file system
             return "The folder of the store cannot be written; make it writable, and restart the server."
         return None
 
     def _current_identity(self) -> tuple[int, int] | None:
-        try:
-            found = os.stat(self._folder) if self._folder is not None else None
-        except OSError:
-            found = None
-        return None if found is None else (found.st_dev, found.st_ino)
+        return None if self._folder is None else _identity(self._folder)
+
+    def _collections_replaced(self) -> bool:
+        """Return whether the folder of the collections was removed or replaced. The first collection creates it."""
+        assert self._folder is not None
+        identity = _identity(self._folder / "collections")
+        self._collections = self._collections or identity
+        return identity != self._collections
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
+    try:
+        found = os.stat(folder)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

@@ -117,6 +117,8 @@ def test_a_server_whose_store_is_gone_replaced_or_not_writable_is_not_ready(tmp_
     folder, away = tmp_path / "store", tmp_path / "away"
     engines = Engines("fake", Settings(), load=lambda source: FakeEncoder(), weigh=lambda source: 0)
     try:
+        with open_store(folder) as store:
+            store.create("a", CollectionSpec(4))
         with starting(folder, engines) as loading:
             loading.run()
             reports = [loading.report()]
@@ -127,12 +129,15 @@ def test_a_server_whose_store_is_gone_replaced_or_not_writable_is_not_ready(tmp_
             folder.rmdir()
             away.rename(folder)
             reports.append(loading.report())
+            (folder / "collections").rename(away)
+            reports.append(loading.report())
+            away.rename(folder / "collections")
             with monkeypatch.context() as patch:  # root may write everywhere but on a read-only file system
                 patch.setattr("os.access", lambda path, mode: (path, mode) != (folder, os.W_OK))
                 reports.append(loading.report())
     finally:
         engines.close(0.2)
-    assert [report.status for report in reports] == ["ready", "ill", "ill", "ready", "ill"]
+    assert [report.status for report in reports] == ["ready", "ill", "ill", "ready", "ill", "ill"]
     assert str(tmp_path) not in "".join(report.detail or "" for report in reports)
 
 
