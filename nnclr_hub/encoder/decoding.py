@@ -93,15 +93,16 @@ def run_isolated(
     operation: Callable[..., tuple[Any, ...]],
     source: Source,
     *arguments: Any,
-    take: Callable[..., T] = lambda *values: values,  # type: ignore[assignment]
+    take: Callable[..., T] | None = None,
 ) -> T:
     """Return take(*operation(source, *arguments)); the operation runs in a decoding process if this process uses them.
 
-    A PIL image is decoded already, and stays here. See `DecodingPool.run`, where `take` gets views.
+    A PIL image is decoded already, and stays here. See `DecodingPool.run` for `take`.
     """
     pool = active_pool()
     if pool is None or not isinstance(source, Path | str | bytes):
-        return take(*operation(source, *arguments))
+        values = operation(source, *arguments)
+        return cast(T, values) if take is None else take(*values)
     return pool.run(operation, source, arguments, take)
 
 
@@ -109,7 +110,7 @@ def run_isolated_each(
     operation: Callable[..., tuple[Any, ...]],
     sources: Sequence[Source],
     *arguments: Any,
-    take: Callable[..., T] = lambda *values: values,  # type: ignore[assignment]
+    take: Callable[..., T] | None = None,
 ) -> list[T | Exception]:
     """Return for each source what `run_isolated` returns, or the exception that it raises."""
     pool = active_pool()
