@@ -31,11 +31,12 @@ NUMBER_BYTES = 13  # of a float32 as JSON, with its comma
 ROW_BYTES = 100  # of the id, the score and the names of the fields
 SAMPLED = 64  # items whose metadata are measured
 KNOWN_S = 30.0  # how long the result is used
+MAX_KNOWN = 1000  # collections whose result is kept
 CHUNK = 256 << 10  # bytes that are sent at once
 
 
 class Answers:
-    """What all answers together may take.
+    """Limits the bytes of each answer, and the searches and bytes of all answers in progress.
 
     Args:
         settings: answer_bytes, answers_bytes, search_capacity.
@@ -80,11 +81,13 @@ class Answers:
         return Encoder(self._limit)
 
     def _metadata_bytes(self, collection: Collection) -> int:
-        """Return the mean size of an item's metadata as JSON, measured on a few items now and then."""
+        """Return the mean size of an item's metadata as JSON, measured on SAMPLED items every KNOWN_S seconds."""
         until, known = self._metadata.get(collection.name, (0.0, 0))
         if time.monotonic() > until:
             items = collection.scroll(limit=SAMPLED, with_vector=False).items
             known = sum(len(encoded(item.metadata)) for item in items) // max(1, len(items))
+            if len(self._metadata) >= MAX_KNOWN:
+                self._metadata.clear()
             self._metadata[collection.name] = time.monotonic() + KNOWN_S, known
         return known
 

@@ -1,4 +1,4 @@
-"""One deadline for every route, and what a request holds until its answer is sent.
+"""The deadline of every route, and the permits that a request keeps until its answer is sent.
 
     budget: Budget = request.state.budget
     budget.check()                          # in a thread: raises if nobody waits for the answer any more

@@ -20,7 +20,7 @@ from nnclr_hub.errors import NNCLRHubError, OpenedForReading
 
 from .examples import EXAMPLES
 from .keys import WRITE
-from .problems import answers, refusal_of
+from .problems import answers, problem_kind
 from .routes import ROUTERS, where_schema
 from .routes.bodies import MODELS, NAME_PATTERN, OpenAIError, Problem
 from .security.access import access_of
@@ -132,7 +132,7 @@ def _describe_key(operation: dict[str, Any]) -> None:
 def _add_refusals(operation: dict[str, Any], *kinds: str | type[NNCLRHubError]) -> None:
     """Add the errors that occur before the route is reached; see `problems.answers`."""
     known = answers(*kinds)
-    for refusal in map(refusal_of, kinds):
+    for refusal in map(problem_kind, kinds):
         new = {**known[refusal.status], "description": HTTPStatus(refusal.status).phrase}
         answer = operation["responses"].setdefault(str(refusal.status), new)
         answer["description"] += f"\n- `{refusal.code}`: {refusal.meaning}"

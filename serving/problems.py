@@ -69,7 +69,7 @@ STATUS: dict[type[NNCLRHubError], int] = {
 
 
 @dataclass(frozen=True)
-class Refusal:
+class ProblemKind:
     """One kind of error response: the status, the stable code, and what it means."""
 
     status: int
@@ -78,31 +78,33 @@ class Refusal:
 
 
 # errors of HTTP itself, which have no class in the library
-REFUSALS: dict[str, Refusal] = {
+HTTP_KINDS: dict[str, ProblemKind] = {
     one.code: one
     for one in (
-        Refusal(400, "malformed", "The body is not valid JSON or not a valid form, or it is truncated."),
-        Refusal(401, "unauthorized", "The API key is missing or wrong."),
-        Refusal(403, "forbidden", "The API key has no permission for this request."),
-        Refusal(403, "host_not_allowed", "The Host header is not an allowed name of this server."),
-        Refusal(403, "origin_not_allowed", "A web page of another origin may not send this request."),
-        Refusal(404, "not_found", "This path does not exist."),
-        Refusal(
+        ProblemKind(400, "malformed", "The body is not valid JSON or not a valid form, or it is truncated."),
+        ProblemKind(401, "unauthorized", "The API key is missing or wrong."),
+        ProblemKind(403, "forbidden", "The API key has no permission for this request."),
+        ProblemKind(403, "host_not_allowed", "The Host header is not an allowed name of this server."),
+        ProblemKind(403, "origin_not_allowed", "A web page of another origin may not send this request."),
+        ProblemKind(404, "not_found", "This path does not exist."),
+        ProblemKind(
             405,
             "method_not_allowed",
             "The path does not support this method; see the Allow header.",
         ),
-        Refusal(415, "unsupported_media_type", "The path does not support the media type of the body."),
-        Refusal(415, "unsupported_encoding", "The body is compressed; send it uncompressed."),
-        Refusal(429, "too_many_wrong_keys", "Too many wrong API keys were sent from this address."),
-        Refusal(409, "idempotency_in_flight", "The first request with this Idempotency-Key is still being processed."),
-        Refusal(422, "idempotency_mismatch", "The Idempotency-Key was used for a different request."),
-        Refusal(422, "idempotency_key_invalid", "The Idempotency-Key is not 1 to 255 visible ASCII characters."),
-        Refusal(503, "too_many_connections", "The server has reached its limit of connections."),
-        Refusal(500, "internal", "The server failed; the reason is in its log."),
+        ProblemKind(415, "unsupported_media_type", "The path does not support the media type of the body."),
+        ProblemKind(415, "unsupported_encoding", "The body is compressed; send it uncompressed."),
+        ProblemKind(429, "too_many_wrong_keys", "Too many wrong API keys were sent from this address."),
+        ProblemKind(
+            409, "idempotency_in_flight", "The first request with this Idempotency-Key is still being processed."
+        ),
+        ProblemKind(422, "idempotency_mismatch", "The Idempotency-Key was used for a different request."),
+        ProblemKind(422, "idempotency_key_invalid", "The Idempotency-Key is not 1 to 255 visible ASCII characters."),
+        ProblemKind(503, "too_many_connections", "The server has reached its limit of connections."),
+        ProblemKind(500, "internal", "The server failed; the reason is in its log."),
     )
 }
-_HTTP_CODES = {one.status: code for code, one in reversed(REFUSALS.items())}
+_HTTP_CODES = {one.status: code for code, one in reversed(HTTP_KINDS.items())}
 # of every route, because access control and limits come first
 ANYWHERE: tuple[str | type[NNCLRHubError], ...] = (
     "malformed",
@@ -146,24 +148,24 @@ def status_of(error: NNCLRHubError) -> int:
     return next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
 
 
-def refusal_of(kind: str | type[NNCLRHubError]) -> Refusal:
-    """Return the entry for a code of REFUSALS, or for an error class."""
+def problem_kind(kind: str | type[NNCLRHubError]) -> ProblemKind:
+    """Return the entry for a code of HTTP_KINDS, or for an error class."""
     if isinstance(kind, str):
-        return REFUSALS[kind]
+        return HTTP_KINDS[kind]
     status = next(STATUS[one] for one in kind.__mro__ if one in STATUS)
     sentence = (kind.__doc__ or "").split("\n")[0].removeprefix("Raised when ")
-    return Refusal(status, kind.code, sentence[:1].upper() + sentence[1:])
+    return ProblemKind(status, kind.code, sentence[:1].upper() + sentence[1:])
 
 
 def answers(*kinds: str | type[NNCLRHubError], openai: bool = False) -> dict[int | str, dict[str, Any]]:
     """Describe the error responses of a route for OpenAPI: the given ones, and those of every route.
 
     Args:
-        kinds: codes of REFUSALS, or error classes.
+        kinds: codes of HTTP_KINDS, or error classes.
         openai: whether the route is under /v1, with the error envelope of OpenAI.
     """
-    by_status: dict[int, list[Refusal]] = {}
-    for refusal in dict.fromkeys(refusal_of(kind) for kind in (*ANYWHERE, *kinds)):
+    by_status: dict[int, list[ProblemKind]] = {}
+    for refusal in dict.fromkeys(problem_kind(kind) for kind in (*ANYWHERE, *kinds)):
         status = 400 if openai and refusal.status in (415, 422) else refusal.status
         by_status.setdefault(status, []).append(refusal)
     schema = {"$ref": f"#/components/schemas/{'OpenAIError' if openai else 'Problem'}"}
@@ -285,7 +287,7 @@ async def _http(request: Request, error: Exception) -> JSONResponse:
 
 async def _unexpected(request: Request, error: Exception) -> JSONResponse:
     log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return problem(request.url.path, 500, "internal", REFUSALS["internal"].meaning)
+    return problem(request.url.path, 500, "internal", HTTP_KINDS["internal"].meaning)
 
 
 async def _disconnected(request: Request, error: Exception) -> Response:

@@ -1,7 +1,7 @@
 """Refuse JPEG and PNG files whose structure costs far more time than their pixels, before anything is decoded.
 
 A progressive JPEG may repeat a scan: 65 bytes then cost 50 ms at 40 megapixels. Files of many tiny segments or chunks
-cost time in Python. Other costs are bounded by `decoding_pool`, which also ends what passes this filter.
+cost time in Python. `decoding_pool` bounds all other costs: it ends the process that exceeds a limit.
 """
 
 from __future__ import annotations

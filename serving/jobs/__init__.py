@@ -1,6 +1,6 @@
 """Jobs: work that takes longer than a request. They are queued, run in the background, and survive a restart.
 
-    job         Job: the state of one job;  log_state: its line in the log
+    job         JobStatus: the state of one job;  log_state: its line in the log
     jobs        Jobs: submit, list and cancel; one queue and one thread for each kind
     runner      JobRunner: runs one job from start to end
     context     JobContext: what the work sees of its job;  RetryingEmbedder: waits while the engine is busy
@@ -13,8 +13,8 @@ crash leaves both or neither. A job that a crash interrupted runs again at the n
 """
 
 from .context import JobContext, Outcome
-from .job import Job
+from .job import JobStatus
 from .jobs import Jobs
 from .kinds import KINDS, Kind
 
-__all__ = ["KINDS", "Job", "JobContext", "Jobs", "Kind", "Outcome"]
+__all__ = ["KINDS", "JobContext", "JobStatus", "Jobs", "Kind", "Outcome"]

@@ -23,7 +23,7 @@ from collections.abc import AsyncIterator, Callable
 
 from anyio.to_thread import run_sync
 
-from .job import Job
+from .job import JobStatus
 from .jobs import Jobs
 
 CHECK_S = 0.25
@@ -31,13 +31,18 @@ HEARTBEAT_S = 15.0
 RETRY_MS = 2000
 
 
-def is_over(job: Job, last: str | None) -> bool:
+def is_over(job: JobStatus, last: str | None) -> bool:
     """Return whether a client that reconnects has seen the end of a job already."""
     return job.has_ended and last == str(job.changes)
 
 
 async def stream(
-    jobs: Jobs, job: Job, last: str | None, to_json: Callable[[Job], dict], *, heartbeat_s: float = HEARTBEAT_S
+    jobs: Jobs,
+    job: JobStatus,
+    last: str | None,
+    to_json: Callable[[JobStatus], dict],
+    *,
+    heartbeat_s: float = HEARTBEAT_S,
 ) -> AsyncIterator[bytes]:
     """Yield the events of a job until it ends or the server shuts down.
 

@@ -1,4 +1,4 @@
-"""Job: the state of one piece of background work, and its lines in the log.
+"""JobStatus: the state of one piece of background work, and its lines in the log.
 
 2026-10-01T12:00:00.123Z info    add job started job=00063f5c1c8a2b
 2026-10-01T12:00:41.456Z warning add job failed job=00063f5c1c8a2b s=41.333 done=640 code=disk_full
@@ -19,7 +19,7 @@ ENDED: tuple[State, ...] = ("done", "failed", "cancelled")
 
 
 @dataclass(frozen=True)
-class Job:
+class JobStatus:
     """A job at one moment.
 
     id: ids of later jobs are greater.
@@ -86,7 +86,7 @@ class Job:
         return content, None if self.result is None else json.dumps(self.result).encode()
 
 
-def log_state(job: Job, what: str) -> None:
+def log_state(job: JobStatus, what: str) -> None:
     """Log a change of a job: when it starts, when it ends, and when a shutdown interrupts it.
 
     The log contains no names of collections or files, and error messages may. It therefore has only the error's code.

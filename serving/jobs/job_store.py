@@ -14,7 +14,7 @@ from nnclr_hub.errors import StoreError
 from nnclr_hub.store.records import Record, Records
 
 from ..telemetry import Metrics
-from .job import Job, State, log_state
+from .job import JobStatus, State, log_state
 
 log = logging.getLogger(__name__)
 JOB, INPUT, MARK = "job", "job_input", "job_mark"  # kinds of records
@@ -41,13 +41,13 @@ class JobRecords:
         self._last = max(self._last + 1, time.time_ns() // 1000)
         return f"{self._last:014x}"
 
-    def add(self, job: Job, input: bytes | None) -> None:
+    def add(self, job: JobStatus, input: bytes | None) -> None:
         """Write a new job."""
         inputs = [Record(INPUT, job.id, {}, input)] if input is not None else []
         marks = [Record(MARK, job.mark, {"job": job.id})] if job.mark else []
         self._records.put(_record(job), *inputs, *marks)
 
-    def update(self, job: Job, commit: Callable[[Records], None] = lambda records: None) -> None:
+    def update(self, job: JobStatus, commit: Callable[[Records], None] = lambda records: None) -> None:
         """Write a job's state, in one transaction with what `commit` writes."""
         with self._records.transaction():
             commit(self._records)
@@ -66,11 +66,11 @@ class JobRecords:
                 self._records.delete(MARK, *(mark for _, _, mark in old if mark))
             del self._ended[: len(old)]
 
-    def get(self, id: str) -> Job | None:
+    def get(self, id: str) -> JobStatus | None:
         record = self._records.get(JOB, id)
-        return Job.read(record.content, record.data) if record else None
+        return JobStatus.read(record.content, record.data) if record else None
 
-    def find_mark(self, mark: str) -> Job | None:
+    def find_mark(self, mark: str) -> JobStatus | None:
         """Return the job that a request submitted before, or None."""
         record = self._records.get(MARK, mark) if mark else None
         return self.get(record.content["job"]) if record else None
@@ -84,10 +84,10 @@ class JobRecords:
         newest = self._records.list(JOB, descending=True, limit=1)
         return newest[0].name if newest else None
 
-    def newest_first(self, before: str | None = None) -> Iterator[Job]:
+    def newest_first(self, before: str | None = None) -> Iterator[JobStatus]:
         """Yield all jobs that are older than `before`, without their results."""
         while found := self._records.list(JOB, after=before, limit=PAGE, descending=True):
-            yield from (Job.read(record.content, None) for record in found)
+            yield from (JobStatus.read(record.content, None) for record in found)
             before = found[-1].name
 
 
@@ -95,7 +95,7 @@ class JobRecords:
 class ActiveJob:
     """A job that has not ended; `job` is its present state."""
 
-    job: Job
+    job: JobStatus
     cancel: threading.Event = field(default_factory=threading.Event)
 
 
@@ -126,12 +126,12 @@ class ActiveJobs:
         """Return the job if it has not ended."""
         return self._active.get(id)
 
-    def current(self, job: Job) -> Job:
+    def current(self, job: JobStatus) -> JobStatus:
         """Return the present state of a job that was read from disk."""
         active = self._active.get(job.id)
         return active.job if active else job
 
-    def add(self, job: Job) -> ActiveJob:
+    def add(self, job: JobStatus) -> ActiveJob:
         """Add a job that is already on disk."""
         active = ActiveJob(job)
         if job.cancelling:
@@ -195,14 +195,14 @@ class ActiveJobs:
             log_state(active.job, f"{state}, but this could not be saved")
 
 
-def _ended(job: Job, state: State, **changes: Any) -> Job:
+def _ended(job: JobStatus, state: State, **changes: Any) -> JobStatus:
     return replace(job, state=state, ended=time.time(), cancelling=False, changes=job.changes + 1, **changes)
 
 
-def _end_of(job: Job) -> tuple[float, str, str]:
+def _end_of(job: JobStatus) -> tuple[float, str, str]:
     return job.ended or 0.0, job.id, job.mark
 
 
-def _record(job: Job) -> Record:
+def _record(job: JobStatus) -> Record:
     content, result = job.written()
     return Record(JOB, job.id, content, result)

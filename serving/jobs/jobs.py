@@ -17,7 +17,7 @@ from nnclr_hub.workbench import Workbench
 
 from ..telemetry import Metrics
 from .context import Interrupted
-from .job import Job, State
+from .job import JobStatus, State
 from .job_store import ActiveJob, ActiveJobs, JobRecords
 from .kinds import KINDS, Kind
 from .runner import JobRunner, problem_of
@@ -80,7 +80,7 @@ class Jobs:
             for job in reversed([job for job in active.records.newest_first() if not job.has_ended]):
                 self._resume(active, replace(job, changes=job.changes + RESTARTED))
 
-    def _resume(self, active: ActiveJobs, job: Job) -> None:
+    def _resume(self, active: ActiveJobs, job: JobStatus) -> None:
         refusal = None
         if job.kind not in self._kinds:
             refusal = "This version of the server has no jobs of this kind."
@@ -116,7 +116,7 @@ class Jobs:
 
     # ---- calls of clients
 
-    def submit(self, kind: str, params: Mapping[str, Any], input: bytes | None = None, *, mark: str = "") -> Job:
+    def submit(self, kind: str, params: Mapping[str, Any], input: bytes | None = None, *, mark: str = "") -> JobStatus:
         """Create a job, which is durable when this returns.
 
         Args:
@@ -136,12 +136,12 @@ class Jobs:
                 return active.current(existing)
             if active.waiting >= self._max_waiting:
                 raise Overloaded(f"{self._max_waiting} jobs are waiting already; try again when some are done.", 10.0)
-            job = Job(active.records.new_id(), kind, params, time.time(), mark)
+            job = JobStatus(active.records.new_id(), kind, params, time.time(), mark)
             active.records.add(job, input)
             self._enqueue(active.add(job))
             return job
 
-    def get(self, id: str) -> Job:
+    def get(self, id: str) -> JobStatus:
         """Return the present state of a job.
 
         Args:
@@ -162,10 +162,10 @@ class Jobs:
 
     def list(
         self, limit: int, before: str | None = None, *, kind: str | None = None, state: State | None = None
-    ) -> tuple[list[Job], str | None]:
+    ) -> tuple[list[JobStatus], str | None]:
         """Return jobs without their results, newest first, and the id to continue from; None at the end."""
         active = self._started()
-        found: list[Job] = []
+        found: list[JobStatus] = []
         for stored in active.records.newest_first(before):
             job = active.current(stored)
             if kind not in (None, job.kind) or state not in (None, job.state):
@@ -175,7 +175,7 @@ class Jobs:
             found.append(job)
         return found, None
 
-    def cancel(self, id: str) -> Job:
+    def cancel(self, id: str) -> JobStatus:
         """Cancel a job: at once if it waits, at its next step if it runs. A job that has ended does not change.
 
         Raises:

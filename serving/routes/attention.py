@@ -126,7 +126,7 @@ MAX_RENDERED_PIXELS = MAX_PIXELS  # of all PNGs in one JSON response
 
 
 @dataclass(frozen=True)
-class AttentionQuery:
+class AttentionInput:
     """The options of a request, its image, and the targets in which to look."""
 
     options: AttentionOptions
@@ -198,7 +198,7 @@ async def attention(
 # ---- requests
 
 
-async def _read(request: Request, limit: int, fetcher: Fetcher | None) -> AttentionQuery:
+async def _read(request: Request, limit: int, fetcher: Fetcher | None) -> AttentionInput:
     """Read the query; in a multipart request the images are file parts."""
     if not is_form(request):
         body = await read_json(request, AttentionRequest)
@@ -211,14 +211,14 @@ async def _read(request: Request, limit: int, fetcher: Fetcher | None) -> Attent
             return [decode_text(text, name, fetched) for text, name in zip(texts, names, strict=True)]
 
         image, *targets = await in_thread_if_large(sum(map(len, texts)), decode)
-        return AttentionQuery(body, image, targets)
+        return AttentionInput(body, image, targets)
     form = await read_form(request, files=("image", "target"), texts=("query",))
     images = form.images("image", 1)
     if any(name == "target" for name, _ in form.files):
         images += form.images("target", limit - 1)
     options = await form.query(AttentionOptions)
     image, *targets = (cast(bytes, one.data) for one in images)  # the data of a file part is always bytes
-    return AttentionQuery(options, image, targets)
+    return AttentionInput(options, image, targets)
 
 
 def _model(bench: Workbench, engines: Engines, options: AttentionOptions) -> Model:

@@ -29,7 +29,7 @@ from nnclr_hub.workbench.reembedding import abandon
 from nnclr_hub.workbench.source_folders import SourceFolders
 
 from ..idempotency import STATE_NAME
-from ..jobs import Job, Jobs
+from ..jobs import Jobs, JobStatus
 from ..jobs.context import ROOT, UPLOAD
 from ..jobs.events import is_over, stream
 from ..keys import READ, WRITE
@@ -75,7 +75,7 @@ class JobResponse(Strict):
     error: JobError | None
 
     @classmethod
-    def of(cls, job: Job) -> JobResponse:
+    def of(cls, job: JobStatus) -> JobResponse:
         """Make the response of a job, without hidden parameters."""
         fields = {name: getattr(job, name) for name in cls.model_fields}
         params = {name: value for name, value in job.params.items() if name not in HIDDEN}

@@ -8,7 +8,7 @@ from job_worlds import until
 
 from nnclr_hub.errors import DiskFull, JobNotFound
 from nnclr_hub.store.records import Record
-from serving.jobs.job import Job
+from serving.jobs.job import JobStatus
 from serving.jobs.job_store import JOB, MARK, JobRecords
 
 
@@ -124,9 +124,9 @@ def test_ids_increase_even_if_the_clock_is_set_back(make_world, monkeypatch):
 
 def test_jobs_are_readable_by_older_and_newer_versions():
     """Older versions do not know notes, and newer ones have more fields."""
-    job = Job("1", "verify", {}, created=1.0)
+    job = JobStatus("1", "verify", {}, created=1.0)
     content, _ = job.written()
     assert "notes" not in content
-    assert Job.read({**content, "of_a_later_version": 1}, None) == job
+    assert JobStatus.read({**content, "of_a_later_version": 1}, None) == job
     noted = replace(job, notes={"added": 3})
-    assert Job.read(*noted.written()) == noted
+    assert JobStatus.read(*noted.written()) == noted

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from serving.openapi import document, operations, text
-from serving.problems import ANYWHERE, refusal_of
+from serving.problems import ANYWHERE, problem_kind
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,7 +28,7 @@ def test_every_operation_documents_the_common_errors():
     for name, operation in operations(document()).items():
         answers = operation["responses"]
         for kind in ANYWHERE:
-            refusal = refusal_of(kind)
+            refusal = problem_kind(kind)
             status = 400 if refusal.status in (415, 422) and name.startswith("openai-") else refusal.status
             if (name, status) == ("health-readyz", 503):
                 continue  # its 503 is an answer
