@@ -27,19 +27,25 @@ def register(group: typer.Typer) -> None:
 def backup(
     destination: Annotated[str, typer.Argument(help="Folder, or address such as s3://bucket/nnclr.")],
     store: Store = DEFAULT_STORE,
+    keep: Annotated[
+        int | None, typer.Option(min=1, help="Number of backups to keep; older ones are removed. Default: all.")
+    ] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read the backup before this one, and write damaged files again.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Back up all collections, aliases, jobs and probes. Works while a server uses the store.
 
     Backups to the same destination copy only what is new.
 
-    Example: nnclr store backup /mnt/backups/nnclr
+    Example: nnclr store backup /mnt/backups/nnclr --keep 30
     """
     from nnclr_hub.progress import bar
     from nnclr_hub.store.backup import back_up
 
     with opened(store, read_only=True) as there, bar(err, "copying", unit="items") as advance:
-        report = back_up(there, destination, progress=advance)
+        report = back_up(there, destination, keep=keep, verify=verify, progress=advance)
     if as_json:
         print_json({"destination": destination, **asdict(report)})
         return
@@ -49,6 +55,8 @@ def backup(
         markup=False,
         soft_wrap=True,
     )
+    if report.removed or report.freed:
+        out.print(f"{report.removed} older backups were removed; {report.freed / MEGABYTE:.1f} MB were freed.")
     if not report.together:
         err.print(
             "Collections changed during the backup. Each one is consistent, but they are not from the same moment."
@@ -109,6 +117,8 @@ def verify_backup(
     as_json: Json = False,
 ) -> None:
     """Read every file of the backups back, without restoring them. The exit code is 1 if anything is wrong.
+
+    A damaged file is moved to the folder "damaged" next to the backups. The next backup then writes it again.
 
     Example: nnclr store verify-backup /mnt/backups/nnclr
     """

@@ -108,13 +108,18 @@ def reembed(name: str, model: str, *, skip_missing: bool = False) -> Steps[Job]:
     return _start(path, {"model": model, "skip_missing": skip_missing})
 
 
-def backup() -> Steps[Job]:
+def backup(*, keep: int | None = None, verify: bool = False) -> Steps[Job]:
     """Start a backup of the whole store to the destination that the server is configured with.
 
+    Args:
+        keep: the number of backups to keep, at least 1; older ones are removed afterwards. None: all.
+        verify: read the files that it shares with the backup before, and write damaged ones again.
+
     Raises:
-        InvalidRequest: the server makes no backups.
+        InvalidRequest: the server makes no backups, or `keep` is invalid.
     """
-    return _start("/api/v1/store/backups")
+    params = {"verify": str(verify).lower(), **({} if keep is None else {"keep": str(keep)})}
+    return _start("/api/v1/store/backups", params=params)
 
 
 def get(id: str) -> Steps[Job]:
@@ -174,9 +179,9 @@ def read_job(body: dict[str, Any]) -> Job:
     return Job(**about, error=error or None)
 
 
-def _start(path: str, body: Mapping[str, Any] | None = None) -> Steps[Job]:
+def _start(path: str, body: Mapping[str, Any] | None = None, params: Mapping[str, str] | None = None) -> Steps[Job]:
     key = {"Idempotency-Key": uuid.uuid4().hex}  # a lost answer must not start a second job
-    return perform(Call("POST", path, lambda answer: read_job(answer.json()), json=body, headers=key))
+    return perform(Call("POST", path, lambda answer: read_job(answer.json()), params or {}, json=body, headers=key))
 
 
 def _path(id: str) -> str:

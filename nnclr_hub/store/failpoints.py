@@ -42,6 +42,8 @@ STEPS = (
     "backup.piece",
     "backup.pieces",
     "backup.done",
+    "backup.removed",
+    "backup.freed",
     # opening (recovery.py)
     "recover.loaded",
     "recover.replayed",

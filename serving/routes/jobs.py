@@ -208,14 +208,23 @@ def start_maintenance(
 
 @router.post("/store/backups", status_code=202, responses=answers_of_job())
 @requires(WRITE)
-def start_backup(settings: AppSettings, submit: Submit) -> JobResponse:
+def start_backup(
+    settings: AppSettings,
+    submit: Submit,
+    keep: Annotated[
+        int | None, Query(ge=1, le=1_000_000, description="number of backups to keep; older ones are removed")
+    ] = None,
+    verify: Annotated[
+        bool, Query(description="read the files that it shares with the backup before, and write damaged ones again")
+    ] = False,
+) -> JobResponse:
     """Back up all collections, aliases, jobs and probes to the destination that the server is configured with.
 
     Only what is new is copied. The job's result has the backup's id and its size.
     """
     if not settings.backup_to:
         raise InvalidRequest("This server makes no backups; set NNCLR_BACKUP_TO to a folder or an address.")
-    return submit("backup", {})
+    return submit("backup", {"keep": keep, "verify": verify})
 
 
 @router.get("/jobs/{id}", responses=answers(JobNotFound))

@@ -248,5 +248,8 @@ def test_a_backup_is_verified_and_restored_as_it_was_at_a_change(nnclr, store, t
         assert not (tmp_path / "wrong").exists()
     verified = CliRunner().invoke(app, ["store", "verify-backup", str(to), "--json"])
     assert {one["id"]: one["ok"] for one in json.loads(verified.stdout)} == {first["id"]: True, second["id"]: True}
+    third = json.loads(nnclr("backup", to, "--json", "--keep", "1", "--verify")[1])
+    assert (third["removed"], third["written"]) == (2, 0)
+    assert CliRunner().invoke(app, ["store", "backup", str(store / "inside"), "--store", str(store)]).exit_code == 2
     next(path for path in to.glob("pieces/*/*") if path.stat().st_size > 1000).write_bytes(b"")
     assert CliRunner().invoke(app, ["store", "verify-backup", str(to)]).exit_code == 1

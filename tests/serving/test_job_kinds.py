@@ -72,6 +72,10 @@ def test_backups_go_to_the_configured_destination_only(server, client, twins, tm
     job = ended(client, client.post(BACKUPS, json={"destination": str(tmp_path / "elsewhere")}))
     assert job["state"] == "done"
     assert not (tmp_path / "elsewhere").exists()
+    with Client(server.url) as remote:
+        kept = remote.jobs.wait(remote.jobs.backup(keep=1, verify=True).id).result
+    assert verify_backups(server.folder / "backups") == {kept["id"]: None}
+    assert client.post(BACKUPS, params={"keep": 0}).status_code == 422
     shutil.rmtree(server.folder / "backups")
     (server.folder / "backups").write_text("no folder")
     job = ended(client, client.post(BACKUPS))

@@ -2,117 +2,36 @@
 
 backups/TIME.json      one backup: what it contains, by the SHA-256 of each piece. It is written last
 pieces/ab/SHA256       the pieces; none is ever changed, and backups share them
+damaged/SHA256         pieces that failed their checksum
+lock                   held while a backup is made
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
+import logging
 import os
+import re
+import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from nnclr_hub.errors import DiskFull, InvalidRequest, MissingDependency, StoreCorrupt, StoreError, StoreTooNew
-from nnclr_hub.store.embedded.integrity import Commit
+from nnclr_hub.errors import DiskFull, InvalidRequest, MissingDependency, StoreCorrupt, StoreError, StoreLocked
+from nnclr_hub.store.backup.description import Backup, Piece, parsed, written
 from nnclr_hub.store.failpoints import reached
 from nnclr_hub.store.folder import NO_SPACE, fsync_folder, make_folder
 
-FORMAT = "nnclr_hub backup"
-VERSION = 1
 _DRIVERS = {"s3": "s3", "gs": "gcs", "gcs": "gcs"}  # protocol: extra that installs its driver
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A piece by its content: SHA-256 in hex, and bytes."""
-
-    sha256: str
-    size: int
-
-    @property
-    def file(self) -> str:
-        return f"pieces/{self.sha256[:2]}/{self.sha256}"
-
-
-@dataclass(frozen=True)
-class Rows:
-    """An SQLite file with the rows first ... last that were live when it was written: items, vectors, thumbnails."""
-
-    first: int
-    last: int
-    count: int
-    piece: Piece
-
-
-@dataclass(frozen=True)
-class Log:
-    """An SQLite file with the changes and commits after `after` up to `to`."""
-
-    after: int
-    to: int
-    piece: Piece
-
-
-@dataclass(frozen=True)
-class CollectionBackup:
-    """A collection at one commit.
-
-    name, spec: as in the catalog.
-    key: identifies the collection's file; row ids of one file are never used twice.
-    commit: what the collection was backed up at.
-    live: row ids, see `copying.packed`.
-    rows: together they contain all live rows.
-    log: ascending; there may be gaps.
-    """
-
-    name: str
-    key: str
-    spec: dict[str, Any]
-    commit: Commit
-    live: Piece
-    rows: tuple[Rows, ...]
-    log: tuple[Log, ...]
-
-    @property
-    def pieces(self) -> list[Piece]:
-        return [self.live, *(one.piece for one in self.rows), *(one.piece for one in self.log)]
-
-
-@dataclass(frozen=True)
-class Backup:
-    """A backup of a store.
-
-    id: its time, which is also its file's name.
-    at: seconds since 1970.
-    together: whether all collections are as they were at one moment; each is at one commit in any case.
-    records: an SQLite file with jobs and probes; None if there are none.
-    """
-
-    id: str
-    at: float
-    together: bool
-    collections: tuple[CollectionBackup, ...]
-    aliases: dict[str, str]
-    records: Piece | None
-
-    @property
-    def pieces(self) -> dict[str, Piece]:
-        """All pieces by their hash."""
-        found = [piece for one in self.collections for piece in one.pieces]
-        return {piece.sha256: piece for piece in [*found, *([self.records] if self.records else [])]}
-
-    def collection(self, key: str) -> CollectionBackup | None:
-        """Return a collection by the key of its file."""
-        return next((one for one in self.collections if one.key == key), None)
-
-
-def backup_id(moment: datetime) -> str:
-    """Return the id of a backup of a time."""
-    return moment.astimezone(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
+log = logging.getLogger(__name__)
+BACKUPS, PIECES, DAMAGED, LOCK = "backups", "pieces", "damaged", "lock"
+_BACKUP = re.compile(r"(\d{8}T\d{6}\.\d{6}Z)\.json")
+_PIECE = re.compile(r"[0-9a-f]{64}(\..*part)?")
+LOCK_SECONDS = 900.0  # after which the lock of a process that crashed ends, where the system does not release it
 
 
 class Destination:
@@ -142,17 +61,108 @@ class Destination:
         except ValueError as error:
             raise InvalidRequest(f"{self.address!r} is not a valid address ({error}).") from error
         self._local = isinstance(self._fs, LocalFileSystem)
+        self._token: str | None = None  # of the lock that this holds
+        self._renewed = 0.0
         # object stores show a file when it is complete, and may forbid deletion, which a move needs
         self._whole = not _DRIVERS.keys().isdisjoint(
             (self._fs.protocol,) if isinstance(self._fs.protocol, str) else self._fs.protocol
         )
 
+    def refuse_unsuitable(self, store: Path) -> None:
+        """Check that backups of a store can be kept here, before anything is written.
+
+        Raises:
+            InvalidRequest: this is the store or a folder in it, or a folder with other files.
+        """
+        with self._translated():
+            if self._local:
+                root = Path(self._root).resolve()
+                if root.exists() and not root.is_dir():
+                    raise StoreError(f"{self.address} is not a folder; choose another destination.")
+                if any(folder.exists() and folder.samefile(store) for folder in (root, *root.parents)):
+                    raise InvalidRequest(
+                        f"{self.address} is in the folder of the store, so backups there would be lost with it; choose "
+                        "a folder on another disk."
+                    )
+            try:
+                names = {str(file).rstrip("/").rsplit("/", 1)[-1] for file in self._fs.ls(self._root, detail=False)}
+            except FileNotFoundError:
+                return
+        others = {name for name in names - {DAMAGED, LOCK, "lost+found", ""} if not name.startswith(".")}
+        if others and not self.ids() and not self.pieces():
+            raise InvalidRequest(
+                f"{self.address} has other files, for example {min(others)}; choose a new or an empty folder."
+            )
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Let no other process make or remove backups here during the block.
+
+        Raises:
+            StoreLocked: another process does that now.
+        """
+        refused = StoreLocked(f"Another backup to {self.address} is running; repeat this one when it has ended.")
+        if not self._local:
+            with self._translated():
+                if time.time() - self._lock_holder().get("at", 0.0) < LOCK_SECONDS:
+                    raise refused
+                if not self._whole:
+                    self._fs.makedirs(self._root, exist_ok=True)
+                self._token = uuid.uuid4().hex
+                self._keep_lock()
+                if self._lock_holder().get("token") != self._token:  # another process was faster
+                    self._token = None
+                    raise refused
+            try:
+                yield
+            finally:
+                with self._translated():
+                    self._hold_lock(0.0)  # an object store may forbid deletion
+                self._token = None
+            return
+        with self._translated():
+            root = Path(self._root)
+            make_folder(root)
+            handle = (root / LOCK).open("ab")
+        with handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise refused from error
+            except OSError:
+                log.warning("%s cannot be locked, so no other backup may be made to it at the same time", self.address)
+            yield
+
+    def _lock_holder(self) -> dict[str, Any]:
+        try:
+            return json.loads(self._fs.cat_file(f"{self._root}/{LOCK}"))
+        except (FileNotFoundError, ValueError):
+            return {}
+
+    def _keep_lock(self) -> None:
+        """Renew the lock, if this holds one that ends by itself."""
+        if self._token is not None and time.time() - self._renewed > LOCK_SECONDS / 10:
+            self._hold_lock(time.time())
+
+    def _hold_lock(self, at: float) -> None:
+        self._fs.pipe_file(f"{self._root}/{LOCK}", json.dumps({"token": self._token, "at": at}).encode())
+        self._renewed = at
+
     # ---- pieces
+
+    def pieces(self) -> dict[str, int]:
+        """Return the sizes of all pieces in bytes, by hash; the name of a file that is not complete ends with .part."""
+        with self._translated():
+            self._fs.invalidate_cache()
+            found = self._fs.find(f"{self._root}/{PIECES}", detail=True)
+        sizes = {str(name).rsplit("/", 1)[-1]: info["size"] for name, info in found.items()}
+        return {name: size for name, size in sizes.items() if _PIECE.fullmatch(name)}
 
     def put_piece(self, data: bytes) -> tuple[Piece, int]:
         """Store a piece unless it exists with its size; return it, and how many bytes were written."""
         piece = Piece(hashlib.sha256(data).hexdigest(), len(data))
         with self._translated():
+            self._keep_lock()
             try:
                 if self._fs.info(f"{self._root}/{piece.file}")["size"] == piece.size:
                     return piece, 0
@@ -169,6 +179,7 @@ class Destination:
             StoreCorrupt: it is missing or damaged.
         """
         with self._translated():
+            self._keep_lock()
             try:
                 data = self._fs.cat_file(f"{self._root}/{piece.file}")
             except FileNotFoundError as error:
@@ -177,24 +188,55 @@ class Destination:
             raise StoreCorrupt(f"{self.address}/{piece.file} is damaged; use an older backup.")
         return data
 
+    def check_piece(self, piece: Piece) -> str | bytes:
+        """Return a piece, or what is wrong with it. A damaged one is set aside, so that the next backup writes it."""
+        for last in (False, True):
+            try:
+                return self.read_piece(piece)
+            except StoreCorrupt as error:
+                if last:
+                    return self._set_aside(piece, error)
+        raise AssertionError
+
+    def _set_aside(self, piece: Piece, error: StoreCorrupt) -> str:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return f"{self.address}/{piece.file} is missing; the next backup writes it again if the store has its rows."
+        try:
+            self._fs.makedirs(f"{self._root}/{DAMAGED}", exist_ok=True)
+            self._fs.mv(f"{self._root}/{piece.file}", f"{self._root}/{DAMAGED}/{piece.sha256}")
+        except OSError as refusal:
+            return f"{self.address}/{piece.file} is damaged, and cannot be moved ({refusal}); delete it, then back up."
+        return f"{self.address}/{piece.file} was damaged; the next backup writes it again if the store has its rows."
+
+    def remove_piece(self, name: str) -> None:
+        """Remove a piece by the name that `pieces` returned."""
+        with self._translated():
+            self._keep_lock()
+            self._fs.rm_file(f"{self._root}/{PIECES}/{name[:2]}/{name}")
+
+    def remove_damaged(self) -> None:
+        """Remove the pieces that were set aside."""
+        with self._translated():
+            for file in self._fs.find(f"{self._root}/{DAMAGED}"):
+                self._fs.rm_file(file)
+
     # ---- backups
 
     def ids(self) -> list[str]:
         """Return the ids of the backups, oldest first."""
         with self._translated():
+            self._fs.invalidate_cache()
             try:
-                files = self._fs.ls(f"{self._root}/backups", detail=False)
+                files = self._fs.ls(f"{self._root}/{BACKUPS}", detail=False)
             except FileNotFoundError:
                 return []
-        names = [str(file).rsplit("/", 1)[-1] for file in files]
-        return sorted(name.removesuffix(".json") for name in names if name.endswith(".json"))
+        found = [_BACKUP.fullmatch(str(file).rsplit("/", 1)[-1]) for file in files]
+        return sorted(name[1] for name in found if name)
 
     def put(self, backup: Backup) -> None:
         """Store the description of a backup, which completes it."""
-        content = {"format": FORMAT, "version": VERSION, **asdict(backup)}
-        content["sha256"] = _checksum(content)
         with self._translated():
-            self._write(f"backups/{backup.id}.json", json.dumps(content, indent=1).encode())
+            self._write(f"{BACKUPS}/{backup.id}.json", written(backup))
 
     def read(self, id: str) -> Backup:
         """Return a backup.
@@ -203,17 +245,22 @@ class Destination:
             StoreTooNew: a later version wrote it.
             StoreCorrupt: its description is missing or damaged.
         """
-        name = f"{self.address}/backups/{id}.json"
+        name = f"{self.address}/{BACKUPS}/{id}.json"
         with self._translated():
             try:
-                content = json.loads(self._fs.cat_file(f"{self._root}/backups/{id}.json"))
-                if content["format"] == FORMAT and isinstance(content["version"], int) and content["version"] > VERSION:
-                    raise StoreTooNew(f"{name} was written by a later version of nnclr_hub; install that version.")
-                if content.pop("sha256") != _checksum(content):
-                    raise ValueError("it fails its checksum")
-                return _parsed(content)
-            except (ValueError, KeyError, TypeError, AttributeError, FileNotFoundError) as error:
-                raise StoreCorrupt(f"{name} is damaged or missing ({error}); use an older backup.") from error
+                data = self._fs.cat_file(f"{self._root}/{BACKUPS}/{id}.json")
+            except FileNotFoundError as error:
+                raise StoreCorrupt(f"{name} is missing; use another backup.") from error
+        return parsed(data, name)
+
+    def remove(self, ids: list[str]) -> None:
+        """Remove the descriptions of backups; durable when this returns."""
+        with self._translated():
+            for id in ids:
+                self._fs.rm_file(f"{self._root}/{BACKUPS}/{id}.json")
+                reached("backup.removed")
+            if self._local and ids:
+                fsync_folder(Path(self._root, BACKUPS))
 
     # ---- inside
 
@@ -253,27 +300,3 @@ class Destination:
             raise StoreError(
                 f"{self.address} cannot be used ({error}); check the address and the permissions."
             ) from error
-
-
-def _checksum(content: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-
-def _parsed(content: dict[str, Any]) -> Backup:
-    def piece(one: dict[str, Any]) -> Piece:
-        return Piece(**one)
-
-    collections = tuple(
-        CollectionBackup(
-            one["name"],
-            one["key"],
-            one["spec"],
-            Commit(**one["commit"]),
-            piece(one["live"]),
-            tuple(Rows(part["first"], part["last"], part["count"], piece(part["piece"])) for part in one["rows"]),
-            tuple(Log(part["after"], part["to"], piece(part["piece"])) for part in one["log"]),
-        )
-        for one in content["collections"]
-    )
-    records = piece(content["records"]) if content["records"] else None
-    return Backup(content["id"], content["at"], content["together"], collections, content["aliases"], records)

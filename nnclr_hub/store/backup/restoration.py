@@ -20,8 +20,9 @@ from pathlib import Path
 import numpy as np
 
 from nnclr_hub.errors import CollectionNotFound, InvalidRequest, StoreCorrupt
-from nnclr_hub.store.backup.copying import TABLES, opened_piece, unpacked
-from nnclr_hub.store.backup.destination import Backup, CollectionBackup, Destination, Log, Rows, backup_id
+from nnclr_hub.store.backup.description import Backup, CollectionBackup, Log, Rows, backup_id
+from nnclr_hub.store.backup.destination import Destination
+from nnclr_hub.store.backup.pieces import ROW_TABLES, opened_piece, unpacked
 from nnclr_hub.store.base import Progress
 from nnclr_hub.store.embedded.catalog import connect, create_collection, create_root
 from nnclr_hub.store.embedded.integrity import Commit, CommitRecord, insert_commit, recounted
@@ -80,9 +81,9 @@ def restore(
         progress: called with (done, total), counted in bytes.
 
     Raises:
-        InvalidRequest: the folder exists, there is no backup, or none is old enough, or that commit cannot be restored
-            exactly, for example because the collection was dropped before the next backup; the message names the next
-            ones that can.
+        InvalidRequest: the folder exists, there is no backup, or none is old enough, or `at` is after the newest one,
+            or that commit cannot be restored exactly, for example because the collection was dropped before the next
+            backup; the message names the next ones that can.
         CollectionNotFound: the backup does not have the collection.
         StoreCorrupt: the backup is damaged; nothing was restored. Other damaged backups are skipped with a warning.
         DiskFull, StoreError: the folder cannot be written.
@@ -145,6 +146,11 @@ def _planned(
         earlier = [one for one in backups if one.at <= moment]
         if not earlier:
             raise InvalidRequest(f"The oldest backup is of {_time(backups[0].at)}, which is after {_time(moment)}.")
+        if moment >= backups[-1].at + 1.0:  # times are often given in whole seconds
+            raise InvalidRequest(
+                f"The newest backup is of {_time(backups[-1].at)}, so the state at {_time(moment)} is unknown. Restore "
+                f"backup {backups[-1].id}, or the newest one by giving no time."
+            )
         later = next((one for one in backups if one.at > moment), None)
         plans = []
         for one in _chosen(earlier[-1], collection):
@@ -227,12 +233,10 @@ def _restored(source: Destination, plan: _Plan, path: Path, advance: Callable[[i
         create_collection(target, spec, plan.base.name)
         target.execute("CREATE TEMP TABLE live (rid INTEGER PRIMARY KEY)")
         target.executemany("INSERT INTO live VALUES (?)", ((rid,) for rid in live.tolist()))
-        target.execute("ATTACH ':memory:' AS piece")
-        for rows in _rows(plan):
+        for number, rows in enumerate(_rows(plan)):
             if len(live) and np.searchsorted(live, rows.first) < np.searchsorted(live, rows.last, "right"):
-                _insert(target, source.read_piece(rows.piece))
+                _insert(target, source.read_piece(rows.piece), f"piece{number}")
             advance(rows.piece.size)
-        target.execute("DETACH piece")
         target.executemany(
             "UPDATE sqlite_sequence SET seq = ? WHERE name = ?", [(commit.rid, "items"), (commit.seq, "oplog")]
         )
@@ -247,17 +251,23 @@ def _restored(source: Destination, plan: _Plan, path: Path, advance: Callable[[i
     return commit
 
 
-def _insert(target: sqlite3.Connection, data: bytes) -> None:
-    """Copy the live rows of a piece; a row may be in the pieces of both backups."""
-    target.deserialize(data, name="piece")
+def _insert(target: sqlite3.Connection, data: bytes, name: str) -> None:
+    """Copy the live rows of a piece; a row may be in the pieces of both backups.
+
+    Each piece is attached under another name: SQLite would run the statements that it has prepared for one piece on
+    the pages of the next one.
+    """
+    target.execute(f"ATTACH ':memory:' AS {name}")
+    target.deserialize(data, name=name)
     target.execute("BEGIN IMMEDIATE")
     columns = {"items": "rid, id, metadata, crc", "vectors": "rid, vector, crc", "thumbnails": "rid, jpeg"}
-    for table in TABLES:
+    for table in ROW_TABLES:
         target.execute(
-            f"INSERT OR IGNORE INTO main.{table} ({columns[table]}) SELECT {columns[table]} FROM piece.{table} "
+            f"INSERT OR IGNORE INTO main.{table} ({columns[table]}) SELECT {columns[table]} FROM {name}.{table} "
             "WHERE rid IN (SELECT rid FROM live)"
         )
     target.execute("COMMIT")
+    target.execute(f"DETACH {name}")
 
 
 def _state(source: Destination, plan: _Plan) -> tuple[Commit, np.ndarray]:

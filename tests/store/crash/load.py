@@ -88,7 +88,7 @@ def main(folder: str, seed: int) -> None:
         collection = store.get(NAME)
     except CollectionNotFound:
         collection = store.create(NAME, CollectionSpec(DIM, index="hnsw"))
-    backing = partial(back_up, store, backups_of(store))
+    backing = partial(back_up, store, backups_of(store), keep=3)
     first = 1_000_000 * (seed + 1)
     jobs: list[tuple[Any, ...]] = [(write, collection, w, random.Random(f"{seed}{w}"), first) for w in range(WRITERS)]
     jobs += [

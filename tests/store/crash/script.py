@@ -17,7 +17,7 @@ from typing import Any
 
 from store.crash.content import DIM, item_of
 from store.crash.small import open_small_store
-from store.crash.world import World, backups_of
+from store.crash.world import KEEP, World, backups_of
 
 from nnclr_hub.store.backup import back_up
 from nnclr_hub.store.base import Collection, VectorStore
@@ -83,7 +83,7 @@ def foresee(world: World, operation: Operation) -> None:
     elif kind == "clear":
         collections[arguments[0]].clear()
     elif kind == "backup":
-        world.backups += 1
+        world.backups = min(KEEP, world.backups + 1)
     elif kind == "alias":
         aliases[arguments[0]] = arguments[1]
     elif kind == "rename":
@@ -110,7 +110,7 @@ def perform(store: VectorStore, operation: Operation) -> None:
         "snapshot": lambda name: store.get(name).snapshot(),
         "compact": lambda name: store.get(name).compact(),
         "clear": lambda name: _clear(store.get(name)),
-        "backup": lambda: back_up(store, backups_of(store)),
+        "backup": lambda: back_up(store, backups_of(store), keep=KEEP),
         "drop": store.drop,
         "alias": store.alias,
         "rename": store.rename,

