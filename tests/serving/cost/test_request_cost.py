@@ -5,7 +5,7 @@ None of these depends on other work on the machine, as the wait of another reque
 
 import pytest
 
-from benchmarks.request_cost import BUDGETS, TELLING, fit_probe, overdrawn, requests, served
+from benchmarks.request_cost import TELLING, cases, fit_probe, overdrawn, served
 
 
 @pytest.fixture(scope="module")
@@ -15,9 +15,9 @@ def meter(tmp_path_factory):
 
 
 def check(meter, name):
-    cost = meter.cost(requests()[name])
-    assert 200 <= cost.status < 500
-    assert overdrawn(cost, BUDGETS[name]) == [], cost
+    budget, request = cases()[name]
+    cost = meter.cost(request)
+    assert overdrawn(cost, budget) == [], (name, cost)
 
 
 @pytest.mark.parametrize("name", TELLING)
@@ -28,5 +28,6 @@ def test_a_request_stays_within_its_budget(meter, name):
 @pytest.mark.slow
 def test_every_other_request_stays_within_its_budget(meter):
     fit_probe(meter.url)
-    for name in BUDGETS.keys() - set(TELLING):
-        check(meter, name)
+    for name in cases():
+        if name not in TELLING:
+            check(meter, name)
