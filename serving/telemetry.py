@@ -111,7 +111,7 @@ class Metrics:
         )
         self.decoders_killed = Counter(
             "nnclr_decoders_killed",
-            "Decoding processes that ended early, by reason: cpu, time, crash, withdrawn.",
+            "Decoding processes that ended early, by reason: cpu, time, stalled, crash, withdrawn.",
             ("reason",),
             **on,
         )

@@ -89,7 +89,7 @@ class DecodingPool:
     Args:
         size: images decoded at once in each lane.
         limits: of one image.
-        on_killed: called with the reason when a process ended early: cpu, time, crash or withdrawn.
+        on_killed: called with the reason when a process ended early: cpu, time, stalled, crash or withdrawn.
     """
 
     def __init__(
@@ -210,6 +210,8 @@ def _failure(ended: ProcessEnded, heavy: bool) -> Exception:
         return Withdrawn()
     if ended.why == "crash":
         return ImageError(f"The image crashed its decoder ({ended.detail}); save it again.")
+    if ended.why == "stalled":
+        return ImageError(f"The file was not readable for {ended.detail}; check the disk or the network mount.")
     if not heavy:
         return HeavyImage()
     return ImageTooExpensive(

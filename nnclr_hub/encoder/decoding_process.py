@@ -29,7 +29,9 @@ from nnclr_hub.errors import BY_CODE, ServiceError
 T = TypeVar("T")
 Operation = Callable[..., tuple[Any, ...]]
 START_S = 60.0  # seconds until a new process is ready, also on a busy machine
-WALL_PER_CPU = 30.0  # seconds that may pass per CPU second: a process may also wait, for a disk or for a busy machine
+WALL_PER_CPU = 30.0  # seconds that may pass per CPU second on a busy machine
+STALL_S = 60.0  # seconds without any CPU time: it waits for a file, perhaps on a mount whose server is gone
+KILL_S = 5.0  # seconds for a killed process to end; one that waits for a file may end much later
 CHECK_S = 0.5  # seconds between two checks that somebody still waits for a heavy image
 KEPT = 48 << 20  # bytes of the buffer that a process keeps between two images
 _START = (
@@ -143,7 +145,8 @@ class DecodingProcess:
     def kill(self) -> None:
         """End the process and wait until it has ended; the thread that uses it, if any, gets ProcessEnded."""
         self._process.kill()
-        self._process.wait()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(KILL_S)
 
     def close(self) -> None:
         """End the process, wait until it has ended, and give its memory back."""
@@ -162,15 +165,28 @@ class DecodingProcess:
 
     def _receive(self, seconds: float, chosen: Lane) -> bytes:
         """Return the reply; b"" if the process ended."""
-        deadline = time.monotonic() + seconds * WALL_PER_CPU
+        begun = active = time.monotonic()
+        used: int | None = -1  # read only if the reply takes long
         while True:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise ProcessEnded("time", f"{seconds * WALL_PER_CPU:g} s")
-            if self._waiting.poll(1000 * (min(left, CHECK_S) if chosen.heavy else left)):
+            pause = CHECK_S if chosen.heavy else min(STALL_S, seconds * WALL_PER_CPU) / 4
+            if self._waiting.poll(1000 * pause):
                 return receive(self._connection)
             if not chosen.is_wanted():
                 raise ProcessEnded("withdrawn")
+            now, before, used = time.monotonic(), used, self._cpu_time()
+            active = now if used is None or used != before else active
+            if now - active > STALL_S:
+                raise ProcessEnded("stalled", f"{STALL_S:g} s")
+            if now - begun > seconds * WALL_PER_CPU:
+                raise ProcessEnded("time", f"{seconds * WALL_PER_CPU:g} s")
+
+    def _cpu_time(self) -> int | None:
+        """Return the ticks of CPU time that the process has used; None where that is unknown."""
+        try:
+            stat = Path(f"/proc/{self._process.pid}/stat").read_bytes()
+        except OSError:  # not on Linux
+            return None
+        return sum(map(int, stat.rpartition(b")")[2].split()[11:13]))
 
     def _fail(self, seconds: float) -> NoReturn:
         """Raise ProcessEnded with the reason why the process ended."""

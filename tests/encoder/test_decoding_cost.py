@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 import pytest
-from hostile_images import many_chunks, many_segments, repeated_scans
+from hostile_images import many_blocks, many_chunks, many_pages, many_segments, repeated_scans
 from PIL import Image
 
 from nnclr_hub.encoder.decoding import decode_image
@@ -14,8 +14,8 @@ from nnclr_hub.errors import ImageError, ImageTooExpensive
 
 @pytest.mark.parametrize(
     "hostile",
-    [repeated_scans(2000, (800, 500)), many_segments(20_000), many_chunks(20_000)],
-    ids=["scans", "segments", "chunks"],
+    [repeated_scans(2000, (800, 500)), many_segments(20_000), many_chunks(20_000), many_blocks(20_000)],
+    ids=["scans", "segments", "chunks", "blocks"],
 )
 @pytest.mark.parametrize("as_file", [False, True])
 def test_costly_structures_are_refused_in_no_time(hostile, as_file, tmp_path):
@@ -38,6 +38,18 @@ def test_ordinary_progressive_jpegs_pass(extra):
     assert decode_image(file.getvalue() + extra).tobytes() == Image.open(file).tobytes()
 
 
-@pytest.mark.parametrize("make", [lambda n: repeated_scans(n, (64, 64)), many_chunks, many_segments])
+@pytest.mark.parametrize("make", [lambda n: repeated_scans(n, (64, 64)), many_chunks, many_segments, many_blocks])
 def test_a_few_more_than_usual_pass(make):
     assert decode_image(make(80)).mode == "RGB"
+
+
+def test_further_pages_and_frames_are_not_read():
+    gif = io.BytesIO()
+    frames = [Image.new("L", (64, 64), n % 256) for n in range(300)]
+    frames[0].save(gif, "GIF", save_all=True, append_images=frames[1:])
+    for many in (many_pages(50_000), gif.getvalue()):
+        begun = time.process_time()
+        assert decode_image(many).mode == "RGB"
+        assert time.process_time() - begun < 0.5
+    with Image.open(io.BytesIO(many_pages(30))) as image:
+        assert image.n_frames == 31
