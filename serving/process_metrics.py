@@ -13,7 +13,8 @@ from prometheus_client.registry import Collector
 
 import nnclr_hub
 from nnclr_hub.errors import StoreError
-from nnclr_hub.store.base import Statistics, VectorStore
+from nnclr_hub.store.base import VectorStore
+from nnclr_hub.store.reports import Statistics
 
 # gauge -> the field of `Statistics`, and what it is
 _GAUGES = {

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import asdict
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,7 +21,8 @@ from nnclr_hub.errors import StoreCorrupt
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nnclr_hub.store.base import CollectionInfo, RepairReport, SalvageReport, VectorStore, VerifyReport
+    from nnclr_hub.store.base import VectorStore
+    from nnclr_hub.store.reports import CollectionInfo, RepairReport, SalvageReport, VerifyReport
 
 group = typer.Typer(no_args_is_help=True, help="Manage a vector store: list, verify, repair, move, rename.")
 Name = Annotated[str, typer.Argument(help="Collection or alias.")]
@@ -111,13 +113,16 @@ def verify(names: Names = None, store: Store = DEFAULT_STORE, as_json: Json = Fa
 
 
 def _print_report(name: str, report: VerifyReport) -> None:
-    from nnclr_hub.store.base import MIN_RECALL
+    from nnclr_hub.store.reports import MIN_RECALL
 
     if report.ok:
         out.print(f"{name}: all {report.items} items are intact (recall {report.recall:.3f})", markup=False)
         return
+    damaged: dict[str, list[str]] = {}
+    for id, part in zip_longest(report.damaged, report.parts, fillvalue="vector"):
+        damaged.setdefault(part, []).append(id)
     for sentence, ids in (
-        ("items have a damaged vector", report.damaged),
+        *((f"items have a damaged {part}", ids) for part, ids in damaged.items()),
         ("items are missing from the index", report.missing),
         ("items of the sample are not found as an exhaustive search finds them", report.disagreements),
     ):

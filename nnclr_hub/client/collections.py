@@ -12,9 +12,10 @@ from nnclr_hub.client.answers import make_error
 from nnclr_hub.client.images import bounded
 from nnclr_hub.client.steps import Answer, Call, Steps, for_each, in_thread, perform, to_json
 from nnclr_hub.errors import CollectionNotFound, InvalidRequest, ItemNotFound, NNCLRHubError
-from nnclr_hub.store.base import Change, ChangePage, CollectionInfo, Item, Match, Page, VerifyReport, Where
+from nnclr_hub.store.base import Item, Match, Page, Where
 from nnclr_hub.store.checks import check_ids, check_name
 from nnclr_hub.store.index_kinds import IndexName
+from nnclr_hub.store.reports import Change, ChangePage, CollectionInfo, VerifyReport
 from nnclr_hub.store.spec import CollectionSpec, Metric, Precision
 from nnclr_hub.workbench.payload import decode_vector, encode_vector, image_file
 from nnclr_hub.workbench.search_query import Box, Example, SearchQuery
@@ -172,7 +173,8 @@ def verify(name: str) -> Steps[VerifyReport]:
     def read(answer: Answer) -> VerifyReport:
         body = answer.json()
         ids = {one: tuple(body[one]) for one in ("damaged", "disagreements", "missing")}
-        return VerifyReport(items=body["items"], recall=body["recall"], **ids)
+        parts = tuple(body.get("parts", ()))  # an earlier server does not send them
+        return VerifyReport(items=body["items"], recall=body["recall"], parts=parts, **ids)
 
     return perform(Call("POST", f"{_path(name)}/verify", read))
 

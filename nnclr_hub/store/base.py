@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 
 from nnclr_hub.errors import InvalidRequest, NNCLRHubError, OpenedForReading
 from nnclr_hub.html_table import html_table
 from nnclr_hub.store.records import Records
+from nnclr_hub.store.reports import ChangePage, CollectionInfo, RepairReport, Statistics, VerifyReport
 from nnclr_hub.store.spec import CollectionSpec, Embeds
 
 Where = Mapping[str, Any]
 Progress = Callable[[int, int], None]
-MIN_RECALL = 0.9
 SHORT = 60  # characters of metadata in a __repr__
 
 
@@ -69,38 +69,6 @@ class Page:
 
 
 @dataclass(frozen=True)
-class Change:
-    """One change of an item. An upsert says nothing of its content, which `Collection.get` returns.
-
-    seq: number of the change.
-    commit: number of the last change of the same commit. A request is always in one commit.
-    at: time of the commit, seconds since 1970.
-    """
-
-    seq: int
-    op: Literal["upsert", "delete"]
-    id: str
-    commit: int
-    at: float
-
-
-@dataclass(frozen=True)
-class ChangePage:
-    """Part of the log of changes.
-
-    changes: in their order; of each item only the last one of a commit.
-    next: the number to continue after, although there may be no change with that number.
-    last: number of the collection's last change.
-    log: identifies the log that the numbers belong to; a collection that is created again or restored has another.
-    """
-
-    changes: list[Change]
-    next: int
-    last: int
-    log: str = ""
-
-
-@dataclass(frozen=True)
 class SearchOptions:
     """The options of a search, as `Collection.search` documents them; collections check them."""
 
@@ -109,116 +77,6 @@ class SearchOptions:
     score_threshold: float | None = None
     with_vector: bool = False
     effort: int | None = None
-
-
-@dataclass(frozen=True)
-class CollectionInfo:
-    """The state of a collection.
-
-    count: number of items.
-    durable_seq: number of the last change on disk.
-    indexed_seq: number of the last change that searches see.
-    state: "ready"; "degraded", "read-only" or "damaged", with the reason.
-    index: the kind of index that answers searches now; "closed" for a closed collection, "none" for a damaged one.
-    """
-
-    name: str
-    spec: CollectionSpec
-    count: int
-    durable_seq: int
-    indexed_seq: int
-    state: str
-    index: str = "flat"
-
-
-@dataclass(frozen=True)
-class Statistics:
-    """Numbers of an open collection for monitoring, which cost neither a query nor a lock.
-
-    items, durable_seq, indexed_seq, index, state: as in `CollectionInfo`.
-    index_bytes: approximate memory of the index.
-    file_bytes: size of the collection's file and its log on disk.
-    disk_free: bytes that are free on that disk.
-    commits: number of commits since the collection was opened.
-    commit_seconds: duration of the last commit; 0.0 before the first.
-    """
-
-    items: int
-    durable_seq: int
-    indexed_seq: int
-    index: str
-    state: str
-    index_bytes: int = 0
-    file_bytes: int = 0
-    disk_free: int = 0
-    commits: int = 0
-    commit_seconds: float = 0.0
-
-
-# ------------------------------------------------------------------------------ reports
-
-
-@dataclass(frozen=True)
-class VerifyReport:
-    """The result of `verify`.
-
-    items: number of vectors that were read back.
-    damaged: ids whose vector fails its checksum, or whose metadata is not a JSON object.
-    missing: ids that the index lacks.
-    disagreements: ids of the sample for which the index returns other scores than an exhaustive search.
-    recall: share of the sample's ten nearest that the index finds; an approximate one may miss a few.
-    """
-
-    items: int
-    damaged: tuple[str, ...]
-    disagreements: tuple[str, ...]
-    missing: tuple[str, ...] = ()
-    recall: float = 1.0
-
-    @property
-    def ok(self) -> bool:
-        """Whether nothing is wrong and the recall is at least 0.9."""
-        return not self.damaged and not self.disagreements and not self.missing and self.recall >= MIN_RECALL
-
-
-@dataclass(frozen=True)
-class RepairReport:
-    """The result of `repair`.
-
-    items: number of items in the collection afterwards.
-    removed: ids that were removed because their vector or their metadata was damaged.
-    kept_in: file with what could be read of their metadata; None if nothing was removed.
-    """
-
-    items: int
-    removed: tuple[str, ...]
-    kept_in: str | None = None
-
-
-@dataclass(frozen=True)
-class SalvageReport:
-    """The result of `salvage`.
-
-    saved: number of items in the new file.
-    lost: ids of items that certainly existed and could not be saved; "row N" where the id is unknown.
-    suspected: number of unreadable rows that may have held an item.
-    thumbnails: number of items that were saved without a thumbnail that they may have had.
-    original: path of the damaged file.
-    """
-
-    saved: int
-    lost: tuple[str, ...]
-    suspected: int
-    thumbnails: int
-    original: str
-
-    @property
-    def complete(self) -> bool:
-        """Whether every item was saved."""
-        return not self.lost and not self.suspected
-
-
-# ------------------------------------------------------------------------------ protocols
 
 
 class Collection(Protocol):

@@ -22,10 +22,11 @@ from nnclr_hub.errors import (
     StoreReadOnly,
     UnknownModel,
 )
-from nnclr_hub.store.base import CollectionInfo, CollectionSpec, VerifyReport
+from nnclr_hub.store.base import CollectionSpec
 from nnclr_hub.store.cancellation import check_cancelled
 from nnclr_hub.store.index_kinds import IndexName
 from nnclr_hub.store.replacement import NEXT, WAS
+from nnclr_hub.store.reports import CollectionInfo, VerifyReport
 from nnclr_hub.store.spec import MAX_DIM, MAX_INDEXED
 from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.privacy import public_name, without_paths
@@ -84,6 +85,7 @@ class VerifyResponse(BaseModel):
     disagreements: list[str]
     missing: list[str]
     recall: float
+    parts: list[str] = Field([], description="what is damaged, for each id of `damaged`")
 
 
 class CountResponse(BaseModel):

@@ -109,6 +109,21 @@ def test_metadata_that_are_no_object_are_damage(folder):
         assert store.get("c").repair().removed == ("i007",)
 
 
+@pytest.mark.parametrize(
+    ("statement", "part"),
+    [
+        (f"UPDATE vectors SET vector = zeroblob(length(vector)) WHERE rid = {OF_I007}", "vector"),
+        (f"UPDATE items SET metadata = '[1]' WHERE rid = {OF_I007}", "metadata"),
+        (f"UPDATE items SET metadata = '{{}}' WHERE rid = {OF_I007}", "id, metadata or thumbnail"),
+    ],
+)
+def test_verify_names_the_damaged_part_of_an_item(statement, part, folder):
+    change(folder, statement)
+    with open_store(str(folder)) as store:
+        report = store.get("c").verify()
+    assert (report.damaged, report.parts) == (("i007",), (part,))
+
+
 def test_verify_reports_damage_that_its_own_search_would_meet(tmp_path):
     """With so few items every search meets each."""
     with open_store(str(tmp_path)) as store:

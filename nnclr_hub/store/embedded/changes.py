@@ -5,10 +5,10 @@ from __future__ import annotations
 import sqlite3
 
 from nnclr_hub.errors import ChangesUnavailable, InvalidRequest
-from nnclr_hub.store.base import Change, ChangePage
 from nnclr_hub.store.checks import check_limit
 from nnclr_hub.store.embedded.catalog import SCHEMA
 from nnclr_hub.store.embedded.integrity import last_commit
+from nnclr_hub.store.reports import Change, ChangePage
 from nnclr_hub.store.sqlite import format_of
 
 
@@ -33,8 +33,8 @@ def read_changes(
     start = log_start(connection)
     if log not in (None, own):
         raise ChangesUnavailable(
-            f"This is not the collection that the changes up to {since} were of: it was created again or restored. Read "
-            f"all items, then continue after {last}."
+            f"This is not the collection that the changes up to {since} were of: it was created again or restored. "
+            f"Read all items, then continue after {last}."
         )
     if not start <= since <= last:
         raise ChangesUnavailable(

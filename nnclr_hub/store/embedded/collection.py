@@ -18,20 +18,7 @@ import numpy as np
 from nnclr_hub.errors import ItemNotFound, NNCLRHubError
 from nnclr_hub.store import checks
 from nnclr_hub.store.ann.index import ViewTooOld
-from nnclr_hub.store.base import (
-    ChangePage,
-    Collection,
-    CollectionInfo,
-    Item,
-    Match,
-    Page,
-    Progress,
-    RepairReport,
-    SearchOptions,
-    Statistics,
-    VerifyReport,
-    Where,
-)
+from nnclr_hub.store.base import Collection, Item, Match, Page, Progress, SearchOptions, Where
 from nnclr_hub.store.embedded import verification
 from nnclr_hub.store.embedded.catalog import (
     can_give_back,
@@ -45,6 +32,7 @@ from nnclr_hub.store.embedded.rows import MAX_IN, Changes, delete_items, delete_
 from nnclr_hub.store.embedded.search import Search
 from nnclr_hub.store.embedded.writer import Writer
 from nnclr_hub.store.folder import Reserve, check_process
+from nnclr_hub.store.reports import ChangePage, CollectionInfo, RepairReport, Statistics, VerifyReport
 from nnclr_hub.store.settings import StoreSettings
 from nnclr_hub.store.sqlite import (
     LOW_WATER,
@@ -283,7 +271,8 @@ class EmbeddedCollection(Collection):
             total = connection.execute("SELECT count(*) FROM items").fetchone()[0]
         disagreements, recall = self._compare({item.rid for item in damaged})
         ids = tuple(item.id for item in damaged)
-        return VerifyReport(total, ids, tuple(disagreements), tuple(self._missing()), recall)
+        parts = tuple(item.part for item in damaged)
+        return VerifyReport(total, ids, tuple(disagreements), tuple(self._missing()), recall, parts)
 
     def _compare(self, damaged: set[int]) -> tuple[list[str], float]:
         """Compare the index with an exhaustive search in the very same view of the catalog."""

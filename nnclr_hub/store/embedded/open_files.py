@@ -8,7 +8,6 @@ from pathlib import Path
 
 from nnclr_hub.errors import DiskFull, OpenedForReading, StoreError
 from nnclr_hub.store.ann.index import AnnIndex
-from nnclr_hub.store.base import Statistics
 from nnclr_hub.store.embedded import recovery, snapshots
 from nnclr_hub.store.embedded.catalog import SCHEMA, connect, last_seq, migrate_collection, read_spec
 from nnclr_hub.store.embedded.connections import Connections
@@ -17,6 +16,7 @@ from nnclr_hub.store.embedded.maintenance import IndexMaintenance, is_clean
 from nnclr_hub.store.embedded.search import Searcher
 from nnclr_hub.store.embedded.writer import Writer
 from nnclr_hub.store.folder import Reserve
+from nnclr_hub.store.reports import Statistics
 from nnclr_hub.store.settings import StoreSettings
 from nnclr_hub.store.sqlite import check_log, check_size, format_of, free_bytes, quick_check, reading, translated
 

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from nnclr_hub.errors import StoreCorrupt
-from nnclr_hub.store.base import Progress, SalvageReport
+from nnclr_hub.store.base import Progress
 from nnclr_hub.store.embedded.catalog import connect, create_collection, read_spec
 from nnclr_hub.store.embedded.integrity import CommitRecord, insert_commit, last_commit, recounted, row_crc
 from nnclr_hub.store.embedded.rows import is_metadata, size_of
+from nnclr_hub.store.reports import SalvageReport
 from nnclr_hub.store.spec import CollectionSpec
 from nnclr_hub.store.sqlite import remove_files, replace_damaged
 

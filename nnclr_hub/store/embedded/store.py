@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from nnclr_hub.errors import CollectionNotFound, DiskFull, InvalidRequest, StoreClosed, StoreError
-from nnclr_hub.store.base import CollectionInfo, Progress, SalvageReport, Statistics, VectorStore
+from nnclr_hub.store.base import Progress, VectorStore
 from nnclr_hub.store.checks import check_name
 from nnclr_hub.store.embedded.catalog import connect, create_collection, last_seq, read_spec
 from nnclr_hub.store.embedded.collection import EmbeddedCollection
@@ -25,6 +25,7 @@ from nnclr_hub.store.embedded.salvage import salvage
 from nnclr_hub.store.failpoints import reached
 from nnclr_hub.store.folder import Reserve, fsync_folder, give_back, take_lock
 from nnclr_hub.store.records import RECORDS, Records
+from nnclr_hub.store.reports import CollectionInfo, SalvageReport, Statistics
 from nnclr_hub.store.settings import StoreSettings
 from nnclr_hub.store.spec import CollectionSpec
 from nnclr_hub.store.sqlite import open_files_limit, remove_files, translated

@@ -65,11 +65,12 @@ def _within(score: float) -> float:
 
 @dataclass(frozen=True)
 class Damaged:
-    """A row that is not what was written; its id and metadata as far as they are text."""
+    """A row that is not what was written; its id and metadata as far as they are text, and what is damaged."""
 
     rid: int
     id: str
     metadata: str
+    part: str = "vector"
 
 
 def check_file(connection: sqlite3.Connection, path: Path, recorded: tuple[int, int, int] | None) -> None:
@@ -107,12 +108,17 @@ def damaged_items(connection: sqlite3.Connection, spec: CollectionSpec, progress
     damaged, done = [], 0
     while batch := rows.fetchmany(BATCH):
         for rid, id, metadata, blob, crc, sum_, jpeg in batch:
-            intact = blob is not None and len(blob) == size and zlib.crc32(blob) == crc
-            intact = intact and _is_text(id) and _is_text(metadata) and is_metadata(metadata)
-            if intact and sum_ is not None:
-                intact = row_crc(rid, id.decode(), metadata.decode(), crc, jpeg) == sum_
-            if not intact:
-                damaged.append(Damaged(rid, _text(id), _text(metadata)))
+            if blob is None or len(blob) != size or zlib.crc32(blob) != crc:
+                part = "vector"
+            elif not _is_text(id):
+                part = "id"
+            elif not _is_text(metadata) or not is_metadata(metadata):
+                part = "metadata"
+            elif sum_ is not None and row_crc(rid, id.decode(), metadata.decode(), crc, jpeg) != sum_:
+                part = "id, metadata or thumbnail"
+            else:
+                continue
+            damaged.append(Damaged(rid, _text(id), _text(metadata), part))
         done += len(batch)
         progress(done, total)
     return damaged

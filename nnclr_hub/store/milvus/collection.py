@@ -11,24 +11,14 @@ from typing import Any
 import numpy as np
 
 from nnclr_hub.errors import ItemNotFound, OpenedForReading, StoreError
-from nnclr_hub.store.base import (
-    Collection,
-    CollectionInfo,
-    Item,
-    Match,
-    Page,
-    Progress,
-    RepairReport,
-    SearchOptions,
-    VerifyReport,
-    Where,
-)
+from nnclr_hub.store.base import Collection, Item, Match, Page, Progress, SearchOptions, Where
 from nnclr_hub.store.checks import check_ids, check_limit, check_name, check_options, check_queries
 from nnclr_hub.store.milvus import maintenance, search
 from nnclr_hub.store.milvus.client import SLOW_TIMEOUT, WRITE_TIMEOUT, Connection
 from nnclr_hub.store.milvus.names import encode
 from nnclr_hub.store.milvus.rows import to_item, to_requests, to_thumbnail
 from nnclr_hub.store.milvus.where import Plan, passes, plan
+from nnclr_hub.store.reports import CollectionInfo, RepairReport, VerifyReport
 from nnclr_hub.store.spec import CollectionSpec
 
 # rows per request: 64 KiB of metadata each make 32 MiB

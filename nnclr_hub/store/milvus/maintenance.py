@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nnclr_hub.errors import StoreError
-from nnclr_hub.store.base import Progress, RepairReport, VerifyReport
+from nnclr_hub.store.base import Progress
 from nnclr_hub.store.embedded.verification import NEIGHBORS, SAMPLE, Damaged, Sample, keep_metadata
 from nnclr_hub.store.index_kinds import AUTO, milvus_kind
 from nnclr_hub.store.milvus.client import SLOW_TIMEOUT, Connection
@@ -17,6 +17,7 @@ from nnclr_hub.store.milvus.names import encode
 from nnclr_hub.store.milvus.rows import METRICS, is_damaged, to_vector
 from nnclr_hub.store.milvus.search import exhaustive
 from nnclr_hub.store.milvus.where import plan
+from nnclr_hub.store.reports import RepairReport, VerifyReport
 from nnclr_hub.store.spec import CollectionSpec
 
 if TYPE_CHECKING:

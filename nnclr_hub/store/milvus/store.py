@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from nnclr_hub.errors import CollectionNotFound, InvalidRequest
-from nnclr_hub.store.base import CollectionInfo, VectorStore
+from nnclr_hub.store.base import VectorStore
 from nnclr_hub.store.checks import check_name
 from nnclr_hub.store.milvus.client import SLOW_TIMEOUT, WRITE_TIMEOUT, Connection
 from nnclr_hub.store.milvus.collection import MilvusCollection
@@ -36,6 +36,7 @@ from nnclr_hub.store.name_errors import (
 )
 from nnclr_hub.store.records import RECORDS, Records
 from nnclr_hub.store.replacement import NEXT, WAS
+from nnclr_hub.store.reports import CollectionInfo
 from nnclr_hub.store.spec import CollectionSpec
 
 DEFAULT_STATE = "nnclr-state"
