@@ -11,6 +11,7 @@ import pytest
 from fastapi import FastAPI
 
 from app.mount import mount_page
+from app.web_app import mount_web_app
 from nnclr_hub.store import open_store
 from nnclr_hub.workbench import Workbench
 from serving.api import create_app
@@ -36,7 +37,7 @@ class Running:
         return engine
 
 
-def start(model: Path, store: Path, *, page: bool = False, **settings) -> Iterator[Running]:
+def start(model: Path, store: Path, *, page: bool = False, web: bool = False, **settings) -> Iterator[Running]:
     """Serve until the generator is closed. A `read_only` store must exist."""
     port = free_port()
     options = Settings(port=port, **settings)
@@ -46,6 +47,8 @@ def start(model: Path, store: Path, *, page: bool = False, **settings) -> Iterat
         app = create_app(options, engines, bench)
         if page:
             mount_page(app, bench)
+        if web:
+            mount_web_app(app)
         server = Server(server_config(app, options))
         thread = threading.Thread(target=server.run)
         thread.start()

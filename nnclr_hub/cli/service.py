@@ -142,6 +142,7 @@ def _serve(store: str, model: str | None, flags: dict[str, Any], *, page: bool) 
     with load_program("serving", "api").opened_app(settings, store, model) as app:
         if page:
             load_program("app", "mount").mount_page(app, app.state.workbench)
+            load_program("app", "web_app").mount_web_app(app)
         err.print(_addresses(settings, page=page), soft_wrap=True)
         load_program("serving", "run").run(app, settings)
 

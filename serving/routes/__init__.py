@@ -17,6 +17,7 @@ from . import (
     probes,
     runs,
     search,
+    session,
     tei,
 )
 
@@ -35,4 +36,5 @@ ROUTERS: tuple[APIRouter, ...] = (
     probes.router,
     predictions.router,
     runs.router,
+    session.router,
 )

@@ -25,6 +25,7 @@ from ..keys import READ, WRITE
 from ..problems import problem
 
 PAGE = "/ui"
+APP = "/app"
 LIVENESS = "/healthz"
 LOGIN, LOGOUT = "/login", "/logout"
 SAFE = ("GET", "HEAD", "OPTIONS")
@@ -105,6 +106,8 @@ class AccessRules:
 def _outside_routes(method: str, path: str) -> Access:
     """Return what a path needs that is not one of the API's routes: the login, the web page, or unknown."""
     if path in (LOGIN, LOGOUT) and method in ("GET", "HEAD", "POST"):
+        return Access(None, counted=False)
+    if re.fullmatch(f"{APP}(/.*)?", path) and method in ("GET", "HEAD"):  # its files hold no data; it asks for the key
         return Access(None, counted=False)
     if re.fullmatch(f"{PAGE}(/.*)?", path):
         if method == "POST" and path != PAGE:  # the page's events only read; one that writes checks the scope itself

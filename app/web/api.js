@@ -1,0 +1,161 @@
+// The REST client: the only way in which this page reads and writes.
+//
+// A request that fails because the server is away waits until it is back and is sent again: a read as it is, a write
+// with the same Idempotency-Key, so that it is done once. An ended session asks for the key, then repeats the request.
+import {make, openDialog} from './dom.js';
+
+const ROOT = new URL('../', import.meta.url);
+const KEPT = 30;
+
+/** An error that the server answered. `code` is stable; the message is for people. */
+export class ApiError extends Error {
+  /** @param {number} status @param {string} code @param {string} detail @param {any} body */
+  constructor(status, code, detail, body = {}) {
+    super(detail);
+    this.status = status;
+    this.code = code;
+    this.body = body;
+  }
+}
+
+/** @typedef {{method: string, path: string, body?: any, files?: [string, string][]}} Call */
+/** The last calls of a person's actions, the newest first. @type {Call[]} */
+export const calls = [];
+
+/**
+ * @typedef {object} Options
+ * @property {Record<string, any>} [query] left out: null and undefined
+ * @property {any} [json] the body
+ * @property {FormData} [form] the body
+ * @property {AbortSignal} [signal]
+ * @property {boolean} [noted] whether the call is shown among the last calls
+ * @property {'json' | 'blob' | 'buffer'} [as]
+ */
+
+/**
+ * Send a request, and return its answer.
+ * @param {string} method
+ * @param {string} path below /api/v1/
+ * @param {Options} [options]
+ * @returns {Promise<any>} null for an answer without content
+ */
+export async function rest(method, path, options = {}) {
+  const {query = {}, json, form, signal, noted = false, as = 'json'} = options;
+  const url = new URL(`api/v1/${path}`, ROOT);
+  for (const [name, value] of Object.entries(query)) {
+    if (value !== null && value !== undefined) url.searchParams.set(name, typeof value === 'object' ? JSON.stringify(value) : value);
+  }
+  /** @type {Record<string, string>} */
+  const headers = {Accept: as === 'json' ? 'application/json' : '*/*'};
+  if (json !== undefined) headers['Content-Type'] = 'application/json';
+  if (method === 'POST' || method === 'PUT' || method === 'DELETE') headers['Idempotency-Key'] = newKey();
+  if (noted) note(method, url, json, form);
+  const init = {method, headers, signal, body: form ?? (json === undefined ? undefined : JSON.stringify(json))};
+  for (let attempt = 0; ; attempt++) {
+    let response;
+    try {
+      response = await fetch(url, init);
+    } catch (error) {
+      if (signal?.aborted || /** @type {Error} */ (error).name === 'AbortError') throw error;
+      await serverIsBack();
+      continue;
+    }
+    if (response.status === 401) {
+      await signIn();
+    } else if (response.status === 429 && attempt < 5) {
+      await sleep(1000 * (Number(response.headers.get('Retry-After')) || 1));
+    } else if (!response.ok) {
+      throw await errorOf(response);
+    } else if (response.status === 204) {
+      return null;
+    } else {
+      return as === 'json' ? response.json() : as === 'blob' ? response.blob() : response.arrayBuffer();
+    }
+  }
+}
+
+/** Path of a collection's resource. @param {string} name @param {...string} parts */
+export function path(name, ...parts) {
+  return ['collections', name, ...parts].map(encodeURIComponent).join('/');
+}
+
+/** Address of an item's image. @param {string} name @param {string} id @param {'thumbnail' | 'original'} size */
+export function imageUrl(name, id, size) {
+  return new URL(`api/v1/${path(name, 'items', id, size)}`, ROOT).href;
+}
+
+/** @param {Response} response */
+async function errorOf(response) {
+  const body = await response.json().catch(() => ({}));
+  return new ApiError(response.status, body.code ?? 'unknown', body.detail ?? `The server answered ${response.status}.`, body);
+}
+
+// ---- a lost server
+
+/** @type {Promise<void> | null} */
+let waiting = null;
+
+function serverIsBack() {
+  waiting ??= (async () => {
+    const notice = /** @type {HTMLElement} */ (document.getElementById('connection'));
+    notice.hidden = false;
+    notice.textContent = 'The server does not answer. This page goes on as soon as it does.';
+    try {
+      for (let seconds = 1; ; seconds = Math.min(seconds * 1.5, 8)) {
+        await sleep(1000 * seconds);
+        const ready = await fetch(new URL('readyz', ROOT), {cache: 'no-store'}).catch(() => null);
+        if (ready?.ok) return;
+      }
+    } finally {
+      notice.hidden = true;
+      waiting = null;
+    }
+  })();
+  return waiting;
+}
+
+// ---- an ended session
+
+/** @type {Promise<void> | null} */
+let signingIn = null;
+
+function signIn() {
+  signingIn ??= new Promise(resolve => {
+    const problem = make('p', {role: 'alert'});
+    const field = make('input', {type: 'password', name: 'key', autocomplete: 'current-password', required: true, 'aria-label': 'Key'});
+    const form = make('form', {class: 'stack', onsubmit: async (/** @type {SubmitEvent} */ event) => {
+      event.preventDefault();
+      const response = await fetch(new URL('login', ROOT), {method: 'POST', body: new URLSearchParams({key: field.value}), redirect: 'manual'})
+        .catch(() => null);
+      if (response?.type !== 'opaqueredirect') {
+        problem.textContent = response ? 'The server does not know this key.' : 'The server does not answer.';
+        return;
+      }
+      signingIn = null;
+      dialog.close();
+      resolve();
+    }}, make('p', {}, 'This server needs a key. What you were doing goes on afterwards.'), field, problem,
+    make('button', {class: 'button strong'}, 'Log in'));
+    const dialog = openDialog('Log in', form);
+    dialog.addEventListener('cancel', event => event.preventDefault());
+    field.focus();
+  });
+  return signingIn;
+}
+
+// ---- the last calls
+
+/** @param {string} method @param {URL} url @param {any} json @param {FormData | undefined} form */
+function note(method, url, json, form) {
+  const files = form ? [...form].flatMap(([name, value]) => value instanceof File ? [/** @type {[string, string]} */ ([name, value.name])] : []) : undefined;
+  const texts = form ? Object.fromEntries([...form].filter(([, value]) => typeof value === 'string')) : undefined;
+  calls.unshift({method, path: url.pathname + url.search, body: json ?? texts, files});
+  calls.length = Math.min(calls.length, KEPT);
+}
+
+const sleep = (/** @type {number} */ ms) => new Promise(done => setTimeout(done, ms));
+
+/** A key that no other request has; crypto.randomUUID exists on secure pages only. */
+function newKey() {
+  return [...crypto.getRandomValues(new Uint8Array(16))].map(byte => byte.toString(16).padStart(2, '0')).join('');
+}

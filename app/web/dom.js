@@ -1,0 +1,113 @@
+// Elements, icons and messages.
+
+/**
+ * Create an element. Children are nodes or text; text is never parsed as HTML.
+ * @param {string} tag
+ * @param {Record<string, any>} [attributes] attributes; `on...` adds a listener; null and false are left out
+ * @param {...(Node | string | null | undefined | false)} children
+ * @returns {any}
+ */
+export function make(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === false || value === null || value === undefined) continue;
+    if (name.startsWith('on')) made.addEventListener(name.slice(2), value);
+    else made.setAttribute(name, value === true ? '' : String(value));
+  }
+  for (const child of children) if (child !== null && child !== undefined && child !== false) made.append(child);
+  return made;
+}
+
+const PATHS = {
+  add: 'M12 5v14M5 12h14',
+  back: 'M15 5l-7 7 7 7',
+  camera: 'M4 8h4l2-3h4l2 3h4v11H4zM12 10a3.5 3.5 0 1 0 0 7 3.5 3.5 0 0 0 0-7',
+  check: 'M5 13l4 4L19 7',
+  close: 'M6 6l12 12M18 6L6 18',
+  crop: 'M6 2v16h16M2 6h16v16',
+  download: 'M12 4v11M7 11l5 5 5-5M5 20h14',
+  facets: 'M4 6h16M7 12h10M10 18h4',
+  forward: 'M9 5l7 7-7 7',
+  less: 'M5 12h14',
+  link: 'M10 14a4 4 0 0 0 6 0l3-3a4 4 0 0 0-6-6l-1 1M14 10a4 4 0 0 0-6 0l-3 3a4 4 0 0 0 6 6l1-1',
+  map: 'M7 8a1 1 0 1 0 0-.1M16 6a1 1 0 1 0 0-.1M12 14a1 1 0 1 0 0-.1M18 17a1 1 0 1 0 0-.1M6 18a1 1 0 1 0 0-.1',
+  remove: 'M5 7h14M10 7V4h4v3M7 7l1 13h8l1-13',
+  similar: 'M10 4a6 6 0 1 0 0 12 6 6 0 0 0 0-12M15 15l5 5',
+  tag: 'M4 4h8l8 8-8 8-8-8zM8 8h.1',
+  upload: 'M12 16V5M7 9l5-5 5 5M5 20h14',
+  view: 'M4 9V4h5M20 9V4h-5M4 15v5h5M20 15v5h-5',
+};
+
+/**
+ * Create an icon of 24 x 24 units.
+ * @param {keyof typeof PATHS} name
+ */
+export function icon(name) {
+  const svg = document.createElementNS('http://www.w3.org/2000/svg', 'svg');
+  const path = document.createElementNS(svg.namespaceURI, 'path');
+  svg.setAttribute('viewBox', '0 0 24 24');
+  svg.setAttribute('class', 'icon');
+  svg.setAttribute('aria-hidden', 'true');
+  path.setAttribute('d', PATHS[name]);
+  svg.append(path);
+  return svg;
+}
+
+/**
+ * Create a button with an icon, and with its text as label or as tooltip.
+ * @param {keyof typeof PATHS} name
+ * @param {string} text
+ * @param {(event: MouseEvent) => void} onclick
+ * @param {{quiet?: boolean, class?: string}} [options] quiet: show the icon only
+ */
+export function button(name, text, onclick, {quiet = false, ...options} = {}) {
+  const shown = quiet ? {'aria-label': text, title: text} : {};
+  return make('button', {type: 'button', class: `button ${quiet ? 'quiet' : ''} ${options.class ?? ''}`, onclick, ...shown},
+    icon(name), quiet ? null : make('span', {}, text));
+}
+
+/**
+ * Show a message for some seconds, with an action if there is one.
+ * @param {string} text
+ * @param {{action?: string, run?: () => void, seconds?: number, error?: boolean}} [options]
+ * @returns {() => void} removes the message
+ */
+export function say(text, {action, run, seconds = 6, error = false} = {}) {
+  const message = make('p', {class: error ? 'message error' : 'message', role: error ? 'alert' : null}, text);
+  const remove = () => message.remove();
+  if (action && run) message.append(make('button', {type: 'button', class: 'plain', onclick: () => { remove(); run(); }}, action));
+  message.append(button('close', 'Close the message', remove, {quiet: true}));
+  document.getElementById('messages')?.append(message);
+  setTimeout(remove, 1000 * seconds);
+  return remove;
+}
+
+/** @param {unknown} error */
+export function sayError(error) {
+  if (error instanceof Error && error.name === 'AbortError') return;
+  say(error instanceof Error ? error.message : String(error), {error: true, seconds: 12});
+}
+
+/**
+ * Format a number of things: count(2, 'image') is '2 images'.
+ * @param {number} number
+ * @param {string} one
+ * @param {string} [many]
+ */
+export function count(number, one, many = `${one}s`) {
+  return `${number.toLocaleString('en')} ${number === 1 ? one : many}`;
+}
+
+/**
+ * Open a modal dialog, and remove it when it is closed.
+ * @param {string} title
+ * @param {...(Node | string | null)} children
+ * @returns {HTMLDialogElement}
+ */
+export function openDialog(title, ...children) {
+  const dialog = make('dialog', {'aria-label': title, onclose: () => dialog.remove()},
+    make('header', {}, make('h2', {}, title), button('close', 'Close', () => dialog.close(), {quiet: true})), ...children);
+  document.body.append(dialog);
+  dialog.showModal();
+  return dialog;
+}

@@ -1,0 +1,164 @@
+// The screen Explore: facets, grid and map of one collection, with the query above them. The address keeps its state.
+import {path, rest} from './api.js';
+import {button, make, sayError} from './dom.js';
+import {Explorer} from './explorer.js';
+import './facets.js';
+import './grid.js';
+import './query_bar.js';
+import './selection_bar.js';
+import './viewer.js';
+
+const PREVIEWS = 'previews'; // small copies of own query images, by their vectors, for reloads
+
+/**
+ * Show a collection.
+ * @param {HTMLElement} main
+ * @param {string} name of the collection
+ * @param {URLSearchParams} address
+ * @param {{canWrite: boolean, collections: any[]}} session
+ * @returns {Promise<{leave: () => void, go: (address: URLSearchParams) => void}>}
+ */
+export async function showExplore(main, name, address, session) {
+  const info = await rest('GET', path(name));
+  document.title = `${name} · nnclr_hub`;
+  const explorer = new Explorer(info);
+  const bar = make('query-bar'), facets = make('facet-list'), grid = make('image-grid'), viewer = make('item-viewer'), selection = make('selection-bar');
+  const choice = make('select', {'aria-label': 'Collection', onchange: () => { location.hash = `#/explore/${encodeURIComponent(choice.value)}`; }},
+    ...session.collections.map(one => make('option', {value: one.name, selected: one.name === name}, `${one.name} (${one.count.toLocaleString('en')})`)));
+  const order = make('select', {'aria-label': 'Order', onchange: () => explorer.sort(order.value)});
+  const group = make('select', {'aria-label': 'Group by', onchange: () => explorer.groupBy(group.value)});
+  const size = make('input', {type: 'range', min: 60, max: 320, 'aria-label': 'Size of the images', oninput: () => grid.resize(Number(size.value))});
+  const toggle = button('facets', 'Filters', () => {
+    const open = screen.classList.toggle('with-facets');
+    toggle.setAttribute('aria-expanded', String(open));
+  });
+  toggle.classList.add('narrow-only');
+  toggle.setAttribute('aria-expanded', 'false');
+  const screen = make('div', {class: 'explore'},
+    make('div', {class: 'bar'}, choice, bar, make('div', {class: 'arrange'}, toggle, order, group, size)),
+    facets, make('section', {class: 'center', 'aria-label': 'Images'}, selection, grid), viewer);
+  main.replaceChildren(screen);
+  bar.show(explorer);
+  facets.show(explorer);
+  viewer.show(explorer, bar);
+  selection.show(explorer, session.canWrite);
+  grid.show(explorer, (/** @type {number} */ row) => viewer.open(row));
+  size.value = grid.size;
+  fillKeys(explorer, order, group);
+
+  // ---- the address
+
+  let going = false;
+  const write = () => {
+    if (going) return;
+    const now = addressOf(explorer, viewer);
+    if (location.hash !== now) history.pushState(null, '', now);
+  };
+  explorer.addEventListener('query', write);
+  explorer.addEventListener('view', write);
+  viewer.addEventListener('change', write);
+  /** @param {URLSearchParams} to */
+  const go = async to => {
+    going = true;
+    try {
+      await read(explorer, to);
+      order.value = explorer.order;
+      group.value = explorer.group;
+      const id = to.get('open');
+      if (id === null) viewer.isOpen && viewer.dialog.close();
+      else await openItem(explorer, viewer, id);
+    } catch (error) {
+      sayError(error);
+    } finally {
+      going = false;
+    }
+  };
+
+  // ---- images from anywhere
+
+  const paste = (/** @type {ClipboardEvent} */ event) => { if (bar.take(event.clipboardData)) event.preventDefault(); };
+  const over = (/** @type {DragEvent} */ event) => { event.preventDefault(); document.body.classList.add('dropping'); };
+  const out = (/** @type {DragEvent} */ event) => { if (event.relatedTarget === null) document.body.classList.remove('dropping'); };
+  const drop = (/** @type {DragEvent} */ event) => {
+    event.preventDefault();
+    document.body.classList.remove('dropping');
+    if (viewer.isOpen) viewer.dialog.close();
+    bar.take(event.dataTransfer);
+  };
+  document.addEventListener('paste', paste);
+  document.addEventListener('dragover', over);
+  document.addEventListener('dragleave', out);
+  document.addEventListener('drop', drop);
+
+  explorer.load().then(() => { fillKeys(explorer, order, group); return go(address); }).catch(sayError);
+  if (address.size) go(address);
+  return {go, leave: () => {
+    explorer.close();
+    document.removeEventListener('paste', paste);
+    document.removeEventListener('dragover', over);
+    document.removeEventListener('dragleave', out);
+    document.removeEventListener('drop', drop);
+  }};
+}
+
+/** @param {Explorer} explorer @param {HTMLSelectElement} order @param {HTMLSelectElement} group */
+function fillKeys(explorer, order, group) {
+  const keys = explorer.rows.keys;
+  order.replaceChildren(make('option', {value: 'stored'}, 'Order: best first'), make('option', {value: 'path'}, 'Order: name'),
+    ...keys.flatMap(key => [make('option', {value: key}, `Order: ${key}`), make('option', {value: `-${key}`}, `Order: ${key}, descending`)]));
+  order.value = explorer.order;
+  group.replaceChildren(make('option', {value: ''}, 'No groups'), ...keys.filter(key => !explorer.rows.column(key).numeric).map(key => make('option', {value: key}, `Group by ${key}`)));
+  group.value = explorer.group;
+}
+
+/** The address of what is shown. @param {Explorer} explorer @param {import('./viewer.js').ItemViewer} viewer */
+function addressOf(explorer, viewer) {
+  const address = new URLSearchParams();
+  for (const [name, sign] of /** @type {const} */ ([['like', 'positive'], ['unlike', 'negative']])) {
+    for (const {id, vector, preview} of explorer.query[sign]) {
+      address.append(name, id === undefined ? `:${vector}` : id);
+      if (vector && preview) keepPreview(vector, preview);
+    }
+  }
+  if (explorer.filters.size) address.set('filter', JSON.stringify([...explorer.filters]));
+  if (explorer.where) address.set('where', JSON.stringify(explorer.where));
+  if (explorer.order !== 'stored') address.set('order', explorer.order);
+  if (explorer.group) address.set('group', explorer.group);
+  if (viewer.row !== null && viewer.row !== undefined) address.set('open', explorer.rows.ids[viewer.row]);
+  const text = address.toString();
+  return `#/explore/${encodeURIComponent(explorer.name)}${text ? `?${text}` : ''}`;
+}
+
+/** Show what an address says. @param {Explorer} explorer @param {URLSearchParams} address */
+async function read(explorer, address) {
+  const example = (/** @type {string} */ text) => {
+    if (!text.startsWith(':')) return {id: text};
+    const vector = text.slice(1);
+    return {vector, name: 'your image', preview: previews()[vector]};
+  };
+  explorer.filters = new Map(JSON.parse(address.get('filter') ?? '[]'));
+  explorer.order = address.get('order') ?? 'stored';
+  explorer.group = address.get('group') ?? '';
+  const where = JSON.parse(address.get('where') ?? 'null');
+  const query = {positive: address.getAll('like').map(example), negative: address.getAll('unlike').map(example)};
+  if (JSON.stringify(where) !== JSON.stringify(explorer.where)) await explorer.filterBy(where);
+  await explorer.search(query);
+}
+
+/** @param {Explorer} explorer @param {import('./viewer.js').ItemViewer} viewer @param {string} id */
+async function openItem(explorer, viewer, id) {
+  let row = explorer.rows.rowOf.get(id);
+  if (row === undefined) row = explorer.rows.add(id, (await rest('GET', path(explorer.name, 'items', id))).metadata);
+  viewer.open(row);
+}
+
+/** @returns {Record<string, string>} */
+function previews() {
+  return JSON.parse(sessionStorage.getItem(PREVIEWS) ?? '{}');
+}
+
+/** @param {string} vector @param {string} preview */
+function keepPreview(vector, preview) {
+  const kept = Object.entries(previews()).slice(-20);
+  sessionStorage.setItem(PREVIEWS, JSON.stringify({...Object.fromEntries(kept), [vector]: preview}));
+}

@@ -1,0 +1,282 @@
+// The state of the screen Explore. Grid, map, facets and viewer show it, and change it by its methods only.
+//
+// Events: `rows` (items were loaded or changed), `view` (other rows, or another order), `selection`, `query`, `focus`.
+import {path, rest} from './api.js';
+import {passing, whereOf} from './filters.js';
+import {Rows} from './rows.js';
+import {Similarity} from './similarity.js';
+
+/**
+ * @typedef {object} Example what a search is for; exactly one of id and vector
+ * @property {string} [id] of an item
+ * @property {string} [vector] base64 of little-endian float32
+ * @property {string} [name] of an own image
+ * @property {string} [preview] address of a small copy of an own image
+ */
+/** @typedef {{positive: Example[], negative: Example[]}} Query */
+
+const MATCHES = 200;
+const MAX_MATCHES = 1000;
+
+export class Explorer extends EventTarget {
+  /** @param {any} info of the collection, as REST describes it */
+  constructor(info) {
+    super();
+    this.info = info;
+    this.name = info.name;
+    this.rows = new Rows(info.name);
+    this.similarity = new Similarity(info);
+    /** @type {import('./filters.js').Filters} */
+    this.filters = new Map();
+    /** A filter as JSON of REST. @type {any} */
+    this.where = null;
+    /** Rows that pass `where`; null without it. @type {Set<number> | null} */
+    this.passed = null;
+    /** Rows that a lasso on the map holds; null without one. @type {Set<number> | null} */
+    this.area = null;
+    this.order = 'stored';
+    this.group = '';
+    /** @type {Query} */
+    this.query = {positive: [], negative: []};
+    /** Score by row of the matches, best first; null without a search. @type {Map<number, number> | null} */
+    this.matches = null;
+    this.hasMore = false;
+    this.searching = false;
+    /** Rows that are shown, in order. @type {number[]} */
+    this.view = [];
+    /** @type {Set<number>} */
+    this.selected = new Set();
+    /** The row under the keyboard. @type {number | null} */
+    this.focus = null;
+    this._closing = new AbortController();
+    /** @type {AbortController | null} */
+    this._search = null;
+  }
+
+  /** Load the items; resolves when all are there. */
+  async load() {
+    await this.rows.load(this._closing.signal, () => {
+      if (!this.matches) this._arrange();
+      this.emit('rows');
+    });
+  }
+
+  close() {
+    this._closing.abort();
+    this._search?.abort();
+  }
+
+  /** @param {string} name */
+  emit(name) {
+    this.dispatchEvent(new Event(name));
+  }
+
+  // ---- what is shown
+
+  /** @param {string} key @param {import('./filters.js').Condition | null} condition null removes it */
+  filter(key, condition) {
+    if (condition === null || ('in' in condition && condition.in.length === 0)) this.filters.delete(key);
+    else this.filters.set(key, condition);
+    return this._refilter();
+  }
+
+  async clearFilters() {
+    this.filters.clear();
+    this.where = this.passed = this.area = null;
+    await this._refilter();
+  }
+
+  /** Set a filter in the form of REST; null removes it. @param {any} where */
+  async filterBy(where) {
+    if (where !== null) {
+      const passed = new Set();
+      let cursor = null;
+      do {
+        const page = await rest('GET', path(this.name, 'items'), {query: {where, limit: 5000, cursor}, noted: cursor === null});
+        for (const {id, metadata} of page.items) passed.add(this.rows.add(id, metadata));
+        cursor = page.cursor;
+      } while (cursor !== null);
+      this.passed = passed;
+    } else {
+      this.passed = null;
+    }
+    this.where = where;
+    await this._refilter();
+  }
+
+  /** Show the rows inside an area of the map only; null shows all. @param {Set<number> | null} rows */
+  within(rows) {
+    this.area = rows;
+    this._arrange();
+  }
+
+  /** @param {string} order 'stored', 'similarity', or a key of the metadata, with '-' in front for descending */
+  sort(order) {
+    this.order = order;
+    this._arrange();
+  }
+
+  /** Show the items of each value of a key together; '' ends that. @param {string} key */
+  groupBy(key) {
+    this.group = key;
+    this._arrange();
+  }
+
+  async _refilter() {
+    if (this.isSearching) await this.search(this.query);
+    else this._arrange();
+  }
+
+  /** Value by which a row is grouped. @param {number} row */
+  groupOf(row) {
+    const value = this.rows.metadata[row][this.group];
+    return value === undefined || value === null ? 'none' : String(value);
+  }
+
+  _arrange() {
+    const passes = passing(this.rows, this.filters);
+    const shown = (/** @type {number} */ row) => passes[row] === 1 && (this.passed?.has(row) ?? true) && (this.area?.has(row) ?? true);
+    let view;
+    if (this.matches) {
+      // the server has filtered the matches; a deleted item is the exception
+      view = [...this.matches.keys()].filter(row => !this.rows.deleted.has(row) && (this.area?.has(row) ?? true));
+    } else {
+      view = this.rows.ids.map((_, row) => row).filter(shown);
+    }
+    const key = this.order.replace(/^-/, '');
+    if (key !== 'stored' && key !== 'similarity') {
+      const sign = this.order.startsWith('-') ? -1 : 1;
+      view.sort((a, b) => sign * compare(this.rows.metadata[a][key], this.rows.metadata[b][key]) || a - b);
+    }
+    if (this.group) {
+      const first = new Map();
+      for (const row of view) if (!first.has(this.groupOf(row))) first.set(this.groupOf(row), first.size);
+      view.sort((a, b) => first.get(this.groupOf(a)) - first.get(this.groupOf(b)));
+    }
+    this.view = view;
+    this.emit('view');
+  }
+
+  // ---- search
+
+  get isSearching() {
+    return this.query.positive.length > 0;
+  }
+
+  /**
+   * Search by examples; an empty query shows the whole collection again.
+   * @param {Query} query
+   */
+  async search(query) {
+    this._search?.abort();
+    this.query = query;
+    if (!this.isSearching) {
+      this.matches = null;
+      this.hasMore = this.searching = false;
+      this.emit('query');
+      this._arrange();
+      return;
+    }
+    const own = this._search = new AbortController();
+    this.searching = true;
+    this.emit('query');
+    try {
+      const found = await this._find(0, own.signal);
+      this.matches = new Map(found);
+      this.searching = false;
+      this.emit('query');
+      this._arrange();
+    } finally {
+      if (this._search === own) this.searching = false;
+    }
+  }
+
+  /** Add the next matches. */
+  async more() {
+    if (!this.hasMore || this.searching || !this.matches || !this._search) return;
+    this.searching = true;
+    try {
+      for (const [row, score] of await this._find(this.matches.size, this._search.signal)) this.matches.set(row, score);
+    } finally {
+      this.searching = false;
+    }
+    this._arrange();
+  }
+
+  /** @param {number} offset @param {AbortSignal} signal @returns {Promise<[number, number][]>} rows with their scores */
+  async _find(offset, signal) {
+    const k = Math.min(MATCHES, MAX_MATCHES - offset);
+    const examples = (/** @type {Example[]} */ list) => list.map(({id, vector}) => (id === undefined ? {vector} : {id}));
+    const json = {
+      positive: examples(this.query.positive), negative: examples(this.query.negative), k, offset,
+      where: whereOf(this.filters, this.where),
+    };
+    const {matches} = await rest('POST', path(this.name, 'search'), {json, signal, noted: offset === 0});
+    this.hasMore = matches.length === k && offset + k < MAX_MATCHES;
+    return matches.map((/** @type {any} */ one) => [this.rows.add(one.id, one.metadata), one.score]);
+  }
+
+  /** Search for what is like an item. @param {number} row */
+  similarTo(row) {
+    return this.search({positive: [{id: this.rows.ids[row]}], negative: []});
+  }
+
+  /** Add items to the query. @param {Iterable<number>} rows @param {'positive' | 'negative'} sign */
+  async refine(rows, sign) {
+    const query = {positive: [...this.query.positive], negative: [...this.query.negative]};
+    for (const row of rows) {
+      const id = this.rows.ids[row];
+      query.positive = query.positive.filter(one => one.id !== id);
+      query.negative = query.negative.filter(one => one.id !== id);
+      query[sign].push({id});
+    }
+    await this.search(query);
+  }
+
+  /** Search by an own image. @param {Blob} image @param {string} name @param {string} [preview] */
+  async searchImage(image, name, preview) {
+    const form = new FormData();
+    form.append('files', image, name);
+    form.append('model', this.info.model);
+    const answer = await rest('POST', 'embed', {form, query: {encoding_format: 'base64'}, noted: true});
+    const example = {vector: answer.data[0].embedding, name, preview};
+    await this.search({positive: [example], negative: []});
+  }
+
+  // ---- selection
+
+  /** @param {Iterable<number>} rows @param {boolean} [keep] whether the others stay selected */
+  select(rows, keep = false) {
+    this.selected = new Set([...(keep ? this.selected : []), ...rows]);
+    this.emit('selection');
+  }
+
+  /** @param {number} row */
+  toggle(row) {
+    if (!this.selected.delete(row)) this.selected.add(row);
+    this.emit('selection');
+  }
+
+  /** @param {number | null} row */
+  setFocus(row) {
+    this.focus = row;
+    this.emit('focus');
+  }
+
+  // ---- changes
+
+  /** Hide rows as deleted, or show them again. @param {number[]} rows @param {boolean} hidden */
+  hide(rows, hidden) {
+    for (const row of rows) hidden ? this.rows.deleted.add(row) : this.rows.deleted.delete(row);
+    this.selected = new Set([...this.selected].filter(row => !this.rows.deleted.has(row)));
+    this._arrange();
+    this.emit('selection');
+    this.emit('rows');
+  }
+}
+
+/** Compare values of any type; missing ones are last. @param {any} a @param {any} b */
+function compare(a, b) {
+  if (a === undefined || a === null || b === undefined || b === null) return Number(a === undefined || a === null) - Number(b === undefined || b === null);
+  return typeof a === 'number' && typeof b === 'number' ? a - b : String(a).localeCompare(String(b), 'en', {numeric: true});
+}

@@ -1,0 +1,70 @@
+// The pages of the app, chosen by the address: #/explore/NAME, #/collections, #/training, #/api.
+import {rest} from './api.js';
+import {make, sayError} from './dom.js';
+
+const TABS = {explore: 'Explore', collections: 'Collections', training: 'Training', api: 'API'};
+const main = /** @type {HTMLElement} */ (document.getElementById('main'));
+
+const session = {
+  canWrite: false,
+  /** @type {any[]} */
+  collections: [],
+  async changed() {
+    this.collections = (await rest('GET', 'collections')).collections;
+  },
+};
+/** @type {{page: string, name: string, go: (address: URLSearchParams) => void, leave: () => void} | null} */
+let shown = null;
+
+async function route() {
+  const [, page = '', name = ''] = location.hash.split('?')[0].split('/').map(decodeURIComponent);
+  const address = new URLSearchParams(location.hash.split('?')[1] ?? '');
+  if (!(page in TABS) || (page === 'explore' && !name)) return location.replace(home());
+  if (shown?.page === page && shown.name === name) return shown.go(address);
+  shown?.leave();
+  shown = null;
+  drawTabs(page);
+  try {
+    shown = {page, name, ...await open(page, name, address)};
+  } catch (error) {
+    sayError(error);
+    main.replaceChildren(make('p', {class: 'empty'}, error instanceof Error ? error.message : String(error)));
+  }
+}
+
+/** @param {string} page @param {string} name @param {URLSearchParams} address */
+async function open(page, name, address) {
+  if (page === 'explore') return (await import('./explore.js')).showExplore(main, name, address, session);
+  if (page === 'collections') return (await import('./collections.js')).showCollections(main, session);
+  const pages = await import('./pages.js');
+  return page === 'training' ? pages.showTraining(main) : pages.showCalls(main);
+}
+
+/** The collection that was shown last, else the largest; without any, the page that makes one. */
+function home() {
+  const last = localStorage.getItem('collection');
+  const sorted = [...session.collections].sort((a, b) => b.count - a.count);
+  const best = sorted.find(one => one.name === last) ?? sorted[0];
+  return best ? `#/explore/${encodeURIComponent(best.name)}` : '#/collections';
+}
+
+/** @param {string} page */
+function drawTabs(page) {
+  const name = location.hash.split('?')[0].split('/')[2];
+  if (page === 'explore' && name) localStorage.setItem('collection', decodeURIComponent(name));
+  document.getElementById('tabs')?.replaceChildren(...Object.entries(TABS).map(([key, text]) =>
+    make('a', {href: key === 'explore' ? home() : `#/${key}`, 'aria-current': key === page ? 'page' : null}, text)));
+}
+
+async function start() {
+  const own = await rest('GET', 'session');
+  session.canWrite = own.can_write;
+  const state = /** @type {HTMLElement} */ (document.getElementById('state'));
+  state.textContent = own.read_only ? 'read-only' : own.key ?? '';
+  await session.changed();
+  addEventListener('hashchange', route);
+  addEventListener('popstate', () => { if (shown?.page === 'explore') route(); });
+  await route();
+}
+
+start().catch(sayError);

@@ -1,0 +1,132 @@
+// <query-bar>: what is searched for, and every way to begin a search: file, paste, drop, camera.
+import {imageUrl} from './api.js';
+import {button, count, make, openDialog, say, sayError} from './dom.js';
+import {textOf} from './filters.js';
+
+const PREVIEW = 96; // pixels per side of the small copy that is kept for reloads
+
+class QueryBar extends HTMLElement {
+  /** @param {import('./explorer.js').Explorer} explorer */
+  show(explorer) {
+    this.explorer = explorer;
+    this.file = make('input', {type: 'file', accept: 'image/*', hidden: true, onchange: () => {
+      const [file] = this.file.files;
+      if (file) this.searchFile(file);
+      this.file.value = '';
+    }});
+    this.examples = make('div', {class: 'examples'});
+    this.chips = make('div', {class: 'chips'});
+    this.verdict = make('p', {class: 'verdict', role: 'status'});
+    this.replaceChildren(this.file,
+      make('div', {class: 'start'}, button('upload', 'Search by an image', () => this.file.click()),
+        button('camera', 'Take a photo', () => this._camera(), {quiet: true})),
+      this.examples, this.chips, this.verdict);
+    explorer.addEventListener('query', () => this._drawExamples());
+    explorer.addEventListener('view', () => this._drawResult());
+    this._drawExamples();
+  }
+
+  /** @param {Blob} file @param {string} [name] */
+  async searchFile(file, name = file instanceof File ? file.name : 'image') {
+    const {explorer} = this;
+    if (!explorer) return;
+    this.classList.add('waiting');
+    try {
+      await explorer.searchImage(file, name, await previewOf(file));
+    } catch (error) {
+      sayError(error);
+    } finally {
+      this.classList.remove('waiting');
+    }
+  }
+
+  /** Take the images of a paste or a drop. @param {DataTransfer | null} data @returns {boolean} whether there is one */
+  take(data) {
+    const file = [...(data?.files ?? [])].find(one => one.type.startsWith('image/')) ?? data?.files[0];
+    if (file) this.searchFile(file);
+    return file !== undefined;
+  }
+
+  _drawExamples() {
+    const {explorer} = this;
+    if (!explorer) return;
+    const {positive, negative} = explorer.query;
+    /** @param {import('./explorer.js').Example} example @param {'positive' | 'negative'} sign */
+    const chip = (example, sign) => {
+      const src = example.id === undefined ? example.preview : imageUrl(explorer.name, example.id, 'thumbnail');
+      const remove = () => {
+        const query = {positive, negative, [sign]: explorer.query[sign].filter(one => one !== example)};
+        explorer.search(query.positive.length ? query : {positive: [], negative: []}).catch(sayError);
+      };
+      const name = example.name ?? (example.id === undefined ? 'your image' : explorer.rows.rowOf.has(example.id)
+        ? explorer.rows.title(/** @type {number} */ (explorer.rows.rowOf.get(example.id))) : example.id);
+      return make('span', {class: `example ${sign}`, title: name}, src ? make('img', {src, alt: name}) : make('span', {}, 'your image'),
+        make('span', {class: 'sign', 'aria-hidden': 'true'}, sign === 'positive' ? '+' : '−'),
+        button('close', sign === 'positive' ? `Search without ${name}` : `Allow images like ${name}`, remove, {quiet: true}));
+    };
+    this.examples?.replaceChildren(...positive.map(one => chip(one, 'positive')), ...negative.map(one => chip(one, 'negative')),
+      explorer.isSearching ? button('close', 'End the search', () => explorer.search({positive: [], negative: []})) : '');
+    this._drawResult();
+  }
+
+  async _drawResult() {
+    const {explorer} = this;
+    if (!explorer || !this.chips || !this.verdict) return;
+    const chips = [...explorer.filters].map(([key, condition]) =>
+      make('span', {class: 'chip'}, textOf(key, condition), button('close', `Remove the filter on ${key}`, () => explorer.filter(key, null), {quiet: true})));
+    if (explorer.where) chips.push(make('span', {class: 'chip'}, 'JSON filter', button('close', 'Remove the JSON filter', () => explorer.filterBy(null), {quiet: true})));
+    if (explorer.area) chips.push(make('span', {class: 'chip'}, `area of the map: ${count(explorer.area.size, 'image')}`,
+      button('close', 'Remove the area of the map', () => explorer.within(null), {quiet: true})));
+    if (chips.length > 1) chips.push(make('button', {type: 'button', class: 'plain', onclick: () => explorer.clearFilters()}, 'Remove all filters'));
+    this.chips.replaceChildren(...chips);
+    const matches = explorer.matches;
+    if (!explorer.isSearching || !matches) {
+      const all = explorer.rows.complete ? explorer.rows.ids.length - explorer.rows.deleted.size : explorer.info.count;
+      this.verdict.textContent = explorer.view.length === all ? count(all, 'image') : `${explorer.view.length.toLocaleString('en')} of ${count(all, 'image')}`;
+      return;
+    }
+    const [best] = matches.values();
+    const text = best === undefined ? 'No image passes the filters.' : `${count(matches.size, 'match', 'matches')}${explorer.hasMore ? ', and more' : ''}.`;
+    this.verdict.textContent = text;
+    if (best === undefined) return;
+    const sentence = await explorer.similarity.describe(best).catch(() => '');
+    if (explorer.matches === matches) this.verdict.textContent = `${text} ${sentence}`;
+  }
+
+  async _camera() {
+    if (!navigator.mediaDevices) return say('The camera needs a secure address (https or localhost).', {error: true});
+    let stream;
+    try {
+      stream = await navigator.mediaDevices.getUserMedia({video: {facingMode: 'environment'}});
+    } catch {
+      return say('The browser did not open the camera.', {error: true});
+    }
+    const video = make('video', {autoplay: true, playsinline: true, muted: true});
+    video.srcObject = stream;
+    const take = async () => {
+      const canvas = make('canvas', {width: video.videoWidth, height: video.videoHeight});
+      canvas.getContext('2d').drawImage(video, 0, 0);
+      dialog.close();
+      const photo = await new Promise(done => canvas.toBlob(done, 'image/jpeg', 0.92));
+      this.searchFile(photo, 'photo.jpg');
+    };
+    const dialog = openDialog('Take a photo', video, button('camera', 'Search by this photo', take, {class: 'strong'}));
+    dialog.addEventListener('close', () => stream.getTracks().forEach(track => track.stop()));
+  }
+}
+
+/** A small copy as a data address; undefined if the browser cannot read the format. @param {Blob} file */
+async function previewOf(file) {
+  try {
+    const image = await createImageBitmap(file);
+    const scale = Math.min(1, PREVIEW / Math.max(image.width, image.height));
+    const canvas = make('canvas', {width: Math.max(1, image.width * scale), height: Math.max(1, image.height * scale)});
+    canvas.getContext('2d').drawImage(image, 0, 0, canvas.width, canvas.height);
+    return canvas.toDataURL('image/jpeg', 0.7);
+  } catch {
+    return undefined;
+  }
+}
+
+customElements.define('query-bar', QueryBar);
+export {QueryBar};

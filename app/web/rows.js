@@ -1,0 +1,130 @@
+// The items of a collection as a table in the browser: ids, metadata, and columns of their values.
+//
+// Grid, map and facets work on row numbers. A row number stays that of its item until the collection is opened again.
+import {path, rest} from './api.js';
+
+export const MAX_ROWS = 200_000; // above this, a page would need more memory than a phone has
+const FIRST = 200; // fills a screen; the others follow in larger pages
+const PAGE = 5000;
+const MANY = 0.5; // a key whose values are mostly different, such as a path, is no facet
+const HIDDEN = new Set(['root', 'mtime', 'name', 'path']);
+
+/**
+ * @typedef {object} Column values of one metadata key
+ * @property {string} key
+ * @property {boolean} numeric
+ * @property {any[]} values the different values, the most frequent first; codes refer to them
+ * @property {(number[] | null)[]} codes of each row: the codes of its value, or of the values of its list
+ * @property {Float64Array} numbers of each row if numeric; NaN without a value
+ */
+
+export class Rows {
+  constructor(/** @type {string} */ name) {
+    this.name = name;
+    /** @type {string[]} */
+    this.ids = [];
+    /** @type {Record<string, any>[]} */
+    this.metadata = [];
+    /** @type {Map<string, number>} */
+    this.rowOf = new Map();
+    /** @type {Set<number>} */
+    this.deleted = new Set();
+    this.complete = false;
+    /** @type {Map<string, Column>} */
+    this._columns = new Map();
+  }
+
+  /** @param {string} id @param {Record<string, any>} metadata @returns {number} its row */
+  add(id, metadata) {
+    let row = this.rowOf.get(id);
+    if (row === undefined) {
+      row = this.ids.length;
+      this.rowOf.set(id, row);
+      this.ids.push(id);
+    }
+    this.metadata[row] = metadata;
+    return row;
+  }
+
+  /**
+   * Load all items, page by page.
+   * @param {AbortSignal} signal
+   * @param {() => void} onPage called after each page
+   */
+  async load(signal, onPage) {
+    let cursor = null;
+    do {
+      const page = await rest('GET', path(this.name, 'items'), {query: {limit: cursor ? PAGE : FIRST, cursor}, signal});
+      for (const {id, metadata} of page.items) this.add(id, metadata);
+      cursor = page.cursor;
+      this._columns.clear();
+      this.complete = cursor === null;
+      onPage();
+    } while (cursor !== null && this.ids.length < MAX_ROWS);
+  }
+
+  /** @param {number} row @param {Record<string, any>} metadata */
+  change(row, metadata) {
+    this.metadata[row] = metadata;
+    this._columns.clear();
+  }
+
+  /** Name of an item for people. @param {number} row */
+  title(row) {
+    const metadata = this.metadata[row];
+    return String(metadata.path ?? metadata.name ?? this.ids[row]);
+  }
+
+  /** Keys that are worth a facet. */
+  get keys() {
+    const seen = new Set();
+    for (const metadata of this.metadata) for (const key in metadata) if (!HIDDEN.has(key)) seen.add(key);
+    return [...seen].sort().filter(key => {
+      const {numeric, values} = this.column(key);
+      return numeric ? values.length > 1 : values.length <= Math.max(30, MANY * this.ids.length);
+    });
+  }
+
+  /** @param {string} key @returns {Column} */
+  column(key) {
+    let column = this._columns.get(key);
+    if (!column) this._columns.set(key, column = columnOf(key, this.metadata));
+    return column;
+  }
+}
+
+/** @param {string} key @param {Record<string, any>[]} metadata @returns {Column} */
+function columnOf(key, metadata) {
+  const numbers = new Float64Array(metadata.length).fill(NaN);
+  /** @type {Map<any, number>} */
+  const found = new Map();
+  /** @type {number[]} */
+  const counts = [];
+  let numeric = true;
+  const codes = metadata.map((one, row) => {
+    const value = one[key];
+    if (value === undefined || value === null) return null;
+    if (typeof value === 'number') numbers[row] = value;
+    else numeric = false;
+    return (Array.isArray(value) ? value : [value]).map(part => {
+      const shown = typeof part === 'object' ? JSON.stringify(part) : part;
+      let code = found.get(shown);
+      if (code === undefined) {
+        found.set(shown, code = found.size);
+        counts.push(0);
+      }
+      counts[code]++;
+      return code;
+    });
+  });
+  const values = [...found.keys()];
+  const order = values.map((_, code) => code).sort((a, b) => counts[b] - counts[a] || String(values[a]).localeCompare(String(values[b])));
+  const rank = new Map(order.map((code, place) => [code, place]));
+  return {
+    key,
+    numeric: numeric && values.length > 0,
+    values: order.map(code => values[code]),
+    codes: codes.map(own => own && own.map(code => /** @type {number} */ (rank.get(code)))),
+    numbers,
+  };
+}

@@ -1,0 +1,96 @@
+// <selection-bar>: what can be done with the selected images.
+import {imageUrl, path, rest} from './api.js';
+import {button, count, make, say, sayError} from './dom.js';
+import {zipOf} from './zip.js';
+
+const UNDO_S = 8;
+
+class SelectionBar extends HTMLElement {
+  /** @param {import('./explorer.js').Explorer} explorer @param {boolean} canWrite */
+  show(explorer, canWrite) {
+    this.explorer = explorer;
+    this.number = make('strong', {role: 'status'});
+    this.replaceChildren(this.number,
+      button('similar', 'Find similar', () => this._do(rows => explorer.search({positive: rows.map(row => ({id: explorer.rows.ids[row]})), negative: []}))),
+      button('less', 'Less like these', () => this._do(rows => explorer.refine(rows, 'negative'))),
+      button('download', 'Table (CSV)', () => this._do(rows => save(new Blob([csvOf(explorer.rows, rows)], {type: 'text/csv'}), `${explorer.name}.csv`))),
+      button('download', 'Images (zip)', () => this._do(rows => this._zip(rows))),
+      canWrite ? button('remove', 'Delete', () => this._do(rows => this._delete(rows))) : '',
+      make('button', {type: 'button', class: 'plain', onclick: () => explorer.select(explorer.view)}, 'Select all'),
+      make('button', {type: 'button', class: 'plain', onclick: () => explorer.select([])}, 'Select none'));
+    const draw = () => {
+      this.hidden = explorer.selected.size === 0;
+      const text = `${count(explorer.selected.size, 'image')} selected`;
+      if (this.number.textContent !== text) this.number.textContent = text;
+    };
+    explorer.addEventListener('selection', draw);
+    draw();
+  }
+
+  /** @param {(rows: number[]) => any} act */
+  async _do(act) {
+    try {
+      await act([...(this.explorer?.selected ?? [])]);
+    } catch (error) {
+      sayError(error);
+    }
+  }
+
+  /** Delete after some seconds in which it can be undone; a page that is closed before deletes nothing. @param {number[]} rows */
+  _delete(rows) {
+    const {explorer} = this;
+    if (!explorer) return;
+    explorer.hide(rows, true);
+    const timer = setTimeout(async () => {
+      try {
+        for (const row of rows) await rest('DELETE', path(explorer.name, 'items', explorer.rows.ids[row]), {noted: row === rows[0]});
+      } catch (error) {
+        explorer.hide(rows, false);
+        sayError(error);
+      }
+    }, 1000 * UNDO_S);
+    say(`${count(rows.length, 'image')} deleted.`, {action: 'Undo', seconds: UNDO_S, run: () => { clearTimeout(timer); explorer.hide(rows, false); }});
+  }
+
+  /** @param {number[]} rows */
+  async _zip(rows) {
+    const {explorer} = this;
+    if (!explorer) return;
+    const files = [], used = new Set();
+    for (const [place, row] of rows.entries()) {
+      if (place % 20 === 0) this.number.textContent = `${place} of ${rows.length} images read`;
+      const answer = await fetch(imageUrl(explorer.name, explorer.rows.ids[row], 'original'));
+      if (!answer.ok) continue; // items that were added by their vectors have no image
+      const metadata = explorer.rows.metadata[row], title = explorer.rows.title(row).split('/').at(-1) ?? '';
+      const folder = metadata.label === undefined ? '' : `${String(metadata.label).replace(/[/\\]/g, '_')}/`;
+      let name = folder + (/\.\w+$/.test(title) ? title : `${title}.${answer.headers.get('Content-Type')?.split('/')[1] ?? 'jpg'}`);
+      if (used.has(name)) name = `${folder}${explorer.rows.ids[row]}-${title}`;
+      used.add(name);
+      files.push({name, data: new Uint8Array(await answer.arrayBuffer())});
+    }
+    explorer.emit('selection');
+    save(zipOf(files), `${explorer.name}.zip`);
+  }
+}
+
+/** @param {import('./rows.js').Rows} rows @param {number[]} chosen */
+function csvOf(rows, chosen) {
+  const keys = [...new Set(chosen.flatMap(row => Object.keys(rows.metadata[row])))];
+  const cell = (/** @type {any} */ value) => {
+    const text = value === undefined || value === null ? '' : typeof value === 'object' ? JSON.stringify(value) : String(value);
+    const safe = typeof value === 'string' && /^[=+\-@\t\r]/.test(text) ? `'${text}` : text; // a spreadsheet would run a formula
+    return /[",\n\r]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
+  };
+  const lines = chosen.map(row => [rows.ids[row], ...keys.map(key => rows.metadata[row][key])].map(cell).join(','));
+  return `${['id', ...keys].map(cell).join(',')}\n${lines.join('\n')}\n`;
+}
+
+/** @param {Blob} blob @param {string} name */
+function save(blob, name) {
+  const link = make('a', {href: URL.createObjectURL(blob), download: name});
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+}
+
+customElements.define('selection-bar', SelectionBar);
+export {SelectionBar, csvOf};

@@ -1,0 +1,35 @@
+"""GET /api/v1/session: what the caller may do here, for pages that hide what would be refused."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, Field
+
+from ..keys import READ, WRITE
+from ..problems import answers
+from ..security.access import requires
+from .dependencies import AppSettings, AppWorkbench
+
+
+class SessionResponse(BaseModel):
+    key: str | None = Field(description="name of the caller's key; null on a server without keys")
+    can_write: bool
+    read_only: bool = Field(description="whether the server refuses every write, whatever the key")
+    max_images: int = Field(description="most images in one request")
+    max_bytes: int = Field(description="largest body of a request")
+
+
+router = APIRouter(prefix="/api/v1/session", tags=["health"])
+
+
+@router.get("", responses=answers())
+@requires(READ, counted=False)
+def session(request: Request, settings: AppSettings, bench: AppWorkbench) -> SessionResponse:
+    """Describe what the caller may do: the name and the scopes of its key, and the limits of a request."""
+    return SessionResponse(
+        key=request.user.display_name if settings.has_keys else None,
+        can_write=WRITE in request.auth.scopes and not bench.read_only,
+        read_only=bench.read_only,
+        max_images=settings.max_images,
+        max_bytes=settings.max_bytes,
+    )
