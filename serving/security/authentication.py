@@ -16,6 +16,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from http.cookies import CookieError, SimpleCookie
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.types import Scope
@@ -201,12 +202,16 @@ class Authenticator:
 
 
 def _may_use_cookie(scope: Scope, headers: Headers) -> bool:
-    """Return whether a session is enough: it opens the page and reads, but never writes through the API.
+    """Return whether a session is enough: for a request of our own page, or a read that the user typed.
 
-    Browsers that send Sec-Fetch-Site must report our own page, or a request that the user typed.
+    A browser says with each request that may write which page sends it (`Origin`), and to trustworthy addresses also
+    how near that page is (`Sec-Fetch-Site`). A page on another port of this host is not ours.
     """
-    allowed = scope["path"].startswith(f"{PAGE}/") or (scope["type"] == "http" and scope["method"] in SAFE)
-    return allowed and headers.get("sec-fetch-site", "none") in ("same-origin", "none")
+    site = headers.get("sec-fetch-site")
+    if scope["path"].startswith(f"{PAGE}/") or (scope["type"] == "http" and scope["method"] in SAFE):
+        return site in (None, "same-origin", "none")
+    own = urlsplit(headers.get("origin", "")).netloc == headers.get("host")
+    return scope["type"] == "http" and own and site in (None, "same-origin")
 
 
 def _unauthorized(detail: str) -> Refusal:

@@ -24,7 +24,7 @@ def page(opened):
 
     Gradio reports the event stream that logging out closes as a connection error.
     """
-    return opened(path="", allowed=("401", "AbortError", "Connection errored out"))
+    return opened(path="", allowed=("401", "403", "AbortError", "Connection errored out"))
 
 
 @pytest.mark.slow
@@ -49,7 +49,7 @@ def test_a_user_logs_in_searches_and_logs_out(page, served, image_files):
     cookie = page.context.cookies()[0]
     assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
     status = "async url => (await fetch(url, {method: 'PUT', body: '{}'})).status"
-    assert page.evaluate(status, f"{served.url}/api/v1/collections/x") == 401
+    assert page.evaluate(status, f"{served.url}/api/v1/collections/x") == 403
     page.goto(f"{served.url}/login")
     page.get_by_role("button", name="Log out").click()
     page.goto(f"{served.url}/ui/")

@@ -68,11 +68,18 @@ def test_a_login_never_redirects_to_another_site(visitor, then):
     assert "evil" not in visitor.get("/login", params={"next": then}).text
 
 
-def test_the_cookie_never_writes_through_the_api(visitor):
+def test_the_cookie_writes_only_for_the_own_page(visitor):
     log_in(visitor, WRITER)
-    for method, path in (("PUT", "/api/v1/collections/x"), ("DELETE", "/api/v1/collections/x")):
-        assert visitor.request(method, path).status_code == 401
-    assert visitor.post("/api/v1/embed").status_code == 401
+    own = f"{visitor.base_url.scheme}://{visitor.base_url.netloc.decode()}"
+    accepted = [{"Origin": own}, {"Origin": own, "Sec-Fetch-Site": "same-origin"}]
+    refused = [{}, {"Sec-Fetch-Site": "none"}, {"Sec-Fetch-Site": "same-origin"}, {"Origin": own, "Sec-Fetch-Site": "same-site"}]
+    for headers in refused:
+        for method, path in (("PUT", "/api/v1/collections/x"), ("DELETE", "/api/v1/collections/x"), ("POST", "/api/v1/embed")):
+            assert visitor.request(method, path, headers=headers).status_code == 401
+    for headers in accepted:
+        assert visitor.delete("/api/v1/collections/x", headers=headers).status_code == 404
+    log_in(visitor, READER)
+    assert visitor.delete("/api/v1/collections/x", headers=accepted[0]).status_code == 403
 
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])

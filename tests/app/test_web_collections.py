@@ -1,0 +1,133 @@
+"""The other pages of the web app, keys, and lost servers, in a real browser."""
+
+from collections.abc import Iterator
+
+import pytest
+from fake_runs import write_run
+
+from nnclr_hub.store import open_store
+from nnclr_hub.workbench import Encoders, Workbench
+
+pytestmark = pytest.mark.browser
+KEY = "a-key-that-nobody-guesses-0123456789"
+
+
+@pytest.fixture(scope="module")
+def filled(model, photos, tmp_path_factory):
+    store = tmp_path_factory.mktemp("web") / "store"
+    with open_store(str(store)) as opened:
+        Workbench(Encoders(str(model), device="cpu"), opened).index_folder("photos", photos)
+    return store
+
+
+@pytest.fixture(scope="module")
+def served(model, filled, tmp_path_factory, serve) -> Iterator:
+    runs = tmp_path_factory.mktemp("runs")
+    write_run(runs / "first", step=40)
+    yield from serve(model, filled, web=True, write_keys=[KEY], runs=runs)
+
+
+def log_in(page) -> None:
+    page.locator("dialog[open] input").fill(KEY)
+    page.get_by_role("button", name="Log in").click()
+    page.wait_for_selector("dialog[open]", state="detached")
+
+
+def test_a_wrong_key_is_refused_and_the_right_one_goes_on(opened):
+    page = opened(path="/app/#/explore/photos", allowed=("401",))
+    page.locator("dialog[open] input").fill("wrong")
+    page.get_by_role("button", name="Log in").click()
+    page.wait_for_selector("dialog[open] [role=alert]:not(:empty)")
+    log_in(page)
+    page.wait_for_selector(".tile img")
+
+
+def test_an_ended_session_asks_again_and_repeats_the_action(opened):
+    page = opened(path="/app/#/explore/photos", allowed=("401",))
+    log_in(page)
+    page.wait_for_selector(".tile img")
+    page.context.clear_cookies()
+    page.locator(".tile[aria-posinset='1']").click()
+    log_in(page)
+    page.wait_for_selector(".tile .score")
+
+
+def test_a_lost_server_shows_itself_and_recovers_without_a_reload(opened):
+    page = opened(path="/app/#/explore/photos", allowed=("401", "ERR_FAILED"))
+    log_in(page)
+    page.wait_for_selector(".tile img")
+    page.route("**/*", lambda route: route.abort())
+    page.locator(".tile[aria-posinset='1']").click()
+    page.wait_for_selector("#connection:not([hidden])")
+    page.unroute("**/*")
+    page.wait_for_selector(".tile .score")
+    assert page.locator("#connection").is_hidden()
+
+
+def test_a_collection_is_created_filled_and_deleted(opened, served, photos, tmp_path):
+    broken = tmp_path / "broken.jpg"
+    broken.write_bytes(b"no image")
+    files = [*sorted((photos / "cat").iterdir())[:3], broken]
+    page = opened(path="/app/#/collections", allowed=("401",))
+    log_in(page)
+    page.get_by_role("button", name="New collection").click()
+    page.locator("dialog[open] input").fill("mine")
+    page.get_by_role("button", name="Create", exact=True).click()
+    card = page.locator("article", has_text="mine")
+    card.locator("input[type=file]").first.set_input_files(files)
+    page.wait_for_function("() => document.body.innerText.includes('3 images added, 1 could not be read')")
+    assert served.bench.collection("mine").count() == 3
+    card.get_by_role("link", name="mine").click()
+    page.wait_for_selector(".tile img")
+    page.goto(f"{served.url}/app/#/collections")
+    page.get_by_label("mine").get_by_role("button", name="Delete").click()
+    delete = page.get_by_role("button", name="Delete 3 images")
+    assert delete.is_disabled()
+    page.get_by_label("Name of the collection").fill("mine")
+    delete.click()
+    page.wait_for_function("() => !document.querySelector('article[aria-label=mine]')")
+    assert "mine" not in [info.name for info in served.bench.store.list()]
+
+
+def test_a_verification_runs_as_a_job_and_is_listed(opened, served):
+    page = opened(path="/app/#/collections", allowed=("401",))
+    log_in(page)
+    page.get_by_label("photos").get_by_role("button", name="Verify").click()
+    page.wait_for_selector(".jobs li")
+    assert "verify" in page.locator(".jobs li").first.inner_text()
+
+
+def test_runs_and_their_reports_are_shown(opened):
+    page = opened(path="/app/#/training", allowed=("401",))
+    log_in(page)
+    assert "first" in page.locator(".jobs li").inner_text()
+    page.get_by_role("button", name="Report").click()
+    page.wait_for_selector("iframe:not([hidden])")
+
+
+def test_actions_are_shown_as_curl_and_python(opened, served):
+    page = opened(path="/app/#/explore/photos", allowed=("401",))
+    log_in(page)
+    page.wait_for_selector(".tile img")
+    page.locator(".tile[aria-posinset='1']").click()
+    page.wait_for_selector(".tile .score")
+    page.get_by_role("link", name="API").click()
+    page.wait_for_selector("pre")
+    python = page.get_by_label("Python").first.inner_text()
+    compile(python, "shown", "exec")
+    assert f"{served.url}/api/v1/collections/photos/search" in python
+    assert page.get_by_label("curl").first.inner_text().startswith("curl -X POST")
+
+
+def test_a_read_only_server_offers_no_change(model, filled, chromium, serve, tmp_path):
+    import shutil
+
+    for server in serve(model, shutil.copytree(filled, tmp_path / "copy"), web=True, read_only=True):
+        page = chromium.new_page()
+        page.goto(f"{server.url}/app/#/collections")
+        page.wait_for_selector("article")
+        assert page.get_by_role("button").count() == 0
+        page.goto(f"{server.url}/app/#/explore/photos")
+        page.locator(".tile .box").first.click(force=True)
+        assert page.get_by_role("button", name="Delete").count() == 0
+        page.close()

@@ -1,0 +1,249 @@
+"""The screen Explore of the web app, in a real browser."""
+
+import io
+import json
+import urllib.request
+import zipfile
+from collections.abc import Iterator
+from urllib.parse import quote
+
+import pytest
+from page_actions import PHONE
+
+from nnclr_hub.store import open_store
+from nnclr_hub.workbench import Encoders, SearchQuery, Workbench
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture(scope="module")
+def served(model, photos, tmp_path_factory, serve) -> Iterator:
+    store = tmp_path_factory.mktemp("web") / "store"
+    with open_store(str(store)) as opened:
+        Workbench(Encoders(str(model), device="cpu"), opened).index_folder("photos", photos)
+    yield from serve(model, store, web=True, source_folders=[str(photos)])
+
+
+@pytest.fixture
+def explore(opened):
+    def open_explore(address: str = "", **context):
+        page = opened(path=f"/app/#/explore/photos{address}", **context)
+        page.wait_for_selector(".tile img")
+        page.wait_for_function("() => document.querySelector('.verdict').textContent.length > 0")
+        return page
+
+    return open_explore
+
+
+def ids(page) -> list[str]:
+    """Ids of the images on the screen, in order."""
+    return page.eval_on_selector_all(
+        ".tile",
+        """tiles => tiles.sort((a, b) => a.ariaPosInSet - b.ariaPosInSet)
+                         .map(tile => decodeURIComponent(tile.querySelector('img').src.split('/').at(-2)))""",
+    )
+
+
+def found(page) -> list[str]:
+    """Wait for the matches of a search, and return their ids."""
+    page.wait_for_selector(".tile .score")
+    page.wait_for_selector("image-grid:not(.waiting)")
+    return ids(page)
+
+
+def expected(served, **query) -> list[str]:
+    return [match.id for match in served.bench.search("photos", SearchQuery(**query, k=200))]
+
+
+def test_a_click_shows_the_neighbors_that_a_search_finds(explore, served):
+    page = explore()
+    first = ids(page)[3]
+    page.locator(".tile").nth(3).click()
+    assert found(page)[:12] == expected(served, positive=[first])[:12]
+
+
+def test_more_and_less_like_an_image_refine_a_search(explore, served):
+    page = explore()
+    one, two, three = ids(page)[:3]
+    page.locator(".sheet").focus()
+    page.keyboard.press("Enter")
+    found(page)
+    page.goto(f"{served.url}/app/#/explore/photos?like={one}&like={two}&unlike={three}")
+    page.wait_for_selector(".example.negative")
+    page.wait_for_function("() => document.querySelectorAll('.example').length === 3")
+    assert found(page)[:8] == expected(served, positive=[one, two], negative=[three])[:8]
+
+
+def test_an_address_reopens_a_search_with_its_filters(explore, served, opened):
+    page = explore()
+    page.locator(".facet", has_text="cat").first.click()
+    page.wait_for_selector(".chip")
+    page.locator(".tile").first.click()
+    before = found(page)
+    assert {item.metadata["label"] for item in served.bench.collection("photos").get(before)} == {"cat"}
+    other = opened(path=page.evaluate("location.pathname + location.hash"))
+    assert found(other) == before
+    other.reload()
+    assert found(other) == before
+    page.go_back()
+    page.wait_for_function("() => !document.querySelector('.tile .score')")
+    assert page.locator(".chip").count() == 1
+
+
+def test_facets_count_what_a_query_counts(explore, served):
+    page = explore()
+    shown = dict(page.eval_on_selector_all(".facet", "all => all.map(one => [one.children[1].textContent, +one.children[2].textContent])"))
+    collection = served.bench.collection("photos")
+    for label, number in shown.items():
+        assert number == collection.count({"must": [{"key": "label", "match": label}]})
+    assert sum(shown.values()) == collection.count()
+
+
+def test_a_filter_as_json_shows_what_passes(explore, served):
+    where = {"must_not": [{"key": "label", "match": "cat"}]}
+    page = explore(allowed=("422",))
+    page.locator(".json summary").click()
+    page.locator(".json textarea").fill(json.dumps(where))
+    page.locator(".json .button").click()
+    page.wait_for_selector(".chip")
+    number = served.bench.collection("photos").count(where)
+    assert page.locator(".verdict").inner_text().startswith(f"{number} of")
+    page.locator(".json textarea").fill('{"must": 3}')
+    page.locator(".json .button").click()
+    page.wait_for_selector(".json [role=alert]:not(:empty)")
+
+
+@pytest.mark.parametrize("way", ["file", "paste", "drop"])
+def test_an_own_image_is_searched_for_from_anywhere(explore, served, photos, way):
+    path = sorted((photos / "cat").iterdir())[0]
+    page = explore("", allowed=("422",))
+    if way == "file":
+        page.locator("query-bar input[type=file]").set_input_files(path)
+    else:
+        page.evaluate(
+            """([way, bytes]) => {
+                const data = new DataTransfer();
+                data.items.add(new File([new Uint8Array(bytes)], 'own.jpg', {type: 'image/jpeg'}));
+                const init = {bubbles: true, cancelable: true};
+                const event = way === 'paste' ? new ClipboardEvent('paste', {...init, clipboardData: data})
+                                              : new DragEvent('drop', {...init, dataTransfer: data});
+                document.querySelector('.facets').dispatchEvent(event);
+            }""",
+            [way, list(path.read_bytes())],
+        )
+    page.wait_for_selector(".example img")
+    nearest = found(page)[0]
+    assert nearest == expected(served, positive=[path])[0]
+    page.reload()
+    page.wait_for_selector(".example img")
+    assert found(page)[0] == nearest
+
+
+def test_a_file_that_is_no_image_is_one_sentence(explore, tmp_path):
+    bad = tmp_path / "bad.jpg"
+    bad.write_bytes(b"not an image")
+    page = explore(allowed=("422",))
+    page.locator("query-bar input[type=file]").set_input_files(bad)
+    page.wait_for_selector(".message.error")
+    assert page.locator(".tile").count() > 0
+
+
+def test_the_keyboard_alone_searches_selects_and_views(explore):
+    page = explore()
+    shown = ids(page)
+    page.locator(".sheet").focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Space")
+    page.keyboard.press("Shift+ArrowRight")
+    page.keyboard.press("Shift+ArrowRight")
+    assert page.locator(".tile[aria-selected=true]").count() == 3
+    page.keyboard.press("v")
+    page.wait_for_selector("dialog.viewer[open] .neighbors li")
+    title = page.locator("dialog.viewer h2").inner_text()
+    page.keyboard.press("ArrowRight")
+    page.wait_for_function("title => document.querySelector('dialog.viewer h2').textContent !== title", arg=title)
+    assert f"open={shown[4]}" in page.url
+    page.keyboard.press("Escape")
+    page.wait_for_function("() => !document.querySelector('dialog.viewer[open]')")
+    page.keyboard.press("Escape")
+    assert page.locator(".tile[aria-selected=true]").count() == 0
+
+
+def test_shift_selects_a_range_whose_files_are_downloaded(explore, photos):
+    page = explore()
+    page.locator(".tile .box").nth(1).click(force=True)
+    page.locator(".tile").nth(4).click(modifiers=["Shift"])
+    selected = page.locator(".tile[aria-selected=true]").count()
+    assert selected == 4
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Images (zip)").click()
+    with zipfile.ZipFile(download.value.path()) as archive:
+        assert archive.testzip() is None
+        sources = {path.read_bytes() for path in photos.rglob("*") if path.is_file()}
+        assert len(archive.namelist()) == selected
+        assert {archive.read(name) for name in archive.namelist()} <= sources
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Table (CSV)").click()
+    lines = io.StringIO(download.value.path().read_text()).readlines()
+    assert len(lines) == selected + 1
+
+
+def test_a_part_of_an_image_is_searched_for(explore, served):
+    page = explore()
+    page.locator(".sheet").focus()
+    page.keyboard.press("v")
+    page.wait_for_function("() => document.querySelector('dialog.viewer img')?.naturalWidth > 0")
+    page.get_by_role("button", name="Search for a part").click()
+    box = page.locator("dialog.viewer .picture img").first.bounding_box()
+    page.mouse.move(box["x"] + 5, box["y"] + 5)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2, steps=4)
+    page.mouse.up()
+    page.wait_for_selector(".example img")
+    assert len(found(page)) > 5
+
+
+def test_a_deleted_image_comes_back_by_undo(explore, served):
+    page = explore()
+    before = served.bench.collection("photos").count()
+    page.locator(".tile .box").first.click(force=True)
+    page.get_by_role("button", name="Delete").click()
+    page.wait_for_function("n => document.querySelector('.verdict').textContent.startsWith(n - 1)", arg=before)
+    page.get_by_role("button", name="Undo").click()
+    page.wait_for_function("n => document.querySelector('.verdict').textContent.startsWith(n)", arg=before)
+    assert served.bench.collection("photos").count() == before
+
+
+def test_a_hostile_label_is_only_text(explore, served):
+    collection = served.bench.collection("photos")
+    item = collection.get([next(iter(collection.read_all(1)))[0].id])[0]
+    hostile = "<img src=x onerror=document.body.dataset.hit=1>"
+    collection.upsert([type(item)(item.id, item.vector, {**item.metadata, "label": hostile}, item.thumbnail)])
+    try:
+        page = explore(f"?filter={quote(json.dumps([['label', {'in': [hostile]}]]))}")
+        page.wait_for_selector(".chip")
+        page.locator(".sheet").focus()
+        page.keyboard.press("v")
+        page.wait_for_selector("dialog.viewer[open] .neighbors li")
+        assert page.evaluate("document.body.dataset.hit") is None
+        assert hostile in page.locator("dialog.viewer dl").inner_text()
+    finally:
+        collection.upsert([item])
+
+
+def test_results_are_near_the_top_of_a_phone(explore):
+    page = explore(**PHONE)
+    page.locator(".tile").nth(2).tap()
+    found(page)
+    assert page.locator(".tile[aria-posinset='1']").bounding_box()["y"] < 300
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_the_app_is_small(served):
+    html = urllib.request.urlopen(f"{served.url}/app/").read()
+    assert b"<script" in html
+    total = 0
+    for name in ("index.html", "main.js", "explore.js", "grid.js", "viewer.js", "style.css", "explore.css", "api.js"):
+        request = urllib.request.Request(f"{served.url}/app/{name}", headers={"Accept-Encoding": "gzip"})
+        total += len(urllib.request.urlopen(request).read())
+    assert total < 60_000
