@@ -23,6 +23,7 @@ check: $(VENV)/.dev  ## check style, types and prose
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/python .ci/lint_prose.py
+	! command -v npx >/dev/null || npx --yes --package typescript@5 tsc --project app/jsconfig.json
 
 docs: $(VENV)/.dev  ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet

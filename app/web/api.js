@@ -99,7 +99,7 @@ function serverIsBack() {
   waiting ??= (async () => {
     const notice = /** @type {HTMLElement} */ (document.getElementById('connection'));
     notice.hidden = false;
-    notice.textContent = 'The server does not answer. This page goes on as soon as it does.';
+    notice.textContent = 'The server does not answer. This page continues as soon as it does.';
     try {
       for (let seconds = 1; ; seconds = Math.min(seconds * 1.5, 8)) {
         await sleep(1000 * seconds);
@@ -134,7 +134,7 @@ function signIn() {
       signingIn = null;
       dialog.close();
       resolve();
-    }}, make('p', {}, 'This server needs a key. What you were doing goes on afterwards.'), field, problem,
+    }}, make('p', {}, 'This server needs a key. What you were doing continues afterwards.'), field, problem,
     make('button', {class: 'button strong'}, 'Log in'));
     const dialog = openDialog('Log in', form);
     dialog.addEventListener('cancel', event => event.preventDefault());

@@ -2,11 +2,11 @@
 import {path, rest} from './api.js';
 import {button, make, sayError} from './dom.js';
 import {Explorer} from './explorer.js';
-import './facets.js';
-import './grid.js';
-import './query_bar.js';
-import './selection_bar.js';
-import './viewer.js';
+import {FacetList} from './facets.js';
+import {ImageGrid} from './grid.js';
+import {QueryBar} from './query_bar.js';
+import {SelectionBar} from './selection_bar.js';
+import {ItemViewer} from './viewer.js';
 
 const PREVIEWS = 'previews'; // small copies of own query images, by their vectors, for reloads
 
@@ -22,7 +22,8 @@ export async function showExplore(main, name, address, session) {
   const info = await rest('GET', path(name));
   document.title = `${name} · nnclr_hub`;
   const explorer = new Explorer(info);
-  const bar = make('query-bar'), facets = make('facet-list'), grid = make('image-grid'), viewer = make('item-viewer'), selection = make('selection-bar');
+  const bar = new QueryBar(explorer), facets = new FacetList(explorer), viewer = new ItemViewer(explorer, bar);
+  const selection = new SelectionBar(explorer, session.canWrite), grid = new ImageGrid(explorer, row => viewer.open(row));
   const choice = make('select', {'aria-label': 'Collection', onchange: () => { location.hash = `#/explore/${encodeURIComponent(choice.value)}`; }},
     ...session.collections.map(one => make('option', {value: one.name, selected: one.name === name}, `${one.name} (${one.count.toLocaleString('en')})`)));
   const order = make('select', {'aria-label': 'Order', onchange: () => explorer.sort(order.value)});
@@ -38,11 +39,6 @@ export async function showExplore(main, name, address, session) {
     make('div', {class: 'bar'}, choice, bar, make('div', {class: 'arrange'}, toggle, order, group, size)),
     facets, make('section', {class: 'center', 'aria-label': 'Images'}, selection, grid), viewer);
   main.replaceChildren(screen);
-  bar.show(explorer);
-  facets.show(explorer);
-  viewer.show(explorer, bar);
-  selection.show(explorer, session.canWrite);
-  grid.show(explorer, (/** @type {number} */ row) => viewer.open(row));
   size.value = grid.size;
   fillKeys(explorer, order, group);
 
@@ -124,7 +120,7 @@ function addressOf(explorer, viewer) {
   if (explorer.where) address.set('where', JSON.stringify(explorer.where));
   if (explorer.order !== 'stored') address.set('order', explorer.order);
   if (explorer.group) address.set('group', explorer.group);
-  if (viewer.row !== null && viewer.row !== undefined) address.set('open', explorer.rows.ids[viewer.row]);
+  if (viewer.row !== null) address.set('open', explorer.rows.ids[viewer.row]);
   const text = address.toString();
   return `#/explore/${encodeURIComponent(explorer.name)}${text ? `?${text}` : ''}`;
 }

@@ -2,7 +2,7 @@
 //
 // Events: `rows` (items were loaded or changed), `view` (other rows, or another order), `selection`, `query`, `focus`.
 import {path, rest} from './api.js';
-import {passing, whereOf} from './filters.js';
+import {passing, restFilter} from './filters.js';
 import {Rows} from './rows.js';
 import {Similarity} from './similarity.js';
 
@@ -209,7 +209,7 @@ export class Explorer extends EventTarget {
     const examples = (/** @type {Example[]} */ list) => list.map(({id, vector}) => (id === undefined ? {vector} : {id}));
     const json = {
       positive: examples(this.query.positive), negative: examples(this.query.negative), k, offset,
-      where: whereOf(this.filters, this.where),
+      where: restFilter(this.filters, this.where),
     };
     const {matches} = await rest('POST', path(this.name, 'search'), {json, signal, noted: offset === 0});
     this.hasMore = matches.length === k && offset + k < MAX_MATCHES;

@@ -7,20 +7,25 @@ const BARS = 24;
 
 class FacetList extends HTMLElement {
   /** @param {import('./explorer.js').Explorer} explorer */
-  show(explorer) {
+  constructor(explorer) {
+    super();
     this.explorer = explorer;
     /** Keys whose values are all shown. @type {Set<string>} */
     this.opened = new Set();
     this.list = make('div', {class: 'facets'});
     this.replaceChildren(make('h2', {class: 'hidden'}, 'Filters'), this.list, this._json());
-    const redraw = () => { this._redraw ??= requestAnimationFrame(() => { this._redraw = undefined; this._draw(); }); };
+    let due = false;
+    const redraw = () => {
+      if (due) return;
+      due = true;
+      requestAnimationFrame(() => { due = false; this._draw(); });
+    };
     for (const event of ['rows', 'view', 'selection']) explorer.addEventListener(event, redraw);
     redraw();
   }
 
   _draw() {
     const {explorer} = this;
-    if (!explorer) return;
     const focused = /** @type {HTMLElement | null} */ (document.activeElement)?.dataset?.facet;
     const sections = explorer.rows.keys.map(key => {
       const column = explorer.rows.column(key);
@@ -42,17 +47,17 @@ class FacetList extends HTMLElement {
     const {explorer} = this;
     const counts = new Array(column.values.length).fill(0);
     for (const row of counted) for (const code of column.codes[row] ?? []) counts[code]++;
-    const condition = explorer?.filters.get(column.key);
+    const condition = explorer.filters.get(column.key);
     const chosen = new Set(condition && 'in' in condition ? condition.in : []);
     const shown = column.values.map((value, code) => ({value, count: counts[code]}))
       .filter(one => one.count > 0 || chosen.has(one.value));
     shown.sort((a, b) => Number(chosen.has(b.value)) - Number(chosen.has(a.value)) || b.count - a.count);
     const most = Math.max(1, ...shown.map(one => one.count));
-    const open = this.opened?.has(column.key);
+    const open = this.opened.has(column.key);
     const list = make('ul', {}, ...shown.slice(0, open ? 500 : SHOWN).map(({value, count}) => {
       const toggle = () => {
         chosen.delete(value) || chosen.add(value);
-        explorer?.filter(column.key, {in: [...chosen]});
+        explorer.filter(column.key, {in: [...chosen]});
       };
       const bar = make('span', {class: 'bar'});
       bar.style.width = `${(100 * count) / most}%`;
@@ -60,7 +65,7 @@ class FacetList extends HTMLElement {
         'data-facet': `${column.key} ${value}`}, bar, make('span', {class: 'value'}, String(value)), make('span', {class: 'count'}, count.toLocaleString('en'))));
     }));
     if (shown.length <= SHOWN) return list;
-    const toggle = () => { this.opened?.delete(column.key) || this.opened?.add(column.key); this._draw(); };
+    const toggle = () => { this.opened.delete(column.key) || this.opened.add(column.key); this._draw(); };
     return make('div', {}, list, make('button', {type: 'button', class: 'plain', onclick: toggle, 'data-facet': `${column.key} all`},
       open ? 'Show fewer' : `Show all ${shown.length}`));
   }
@@ -76,7 +81,7 @@ class FacetList extends HTMLElement {
       if (!Number.isNaN(value)) bins[Math.min(BARS - 1, Math.floor(((value - low) / (high - low)) * BARS))]++;
     }
     const most = Math.max(1, ...bins);
-    const condition = explorer?.filters.get(column.key);
+    const condition = explorer.filters.get(column.key);
     const [from, to] = condition && 'range' in condition ? condition.range : [low, high];
     const bars = make('div', {class: 'histogram', 'aria-hidden': 'true'}, ...bins.map((count, bin) => {
       const bar = make('span', {title: `${short(low + ((high - low) * bin) / BARS)} and more: ${count.toLocaleString('en')}`});
@@ -89,7 +94,7 @@ class FacetList extends HTMLElement {
       'aria-label': `${column.key}, ${label}`, 'data-facet': `${column.key} ${label}`, onchange: () => {
         const [a, b] = [...inputs.querySelectorAll('input')].map(input => input.value);
         const range = /** @type {[number, number]} */ ([a === '' ? low : Number(a), b === '' ? high : Number(b)]);
-        explorer?.filter(column.key, range[0] <= low && range[1] >= high ? null : {range});
+        explorer.filter(column.key, range[0] <= low && range[1] >= high ? null : {range});
       }});
     const inputs = make('div', {class: 'range'}, bound('from', from), make('span', {}, 'to'), bound('to', to));
     return make('div', {}, bars, inputs);
@@ -101,7 +106,7 @@ class FacetList extends HTMLElement {
     const apply = async () => {
       problem.textContent = '';
       try {
-        await this.explorer?.filterBy(text.value.trim() ? JSON.parse(text.value) : null);
+        await this.explorer.filterBy(text.value.trim() ? JSON.parse(text.value) : null);
       } catch (error) {
         problem.textContent = /** @type {Error} */ (error).message;
       }

@@ -32,7 +32,7 @@ export function passing(rows, filters, except = null) {
  * @param {any} [extra] a further filter in the form of REST
  * @returns {any} null without a filter
  */
-export function whereOf(filters, extra = null) {
+export function restFilter(filters, extra = null) {
   const must = [...filters].map(([key, condition]) =>
     'in' in condition ? {key, in: condition.in} : {key, range: {gte: condition.range[0], lte: condition.range[1]}});
   if (must.length === 0) return extra;

@@ -9,7 +9,8 @@ const MARGIN = 600; // pixels above and below the screen in which images are loa
 
 class ImageGrid extends HTMLElement {
   /** @param {import('./explorer.js').Explorer} explorer @param {(row: number) => void} open shows a row in the viewer */
-  show(explorer, open) {
+  constructor(explorer, open) {
+    super();
     this.explorer = explorer;
     this.open = open;
     this.size = Number(localStorage.getItem('size')) || 150;
@@ -32,6 +33,9 @@ class ImageGrid extends HTMLElement {
       button('view', 'Open in the viewer', () => open(this.acted), {quiet: true}));
     for (const one of this.actions.children) one.tabIndex = -1; // the keys of the grid do the same
     this.acted = 0;
+    /** @type {number[]} */
+    this.shown = [];
+    this.relaying = false;
     this.empty = make('p', {class: 'empty', hidden: true});
     this.scroller = make('div', {class: 'scroller', onscroll: () => this._draw(), onpointerleave: () => { this.actions.hidden = true; }},
       this.sheet, this.actions, this.empty);
@@ -54,7 +58,7 @@ class ImageGrid extends HTMLElement {
   /** Lay out again. @param {boolean} [stay] keep the first visible image where it is */
   relayout(stay = false) {
     const {explorer, scroller} = this;
-    if (!explorer || !scroller.clientWidth) return;
+    if (!scroller.clientWidth) return;
     const before = this.lines[lineAt(this.lines, scroller.scrollTop)];
     const offset = before ? scroller.scrollTop - before.top : 0;
     const changed = this.shown !== explorer.view;
@@ -78,7 +82,6 @@ class ImageGrid extends HTMLElement {
 
   _draw() {
     const {explorer, scroller, lines, tiles} = this;
-    if (!explorer || !scroller) return;
     this.actions.hidden = true;
     const top = scroller.scrollTop, bottom = top + scroller.clientHeight;
     const first = lineAt(lines, top - MARGIN);
@@ -96,8 +99,7 @@ class ImageGrid extends HTMLElement {
       for (let place = line.start; place < line.end; place++) {
         const row = explorer.view[place];
         near.add(row);
-        let tile = tiles.get(row);
-        if (!tile) tiles.set(row, tile = this._tile(row));
+        const tile = tiles.get(row) ?? this._tile(row);
         const width = line.height * (this.aspects.get(row) ?? 1);
         Object.assign(tile.style, {left: `${left}px`, top: `${line.top}px`, width: `${width}px`, height: `${line.height}px`});
         tile.setAttribute('aria-posinset', String(place + 1));
@@ -115,7 +117,7 @@ class ImageGrid extends HTMLElement {
     if (explorer.hasMore && bottom > scroller.scrollHeight - MARGIN) explorer.more();
   }
 
-  /** @param {number} row */
+  /** @param {number} row @returns {HTMLElement} */
   _tile(row) {
     const {explorer} = this;
     const image = make('img', {alt: '', decoding: 'async', src: imageUrl(explorer.name, explorer.rows.ids[row], 'thumbnail'),
@@ -123,6 +125,7 @@ class ImageGrid extends HTMLElement {
     const tile = make('div', {role: 'option', id: `row-${row}`, class: 'tile', 'data-row': row, 'aria-selected': 'false',
       'aria-label': explorer.rows.title(row)}, image, make('span', {class: 'box', 'aria-hidden': 'true'}));
     this.sheet.append(tile);
+    this.tiles.set(row, tile);
     return tile;
   }
 
@@ -140,7 +143,9 @@ class ImageGrid extends HTMLElement {
     const aspect = Math.min(4, Math.max(0.25, image.naturalWidth / image.naturalHeight));
     if (Math.abs((this.aspects.get(row) ?? 1) - aspect) < 0.01) return;
     this.aspects.set(row, aspect);
-    this._relaying ??= requestAnimationFrame(() => { this._relaying = undefined; this.relayout(true); });
+    if (this.relaying) return;
+    this.relaying = true;
+    requestAnimationFrame(() => { this.relaying = false; this.relayout(true); });
   }
 
   /** Show what is selected and focused. @param {boolean} [scroll] bring the focused image to the screen */
@@ -231,7 +236,7 @@ class ImageGrid extends HTMLElement {
       PageUp: () => this._move(place, this._across(place, -this._linesOnScreen()), event.shiftKey),
       Enter: () => explorer.similarTo(row),
       ' ': () => this._toggle(row),
-      v: () => this.open?.(row),
+      v: () => this.open(row),
       '+': () => explorer.refine([row], 'positive'),
       '-': () => explorer.refine([row], 'negative'),
       a: () => { if (event.ctrlKey || event.metaKey) explorer.select(explorer.view); },

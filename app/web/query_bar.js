@@ -7,7 +7,8 @@ const PREVIEW = 96; // pixels per side of the small copy that is kept for reload
 
 class QueryBar extends HTMLElement {
   /** @param {import('./explorer.js').Explorer} explorer */
-  show(explorer) {
+  constructor(explorer) {
+    super();
     this.explorer = explorer;
     this.file = make('input', {type: 'file', accept: 'image/*', hidden: true, onchange: () => {
       const [file] = this.file.files;
@@ -29,7 +30,6 @@ class QueryBar extends HTMLElement {
   /** @param {Blob} file @param {string} [name] */
   async searchFile(file, name = file instanceof File ? file.name : 'image') {
     const {explorer} = this;
-    if (!explorer) return;
     this.classList.add('waiting');
     try {
       await explorer.searchImage(file, name, await previewOf(file));
@@ -49,7 +49,6 @@ class QueryBar extends HTMLElement {
 
   _drawExamples() {
     const {explorer} = this;
-    if (!explorer) return;
     const {positive, negative} = explorer.query;
     /** @param {import('./explorer.js').Example} example @param {'positive' | 'negative'} sign */
     const chip = (example, sign) => {
@@ -64,15 +63,14 @@ class QueryBar extends HTMLElement {
         make('span', {class: 'sign', 'aria-hidden': 'true'}, sign === 'positive' ? '+' : '−'),
         button('close', sign === 'positive' ? `Search without ${name}` : `Allow images like ${name}`, remove, {quiet: true}));
     };
-    this.examples?.replaceChildren(...positive.map(one => chip(one, 'positive')), ...negative.map(one => chip(one, 'negative')),
+    this.examples.replaceChildren(...positive.map(one => chip(one, 'positive')), ...negative.map(one => chip(one, 'negative')),
       explorer.isSearching ? button('close', 'End the search', () => explorer.search({positive: [], negative: []})) : '');
     this._drawResult();
   }
 
   async _drawResult() {
     const {explorer} = this;
-    if (!explorer || !this.chips || !this.verdict) return;
-    const chips = [...explorer.filters].map(([key, condition]) =>
+        const chips = [...explorer.filters].map(([key, condition]) =>
       make('span', {class: 'chip'}, textOf(key, condition), button('close', `Remove the filter on ${key}`, () => explorer.filter(key, null), {quiet: true})));
     if (explorer.where) chips.push(make('span', {class: 'chip'}, 'JSON filter', button('close', 'Remove the JSON filter', () => explorer.filterBy(null), {quiet: true})));
     if (explorer.area) chips.push(make('span', {class: 'chip'}, `area of the map: ${count(explorer.area.size, 'image')}`,

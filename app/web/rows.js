@@ -6,7 +6,7 @@ import {path, rest} from './api.js';
 export const MAX_ROWS = 200_000; // above this, a page would need more memory than a phone has
 const FIRST = 200; // fills a screen; the others follow in larger pages
 const PAGE = 5000;
-const MANY = 0.5; // a key whose values are mostly different, such as a path, is no facet
+const MANY = 0.5; // a key whose values are mostly different, such as a path, is not a facet
 const HIDDEN = new Set(['root', 'mtime', 'name', 'path']);
 
 /**

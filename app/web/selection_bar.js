@@ -7,7 +7,8 @@ const UNDO_S = 8;
 
 class SelectionBar extends HTMLElement {
   /** @param {import('./explorer.js').Explorer} explorer @param {boolean} canWrite */
-  show(explorer, canWrite) {
+  constructor(explorer, canWrite) {
+    super();
     this.explorer = explorer;
     this.number = make('strong', {role: 'status'});
     this.replaceChildren(this.number,
@@ -30,7 +31,7 @@ class SelectionBar extends HTMLElement {
   /** @param {(rows: number[]) => any} act */
   async _do(act) {
     try {
-      await act([...(this.explorer?.selected ?? [])]);
+      await act([...this.explorer.selected]);
     } catch (error) {
       sayError(error);
     }
@@ -39,7 +40,6 @@ class SelectionBar extends HTMLElement {
   /** Delete after some seconds in which it can be undone; a page that is closed before deletes nothing. @param {number[]} rows */
   _delete(rows) {
     const {explorer} = this;
-    if (!explorer) return;
     explorer.hide(rows, true);
     const timer = setTimeout(async () => {
       try {
@@ -55,7 +55,6 @@ class SelectionBar extends HTMLElement {
   /** @param {number[]} rows */
   async _zip(rows) {
     const {explorer} = this;
-    if (!explorer) return;
     const files = [], used = new Set();
     for (const [place, row] of rows.entries()) {
       if (place % 20 === 0) this.number.textContent = `${place} of ${rows.length} images read`;

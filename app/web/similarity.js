@@ -28,7 +28,7 @@ export class Similarity {
   async describe(score) {
     const share = await this.percentile(score);
     if (Number.isNaN(share)) return '';
-    if (share < NOTHING) return 'Nothing similar: the best match is no nearer than random pairs of images are.';
+    if (share < NOTHING) return 'Nothing similar: random pairs of images are as near as the best match.';
     return `The best match is nearer than ${(100 * Math.min(share, 0.9999)).toFixed(share > 0.999 ? 2 : 1)} % of random pairs.`;
   }
 

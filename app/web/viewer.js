@@ -10,15 +10,19 @@ class ItemViewer extends HTMLElement {
    * @param {import('./explorer.js').Explorer} explorer
    * @param {import('./query_bar.js').QueryBar} bar takes the part of an image that is searched for
    */
-  show(explorer, bar) {
+  constructor(explorer, bar) {
+    super();
     this.explorer = explorer;
     this.bar = bar;
+    /** @type {number | null} */
+    this.row = null;
+    this.scale = 1;
     this.image = make('img', {alt: '', draggable: 'false'});
     this.map = make('img', {alt: '', class: 'attention', hidden: true});
     this.rectangle = make('div', {class: 'rectangle', hidden: true});
-    this.picture = make('div', {class: 'picture', onpointerdown: (/** @type {PointerEvent} */ event) => this._press(event)},
+    this.frame = make('div', {class: 'frame', onpointerdown: (/** @type {PointerEvent} */ event) => this._press(event)},
       this.image, this.map, this.rectangle);
-    this.stage = make('div', {class: 'stage', onwheel: (/** @type {WheelEvent} */ event) => this._wheel(event)}, this.picture);
+    this.stage = make('div', {class: 'stage', onwheel: (/** @type {WheelEvent} */ event) => this._wheel(event)}, this.frame);
     this.heading = make('h2', {});
     this.side = make('aside', {'aria-label': 'About the image'});
     this.hint = make('p', {class: 'note'});
@@ -31,7 +35,7 @@ class ItemViewer extends HTMLElement {
         button('back', 'Previous image', () => this._step(-1), {quiet: true}), button('forward', 'Next image', () => this._step(1), {quiet: true}),
         button('close', 'Close', () => this.dialog.close(), {quiet: true})),
       make('div', {class: 'columns'}, make('div', {class: 'left'}, this.stage,
-        make('div', {class: 'tools'}, button('similar', 'Find similar images', () => { this.dialog.close(); explorer.similarTo(this.row).catch(sayError); }),
+        make('div', {class: 'tools'}, button('similar', 'Find similar images', () => this._findSimilar()),
           this.boxButton, this.attentionButton, this.hint)), this.side));
     this.replaceChildren(this.dialog);
   }
@@ -39,11 +43,10 @@ class ItemViewer extends HTMLElement {
   /** @param {number} row */
   open(row) {
     const {explorer} = this;
-    if (!explorer) return;
     this.row = row;
     const id = explorer.rows.ids[row], title = explorer.rows.title(row);
     this.scale = 1;
-    this.picture.style.transform = '';
+    this.frame.style.transform = '';
     this.map.hidden = this.rectangle.hidden = true;
     this._setMode(null);
     this.image.src = imageUrl(explorer.name, id, 'original');
@@ -68,7 +71,7 @@ class ItemViewer extends HTMLElement {
   /** @param {number} by */
   _step(by) {
     const {explorer} = this;
-    if (!explorer || this.row === null || this.row === undefined) return;
+    if (this.row === null) return;
     const place = explorer.view.indexOf(this.row) + by;
     if (place >= 0 && place < explorer.view.length) this.open(explorer.view[place]);
   }
@@ -85,7 +88,6 @@ class ItemViewer extends HTMLElement {
   /** @param {number} row */
   async _describe(row) {
     const {explorer} = this;
-    if (!explorer) return;
     const id = explorer.rows.ids[row];
     const entries = Object.entries({id, ...explorer.rows.metadata[row]});
     const filterBy = (/** @type {string} */ key, /** @type {any} */ value) => { this.dialog.close(); explorer.filter(key, {in: [value]}); };
@@ -109,15 +111,21 @@ class ItemViewer extends HTMLElement {
     }
   }
 
+  _findSimilar() {
+    const {row} = this;
+    this.dialog.close();
+    if (row !== null) this.explorer.similarTo(row).catch(sayError);
+  }
+
   // ---- zoom, box and attention
 
   /** @param {WheelEvent} event */
   _wheel(event) {
     event.preventDefault();
-    const {left, top, width, height} = this.picture.getBoundingClientRect();
-    this.picture.style.transformOrigin = `${(100 * (event.clientX - left)) / width}% ${(100 * (event.clientY - top)) / height}%`;
+    const {left, top, width, height} = this.frame.getBoundingClientRect();
+    this.frame.style.transformOrigin = `${(100 * (event.clientX - left)) / width}% ${(100 * (event.clientY - top)) / height}%`;
     this.scale = Math.min(12, Math.max(1, this.scale * Math.exp(-event.deltaY / 400)));
-    this.picture.style.transform = this.scale === 1 ? '' : `scale(${this.scale})`;
+    this.frame.style.transform = this.scale === 1 ? '' : `scale(${this.scale})`;
   }
 
   /** @param {'box' | 'attention' | null} mode */
@@ -158,14 +166,14 @@ class ItemViewer extends HTMLElement {
       Object.assign(this.rectangle.style, {left: `${x0 / width}%`, top: `${y0 / height}%`, width: `${(x1 - x0) / width}%`, height: `${(y1 - y0) / height}%`});
     };
     const end = (/** @type {PointerEvent} */ to) => {
-      this.picture.removeEventListener('pointermove', move);
+      this.frame.removeEventListener('pointermove', move);
       const [x0, y0, x1, y1] = box(to);
       if (x1 - x0 >= 8 && y1 - y0 >= 8) this._searchPart(x0, y0, x1 - x0, y1 - y0);
       else this.rectangle.hidden = true;
     };
-    this.picture.setPointerCapture(event.pointerId);
-    this.picture.addEventListener('pointermove', move);
-    this.picture.addEventListener('pointerup', end, {once: true});
+    this.frame.setPointerCapture(event.pointerId);
+    this.frame.addEventListener('pointermove', move);
+    this.frame.addEventListener('pointerup', end, {once: true});
   }
 
   /** @param {number} x @param {number} y @param {number} width @param {number} height in pixels of the image */
@@ -175,13 +183,12 @@ class ItemViewer extends HTMLElement {
     const part = await new Promise(done => canvas.toBlob(done, 'image/png'));
     const name = `part of ${this.heading.textContent}`;
     this.dialog.close();
-    this.bar?.searchFile(part, name);
+    this.bar.searchFile(part, name);
   }
 
   /** @param {[number, number]} [point] in pixels of the image; without one, the map of the whole image is shown */
   async _attend(point) {
     const {explorer, row} = this;
-    if (!explorer) return;
     this.stage.classList.add('waiting');
     try {
       const image = await (await fetch(this.image.src)).blob();

@@ -202,7 +202,7 @@ class Authenticator:
 
 
 def _may_use_cookie(scope: Scope, headers: Headers) -> bool:
-    """Return whether a session is enough: for a request of our own page, or a read that the user typed.
+    """Return whether a session is enough: for a request of a page of this server, or a read that the user typed.
 
     A browser says with each request that may write which page sends it (`Origin`), and to trustworthy addresses also
     how near that page is (`Sec-Fetch-Site`). A page on another port of this host is not ours.

@@ -92,7 +92,11 @@ def test_an_address_reopens_a_search_with_its_filters(explore, served, opened):
 
 def test_facets_count_what_a_query_counts(explore, served):
     page = explore()
-    shown = dict(page.eval_on_selector_all(".facet", "all => all.map(one => [one.children[1].textContent, +one.children[2].textContent])"))
+    shown = dict(
+        page.eval_on_selector_all(
+            ".facet", "all => all.map(one => [one.children[1].textContent, +one.children[2].textContent])"
+        )
+    )
     collection = served.bench.collection("photos")
     for label, number in shown.items():
         assert number == collection.count({"must": [{"key": "label", "match": label}]})
@@ -194,7 +198,7 @@ def test_a_part_of_an_image_is_searched_for(explore, served):
     page.keyboard.press("v")
     page.wait_for_function("() => document.querySelector('dialog.viewer img')?.naturalWidth > 0")
     page.get_by_role("button", name="Search for a part").click()
-    box = page.locator("dialog.viewer .picture img").first.bounding_box()
+    box = page.locator("dialog.viewer .frame img").first.bounding_box()
     page.mouse.move(box["x"] + 5, box["y"] + 5)
     page.mouse.down()
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2, steps=4)

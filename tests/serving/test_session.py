@@ -72,9 +72,18 @@ def test_the_cookie_writes_only_for_the_own_page(visitor):
     log_in(visitor, WRITER)
     own = f"{visitor.base_url.scheme}://{visitor.base_url.netloc.decode()}"
     accepted = [{"Origin": own}, {"Origin": own, "Sec-Fetch-Site": "same-origin"}]
-    refused = [{}, {"Sec-Fetch-Site": "none"}, {"Sec-Fetch-Site": "same-origin"}, {"Origin": own, "Sec-Fetch-Site": "same-site"}]
+    refused = [
+        {},
+        {"Sec-Fetch-Site": "none"},
+        {"Sec-Fetch-Site": "same-origin"},
+        {"Origin": own, "Sec-Fetch-Site": "same-site"},
+    ]
     for headers in refused:
-        for method, path in (("PUT", "/api/v1/collections/x"), ("DELETE", "/api/v1/collections/x"), ("POST", "/api/v1/embed")):
+        for method, path in (
+            ("PUT", "/api/v1/collections/x"),
+            ("DELETE", "/api/v1/collections/x"),
+            ("POST", "/api/v1/embed"),
+        ):
             assert visitor.request(method, path, headers=headers).status_code == 401
     for headers in accepted:
         assert visitor.delete("/api/v1/collections/x", headers=headers).status_code == 404
