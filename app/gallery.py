@@ -1,6 +1,6 @@
 """Example images: a few photos to try, and the demo's default gallery.
 
-The gallery is Imagenette. Without a network, it is made of the photos in scikit-image, cut into overlapping crops.
+The gallery is Imagenette. Without a network, it is rendered, next to crops of the photos in scikit-image.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
+
+from .rendered.gallery import KINDS, Progress, write_gallery
 
 log = logging.getLogger(__name__)
 IMAGENETTE = "https://s3.amazonaws.com"  # host of torchvision's download
@@ -40,15 +42,19 @@ CROP_SIZE = 0.5  # side of a crop, as a share of the photo's shorter side
 CROPS_PER_SIDE = 5
 
 
-def default_gallery(folder: Path) -> tuple[Path, str]:
-    """Return a folder of images, created or downloaded under `folder` the first time, and a line that describes it."""
+def default_gallery(folder: Path, progress: Progress = lambda done, total: None) -> tuple[Path, str]:
+    """Return a folder of images, created or downloaded under `folder` the first time, and a line that describes it.
+
+    Args:
+        progress: called with the numbers of written and of all images while a gallery is rendered.
+    """
     ready = folder / "imagenette2-160" / "val"
     if not ready.is_dir() and _reachable():
         _download(folder)
     if ready.is_dir():
         return ready, f"gallery: validation images of Imagenette, in {ready}"
-    crops = offline_gallery(folder / "photos")
-    return crops, f"gallery: no network; crops of the photos in scikit-image, in {crops}"
+    rendered = offline_gallery(folder / "rendered", progress)
+    return rendered, f"gallery: no network; rendered images of {len(KINDS)} kinds and crops of photos, in {rendered}"
 
 
 def _download(folder: Path) -> None:
@@ -62,7 +68,21 @@ def _download(folder: Path) -> None:
         shutil.rmtree(folder / "imagenette2-160", ignore_errors=True)
 
 
-def offline_gallery(folder: Path) -> Path:
+def offline_gallery(folder: Path, progress: Progress = lambda done, total: None) -> Path:
+    """Return the folder of rendered images and crops of photos, one subfolder per kind; create it on the first call."""
+    if not folder.is_dir():
+        partial = folder.with_name(folder.name + ".whole")
+        shutil.rmtree(partial, ignore_errors=True)
+        write_gallery(partial, progress)
+        photo_crops(partial / "photos")
+        for photo in (partial / "photos").iterdir():
+            photo.rename(partial / f"photo-{photo.name}")
+        (partial / "photos").rmdir()
+        partial.rename(folder)
+    return folder
+
+
+def photo_crops(folder: Path) -> Path:
     """Return the folder of overlapping crops, one subfolder per photo; create it on the first call."""
     if not folder.is_dir():
         partial = folder.with_name(folder.name + ".part")

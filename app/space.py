@@ -16,7 +16,7 @@ import nnclr_hub
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.hub.sources import resolve
 
-from .gallery import BUNDLED, examples, offline_gallery
+from .gallery import BUNDLED, examples, photo_crops
 
 STARTER = "nnclr_resnet18_free_starter"  # a Space is public, so the encoder is trained only on freely licensed images
 PROGRAMS = ("serving", "app")
@@ -95,7 +95,7 @@ def write_space(folder: Path) -> int:
     starter = resolve(STARTER).folder
     assert starter is not None  # the registry has weights for this name
     shutil.copytree(starter, weights, dirs_exist_ok=True)
-    offline_gallery(folder / "images")
+    photo_crops(folder / "images")
     _copy_examples(folder / "nnclr_hub" / "app" / BUNDLED.name)
     (folder / "README.md").write_text(README.format(gradio=version("gradio")), encoding="utf-8")
     (folder / "app.py").write_text(APP.replace("{starter}", STARTER), encoding="utf-8")

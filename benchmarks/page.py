@@ -70,7 +70,7 @@ def main() -> None:
     report = Report(chosen.json)
     report.begin(model=chosen.model, clicks=chosen.clicks, requests=chosen.requests)
     with tempfile.TemporaryDirectory(prefix="nnclr_benchmark_") as folder:
-        images = load_program("app", "gallery").offline_gallery(Path(folder) / "photos")
+        images = load_program("app", "gallery").photo_crops(Path(folder) / "photos")
         with open_store(f"{folder}/store") as store:
             Workbench(Encoders(chosen.model, backend="auto"), store).index_folder(NAME, images)
             [item] = store.get(NAME).scroll(limit=1).items

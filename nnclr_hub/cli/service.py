@@ -95,9 +95,11 @@ def demo(
     _check_port(os.environ.get("NNCLR_HOST", "127.0.0.1"), port)
     chosen_model(model, backend)
     gallery = load_program("app", "gallery")
-    folder, message = (
-        (images, f"gallery: {images}") if images is not None else gallery.default_gallery(cache_folder() / "demo")
-    )
+    if images is not None:
+        folder, message = images, f"gallery: {images}"
+    else:
+        with bar(err, "rendering the gallery") as advance:
+            folder, message = gallery.default_gallery(cache_folder() / "demo", advance)
     listed(folder)
     err.print(message, soft_wrap=True)
     from nnclr_hub.workbench import Encoders, Workbench

@@ -12,7 +12,6 @@ import pytest
 from gradio.state_holder import SessionState
 from page_calls import call, events, get, post
 
-from app import gallery
 from nnclr_hub.store import open_store
 from nnclr_hub.workbench import Encoders, Workbench
 
@@ -155,21 +154,6 @@ def test_the_rate_limits_of_rest_apply_to_the_page(model, store, tmp_path, serve
 def test_an_empty_store_offers_to_create_a_collection(model, tmp_path, serve):
     for served in serve(model, tmp_path / "store", page=True):
         assert "Collections tab" in call(served.url, "start", ["", None, None]).text
-
-
-def test_the_gallery_is_made_of_installed_photos(tmp_path, monkeypatch):
-    """Without a network, or if a download fails."""
-
-    def cut_off(*_, **__):
-        (tmp_path / "imagenette2-160" / "val").mkdir(parents=True)
-        raise RuntimeError("the connection broke")
-
-    monkeypatch.setattr(gallery, "_reachable", lambda: True)
-    monkeypatch.setattr("torchvision.datasets.Imagenette", cut_off)
-    folder, _ = gallery.default_gallery(tmp_path)
-    assert folder == tmp_path / "photos" == gallery.offline_gallery(folder)
-    assert sorted(path.name for path in folder.iterdir()) == sorted(gallery.PHOTOS)
-    assert len(list(folder.rglob("*.jpg"))) == 25 * len(gallery.PHOTOS)
 
 
 def test_a_session_does_not_describe_all_components(served):
