@@ -23,7 +23,7 @@ from PIL import Image
 from nnclr_hub.encoder.decoding import image_of, run_isolated
 from nnclr_hub.encoder.embedder import Embedder
 from nnclr_hub.encoder.inputs import as_source
-from nnclr_hub.errors import ImageError
+from nnclr_hub.errors import ImageError, ModelError
 from nnclr_hub.read_ahead import batches, read_ahead
 from nnclr_hub.store.base import Item
 from nnclr_hub.store.duplicates import PIXEL_HASH
@@ -100,10 +100,19 @@ class Ingestion:
     def set_vectors(
         self, embedder: Embedder, indices: Sequence[int], results: Sequence[np.ndarray | ImageError]
     ) -> None:
-        """Keep the results of an encoder that `store` returned: a vector or an error for each position."""
+        """Keep the results of an encoder that `store` returned: a vector or an error for each position.
+
+        Raises:
+            ModelError: a vector is not finite.
+        """
         for index, result in zip(indices, results, strict=True):
             if isinstance(result, ImageError):
                 self.errors[index] = result
+            elif not np.isfinite(result).all():
+                raise ModelError(
+                    f"The model {embedder.name} returned NaN or infinity for an image; check its weights, or choose "
+                    "another model."
+                )
             else:
                 self._vectors[embedder.fingerprint][index] = result
 

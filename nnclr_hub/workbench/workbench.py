@@ -7,6 +7,7 @@ bench.search("photos", SearchQuery.of(image="query.jpg", k=5))
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from nnclr_hub.errors import (
     ModelError,
     ModelFilesMissing,
     NNCLRHubError,
+    StoreError,
     UnknownModel,
 )
 from nnclr_hub.probe.labeling import Labeling
@@ -39,6 +41,8 @@ from nnclr_hub.workbench.probes import get_probe, label_images, label_items, lab
 from nnclr_hub.workbench.search_batch import Answer, attempt, resolve_each, run_each
 from nnclr_hub.workbench.search_query import SearchQuery
 from nnclr_hub.workbench.write_lock import Target, WriteLock
+
+log = logging.getLogger(__name__)
 
 
 class Workbench:
@@ -188,21 +192,39 @@ class Workbench:
         begin: Callable[[FolderChanges], None] = lambda changes: None,
         progress: Progress = lambda done, total: None,
     ) -> IndexReport:
-        """Make the collection hold the folder's images; see `workbench.folder_index.index_folder`."""
+        """Make the collection hold the folder's images; see `workbench.folder_index.index_folder`.
+
+        If it fails before it stores anything in a collection that it created, the collection is dropped again.
+        """
         self.write_lock.check_writable()
+        created = False
         try:
             self.collection(name)
         except CollectionNotFound:
-            listed(folder)  # a wrong folder must not leave an empty collection behind
+            listed(folder)
+            created = True
         _, embedder = self.ensure_collection(name, model)
-        return index_folder(
-            partial(self.writing, name, embedder),
-            folder,
-            prune=prune,
-            thumbnails=thumbnails,
-            begin=begin,
-            progress=progress,
-        )
+        try:
+            return index_folder(
+                partial(self.writing, name, embedder),
+                folder,
+                prune=prune,
+                thumbnails=thumbnails,
+                begin=begin,
+                progress=progress,
+            )
+        except BaseException:
+            if created:
+                self._drop_if_empty(name)
+            raise
+
+    def _drop_if_empty(self, name: str) -> None:
+        try:
+            with self.write_lock.alone():
+                if not self.collection(name).count():
+                    self.store.drop(name)
+        except StoreError as error:
+            log.warning("the empty collection %s was not dropped (%s)", name, error)
 
     def add_images(self, name: str, images: AddRequest | Sequence[NewImage]) -> list[ImageError | None]:
         """Embed images into an existing collection; return one entry per image: None or its error."""

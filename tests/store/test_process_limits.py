@@ -144,10 +144,36 @@ def test_a_child_that_is_forked_while_files_are_opened_is_refused(tmp_path, monk
 
         try:
             uses = (collection.count, collection.suspend, collection.close)
-            assert [in_child(lambda use=use: limited(use)) for use in uses] == [StoreClosed.__name__] * len(uses)
+            answers = [in_child(lambda use=use: limited(use)) for use in uses]
+            assert repr(collection)  # waits for no lock
         finally:
             forked.set()
             user.join()
+    assert answers == [StoreClosed.__name__] * 3
+
+
+def test_statistics_are_numbers_while_files_are_opened_and_closed(tmp_path):
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with open_store(str(tmp_path)) as store:
+            collection = store.create("c", CollectionSpec(DIM))
+            collection.upsert([Item("a", vectors(1)[0])])
+            done = threading.Event()
+
+            def open_and_close() -> None:
+                for _ in range(40):
+                    collection.suspend()
+                    collection.count()
+                done.set()
+
+            user = threading.Thread(target=open_and_close)
+            user.start()
+            while not done.is_set():
+                assert collection.statistics().items == 1
+            user.join()
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_a_collection_whose_files_fail_to_close_is_opened_again(tmp_path, monkeypatch):

@@ -1,11 +1,13 @@
 """Images into a collection, a handful at a time."""
 
+import re
 import weakref
 from contextlib import nullcontext
 
 import numpy as np
 import pytest
 
+from nnclr_hub.errors import ModelError
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec
 from nnclr_hub.workbench import AddRequest, Encoders, Ingestion, NewImage, Workbench, ingestion
@@ -68,3 +70,17 @@ def test_images_added_when_re_embedding_starts_get_both_vectors(bench, image_fil
         for id, path in (("a", image_files[0]), ("b", image_files[1])):
             [item] = target.collection.get([id])
             np.testing.assert_allclose(item.vector, target.embedder.embed([path])[0], atol=1e-5)
+
+
+def test_a_model_that_returns_nan_is_named_and_leaves_no_collection(bench, photos, monkeypatch):
+    embedder = bench.embedder()
+    spec = CollectionSpec.of(embedder)
+    nan = np.full(spec.dim, np.nan, np.float32)
+    monkeypatch.setattr(embedder, "embed_each", lambda images: [nan] * len(images))
+    with pytest.raises(ModelError, match=re.escape(embedder.name)):
+        bench.index_folder("photos", photos)
+    assert bench.store.list() == []
+    bench.store.create("photos", spec)
+    with pytest.raises(ModelError):
+        bench.index_folder("photos", photos)
+    assert [info.name for info in bench.store.list()] == ["photos"]  # it was not created by this call

@@ -104,9 +104,9 @@ class EmbeddedCollection(Collection):
 
     def __repr__(self) -> str:
         try:
-            items = f"{self.count():,} items"
+            items = "closed" if self._closed else f"{self.statistics().items:,} items"
         except NNCLRHubError:
-            items = "closed" if self._closed else "unreadable"
+            items = "unreadable"
         return f"<EmbeddedCollection {self.name!r}: {items}, dim {self.spec.dim}, {self._files.index.kind.name} index>"
 
     # ---- writing
