@@ -22,13 +22,14 @@ FLOORS = {
     "hub": set(),
     "store": set(),
     "probe": set(),
+    "inspect": {"store", "probe"},
     "encoder": {"hub"},
     "publish": {"hub", "encoder"},
     "torch_hub": {"hub", "encoder"},
-    "workbench": {"hub", "store", "probe", "encoder"},
+    "workbench": {"hub", "store", "probe", "inspect", "encoder"},
     "bulk": {"hub", "store", "encoder", "workbench"},
     "client": {"store", "probe", "encoder", "workbench"},
-    "cli": {"hub", "store", "probe", "encoder", "publish", "workbench", "bulk", "client"},
+    "cli": {"hub", "store", "probe", "inspect", "encoder", "publish", "workbench", "bulk", "client"},
 }
 GROUND = {"errors", "cache", "progress", "read_ahead", "html_table"}
 # module of more than 400 lines -> why it is not split

@@ -1,0 +1,235 @@
+"""How well the details of two images agree, after one is cropped, scaled and mirrored to fit the other.
+
+    aligned_correlation(small, pairs)           # (P,) float32, 1: the same image
+
+Encoders and perceptual hashes see that two white shirts are alike. Fine structure at the same places shows that they
+are the same photo. Two steps for each pair:
+
+1. Coarse: normalized cross-correlation (Lewis, 1995) of one whole image with windows of the other, in both directions,
+   and mirrored.
+2. Fine: the best window is moved and resized in half pixels as long as the correlation of high-passed images grows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+
+SIDE = 48  # pixels of a small image
+COARSE, FINE = 12, 32  # cells per side in the two steps
+SCALES = (1.0, 0.9, 0.8, 0.7)  # of a window, per axis
+STEP = 2.5  # pixels between windows
+ASPECT = 0.11  # largest difference of the two scales of a window
+SMALLEST = 0.6  # share of a side to which the fine step may shrink a window
+PROMISING = 0.8  # coarse correlation from which the fine step is tried
+WORTHWHILE = 0.3  # fine correlation at its start from which it is continued
+ROUNDS = 8  # of moves
+BLUR = 5  # cells of the mean that a high-pass filter subtracts
+FLAT = 1.0  # standard deviation of gray values below which an image has no details to compare
+CHUNK = 256  # pairs at a time
+HALF = 2 * SIDE  # half pixels of a side
+
+Progress = Callable[[int, int], None]
+
+
+def aligned_correlation(
+    small: np.ndarray, pairs: np.ndarray, *, progress: Progress = lambda done, total: None
+) -> np.ndarray:
+    """Return the correlation of the details of each pair, (P,) float32 in [-1, 1]; 0 for pairs that differ coarsely.
+
+    Args:
+        small: (N, 48, 48) uint8, gray images squashed to a square.
+        pairs: (P, 2) int, positions in `small`.
+        progress: called with (done, total), counted in pairs.
+    """
+    found = np.zeros(len(pairs), np.float32)
+    for start in range(0, len(pairs), CHUNK):
+        some = slice(start, min(start + CHUNK, len(pairs)))
+        found[some] = _correlate(small, pairs[some])
+        progress(some.stop, len(pairs))
+    return found
+
+
+def _correlate(small: np.ndarray, pairs: np.ndarray) -> np.ndarray:
+    used, place = np.unique(pairs, return_inverse=True)
+    place = place.reshape(pairs.shape)
+    images = small[used].astype(np.float32)  # (U, S, S)
+    whole, mirrored, windows = _descriptors(images)
+    count = len(pairs)
+    best, choice = np.full(count, -1.0, np.float32), np.zeros((count, 4), np.int64)
+    for a, b in ((0, 1), (1, 0)):  # the whole of a in a window of b
+        for flip, descriptor in enumerate((whole, mirrored)):
+            scores = np.matmul(windows[place[:, b]], descriptor[place[:, a]][:, :, None])[:, :, 0]  # (P, W)
+            window = scores.argmax(axis=1)
+            score = scores[np.arange(count), window]
+            better = score > best
+            best[better] = score[better]
+            choice[better] = np.stack([place[:, a], place[:, b], np.full(count, flip), window], axis=1)[better]
+    found = np.zeros(count, np.float32)
+    tried = np.flatnonzero((best >= PROMISING) & (images.std(axis=(1, 2))[place] >= FLAT).all(axis=1))
+    if len(tried):
+        a, b, flip, window = choice[tried].T
+        first = np.where(flip[:, None, None] == 1, images[a][:, :, ::-1], images[a])
+        found[tried] = _refine(first, images[b], _window_table()[1][window])
+    return found
+
+
+def _descriptors(images: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return (U, C) of whole images and of their mirror images, and (U, W, C) of their windows; all of length 1."""
+    axes, _, (rows, columns) = _window_table()
+    lines = np.einsum("vgy,nyx->nvgx", axes, images, optimize=True)  # (U, V, g, S)
+    both = np.einsum("nvgx,uhx->nvugh", lines, axes, optimize=True)  # (U, V, V, g, g)
+    grids = both[:, rows, columns]  # (U, W, g, g)
+    whole = grids[:, 0]
+    return _unit(whole), _unit(whole[:, :, ::-1]), _unit(grids)
+
+
+def _refine(first: np.ndarray, second: np.ndarray, window: np.ndarray) -> np.ndarray:
+    """Return the best correlation of the first images with windows of the second, from these windows on.
+
+    Args:
+        first, second: (P, S, S) float32.
+        window: (P, 4) int64 of (top, height, left, width), in half pixels.
+    """
+    table = _resampling_table()
+    whole = np.tile([0, HALF, 0, HALF], (len(first), 1))
+    # all of the image first: its details only agree once the window is right to a pixel
+    _climb(table, _crop(table, first, whole), second, window, (2,))
+    details = _crop(table, _high_pass(first), whole)
+    best = _climb(table, details, _high_pass(second), window, (2, 1), WORTHWHILE)
+    active = np.flatnonzero(best >= WORTHWHILE)
+    # the search ran on details of the whole second image; the result compares details of the same scale
+    crops = _crop(table, second[active], window[active])
+    result = np.zeros(len(first), np.float32)
+    if not len(active):
+        return result
+    wholes = _crop(table, first[active], whole[active])
+    result[active] = (_unit(_high_pass(wholes)) * _unit(_high_pass(crops))).sum(axis=1)
+    return result
+
+
+def _climb(
+    table: np.ndarray,
+    target: np.ndarray,
+    images: np.ndarray,
+    window: np.ndarray,
+    sizes: tuple[int, ...],
+    least: float = -1.0,
+) -> np.ndarray:
+    """Move each window, in place, while the correlation with its target grows; return the correlations (P,).
+
+    Args:
+        target: (P, FINE, FINE).
+        images: (P, S, S), of which the windows are cut.
+        sizes: of a move, in half pixels.
+        least: windows that correlate less at their start stay there.
+    """
+    target = _unit(target)
+
+    def score(at: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        return (target[rows] * _unit(_crop(table, images[rows], at))).sum(axis=1)
+
+    best = score(window, np.arange(len(window)))
+    active = np.flatnonzero(best >= least)
+    for size in sizes:
+        going = active
+        for _ in range(ROUNDS):
+            if not len(going):
+                break
+            improved = np.zeros(len(going), bool)
+            origin = window[going].copy()
+            for axis in range(4):
+                for move in (-size, size):
+                    at = origin.copy()
+                    at[:, axis] += move
+                    at = _inside(at)
+                    scores = score(at, going)
+                    better = scores > best[going] + 1e-4
+                    best[going[better]] = scores[better]
+                    window[going[better]] = at[better]
+                    improved |= better
+            going = going[improved]
+    return best
+
+
+def _inside(window: np.ndarray) -> np.ndarray:
+    for start, length in ((0, 1), (2, 3)):
+        window[:, length] = np.clip(window[:, length], int(SMALLEST * HALF), HALF)
+        window[:, start] = np.clip(window[:, start], 0, HALF - window[:, length])
+    return window
+
+
+def _crop(table: np.ndarray, images: np.ndarray, window: np.ndarray) -> np.ndarray:
+    """Return windows (P, 4) of images (P, S, S), resampled to (P, FINE, FINE)."""
+    down = table[window[:, 0], HALF - window[:, 1]]  # (P, FINE, S)
+    across = table[window[:, 2], HALF - window[:, 3]]
+    return np.matmul(np.matmul(down, images), across.transpose(0, 2, 1))
+
+
+def _high_pass(images: np.ndarray) -> np.ndarray:
+    mean = _mean_filter(images.shape[1])
+    return images - mean @ images @ mean.T
+
+
+def _unit(images: np.ndarray) -> np.ndarray:
+    """Return the last two axes as one, without their mean and of length 1."""
+    flat = images.reshape(*images.shape[:-2], -1)
+    flat = flat - flat.mean(axis=-1, keepdims=True)
+    return flat / np.maximum(np.linalg.norm(flat, axis=-1, keepdims=True), 1e-3)
+
+
+# ---- fixed tables
+
+
+@cache
+def _window_table() -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]:
+    """Return the resampling of each interval (V, COARSE, S), windows (W, 4) in half pixels, and their intervals.
+
+    The first window is the whole image.
+    """
+    intervals = []
+    for scale in SCALES:
+        length = round(scale * HALF)
+        steps = int(np.ceil((HALF - length) / (2 * STEP)))
+        intervals += [(round(start), length) for start in np.linspace(0, HALF - length, steps + 1)]
+    axes = np.stack([_resampling(start / 2, length / 2, COARSE) for start, length in intervals])
+    near = [
+        (i, j)
+        for i, (_, h) in enumerate(intervals)
+        for j, (_, w) in enumerate(intervals)
+        if abs(h - w) <= ASPECT * HALF
+    ]
+    rows, columns = np.array(near).T
+    windows = np.array([(*intervals[i], *intervals[j]) for i, j in near])
+    return axes, windows, (rows, columns)
+
+
+@cache
+def _resampling_table() -> np.ndarray:
+    """Return `_resampling` for every (start, HALF - length) in half pixels."""
+    most = HALF - int(SMALLEST * HALF)
+    table = np.zeros((most + 1, most + 1, FINE, SIDE), np.float32)
+    for start in range(most + 1):
+        for missing in range(start, most + 1):
+            table[start, missing] = _resampling(start / 2, (HALF - missing) / 2, FINE)
+    return table
+
+
+@cache
+def _mean_filter(side: int) -> np.ndarray:
+    """Return the matrix (side, side) of a running mean, with the border repeated."""
+    around = np.arange(side)[:, None] + np.arange(BLUR) - BLUR // 2
+    matrix = np.zeros((side, side), np.float32)
+    np.add.at(matrix, (np.arange(side)[:, None], np.clip(around, 0, side - 1)), 1 / BLUR)
+    return matrix
+
+
+def _resampling(start: float, length: float, cells: int) -> np.ndarray:
+    """Return the matrix (cells, S) that averages pixels over equal cells of an interval."""
+    edges = start + np.arange(cells + 1) * length / cells
+    pixel = np.arange(SIDE)
+    shared = np.minimum(edges[1:, None], pixel + 1) - np.maximum(edges[:-1, None], pixel)
+    weights = np.maximum(shared, 0)
+    return (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)

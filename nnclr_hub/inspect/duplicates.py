@@ -1,0 +1,169 @@
+"""Duplicates: equal values, such as hashes of pixels, and near duplicates: one image in several versions.
+
+Versions may be resized, cropped, mirrored or compressed.
+
+    near_duplicates(vectors, small).groups          # with small gray images: also crops and mirror images
+    near_duplicates(vectors).groups                 # by vectors alone: the same image in another size or quality
+    near_duplicates(vectors, threshold=0.97)        # pairs with this cosine
+
+With small images, the nearest vectors are candidates, and a pair counts if its details agree after alignment. The
+threshold comes from random pairs of the collection itself. Groups have complete linkage: every pair of a group reaches
+the threshold, so that chains of similar images do not grow together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.inspect.alignment import SIDE, Progress, aligned_correlation
+from nnclr_hub.inspect.chance import chance_level
+from nnclr_hub.inspect.neighbors import checked, nearest
+from nnclr_hub.store.vector_transform import VectorTransform
+
+CANDIDATES = 5  # neighbors of each row that are compared by pixels
+LEAST_ALIGNED = 0.88  # at this correlation of details, people see the same photo; benchmarks/inspect.py measures it
+MOST_ALIGNED = 0.97
+RANDOM_PAIRS, RANDOM_ALIGNED = 200_000, 4_000
+EXPECTED = 0.1  # pairs of different images in the whole collection that may reach the threshold by chance
+COMPARED = 30  # members of a group with which a new member is compared, at most
+SEED = 0
+
+
+@dataclass(frozen=True)
+class Duplicates:
+    """Groups of near duplicates.
+
+    groups: positions of at least two rows each, sorted; the most similar group first.
+    scores: of each group, its lowest pair.
+    threshold: that every pair reaches.
+    """
+
+    groups: tuple[tuple[int, ...], ...]
+    scores: tuple[float, ...]
+    threshold: float
+
+
+def equal_values(ids: Sequence[str], values: Sequence[Hashable | None]) -> list[tuple[str, ...]]:
+    """Return groups of at least two ids with equal values, the largest first.
+
+    Args:
+        ids: N ids.
+        values: one per id; None is equal to nothing.
+    """
+    groups: dict[Hashable, list[str]] = {}
+    for id, value in zip(ids, values, strict=True):
+        if value is not None:
+            groups.setdefault(value, []).append(id)
+    return sorted((tuple(sorted(one)) for one in groups.values() if len(one) > 1), key=lambda one: (-len(one), one))
+
+
+def near_duplicates(
+    vectors: np.ndarray,
+    small: np.ndarray | None = None,
+    *,
+    threshold: float | None = None,
+    progress: Progress = lambda done, total: None,
+) -> Duplicates:
+    """Find groups of near duplicates.
+
+    Args:
+        vectors: (N, D) float.
+        small: (N, 48, 48) uint8, gray images squashed to a square; None: vectors are compared alone.
+        threshold: lowest score of a pair: with `small` the correlation of its details, else the cosine of its vectors.
+            None: calibrated on random pairs; vectors alone are then compared after centering.
+        progress: called with (done, total), counted in candidate pairs.
+
+    Raises:
+        InvalidRequest: fewer than two vectors, NaN or infinity, small images of another shape, or a threshold outside
+            [-1, 1].
+    """
+    rows = checked(vectors)
+    if small is not None and np.shape(small) != (len(rows), SIDE, SIDE):
+        raise InvalidRequest(f"small must have shape ({len(rows)}, {SIDE}, {SIDE}), got {np.shape(small)}.")
+    check_threshold(threshold)
+    if small is None:
+        return _by_vectors(rows, threshold)
+    white = np.ascontiguousarray(VectorTransform.fit(rows, "whiten")(rows))
+    pairs = _neighbor_pairs(nearest(white, min(CANDIDATES, len(rows) - 1))[1])
+    if threshold is None:
+        random = aligned_correlation(small, _random_pairs(len(rows), RANDOM_ALIGNED))
+        level = chance_level(random, _pair_count(len(rows)), EXPECTED)
+        threshold = float(np.clip(level, LEAST_ALIGNED, MOST_ALIGNED))
+    scores = aligned_correlation(small, pairs, progress=progress)
+    return _linked(pairs, scores, threshold, lambda more: aligned_correlation(small, more))
+
+
+def check_threshold(threshold: float | None) -> None:
+    """Raise InvalidRequest for a threshold that no pair of vectors can have."""
+    if threshold is not None and not -1 <= threshold <= 1:
+        raise InvalidRequest(f"threshold must be between -1 and 1, got {threshold!r}.")
+
+
+def _by_vectors(rows: np.ndarray, threshold: float | None) -> Duplicates:
+    if threshold is None:
+        rows = np.ascontiguousarray(VectorTransform.fit(rows, "center")(rows))
+        random = _random_pairs(len(rows), RANDOM_PAIRS)
+        scores = (rows[random[:, 0]] * rows[random[:, 1]]).sum(axis=1)
+        threshold = chance_level(scores, _pair_count(len(rows)), EXPECTED)
+
+    def score(pairs: np.ndarray) -> np.ndarray:
+        return (rows[pairs[:, 0]] * rows[pairs[:, 1]]).sum(axis=1)
+
+    k, count = CANDIDATES, len(rows)
+    cosines, places = nearest(rows, min(k, count - 1))
+    # rows whose whole list reaches the threshold may have more such neighbors
+    while k < count - 1 and k < COMPARED and (cosines[:, -1] >= threshold).any():
+        k = min(2 * k, count - 1, COMPARED)
+        cosines, places = nearest(rows, k)
+    pairs = _neighbor_pairs(places)
+    return _linked(pairs, score(pairs), threshold, score)
+
+
+def _neighbor_pairs(places: np.ndarray) -> np.ndarray:
+    """Return each pair of neighbors once, (P, 2) int64 with the lower position first."""
+    count, k = places.shape
+    return np.unique(np.sort(np.stack([np.repeat(np.arange(count), k), places.ravel()], axis=1), axis=1), axis=0)
+
+
+def _random_pairs(count: int, most: int) -> np.ndarray:
+    random = np.random.default_rng(SEED)
+    first = random.integers(0, count, most)
+    return np.stack([first, (first + random.integers(1, count, most)) % count], axis=1)
+
+
+def _pair_count(count: int) -> float:
+    return count * (count - 1) / 2
+
+
+def _linked(
+    pairs: np.ndarray, scores: np.ndarray, threshold: float, score: Callable[[np.ndarray], np.ndarray]
+) -> Duplicates:
+    """Merge groups from the best pair on, as long as all pairs between the two groups reach the threshold."""
+    order = np.argsort(-scores, kind="stable")
+    order = order[scores[order] >= threshold]
+    group_of: dict[int, list[int]] = {}
+    lowest: dict[int, float] = {}  # by id() of a group
+    for i, j, value in zip(*pairs[order].T.tolist(), scores[order].tolist(), strict=True):
+        a, b = group_of.setdefault(i, [i]), group_of.setdefault(j, [j])
+        if a is b:
+            continue
+        between = np.array([(x, y) for x in _some(a) for y in _some(b)])
+        least = value if len(between) == 1 else float(score(between).min())
+        if least < threshold:
+            continue
+        least = min(least, lowest.pop(id(a), least), lowest.pop(id(b), least))
+        a.extend(b)
+        lowest[id(a)] = least
+        group_of.update(dict.fromkeys(b, a))
+    unique = {id(group): group for group in group_of.values() if len(group) > 1}
+    found = sorted((-lowest[key], tuple(sorted(group))) for key, group in unique.items())
+    return Duplicates(tuple(group for _, group in found), tuple(-low for low, _ in found), float(threshold))
+
+
+def _some(group: list[int]) -> list[int]:
+    """Return the members with which others are compared; of a large group, evenly spaced ones."""
+    return group if len(group) <= COMPARED else group[:: -(-len(group) // COMPARED)]

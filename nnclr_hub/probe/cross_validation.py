@@ -1,0 +1,118 @@
+"""Cross-validation: predictions for every row by classifiers that have not seen it.
+
+    found = out_of_fold(features, labels)           # found.probabilities: (N, C)
+    confidence_interval(found.right)                # of the accuracy; see `probe.uncertainty`
+
+Each row is predicted once, by a classifier fitted on the other folds. Folds are stratified by class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.probe.knn import knn_classify
+from nnclr_hub.probe.linear import fit_linear_probe
+from nnclr_hub.probe.linear_probe import LinearProbe
+
+FOLDS = 5
+SWEEP = (1e-5, 1e-4, 1e-3, 1e-2)  # penalties on unit rows, of which the first fold selects one
+K = 10
+
+
+@dataclass(frozen=True)
+class OutOfFold:
+    """Predictions for N rows.
+
+    probabilities: (N, C) float32; for k-NN, 1 for the predicted class.
+    predicted: (N,) int64.
+    right: (N,) float64, 1 where the prediction is the label.
+    """
+
+    probabilities: np.ndarray
+    predicted: np.ndarray
+    right: np.ndarray
+
+
+def stratified_folds(labels: np.ndarray, folds: int = FOLDS, seed: int = 0) -> np.ndarray:
+    """Return the fold (N,) int64 of each row; the rows of each class are spread evenly.
+
+    Args:
+        labels: (N,) int.
+    """
+    random = np.random.default_rng(seed)
+    fold = np.zeros(len(labels), np.int64)
+    offset = 0
+    for one in np.unique(labels):
+        rows = random.permutation(np.flatnonzero(labels == one))
+        # continued from class to class, so that classes of one row do not all fall into fold 0
+        fold[rows] = (offset + np.arange(len(rows))) % folds
+        offset += len(rows)
+    return fold
+
+
+def out_of_fold(
+    features: np.ndarray,
+    labels: np.ndarray,
+    *,
+    classifier: Literal["linear", "knn"] = "linear",
+    folds: int = FOLDS,
+    seed: int = 0,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> OutOfFold:
+    """Predict every row from the others.
+
+    A class whose rows are all in one fold is never predicted for them; its probability is 0.
+
+    Args:
+        features: (N, D) float, unit rows.
+        labels: (N,) int64, 0 ... C - 1, of at least two classes.
+        classifier: "linear": `fit_linear_probe`, with calibrated probabilities; "knn": `knn_classify` with k = 10.
+        progress: called with (done, total), counted in folds.
+
+    Raises:
+        InvalidRequest: fewer than two classes, or fewer rows than folds.
+    """
+    count, classes = len(labels), int(labels.max(initial=-1)) + 1
+    if count < folds or len(np.unique(labels)) < 2 or len(features) != count:
+        raise InvalidRequest(
+            f"Cross-validation needs a label for each row, at least {folds} rows and 2 classes; got {len(features)} "
+            f"rows, {count} labels and {len(np.unique(labels))} classes."
+        )
+    fold = stratified_folds(labels, folds, seed)
+    probabilities = np.zeros((count, classes), np.float32)
+    l2: float | None = None
+    temperature = 1.0
+    for one in range(folds):
+        progress(one, folds)
+        held, kept = fold == one, fold != one
+        if classifier == "knn":
+            predicted = knn_classify(features[kept], labels[kept], features[held], k=K)
+            probabilities[np.flatnonzero(held), predicted] = 1
+            continue
+        if l2 is None:
+            l2, temperature = _penalty(features[kept], labels[kept], seed)
+        probe = _calibrated(fit_linear_probe(features[kept], labels[kept], l2=l2), temperature)
+        columns = np.array(probe.classes, np.int64)
+        probabilities[np.ix_(held, columns)] = probe.predict(features[held]).probabilities
+    progress(folds, folds)
+    predicted = probabilities.argmax(axis=1)
+    return OutOfFold(probabilities, predicted, (predicted == labels).astype(np.float64))
+
+
+def _penalty(features: np.ndarray, labels: np.ndarray, seed: int) -> tuple[float, float]:
+    """Return the penalty and the temperature that a held-out part selects; a middle one if nothing can be held out."""
+    if (np.bincount(labels) < 2)[np.unique(labels)].all():
+        return SWEEP[1], 1.0
+    probe = fit_linear_probe(features, labels, sweep=SWEEP, seed=seed)
+    return probe.l2, probe.temperature
+
+
+def _calibrated(probe: LinearProbe, temperature: float) -> LinearProbe:
+    from dataclasses import replace
+
+    return replace(probe, temperature=temperature)
