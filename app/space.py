@@ -1,26 +1,35 @@
-"""Write a Hugging Face Space of the demo: a folder that can be pushed unchanged.
+"""Write a Hugging Face Space of the Gradio demo: a folder that can be pushed unchanged.
 
-    write_space(Path("my-space"))       # README.md, app.py, requirements.txt, nnclr_hub/, images/
+    write_space(Path("my-space"))                                           # crops of scikit-image's photos
+    write_space(Path("my-space"), collection="photos", store="nnclr-store") # your images and your encoder
 
-The folder contains the package's source and a small starter encoder, laid out as in a wheel, so the Space does not have
-to install nnclr_hub. The page is read-only; its images are crops of the photos in scikit-image.
+The folder contains the package's source, laid out as in a wheel, the encoder, and a store with one collection: vectors,
+thumbnails and metadata, without the paths of this machine. Its `app.py` serves the store, read-only and only to itself,
+and the Gradio demo to everybody.
 """
 
 from __future__ import annotations
 
 import shutil
+import tempfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import nnclr_hub
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.hub.sources import resolve
+from nnclr_hub.store import open_store
+from nnclr_hub.store.base import Collection, Item, VectorStore
+from nnclr_hub.workbench import Encoders, Workbench
+from nnclr_hub.workbench.privacy import INDEXED
 
-from .gallery import BUNDLED, examples, photo_crops
+from .gallery import photo_crops
 
 STARTER = "nnclr_resnet18_free_starter"  # a Space is public, so the encoder is trained only on freely licensed images
+COLLECTION = "gallery"
 PROGRAMS = ("serving", "app")
 IGNORED = shutil.ignore_patterns("__pycache__", "*.pyc", "*.pyi")
+PRIVATE = INDEXED - {"path"}  # of this machine
 REQUIREMENTS = (
     *("torch", "torchvision", "timm", "numpy", "pillow", "safetensors", "huggingface-hub", "httpx", "faiss-cpu"),
     *("typer", "rich", "fastapi", "uvicorn", "uvloop", "httptools", "orjson", "pydantic-settings"),
@@ -42,74 +51,113 @@ short_description: Search images by visual similarity
 
 # nnclr_hub
 
-Upload an image or click one to find the most similar images. The encoder was trained without labels. Everything here
-is read-only. The images are crops of the photos in scikit-image.
+Click an image, or upload one, to find the most similar images. The encoder was trained without labels. Everything here
+is read-only. The images: {images}.
 
 To run it locally, `pip install -r requirements.txt`, then `python app.py`, and open port 7860.
 """
-APP = '''"""Run the page of this Space with the library and the encoder in this folder."""
+APP = '''"""Run this Space with the library, the encoder and the store in this folder."""
 
-import json
 import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
-host = os.environ.get("GRADIO_SERVER_NAME", "0.0.0.0" if "SPACE_ID" in os.environ else "127.0.0.1")
-os.environ["NNCLR_HOST"] = host
-os.environ["NNCLR_INSECURE"] = "1"  # everybody can read, nobody can write
-names = [name for name in os.environ.get("SPACE_HOST", "").split(",") if name]
-os.environ["NNCLR_ALLOWED_HOSTS"] = json.dumps(names)
-if names:
-    os.environ["NNCLR_TRUSTED_PROXIES"] = '["*"]'  # only the Space's own proxy reaches this machine
-    os.environ["NNCLR_FRAME_ANCESTORS"] = '["https://huggingface.co"]'
+PORT = int(os.environ.get("GRADIO_SERVER_PORT", "7860"))
+os.environ.setdefault("GRADIO_SERVER_NAME", "0.0.0.0" if "SPACE_ID" in os.environ else "127.0.0.1")
 os.environ.setdefault("NNCLR_CACHE", str(HERE / ".cache"))
+os.environ["NNCLR_HOST"] = "127.0.0.1"  # the API answers only this program
+sys.path.insert(0, str(HERE))
+from nnclr_hub.cli.programs import load_program  # noqa: E402
 
-from nnclr_hub.cli import main  # noqa: E402
-
-sys.argv = ["nnclr", "demo", "--images", str(HERE / "images"), "--store", str(HERE / ".store"), "--read-only"]
-sys.argv += ["--model", "{starter}", "--port", os.environ.get("GRADIO_SERVER_PORT", "7860"), "--backend", "torch"]
-main()
+paths = repr(sys.path)
+serve = ["serve", "--store", str(HERE / "store"), "--model", str(HERE / "encoder"), "--backend", "torch"]
+serve += ["--read-only", "--no-page", "--port", str(PORT + 1)]
+start = f"import sys; sys.path = {paths}; sys.argv = {['nnclr', *serve]!r}; from nnclr_hub.cli import main; main()"
+api = subprocess.Popen([sys.executable, "-c", start])
+signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+try:
+    load_program("app", "gradio_demo").serve(
+        f"http://127.0.0.1:{PORT + 1}", None, PORT, os.environ["GRADIO_SERVER_NAME"]
+    )
+finally:
+    api.terminate()
+    api.wait()
 '''
 
 
-def write_space(folder: Path) -> int:
+def write_space(
+    folder: Path, *, collection: str | None = None, store: str = "nnclr-store", model: str | None = None
+) -> int:
     """Write the Space and return its size in bytes.
 
     Args:
         folder: must not exist, or be empty.
+        collection: its images are shown; None: crops of the photos in scikit-image.
+        store: of the collection.
+        model: source of its encoder; None: the one that the collection was indexed by.
 
     Raises:
-        InvalidRequest: the folder is not empty.
+        InvalidRequest: the folder is not empty, or the encoder has no files.
+        CollectionNotFound, FingerprintMismatch: as for a search.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InvalidRequest(f"{folder} is not empty. Name a new folder.")
     folder.mkdir(parents=True, exist_ok=True)
-    library = Path(nnclr_hub.__file__).resolve().parent
-    shutil.copytree(library, folder / "nnclr_hub", ignore=IGNORED, dirs_exist_ok=True)
-    for program in PROGRAMS:
-        source = Path(__file__).resolve().parents[1] / program  # a sibling, in a checkout and in a wheel
-        shutil.copytree(source, folder / "nnclr_hub" / program, ignore=IGNORED, dirs_exist_ok=True)
-    weights = folder / "nnclr_hub" / "weights" / STARTER
-    starter = resolve(STARTER).folder
-    assert starter is not None  # the registry has weights for this name
-    shutil.copytree(starter, weights, dirs_exist_ok=True)
-    photo_crops(folder / "images")
-    _copy_examples(folder / "nnclr_hub" / "app" / BUNDLED.name)
-    (folder / "README.md").write_text(README.format(gradio=version("gradio")), encoding="utf-8")
-    (folder / "app.py").write_text(APP.replace("{starter}", STARTER), encoding="utf-8")
-    (folder / "requirements.txt").write_text("".join(f"{line}\n" for line in _pinned()), encoding="utf-8")
-    (folder / ".gitattributes").write_text("*.safetensors filter=lfs diff=lfs merge=lfs -text\n", encoding="utf-8")
-    (folder / ".gitignore").write_text(".cache/\n.store/\n__pycache__/\n", encoding="utf-8")
+    try:
+        if collection is None:
+            with tempfile.TemporaryDirectory(prefix="nnclr_space_") as made, open_store(made) as source:
+                crops = photo_crops(Path(made) / "images")
+                Workbench(Encoders(STARTER, device="cpu"), source).index_folder(COLLECTION, crops, model=STARTER)
+                _write_parts(folder, source, source.get(COLLECTION), STARTER)
+        else:
+            with open_store(store, read_only=True) as source:
+                found = source.get(collection)
+                _write_parts(folder, source, found, model or found.spec.model)
+        _write_texts(folder, "crops of the photos in scikit-image" if collection is None else collection)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def _copy_examples(folder: Path) -> None:
-    """Copy the example photos, since scikit-image is not installed in the Space."""
-    folder.mkdir(exist_ok=True)
-    for path in examples().values():
-        shutil.copyfile(path, folder / path.name)
+def _write_parts(folder: Path, source: VectorStore, collection: Collection, model: str) -> None:
+    """Copy the library, the encoder and the collection."""
+    collection.check(Workbench(Encoders(model, device="cpu"), source).models.get(model))
+    encoder = resolve(model, whole=True).folder
+    if encoder is None:
+        raise InvalidRequest(f"{model!r} has no files to copy; export it with `nnclr export` and name that folder.")
+    shutil.copytree(encoder, folder / "encoder")
+    library = Path(nnclr_hub.__file__).resolve().parent
+    shutil.copytree(library, folder / "nnclr_hub", ignore=IGNORED)
+    for program in PROGRAMS:
+        part = Path(__file__).resolve().parents[1] / program  # a sibling, in a checkout and in a wheel
+        shutil.copytree(part, folder / "nnclr_hub" / program, ignore=IGNORED, dirs_exist_ok=True)
+    shutil.rmtree(folder / "nnclr_hub" / "weights", ignore_errors=True)
+    with open_store(str(folder / "store")) as copy:
+        target = copy.create(collection.name, collection.spec)
+        for items in collection.read_all():
+            target.upsert([_public(item) for item in items])
+        target.snapshot()
+
+
+def _public(item: Item) -> Item:
+    metadata = {key: value for key, value in item.metadata.items() if key not in PRIVATE}
+    return Item(item.id, item.vector, metadata, item.thumbnail)
+
+
+def _write_texts(folder: Path, images: str) -> None:
+    texts = {
+        "README.md": README.format(gradio=version("gradio"), images=images),
+        "app.py": APP,
+        "requirements.txt": "".join(f"{line}\n" for line in _pinned()),
+        ".gitattributes": "*.safetensors filter=lfs diff=lfs merge=lfs -text\n*.sqlite filter=lfs diff=lfs merge=lfs\n",
+        ".gitignore": ".cache/\n__pycache__/\n",
+    }
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 def _pinned() -> list[str]:

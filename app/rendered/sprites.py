@@ -1,4 +1,4 @@
-"""Kinds of objects: each function draws one object of its own shape and colors on a transparent square.
+"""Kinds of objects: each function draws one object in random shapes and colors on a transparent square.
 
 The square has coordinates from 0 to 1, and the object is near its middle. `scene.place` adds pose and background.
 """

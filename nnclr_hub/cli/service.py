@@ -5,6 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -79,8 +83,12 @@ def demo(
     runs: Runs = None,
     read_only: ReadOnly = False,
     backend: Backend = "auto",
+    gradio: Annotated[bool, typer.Option("--gradio/--no-gradio", help="Also start the Gradio demo.")] = True,
+    gradio_port: Annotated[
+        int | None, typer.Option("--gradio-port", min=1, max=65535, help="Its port. Default: the one after --port.")
+    ] = None,
 ) -> None:
-    """Index a gallery of images and serve the page on it.
+    """Index a gallery of images, and serve the web app and the Gradio demo on it.
 
     Each start synchronizes the gallery with its folder, so items that were deleted only on the page return.
 
@@ -93,6 +101,10 @@ def demo(
 
     # errors are reported before anything is loaded, and leave no empty store behind
     _check_port(os.environ.get("NNCLR_HOST", "127.0.0.1"), port)
+    if gradio_port is not None:
+        _check_port("127.0.0.1", gradio_port)
+    elif port:  # the demo needs the API's port before the API runs
+        gradio_port = _next_free_port(port + 1)
     chosen_model(model, backend)
     gallery = load_program("app", "gallery")
     if images is not None:
@@ -111,16 +123,27 @@ def demo(
         )
     flags = {"port": port, "backend": backend, "source_folders": [folder.resolve()]}
     flags |= ({"read_only": True} if read_only else {}) | ({"runs": runs} if runs else {})
-    _serve(str(where), model, flags, page=True)
+    _serve(str(where), model, flags, page=True, gradio_port=gradio_port if gradio else None)
 
 
-def space(folder: Annotated[Path, typer.Argument(help="A new folder to write.")]) -> None:
-    """Write a read-only Hugging Face Space of the demo, ready to push.
+def space(
+    folder: Annotated[Path, typer.Argument(help="A new folder to write.")],
+    collection: Annotated[
+        str | None, typer.Option("--collection", help="Your collection. Default: crops of scikit-image's photos.")
+    ] = None,
+    store: Annotated[
+        str, typer.Option("--store", envvar="NNCLR_STORE", help="The collection's store.")
+    ] = DEFAULT_STORE,
+    model: Annotated[
+        str | None, typer.Option("--model", help="Its encoder. Default: the one it was indexed by.")
+    ] = None,
+) -> None:
+    """Write a read-only Hugging Face Space of the Gradio demo, ready to push.
 
-    Example: nnclr space my-space
+    Example: nnclr space my-space --collection photos --model runs/first/encoder
     """
-    size = load_program("app", "space").write_space(folder)
-    out.print(f"Wrote {folder} ({size / 1e6:.0f} MB). Try it: python {folder / 'app.py'}")
+    written = load_program("app", "space").write_space(folder, collection=collection, store=store, model=model)
+    out.print(f"Wrote {folder} ({written / 1e6:.0f} MB). Try it: python {folder / 'app.py'}")
 
 
 def _keys(file: Path | None) -> Path | None:
@@ -138,15 +161,34 @@ def _keys(file: Path | None) -> Path | None:
     return file
 
 
-def _serve(store: str, model: str | None, flags: dict[str, Any], *, page: bool) -> None:
-    """Run the API and the page until a signal arrives."""
+def _serve(store: str, model: str | None, flags: dict[str, Any], *, page: bool, gradio_port: int | None = None) -> None:
+    """Run the API and the page until a signal arrives, and the Gradio demo if it has a port."""
     settings = _settings(store, model, flags)
     with load_program("serving", "api").opened_app(settings, store, model) as app:
         if page:
             load_program("app", "mount").mount_page(app, app.state.workbench)
             load_program("app", "web_app").mount_web_app(app)
         err.print(_addresses(settings, page=page), soft_wrap=True)
-        load_program("serving", "run").run(app, settings)
+        with _gradio_demo(settings, gradio_port):
+            load_program("serving", "run").run(app, settings)
+
+
+@contextmanager
+def _gradio_demo(settings: Any, port: int | None) -> Iterator[None]:
+    """Run the Gradio demo in its own process, which waits for the API."""
+    if port is None:
+        yield
+        return
+    url = f"http://{_browser_host(settings.host)}:{settings.port}"
+    start = "from nnclr_hub.cli.programs import load_program; load_program('app', 'gradio_demo').main()"
+    options = ["--url", url, "--port", str(port), "--parent", str(os.getpid())]
+    running = subprocess.Popen([sys.executable, "-c", start, *options])
+    err.print(f"Gradio demo: http://127.0.0.1:{port}", soft_wrap=True)
+    try:
+        yield
+    finally:
+        running.terminate()
+        running.wait()
 
 
 def _serve_replicas(store: str, model: str | None, flags: dict[str, Any], replicas: int, address: str | None) -> None:
@@ -187,6 +229,15 @@ def _browser_host(host: str) -> str:
     """Return the host of a URL that a browser on this machine can open; 0.0.0.0 is not one."""
     host = {"": "127.0.0.1", "0": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"[{host}]" if ":" in host else host
+
+
+def _next_free_port(port: int) -> int:
+    """Return the first port from `port` on that is free on this machine, or `port` if 20 are in use."""
+    for one in range(port, port + 20):
+        with suppress(PortInUse):
+            _check_port("127.0.0.1", one)
+            return one
+    return port
 
 
 def _check_port(host: str, port: int) -> None:

@@ -7,12 +7,14 @@ import sys
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 from running_server import free_port, wait
 from typer.testing import CliRunner
 
-from app import gallery
 from nnclr_hub.cli.app import app as cli
+from nnclr_hub.store import open_store
+from nnclr_hub.workbench import Encoders, Workbench
 
 INSTALLED = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
 # without site, Python reads no .pth file, so an editable install of the package is not found
@@ -47,24 +49,44 @@ def test_the_folder_contains_what_a_space_needs(space):
     pins = (space / "requirements.txt").read_text().splitlines()
     assert [line for line in pins if line.startswith("torch==")]
     assert all("==" in line and "+" not in line for line in pins)
-    assert not [line for line in pins if line.startswith(("gradio", "nnclr"))]
-    for name in ("serving/api.py", "app/mount.py", "app/widgets/dom.js", "app/style/page.css", "cli/app.py"):
+    assert not [line for line in pins if line.startswith(("gradio", "nnclr", "scikit"))]
+    for name in ("serving/api.py", "app/gradio_demo.py", "cli/app.py"):
         assert (space / "nnclr_hub" / name).is_file(), name
-    assert (space / "nnclr_hub/weights/nnclr_resnet18_free_starter/model.safetensors").stat().st_size > 10**7
-    assert len(list((space / "images").rglob("*.jpg"))) == 300
+    assert (space / "encoder/model.safetensors").stat().st_size > 10**7
     assert not list(space.rglob("*.pyc"))
+    with open_store(str(space / "store"), read_only=True) as store:
+        [info] = store.list()
+        assert info.count == 300
 
 
-def test_the_example_photos_are_included(space, monkeypatch):
-    """Elsewhere they come from scikit-image, which a Space does not install."""
-    assert not [line for line in (space / "requirements.txt").read_text().splitlines() if "scikit" in line]
-    originals = gallery.examples()
-    monkeypatch.setattr(gallery, "BUNDLED", space / "nnclr_hub/app/examples")
-    copies = gallery.examples()
-    assert list(copies) == list(originals) == ["a cat", "a person", "a rocket", "coffee"]
-    for name, path in copies.items():
-        assert path.is_relative_to(space)
-        assert path.read_bytes() == originals[name].read_bytes()
+def test_a_space_of_my_own_collection_has_its_vectors_and_no_paths(tmp_path, model, photos):
+    with open_store(str(tmp_path / "mine")) as store:
+        Workbench(Encoders(str(model), device="cpu"), store).index_folder("photos", photos)
+        before = {item.id: item.vector for items in store.get("photos").read_all() for item in items}
+    options = ["--store", str(tmp_path / "mine"), "--collection", "photos", "--model", str(model)]
+    done = CliRunner().invoke(cli, ["space", str(tmp_path / "space"), *options])
+    assert done.exit_code == 0, done.output
+    with open_store(str(tmp_path / "space" / "store"), read_only=True) as store:
+        items = [item for items in store.get("photos").read_all() for item in items]
+    assert {item.id for item in items} == set(before)
+    for item in items:
+        assert np.array_equal(item.vector, before[item.id])
+        assert item.thumbnail is not None
+        assert "root" not in item.metadata
+    for path in (tmp_path / "space" / "store").rglob("*"):
+        assert not path.is_file() or str(photos).encode() not in path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [(["--collection", "missing"], "collection"), (["--collection", "photos", "--model", "random:resnet18"], "model")],
+)
+def test_a_space_that_cannot_be_written_leaves_nothing(tmp_path, model, photos, options, code):
+    with open_store(str(tmp_path / "mine")) as store:
+        Workbench(Encoders(str(model), device="cpu"), store).index_folder("photos", photos)
+    done = CliRunner().invoke(cli, ["space", str(tmp_path / "space"), "--store", str(tmp_path / "mine"), *options])
+    assert done.exit_code != 0
+    assert not (tmp_path / "space").exists()
 
 
 def test_a_folder_that_is_not_empty_is_left_alone(tmp_path):
@@ -76,10 +98,10 @@ def test_a_folder_that_is_not_empty_is_left_alone(tmp_path):
 
 @pytest.mark.slow
 def test_the_space_runs_where_the_package_is_not_installed(space, tmp_path):
-    """The page responds, only the Hub can frame it, and nothing can be written."""
+    """The demo responds, and its API listens only to it."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("NNCLR_", "PYTHON"))}
     port = free_port()
-    environment |= {"GRADIO_SERVER_PORT": str(port), "GRADIO_SERVER_NAME": "127.0.0.1", "SPACE_HOST": "me-it.hf.space"}
+    environment |= {"GRADIO_SERVER_PORT": str(port), "GRADIO_SERVER_NAME": "127.0.0.1"}
     log = tmp_path / "log"
     with log.open("w") as out:
         running = subprocess.Popen(
@@ -90,22 +112,13 @@ def test_the_space_runs_where_the_package_is_not_installed(space, tmp_path):
             stderr=out,
         )
     try:
-        url = f"http://127.0.0.1:{port}"
-        wait_long(f"{url}/readyz", running, log)
-        forwarded = {"Host": "me-it.hf.space", "X-Forwarded-Proto": "https"}
-        page = httpx.get(f"{url}/ui/", headers=forwarded, timeout=60)
-        assert page.status_code == 200
-        assert "frame-ancestors https://huggingface.co;" in page.headers["Content-Security-Policy"]
-        assert httpx.get(f"{url}/ui/", headers={"Host": "other.example"}).status_code == 403
-        parts = httpx.get(f"{url}/ui/config", headers=forwarded, timeout=60).json()["components"]
-        [tries] = [part["props"]["value"] for part in parts if part["props"].get("elem_id") == "tries"]
-        assert len(tries) == 4
-        [collection] = httpx.get(f"{url}/api/v1/collections").json()["collections"]
+        wait_long(f"http://127.0.0.1:{port}/config", running, log)
+        [collection] = httpx.get(f"http://127.0.0.1:{port + 1}/api/v1/collections").json()["collections"]
         assert collection["count"] == 300
-        assert httpx.delete(f"{url}/api/v1/collections/{collection['name']}").status_code == 403
+        assert httpx.delete(f"http://127.0.0.1:{port + 1}/api/v1/collections/gallery").status_code == 403
     finally:
         running.terminate()
-        assert running.wait(60) == 0, log.read_text()
+        running.wait(60)
 
 
 def wait_long(url: str, running: subprocess.Popen, log: Path) -> None:

@@ -1,0 +1,95 @@
+"""The Gradio demo: its endpoints return what the server returns, and its page works in a browser."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from labeling import fit_probe
+from running_server import free_port, wait
+
+from nnclr_hub.store import open_store
+from nnclr_hub.workbench import Encoders, SearchQuery, Workbench
+
+
+@pytest.fixture(scope="module")
+def served(model, photos, tmp_path_factory, serve) -> Iterator:
+    store = tmp_path_factory.mktemp("gradio") / "store"
+    with open_store(str(store)) as opened:
+        bench = Workbench(Encoders(str(model), device="cpu"), opened)
+        bench.index_folder("photos", photos)
+        fit_probe(bench, "things", "photos", "label")
+    yield from serve(model, store)
+
+
+@pytest.fixture(scope="module")
+def demo(served) -> Iterator[str]:
+    """Run the demo in its own process, and return its address."""
+    port = free_port()
+    command = [sys.executable, "-m", "app.gradio_demo", "--url", served.url, "--port", str(port)]
+    running = subprocess.Popen(command)
+    try:
+        wait(f"http://127.0.0.1:{port}/config")
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        running.terminate()
+        running.wait(30)
+
+
+@pytest.fixture(scope="module")
+def client(demo):
+    from gradio_client import Client
+
+    return Client(demo, verbose=False)
+
+
+def test_each_event_is_an_endpoint_that_answers_as_the_library_does(client, served, photos):
+    from gradio_client import handle_file
+
+    path = sorted((photos / "cat").iterdir())[4]
+    bench = served.bench
+    found = client.predict(handle_file(str(path)), api_name="/search")
+    expected = bench.search("photos", SearchQuery([path], k=24))
+    assert [one["caption"].split() for one in found] == [[f"{m.score:.3f}", m.metadata["label"]] for m in expected]
+
+    near = client.predict(expected[0].id, api_name="/similar")
+    assert [one["id"] for one in near] == [m.id for m in bench.search("photos", SearchQuery([expected[0].id], k=24))]
+
+    overlay = client.predict(handle_file(str(path)), api_name="/attention")
+    assert overlay.endswith((".png", ".webp"))
+
+    answer = client.predict(handle_file(str(path)), "things", api_name="/predict")
+    [labeling] = bench.predict("things", images=[path])
+    assert answer["confidences"][0]["label"] == labeling.top[0][0]
+    assert answer["confidences"][0]["confidence"] == pytest.approx(labeling.top[0][1], abs=1e-3)
+
+
+def test_an_error_of_the_server_is_its_sentence(client):
+    from gradio_client.exceptions import AppError
+
+    with pytest.raises(AppError, match="no item"):
+        client.predict("missing", api_name="/similar")
+
+
+def test_server_files_cannot_be_read(client, demo):
+    import httpx
+
+    for path in ("/etc/passwd", "/proc/self/environ"):
+        assert httpx.get(f"{demo}/gradio_api/file={path}").status_code in (403, 404)
+    data = [{"path": "/etc/passwd", "meta": {"_type": "gradio.FileData"}}]
+    answer = httpx.post(f"{demo}/gradio_api/call/search", json={"data": data}).json()
+    events = httpx.get(f"{demo}/gradio_api/call/search/{answer['event_id']}").text if "event_id" in answer else "error"
+    assert "error" in events
+    assert "root:" not in json.dumps(events)
+
+
+@pytest.mark.browser
+def test_a_click_in_the_gallery_shows_neighbors(demo, chromium, served):
+    page = chromium.new_page()
+    page.goto(demo)
+    page.locator("button.thumbnail-item, .grid-container button").nth(2).click()
+    page.wait_for_function(
+        "() => [...document.querySelectorAll('.caption-label')].some(e => e.innerText.startsWith('1.000'))"
+    )
+    page.close()
