@@ -22,6 +22,9 @@ class StoreSettings:
     """The defaults suit collections of any size; tests use smaller values.
 
     memory: bytes that the index of one collection may use.
+    total_memory: bytes that the indexes of all open collections should use; if they use more, those that were not used
+        for the longest time are closed, until the next call opens them again.
+    close_after: seconds without a call after which a collection is closed in the same way.
     flat_below: collections with fewer items are searched exhaustively, which is fast enough and exact.
     points_per_list: k-means of an inverted file samples this many vectors per list.
     delta_chunk: rows per block of the delta.
@@ -37,6 +40,8 @@ class StoreSettings:
     """
 
     memory: int = field(default_factory=default_index_memory)
+    total_memory: int = field(default_factory=lambda: default_index_memory() * 3 // 2)
+    close_after: float = 3600.0
     flat_below: int = 50_000
     points_per_list: int = 64
     delta_chunk: int = 4096

@@ -10,12 +10,16 @@ import threading
 import pytest
 from store.crash.small import environment
 from store.exhaustive import DIM, vectors
+from waiting import until
 
 from nnclr_hub.errors import DiskFull, InvalidRequest, StoreClosed, StoreError, StoreLocked
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec, Item
+from nnclr_hub.store.embedded import idle
 from nnclr_hub.store.embedded.open_files import OpenFiles
+from nnclr_hub.store.embedded.store import EmbeddedStore
 from nnclr_hub.store.folder import Reserve
+from nnclr_hub.store.settings import StoreSettings
 
 
 def in_child(work) -> str:
@@ -118,6 +122,61 @@ def test_more_collections_than_open_files_are_used_at_once(number, tmp_path):
     assert (answer["found"], answer["list"], answer["late"]) == (True, number, 2)
     assert ["ulimit" in error for error in answer["errors"]] == [True, True]
     assert answer["threads"] < 40
+
+
+def open_collections(store) -> set[str]:
+    return {info.name for info in store.list() if info.index != "closed"}
+
+
+@pytest.mark.parametrize("reason", ["age", "memory"])
+def test_collections_that_are_not_used_are_closed_and_opened_again(reason, tmp_path):
+    large = vectors(400)
+    settings = StoreSettings(close_after=0.3) if reason == "age" else StoreSettings(total_memory=2 * large.nbytes)
+    with pytest.MonkeyPatch.context() as patch, EmbeddedStore(tmp_path, settings=settings) as store:
+        patch.setattr(idle, "CHECK_SECONDS", 0.05)
+        for name in "abc":
+            store.create(name, CollectionSpec(DIM)).upsert([Item(f"i{n}", v) for n, v in enumerate(large)])
+        # two of three fit
+        until(lambda: open_collections(store) == (set() if reason == "age" else {"b", "c"}))
+        for name in "abc":
+            assert store.get(name).search(large[7], 1)[0].id == "i7"
+            assert store.get(name).count() == 400
+
+
+def test_a_collection_in_use_is_not_closed(tmp_path, monkeypatch):
+    monkeypatch.setattr(idle, "CHECK_SECONDS", 0.01)
+    with EmbeddedStore(tmp_path, settings=StoreSettings(close_after=0.05)) as store:
+        collection = store.create("c", CollectionSpec(DIM))
+        collection.upsert([Item(f"i{n}", v) for n, v in enumerate(vectors(9))])
+        pages = collection.read_all(1)
+        next(pages)
+        assert not collection.changes(9, wait=0.4).changes
+        assert not collection.suspended
+        assert len(list(pages)) == 8
+        until(lambda: collection.suspended)
+    assert "idle collections" not in {thread.name for thread in threading.enumerate()}
+
+
+MANY_FILES = """
+import json, resource, sys
+import numpy as np
+from nnclr_hub import CollectionSpec, Item, open_store
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (160, 160))
+others = [open("/dev/null") for _ in range(90)]  # as a server has connections
+vector = np.ones(4, np.float32)
+with open_store(sys.argv[1]) as store:
+    for n in range(20):
+        store.create(f"c{n}", CollectionSpec(4)).upsert([Item("i", vector)])
+    more = [open("/dev/null") for _ in range(20)]
+    print(json.dumps(all(store.get(f"c{n}").search(vector, 1)[0].id == "i" for n in range(20))))
+"""
+
+
+def test_files_of_the_rest_of_the_process_are_counted(tmp_path):
+    command = [sys.executable, "-c", MANY_FILES, str(tmp_path / "store")]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=120)
+    assert (done.returncode, done.stdout.strip()) == (0, "true"), done.stderr
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")

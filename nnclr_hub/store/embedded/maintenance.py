@@ -70,6 +70,11 @@ class IndexMaintenance:
         self._thread.wake()
 
     @property
+    def busy(self) -> bool:
+        """Whether it builds or saves the index now."""
+        return self._folding.locked() or self._saving.locked()
+
+    @property
     def state(self) -> str:
         """As `CollectionInfo.state` has it."""
         if self.writer is not None and self.writer.failure:

@@ -20,6 +20,7 @@ from nnclr_hub.store.base import Progress, VectorStore
 from nnclr_hub.store.checks import check_name
 from nnclr_hub.store.embedded.catalog import connect, create_collection, last_seq, read_spec
 from nnclr_hub.store.embedded.collection import EmbeddedCollection
+from nnclr_hub.store.embedded.idle import IdleCollections
 from nnclr_hub.store.embedded.names import CATALOG, LOST, Names, has_collections, write_name
 from nnclr_hub.store.embedded.salvage import salvage
 from nnclr_hub.store.failpoints import reached
@@ -28,14 +29,9 @@ from nnclr_hub.store.records import RECORDS, Records
 from nnclr_hub.store.reports import CollectionInfo, SalvageReport, Statistics
 from nnclr_hub.store.settings import StoreSettings
 from nnclr_hub.store.spec import CollectionSpec
-from nnclr_hub.store.sqlite import open_files_limit, remove_files, translated
+from nnclr_hub.store.sqlite import remove_files, translated
 
 log = logging.getLogger(__name__)
-# open files of a collection that few threads use, those of the rest of a process, and collections that may be open even
-# if that is too many files
-FILES_EACH = 10
-OTHER_FILES = 24
-MIN_OPEN = 2
 
 
 class EmbeddedStore(VectorStore):
@@ -73,6 +69,7 @@ class EmbeddedStore(VectorStore):
         self._open: dict[str, EmbeddedCollection] = {}
         self._locks: dict[str, threading.Lock] = {}
         self._changing = threading.RLock()
+        self._idle = IdleCollections(lambda: list(self._open.values()), self._settings)
         self._pid = os.getpid()
         self._reserve = Reserve(self.folder)
         self._lock: BinaryIO | None = None
@@ -173,8 +170,8 @@ class EmbeddedStore(VectorStore):
         try:
             key = self._names.resolve(name, aliases=False)[1]
             opened = self._open.get(key)
-            if opened is not None and not opened.suspended:
-                return replace(opened.info(), name=name)  # another process may have renamed it
+            if opened is not None and (info := opened.info_if_open()) is not None:
+                return replace(info, name=name)  # another process may have renamed it
             path = self._path(key)
             with closing(connect(path, read_only=True)) as connection, translated(path):
                 spec = read_spec(connection)
@@ -255,6 +252,7 @@ class EmbeddedStore(VectorStore):
             return
         with self._changing:
             self._names.close()  # first: from here on nothing is opened
+            self._idle.close()
             for key in list(self._locks):
                 with self._opening(key):  # waits for a collection that another thread is opening
                     opened = self._open.pop(key, None)
@@ -273,7 +271,7 @@ class EmbeddedStore(VectorStore):
         return self._locks.setdefault(key, threading.Lock())
 
     def _opened(self, name: str, key: str) -> EmbeddedCollection:
-        self._make_room()
+        self._idle.make_room()
         collection = EmbeddedCollection(
             name,
             self._path(key),
@@ -281,22 +279,10 @@ class EmbeddedStore(VectorStore):
             self._settings,
             self._reserve,
             read_only=self.read_only,
-            make_room=self._make_room,
+            make_room=self._idle.make_room,
         )
         self._open[key] = collection
         return collection
-
-    def _make_room(self) -> None:
-        """Close the files of collections that were not used for the longest time, if too many are open."""
-        in_use = [one for one in list(self._open.values()) if not one.suspended]
-        surplus = len(in_use) + 1 - max(MIN_OPEN, (open_files_limit() - OTHER_FILES) // FILES_EACH)
-        for collection in sorted(in_use, key=lambda one: one.last_used):
-            if surplus <= 0:
-                return
-            try:
-                surplus -= collection.suspend()
-            except StoreError as error:
-                log.warning("collection %s was not closed cleanly (%s)", collection.name, error)
 
     def _renamed(self, key: str, name: str) -> None:
         """Give a collection, if it is open, and its file the new name."""
