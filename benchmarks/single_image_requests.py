@@ -3,18 +3,20 @@
     python benchmarks/single_image_requests.py
 
 CPU seconds of the server and its decoding processes, from /proc; wall time of a busy machine does not count. The kinds
-of requests alternate, and ratios are medians of rounds.
+of requests alternate, and numbers are medians of rounds. "Event loop" is HTTP, parsing and JSON. "Engine" is the
+network and the threads that hand images over. The last column is the network alone, at the mean batch of the row: what
+no server can avoid.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import io
 import os
 import statistics
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -22,10 +24,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import httpx
 import numpy as np
 from PIL import Image
+from serving_processes import load
 
 from benchmarks.server_process import ServerProcess
 
 MANY = 64
+PARTS = ("event loop", "engine", "decoding")
 
 
 def main() -> None:
@@ -35,53 +39,86 @@ def main() -> None:
     arguments.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32])
     chosen = arguments.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
-    with tempfile.TemporaryDirectory() as folder, ServerProcess(Path(folder) / "store") as server:
-        asyncio.run(measure(server, chosen.rounds, chosen.images, chosen.concurrency))
+    kinds = {f"{MANY} a request": (MANY, 2)} | {f"1 a request, {n} at once": (1, n) for n in chosen.concurrency}
+    taken: dict[str, list[np.ndarray]] = {name: [] for name in kinds}  # ms an image by part, and the mean batch
+    with tempfile.TemporaryDirectory() as scratch:
+        images = Path(scratch) / "images"
+        images.mkdir()
+        for seed in range(MANY):
+            (images / f"{seed:02}.jpg").write_bytes(jpeg(seed))
+        with ServerProcess(Path(scratch) / "store") as server:
+            for number in range(chosen.rounds + 1):  # the first one warms up
+                for name, (size, concurrency) in kinds.items():
+                    count = chosen.images if concurrency > 1 else chosen.images // 4
+                    row = measure(server, images, size, concurrency, count // size)
+                    if number:
+                        taken[name].append(row)
+    report({name: np.stack(rows) for name, rows in taken.items()})
 
 
-async def measure(server: ServerProcess, rounds: int, images: int, concurrencies: list[int]) -> None:
+def measure(server: ServerProcess, images: Path, size: int, concurrency: int, requests: int) -> np.ndarray:
+    """Return the CPU milliseconds of each part for an image, and the mean number of images of a forward pass."""
+    cpu, batches = cpu_seconds(server.pid), forward_passes(server.url)
+    load(f"{server.url}/api/v1/embed", images, each=size, requests=requests, concurrency=concurrency, warm=0)
+    count, passes = forward_passes(server.url) - batches
+    return np.append(1e3 * (cpu_seconds(server.pid) - cpu) / count, count / passes)
+
+
+def report(taken: dict[str, np.ndarray]) -> None:
     """Print the table."""
-    files = [jpeg(seed) for seed in range(MANY)]
-    taken: dict[str, list[float]] = {}
-    async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
-        for number in range(rounds + 1):  # the first one warms up
-            kinds = [(f"{MANY} a request", MANY, 2), *((f"1 a request, {n} at once", 1, n) for n in concurrencies)]
-            for name, size, concurrency in kinds:
-                count = images if concurrency > 1 else images // 4
-                before = cpu_seconds(server.pid)
-                await send(client, files, count // size, size, concurrency)
-                if number:
-                    taken.setdefault(name, []).append((cpu_seconds(server.pid) - before) / (count // size * size))
-    base = taken[f"{MANY} a request"]
-    print("| requests | CPU, ms an image | ratio |")
-    print("|---|---|---|")
-    for name, values in taken.items():
-        ratio = statistics.median(a / b for a, b in zip(values, base, strict=True))
-        print(f"| {name} | {1e3 * statistics.median(values):.2f} | {ratio:.2f} |")
+    base = taken[f"{MANY} a request"][:, :3].sum(1)
+    sizes = {name: round(float(np.median(rows[:, 3]))) for name, rows in taken.items()}
+    network = network_ms(sorted(set(sizes.values())))
+    print(f"| requests | CPU, ms an image | ratio | {' | '.join(PARTS)} | batch | network alone |")
+    print("|---|---|---|---|---|---|---|---|")
+    for name, rows in taken.items():
+        total = rows[:, :3].sum(1)
+        parts = " | ".join(f"{one:.2f}" for one in np.median(rows[:, :3], 0))
+        print(
+            f"| {name} | {np.median(total):.2f} | {np.median(total / base):.2f} | {parts} | {sizes[name]} "
+            f"| {network[sizes[name]]:.2f} |"
+        )
 
 
-async def send(client: httpx.AsyncClient, files: list[bytes], requests: int, size: int, concurrency: int) -> None:
-    left = iter(range(requests))
+def network_ms(sizes: list[int]) -> dict[int, float]:
+    """Return the CPU milliseconds of the network for an image, by batch size, in a process that does nothing else."""
+    from nnclr_hub.encoder.loader import load_encoder
+    from nnclr_hub.hub.registry import default_model
 
-    async def work() -> None:
-        for number in left:
-            if size == 1:
-                answer = await client.post(
-                    "/api/v1/embed", content=files[number % len(files)], headers={"Content-Type": "image/jpeg"}
-                )
-            else:
-                answer = await client.post("/api/v1/embed", files=[("files", ("a.jpg", data)) for data in files])
-            answer.raise_for_status()
+    encoder = load_encoder(default_model(), backend="auto")
+    side = encoder.transform.preprocessing.input_size
+    crops = np.random.default_rng(0).integers(0, 256, (max(sizes), side, side, 3), np.uint8)
+    taken: dict[int, list[float]] = {size: [] for size in sizes}
+    for _ in range(50):
+        for size in sizes:
+            begun = time.process_time()
+            encoder.forward_crops(crops[:size])
+            taken[size].append(1e3 * (time.process_time() - begun) / size)
+    return {size: statistics.median(each) for size, each in taken.items()}
 
-    await asyncio.gather(*(work() for _ in range(concurrency)))
+
+def cpu_seconds(pid: int) -> np.ndarray:
+    """Return the CPU seconds of PARTS: the main thread, the other threads, and the children of a process."""
+    threads = {thread.name: thread for thread in Path(f"/proc/{pid}/task").iterdir()}
+    children = [child for one in threads.values() for child in (one / "children").read_text().split()]
+    loop = _seconds(threads.pop(str(pid)))
+    decoding = sum(_seconds(thread) for child in children for thread in Path(f"/proc/{child}/task").iterdir())
+    return np.array([loop, sum(map(_seconds, threads.values())), decoding])
 
 
-def cpu_seconds(pid: int) -> float:
-    """Return the CPU seconds of a process and its children."""
-    tasks = Path(f"/proc/{pid}/task")
-    pids = [pid, *(int(child) for task in tasks.iterdir() for child in (task / "children").read_text().split())]
-    fields = [Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split() for one in pids]
-    return sum(int(each[11]) + int(each[12]) for each in fields) / os.sysconf("SC_CLK_TCK")
+def _seconds(thread: Path) -> float:
+    return int((thread / "schedstat").read_text().split()[0]) / 1e9
+
+
+def forward_passes(url: str) -> np.ndarray:
+    """Return the number of images and of batches so far."""
+    lines = httpx.get(f"{url}/metrics").text.splitlines()
+    return np.array(
+        [
+            sum(float(line.split()[-1]) for line in lines if line.startswith(f"nnclr_batch_images_{kind}{{"))
+            for kind in ("sum", "count")
+        ]
+    )
 
 
 def jpeg(seed: int) -> bytes:

@@ -30,6 +30,7 @@ JSON = "application/json"
 PNG = "image/png"
 DType = Literal["float32", "float16"]
 T = TypeVar("T")
+WATCH_AFTER_S = 0.05  # a request that is answered earlier does not pay for watching its connection
 
 
 def encoded(value: Any) -> bytes:
@@ -118,19 +119,24 @@ async def in_thread_while_connected(
 
 
 async def _while_connected(request: Request, working: asyncio.Task[T], stop: Callable[[], object]) -> T:
-    leaving = asyncio.create_task(_disconnected(request))
+    tasks: list[asyncio.Task[Any]] = [working]
     try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(tasks, timeout=WATCH_AFTER_S)
         if not working.done():
-            leaving.result()  # raises if the connection itself failed
-            raise ClientDisconnect
+            tasks.append(leaving := asyncio.create_task(_disconnected(request)))
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                leaving.result()  # raises if the connection itself failed
+                raise ClientDisconnect
         return working.result()
     finally:
-        leaving.cancel()
         if not working.done():
             stop()
-        with CancelScope(shield=True):
-            await asyncio.gather(working, leaving, return_exceptions=True)
+        for leaving in tasks[1:]:
+            leaving.cancel()
+        if len(tasks) > 1 or not working.done():
+            with CancelScope(shield=True):
+                await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _disconnected(request: Request) -> None:

@@ -28,7 +28,7 @@ class Settings(BaseSettings):
     port: int = Field(8000, ge=0, le=65535, description="port to listen on")
     backend: str = Field("auto", description="what runs the models, as in `nnclr embed --backend`")
     max_batch: int = Field(32, ge=1, description="images per forward pass")
-    max_wait_ms: float = Field(2.0, ge=0, description="milliseconds that a busy device waits for a batch to fill")
+    max_wait_ms: float = Field(5.0, ge=0, description="milliseconds that a batch may wait for other images in progress")
     decode_threads: int = Field(
         default_factory=lambda: os.cpu_count() or 1,
         ge=1,

@@ -75,7 +75,8 @@ class BodyLimits:
             now = asyncio.get_running_loop().time()
             deadline = deadline or now + self._total_s
             try:
-                message = await asyncio.wait_for(receive(), min(self._idle_s, deadline - now))
+                async with asyncio.timeout(min(self._idle_s, deadline - now)):  # `wait_for` would start a task
+                    message = await receive()
             except TimeoutError as error:
                 raise RequestTooSlow(
                     f"The request body did not arrive within {self._total_s:g} s, or paused for {self._idle_s:g} s; "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from prometheus_client import Gauge
 
@@ -42,7 +42,9 @@ class BatchQueue:
             self._changed.notify(len(items))
         return True
 
-    def take(self, limit: int, wait_s: float = 0.0, max_bytes: int = 0) -> list[WorkItem]:
+    def take(
+        self, limit: int, wait_s: float = 0.0, max_bytes: int = 0, expected: Callable[[], int] = lambda: 0
+    ) -> list[WorkItem]:
         """Take up to `limit` items, at most one of them with a task. Block until there is one.
 
         A task occupies the device for as long as many vectors do. With at most one between two batches, embedding
@@ -50,16 +52,15 @@ class BatchQueue:
 
         Args:
             max_bytes: of the images together, if not 0; a larger image is alone.
-            wait_s: time for a batch to fill, counted from the arrival of its first item. Only a caller that finds
-                items (it was busy) waits. A caller that had to wait for an item (it was idle) takes it at once.
+            wait_s: time for a batch to fill, counted from the arrival of its first item.
+            expected: returns how many items may be here soon, with those that are. Without more of them, nobody waits.
         """
         with self._changed:
-            was_busy = bool(self._items)
             while True:
                 while not self._items and not self._closed:
                     self._changed.wait()
-                left = self._items[0].queued_at + wait_s - time.monotonic() if was_busy and self._items else 0.0
-                if left <= 0 or len(self._items) >= limit or self._closed:
+                left = self._items[0].queued_at + wait_s - time.monotonic() if self._items else 0.0
+                if left <= 0 or len(self._items) >= min(limit, expected()) or self._closed:
                     batch = self._take_first(limit, max_bytes)
                     self._count(-len(batch))
                     return batch

@@ -48,7 +48,10 @@ class Engine:
         self.metrics = metrics or Metrics()
         wake = threading.Event()
         self._admission = Admission(settings.capacity, settings.capacity_bytes, self.metrics)
-        self._device = DeviceThread(encoder, settings.max_batch, settings.max_wait_ms / 1000, self.metrics, wake)
+        in_work = lambda: self._admission.images  # noqa: E731
+        self._device = DeviceThread(
+            encoder, settings.max_batch, settings.max_wait_ms / 1000, in_work, self.metrics, wake
+        )
         self._decode_workers = DecodeWorkers(encoder, settings.decode_threads, self._device.queue, self.metrics)
         self._watchdog = Watchdog(
             encoder.name,

@@ -135,15 +135,21 @@ class DeviceThread:
     Args:
         encoder: its `forward_crops` embeds.
         max_batch: images per forward pass.
-        max_wait_s: time that a busy device gives a batch to fill, from the arrival of its first image.
+        max_wait_s: time that a batch has to fill, from the arrival of its first image.
+        in_work: returns how many images the engine has. A batch does not wait if it contains all of them.
         wake: see `ReplaceableWorker`.
     """
 
     def __init__(
-        self, encoder: Encoder, max_batch: int, max_wait_s: float, metrics: Metrics, wake: threading.Event
+        self,
+        encoder: Encoder,
+        max_batch: int,
+        max_wait_s: float,
+        in_work: Callable[[], int],
+        metrics: Metrics,
+        wake: threading.Event,
     ) -> None:
         self._encoder = encoder
-        self._max_wait_s = max_wait_s
         # compiled backends have fixed batch sizes ("buckets"); a larger batch would compile again
         self.buckets = encoder.backend.buckets or ()
         self.max_batch = min(max_batch, *self.buckets[-1:]) if self.buckets else max_batch
@@ -153,7 +159,7 @@ class DeviceThread:
         self._batch_images = metrics.batch_images.labels(public_name(encoder.name))
         self.queue = BatchQueue(metrics.queued.labels(public_name(encoder.name)))
         self.worker = ReplaceableWorker(
-            "device thread", lambda: self.queue.take(self.max_batch, self._max_wait_s), self._run, wake
+            "device thread", lambda: self.queue.take(self.max_batch, max_wait_s, expected=in_work), self._run, wake
         )
 
     def _run(self, items: Sequence[WorkItem], worker: Worker) -> None:
