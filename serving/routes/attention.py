@@ -52,7 +52,7 @@ from ..request_bodies import (
 from ..responses import NPY, PNG, VectorResponse, array_response, wanted, while_connected
 from ..security.access import requires
 from ..telemetry import measured
-from .bodies import FIRST_WRONG, Box, ImageText, Name, Strict, binary, form_body
+from .bodies import FIRST_WRONG, Box, ImageText, Integer, Name, Strict, binary, form_body
 from .dependencies import (
     AppAttentionSlots,
     AppEngines,
@@ -73,7 +73,7 @@ class AttentionOptions(Strict):
     point: Annotated[Pair, Field(description="x, y on the upright image, in pixels")] | None = None
     box: Box | None = None
     similarity: Literal["dot", "cosine"] = "dot"
-    head: int | None = Field(
+    head: Integer | None = Field(
         None, description="head of the last block, from 0; null: the mean of all. Only for a [CLS] attention map"
     )
     threshold: float | None = Field(
@@ -81,7 +81,7 @@ class AttentionOptions(Strict):
         description="keep the fewest patches that hold this share of the mass, above 0 to 1. Only for a [CLS] "
         "attention map",
     )
-    max_side: int | None = Field(
+    max_side: Integer | None = Field(
         None, description="longest side of the network's input in pixels; null: 1024, or the limit of the server"
     )
     opacity: float = Field(OPACITY, description="opacity of the map over the image, 0 to 1")

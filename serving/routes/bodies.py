@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, FailFast, Field, WithJsonSchema
 
 from nnclr_hub.store.spec import MAX_DIM
 from nnclr_hub.workbench.privacy import public_key, public_where
@@ -37,9 +37,13 @@ ImageText = Annotated[
     ),
 ]
 Vector = Annotated[
-    Annotated[list[float], FIRST_WRONG, Field(max_length=MAX_DIM)] | str,
+    Annotated[list[float], FIRST_WRONG, Field(max_length=MAX_DIM, json_schema_extra={"minItems": 1})]
+    | Annotated[str, Field(json_schema_extra={"minLength": 1})],
     Field(description="numbers, or base64 of little-endian float32"),
 ]
+# JSON has one type of number, and JSON Schema calls 5.0 an integer; `strict` alone would refuse it
+INTEGRAL = BeforeValidator(lambda value: int(value) if isinstance(value, float) and value.is_integer() else value)
+Integer = Annotated[int, INTEGRAL]
 Box = Annotated[tuple[float, float, float, float], Field(description="x0, y0, x1, y1 on the upright image, in pixels")]
 
 

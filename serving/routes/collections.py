@@ -38,18 +38,21 @@ from ..request_bodies import json_of
 from ..responses import in_thread_while_connected
 from ..security.access import requires
 from ..telemetry import measured
-from .bodies import FIRST_WRONG, Name, Strict, json_body
+from .bodies import FIRST_WRONG, INTEGRAL, Name, Strict, json_body
 from .dependencies import AppAnswers, AppEngines, AppLongThreads, AppMetrics, AppWorkbench, served_engine
 from .listings import WhereText, read_where
+from .where_schema import KEY
+
+_KEY = {name: value for name, value in KEY.items() if name != "not"}  # a key that no answer shows may be indexed
 
 
 class CollectionRequest(Strict):
     """A new collection. Without dim, it is bound to the vectors of `model`."""
 
     model: str | None = None
-    dim: int | None = Field(None, ge=1, le=MAX_DIM)
+    dim: Annotated[int, Field(ge=1, le=MAX_DIM), INTEGRAL] | None = None
     metric: Literal["cosine", "dot", "l2"] = "cosine"
-    indexed: Annotated[list[str], FIRST_WRONG] = Field(
+    indexed: Annotated[list[Annotated[str, Field(json_schema_extra=_KEY)]], FIRST_WRONG] = Field(
         default=["label"], description="metadata keys to index for fast filters", max_length=MAX_INDEXED
     )
     index: IndexName = "auto"

@@ -36,7 +36,7 @@ from ..keys import READ, WRITE
 from ..problems import answers
 from ..request_bodies import json_of
 from ..security.access import requires
-from .bodies import Name, Strict, Where, json_body
+from .bodies import Integer, Name, Strict, Where, json_body
 from .dependencies import AppEngines, AppSettings, AppWorkbench, served_engine
 
 # job parameters that are not shown: paths of this machine (a model's source may be one), and secrets
@@ -130,7 +130,7 @@ class DuplicatesRequest(Strict):
     )
     where: Where | None = Field(None, description="only items that match the filter; needs a threshold")
     exact: bool = Field(False, description="compare every pair; takes quadratic time")
-    limit: int = Field(1000, ge=1, le=MAX_LIMIT, description="maximum number of groups, largest first")
+    limit: Integer = Field(1000, ge=1, le=MAX_LIMIT, description="maximum number of groups, largest first")
 
 
 router = APIRouter(prefix="/api/v1", tags=["jobs"])

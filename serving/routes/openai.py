@@ -22,7 +22,7 @@ from ..request_bodies import check_count, decode_text, fetch_each, in_thread_if_
 from ..responses import encoded, while_connected
 from ..security.access import requires
 from ..settings import Settings
-from .bodies import json_body
+from .bodies import Integer, json_body
 from .dependencies import (
     DEFAULT,
     AppAnswers,
@@ -71,7 +71,7 @@ class EmbeddingsRequest(BaseModel):
 
     modality: Literal["image"] = "image"
     encoding_format: Literal["float", "base64"] = "float"
-    dimensions: int | None = Field(None, description="must be the length of the model's vectors")
+    dimensions: Integer | None = Field(None, description="must be the length of the model's vectors")
     user: str | None = None
 
 

@@ -37,7 +37,7 @@ from ..problems import UNREADABLE, answers, problem
 from ..request_bodies import UploadedImage, decode_each, is_form, parse, read_form, read_json
 from ..responses import encoded, in_thread_while_connected, while_connected
 from ..security.access import requires
-from .bodies import ImageText, ItemError, Name, Strict, form_body, one_of
+from .bodies import ImageText, Integer, ItemError, Name, Strict, form_body, one_of
 from .dependencies import AppAnswers, AppFetcher, AppSettings, AppWorkbench
 from .probes import Label
 
@@ -59,7 +59,7 @@ class PredictRequest(Strict):
     )
     images: list[ImageText] | None = Field(None, min_length=1)
     fingerprint: str = Field("", description="fingerprint of the encoder of the vectors; empty: not checked")
-    top: int = Field(TOP, ge=1, le=MOST_TOP, description="number of classes whose probabilities to return")
+    top: Integer = Field(TOP, ge=1, le=MOST_TOP, description="number of classes whose probabilities to return")
 
     @model_validator(mode="after")
     def _one(self) -> Self:

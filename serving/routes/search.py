@@ -44,6 +44,7 @@ from .bodies import (
     FIRST_WRONG,
     Box,
     ImageText,
+    Integer,
     ItemError,
     Metadata,
     MetadataKey,
@@ -90,8 +91,8 @@ class SearchRequest(Example):
         None, description="metadata key; return the nearest item of each of its values"
     )
     # these limits are only described here: `SearchQuery` checks them, so that a batch answers the other queries
-    k: int = Field(10, description="number of matches", json_schema_extra=_range(1, MAX_SEARCH_K))
-    offset: int = Field(
+    k: Integer = Field(10, description="number of matches", json_schema_extra=_range(1, MAX_SEARCH_K))
+    offset: Integer = Field(
         0,
         description="number of the best matches to skip; k + offset is at most 1000",
         json_schema_extra=_range(0, MAX_SEARCH_K - 1),
@@ -100,7 +101,7 @@ class SearchRequest(Example):
     exact: bool = Field(False, description="compare with every item instead of using the index")
     score_threshold: float | None = Field(None, description="lowest score of a match; leave out the others")
     with_vector: bool = Field(False, description="return the vectors of the matches")
-    effort: Annotated[int, Field(json_schema_extra=_range(1, MAX_SEARCH_EFFORT))] | None = Field(
+    effort: Annotated[Integer, Field(json_schema_extra=_range(1, MAX_SEARCH_EFFORT))] | None = Field(
         None, description="efSearch or nprobe of an approximate index; null: the tuned value"
     )
 

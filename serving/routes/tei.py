@@ -20,7 +20,7 @@ from ..keys import READ
 from ..problems import answers
 from ..request_bodies import in_thread_if_large, json_of
 from ..security.access import requires
-from .bodies import FIRST_WRONG, json_body
+from .bodies import FIRST_WRONG, Integer, json_body
 from .dependencies import (
     AppAnswers,
     AppEngines,
@@ -32,17 +32,19 @@ from .dependencies import (
 )
 from .openai import LISTED, embed_listed
 
+_Image = Annotated[str, Field(json_schema_extra={"minLength": 1})]
+
 
 class TEIRequest(BaseModel):
     """The body of TEI; fields about text, such as `truncate` and `prompt_name`, are ignored."""
 
     model_config = ConfigDict(strict=True)
 
-    inputs: str | Annotated[list[str], FIRST_WRONG] = Field(
+    inputs: _Image | Annotated[list[_Image], FIRST_WRONG, Field(json_schema_extra={"minItems": 1})] = Field(
         description="data URI or base64 of an image, or a list of up to 1024 of them"
     )
     normalize: Literal[True] | None = Field(None, description="vectors always have length 1")
-    dimensions: int | None = Field(None, description="must be the length of the model's vectors")
+    dimensions: Integer | None = Field(None, description="must be the length of the model's vectors")
 
 
 class TEIModelType(BaseModel):
