@@ -1,4 +1,4 @@
-"""The server against the library's own bulk embedding, and against LitServe.
+"""The server against the library's own bulk embedding, LitServe, and a plain FastAPI handler.
 
     python benchmarks/serving.py                                                # ResNet-50 at 224, everything
     python benchmarks/serving.py --model random:test_resnet --requests 64 --turns 1 --only embed
@@ -13,6 +13,7 @@ suspended. Images: 64 crops of 480 x 360 from scikit-image's photos as JPEG. Sec
               ... one a request, over LitServe with the same decoding, forward pass and batching        at least 1.0
               p99 over that LitServe's p99                                                              at most 1.0
               images/s over LitServe the way its examples do it: timm, torch fp32                       at least 1.3
+              images/s over a FastAPI handler with timm, torch fp32                                  at least 1.3
     latency   p99 / p50 at 70% of the images/s above, requests at random moments                        at most 3
     search    p50 by a vector over REST less p50 of the bare store call, 100,000 items                  at most 3 ms
     ready     seconds until the API is ready, over importing torch, timm, faiss, FastAPI and the model  at most 1.5
@@ -35,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 from PIL import Image
-from serving_processes import HERE, Side, free_port, load, ours, peer
+from serving_processes import HERE, Side, free_port, load, ours, peer, plain
 from store_data import Clusters
 from store_report import Report, seconds, spread, versions
 
@@ -82,6 +83,7 @@ def embed(report: Report, chosen: argparse.Namespace, images: Path, folder: Path
     sides = {"bulk": (bulk, "")}
     for name, kind in (("litserve", "same"), ("usual", "usual")):
         sides[name] = (peer(kind, model, free_port()), "/health")
+    sides["plain"] = (plain(model, free_port()), "/health")
     sides["ours"] = (ours(model, str(folder / "store"), free_port()), "/readyz")
     try:
         for side, path in sides.values():
@@ -105,7 +107,7 @@ def throughput(report: Report, chosen: argparse.Namespace, images: Path, sides: 
         with sides["bulk"].awake():
             sides["bulk"].say(str(count))
             speed["bulk"] = float(sides["bulk"].line())
-        for name in ("ours", "litserve", "usual"):
+        for name in ("ours", "litserve", "usual", "plain"):
             with sides[name].awake():
                 found = load(sides[name].url, images, sides[name].form, requests=count, concurrency=32)
             speed[name], tail[name] = found["images_per_s"], found["p99"]
@@ -120,6 +122,7 @@ def throughput(report: Report, chosen: argparse.Namespace, images: Path, sides: 
         ("64 a request over bulk", "ours, 64", "bulk"),
         ("one a request over LitServe, same forward pass", "ours", "litserve"),
         ("one a request over LitServe, timm fp32", "ours", "usual"),
+        ("one a request over FastAPI and timm fp32", "ours", "plain"),
     ):
         ratios = [speed[above] / speed[below] for speed in speeds]
         report.say(name, ratios, f"images/s, {name}: {spread(ratios)}")

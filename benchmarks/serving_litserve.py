@@ -17,9 +17,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import litserve
 import numpy as np
-import timm
 import torch
 from PIL import Image
+from serving_plain import timm_model
 
 from nnclr_hub import load_encoder
 
@@ -56,10 +56,8 @@ class Usual(litserve.LitAPI):
     model = ""
 
     def setup(self, device: str) -> None:
-        name = self.model.partition(":")[2].partition("@")[0]
-        self.network = timm.create_model(name, num_classes=0).eval().to(device)
-        config = timm.data.resolve_model_data_config(self.network)
-        self.transform = timm.data.create_transform(**config, is_training=False)
+        self.network, self.transform = timm_model(self.model)
+        self.network.to(device)
 
     def decode_request(self, request: dict[str, str]) -> torch.Tensor:
         image = Image.open(io.BytesIO(base64.b64decode(request["image"]))).convert("RGB")

@@ -96,6 +96,11 @@ def peer(side: str, model: str, port: int) -> Side:
     return Side(command, port, f"http://127.0.0.1:{port}/predict", "json")
 
 
+def plain(model: str, port: int) -> Side:
+    """Start the FastAPI handler around timm."""
+    return Side([str(HERE / "serving_plain.py"), model, str(port)], port, f"http://127.0.0.1:{port}/predict")
+
+
 def load(url: str, images: Path, form: str = "multipart", **options: Any) -> dict[str, Any]:
     """Return the measurements of serving_load.py."""
     flags = [part for name, value in options.items() for part in (f"--{name}", str(value))]
