@@ -51,14 +51,14 @@ def create(
     from nnclr_hub.store import open_store
     from nnclr_hub.store.base import CollectionSpec
     from nnclr_hub.store.checks import check_name
-    from nnclr_hub.store.where import key_expression
+    from nnclr_hub.store.where import check_key
 
     if model is not None and dim is not None:
         raise InvalidRequest("Give --model or --dim, not both; a model determines the length of its vectors.")
     # errors must not leave an empty store behind
     check_name(name, "Collection name")
     for key in indexed or ():
-        key_expression(key)
+        check_key(key)
     chosen: dict[str, Any] = {"metric": metric, "index": index, "precision": precision}
     if indexed is not None:
         chosen["indexed"] = tuple(indexed)

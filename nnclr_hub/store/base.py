@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from nnclr_hub.html_table import html_table
 from nnclr_hub.store.records import Records
 from nnclr_hub.store.reports import ChangePage, CollectionInfo, RepairReport, Statistics, VerifyReport
 from nnclr_hub.store.spec import CollectionSpec, Embeds
+
+if TYPE_CHECKING:
+    from nnclr_hub.store.facets import Facet
 
 Where = Mapping[str, Any]
 Progress = Callable[[int, int], None]
@@ -97,8 +100,44 @@ class Collection(Protocol):
         """
         ...
 
-    def delete(self, ids: Sequence[str]) -> int:
-        """Delete items; return how many existed."""
+    def delete(self, ids: Sequence[str] | None = None, *, where: Where | None = None) -> int:
+        """Delete items by ids, or those that pass a filter; all or none. Return how many existed."""
+        ...
+
+    def update_metadata(
+        self,
+        metadata: Mapping[str, Any],
+        *,
+        ids: Sequence[str] | None = None,
+        where: Where | None = None,
+        replace: bool = False,
+    ) -> int:
+        """Change the metadata of items, all or none; vectors and the index stay as they are.
+
+        Args:
+            metadata: a merge patch (RFC 7396): null removes a key, objects are merged, other values replace the old.
+            ids: of the items; those that do not exist are left out.
+            where: instead of ids, a filter; it is evaluated in the transaction that changes the items.
+            replace: `metadata` replaces all metadata instead.
+
+        Returns:
+            The number of items that were found.
+
+        Raises:
+            InvalidRequest: neither or both of ids and where are given, or the metadata of an item would be too large.
+            DiskFull, StoreReadOnly: nothing was changed.
+        """
+        ...
+
+    def change_indexed(self, keys: Sequence[str]) -> None:
+        """Index these metadata keys and no others.
+
+        The values of an indexed key are read in the background when the collection is opened, and stay in memory. Those
+        of other keys are read when the first filter needs them.
+
+        Raises:
+            InvalidRequest, InvalidFilter: there are too many keys, or one cannot be filtered by.
+        """
         ...
 
     def get(self, ids: Sequence[str]) -> list[Item]:
@@ -107,6 +146,19 @@ class Collection(Protocol):
 
     def count(self, where: Where | None = None) -> int:
         """Return the number of items, or of those that pass the filter."""
+        ...
+
+    def facets(
+        self, keys: Sequence[str], where: Where | None = None, limit: int = 10, *, bins: int = 10
+    ) -> dict[str, Facet]:
+        """Return how often the values of metadata keys occur, by key.
+
+        Args:
+            keys: 1 to 16 keys or paths.
+            where: only items that pass.
+            limit: values per key, 1 to 1000.
+            bins: of the histogram of numbers, 1 to 100.
+        """
         ...
 
     def scroll(
@@ -148,8 +200,9 @@ class Collection(Protocol):
         score_threshold: float | None = None,
         with_vector: bool = False,
         effort: int | None = None,
+        offset: int = 0,
     ) -> list[Match]:
-        """Return the k nearest items, best first; fewer only if fewer exist.
+        """Return the k nearest items, best first, and equally near ones by id; fewer only if fewer exist.
 
         Args:
             vector: (D,) float32.
@@ -159,12 +212,22 @@ class Collection(Protocol):
             score_threshold: leave out matches that score lower.
             with_vector: matches carry their vectors.
             effort: how far an approximate index searches (efSearch or nprobe); None: the calibrated value.
+            offset: how many of the nearest to skip; k + offset is at most 10,000.
         """
-        return self.search_each([vector], k, SearchOptions(where, exact, score_threshold, with_vector, effort))[0]
+        return self.search_batch(
+            [vector],
+            k,
+            where,
+            exact=exact,
+            score_threshold=score_threshold,
+            with_vector=with_vector,
+            effort=effort,
+            offset=offset,
+        )[0]
 
     def search_batch(
         self,
-        vectors: np.ndarray,
+        vectors: Sequence[np.ndarray] | np.ndarray,
         k: int = 10,
         where: Where | None = None,
         *,
@@ -172,9 +235,15 @@ class Collection(Protocol):
         score_threshold: float | None = None,
         with_vector: bool = False,
         effort: int | None = None,
+        offset: int = 0,
     ) -> list[list[Match]]:
         """Run `search` for each row of vectors (n, D), several at a time."""
-        return self.search_each(vectors, k, SearchOptions(where, exact, score_threshold, with_vector, effort))
+        options = SearchOptions(where, exact, score_threshold, with_vector, effort)
+        if isinstance(offset, bool) or not isinstance(offset, int | np.integer) or offset < 0:
+            raise InvalidRequest(f"offset must be a whole number of at least 0, got {offset!r:.80}.")
+        if not offset:  # k is checked by the collection
+            return self.search_each(vectors, k, options)
+        return [matches[offset:] for matches in self.search_each(vectors, k + offset, options)]
 
     def search_each(
         self, vectors: Sequence[np.ndarray] | np.ndarray, k: int, options: SearchOptions

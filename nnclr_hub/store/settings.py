@@ -34,7 +34,6 @@ class StoreSettings:
     max_delta: a delta of this size is always folded, because every search scans it row by row.
     snapshot_on_close, snapshot_after: changes since the last snapshot that justify a new one, at closing and before.
     kept_changes: changes that the log keeps, for `Collection.changes` and for backups that restore to any of them.
-    min_trial, max_trial: neighbors that a filter is tried on before the catalog lists what passes it.
     idle_seconds: time without a change after which maintenance does work that is not urgent.
     pause_seconds: time between a failure of maintenance and the next attempt.
     """
@@ -52,7 +51,5 @@ class StoreSettings:
     snapshot_on_close: int = 1000
     snapshot_after: int = 20_000
     kept_changes: int = 1_000_000
-    min_trial: int = 128
-    max_trial: int = 4096
     idle_seconds: float = 3.0
     pause_seconds: float = 30.0

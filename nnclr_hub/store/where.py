@@ -1,155 +1,234 @@
-"""Filters on metadata (`where`), checked and compiled to SQL.
+"""Filters on metadata (`where`): their grammar, and what a filter says of one item.
 
-    {"must": [{"key": "label", "match": "cat"}, {"key": "size", "range": {"gte": 1000}}],
+    {"must": [{"key": "label", "match": "cat"}, {"key": "tags", "contains_any": ["indoor", "night"]}],
      "should": [...], "must_not": [...]}
 
-A condition has a top-level key and one of
+A condition names a key and one of
 
-    match   equal to a string, number, boolean or null
-    in      equal to one of a list
-    range   gt, gte, lt, lte: numbers with numbers, strings with strings
-    exists  true or false: whether the item has the key, whatever its value
-    prefix  a string that starts with this
+    match         equal to a string, number, boolean or null
+    in            equal to one of a list
+    range         gt, gte, lt, lte: numbers with numbers, strings with strings
+    exists        true or false: whether the item has the key, whatever its value
+    prefix        a string that starts with this
+    contains      a list with an element that equals this
+    contains_any  a list with at least one of these elements
+    contains_all  a list with each of these elements
+    length        a list with this number of elements, or gt, gte, lt, lte of it
+    date          gt, gte, lt, lte: a string with a date or time (ISO 8601), compared as instants; UTC without an offset
+    geo           an object {"lat", "lon"} in degrees, at most `radius` meters from the given `lat` and `lon`
 
-A condition on a key that an item lacks is false.
+or is {"ids": [...]}, true for these items, or again an object with must, should and must_not. A key is that of the
+metadata itself, or else a path through objects, `camera.model`. A condition on a key that an item lacks is false.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, TypeVar
 
-from nnclr_hub.errors import InvalidFilter
+from nnclr_hub.errors import InvalidFilter, InvalidRequest
+from nnclr_hub.store.checks import check_ids
 
-Clause = tuple[str, list[Any]]
-EVERYTHING: Clause = ("1", [])
-_CLAUSES = ("must", "should", "must_not")
-_KINDS = ("match", "in", "range", "exists", "prefix")
-_COMPARISONS = {"gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
+T = TypeVar("T")
 MAX_CONDITIONS = 64
 MAX_IN = 500
+MAX_DEPTH = 8
+EARTH = 6_371_008.8  # meters, the mean radius
+_CLAUSES = ("must", "should", "must_not")
+_COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
+    "gt": lambda a, b: a > b,
+    "gte": lambda a, b: a >= b,
+    "lt": lambda a, b: a < b,
+    "lte": lambda a, b: a <= b,
+}
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+ABSENT: Any = object()  # the value of a key that an item lacks
 
 
-def to_sql(where: Mapping[str, Any] | None) -> Clause:
-    """Return an expression over the column `metadata` and its parameters; ("1", []) without a filter.
+@dataclass(frozen=True)
+class Condition:
+    """A condition on one key; on the id if `kind` is "ids".
+
+    kind: as in the grammar.
+    value: lists are tuples, ranges are tuples of (comparison, bound), dates are microseconds since 1970.
+    """
+
+    key: str
+    kind: str
+    value: Any
+
+
+@dataclass(frozen=True)
+class Group:
+    """All of `must`, one of `should` unless it is empty, and none of `must_not`."""
+
+    must: tuple[Node, ...] = ()
+    should: tuple[Node, ...] = ()
+    must_not: tuple[Node, ...] = ()
+
+    def conditions(self) -> Iterable[Condition]:
+        """Yield the conditions of the whole tree."""
+        for node in (*self.must, *self.should, *self.must_not):
+            if isinstance(node, Group):
+                yield from node.conditions()
+            else:
+                yield node
+
+
+Node = Condition | Group
+EVERYTHING = Group()
+
+
+def parse(where: Mapping[str, Any] | None) -> Group:
+    """Return the checked form of a filter; equal filters have equal forms.
 
     Raises:
         InvalidFilter: the filter is invalid; the message says where.
     """
     if where is None:
         return EVERYTHING
+    left = [MAX_CONDITIONS]
+    return _group(where, 1, left)
+
+
+def _group(where: Any, depth: int, left: list[int]) -> Group:
     if not isinstance(where, Mapping):
         raise InvalidFilter(f"`where` must be an object with {', '.join(_CLAUSES)}, got {where!r:.80}.")
     unknown = [key for key in where if key not in _CLAUSES]
     if unknown:
-        raise InvalidFilter(f"`where` takes {', '.join(_CLAUSES)}, got {unknown[0]!r}.")
+        raise InvalidFilter(f"`where` takes {', '.join(_CLAUSES)}, got {unknown[0]!r:.80}.")
     if any(not isinstance(conditions, list | tuple) for conditions in where.values()):
         raise InvalidFilter(f"{', '.join(_CLAUSES)} of `where` must be lists of conditions.")
-    if (total := sum(map(len, where.values()))) > MAX_CONDITIONS:
-        raise InvalidFilter(f"`where` takes at most {MAX_CONDITIONS} conditions, got {total}.")
-    parts: list[str] = []
-    parameters: list[Any] = []
-    for name, joint, form in (("must", " AND ", "({})"), ("should", " OR ", "({})"), ("must_not", " OR ", "NOT ({})")):
-        clauses = [_condition(condition) for condition in where.get(name, ())]
-        if clauses:
-            parts.append(form.format(joint.join(sql for sql, _ in clauses)))
-            parameters += [value for _, values in clauses for value in values]
-    return (" AND ".join(parts), parameters) if parts else EVERYTHING
+    if depth > MAX_DEPTH:
+        raise InvalidFilter(f"`where` must not be nested deeper than {MAX_DEPTH} levels.")
+    left[0] -= sum(map(len, where.values()))
+    if left[0] < 0:
+        raise InvalidFilter(f"`where` takes at most {MAX_CONDITIONS} conditions, got {MAX_CONDITIONS - left[0]}.")
+    return Group(**{name: tuple(_node(one, depth, left) for one in conditions) for name, conditions in where.items()})
 
 
-def key_expression(key: str) -> str:
-    """Return SQL for the value of a metadata key, identical to the expression of that key's index.
-
-    Raises:
-        InvalidFilter: the key is not a string that SQL can contain.
-    """
-    return f"json_extract(metadata, {_path(key)})"
-
-
-def _path(key: str) -> str:
-    if not isinstance(key, str) or not 0 < len(key) <= 128 or any(bad in key for bad in '"\\\0'):
-        raise InvalidFilter(f"A metadata key has 1 to 128 characters, no quotes or backslashes; got {key!r:.80}.")
-    _refuse_surrogates(key)
-    # an expression index needs the path in the SQL itself, not as a parameter
-    return "'$.\"" + key.replace("'", "''") + "\"'"
-
-
-def _condition(condition: Any) -> Clause:
-    """Compile one condition; it is 0 or 1 for every item, never NULL, so that NOT works."""
+def _node(condition: Any, depth: int, left: list[int]) -> Node:
+    if isinstance(condition, Mapping) and condition.keys() & set(_CLAUSES):
+        return _group(condition, depth + 1, left)
+    if isinstance(condition, Mapping) and "ids" in condition:
+        return _ids(condition)
     if not isinstance(condition, Mapping) or "key" not in condition:
         raise InvalidFilter(f'A condition must look like {{"key": "label", "match": "cat"}}, got {condition!r:.80}.')
     kinds = [kind for kind in condition if kind != "key"]
-    if len(kinds) != 1 or kinds[0] not in _KINDS:
-        raise InvalidFilter(f"A condition has a key and one of {', '.join(_KINDS)}; got {', '.join(map(repr, kinds))}.")
-    key, kind, value = condition["key"], kinds[0], condition[kinds[0]]
-    kind_of = f"json_type(metadata, {_path(key)})"
-    if kind == "exists":
-        if not isinstance(value, bool):
-            raise InvalidFilter(f"exists must be true or false, got {value!r:.80}.")
-        return f"({kind_of} IS {'NOT ' if value else ''}NULL)", []
-    if kind == "match":
-        return _equals(key, kind_of, value)
-    if kind == "in":
-        if not isinstance(value, list | tuple) or len(value) > MAX_IN:
-            raise InvalidFilter(f"in must be a list of at most {MAX_IN} values, got {value!r:.80}.")
-        return _one_of(key, kind_of, value)
-    if kind == "prefix":
-        if not isinstance(value, str):
-            raise InvalidFilter(f"prefix must be a string, got {value!r:.80}.")
-        _refuse_surrogates(value)
-        return _prefix(key, kind_of, value)
-    return _range(key, kind_of, value)
+    if len(kinds) != 1 or kinds[0] not in _READERS:
+        named = ", ".join(f"{kind!r:.80}" for kind in kinds)
+        raise InvalidFilter(f"A condition has a key and one of {', '.join(_READERS)}; got {named or 'only a key'}.")
+    [kind] = kinds
+    return Condition(check_key(condition["key"]), kind, _READERS[kind](condition[kind], kind))
 
 
-def _prefix(key: str, kind_of: str, value: str) -> Clause:
-    sql, parameters = f"{kind_of} IS 'text' AND substr({key_expression(key)}, 1, ?) = ?", [len(value), value]
-    if value and ord(value[-1]) + 1 not in (0xD800, 0x110000):  # with a next character, SQLite can use an index
-        sql += f" AND {key_expression(key)} >= ? AND {key_expression(key)} < ?"
-        parameters += [value, value[:-1] + chr(ord(value[-1]) + 1)]
-    return f"({sql})", parameters
+def _ids(condition: Mapping[str, Any]) -> Condition:
+    ids = condition["ids"]
+    if len(condition) > 1 or not isinstance(ids, list | tuple) or len(ids) > MAX_IN:
+        raise InvalidFilter(f"A condition on ids has only ids, a list of at most {MAX_IN}; got {condition!r:.80}.")
+    try:
+        return Condition("", "ids", tuple(check_ids(ids)))
+    except InvalidRequest as error:
+        raise InvalidFilter(f"ids: {error}") from error
 
 
-def _equals(key: str, kind_of: str, value: Any) -> Clause:
-    if value is None:
-        return f"({kind_of} IS 'null')", []
-    if isinstance(value, bool):
-        return f"({kind_of} IS '{str(value).lower()}')", []
-    return f"({_same_type(kind_of, value, 'match')} AND {key_expression(key)} = ?)", [value]
+def check_key(key: Any) -> str:
+    """Return a metadata key if it can be filtered by.
+
+    Raises:
+        InvalidFilter: it cannot.
+    """
+    if not isinstance(key, str) or not 0 < len(key) <= 128 or any(bad in key for bad in '"\\\0'):
+        raise InvalidFilter(f"A metadata key has 1 to 128 characters, no quotes or backslashes; got {key!r:.80}.")
+    _refuse_surrogates(key)
+    return key
 
 
-def _one_of(key: str, kind_of: str, values: Sequence[Any]) -> Clause:
-    """Group values by type, so that SQL looks each item's value up in a list instead of comparing one after another."""
-    parts, parameters = [], []
-    together: dict[str, list[Any]] = {}
-    for value in values:
-        if value is None or isinstance(value, bool):
-            parts.append(_equals(key, kind_of, value)[0])
-        else:
-            together.setdefault(_same_type(kind_of, value, "in"), []).append(value)
-    for same_type, some in together.items():
-        parts.append(f"({same_type} AND {key_expression(key)} IN ({','.join('?' * len(some))}))")
-        parameters += some
-    return f"({' OR '.join(parts) or '0'})", parameters
+# ------------------------------------------------------------------------------ values of conditions
 
 
-def _range(key: str, kind_of: str, value: Any) -> Clause:
-    if not isinstance(value, Mapping) or not value or any(name not in _COMPARISONS for name in value):
-        raise InvalidFilter(f"range must be an object with some of {', '.join(_COMPARISONS)}, got {value!r:.80}.")
-    parts = [
-        f"{_same_type(kind_of, bound, 'range')} AND {key_expression(key)} {_COMPARISONS[name]} ?"
-        for name, bound in value.items()
-    ]
-    return f"({' AND '.join(parts)})", list(value.values())
+def _scalar(value: Any, kind: str) -> Any:
+    return value if value is None or isinstance(value, bool) else _ordered(value, kind)
 
 
-def _same_type(kind_of: str, value: Any, kind: str) -> str:
-    """Compile a check of the type: SQL takes true for 1, and compares text with numbers."""
+def _ordered(value: Any, kind: str) -> Any:
     if isinstance(value, str):
         _refuse_surrogates(value)
-        return f"{kind_of} IS 'text'"
+        return value
     if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**63:
-        return f"ifnull({kind_of} IN ('integer', 'real'), 0)"
+        return value
     raise InvalidFilter(f"{kind} must be a string or a number below 2**63, got {value!r:.80}.")
+
+
+def _scalars(value: Any, kind: str) -> tuple[Any, ...]:
+    if not isinstance(value, list | tuple) or len(value) > MAX_IN:
+        raise InvalidFilter(f"{kind} must be a list of at most {MAX_IN} values, got {value!r:.80}.")
+    return tuple(_scalar(one, kind) for one in value)
+
+
+def _bounds(value: Any, kind: str) -> tuple[tuple[str, Any], ...]:
+    if not isinstance(value, Mapping) or not value or any(name not in _COMPARISONS for name in value):
+        raise InvalidFilter(f"{kind} must be an object with some of {', '.join(_COMPARISONS)}, got {value!r:.80}.")
+    return tuple((name, _ordered(bound, kind)) for name, bound in value.items())
+
+
+def _flag(value: Any, kind: str) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidFilter(f"{kind} must be true or false, got {value!r:.80}.")
+    return value
+
+
+def _text(value: Any, kind: str) -> str:
+    if not isinstance(value, str):
+        raise InvalidFilter(f"{kind} must be a string, got {value!r:.80}.")
+    return _ordered(value, kind)
+
+
+def _length(value: Any, kind: str) -> tuple[tuple[str, Any], ...]:
+    bounds = _bounds(value if isinstance(value, Mapping) else {"gte": value, "lte": value}, kind)
+    if any(isinstance(bound, str) for _, bound in bounds):
+        raise InvalidFilter(f"{kind} must be a number, or gt, gte, lt, lte of one; got {value!r:.80}.")
+    return bounds
+
+
+def _dates(value: Any, kind: str) -> tuple[tuple[str, int], ...]:
+    found = [(name, instant(bound)) for name, bound in _bounds(value, kind)]
+    known = tuple((name, moment) for name, moment in found if moment is not None)
+    if len(known) < len(found):
+        raise InvalidFilter(f"{kind} takes ISO 8601 such as 2026-01-31 or 2026-01-31T12:00:00Z, got {value!r:.80}.")
+    return known
+
+
+def _circle(value: Any, kind: str) -> tuple[float, float, float]:
+    names = ("lat", "lon", "radius")
+    if not isinstance(value, Mapping) or value.keys() != set(names):
+        raise InvalidFilter(f"{kind} must be an object with {', '.join(names)}, got {value!r:.80}.")
+    numbers = tuple(_ordered(value[name], kind) for name in names)
+    if any(isinstance(one, str) or not math.isfinite(one) for one in numbers):
+        raise InvalidFilter(f"{kind} must have finite numbers, got {value!r:.80}.")
+    if not (-90 <= numbers[0] <= 90 and -180 <= numbers[1] <= 180 and numbers[2] >= 0):
+        raise InvalidFilter(
+            f"{kind} must have a lat of -90 to 90, a lon of -180 to 180 and a radius; got {value!r:.80}."
+        )
+    return numbers[0], numbers[1], numbers[2]
+
+
+_READERS: dict[str, Callable[[Any, str], Any]] = {
+    "match": _scalar,
+    "in": _scalars,
+    "range": _bounds,
+    "exists": _flag,
+    "prefix": _text,
+    "contains": _scalar,
+    "contains_any": _scalars,
+    "contains_all": _scalars,
+    "length": _length,
+    "date": _dates,
+    "geo": _circle,
+}
 
 
 def _refuse_surrogates(text: str) -> None:
@@ -160,3 +239,125 @@ def _refuse_surrogates(text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise InvalidFilter(f"A filter must be valid UTF-8, got {text!r:.80}.") from error
+
+
+# ------------------------------------------------------------------------------ what a filter says of an item
+
+
+def passes(group: Group, id: str, metadata: Mapping[str, Any]) -> bool:
+    """Return whether an item passes a filter."""
+
+    def holds(node: Node) -> bool:
+        if isinstance(node, Group):
+            return passes(node, id, metadata)
+        if node.kind == "ids":
+            return id in node.value
+        if node.kind == "geo":
+            lat, lon = (value_of(metadata, key) for key in geo_keys(node.key))
+            return is_number(lat) and is_number(lon) and distance(lat, lon, *node.value[:2]) <= node.value[2]
+        return _holds(node.kind, value_of(metadata, node.key), node.value)
+
+    return (
+        all(map(holds, group.must))
+        and (not group.should or any(map(holds, group.should)))
+        and not any(map(holds, group.must_not))
+    )
+
+
+def _holds(kind: str, value: Any, wanted: Any) -> bool:
+    if kind == "exists":
+        return (value is not ABSENT) is wanted
+    if kind in ("contains", "contains_any", "contains_all", "length"):
+        return isinstance(value, list) and _list_holds(kind, value, wanted)
+    if kind == "match":
+        return equal(value, wanted)
+    if kind == "in":
+        return any(equal(value, one) for one in wanted)
+    if kind == "prefix":
+        return isinstance(value, str) and value.startswith(wanted)
+    if kind == "date":
+        moment = instant(value)
+        return moment is not None and within(moment, wanted)
+    return all(_kind(value) == _kind(bound) for _, bound in wanted) and within(rounded(value), wanted)
+
+
+def _list_holds(kind: str, elements: list[Any], wanted: Any) -> bool:
+    if kind == "length":
+        return within(len(elements), wanted)
+    if kind == "contains":
+        wanted = (wanted,)
+    found = (any(equal(element, one) for element in elements) for one in wanted)
+    return any(found) if kind == "contains_any" else all(found)
+
+
+def paths(key: str) -> list[tuple[str, ...]]:
+    """Return the ways from the metadata to a key's value, in the order in which they are tried."""
+    steps = tuple(key.split("."))
+    return [(key,), steps] if len(steps) > 1 and all(steps) else [(key,)]
+
+
+def value_of(metadata: Mapping[str, Any], key: str) -> Any:
+    """Return the value of a key or path; ABSENT if there is none."""
+    for steps in paths(key):
+        value: Any = metadata
+        for step in steps:
+            value = value.get(step, ABSENT) if isinstance(value, Mapping) else ABSENT
+        if value is not ABSENT:
+            return value
+    return ABSENT
+
+
+def geo_keys(key: str) -> tuple[str, str]:
+    """Return the keys of latitude and longitude."""
+    return f"{key}.lat", f"{key}.lon"
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a JSON value is a number; true and false are not."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def rounded(value: Any) -> Any:
+    """Return a value as filters compare it: integers above 64 bits become floats."""
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 2**63:
+        try:
+            return float(value)
+        except OverflowError:
+            return math.copysign(1.7976931348623157e308, value)
+    return value
+
+
+def equal(value: Any, other: Any) -> bool:
+    """Return whether JSON scalars are equal: 1 equals 1.0, but neither "1" nor true."""
+    return _kind(value) == _kind(other) and rounded(value) == other
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return repr(value)
+    return "number" if isinstance(value, int | float) else type(value).__name__
+
+
+def within(value: Any, bounds: Sequence[tuple[str, Any]]) -> bool:
+    """Return whether a value is inside of all bounds; strings compare by their code points."""
+    return all(_COMPARISONS[name](value, bound) for name, bound in bounds)
+
+
+def instant(text: Any) -> int | None:
+    """Return microseconds since 1970 of a date or time in ISO 8601; None for anything else."""
+    if not isinstance(text, str):
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+        since = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH
+    except (ValueError, OverflowError):
+        return None
+    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
+
+
+def distance(lat: float, lon: float, other_lat: float, other_lon: float) -> float:
+    """Return the meters between two places on a sphere."""
+    north, east = math.radians(other_lat - lat) / 2, math.radians(other_lon - lon) / 2
+    shrink = math.cos(math.radians(lat)) * math.cos(math.radians(other_lat))
+    half = math.sin(north) ** 2 + shrink * math.sin(east) ** 2
+    return 2 * EARTH * math.asin(math.sqrt(min(1.0, max(0.0, half))))

@@ -72,6 +72,7 @@ def public_where(where: Mapping[str, Any]) -> Mapping[str, Any]:
         for condition in conditions if isinstance(conditions, list) else ():
             if isinstance(condition, Mapping):
                 public_key(condition.get("key", ""))
+                public_where(condition)  # which may be a filter itself
     return where
 
 

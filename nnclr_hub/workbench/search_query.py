@@ -28,7 +28,7 @@ from nnclr_hub.errors import ImageError, InvalidRequest, ItemNotFound
 from nnclr_hub.store import checks
 from nnclr_hub.store.base import Collection, Match, Where
 from nnclr_hub.store.queries import best_per_group, search_like
-from nnclr_hub.store.where import to_sql
+from nnclr_hub.store.where import parse
 from nnclr_hub.workbench.payload import decode_base64, decode_vector, encode_image, encode_vector
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ class SearchQuery:
                 f"k + offset must be at most {checks.MAX_SEARCH_K}, got {self.k} + {self.offset}; "
                 "narrow the search with where."
             )
-        to_sql(self.where)
+        parse(self.where)
         for name in ("exact", "with_vector"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidRequest(f"{name} must be true or false, got {getattr(self, name)!r:.80}.")

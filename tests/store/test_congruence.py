@@ -6,11 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from store.milvus_servers import SERVERS
-from store.operations import DIM, FILTERS, ON_NAMES, QUERIES, VECTORS, Operation, on_items, whole
-from store.test_where import filters, metadata
+from store.operations import DIM, FILTERS, ON_NAMES, Operation, on_items
 
 from nnclr_hub.errors import NNCLRHubError
 from nnclr_hub.store import open_store
@@ -106,6 +103,8 @@ def test_a_reader_is_refused_alike(tmp_path):
     writes: list[tuple[str, Operation]] = [
         ("upsert", lambda s: s.get("c").upsert([Item("b", np.ones(2))])),
         ("delete", lambda s: s.get("c").delete(["a"])),
+        ("update", lambda s: s.get("c").update_metadata({"x": 1}, ids=["a"])),
+        ("indexed", lambda s: s.get("c").change_indexed(["x"])),
         ("create", lambda s: s.create("d", CollectionSpec(2))),
         ("drop", lambda s: s.drop("c")),
         ("rename", lambda s: s.rename("c", "d")),
@@ -134,25 +133,6 @@ def test_a_reader_is_refused_alike(tmp_path):
             open_store(str(tmp_path / name), read_only=True)
         sentences.append(str(refusal.value).replace(str(tmp_path / name), "STORE"))
     assert sentences[0] == sentences[1]
-
-
-@pytest.mark.slow
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(metadatas=st.lists(metadata, min_size=1, max_size=8), where=filters)
-def test_random_filters_say_the_same_on_both(embedded, milvus, metadatas, where):
-    """count, scroll and search, on metadata in which every type meets every other."""
-    steps: list[tuple[str, Operation]] = [
-        ("afresh", lambda s: ("c" in [i.name for i in s.list()]) or s.create("c", CollectionSpec(4)).count()),
-        ("emptied", lambda s: s.get("c").delete([item.id for item in s.get("c").scroll(limit=100).items])),
-        (
-            "filled",
-            lambda s: s.get("c").upsert([Item(f"i{i}", VECTORS[i][:4], one) for i, one in enumerate(metadatas)]) > 0,
-        ),
-        ("counted", lambda s: s.get("c").count(where)),
-        ("listed", lambda s: whole(s, "c", 3, where)),
-        ("searched", lambda s: s.get("c").search(QUERIES[0][:4], 5, where)),
-    ]
-    compare(steps, embedded, milvus)
 
 
 def test_the_specification_survives(tmp_path):

@@ -25,7 +25,7 @@ from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.store.milvus import rows, search
 from nnclr_hub.store.milvus.names import decode, encode
-from nnclr_hub.store.milvus.where import plan
+from nnclr_hub.store.milvus.where import Dialect, plan
 from nnclr_hub.store.replacement import finish_swaps, replacement_of, swap
 
 pytest.importorskip("pymilvus", reason="pymilvus is not installed")
@@ -62,7 +62,7 @@ def test_nothing_of_the_users_stands_in_an_expression_as_it_is():
     """Keys and strings are hashed or in hex: an expression has no quote, backslash or letter of theirs."""
     evil = '") or id != "' + "\\"
     where = {kind: [{"key": "k' or 1", "match": evil}, {"key": "k", "prefix": evil}] for kind in ("must", "must_not")}
-    expression = plan(where).expression
+    expression = plan(where, Dialect()).expression
     assert evil not in expression
     assert "k'" not in expression
     assert "\\" not in expression

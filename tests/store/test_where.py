@@ -1,98 +1,196 @@
-"""Filters agree with a plain reading of their grammar, on random metadata; and bad ones are explained."""
+"""Filters, edits of metadata and facets agree with a plain reading of them, on every store; bad filters are refused."""
+
+import os
+import threading
+import time
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from store.filter_oracle import KEYS, Dice, counted, merged, passes, type_of
 
-from nnclr_hub.errors import InvalidFilter
+from nnclr_hub.errors import InvalidFilter, InvalidRequest
 from nnclr_hub.store import open_store
-from nnclr_hub.store.base import CollectionSpec, Item
+from nnclr_hub.store.base import Collection, CollectionSpec, Item, VectorStore
+from nnclr_hub.store.columns import columns, segment
 
-values = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(-3, 3),
-    st.sampled_from([0.5, 2.5, -1.0]),
-    st.sampled_from(["", "a", "ab", "b'\"x", "é"]),
-)
-keys = st.sampled_from(["label", "n", "odd key'", "missing"])
-metadata = st.dictionaries(st.sampled_from(["label", "n", "odd key'"]), values, max_size=3)
-numbers, strings = st.one_of(st.integers(-3, 3), st.sampled_from([0.5, 2.0])), st.sampled_from(["", "a", "ab", "b"])
-bounds = st.one_of(
-    st.dictionaries(st.sampled_from(["gt", "gte", "lt", "lte"]), numbers, min_size=1),
-    st.dictionaries(st.sampled_from(["gt", "gte", "lt", "lte"]), strings, min_size=1),
-)
-condition = st.one_of(
-    st.fixed_dictionaries({"key": keys, "match": values}),
-    st.fixed_dictionaries({"key": keys, "in": st.lists(values, max_size=3)}),
-    st.fixed_dictionaries({"key": keys, "exists": st.booleans()}),
-    st.fixed_dictionaries({"key": keys, "prefix": strings}),
-    st.fixed_dictionaries({"key": keys, "range": bounds}),
-)
-filters = st.dictionaries(st.sampled_from(["must", "should", "must_not"]), st.lists(condition, max_size=3))
+SECONDS = float(os.environ.get("NNCLR_ORACLE_SECONDS", "600"))
+KINDS = ("folder", "file")
 
 
-def holds(condition: dict, item: dict) -> bool:
-    """One condition, read literally."""
-    key = condition["key"]
-    if "exists" in condition:
-        return (key in item) == condition["exists"]
-    if key not in item:
-        return False
-    value = item[key]
-
-    def equal(a, b):
-        return type_of(a) == type_of(b) and a == b
-
-    def type_of(x):
-        return "bool" if isinstance(x, bool) else "number" if isinstance(x, int | float) else type(x).__name__
-
-    if "match" in condition:
-        return equal(value, condition["match"])
-    if "in" in condition:
-        return any(equal(value, one) for one in condition["in"])
-    if "prefix" in condition:
-        return isinstance(value, str) and value.startswith(condition["prefix"])
-    compare = {
-        "gt": lambda a, b: a > b,
-        "gte": lambda a, b: a >= b,
-        "lt": lambda a, b: a < b,
-        "lte": lambda a, b: a <= b,
-    }
-    return all(type_of(value) == type_of(b) and compare[name](value, b) for name, b in condition["range"].items())
+@pytest.fixture(params=KINDS)
+def store(request, tmp_path, monkeypatch):
+    """A store of each kind; segments are small, so that they are merged and renewed all the time."""
+    for module in (columns, segment):
+        monkeypatch.setattr(module, "ROWS", 32)
+    with open_store(str(tmp_path / ("store" if request.param == "folder" else "x.milvus.db"))) as opened:
+        yield opened
 
 
-def passes(where: dict, item: dict) -> bool:
-    should = where.get("should", [])
-    return (
-        all(holds(c, item) for c in where.get("must", []))
-        and (not should or any(holds(c, item) for c in should))
-        and not any(holds(c, item) for c in where.get("must_not", []))
-    )
+class World:
+    """A collection, and what it must contain.
+
+    Args:
+        store: that has it.
+        seed: of what is done.
+    """
+
+    def __init__(self, store: VectorStore, seed: int) -> None:
+        self.dice = Dice(seed)
+        self.collection: Collection = store.create(f"c{seed}", CollectionSpec(4, indexed=("label", "odd key'")))
+        self.truth: dict[str, tuple[np.ndarray, dict]] = {}
+
+    def step(self) -> None:
+        """Change something at random."""
+        dice, ids = self.dice, list(self.truth)
+        kind = dice.below(8)
+        if kind < 3 or not ids:
+            made = {f"i{dice.below(80)}": (dice.rng.normal(size=4), dice.metadata()) for _ in range(dice.below(30))}
+            self.collection.upsert([Item(id, vector, about) for id, (vector, about) in made.items()])
+            self.truth |= made
+        elif kind == 3:
+            gone = dice.some(ids, 5)
+            assert self.collection.delete(gone) == len(set(gone))
+            self._without(gone)
+        elif kind == 4:
+            where = {"must": [dice.condition(ids), dice.condition(ids)]}
+            gone = self.passing(where)
+            assert self.collection.delete(where=where) == len(gone)
+            self._without(gone)
+        elif kind == 5:
+            self.collection.change_indexed(dice.some(["label", "n", "camera.model"]))
+        else:
+            self._edit(ids)
+
+    def _edit(self, ids: list[str]) -> None:
+        dice = self.dice
+        patch = dice.metadata() | dict.fromkeys(dice.some(["label", "n", "tags"], 2))
+        replace = dice.below(4) == 0
+        where = dice.where(ids) if dice.below(2) else None
+        chosen = dice.some(ids, 6) if where is None else self.passing(where)
+        given = {"ids": chosen} if where is None else {"where": where}
+        assert self.collection.update_metadata(patch, **given, replace=replace) == len(set(chosen))
+        for id in chosen:
+            vector, before = self.truth[id]
+            self.truth[id] = vector, dict(patch) if replace else merged(before, patch)
+
+    def _without(self, ids: list[str]) -> None:
+        self.truth = {id: one for id, one in self.truth.items() if id not in ids}
+
+    def passing(self, where: dict) -> list[str]:
+        return sorted(id for id, (_, about) in self.truth.items() if passes(where, id, about))
+
+    def check(self) -> None:
+        """Ask one question in every way."""
+        dice, collection = self.dice, self.collection
+        where = dice.where(list(self.truth))
+        want = self.passing(where)
+        assert collection.count(where) == len(want), where
+        listed, cursor = [], None
+        while listed == [] or cursor is not None:
+            page = collection.scroll(cursor, 7, where, with_vector=False)
+            listed.append(page.items)
+            cursor = page.cursor
+        items = [item for some in listed for item in some]
+        assert [(item.id, item.metadata) for item in items] == [(id, self.truth[id][1]) for id in want], where
+        query, k, offset = dice.rng.normal(size=4), 1 + dice.below(12), dice.below(4)
+        scores = {id: float(_unit(self.truth[id][0]) @ _unit(query)) for id in want}
+        best = sorted(want, key=lambda id: -scores[id])[offset : offset + k]
+        assert [match.id for match in collection.search(query, k, where, offset=offset)] == best, where
+        self._check_facets(where, want)
+
+    def _check_facets(self, where: dict, want: list[str]) -> None:
+        for key, found in self.collection.facets(KEYS, where, 1000).items():
+            having, counts = counted([self.truth[id][1] for id in want], key)
+            assert found.items == having, (key, where)
+            assert {(type_of(value), value): number for value, number in found.values} == counts, (key, where)
+            assert [number for _, number in found.values] == sorted(counts.values(), reverse=True)
+            numbers = sum(number for (kind, _), number in counts.items() if kind == "number")
+            assert sum(found.histogram.counts if found.histogram else [0]) == numbers
 
 
-@pytest.fixture(scope="module")
-def collection(tmp_path_factory):
-    with open_store(str(tmp_path_factory.mktemp("where"))) as store:
-        yield store.create("c", CollectionSpec(4, indexed=("label", "odd key'")))
+def _unit(vector: np.ndarray) -> np.ndarray:
+    return vector / np.linalg.norm(vector)
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(metadata, min_size=1, max_size=12), filters)
-def test_filters_agree_with_their_literal_reading(collection, items, where):
-    """count, scroll and search alike; search finds as many as there are."""
-    collection.delete([item.id for item in collection.scroll(limit=1000).items])
-    rng = np.random.default_rng(0)
-    collection.upsert([Item(f"i{i}", rng.normal(size=4), one) for i, one in enumerate(items)])
-    want = {f"i{i}" for i, one in enumerate(items) if passes(where, one)}
-    assert {item.id for item in collection.scroll(limit=1000, where=where).items} == want
-    assert collection.count(where) == len(want)
-    assert {match.id for match in collection.search(np.ones(4), 50, where)} == want
+def test_everything_agrees_with_its_plain_reading(store):
+    for seed in range(3):
+        world = World(store, seed)
+        for _ in range(25):
+            world.step()
+            world.check()
+
+
+@pytest.mark.slow
+def test_everything_agrees_for_long(store):
+    """NNCLR_ORACLE_SECONDS (600) of it, with other collections that are written meanwhile."""
+    end, seed = time.monotonic() + SECONDS, 1000
+    other, stop = store.create("other", CollectionSpec(4)), threading.Event()
+
+    def write() -> None:
+        while not stop.wait(0.01):
+            other.upsert([Item("one", np.ones(4), {"label": "a"})])
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        while time.monotonic() < end:
+            world = World(store, seed)
+            for _ in range(60):
+                world.step()
+                world.check()
+            store.drop(f"c{seed}")
+            seed += 1
+    finally:
+        stop.set()
+        writer.join()
+
+
+def test_a_reopened_store_and_a_reader_see_the_same(tmp_path):
+    with open_store(str(tmp_path)) as writer:
+        world = World(writer, 7)
+        with open_store(str(tmp_path), read_only=True) as reader:
+            own, other = world.collection, reader.get("c7")
+            for collection in (own, other) * 12:
+                world.step()
+                world.collection = collection
+                world.check()
+                world.collection = own
+    with open_store(str(tmp_path)) as again:
+        world.collection = again.get("c7")
+        world.check()
+        assert world.collection.verify().ok
+
+
+def test_an_edit_is_seen_by_all_filters_at_once(tmp_path):
+    """While one thread sets the same new value for all items, others never see two values."""
+    with open_store(str(tmp_path)) as store:
+        collection = store.create("c", CollectionSpec(4))
+        collection.upsert([Item(f"i{i}", np.eye(4)[i % 4], {"v": 0}) for i in range(300)])
+        seen: list[list[tuple[int, int]]] = []
+        done = threading.Event()
+
+        def read() -> None:
+            while not done.is_set():
+                seen.append(collection.facets(["v"])["v"].values)
+                value = seen[-1][0][0]
+                assert collection.count({"must": [{"key": "v", "range": {"gte": value}}]}) == 300
+                assert len(collection.search(np.ones(4), 300, {"must": [{"key": "v", "range": {"gte": value}}]})) == 300
+
+        readers = [threading.Thread(target=read) for _ in range(2)]
+        for thread in readers:
+            thread.start()
+        for value in range(1, 20):
+            where = {"must": [{"key": "v", "match": value - 1}]}
+            assert collection.update_metadata({"v": value}, where=where) == 300
+        done.set()
+        for thread in readers:
+            thread.join()
+        assert seen
+        assert all(len(values) == 1 and values[0][1] == 300 for values in seen)
 
 
 def test_filtered_search_is_exact_whether_few_or_many_pass(tmp_path):
-    """Both of its ways: a scan of the few, and the index with a selector for the many."""
+    """A scan of the few, and the index with a selector for the many."""
     rng = np.random.default_rng(0)
     made = rng.normal(size=(6000, 4)).astype(np.float32)
     made /= np.linalg.norm(made, axis=1, keepdims=True)
@@ -102,11 +200,27 @@ def test_filtered_search_is_exact_whether_few_or_many_pass(tmp_path):
             collection.upsert([Item(f"i{i}", made[i], {"n": i}) for i in range(start, start + 2000)])
         collection.compact()
         collection.delete([f"i{i}" for i in range(0, 6000, 7)])
-        for top in (30, 5000):
+        for top in (30, 900, 5000):
             found = collection.search(made[1], 25, {"must": [{"key": "n", "range": {"lt": top}}]})
             alive = [i for i in range(top) if i % 7]
             want = sorted(alive, key=lambda i: -float(made[i] @ made[1]))[:25]
             assert [m.id for m in found] == [f"i{i}" for i in want]
+
+
+def test_keys_that_do_not_fit_into_memory_are_read_from_the_catalog(store, monkeypatch):
+    monkeypatch.setattr(columns.Columns, "nbytes", 1 << 60)
+    world = World(store, 5)
+    for _ in range(12):
+        world.step()
+        world.check()
+
+
+def test_equally_near_items_come_in_the_order_of_their_ids(store):
+    collection = store.create("c", CollectionSpec(4))
+    ids = [f"i{i:03}" for i in np.random.default_rng(0).permutation(120)]
+    collection.upsert([Item(id, np.ones(4), {"n": int(id[1:])}) for id in ids])
+    pages = [[match.id for match in collection.search(np.ones(4), 10, offset=start)] for start in range(0, 120, 10)]
+    assert [id for page in pages for id in page] == sorted(ids)
 
 
 @pytest.mark.parametrize(
@@ -128,8 +242,50 @@ def test_filtered_search_is_exact_whether_few_or_many_pass(tmp_path):
         {"must": [{"key": "a", "exists": 1}]},
         {"must": [{"key": "a", "prefix": 1}]},
         {"must": [{"key": "a", "match": 1}] * 65},
+        {"must": [{"should": [{"key": "a", "match": 1}] * 64}]},
+        {"must": [{"should": [], "key": "a"}]},
+        {"must": [{"ids": "a"}]},
+        {"must": [{"ids": ["a/b"]}]},
+        {"must": [{"ids": ["a"], "key": "a"}]},
+        {"must": [{"key": "a", "contains": ["x"]}]},
+        {"must": [{"key": "a", "length": "2"}]},
+        {"must": [{"key": "a", "date": {"gte": "yesterday"}}]},
+        {"must": [{"key": "a", "date": {"gte": 5}}]},
+        {"must": [{"key": "a", "geo": {"lat": 91, "lon": 0, "radius": 1}}]},
+        {"must": [{"key": "a", "geo": {"lat": 1, "lon": 0}}]},
     ],
 )
-def test_a_bad_filter_is_explained(collection, where):
+def test_a_bad_filter_is_explained(store, where):
+    collection = store.create("c", CollectionSpec(4))
+    for call in (collection.count, lambda where: collection.delete(where=where)):
+        with pytest.raises(InvalidFilter):
+            call(where)
+
+
+def test_filters_are_bounded_in_depth(store):
+    collection = store.create("c", CollectionSpec(4))
+    where: dict = {"must": [{"key": "a", "match": 1}]}
+    for _ in range(7):
+        where = {"must": [where]}
+    assert collection.count(where) == 0
     with pytest.raises(InvalidFilter):
-        collection.count(where)
+        collection.count({"must": [where]})
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"ids": ["a"], "where": {}},
+        {"ids": "a"},
+        {"ids": ["a"], "metadata": ["x"]},
+        {"ids": ["a"], "metadata": {"x": "y" * 65_536}},
+        {"ids": ["a"], "metadata": {"y": "y" * 40_000}},
+    ],
+)
+def test_a_bad_edit_changes_nothing(store, arguments):
+    collection = store.create("c", CollectionSpec(4))
+    collection.upsert([Item("a", np.ones(4), {"x": "x" * 30_000}), Item("b", np.ones(4))])
+    with pytest.raises(InvalidRequest):
+        collection.update_metadata(**({"metadata": {"z": 1}} | arguments))
+    assert [dict(item.metadata) for item in collection.get(["a", "b"])] == [{"x": "x" * 30_000}, {}]

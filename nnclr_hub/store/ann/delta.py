@@ -171,10 +171,3 @@ class Deletions:
     def live(self, rows: int) -> np.ndarray:
         """Return the live rows, (n,) int64 ascending, of `rows` in all."""
         return np.flatnonzero(np.unpackbits(self.bitmap, bitorder="little")[:rows])
-
-
-def bitmap_of(rows: np.ndarray, total: int) -> np.ndarray:
-    """Return rows (n,) of 0 ... total-1 as a bitmap (total / 8,) uint8, little-endian bits."""
-    chosen = np.zeros(total, bool)
-    chosen[rows] = True
-    return np.packbits(chosen, bitorder="little")

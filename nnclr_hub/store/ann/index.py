@@ -21,8 +21,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from nnclr_hub.store.ann.among import Among, Chosen
 from nnclr_hub.store.ann.compare import Found, best, compare, merge, score
-from nnclr_hub.store.ann.delta import LIVE, Deletions, Delta, bitmap_of, positions
+from nnclr_hub.store.ann.delta import LIVE, Deletions, Delta, positions
 from nnclr_hub.store.ann.main_index import REFINED, MainIndex, threads
 from nnclr_hub.store.cancellation import check_cancelled
 from nnclr_hub.store.index_kinds import FLAT, IndexKind
@@ -35,6 +36,9 @@ MAX_EFFORT = 4096
 # up to this share of deleted rows, they are dropped from the results, and SLACK more results are requested
 DROP_SHARE = 0.05
 SLACK = 4
+# from this share of chosen rows on, a filter is applied to the neighbors: walking past the others would cost as much
+DROP_FROM = 0.2
+DROP_MARGIN = 1.5
 SCAN_BYTES = 64 << 20
 LATEST = LIVE - 1
 
@@ -185,7 +189,7 @@ class AnnIndex:
         k: int,
         *,
         fetch: Fetch,
-        among: np.ndarray | None = None,
+        among: Among | None = None,
         at: int = LATEST,
         exact: bool = False,
         effort: int | None = None,
@@ -197,7 +201,7 @@ class AnnIndex:
             queries: (n, D) float32.
             k: at least 1.
             fetch: reads vectors from the catalog, for an index that has only their compressed form.
-            among: (m,) int64 ascending row ids; only these are considered.
+            among: the rows to consider, all of which exist in the caller's view.
             at: the change that the caller's view is up to.
             exact: compare with everything.
             effort: efSearch or nprobe; None: the calibrated one.
@@ -220,7 +224,8 @@ class AnnIndex:
         else:
             found = [search.main()]
         if parts.delta.count:
-            found.append(parts.delta.scan(queries, k, among, at))
+            recent = None if among is None else among.after(int(parts.rids[-1]) if len(parts.rids) else -1)
+            found.append(parts.delta.scan(queries, k, recent, at))
         # not only k: some of the main part's results may be deleted
         return found[0] if len(found) == 1 else merge(found, max(k, found[0][0].shape[1]))
 
@@ -233,7 +238,7 @@ class _Search:
     queries: np.ndarray
     k: int
     fetch: Fetch
-    among: np.ndarray | None
+    among: Among | None
     at: int
     exact: bool
     effort: int | None
@@ -244,10 +249,10 @@ class _Search:
         if main is None:
             return np.zeros((len(self.queries), 0), np.float32), np.zeros((len(self.queries), 0), np.int64)
         if self.among is not None:
-            rows = positions(self.parts.rids, self.among)
-            if self.exact or len(rows) <= SCAN_SHARE * total:
-                return self._scan(main, rows)
-            return self._walk(main, bitmap_of(rows, total), len(rows))
+            chosen = self.among.within(self.parts.rids)
+            if self.exact or chosen.count <= SCAN_SHARE * total:
+                return self._scan(main, chosen.rows)
+            return self._dropping(main, chosen) or self._walk(main, chosen.bitmap, chosen.count)
         deleted = self.parts.deletions.count
         if self.exact and not main.lossless:
             # rows that were deleted after the view was taken are still live in it
@@ -264,6 +269,20 @@ class _Search:
         known = np.isin(found[1], self.parts.rids[rows])
         found[0][known], found[1][known] = -np.inf, -1
         return merge([found, self._scan(main, rows)], self.k)
+
+    def _dropping(self, main: MainIndex, chosen: Chosen) -> Found | None:
+        """Search without a filter and drop the rows that are not chosen; return None if too few are left."""
+        share = chosen.count / len(main)
+        if share < DROP_FROM:
+            return None
+        k = min(len(main), int((self.k if main.lossless else self.k * REFINED) / share * DROP_MARGIN) + SLACK)
+        scores, rows = main.search(self.queries, k, None, max(self.effort or main.effort, k))
+        passed = chosen.flags[rows] & (rows >= 0)
+        if passed.sum(axis=1).min() < min(self.k, chosen.count):
+            return None
+        rids = np.where(passed, self.parts.rids[rows], -1)
+        scores[~passed] = -np.inf
+        return best(scores, rids, self.k) if main.lossless else self._rescore(scores, rids)
 
     def _deleted_later(self) -> np.ndarray:
         """Return the rows (n,) int64 ascending that were deleted after the view was taken.
@@ -285,11 +304,16 @@ class _Search:
         )
         if wanted and rows[:, wanted - 1].min() < 0:
             scores, rows = main.search_all(self.queries, k, bitmap)
+        found = self._named(scores, rows)
+        return found if main.lossless else self._rescore(*found)
+
+    def _named(self, scores: np.ndarray, rows: np.ndarray) -> Found:
+        """Return scores and row ids of faiss's results."""
         rids = self.parts.rids[rows]
         if rows.min() < 0:
             missing = rows < 0
             scores[missing], rids[missing] = -np.inf, -1
-        return (scores, rids) if main.lossless else self._rescore(scores, rids)
+        return scores, rids
 
     def _scan(self, main: MainIndex, rows: np.ndarray) -> Found:
         """Compare with each of rows (m,)."""
@@ -298,6 +322,10 @@ class _Search:
         for start in range(0, len(rows), step):
             check_cancelled()
             some = rows[start : start + step]
+            in_place = main.search_rows(self.queries, self.k, some) if len(some) else None
+            if in_place is not None:
+                found = merge([found, self._named(*in_place)], self.k)
+                continue
             known = self.parts.rids[some]
             vectors = main.vectors(some) if main.lossless else self.fetch(known)
             found = merge([found, compare(self.queries, vectors, known, self.k, main.metric)], self.k)

@@ -21,6 +21,7 @@ from nnclr_hub.store.index_kinds import IndexKind
 FAISS: Any = faiss
 # queries per call: from 20 on, faiss switches to matrix products
 FEW = 16
+FEW_IN_PLACE = 2  # queries; for more, a copy of the rows pays off
 # candidates per match whose exact vectors are compared, where the index has only compressed ones
 REFINED = 10
 
@@ -71,6 +72,18 @@ class MainIndex:
         """Search every row; arguments and results are those of `search`."""
         index, kind, options = self.kind.exhaustive(self.index)
         return self._search(index, queries, k, _parameters(kind, among, options))
+
+    def search_rows(self, queries: np.ndarray, k: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+        """Search rows (m,) int64 where they are; return None if copying them first is faster or necessary.
+
+        Arguments and results are otherwise those of `search`.
+        """
+        index, _, _ = self.kind.exhaustive(self.index)
+        if len(queries) > FEW_IN_PLACE or not isinstance(index, faiss.IndexFlat):
+            return None
+        # other kinds would look every row up in the list
+        parameters = FAISS.SearchParameters(sel=FAISS.IDSelectorArray(rows))
+        return self._search(index, queries, min(k, len(rows)), parameters)
 
     def vectors(self, rows: np.ndarray) -> np.ndarray:
         """Return the vectors (m, D) float32 of rows (m,) int64, as the index holds them."""

@@ -1,8 +1,9 @@
 """Take a backup of a store.
 
-Every upsert gives its items new row ids, and a row never changes. So a backup copies only rows with ids above those of
-the backup before, and a list of the live ones. It also copies the log of changes, from which `restore` finds the rows
-of any commit in between. Reading needs no lock: each collection is read in one transaction while others write.
+Every upsert gives its items new row ids, and only an edit of metadata changes a row. So a backup copies the rows with
+ids above those of the backup before, the pieces with edited rows, and a list of the live ones. It also copies the log
+of changes, from which `restore` finds the rows of any commit in between. Reading needs no lock: each collection is read
+in one transaction while others write.
 
 A transaction makes SQLite keep its log, which then grows with every write. So most pieces are copied ahead, each in a
 short transaction. Only what was written since then is copied in the transactions in which the backup reads the store.
@@ -212,11 +213,13 @@ class _Copied:
     """The pieces of a collection at the destination.
 
     floor: the change after which its log is needed; None in its first backup.
+    read_at: by the hash of a piece of rows, the change that it is up to.
     """
 
     floor: int | None
     rows: list[Rows] = field(default_factory=list)
     log: list[Log] = field(default_factory=list)
+    read_at: dict[str, int] = field(default_factory=dict)
 
 
 class _Copier:
@@ -285,8 +288,10 @@ class _Copier:
         for first, last, count in wanted:
             with open_view() as view:
                 rids, data = rows_piece(view.connection, first, last)
+                at = view.commit.seq
             if len(rids):
                 copied.rows.append(Rows(int(rids[0]), int(rids[-1]), len(rids), self._put(data)))
+                copied.read_at[copied.rows[-1].piece.sha256] = at
             self._done += count
             self._progress(self._done, self._total)
         copied.rows.sort(key=lambda one: one.first)
@@ -306,10 +311,11 @@ class _Copier:
             return _Copied(None)
         rows = [one for one in previous.rows if self._exists(one.piece)]
         log = [one for one in previous.log if self._exists(one.piece)]
+        read_at = {one.piece.sha256: previous.commit.seq for one in rows}
         if oldest is not None:
             log = [one for one in log if one.to > oldest.commit.seq]
-            return _Copied(oldest.commit.seq, rows, log)
-        return _Copied(log[0].after if log else previous.commit.seq, rows, log)
+            return _Copied(oldest.commit.seq, rows, log, read_at)
+        return _Copied(log[0].after if log else previous.commit.seq, rows, log, read_at)
 
     def _exists(self, piece: Piece) -> bool:
         return self._existing.get(piece.sha256) == piece.size
@@ -323,7 +329,7 @@ def _live(view: _View) -> np.ndarray:
 def _missing_rows(view: _View, copied: _Copied) -> list[tuple[int, int, int]]:
     """Return first and last id and number of the rows of new pieces, and forget pieces that they replace."""
     live = _live(view)
-    kept = [one for one in copied.rows if _is_kept(one, live)]
+    kept = [one for one in _unedited(view, copied) if _is_kept(one, live)]
     new = len(live) - int(np.searchsorted(live, kept[-1].last if kept else 0, "right"))
     # small pieces at the end are merged into the new one, if that at least doubles them: else each backup would add one
     while new and kept and kept[-1].count <= new and kept[-1].piece.size < PIECE_BYTES // 2:
@@ -349,6 +355,24 @@ def _missing_rows(view: _View, copied: _Copied) -> list[tuple[int, int, int]]:
         for some in np.split(part, np.flatnonzero(np.diff((until - 1) // PIECE_BYTES)) + 1):
             found.append((int(some[0]), int(some[-1]), len(some)))
     return found
+
+
+def _unedited(view: _View, copied: _Copied) -> list[Rows]:
+    """Return the pieces none of whose rows was edited since."""
+    since = min(copied.read_at.values(), default=0)
+    if log_start(view.connection) > since:  # nobody knows what was edited
+        return []
+    found = view.connection.execute(
+        "SELECT rid, max(seq) FROM oplog WHERE seq > ? AND op = '=' GROUP BY rid ORDER BY rid", [since]
+    )
+    edits = np.array(found.fetchall(), np.int64).reshape(-1, 2)
+    start = np.searchsorted(edits[:, 0], [one.first for one in copied.rows])
+    stop = np.searchsorted(edits[:, 0], [one.last for one in copied.rows], "right")
+    return [
+        one
+        for one, some in zip(copied.rows, map(slice, start, stop), strict=True)
+        if edits[some, 1].max(initial=0) <= copied.read_at[one.piece.sha256]
+    ]
 
 
 def _is_kept(rows: Rows, live: np.ndarray) -> bool:

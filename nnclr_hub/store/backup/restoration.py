@@ -227,15 +227,21 @@ def _rows(plan: _Plan) -> list[Rows]:
 
 def _restored(source: Destination, plan: _Plan, path: Path, advance: Callable[[int], None]) -> Commit:
     """Write a collection's file; return the commit that it is at."""
-    commit, live = _state(source, plan)
+    commit, live, edited = _state(source, plan)
+    current = {one.piece.sha256 for one in plan.later.rows} if plan.later else set()
     spec = CollectionSpec(**{**plan.base.spec, "indexed": tuple(plan.base.spec["indexed"])})
     with translated(path), closing(connect(path, create=True)) as target:
         create_collection(target, spec, plan.base.name)
         target.execute("CREATE TEMP TABLE live (rid INTEGER PRIMARY KEY)")
         target.executemany("INSERT INTO live VALUES (?)", ((rid,) for rid in live.tolist()))
+        target.execute("CREATE TEMP TABLE edited (rid INTEGER PRIMARY KEY)")
+        target.executemany("INSERT INTO edited VALUES (?)", ((rid,) for rid in sorted(edited)))
         for number, rows in enumerate(_rows(plan)):
             if len(live) and np.searchsorted(live, rows.first) < np.searchsorted(live, rows.last, "right"):
-                _insert(target, source.read_piece(rows.piece), f"piece{number}")
+                # a row that was edited up to the commit is as the later backup has it
+                before = plan.later is not None and rows.piece.sha256 not in current
+                condition = "AND rid NOT IN (SELECT rid FROM edited)" * before
+                _insert(target, source.read_piece(rows.piece), f"piece{number}", condition)
             advance(rows.piece.size)
         target.executemany(
             "UPDATE sqlite_sequence SET seq = ? WHERE name = ?", [(commit.rid, "items"), (commit.seq, "oplog")]
@@ -251,8 +257,8 @@ def _restored(source: Destination, plan: _Plan, path: Path, advance: Callable[[i
     return commit
 
 
-def _insert(target: sqlite3.Connection, data: bytes, name: str) -> None:
-    """Copy the live rows of a piece; a row may be in the pieces of both backups.
+def _insert(target: sqlite3.Connection, data: bytes, name: str, condition: str) -> None:
+    """Copy the live rows of a piece that meet a condition; a row may be in the pieces of both backups.
 
     Each piece is attached under another name: SQLite would run the statements that it has prepared for one piece on
     the pages of the next one.
@@ -264,17 +270,17 @@ def _insert(target: sqlite3.Connection, data: bytes, name: str) -> None:
     for table in ROW_TABLES:
         target.execute(
             f"INSERT OR IGNORE INTO main.{table} ({columns[table]}) SELECT {columns[table]} FROM {name}.{table} "
-            "WHERE rid IN (SELECT rid FROM live)"
+            f"WHERE rid IN (SELECT rid FROM live) {condition}"
         )
     target.execute("COMMIT")
     target.execute(f"DETACH {name}")
 
 
-def _state(source: Destination, plan: _Plan) -> tuple[Commit, np.ndarray]:
-    """Return the commit to restore, and the row ids (n,) that were live then."""
+def _state(source: Destination, plan: _Plan) -> tuple[Commit, np.ndarray, set[int]]:
+    """Return the commit to restore, the row ids (n,) that were live then, and those edited since the first backup."""
     commit, live = plan.base.commit, unpacked(source.read_piece(plan.base.live))
     if plan.later is None:
-        return commit, live
+        return commit, live, set()
     changes: list[tuple[int, str, int]] = []
     commits = [commit]
     expected = commit.seq
@@ -298,7 +304,8 @@ def _state(source: Destination, plan: _Plan) -> tuple[Commit, np.ndarray]:
     last = max(wanted, key=lambda one: one.seq, default=commit)
     added = {rid for seq, op, rid in changes if commit.seq < seq <= last.seq and op == "+"}
     deleted = {rid for seq, op, rid in changes if commit.seq < seq <= last.seq and op == "-"}
-    return last, np.array(sorted({*live.tolist(), *added} - deleted), np.int64)
+    edited = {rid for seq, op, rid in changes if commit.seq < seq <= last.seq and op == "="}
+    return last, np.array(sorted({*live.tolist(), *added} - deleted), np.int64), edited
 
 
 def _read_log(source: Destination, part: Log) -> tuple[list[tuple[int, str, int]], list[Commit]]:
@@ -315,7 +322,7 @@ def _refuse(source: Destination, plan: _Plan, commit: Commit, counted: Commit) -
             f"{commit.items}, or others than those of change {commit.seq}. Use an older backup."
         )
     raise InvalidRequest(
-        f"Change {commit.seq} of {plan.base.name!r} cannot be restored: {commit.items - counted.items} of its rows "
-        "were replaced or deleted before the next backup. "
+        f"Change {commit.seq} of {plan.base.name!r} cannot be restored: some of its {commit.items} rows were edited, "
+        "replaced or deleted before the next backup. "
         f"Restore change {plan.base.commit.seq} or {plan.later.commit.seq}, and make backups more often."
     )

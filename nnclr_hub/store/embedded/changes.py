@@ -58,7 +58,7 @@ def read_changes(
     )
     final = {(id, commit): seq for seq, _, id, commit in rows}  # a replaced item is deleted and stored in one commit
     changes = [
-        Change(seq, "upsert" if op == "+" else "delete", id, commit, times[commit])
+        Change(seq, "delete" if op == "-" else "upsert", id, commit, times[commit])
         for seq, op, id, commit in rows
         if final[id, commit] == seq
     ]

@@ -6,12 +6,12 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import replace as replace_fields
 from functools import wraps
 from pathlib import Path
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -19,18 +19,40 @@ from nnclr_hub.errors import ItemNotFound, NNCLRHubError
 from nnclr_hub.store import checks
 from nnclr_hub.store.ann.index import ViewTooOld
 from nnclr_hub.store.base import Collection, Item, Match, Page, Progress, SearchOptions, Where
+from nnclr_hub.store.edits import check_choice, editor, only_removes
 from nnclr_hub.store.embedded import verification
-from nnclr_hub.store.embedded.catalog import can_give_back, closed_error, last_seq, rewrite
+from nnclr_hub.store.embedded.catalog import (
+    can_give_back,
+    change_spec,
+    check_indexed,
+    closed_error,
+    last_seq,
+    rewrite,
+)
 from nnclr_hub.store.embedded.changes import read_changes
+from nnclr_hub.store.embedded.choice import Choice, first_ids, parsed_rows, row_ids, rows_by_id, rows_that_pass
 from nnclr_hub.store.embedded.open_files import OpenFiles
-from nnclr_hub.store.embedded.rows import MAX_IN, Changes, delete_items, delete_rows, to_item, write_items
+from nnclr_hub.store.embedded.rows import (
+    MAX_IN,
+    Changes,
+    delete_items,
+    delete_rows,
+    edit_items,
+    to_item,
+    write_items,
+)
 from nnclr_hub.store.embedded.search import Search
 from nnclr_hub.store.embedded.writer import Writer
+from nnclr_hub.store.facets import Facet, check_facets, facet
 from nnclr_hub.store.folder import Reserve, check_process
 from nnclr_hub.store.reports import ChangePage, CollectionInfo, RepairReport, Statistics, VerifyReport
 from nnclr_hub.store.settings import StoreSettings
-from nnclr_hub.store.sqlite import LOW_WATER, free_bytes, translated
-from nnclr_hub.store.where import to_sql
+from nnclr_hub.store.sqlite import (
+    LOW_WATER,
+    free_bytes,
+    translated,
+)
+from nnclr_hub.store.where import EVERYTHING, parse
 
 POLL_SECONDS = 0.1  # between two looks at what another process writes
 P = ParamSpec("P")
@@ -85,7 +107,7 @@ class EmbeddedCollection(Collection):
         self._users = 0  # calls that run now
         self._suspended: Statistics | None = None
         self._closed = self._dropped = False
-        self._last_used = time.monotonic()
+        self.last_used = time.monotonic()
         self._pid = os.getpid()
         self._files = self._opened()
         self.spec = self._files.spec
@@ -95,9 +117,9 @@ class EmbeddedCollection(Collection):
 
     def __repr__(self) -> str:
         try:
-            items = "closed" if self._closed else f"{self.statistics().items:,} items"
+            items = f"{self.count():,} items"
         except NNCLRHubError:
-            items = "unreadable"
+            items = "closed" if self._closed else "unreadable"
         return f"<EmbeddedCollection {self.name!r}: {items}, dim {self.spec.dim}, {self._files.index.kind.name} index>"
 
     # ---- writing
@@ -114,11 +136,57 @@ class EmbeddedCollection(Collection):
         return writer.durable_seq
 
     @_in_use
-    def delete(self, ids: Sequence[str]) -> int:
-        wanted = list(dict.fromkeys(checks.check_ids(ids)))
-        return self._writable().submit(
-            lambda connection, changes: delete_items(connection, changes, wanted), frees=True
+    def delete(self, ids: Sequence[str] | None = None, *, where: Where | None = None) -> int:
+        choice = self._choice(ids, where)
+
+        def apply(connection: sqlite3.Connection, changes: Changes) -> int:
+            wanted = list(dict.fromkeys(ids)) if ids is not None else [id for _, id, _ in choice(connection)]
+            return delete_items(connection, changes, wanted)
+
+        return self._writable().submit(apply, frees=True)
+
+    @_in_use
+    def update_metadata(
+        self,
+        metadata: Mapping[str, Any],
+        *,
+        ids: Sequence[str] | None = None,
+        where: Where | None = None,
+        replace: bool = False,
+    ) -> int:
+        edit = editor(metadata, replace=replace)
+        choice = self._choice(ids, where)
+
+        def apply(connection: sqlite3.Connection, changes: Changes) -> int:
+            found = choice(connection)
+            texts = [edit(id, about) for (_, id, _), about in zip(found, parsed_rows(found), strict=True)]
+            edits = [(rid, text) for (rid, _, old), text in zip(found, texts, strict=True) if text != old]
+            edit_items(connection, changes, edits)
+            return len(found)
+
+        return self._writable().submit(apply, frees=not replace and only_removes(metadata))
+
+    def _choice(self, ids: Sequence[str] | None, where: Where | None) -> Choice:
+        """Return a function that finds the items of a request in the transaction that changes them."""
+        wanted, group = check_choice(ids, where)
+        if group is None:
+            return lambda connection: rows_by_id(connection, wanted or [])
+        # most of the work outside of the transaction: what changes until then is looked at again
+        found, at = self._in_view(
+            lambda connection, at: (np.asarray(row_ids(self._files.searcher.passing(connection, at, group))), at)
         )
+        return lambda connection: rows_that_pass(connection, group, found, at)
+
+    @_in_use
+    def change_indexed(self, keys: Sequence[str]) -> None:
+        spec = replace_fields(self.spec, indexed=tuple(keys))
+        for key in spec.indexed:
+            check_indexed(key)
+        self._writable().exclusively(lambda connection: change_spec(connection, spec))
+        for key in set(self.spec.indexed) - set(spec.indexed):
+            self._files.columns.drop(key)
+        self.spec = self._files.spec = spec
+        self._files.maintenance.wake()
 
     # ---- reading
 
@@ -139,25 +207,46 @@ class EmbeddedCollection(Collection):
 
     @_in_use
     def count(self, where: Where | None = None) -> int:
-        sql, parameters = to_sql(where)
-        with self._files.connections.reader() as connection:
-            return connection.execute(f"SELECT count(*) FROM items WHERE {sql}", parameters).fetchone()[0]
+        group = parse(where)
+        if group == EVERYTHING:
+            with self._files.connections.reader() as connection:
+                return connection.execute("SELECT count(*) FROM items").fetchone()[0]
+        return self._in_view(lambda connection, at: len(self._files.searcher.passing(connection, at, group)))
+
+    @_in_use
+    def facets(
+        self, keys: Sequence[str], where: Where | None = None, limit: int = 10, *, bins: int = 10
+    ) -> dict[str, Facet]:
+        wanted, group = check_facets(keys, limit, bins), parse(where)
+        return self._in_view(
+            lambda connection, at: {
+                key: facet(key, *self._files.searcher.counts(connection, at, group, key), limit, bins) for key in wanted
+            }
+        )
 
     @_in_use
     def scroll(
         self, cursor: str | None = None, limit: int = 100, where: Where | None = None, *, with_vector: bool = True
     ) -> Page:
         checks.check_limit(limit)
-        sql, parameters = to_sql(where)
+        group = parse(where)
         after = "" if cursor is None else checks.check_name(cursor, "Cursor")
-        columns, source = ("vector", "items JOIN vectors USING (rid)") if with_vector else ("NULL", "items")
-        with self._files.connections.reader() as connection:
+
+        def read(connection: sqlite3.Connection, at: int) -> list[Item]:
+            if group == EVERYTHING:
+                chosen = ("id > ? ORDER BY id LIMIT ?", [after, limit + 1])
+            else:
+                passing = row_ids(self._files.searcher.passing(connection, at, group))
+                page = first_ids(connection, passing, after, limit + 1)
+                chosen = (f"rid IN ({','.join('?' * len(page))}) ORDER BY id", page)
+            columns, source = ("vector", "items JOIN vectors USING (rid)") if with_vector else ("NULL", "items")
             rows = connection.execute(
-                f"SELECT id, {columns}, metadata, NULL FROM {source} WHERE id > ? AND {sql} ORDER BY id LIMIT ?",
-                [after, *parameters, limit + 1],
-            ).fetchall()
-        items = [to_item(*row, spec=self.spec) for row in rows[:limit]]
-        return Page(items, items[-1].id if len(rows) > limit else None)
+                f"SELECT id, {columns}, metadata, NULL FROM {source} WHERE {chosen[0]}", chosen[1]
+            )
+            return [to_item(*row, spec=self.spec) for row in rows]
+
+        items = self._in_view(read)
+        return Page(items[:limit], items[limit - 1].id if len(items) > limit else None)
 
     @_in_use
     def search_each(
@@ -168,15 +257,12 @@ class EmbeddedCollection(Collection):
         search = Search.of(queries, checks.check_k(k), options)
         if not len(queries):
             return []
-        while True:
-            try:
-                with self._files.connections.reader() as connection:
-                    at = last_seq(connection)
-                    self._files.wait_for_index(at)
-                    answers = self._files.searcher.run(connection, at, search)
-                break
-            except ViewTooOld:  # the index was folded after the view was taken: take a newer one
-                continue
+
+        def run(connection: sqlite3.Connection, at: int) -> list[list[Match]]:
+            self._files.wait_for_index(at)
+            return self._files.searcher.run(connection, at, search)
+
+        answers = self._in_view(run)
         if options.score_threshold is None:
             return answers
         return [[match for match in found if match.score >= options.score_threshold] for found in answers]
@@ -217,32 +303,20 @@ class EmbeddedCollection(Collection):
 
     # ---- state and maintenance
 
+    @_in_use
     def info(self) -> CollectionInfo:
-        # a page or a monitor that lists collections does not keep them open
-        with self._using(counts=False), self._files.connections.reader() as connection:
+        with self._files.connections.reader() as connection:
             count = connection.execute("SELECT count(*) FROM items").fetchone()[0]
             durable = last_seq(connection)
-            return CollectionInfo(
-                self.name,
-                self.spec,
-                count,
-                durable,
-                self._files.index.seq,
-                self._files.state,
-                self._files.index.kind.name,
-            )
-
-    def info_if_open(self) -> CollectionInfo | None:
-        """Return `info`, or None if the files are closed, which they stay."""
-        with self._life:
-            if self._closed or self._suspended is not None:
-                return None
-            self._users += 1
-        try:
-            return self.info()
-        finally:
-            with self._life:
-                self._users -= 1
+        return CollectionInfo(
+            self.name,
+            self.spec,
+            count,
+            durable,
+            self._files.index.seq,
+            self._files.state,
+            self._files.index.kind.name,
+        )
 
     def statistics(self) -> Statistics:
         suspended = self._suspended  # once: another thread may open the files now
@@ -329,21 +403,6 @@ class EmbeddedCollection(Collection):
         """Whether its files are closed until the next call."""
         return self._suspended is not None
 
-    @property
-    def idle_seconds(self) -> float:
-        """Time since the last call ended."""
-        return 0.0 if self._users else time.monotonic() - self._last_used
-
-    @property
-    def busy(self) -> bool:
-        """Whether its index is being built or saved."""
-        return not self.suspended and self._files.maintenance.busy
-
-    @property
-    def index_bytes(self) -> int:
-        """Approximate memory of its index."""
-        return 0 if self.suspended else self._files.index.nbytes
-
     def suspend(self) -> bool:
         """Close the files until the next call, unless a call runs now; return whether they are closed."""
         check_process(self._pid)
@@ -358,14 +417,14 @@ class EmbeddedCollection(Collection):
                     with translated(self._path):
                         self._files.close(keep=True, dropped=False)
                 finally:  # half closed files are of no use: the next call opens them again
-                    self._suspended = replace(known, index="closed", index_bytes=0)
+                    self._suspended = replace_fields(known, index="closed", index_bytes=0)
             return True
         finally:
             self._life.release()
 
     @contextmanager
-    def _using(self, *, counts: bool = True) -> Iterator[None]:
-        """Keep the files open during the block, and afterwards as long as after each use that counts."""
+    def _using(self) -> Iterator[None]:
+        """Keep the files open during the block."""
         check_process(self._pid)
         with self._life:
             if self._closed:
@@ -374,17 +433,24 @@ class EmbeddedCollection(Collection):
                 self._make_room()
                 self._files = self._opened()
                 self._suspended = None
-                counts = True
             self._users += 1
         try:
             yield
         finally:
             with self._life:
                 self._users -= 1
-                if counts:
-                    self._last_used = time.monotonic()
+                self.last_used = time.monotonic()
 
     # ---- inside
+
+    def _in_view(self, read: Callable[[sqlite3.Connection, int], T]) -> T:
+        """Run a read with a view of the catalog and the number of its last change; again, if the view was too old."""
+        while True:
+            try:
+                with self._files.connections.reader() as connection:
+                    return read(connection, last_seq(connection))
+            except ViewTooOld:
+                continue
 
     def _writable(self) -> Writer:
         if self._files.writer is None:

@@ -45,9 +45,12 @@ class IndexMaintenance:
         path: of the collection's file; its snapshots are in the folder with the same stem.
         connections: for reading the catalog.
         saved: how much of the index is on disk.
+        load_columns: a task that reads the indexed keys of the metadata.
     """
 
-    def __init__(self, index: AnnIndex, path: Path, connections: Connections, saved: Saved) -> None:
+    def __init__(
+        self, index: AnnIndex, path: Path, connections: Connections, saved: Saved, load_columns: Callable[[bool], bool]
+    ) -> None:
         self._index = index
         self._path = path
         self._folder = path.with_suffix("")
@@ -57,7 +60,7 @@ class IndexMaintenance:
         self._saving = threading.Lock()
         self._dropped = False
         self._looked = 0.0  # when free pages were last counted
-        tasks = (self._reload, self._fold, self._snapshot, self._give_back)
+        tasks = (self._reload, self._fold, self._snapshot, self._give_back, load_columns)
         settings = index.settings
         self._pause = settings.idle_seconds
         self._thread = BackgroundThread(

@@ -7,7 +7,8 @@ import threading
 from pathlib import Path
 
 from nnclr_hub.errors import DiskFull, OpenedForReading, StoreError
-from nnclr_hub.store.ann.index import AnnIndex
+from nnclr_hub.store.ann.index import AnnIndex, ViewTooOld
+from nnclr_hub.store.columns.columns import Columns, TooLarge
 from nnclr_hub.store.embedded import recovery, snapshots
 from nnclr_hub.store.embedded.catalog import SCHEMA, connect, last_seq, migrate_collection, read_spec
 from nnclr_hub.store.embedded.connections import Connections
@@ -19,6 +20,8 @@ from nnclr_hub.store.folder import Reserve
 from nnclr_hub.store.reports import Statistics
 from nnclr_hub.store.settings import StoreSettings
 from nnclr_hub.store.sqlite import check_log, check_size, format_of, free_bytes, quick_check, reading, translated
+
+MEMORY_SHARE = 4  # columns may use this part of the memory of the index
 
 
 class OpenFiles:
@@ -57,8 +60,9 @@ class OpenFiles:
             self._connection.close()
             raise
         self.connections = Connections(path, self._follow if read_only else lambda connection: None)
-        self.searcher = Searcher(self.index)
-        self.maintenance = IndexMaintenance(self.index, path, self.connections, saved)
+        self.columns = Columns(settings.memory // MEMORY_SHARE)
+        self.searcher = Searcher(self.index, self.columns)
+        self.maintenance = IndexMaintenance(self.index, path, self.connections, saved, self._load_indexed)
         self.writer = None
         if not read_only:
             wake = self.maintenance.wake
@@ -126,6 +130,22 @@ class OpenFiles:
                 if last_seq(connection) < self.index.seq:  # another thread has a newer view: take a new one
                     connection.execute("COMMIT")
                     connection.execute("BEGIN")
+                if last_seq(connection) < self.index.seq:  # the file was replaced
+                    self.columns.forget()
                 if last_seq(connection) != self.index.seq:
                     recovery.follow(connection, self.index, self._path.with_suffix(""))
             self.maintenance.wake()
+
+    def _load_indexed(self, idle: bool) -> bool:
+        """Read the columns of the indexed keys, so that no filter has to wait for them."""
+        keys = set(self.spec.indexed)
+        if not self.columns.lacks(keys):
+            return False
+        try:
+            with self.connections.reader() as connection:
+                self.columns.load(connection, last_seq(connection), keys, stay=True)
+        except ViewTooOld:
+            return True  # again, with a newer view
+        except TooLarge:
+            return False
+        return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,6 @@ from nnclr_hub.store.base import Item, Match
 from nnclr_hub.store.cancellation import check_cancelled
 from nnclr_hub.store.embedded.integrity import digest_of, log_text, row_crc
 from nnclr_hub.store.spec import CollectionSpec
-from nnclr_hub.store.where import Clause
 
 # parameters per statement, below SQLite's limit
 MAX_IN = 10_000
@@ -100,6 +99,26 @@ def delete_items(connection: sqlite3.Connection, changes: Changes, ids: Sequence
     return len(found)
 
 
+def edit_items(connection: sqlite3.Connection, changes: Changes, edits: Sequence[tuple[int, str]]) -> None:
+    """Replace the JSON of the metadata of rows (row id, text) that exist; vectors and thumbnails stay."""
+    for start in range(0, len(edits), MAX_IN):
+        texts = dict(edits[start : start + MAX_IN])
+        rows = connection.execute(
+            "SELECT rid, id, items.crc, vectors.crc, jpeg FROM items JOIN vectors USING (rid) "
+            f"LEFT JOIN thumbnails USING (rid) WHERE rid IN ({_placeholders(texts)}) ORDER BY rid",
+            list(texts),
+        )
+        known, edited = [], []
+        for rid, id, before, vector, jpeg in rows:
+            known.append((rid, id, before))
+            edited.append((texts[rid], row_crc(rid, id, texts[rid], vector, jpeg), rid))
+        connection.executemany("UPDATE items SET metadata = ?, crc = ? WHERE rid = ?", edited)
+        connection.executemany("INSERT INTO oplog (op, rid, id) VALUES ('=', ?, ?)", (row[:2] for row in known))
+        rids = [row[0] for row in known]
+        changes.log.append(log_text("=", rids, [row[1] for row in known]))
+        changes.digest += digest_of(rids, [row[1] for row in edited]) - digest_of(rids, [row[2] for row in known])
+
+
 def _log_deleted(connection: sqlite3.Connection, changes: Changes, rows: Sequence[tuple[int, str]]) -> None:
     """Record the deletion of rows (row id, id)."""
     connection.executemany("INSERT INTO oplog (op, rid, id) VALUES ('-', ?, ?)", rows)
@@ -110,17 +129,8 @@ def _log_deleted(connection: sqlite3.Connection, changes: Changes, rows: Sequenc
 
 def delete_rows(connection: sqlite3.Connection, changes: Changes, rids: Sequence[int]) -> list[int]:
     """Delete rows by their ids, whatever they contain; return those that still existed."""
-    valid = "SELECT json_valid(metadata) FROM items WHERE rid = ?"
-    # SQLite cannot remove an item from an index on a metadata key while its metadata is not JSON
-    indexes = "SELECT name, sql FROM sqlite_master WHERE tbl_name = 'items' AND type = 'index' AND sql IS NOT NULL"
-    blocked = any(connection.execute(valid, [rid]).fetchone() == (0,) for rid in rids)
-    dropped = connection.execute(indexes).fetchall() if blocked else []
-    for name, _ in dropped:
-        connection.execute(f'DROP INDEX "{name}"')
     ids = {rid: _readable_id(connection, rid) for rid in rids}
     deleted = [rid for rid in rids if connection.execute("DELETE FROM items WHERE rid = ?", [rid]).rowcount]
-    for _, sql in dropped:
-        connection.execute(sql)
     _log_deleted(connection, changes, [(rid, ids[rid]) for rid in deleted])
     changes.recount = True  # the checksums of damaged rows may be damaged themselves
     return deleted
@@ -147,8 +157,6 @@ def to_matches(
     connection: sqlite3.Connection,
     scores: np.ndarray,
     rids: np.ndarray,
-    k: int,
-    clause: Clause,
     vectors: CollectionSpec | None,
 ) -> list[list[Match]]:
     """Look rows up in the catalog, which decides what exists, and return them as matches.
@@ -157,8 +165,6 @@ def to_matches(
         connection: in a read transaction.
         scores: (n, m) float32, best first.
         rids: (n, m) int64; -1 for missing results.
-        k: matches per query at most.
-        clause: the filter that they have to pass.
         vectors: how to read their vectors; None: without.
     """
     columns = "rid, id, metadata, vector" if vectors else "rid, id, metadata, NULL"
@@ -167,16 +173,16 @@ def to_matches(
     found: list[tuple[int, str, str, bytes | None]] = []
     for start in range(0, len(wanted), MAX_IN):
         some = wanted[start : start + MAX_IN]
-        statement = f"SELECT {columns} FROM {source} WHERE rid IN ({_placeholders(some)}) AND {clause[0]}"
-        found += connection.execute(statement, [*some, *clause[1]])
-    metadata = _parsed([(row[1], row[2]) for row in found])
+        statement = f"SELECT {columns} FROM {source} WHERE rid IN ({_placeholders(some)})"
+        found += connection.execute(statement, some)
+    metadata = parse_metadata([(row[1], row[2]) for row in found])
     rows = {row[0]: (row[1], about, row[3]) for row, about in zip(found, metadata, strict=True)}
     return [
         [
             Match(row[0], score, row[1], None if row[2] is None else to_vector(row[0], row[2], vectors))
             for score, rid in zip(score_row, rid_row, strict=True)
             if (row := rows.get(rid)) is not None
-        ][:k]
+        ]
         for score_row, rid_row in zip(scores.tolist(), rids.tolist(), strict=True)
     ]
 
@@ -190,7 +196,7 @@ def to_item(id: str, blob: bytes | None, metadata: str, jpeg: bytes | None, spec
         StoreCorrupt: the metadata or the vector is damaged.
     """
     vector = np.zeros(0, np.float32) if blob is None else to_vector(id, blob, spec)
-    return Item(id, vector, _parsed([(id, metadata)])[0], jpeg)
+    return Item(id, vector, parse_metadata([(id, metadata)])[0], jpeg)
 
 
 def to_vector(id: str, blob: bytes, spec: CollectionSpec | None) -> np.ndarray:
@@ -213,7 +219,7 @@ def is_metadata(text: object) -> bool:
         return False
 
 
-def _parsed(found: list[tuple[str, str]]) -> list[dict[str, Any]]:
+def parse_metadata(found: list[tuple[str, str]]) -> list[dict[str, Any]]:
     """Parse the metadata of pairs (id, JSON).
 
     Raises:
@@ -282,5 +288,5 @@ def size_of(spec: CollectionSpec) -> int:
     return spec.dim * np.dtype(stored_type(spec)).itemsize
 
 
-def _placeholders(values: Sequence[object]) -> str:
+def _placeholders(values: Sized) -> str:
     return ",".join("?" * len(values))

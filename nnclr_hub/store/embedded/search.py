@@ -1,24 +1,29 @@
 """A search in one view of the catalog: index, filter and rows together.
 
-A filter is tried on the nearest neighbors first, which is enough for a filter that many items pass. If too few pass,
-the catalog lists the rows that do, and the index searches only these: by comparing with each if they are few, else by
-walking past the others. Either way, no item that passes is missed because too many neighbors did not.
+The columns say which rows pass the filter, and the index searches only these: by comparing with each if they are few,
+else by dropping or walking past the others. No item that passes is missed because too many neighbors did not.
 """
 
 from __future__ import annotations
 
 import sqlite3
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
+from nnclr_hub.store.ann.among import Among, RowIds
 from nnclr_hub.store.ann.index import AnnIndex
 from nnclr_hub.store.base import Match, SearchOptions
+from nnclr_hub.store.cancellation import check_cancelled
+from nnclr_hub.store.columns.columns import Columns, TooLarge
+from nnclr_hub.store.columns.passing import Passing
+from nnclr_hub.store.embedded.choice import ids_that_pass, read_rows, row_ids
 from nnclr_hub.store.embedded.rows import fetch_vectors, to_matches
-from nnclr_hub.store.where import EVERYTHING, Clause, to_sql
+from nnclr_hub.store.facets import Counts, add_counts, count_values
+from nnclr_hub.store.where import EVERYTHING, Group, parse, value_of
 
-TRIAL_FACTOR = 8  # neighbors that a filter is tried on, per match
-REMEMBERED = 4
+MAX_TIES = 1024  # rows beyond the k-th that are looked at because they may have its score
 
 
 @dataclass(frozen=True)
@@ -27,14 +32,16 @@ class Search:
 
     queries: (n, D) float32, as the collection compares them.
     k: matches per query.
-    options: of the search; its filter is in `clause`.
-    clause: the filter as SQL.
+    options: of the search; its filter is in `group`.
+    group: the filter.
+    without: row ids that are not looked at.
     """
 
     queries: np.ndarray
     k: int
     options: SearchOptions
-    clause: Clause
+    group: Group
+    without: frozenset[int] = frozenset()
 
     @classmethod
     def of(cls, queries: np.ndarray, k: int, options: SearchOptions) -> Search:
@@ -43,19 +50,20 @@ class Search:
         Raises:
             InvalidFilter: it is invalid.
         """
-        return cls(queries, k, options, to_sql(options.where))
+        return cls(queries, k, options, parse(options.where))
 
 
 class Searcher:
-    """Runs searches, and remembers the rows that passed the last filters.
+    """Runs searches and filters.
 
     Args:
         index: of the collection.
+        columns: of its metadata.
     """
 
-    def __init__(self, index: AnnIndex) -> None:
+    def __init__(self, index: AnnIndex, columns: Columns) -> None:
         self._index = index
-        self._passing: dict[str, tuple[int, np.ndarray]] = {}
+        self._columns = columns
 
     def run(self, connection: sqlite3.Connection, at: int, search: Search) -> list[list[Match]]:
         """Return the matches of each query.
@@ -68,49 +76,61 @@ class Searcher:
         Raises:
             ViewTooOld: the transaction must be restarted.
         """
-        if search.clause == EVERYTHING:
-            return self._nearest(connection, at, search, None)
-        key = repr(search.clause)
-        known = self._passing.get(key)
-        if known is None or known[0] != at:
-            found = self._try_filter(connection, at, search)
-            if found is not None:
-                return found
-            known = (at, _passing(connection, search.clause))
-            if len(self._passing) >= REMEMBERED:
-                self._passing.pop(next(iter(self._passing)), None)
-            self._passing[key] = known
-        return self._nearest(connection, at, search, known[1])
-
-    def _nearest(
-        self, connection: sqlite3.Connection, at: int, search: Search, among: np.ndarray | None
-    ) -> list[list[Match]]:
-        """Search all rows, or those of `among`."""
+        among = self._among(connection, at, search)
         wanted = search.k
+        ties = 1  # shows whether the k-th has the same score as the next
         while True:
             # The first attempt lets the catalog drop deleted rows. If too few are left, deleted rows are the nearest
             # ones, and asking for more of them might never end: from then on the index skips them.
-            scores, rids = self._candidates(connection, at, search, wanted, among, skip_deleted=wanted > search.k)
-            matches = self._matches(connection, search, scores, rids, EVERYTHING)
-            if _complete(matches, rids, search.k, wanted):
-                return matches
-            wanted *= 2
+            scores, rids = self._candidates(connection, at, search, wanted + ties, among, wanted > search.k)
+            matches = self._matches(connection, search, scores, rids)
+            if not _complete(matches, rids, search.k, wanted + ties):
+                wanted *= 2
+            elif ties < MAX_TIES and _tied(matches, rids, search.k, wanted + ties):
+                ties *= 8
+            else:
+                return [_in_order(found, search.k) for found in matches]
 
-    def _try_filter(self, connection: sqlite3.Connection, at: int, search: Search) -> list[list[Match]] | None:
-        """Apply the filter to the nearest neighbors; return None if too few of them pass."""
-        settings = self._index.settings
-        tried = max(TRIAL_FACTOR * search.k, settings.min_trial)
-        for _ in range(2):
-            if tried > settings.max_trial:
-                return None
-            scores, rids = self._candidates(connection, at, search, tried, None)
-            matches = self._matches(connection, search, scores, rids, search.clause)
-            if _complete(matches, rids, search.k, tried):
-                return matches
-            fewest = min(map(len, matches))
-            # this many would be enough if the others pass as often
-            tried = 2 * tried * search.k // fewest if fewest else settings.max_trial + 1
-        return None
+    def passing(self, connection: sqlite3.Connection, at: int, group: Group) -> Passing | np.ndarray:
+        """Return the rows that pass a filter, or their ids (n,) int64 ascending if that does not fit into memory.
+
+        Raises:
+            ViewTooOld: the transaction must be restarted.
+        """
+        try:
+            return self._columns.passing(connection, at, group)
+        except TooLarge:
+            return ids_that_pass(connection, group)
+
+    def counts(self, connection: sqlite3.Connection, at: int, group: Group, key: str) -> tuple[int, Counts]:
+        """Return how many of the items that pass a filter have a key, and how often each of its values occurs.
+
+        Raises:
+            ViewTooOld: the transaction must be restarted.
+        """
+        counts: Counts = {}
+        try:
+            items = 0
+            for column, rows in self._columns.parts(connection, at, group, key):
+                check_cancelled()
+                numbers = column.counts(rows)
+                items += int(np.count_nonzero(rows) - numbers[0])
+                some = [code for code in np.flatnonzero(numbers).tolist() if column.is_scalar(code)]
+                add_counts(counts, [column.distinct[code] for code in some], numbers[some].tolist())
+            return items, counts
+        except TooLarge:
+            counts.clear()
+            rids = row_ids(self.passing(connection, at, group))
+            found = (about for _, _, about in read_rows(connection, rids))
+            return sum(count_values(counts, value_of(about, key)) for about in found), counts
+
+    def _among(self, connection: sqlite3.Connection, at: int, search: Search) -> Among | None:
+        if search.group == EVERYTHING and not search.without:
+            return None
+        passing = self.passing(connection, at, search.group)
+        if isinstance(passing, Passing) and not search.without:
+            return passing
+        return RowIds(np.setdiff1d(row_ids(passing), np.array(sorted(search.without), np.int64), assume_unique=True))
 
     def _candidates(
         self,
@@ -118,8 +138,8 @@ class Searcher:
         at: int,
         search: Search,
         k: int,
-        among: np.ndarray | None,
-        skip_deleted: bool = False,
+        among: Among | None,
+        skip_deleted: bool,
     ) -> tuple[np.ndarray, np.ndarray]:
         return self._index.search(
             search.queries,
@@ -133,21 +153,31 @@ class Searcher:
         )
 
     def _matches(
-        self, connection: sqlite3.Connection, search: Search, scores: np.ndarray, rids: np.ndarray, clause: Clause
+        self, connection: sqlite3.Connection, search: Search, scores: np.ndarray, rids: np.ndarray
     ) -> list[list[Match]]:
         spec = self._index.spec if search.options.with_vector else None
-        return to_matches(connection, scores, rids, search.k, clause, spec)
+        return to_matches(connection, scores, rids, spec)
 
 
 def _complete(matches: list[list[Match]], rids: np.ndarray, k: int, wanted: int) -> bool:
     """Return whether every query has its k matches, or the index has no more results."""
-    if all(len(found) >= k for found in matches):
-        return True
-    more = rids[:, wanted - 1] >= 0 if rids.shape[1] >= wanted else np.zeros(len(rids), bool)
-    return all(len(found) >= k or not left for found, left in zip(matches, more, strict=True))
+    return all(len(found) >= k or not more for found, more in zip(matches, _more(rids, wanted), strict=True))
 
 
-def _passing(connection: sqlite3.Connection, clause: Clause) -> np.ndarray:
-    """Return the row ids (n,) int64 ascending that pass a filter."""
-    rows = connection.execute(f"SELECT rid FROM items WHERE {clause[0]}", clause[1])
-    return np.sort(np.fromiter((row[0] for row in rows), np.int64))
+def _tied(matches: list[list[Match]], rids: np.ndarray, k: int, wanted: int) -> bool:
+    """Return whether a row that was not returned may have the score of the k-th match."""
+    return any(
+        more and len(found) >= k and found[-1].score == found[k - 1].score
+        for found, more in zip(matches, _more(rids, wanted), strict=True)
+    )
+
+
+def _more(rids: np.ndarray, wanted: int) -> list[bool]:
+    return (rids[:, wanted - 1] >= 0).tolist() if rids.shape[1] >= wanted else [False] * len(rids)
+
+
+def _in_order(found: list[Match], k: int) -> list[Match]:
+    """Return the k best matches; of equal scores, those with the smaller ids."""
+    if all(a.score > b.score for a, b in pairwise(found)):
+        return found[:k]
+    return sorted(found, key=lambda match: (-match.score, match.id))[:k]

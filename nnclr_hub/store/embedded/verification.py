@@ -163,10 +163,7 @@ def choose_sample(
 
 def sample_search(queries: np.ndarray, damaged: set[int]) -> Search:
     """Return the search for the neighbors of some vectors, without damaged rows, which would make it fail."""
-    search = Search.of(queries, NEIGHBORS, SearchOptions())
-    if not damaged:
-        return search
-    return replace(search, clause=(f"rid NOT IN ({','.join(map(str, sorted(damaged)))})", []))
+    return replace(Search.of(queries, NEIGHBORS, SearchOptions()), without=frozenset(damaged))
 
 
 def exhaustive(

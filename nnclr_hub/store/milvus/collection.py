@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace as replace_fields
 from itertools import islice
 from typing import Any
 
@@ -13,13 +14,24 @@ import numpy as np
 from nnclr_hub.errors import ItemNotFound, OpenedForReading, StoreError
 from nnclr_hub.store.base import Collection, Item, Match, Page, Progress, SearchOptions, Where
 from nnclr_hub.store.checks import check_ids, check_limit, check_name, check_options, check_queries
+from nnclr_hub.store.edits import check_choice, editor
+from nnclr_hub.store.facets import Counts, Facet, check_facets, count_values, facet
 from nnclr_hub.store.milvus import maintenance, search
 from nnclr_hub.store.milvus.client import SLOW_TIMEOUT, WRITE_TIMEOUT, Connection
 from nnclr_hub.store.milvus.names import encode
-from nnclr_hub.store.milvus.rows import to_item, to_requests, to_thumbnail
-from nnclr_hub.store.milvus.where import Plan, passes, plan
+from nnclr_hub.store.milvus.rows import (
+    SPEC_PROPERTY,
+    about,
+    in_requests,
+    spec_to_text,
+    to_item,
+    to_requests,
+    to_thumbnail,
+)
+from nnclr_hub.store.milvus.where import Dialect, Plan, plan
 from nnclr_hub.store.reports import CollectionInfo, RepairReport, VerifyReport
 from nnclr_hub.store.spec import CollectionSpec
+from nnclr_hub.store.where import EVERYTHING, check_key, passes, value_of
 
 # rows per request: 64 KiB of metadata each make 32 MiB
 ROWS = 500
@@ -37,14 +49,18 @@ class MilvusCollection(Collection):
         name: our name, not Milvus's.
         spec: as it was created with.
         connection: shared by all collections of a store.
+        format: of the facets.
         read_only: refuse writes.
     """
 
-    def __init__(self, name: str, spec: CollectionSpec, connection: Connection, *, read_only: bool = False) -> None:
+    def __init__(
+        self, name: str, spec: CollectionSpec, connection: Connection, format: int, *, read_only: bool = False
+    ) -> None:
         self.name = name
         self.spec = spec
         self.connection = connection
         self._read_only = read_only
+        self._dialect = Dialect(lists=not connection.is_lite, format=format)
         self._counting = threading.Lock()
         self._changes = 0
         # Milvus guarantees that a session sees its upserts, but not its deletes, nor earlier items. After those, the
@@ -72,9 +88,11 @@ class MilvusCollection(Collection):
             stored += len(request)
         return self._changed()
 
-    def delete(self, ids: Sequence[str]) -> int:
+    def delete(self, ids: Sequence[str] | None = None, *, where: Where | None = None) -> int:
         self.refuse_if_read_only()
-        wanted = list(dict.fromkeys(check_ids(ids)))
+        wanted, group = check_choice(ids, where)
+        if wanted is None or group is not None:
+            wanted = [row["id"] for row in self.scan(self.plan(where), ["id", "metadata"])]
         existing = 0
         for some in _batches(wanted):
             existing += len(self.query(_among(some), ["id"]))
@@ -85,7 +103,58 @@ class MilvusCollection(Collection):
         self._changed()
         return existing
 
+    def update_metadata(
+        self,
+        metadata: Mapping[str, Any],
+        *,
+        ids: Sequence[str] | None = None,
+        where: Where | None = None,
+        replace: bool = False,
+    ) -> int:
+        self.refuse_if_read_only()
+        edit = editor(metadata, replace=replace)
+        wanted, _ = check_choice(ids, where)
+        if wanted is None:
+            wanted = [row["id"] for row in self.scan(self.plan(where), ["id", "metadata"])]
+        known = {id: row["metadata"] for id, row in self.rows(wanted, ["id", "metadata"]).items()}
+        # all are checked before the first is written
+        edits = {id: edit(id, json.loads(text)) for id, text in known.items()}
+        edited = [id for id, text in edits.items() if json.loads(text) != json.loads(known[id])]
+        stored = 0
+        for some in _batches(edited):
+            rows = self.rows(some, ["id", "vector", "metadata", "thumbnail", "crc"])
+            for request in in_requests([{**rows[id], **about(edits[id])} for id in some if id in rows]):
+                try:
+                    self.call("upsert", request, timeout=WRITE_TIMEOUT)
+                except StoreError as error:
+                    error.args = (f"{error} The metadata of {stored} of {len(edited)} items are changed.",)
+                    raise
+                stored += len(request)
+        self._changed()
+        return len(known)
+
+    def change_indexed(self, keys: Sequence[str]) -> None:
+        self.refuse_if_read_only()
+        spec = replace_fields(self.spec, indexed=tuple(keys))
+        for key in spec.indexed:
+            check_key(key)
+        text = spec_to_text(spec, self._dialect.format)
+        self.call("alter_collection_properties", properties={SPEC_PROPERTY: text}, timeout=SLOW_TIMEOUT)
+        self.spec = spec
+
     # ---- reading
+
+    def facets(
+        self, keys: Sequence[str], where: Where | None = None, limit: int = 10, *, bins: int = 10
+    ) -> dict[str, Facet]:
+        wanted = check_facets(keys, limit, bins)
+        counts: dict[str, Counts] = {key: {} for key in wanted}
+        items = dict.fromkeys(wanted, 0)
+        for row in self.scan(self.plan(where), ["id", "metadata"]):
+            metadata = json.loads(row["metadata"])
+            for key in wanted:
+                items[key] += count_values(counts[key], value_of(metadata, key))
+        return {key: facet(key, items[key], counts[key], limit, bins) for key in wanted}
 
     def get(self, ids: Sequence[str]) -> list[Item]:
         wanted = check_ids(ids)
@@ -93,21 +162,21 @@ class MilvusCollection(Collection):
         return [to_item(found[id]) for id in wanted if id in found]
 
     def count(self, where: Where | None = None) -> int:
-        wanted = plan(where, lists=not self.connection.is_lite)
+        wanted = self.plan(where)
         if not wanted.expression and wanted.exact:
             return self._count("")
         if wanted.exact and self._count(wanted.overflown) == 0:
             return self._count(wanted.expression)
-        return sum(1 for _ in self.scan(wanted, where, ["id", "metadata"]))
+        return sum(1 for _ in self.scan(wanted, ["id", "metadata"]))
 
     def scroll(
         self, cursor: str | None = None, limit: int = 100, where: Where | None = None, *, with_vector: bool = True
     ) -> Page:
         check_limit(limit)
-        wanted = plan(where, lists=not self.connection.is_lite)
+        wanted = self.plan(where)
         after = "" if cursor is None else check_name(cursor, "Cursor")
         fields = ["id", "metadata", "vector"] if with_vector else ["id", "metadata"]
-        rows = list(islice(self.scan(wanted, where, fields, after, limit + 1), limit + 1))
+        rows = list(islice(self.scan(wanted, fields, after, limit + 1), limit + 1))
         items = [to_item(row) for row in rows[:limit]]
         return Page(items, items[-1].id if len(rows) > limit else None)
 
@@ -174,14 +243,15 @@ class MilvusCollection(Collection):
         wanted = list(dict.fromkeys(ids))
         return {row["id"]: row for some in _batches(wanted) for row in self.query(_among(some), fields)}
 
-    def scan(
-        self, wanted: Plan, where: Where | None, fields: list[str], after: str = "", hint: int = ROWS
-    ) -> Iterator[dict[str, Any]]:
+    def plan(self, where: Where | None) -> Plan:
+        """Compile a filter."""
+        return plan(where, self._dialect)
+
+    def scan(self, wanted: Plan, fields: list[str], after: str = "", hint: int = ROWS) -> Iterator[dict[str, Any]]:
         """Yield every row that passes the filter, in the order of ids.
 
         Args:
-            wanted: the plan of `where`.
-            where: the filter.
+            wanted: the plan of the filter.
             fields: columns, including metadata if there is a filter.
             after: start after this id.
             hint: how many rows the caller expects to use.
@@ -192,7 +262,7 @@ class MilvusCollection(Collection):
             expression = f"{behind} and {wanted.superset}" if wanted.superset else behind
             rows = self.query(expression, fields, size)
             for row in rows:
-                if where is None or passes(where, json.loads(row["metadata"])):
+                if wanted.group == EVERYTHING or passes(wanted.group, row["id"], json.loads(row["metadata"])):
                     yield row
             if len(rows) < size:
                 return

@@ -16,7 +16,6 @@ from nnclr_hub.store.milvus.client import SLOW_TIMEOUT, Connection
 from nnclr_hub.store.milvus.names import encode
 from nnclr_hub.store.milvus.rows import METRICS, is_damaged, to_vector
 from nnclr_hub.store.milvus.search import exhaustive
-from nnclr_hub.store.milvus.where import plan
 from nnclr_hub.store.reports import RepairReport, VerifyReport
 from nnclr_hub.store.spec import CollectionSpec
 
@@ -94,7 +93,7 @@ def verify(collection: MilvusCollection, progress: Progress) -> VerifyReport:
     ids: list[str] = []
     vectors: list[np.ndarray] = []
     done = 0
-    for done, row in enumerate(collection.scan(plan(None), None, ["id", "vector", "crc"]), 1):
+    for done, row in enumerate(collection.scan(collection.plan(None), ["id", "vector", "crc"]), 1):
         if is_damaged(row, collection.spec):
             damaged.append(row["id"])
         elif (done - 1) % step == 0:
@@ -104,7 +103,7 @@ def verify(collection: MilvusCollection, progress: Progress) -> VerifyReport:
     if not ids:
         return VerifyReport(done, tuple(damaged), ())
     queries = np.stack(vectors)
-    true = exhaustive(collection, queries, NEIGHBORS, None, plan(None))
+    true = exhaustive(collection, queries, NEIGHBORS, collection.plan(None))
     sample = Sample(ids, queries, [{match.id: match.score for match in matches} for matches in true])
     disagreements, recall = sample.compare(collection.search_batch(queries, NEIGHBORS))
     return VerifyReport(done, tuple(damaged), tuple(disagreements), (), recall)
@@ -114,7 +113,7 @@ def repair(collection: MilvusCollection, progress: Progress) -> RepairReport:
     """Remove items with a damaged vector, and let Milvus rebuild its index; searches fail during the rebuild."""
     total = collection.count()
     damaged: list[Damaged] = []
-    rows = collection.scan(plan(None), None, ["id", "vector", "metadata", "crc"])
+    rows = collection.scan(collection.plan(None), ["id", "vector", "metadata", "crc"])
     for done, row in enumerate(rows, 1):
         if is_damaged(row, collection.spec):
             damaged.append(Damaged(done, row["id"], row["metadata"]))

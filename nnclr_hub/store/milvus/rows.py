@@ -22,7 +22,7 @@ import numpy as np
 from nnclr_hub.errors import InvalidRequest, StoreCorrupt
 from nnclr_hub.store.base import Item
 from nnclr_hub.store.checks import check_items
-from nnclr_hub.store.milvus.where import facets
+from nnclr_hub.store.milvus.where import FORMAT, facets
 from nnclr_hub.store.spec import CollectionSpec
 
 # for cosine, vectors are stored normalized, as in EmbeddedStore; COSINE would normalize them again after rounding
@@ -58,12 +58,12 @@ def schema_of(pymilvus: Any, spec: CollectionSpec) -> Any:
     return schema
 
 
-def spec_to_text(spec: CollectionSpec) -> str:
-    return json.dumps(asdict(spec))
+def spec_to_text(spec: CollectionSpec, format: int = FORMAT) -> str:
+    return json.dumps({**asdict(spec), "facets": format})
 
 
-def spec_of(described: Mapping[str, Any], name: str) -> CollectionSpec:
-    """Return the specification from Milvus's description of a collection.
+def spec_of(described: Mapping[str, Any], name: str) -> tuple[CollectionSpec, int]:
+    """Return the specification from Milvus's description of a collection, and the format of its facets.
 
     Raises:
         StoreCorrupt: it has none that is valid.
@@ -71,7 +71,8 @@ def spec_of(described: Mapping[str, Any], name: str) -> CollectionSpec:
     text = (described.get("properties") or {}).get(SPEC_PROPERTY) or described.get("description") or ""
     try:
         known = json.loads(text)
-        return CollectionSpec(**{**known, "indexed": tuple(known["indexed"])})
+        format = known.pop("facets", 1)
+        return CollectionSpec(**{**known, "indexed": tuple(known["indexed"])}), format
     except (ValueError, TypeError, KeyError) as error:
         raise StoreCorrupt(
             f"Collection {name!r} has no valid specification ({text!r:.80}), so another program created it. Drop it "
@@ -91,14 +92,15 @@ def to_requests(items: Sequence[Item], spec: CollectionSpec) -> Iterator[list[di
     chosen, texts, vectors = check_items(items, spec)
     if spec.precision == "f16":
         vectors = vectors.astype(np.float16).astype(np.float32)
-    return _requests([_row(item, text, vector) for item, text, vector in zip(chosen, texts, vectors, strict=True)])
+    return in_requests([_row(item, text, vector) for item, text, vector in zip(chosen, texts, vectors, strict=True)])
 
 
-def _requests(rows: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+def in_requests(rows: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """Yield the rows in lists that fit into a request."""
     request: list[dict[str, Any]] = []
     size = 0
     for row in rows:
-        takes = row["vector"].nbytes + 3 * len(row["metadata"]) + len(row["thumbnail"]) + _OVERHEAD
+        takes = 4 * len(row["vector"]) + 3 * len(row["metadata"]) + len(row["thumbnail"]) + _OVERHEAD
         if request and size + takes > _REQUEST:
             yield request
             request, size = [], 0
@@ -109,18 +111,22 @@ def _requests(rows: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
 
 
 def _row(item: Item, text: str, vector: np.ndarray) -> dict[str, Any]:
-    metadata = json.loads(text)
-    if len(text.encode()) > _MAX_TEXT:  # 65,536 bytes are allowed; without the space after a colon it fits
-        text = json.dumps(metadata, ensure_ascii=False, separators=(",", ":"))
     thumbnail = "" if item.thumbnail is None else "=" + base64.b64encode(item.thumbnail).decode()
     return {
         "id": item.id,
         "vector": vector,
-        "metadata": text,
-        "facets": facets(metadata),
+        **about(text),
         "thumbnail": thumbnail,
         "crc": checksum(vector),
     }
+
+
+def about(text: str) -> dict[str, Any]:
+    """Return the columns that depend on the metadata, whose JSON is given."""
+    metadata = json.loads(text)
+    if len(text.encode()) > _MAX_TEXT:  # 65,536 bytes are allowed; without the space after a colon it fits
+        text = json.dumps(metadata, ensure_ascii=False, separators=(",", ":"))
+    return {"metadata": text, "facets": facets(metadata)}
 
 
 # ------------------------------------------------------------------------------ read

@@ -17,8 +17,9 @@ from nnclr_hub.store.base import Match, SearchOptions, Where
 from nnclr_hub.store.checks import check_k
 from nnclr_hub.store.index_kinds import IndexKind, milvus_kind
 from nnclr_hub.store.milvus.rows import METRICS, to_vector
-from nnclr_hub.store.milvus.where import Plan, passes, plan
+from nnclr_hub.store.milvus.where import Plan
 from nnclr_hub.store.spec import CollectionSpec
+from nnclr_hub.store.where import EVERYTHING, passes
 
 if TYPE_CHECKING:
     from nnclr_hub.store.milvus.collection import MilvusCollection
@@ -33,10 +34,9 @@ _WITH_ROWS = 1000
 
 def search(collection: MilvusCollection, queries: np.ndarray, k: int, options: SearchOptions) -> list[list[Match]]:
     """Run `Collection.search` for queries (n, D) float32, as `check_queries` returns them."""
-    k, where = check_k(k), options.where
-    wanted = plan(where, lists=not collection.connection.is_lite)
-    if (options.exact and not _is_exact(collection)) or _few_pass(collection, where, wanted):
-        found = exhaustive(collection, queries, k, where, wanted)
+    k, wanted = check_k(k), collection.plan(options.where)
+    if (options.exact and not _is_exact(collection)) or _few_pass(collection, options.where, wanted):
+        found = exhaustive(collection, queries, k, wanted)
     else:
         found = _indexed(collection, queries, k, wanted, options)
     if options.score_threshold is not None:
@@ -66,17 +66,18 @@ def _indexed(
     found: dict[int, list[Match]] = {}
     where = options.where
     # more than k, because the filter in Python will drop some, and exact distances will reorder them
-    limit = k if wanted.exact and _kind(collection).lossless else min(_MAX_K, 4 * k + 64)
+    # and one more, which shows whether others have the score of the last one
+    limit = k + 1 if wanted.exact and _kind(collection).lossless else min(_MAX_K, 4 * k + 64)
     missing = list(range(len(queries)))
     while missing:
         answers = _request(collection, queries[missing], limit, wanted, options)
         for row, matches in zip(missing, answers, strict=True):
-            found[row] = [match for match in matches if where is None or passes(where, match.metadata)][:k]
+            found[row] = [match for match in matches if passes(wanted.group, match.id, match.metadata)][:k]
         # these may have more matches beyond the limit
         missing = [
             row
             for row, matches in zip(missing, answers, strict=True)
-            if len(found[row]) < k and len(matches) == limit and limit < _MAX_K
+            if len(matches) == limit < _MAX_K and (len(found[row]) < k or found[row][-1].score == matches[-1].score)
         ]
         limit = min(_MAX_K, 8 * limit)
     short = [row for row, matches in found.items() if len(matches) < k]
@@ -84,7 +85,7 @@ def _indexed(
         possible = min(k, collection.count(where))
         short = [row for row in short if len(found[row]) < possible]
     if short:
-        found |= dict(zip(short, exhaustive(collection, queries[short], k, where, wanted), strict=True))
+        found |= dict(zip(short, exhaustive(collection, queries[short], k, wanted), strict=True))
     return [found[row] for row in range(len(queries))]
 
 
@@ -139,7 +140,7 @@ def _matches(
         Match(result["id"], score, json.loads(rows[result["id"]]["metadata"]))
         for result, score in zip(kept, exact, strict=True)
     ]
-    return sorted(made, key=lambda match: -match.score)
+    return sorted(made, key=lambda match: (-match.score, match.id))
 
 
 def _score(distance: float, spec: CollectionSpec) -> float:
@@ -171,11 +172,9 @@ def scores(queries: np.ndarray, vectors: np.ndarray, spec: CollectionSpec) -> np
     return np.stack([-np.linalg.norm(vectors - query, axis=1) for query in queries])
 
 
-def exhaustive(
-    collection: MilvusCollection, queries: np.ndarray, k: int, where: Where | None, wanted: Plan
-) -> list[list[Match]]:
+def exhaustive(collection: MilvusCollection, queries: np.ndarray, k: int, wanted: Plan) -> list[list[Match]]:
     """Return the true k nearest, by reading every item that passes, in pages."""
-    fields = ["id", "vector"] if where is None else ["id", "vector", "metadata"]
+    fields = ["id", "vector"] if wanted.group == EVERYTHING else ["id", "vector", "metadata"]
     best_ids = np.zeros((len(queries), 0), dtype="U128")
     best_scores = np.zeros((len(queries), 0), np.float32)
     page: list[dict[str, Any]] = []
@@ -190,7 +189,7 @@ def exhaustive(
         best_ids, best_scores = np.take_along_axis(all_ids, order, 1), np.take_along_axis(all_scores, order, 1)
         page.clear()
 
-    for row in collection.scan(wanted, where, fields):
+    for row in collection.scan(wanted, fields):
         page.append(row)
         if len(page) == 4096:
             merge_page()

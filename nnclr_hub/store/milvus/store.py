@@ -25,6 +25,7 @@ from nnclr_hub.store.milvus.collection import MilvusCollection
 from nnclr_hub.store.milvus.maintenance import make_ready
 from nnclr_hub.store.milvus.names import decode, encode
 from nnclr_hub.store.milvus.rows import SPEC_PROPERTY, schema_of, spec_of, spec_to_text
+from nnclr_hub.store.milvus.where import FORMAT
 from nnclr_hub.store.name_errors import (
     alias_exists,
     alias_not_found,
@@ -86,7 +87,7 @@ class MilvusStore(VectorStore):
             )
             # after a crash between the two steps, `get` does the second
             make_ready(self.connection, name, spec)
-            return self._opened(name, spec)
+            return self._opened(name, spec, FORMAT)
 
     def get(self, name: str) -> MilvusCollection:
         """Return the collection with that name or alias; between the two steps of `promote`, the old one.
@@ -101,11 +102,11 @@ class MilvusStore(VectorStore):
             real = decode(described["collection_name"]) if described else None
             if described is None or real is None:
                 raise self._not_found(name)
-            spec = spec_of(described, real)
+            spec, format = spec_of(described, real)
             # another client may have dropped it and created a new one with its name
             if real not in self._open or self._open[real].spec != spec:
                 make_ready(self.connection, real, spec)
-                return self._opened(real, spec)
+                return self._opened(real, spec, format)
             return self._open[real]
 
     def drop(self, name: str) -> None:
@@ -210,8 +211,8 @@ class MilvusStore(VectorStore):
         except (InvalidRequest, CollectionNotFound):
             return None
 
-    def _opened(self, name: str, spec: CollectionSpec) -> MilvusCollection:
-        self._open[name] = MilvusCollection(name, spec, self.connection, read_only=self.read_only)
+    def _opened(self, name: str, spec: CollectionSpec, format: int) -> MilvusCollection:
+        self._open[name] = MilvusCollection(name, spec, self.connection, format, read_only=self.read_only)
         return self._open[name]
 
     def _require(self, name: str) -> None:

@@ -1,27 +1,33 @@
-"""Filters for Milvus: facets of the metadata, expressions over them, and an evaluation in Python for the rest.
+"""Filters for Milvus: facets of the metadata, and expressions over them.
 
 Milvus servers disagree on JSON: whether true equals 1, what `not` does with a missing key, and how quotes, backslashes
 and % in strings are read. So in addition to the metadata, which is stored as text, each item has `facets`, an object
-with one or two entries per metadata key:
+with some entries for each key and each path through objects:
 
-    v<hash of the key>   the value as a string with its type in front: s<hex of the UTF-8> a string, n<digits> a
-                         number, b1 b0 z true, false and null, o an object or a list
-    n<hash of the key>   the value as a float, if it is a number
+    v<hash>   the value as a string with its type in front: s<hex of the UTF-8> a string, n<digits> a number, b1 b0 z
+              true, false and null, l a list, o an object
+    n<hash>   the value as a float, if it is a number
+    d<hash>   milliseconds since 1970, rounded down, if the value is a date
+    e<hash>   the elements of a list, each like v
+    c<hash>   the number of elements of a list
 
 An expression contains no character of the user's input as it is, so nothing can be injected and nothing needs quoting.
-Hex keeps the order and the prefixes of strings. Equality compares types too.
+Hex keeps the order and the prefixes of strings. What an expression cannot decide is decided in Python.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
 from nnclr_hub.store import where as grammar
+from nnclr_hub.store.where import EARTH, Condition, Group, Node
 
+FORMAT = 2  # of facets; format 1 has only v and n, of keys without paths
 # bytes of a string in its facet; longer strings are compared in Python
 KEPT = 120
 # Milvus refuses JSON beyond 65,536 bytes
@@ -29,9 +35,10 @@ MAX_FACETS = 65_000
 # from here on, neighboring integers are equal as floats
 _EXACT = 2**53
 _BIG = '(facets["big"] == "1")'
-# false for every item, because ids have at least one character
-_NEVER = '(id == "")'
+# ids have at least one character
+_NEVER, _ALWAYS = '(id == "")', '(id != "")'
 _OPERATORS = {"gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
+_OF_FORMAT_1 = ("match", "in", "range", "exists", "prefix")
 
 
 # ------------------------------------------------------------------------------ facets
@@ -40,13 +47,28 @@ _OPERATORS = {"gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
 def facets(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return what expressions see of an item's metadata."""
     made: dict[str, Any] = {}
-    for key, value in metadata.items():
+    for key, value in (_paths(metadata, "") | dict(metadata)).items():
         code = _code(key)
         made[f"v{code}"] = _tagged(value)
-        if isinstance(value, int | float) and not isinstance(value, bool):
+        if grammar.is_number(value):
             made[f"n{code}"] = _as_float(value)
+        if (moment := grammar.instant(value)) is not None:
+            made[f"d{code}"] = moment // 1000
+        if isinstance(value, list):
+            made[f"e{code}"] = [_tagged(element) for element in value]
+            made[f"c{code}"] = len(value)
     # an item with hundreds of keys passes every expression, and is evaluated in Python
     return made if len(json.dumps(made)) <= MAX_FACETS else {"big": "1"}
+
+
+def _paths(value: Mapping[str, Any], before: str) -> dict[str, Any]:
+    """Return the values inside of objects by their paths."""
+    made: dict[str, Any] = {}
+    for key, inner in value.items():
+        if isinstance(inner, Mapping) and key and "." not in key:
+            made |= {f"{before}{key}.{name}": one for name, one in inner.items() if name and "." not in name}
+            made |= _paths(inner, f"{before}{key}.")
+    return made
 
 
 def _code(key: str) -> str:
@@ -62,25 +84,17 @@ def _tagged(value: Any) -> str:
         return "s" + value.encode()[:KEPT].hex()
     if isinstance(value, int | float):
         return "n" + _digits(value)
-    return "o"
+    return "l" if isinstance(value, list) else "o"
 
 
 def _digits(value: float) -> str:
     """Return a text that is equal for equal numbers, int or float."""
-    value = _as_sqlite(value)
+    value = grammar.rounded(value)
     return str(int(value)) if float(value).is_integer() and abs(value) < 2**63 else repr(value)
 
 
-def _as_sqlite(value: float) -> float:
-    """Return a number as SQLite reads it: integers above 64 bits become floats."""
-    return value if isinstance(value, float) or abs(value) < 2**63 else _as_float(value)
-
-
 def _as_float(value: float) -> float:
-    try:
-        return float(value)
-    except OverflowError:
-        return 1.7976931348623157e308 if value > 0 else -1.7976931348623157e308
+    return float(grammar.rounded(value))
 
 
 # ------------------------------------------------------------------------------ expressions
@@ -90,10 +104,12 @@ def _as_float(value: float) -> float:
 class Plan:
     """A filter for Milvus.
 
+    group: the filter.
     expression: true for every item that passes the filter, except those with too many keys; "" for all.
     exact: whether it is false for all other items.
     """
 
+    group: Group
     expression: str
     exact: bool
 
@@ -108,143 +124,159 @@ class Plan:
         return _BIG
 
 
-def plan(where: Mapping[str, Any] | None, *, lists: bool = True) -> Plan:
-    """Compile a filter.
+@dataclass(frozen=True)
+class Dialect:
+    """What a server and a collection understand.
 
-    Args:
-        where: the filter.
-        lists: whether the server supports `in` for JSON.
+    lists: whether the server supports `in` for JSON.
+    format: of the collection's facets.
+    """
+
+    lists: bool = True
+    format: int = FORMAT
+
+
+@dataclass(frozen=True)
+class _Clause:
+    """An expression that is true whenever a condition holds, and one that is true only then."""
+
+    upper: str
+    lower: str
+
+    @classmethod
+    def of(cls, expression: str, exact: bool = True) -> _Clause:
+        return cls(expression, expression if exact else _NEVER)
+
+
+def plan(where: Mapping[str, Any] | None, dialect: Dialect) -> Plan:
+    """Compile a filter.
 
     Raises:
         InvalidFilter: the filter is invalid, exactly as in EmbeddedStore.
     """
-    grammar.to_sql(where)
-    parts: list[str] = []
-    exact = True
-    where = where or {}
-    for condition in where.get("must", ()):
-        clause, precise = _condition(condition, lists)
-        parts.append(clause)
-        exact &= precise
-    if where.get("should"):
-        clauses = [_condition(condition, lists) for condition in where["should"]]
-        parts.append(_any(clause for clause, _ in clauses))
-        exact &= all(precise for _, precise in clauses)
-    for condition in where.get("must_not", ()):
-        clause, precise = _condition(condition, lists, guarded=True)
-        if precise:
-            parts.append(f"(not {clause})")
-        exact &= precise
-    return Plan(f"({' and '.join(parts)})" if parts else "", exact)
+    group = grammar.parse(where)
+    if group == grammar.EVERYTHING:
+        return Plan(group, "", True)
+    clause = _group(group, dialect, guarded=False)
+    return Plan(group, clause.upper, clause.upper == clause.lower)
 
 
-def _any(clauses: Any) -> str:
-    return f"({' or '.join(clauses)})"
+def _group(group: Group, dialect: Dialect, guarded: bool) -> _Clause:
+    def compiled(node: Node, guarded: bool = guarded) -> _Clause:
+        if isinstance(node, Group):
+            return _group(node, dialect, guarded)
+        return _condition(node, dialect, guarded)
+
+    must = [compiled(node) for node in group.must]
+    should = [compiled(node) for node in group.should]
+    # clauses that are unknown for a missing key must be false before `not` is applied
+    must_not = [compiled(node, True) for node in group.must_not]
+
+    def joined(side: Callable[[_Clause], str], other: Callable[[_Clause], str]) -> str:
+        parts = [side(clause) for clause in must]
+        parts += [_joined("or", map(side, should))] if should else []
+        parts += [f"(not {other(clause)})" for clause in must_not]
+        return _joined("and", parts) if parts else _ALWAYS
+
+    return _Clause(
+        joined(lambda one: one.upper, lambda one: one.lower), joined(lambda one: one.lower, lambda one: one.upper)
+    )
 
 
-def _condition(condition: Mapping[str, Any], lists: bool, guarded: bool = False) -> tuple[str, bool]:
-    """Return a clause that is true whenever the condition is, and whether it is true only then.
+def _joined(word: str, clauses: Iterable[str]) -> str:
+    return f"({f' {word} '.join(clauses)})"
+
+
+def _condition(condition: Condition, dialect: Dialect, guarded: bool) -> _Clause:
+    """Compile a condition.
 
     Args:
-        condition: valid.
-        lists: whether the server supports `in` for JSON.
-        guarded: make the clause false, not unknown, where the key is missing, so that `not` can be applied to it.
+        condition: to compile.
+        dialect: of the server.
+        guarded: make the clause false, not unknown, where the key is missing.
     """
-    field = f'facets["v{_code(condition["key"])}"]'
-    if "exists" in condition:
+    kind, wanted = condition.kind, condition.value
+    if kind == "ids":
+        return _Clause.of(f"(id in [{', '.join(map(json.dumps, wanted))}])" if wanted else _NEVER)
+    if dialect.format == 1 and (kind not in _OF_FORMAT_1 or len(grammar.paths(condition.key)) > 1):
+        return _Clause(_ALWAYS, _NEVER)
+    if kind == "geo":
+        lat = _field("n", grammar.geo_keys(condition.key)[0])
+        margin = math.degrees(wanted[2] / EARTH) * 1.001 + 1e-6
+        low, high = wanted[0] - margin, wanted[0] + margin
+        return _Clause(_guard(lat, f"(({lat} >= {low!r}) and ({lat} <= {high!r}))"), _NEVER)
+    field = _field("v", condition.key)
+    if kind == "exists":
         present = f"(exists {field})"
-        return (present if condition["exists"] else f"(not {present})"), True
-    if "range" in condition:
-        return _range(condition["key"], condition["range"], guarded)
-    if "prefix" in condition:
-        whole = condition["prefix"].encode()
+        return _Clause.of(present if wanted else f"(not {present})")
+    if kind in ("contains", "contains_any", "contains_all"):
+        return _elements(condition)
+    if kind == "length":
+        return _bounds(_field("c", condition.key), [(name, bound, True) for name, bound in wanted])
+    if kind == "date":
+        bounds = [(name, moment // 1000, name in ("gte", "lt") and not moment % 1000) for name, moment in wanted]
+        return _bounds(_field("d", condition.key), bounds)
+    if kind == "range":
+        return _range(condition.key, wanted)
+    if kind == "prefix":
+        whole = wanted.encode()
         clause, exact = f'({field} like "s{whole[:KEPT].hex()}%")', len(whole) <= KEPT
     else:
-        values = condition["in"] if "in" in condition else [condition["match"]]
-        clause, exact = _equals_any(field, values, lists)
-    return (_guard(field, clause) if guarded else clause), exact
+        clause, exact = _equals_any(field, wanted if kind == "in" else [wanted], dialect.lists)
+    return _Clause.of(_guard(field, clause) if guarded else clause, exact)
+
+
+def _field(kind: str, key: str) -> str:
+    return f'facets["{kind}{_code(key)}"]'
 
 
 def _guard(field: str, clause: str) -> str:
     return f"((exists {field}) and {clause})"
 
 
+def _is_whole(value: Any) -> bool:
+    """Return whether the facet of a value contains all of it."""
+    return not isinstance(value, str) or len(value.encode()) < KEPT
+
+
 def _equals_any(field: str, values: Sequence[Any], lists: bool) -> tuple[str, bool]:
     tags = list(dict.fromkeys(f'"{_tagged(value)}"' for value in values))
-    exact = all(not isinstance(value, str) or len(value.encode()) < KEPT for value in values)
+    exact = all(map(_is_whole, values))
     if not tags:
         return _NEVER, True
     if lists and len(tags) > 1:
         return f"({field} in [{', '.join(tags)}])", exact
-    return _any(f"({field} == {tag})" for tag in tags), exact
+    return _joined("or", (f"({field} == {tag})" for tag in tags)), exact
 
 
-def _range(key: str, bounds: Mapping[str, Any], guarded: bool) -> tuple[str, bool]:
-    text, number = f'facets["v{_code(key)}"]', f'facets["n{_code(key)}"]'
-    clauses: list[str] = []
-    exact = True
-    for name, bound in bounds.items():
-        if isinstance(bound, str):
-            field, whole = text, bound.encode()
-            precise = len(whole) < KEPT
-            value = f'"s{whole[:KEPT].hex()}"'
-            # only strings: the tags of other types begin with other letters
-            clauses.append(f'({text} < "t")' if name in ("gt", "gte") else f'({text} >= "s")')
-        else:
-            field, precise, value = number, abs(bound) < _EXACT, repr(_as_float(bound))
-        operator = _OPERATORS[name] if precise else _OPERATORS[name][0] + "="
-        clause = f"({field} {operator} {value})"
-        clauses.append(_guard(field, clause) if guarded else clause)
-        exact &= precise
-    # under `not`, a clause that is unknown for a missing field is harmless: the guarded clause next to it is false
-    return f"({' and '.join(clauses)})", exact
+def _elements(condition: Condition) -> _Clause:
+    field = _field("e", condition.key)
+    values = (condition.value,) if condition.kind == "contains" else condition.value
+    if not values:  # every list contains all of nothing
+        return _Clause.of(f"(exists {field})" if condition.kind == "contains_all" else _NEVER)
+    each = [f'json_contains({field}, "{_tagged(value)}")' for value in values]
+    joined = _joined("or" if condition.kind == "contains_any" else "and", each)
+    return _Clause.of(_guard(field, joined), all(map(_is_whole, values)))
 
 
-# ------------------------------------------------------------------------------ evaluation in Python
+def _range(key: str, wanted: Sequence[tuple[str, Any]]) -> _Clause:
+    parts: list[_Clause] = []
+    for name, bound in wanted:
+        if not isinstance(bound, str):
+            parts.append(_bounds(_field("n", key), [(name, _as_float(bound), abs(bound) < _EXACT)]))
+            continue
+        text, whole = _field("v", key), bound.encode()
+        part = _bounds(text, [(name, f"s{whole[:KEPT].hex()}", len(whole) < KEPT)])
+        # only strings: the tags of other types begin with other letters
+        strings = f'({text} < "t")' if name in ("gt", "gte") else f'({text} >= "s")'
+        parts.append(_Clause(f"({part.upper} and {strings})", f"({part.lower} and {strings})"))
+    return _Clause(_joined("and", (part.upper for part in parts)), _joined("and", (part.lower for part in parts)))
 
 
-def passes(where: Mapping[str, Any] | None, metadata: Mapping[str, Any]) -> bool:
-    """Return whether an item passes a filter that `plan` has accepted."""
-    where = where or {}
-    should = where.get("should")
-    return (
-        all(_holds(condition, metadata) for condition in where.get("must", ()))
-        and (not should or any(_holds(condition, metadata) for condition in should))
-        and not any(_holds(condition, metadata) for condition in where.get("must_not", ()))
-    )
-
-
-def _holds(condition: Mapping[str, Any], metadata: Mapping[str, Any]) -> bool:
-    present = condition["key"] in metadata
-    if "exists" in condition:
-        return present is condition["exists"]
-    if not present:
-        return False
-    value = metadata[condition["key"]]
-    if "match" in condition:
-        return _equal(value, condition["match"])
-    if "in" in condition:
-        return any(_equal(value, one) for one in condition["in"])
-    if "prefix" in condition:
-        return isinstance(value, str) and value.startswith(condition["prefix"])
-    return all(_within(value, name, bound) for name, bound in condition["range"].items())
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, bool) or value is None:
-        return repr(value)
-    return "number" if isinstance(value, int | float) else type(value).__name__
-
-
-def _equal(value: Any, other: Any) -> bool:
-    if _kind(value) != _kind(other):
-        return False
-    return _as_sqlite(value) == other if _kind(value) == "number" else value == other
-
-
-def _within(value: Any, name: str, bound: Any) -> bool:
-    if _kind(value) != _kind(bound):
-        return False
-    # both stores compare strings by their UTF-8, which is the order of their code points
-    value = _as_sqlite(value) if _kind(value) == "number" else value
-    return {"gt": value > bound, "gte": value >= bound, "lt": value < bound, "lte": value <= bound}[name]
+def _bounds(field: str, bounds: Sequence[tuple[str, Any, bool]]) -> _Clause:
+    """Compile comparisons (name, bound, exact); without exactness, equality counts as inside."""
+    clauses = []
+    for name, bound, exact in bounds:
+        operator = _OPERATORS[name] if exact else _OPERATORS[name][0] + "="
+        clauses.append(f"({field} {operator} {json.dumps(bound) if isinstance(bound, str) else repr(bound)})")
+    return _Clause.of(_guard(field, _joined("and", clauses)), all(exact for _, _, exact in bounds))

@@ -29,8 +29,6 @@ SMALL = StoreSettings(
     snapshot_on_close=20,
     snapshot_after=40,
     kept_changes=60,
-    min_trial=4,
-    max_trial=32,
 )
 # snapshots are taken on request only
 WITHOUT_SNAPSHOTS = replace(SMALL, snapshot_on_close=1000, snapshot_after=20_000)

@@ -1,0 +1,1 @@
+"""Metadata by key in memory, for filters and counts: a cache of the catalog."""

@@ -1,0 +1,258 @@
+"""The rows that pass a filter, from columns of metadata in memory that follow the catalog.
+
+Every call names the view of the catalog that it is for: a read transaction and the number of its last change. The
+columns are brought to exactly that change by the log, so a filter sees what `get` sees, in a store that is written to,
+in one that is open for reading, and in a replica. A view that is older than the columns must be taken again.
+
+A key is read from the catalog when a filter needs it for the first time, and kept. New rows form small segments, which
+are merged with others of their size, so that all together cost little. What passes a filter is remembered for each
+segment, so a write makes only the segments that it touches be compared again.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from nnclr_hub.store.ann.index import ViewTooOld
+from nnclr_hub.store.cancellation import check_cancelled
+from nnclr_hub.store.columns.column import Column
+from nnclr_hub.store.columns.passing import Passing
+from nnclr_hub.store.columns.segment import ROWS, Segment, keys_of, merged
+from nnclr_hub.store.where import ABSENT, Group, paths
+
+REMEMBERED = 32  # filters
+REMEMBERED_BYTES = 128 << 20
+ROW_BYTES = 4  # of a remembered filter
+PART = 500  # parameters of a statement
+DEAD_SHARE = 0.5  # a segment with more dead rows is made anew
+
+
+class TooLarge(Exception):
+    """Raised when the values of a key do not fit into the memory that columns may use."""
+
+
+class Columns:
+    """Columns of one collection.
+
+    Args:
+        memory: bytes that they may use.
+    """
+
+    def __init__(self, memory: int) -> None:
+        self._memory = memory
+        self._lock = threading.RLock()
+        self._seq = -1  # the change that the segments are at; -1: nothing was read yet
+        self._segments: list[Segment] = []
+        self._keys: OrderedDict[str, bool] = OrderedDict()  # loaded ones, the last used at the end; True: indexed
+        self._refused: set[str] = set()  # keys that are too large
+        self._known: OrderedDict[str, Passing] = OrderedDict()
+
+    def forget(self) -> None:
+        """Read everything again, because the catalog was replaced."""
+        with self._lock:
+            self._seq, self._segments = -1, []
+            self._refused.clear()
+            self._known.clear()
+
+    @property
+    def nbytes(self) -> int:
+        """Approximate memory in bytes."""
+        return sum(segment.nbytes for segment in list(self._segments))
+
+    def passing(self, connection: sqlite3.Connection, at: int, group: Group) -> Passing:
+        """Return the rows that pass a filter.
+
+        Args:
+            connection: in a read transaction.
+            at: the change that the transaction's view is up to.
+            group: the filter.
+
+        Raises:
+            ViewTooOld: the transaction must be restarted.
+            TooLarge: its keys do not fit into memory.
+        """
+        keys = keys_of(group)
+        self.load(connection, at, keys)
+        with self._lock:
+            self._follow(connection, at)
+            # another thread may have evicted a key again
+            if any(key not in segment.columns for segment in self._segments for key in keys):
+                raise ViewTooOld
+            name = repr(group)
+            known = self._known.get(name)
+            if known is None or known.seq != at:
+                ids = {one.value: _rids(connection, one.value) for one in group.conditions() if one.kind == "ids"}
+                # what passes a filter on ids depends on more than the row
+                known = Passing(at, group, self._segments, ids, None if ids else known)
+                self._known[name] = known
+            self._known.move_to_end(name)
+            rows = sum(map(len, self._segments))
+            while len(self._known) > max(1, min(REMEMBERED, REMEMBERED_BYTES // (ROW_BYTES * rows + 1))):
+                self._known.popitem(last=False)
+            return known
+
+    def load(self, connection: sqlite3.Connection, at: int, keys: set[str], *, stay: bool = False) -> None:
+        """Read keys that are not in memory yet; other threads can use the others meanwhile.
+
+        Args:
+            connection, at: as for `passing`.
+            keys: of the metadata.
+            stay: keep them even if they are not used.
+
+        Raises:
+            ViewTooOld, TooLarge: as `passing` does.
+        """
+        while True:
+            check_cancelled()
+            with self._lock:
+                self._follow(connection, at)
+                if keys & self._refused:
+                    raise TooLarge
+                for key in keys:
+                    self._keys[key] = self._keys.get(key, False) or stay
+                    self._keys.move_to_end(key)
+                lacking = next((one for one in self._segments if not keys <= one.columns.keys()), None)
+                if lacking is None:
+                    return
+                wanted = sorted(keys - lacking.columns.keys())
+                lacking.columns |= _read(connection, lacking.rids, wanted)
+                self._evict(keys)
+
+    def lacks(self, keys: set[str]) -> bool:
+        """Return whether keys must be read that fit into memory."""
+        return self._seq < 0 or any(key not in self._keys and key not in self._refused for key in keys)
+
+    def drop(self, key: str) -> None:
+        """Free the memory of a key, until a filter needs it."""
+        with self._lock:
+            self._keys.pop(key, None)
+            for segment in self._segments:
+                segment.columns.pop(key, None)
+
+    def parts(self, connection: sqlite3.Connection, at: int, group: Group, key: str) -> list[tuple[Column, np.ndarray]]:
+        """Return the columns of a key, each with the rows (n,) bool that pass a filter; see `passing`."""
+        self.load(connection, at, {key})
+        with self._lock:
+            passing = self.passing(connection, at, group)
+            self.load(connection, at, {key})  # again, if the filter's own keys took its place
+            return [(segment.columns[key], mask) for segment, mask in passing.masks.items()]
+
+    # ---- inside; with the lock
+
+    def _evict(self, needed: set[str]) -> None:
+        """Drop the keys that were not used for longest while all together take too much memory."""
+        while self.nbytes > self._memory:
+            other = next((key for key, stay in self._keys.items() if key not in needed and not stay), None)
+            other = other or next((key for key in self._keys if key not in needed), None)
+            if other is None:
+                for key in needed:
+                    self.drop(key)
+                self._refused |= needed
+                raise TooLarge
+            self.drop(other)
+
+    def _follow(self, connection: sqlite3.Connection, at: int) -> None:
+        """Bring the segments to a view."""
+        if at == self._seq:
+            return
+        if at < self._seq:
+            raise ViewTooOld
+        log = connection.execute(
+            "SELECT op, rid FROM oplog WHERE seq > ? AND seq <= ? ORDER BY seq", [self._seq, at]
+        ).fetchall()
+        if self._seq < 0 or len(log) != at - self._seq:
+            rows = connection.execute("SELECT rid FROM items ORDER BY rid")
+            rids = np.fromiter((rid for (rid,) in rows), np.int64)
+            self._segments = [Segment(rids[i : i + ROWS], {}) for i in range(0, len(rids), ROWS)]
+            self._known.clear()
+        else:
+            self._apply(connection, log)
+        self._seq = at
+
+    def _apply(self, connection: sqlite3.Connection, log: Sequence[tuple[str, int]]) -> None:
+        deleted = {rid for op, rid in log if op == "-"}
+        changed = {rid for op, rid in log if op != "-"} - deleted
+        gone = np.array(sorted(deleted | {rid for op, rid in log if op == "="}), np.int64)
+        segments = []
+        for segment in self._segments:
+            segment.kill(gone)
+            if segment.dead <= DEAD_SHARE * len(segment):
+                segments.append(segment)
+            elif segment.dead < len(segment):
+                segments.append(merged([segment]))
+        self._segments = segments
+        rids = np.array(sorted(changed), np.int64)
+        for start in range(0, len(rids), ROWS):
+            part = rids[start : start + ROWS]
+            self._segments.append(Segment(part, _read(connection, part, list(self._keys))))
+            self._merge()
+
+    def _merge(self) -> None:
+        """Merge the last segments while they are of similar size."""
+        while len(self._segments) > 1:
+            last, before = self._segments[-1], self._segments[-2]
+            if 2 * len(last) < len(before) or len(last) + len(before) > ROWS:
+                return
+            self._segments[-2:] = [merged([before, last])]
+
+
+def _read(connection: sqlite3.Connection, rids: np.ndarray, keys: Sequence[str]) -> dict[str, Column]:
+    """Return the columns of keys for rows (n,) int64; rows that do not exist lack every key."""
+    if not keys:
+        return {}
+    values: dict[str, list[Any]] = {key: [ABSENT] * len(rids) for key in keys}
+    chosen = ", ".join(map(_expression, keys))
+    for place, row in _rows(connection, f"SELECT rid, {chosen} FROM items", rids):
+        for key, text in zip(keys, row, strict=True):
+            if text is not None:
+                values[key][place] = text
+    for some in values.values():
+        _parse(some)
+    return {key: Column(some) for key, some in values.items()}
+
+
+def _rows(connection: sqlite3.Connection, select: str, rids: np.ndarray) -> Iterator[tuple[int, Sequence[Any]]]:
+    """Yield the position in `rids` of each row that exists, and its other columns."""
+    if len(rids) > PART:  # mostly a range without gaps
+        place_of = {rid: place for place, rid in enumerate(rids.tolist())}
+        found = connection.execute(f"{select} WHERE rid BETWEEN ? AND ?", [int(rids[0]), int(rids[-1])])
+        for rid, *row in found:
+            if (place := place_of.get(rid)) is not None:
+                yield place, row
+        return
+    places = {rid: place for place, rid in enumerate(rids.tolist())}
+    found = connection.execute(f"{select} WHERE rid IN ({','.join('?' * len(places))})", list(places))
+    for rid, *row in found:
+        yield places[rid], row
+
+
+def _parse(values: list[Any]) -> None:
+    """Replace JSON by its values; all are parsed together, which is much faster than one by one."""
+    present = [place for place, text in enumerate(values) if text is not ABSENT]
+    parsed = json.loads(f"[{','.join([values[place] for place in present])}]")
+    for place, value in zip(present, parsed, strict=True):
+        values[place] = value
+
+
+def _expression(key: str) -> str:
+    """Return SQL for the JSON of a key's value, NULL if there is none; as `store.where.value_of`."""
+    found = ["metadata -> '$" + "".join(map(_step, steps)) + "'" for steps in paths(key)]
+    return found[0] if len(found) == 1 else f"coalesce({', '.join(found)})"
+
+
+def _step(name: str) -> str:
+    # as it is written in JSON, in an SQL string
+    return "." + json.dumps(name, ensure_ascii=False).replace("'", "''")
+
+
+def _rids(connection: sqlite3.Connection, ids: Sequence[str]) -> np.ndarray:
+    """Return the row ids of the items with these ids."""
+    found = connection.execute(f"SELECT rid FROM items WHERE id IN ({','.join('?' * len(ids))})", list(ids))
+    return np.array([rid for (rid,) in found], np.int64)

@@ -1,0 +1,65 @@
+"""Edits of metadata: merging a patch, for every store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.store.base import Item, Where
+from nnclr_hub.store.checks import check_ids, metadata_json
+from nnclr_hub.store.where import Group, parse
+
+Edit = Callable[[str, Mapping[str, Any]], str]
+
+
+def check_choice(ids: Sequence[str] | None, where: Where | None) -> tuple[list[str] | None, Group | None]:
+    """Return the ids without repetitions, or the filter; exactly one of them.
+
+    Raises:
+        InvalidRequest, InvalidFilter: both or none is given, or it is invalid.
+    """
+    if (ids is None) == (where is None):
+        raise InvalidRequest("Choose items either by ids or by where; give exactly one of them.")
+    return (None, parse(where)) if ids is None else (list(dict.fromkeys(check_ids(ids))), None)
+
+
+def editor(patch: Mapping[str, Any], *, replace: bool) -> Edit:
+    """Return a function that takes an item's id and metadata, and returns the JSON of its new metadata.
+
+    Args:
+        patch: merged into the metadata, see `merged`; or the new metadata.
+        replace: which of both.
+
+    Raises:
+        InvalidRequest: the patch is not an object, or not JSON; or, by the function, the result is too large.
+    """
+    if not isinstance(patch, Mapping):
+        raise InvalidRequest(f"The metadata to set must be an object, got {patch!r:.80}.")
+    nothing = np.zeros(0, np.float32)
+    metadata_json(Item("of the request", nothing, patch))  # also if no item is found
+
+    def edit(id: str, metadata: Mapping[str, Any]) -> str:
+        return metadata_json(Item(id, nothing, patch if replace else merged(metadata, patch)))
+
+    return edit
+
+
+def only_removes(patch: Mapping[str, Any]) -> bool:
+    """Return whether merging a patch cannot add anything."""
+    return all(value is None for value in patch.values())
+
+
+def merged(metadata: Any, patch: Any) -> Any:
+    """Return metadata after a merge patch (RFC 7396): null removes a key, objects are merged, all else replaces."""
+    if not isinstance(patch, Mapping):
+        return patch
+    made = dict(metadata) if isinstance(metadata, Mapping) else {}
+    for key, value in patch.items():
+        if value is None:
+            made.pop(key, None)
+        else:
+            made[key] = merged(made.get(key), value)
+    return made
