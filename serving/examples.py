@@ -71,6 +71,17 @@ EXAMPLES: tuple[tuple[str, ApiCall], ...] = (
     ),
     ("items-list-items", ApiCall("GET", f"{_PHOTOS}/items", params={"limit": "10", "where": _LIKE})),
     ("items-get-item", ApiCall("GET", f"{_PHOTOS}/items/tom")),
+    ("items-get-items", ApiCall("POST", f"{_PHOTOS}/items/get", json={"ids": ["tom"], "with_vector": False})),
+    (
+        "items-update-metadata",
+        ApiCall(
+            "PATCH",
+            f"{_PHOTOS}/items",
+            json={"where": {"must": [{"key": "label", "match": "cat"}]}, "metadata": {"tags": ["pet"]}},
+        ),
+    ),
+    ("items-facets", ApiCall("POST", f"{_PHOTOS}/facets", json={"keys": ["label", "tags"]})),
+    ("items-change-indexed", ApiCall("PUT", f"{_PHOTOS}/indexed", json={"keys": ["label", "tags"]})),
     ("items-thumbnail", ApiCall("GET", f"{_PHOTOS}/items/tom/thumbnail", save="thumbnail.jpg")),
     ("items-original", ApiCall("GET", f"{_PHOTOS}/items/tom/original", save="original.jpg")),
     ("collections-count", ApiCall("GET", f"{_PHOTOS}/count", params={"where": _LIKE})),
@@ -115,6 +126,10 @@ EXAMPLES: tuple[tuple[str, ApiCall], ...] = (
     ("runs-list-all", ApiCall("GET", "/api/v1/runs")),
     ("runs-report", ApiCall("GET", "/api/v1/runs/first/report", save="report.html")),
     ("items-delete-item", ApiCall("DELETE", f"{_PHOTOS}/items/tom")),
+    (
+        "items-delete-items",
+        ApiCall("POST", f"{_PHOTOS}/items/delete", json={"where": {"must": [{"key": "tags", "contains": "pet"}]}}),
+    ),
     ("aliases-forget", ApiCall("DELETE", "/api/v1/aliases/live")),
     ("collections-create", ApiCall("PUT", _POINTS, json={"dim": 3, "metric": "l2"})),
     (

@@ -15,6 +15,7 @@ from nnclr_hub.cli import (
     service,
     store_backups,
     store_contents,
+    store_metadata,
     stores,
 )
 from nnclr_hub.cli.verbs import new_app
@@ -34,4 +35,5 @@ for panel, groups in PANELS.items():
         if not isinstance(verb.rich_help_panel, str):
             verb.rich_help_panel = panel
 store_contents.register(stores.group)
+store_metadata.register(stores.group)
 store_backups.register(stores.group)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -26,10 +25,11 @@ from nnclr_hub.cli.verbs import (
     fail,
     out,
     parse_numbers,
+    parse_where,
     print_json,
     refuse_server_with_local,
 )
-from nnclr_hub.errors import ImageError, InvalidFilter, InvalidRequest, NNCLRHubError
+from nnclr_hub.errors import ImageError, InvalidRequest, NNCLRHubError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -117,7 +117,7 @@ def search(
             [_example(one, None) for one in negative or ()],
             k=k,
             offset=offset,
-            where=_filter(where),
+            where=parse_where(where),
             exact=exact,
             score_threshold=threshold,
             with_vector=with_vector,
@@ -224,15 +224,6 @@ def _rows(path: Path | None) -> Any:
     except (OSError, ValueError) as error:
         raise InvalidRequest(f"{path} is not a .npy file of vectors ({error}).") from error
     return vectors[None] if vectors.ndim == 1 else vectors
-
-
-def _filter(where: str | None) -> dict[str, Any] | None:
-    try:
-        return json.loads(where) if where else None
-    except ValueError as error:
-        raise InvalidFilter(
-            f'--where is not JSON ({error}); write it like \'{{"must": [{{"key": "label", "match": "cat"}}]}}\'.'
-        ) from error
 
 
 def _named(answer: Answer, title: str) -> Answer:

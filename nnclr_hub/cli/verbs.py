@@ -16,7 +16,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 import nnclr_hub
-from nnclr_hub.errors import InvalidRequest, NNCLRHubError, UnknownModel
+from nnclr_hub.errors import InvalidFilter, InvalidRequest, NNCLRHubError, UnknownModel
 
 if TYPE_CHECKING:
     from nnclr_hub.encoder.encoder import Encoder
@@ -197,6 +197,20 @@ def parse_numbers(option: str, text: str, form: str) -> list[float]:
     if len(numbers) != count:
         raise InvalidRequest(f"{option} must be {form}, {count} numbers with commas between them; got {text}.")
     return numbers
+
+
+def parse_where(text: str | None) -> dict[str, Any] | None:
+    """Return the filter of the option --where.
+
+    Raises:
+        InvalidFilter: it is not JSON.
+    """
+    try:
+        return json.loads(text) if text else None
+    except ValueError as error:
+        raise InvalidFilter(
+            f'--where is not JSON ({error}); write it like \'{{"must": [{{"key": "label", "match": "cat"}}]}}\'.'
+        ) from error
 
 
 def print_json(value: Any) -> None:

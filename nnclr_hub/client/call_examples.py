@@ -32,7 +32,7 @@ _OTHER_PACKAGES = ("httpx", "nnclr_hub")
 class ApiCall:
     """One REST call. It may also carry the equivalent call of `nnclr_hub.Client`.
 
-    method: GET, POST, PUT or DELETE.
+    method: GET, POST, PUT, PATCH or DELETE.
     path: below the server's address, percent-encoded; "" if the task takes several requests.
     params: query parameters.
     json: the JSON body. The string IMAGE in it represents the base64 of photo.jpg.

@@ -1,14 +1,14 @@
 """Client and AsyncClient: the same verbs, blocking and awaited.
 
-Each verb is a function of `models`, `collections`, `uploads`, `probes` or `jobs`, with its signature and docstring. The
-verbs are listed once, here, for both clients.
+Each verb is a function of `models`, `collections`, `searches`, `uploads`, `probes` or `jobs`, with its signature and
+docstring. The verbs are listed once, here, for both clients.
 """
 
 from __future__ import annotations
 
 from typing import Self
 
-from nnclr_hub.client import collections, jobs, models, probes, uploads
+from nnclr_hub.client import collections, jobs, models, probes, searches, uploads
 from nnclr_hub.client.retry import Policy
 from nnclr_hub.client.transport import Address, AsyncDriver, SyncDriver
 from nnclr_hub.client.verbs import AsyncVerbs, NamedVerb, SyncVerbs, Verb
@@ -26,13 +26,16 @@ class _Collection:
     add_images = NamedVerb(uploads.add_images)
     index_folder = NamedVerb(uploads.index_folder)
     delete = NamedVerb(collections.delete)
+    update_metadata = NamedVerb(collections.update_metadata)
     get = NamedVerb(collections.get)
+    facets = NamedVerb(collections.facets)
+    change_indexed = NamedVerb(collections.change_indexed)
     thumbnail = NamedVerb(collections.thumbnail)
     count = NamedVerb(collections.count)
     scroll = NamedVerb(collections.scroll)
-    search = NamedVerb(collections.search)
-    search_batch = NamedVerb(collections.search_batch)
-    search_each = NamedVerb(collections.search_each)
+    search = NamedVerb(searches.search)
+    search_batch = NamedVerb(searches.search_batch)
+    search_each = NamedVerb(searches.search_each)
     changes = NamedVerb(collections.changes)
     snapshot = NamedVerb(collections.snapshot)
     verify = NamedVerb(collections.verify)

@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from nnclr_hub.client.answers import make_error
 from nnclr_hub.client.images import bounded
-from nnclr_hub.client.steps import Answer, Call, Steps, for_each, in_thread, perform, to_json
-from nnclr_hub.errors import CollectionNotFound, InvalidRequest, ItemNotFound, NNCLRHubError
-from nnclr_hub.store.base import Item, Match, Page, Where
+from nnclr_hub.client.steps import Answer, Call, Steps, perform, to_json
+from nnclr_hub.errors import CollectionNotFound, InvalidRequest
+from nnclr_hub.store.base import Item, Page, Where
 from nnclr_hub.store.checks import check_ids, check_name
+from nnclr_hub.store.edits import check_choice
+from nnclr_hub.store.facets import Facet, Histogram
 from nnclr_hub.store.index_kinds import IndexName
 from nnclr_hub.store.reports import Change, ChangePage, CollectionInfo, VerifyReport
 from nnclr_hub.store.spec import CollectionSpec, Metric, Precision
-from nnclr_hub.workbench.payload import decode_vector, encode_vector, image_file
-from nnclr_hub.workbench.search_query import Box, Example, SearchQuery
+from nnclr_hub.workbench.payload import decode_vector, encode_vector
 
 if TYPE_CHECKING:
-    from nnclr_hub.client.images import ImageLike
+    pass
 
 ROOT = "/api/v1/collections"
 PAGE = 1000
 ALIASES = "/api/v1/aliases"
-ITEMS_AT_ONCE = 8  # concurrent requests for single items
-SEARCHES_AT_ONCE = 2  # concurrent requests of one batch of searches
-T = TypeVar("T")
+READ_AT_ONCE = 200  # items of a request: 2048 numbers each make 5 MB of JSON
+WRITTEN_AT_ONCE = 10_000
 
 # ---- all of them
 
@@ -56,7 +53,7 @@ def create(
     """
     body = {"metric": metric, "indexed": list(indexed), "index": index, "precision": precision}
     body |= {key: value for key, value in (("model", model), ("dim", dim)) if value is not None}
-    return perform(Call("PUT", _path(name), lambda answer: _info(answer.json()), json=body))
+    return perform(Call("PUT", path_of(name), lambda answer: _info(answer.json()), json=body))
 
 
 def describe(name: str) -> Steps[CollectionInfo]:
@@ -65,7 +62,7 @@ def describe(name: str) -> Steps[CollectionInfo]:
     Raises:
         CollectionNotFound: names the existing ones.
     """
-    return perform(Call("GET", _path(name), lambda answer: _info(answer.json())))
+    return perform(Call("GET", path_of(name), lambda answer: _info(answer.json())))
 
 
 def drop(name: str) -> Steps[None]:
@@ -74,7 +71,7 @@ def drop(name: str) -> Steps[None]:
     Raises:
         CollectionNotFound: names the existing ones.
     """
-    return perform(Call("DELETE", _path(name), lambda answer: None, gone=CollectionNotFound))
+    return perform(Call("DELETE", path_of(name), lambda answer: None, gone=CollectionNotFound))
 
 
 def list_collections() -> Steps[list[CollectionInfo]]:
@@ -104,21 +101,66 @@ def upsert(name: str, items: Sequence[Item]) -> Steps[int]:
     seq = 0
     for batch in bounded(rows, lambda row: len(to_json(row)) + 2, most=PAGE):
         seq = yield from perform(
-            Call("PUT", f"{_path(name)}/items", lambda answer: int(answer.json()["seq"]), json=batch)
+            Call("PUT", f"{path_of(name)}/items", lambda answer: int(answer.json()["seq"]), json=batch)
         )
     return seq
 
 
-def delete(name: str, ids: Sequence[str]) -> Steps[int]:
-    """Delete items; return how many existed."""
-    deleted = yield from _each("DELETE", name, ids, lambda answer: True)
-    return sum(one is not None for one in deleted)
+def delete(name: str, ids: Sequence[str] | None = None, *, where: Where | None = None) -> Steps[int]:
+    """Delete items by ids, or those that pass a filter; return how many existed.
+
+    Many ids take several requests, each of which deletes all of its items or none.
+    """
+    deleted = 0
+    for chosen in _chosen(ids, where):
+        call = Call("POST", f"{path_of(name)}/items/delete", lambda answer: int(answer.json()["deleted"]), json=chosen)
+        deleted += yield from perform(call)
+    return deleted
+
+
+def update_metadata(
+    name: str,
+    metadata: Mapping[str, Any],
+    *,
+    ids: Sequence[str] | None = None,
+    where: Where | None = None,
+    replace: bool = False,
+) -> Steps[int]:
+    """Change the metadata of items; return how many were found. See `store.base.Collection.update_metadata`.
+
+    Many ids take several requests, each of which changes all of its items or none.
+    """
+    updated = 0
+    for chosen in _chosen(ids, where):
+        body = chosen | {"metadata": dict(metadata), "replace": replace}
+        call = Call("PATCH", f"{path_of(name)}/items", lambda answer: int(answer.json()["updated"]), json=body)
+        updated += yield from perform(call)
+    return updated
 
 
 def get(name: str, ids: Sequence[str]) -> Steps[list[Item]]:
     """Return the items of these ids that exist, in the order of the ids, without thumbnails."""
-    found = yield from _each("GET", name, ids, lambda answer: _item(answer.json()))
-    return [item for item in found if item is not None]
+    checked, found = check_ids(ids), []
+    for start in range(0, len(checked), READ_AT_ONCE):
+        body = {"ids": checked[start : start + READ_AT_ONCE]}
+        call = Call("POST", f"{path_of(name)}/items/get", lambda answer: answer.json()["items"], json=body)
+        found += yield from perform(call)
+    return [_item(one) for one in found]
+
+
+def facets(
+    name: str, keys: Sequence[str], where: Where | None = None, limit: int = 10, *, bins: int = 10
+) -> Steps[dict[str, Facet]]:
+    """Return how often the values of metadata keys occur; see `store.base.Collection.facets`."""
+    body = {"keys": list(keys), "limit": limit, "bins": bins} | ({} if where is None else {"where": dict(where)})
+    return perform(Call("POST", f"{path_of(name)}/facets", _facets, json=body))
+
+
+def change_indexed(name: str, keys: Sequence[str]) -> Steps[CollectionInfo]:
+    """Index these metadata keys and no others; return the collection's state."""
+    return perform(
+        Call("PUT", f"{path_of(name)}/indexed", lambda answer: _info(answer.json()), json={"keys": list(keys)})
+    )
 
 
 def thumbnail(name: str, id: str) -> Steps[bytes]:
@@ -128,14 +170,14 @@ def thumbnail(name: str, id: str) -> Steps[bytes]:
         ItemNotFound: if the item does not exist, or has none.
     """
     return perform(
-        Call("GET", f"{_path(name)}/items/{check_name(id, 'Item id')}/thumbnail", lambda answer: answer.body)
+        Call("GET", f"{path_of(name)}/items/{check_name(id, 'Item id')}/thumbnail", lambda answer: answer.body)
     )
 
 
 def count(name: str, where: Where | None = None) -> Steps[int]:
     """Return how many items exist, or pass the filter."""
     params = {"where": to_json(where)} if where is not None else {}
-    return perform(Call("GET", f"{_path(name)}/count", lambda answer: int(answer.json()["count"]), params=params))
+    return perform(Call("GET", f"{path_of(name)}/count", lambda answer: int(answer.json()["count"]), params=params))
 
 
 def scroll(
@@ -145,7 +187,7 @@ def scroll(
     params = {"limit": str(limit), "with_vector": str(with_vector).lower()}
     params |= {"cursor": cursor} if cursor is not None else {}
     params |= {"where": to_json(where)} if where is not None else {}
-    return perform(Call("GET", f"{_path(name)}/items", _page, params=params))
+    return perform(Call("GET", f"{path_of(name)}/items", _page, params=params))
 
 
 def changes(
@@ -159,12 +201,12 @@ def changes(
         body = answer.json()
         return ChangePage([Change(**one) for one in body["changes"]], body["next"], body["last"], body.get("log", ""))
 
-    return perform(Call("GET", f"{_path(name)}/changes", read, params=params))
+    return perform(Call("GET", f"{path_of(name)}/changes", read, params=params))
 
 
 def snapshot(name: str) -> Steps[None]:
     """Write the index to the server's disk now, so that its next start is fast."""
-    return perform(Call("POST", f"{_path(name)}/snapshot", lambda answer: None))
+    return perform(Call("POST", f"{path_of(name)}/snapshot", lambda answer: None))
 
 
 def verify(name: str) -> Steps[VerifyReport]:
@@ -176,133 +218,7 @@ def verify(name: str) -> Steps[VerifyReport]:
         parts = tuple(body.get("parts", ()))  # an earlier server does not send them
         return VerifyReport(items=body["items"], recall=body["recall"], parts=parts, **ids)
 
-    return perform(Call("POST", f"{_path(name)}/verify", read))
-
-
-# ---- search
-
-
-def search(
-    name: str,
-    query: SearchQuery | np.ndarray | None = None,
-    k: int = 10,
-    where: Where | None = None,
-    *,
-    vector: np.ndarray | None = None,
-    image: ImageLike | None = None,
-    box: Box | None = None,
-    id: str | None = None,
-    positive: Sequence[Example] = (),
-    negative: Sequence[Example] = (),
-    offset: int = 0,
-    exact: bool = False,
-    score_threshold: float | None = None,
-    with_vector: bool = False,
-    effort: int | None = None,
-    group_by: str | None = None,
-) -> Steps[list[Match]]:
-    """Return the matches of a query, best first.
-
-    Args:
-        query: a complete SearchQuery; or a vector (D,), with the other fields of `SearchQuery` as arguments.
-        vector, image, box, id: the example, if it is a single one.
-        positive, negative: several examples; ids, vectors, and images as Path or bytes are accepted as they are.
-        k, where, offset, exact, score_threshold, with_vector, effort, group_by: see `SearchQuery`.
-
-    Raises:
-        InvalidRequest: the query is invalid for this collection.
-        ImageError: an example's image cannot be read.
-        CollectionNotFound: the collection does not exist.
-        ItemNotFound: an example's id is not in the collection.
-        FingerprintMismatch: the encoder that the collection is bound to is unavailable.
-    """
-    if not isinstance(query, SearchQuery):
-        query = SearchQuery.of(
-            id=id,
-            vector=vector if query is None else query,
-            image=image,
-            box=box,
-            positive=positive,
-            negative=negative,
-            k=k,
-            offset=offset,
-            where=where,
-            exact=exact,
-            score_threshold=score_threshold,
-            with_vector=with_vector,
-            effort=effort,
-            group_by=group_by,
-        )
-    path = f"{_path(name)}/search"
-    if len(query.positive) == 1 and not query.negative and (single := query.positive[0].image) is not None:
-        # a single image is sent as a file, which is a third smaller than base64
-        file = yield from in_thread(lambda: image_file(single))
-        body = query.to_json(encode=lambda image: None)
-        return (
-            yield from perform(Call("POST", path, _found, files=[("image", file)], fields={"query": to_json(body)}))
-        )
-    body = yield from in_thread(query.to_json)
-    return (yield from perform(Call("POST", path, _found, json=body)))
-
-
-def search_each(name: str, queries: Sequence[SearchQuery]) -> Steps[list[list[Match] | NNCLRHubError]]:
-    """Return the matches of each query, or the error that concerns it alone; many queries per request.
-
-    Raises:
-        CollectionNotFound, FingerprintMismatch: nothing was searched.
-        NotReady, Overloaded, DeadlineExceeded: the server did not answer in time.
-        RequestTooLarge: a single query is too large.
-    """
-    path = f"{_path(name)}/search/batch"
-    bodies = yield from in_thread(lambda: list(enumerate(query.to_json() for query in queries)))
-    found: list[list[Match] | NNCLRHubError] = [[] for _ in bodies]
-
-    def send(batch: list[tuple[int, dict[str, Any]]]) -> Steps[None]:
-        body = {"queries": [query for _, query in batch]}
-        answers = yield from perform(Call("POST", path, lambda answer: answer.json()["results"], json=body))
-        for (i, _), answer in zip(batch, answers, strict=True):
-            error = answer.get("error")
-            found[i] = _matches(answer["matches"]) if error is None else make_error(error["code"], error["detail"])
-
-    yield from for_each(bounded(bodies, lambda one: len(to_json(one[1])) + 2), send, SEARCHES_AT_ONCE)
-    return found
-
-
-def search_batch(
-    name: str,
-    vectors: np.ndarray,
-    k: int = 10,
-    where: Where | None = None,
-    *,
-    exact: bool = False,
-    score_threshold: float | None = None,
-    with_vector: bool = False,
-    effort: int | None = None,
-) -> Steps[list[list[Match]]]:
-    """Run `search` for each row of vectors (n, D), with the same options.
-
-    Raises:
-        InvalidRequest: a vector or an option is invalid.
-        CollectionNotFound: the collection does not exist.
-        FingerprintMismatch: the encoder that the collection is bound to is unavailable.
-    """
-    queries = [
-        SearchQuery.of(
-            vector=row,
-            k=k,
-            where=where,
-            exact=exact,
-            score_threshold=score_threshold,
-            with_vector=with_vector,
-            effort=effort,
-        )
-        for row in np.asarray(vectors)
-    ]
-    answers = yield from search_each(name, queries)
-    for answer in answers:
-        if isinstance(answer, NNCLRHubError):
-            raise answer
-    return [answer for answer in answers if not isinstance(answer, NNCLRHubError)]
+    return perform(Call("POST", f"{path_of(name)}/verify", read))
 
 
 # ---- aliases
@@ -339,24 +255,32 @@ def forget_alias(alias: str) -> Steps[None]:
 # ---- inside
 
 
-def _path(name: str) -> str:
+def path_of(name: str) -> str:
+    """Return the path of a collection on the server."""
     return f"{ROOT}/{check_name(name, 'Collection name')}"
 
 
-def _each(method: str, name: str, ids: Sequence[str], read: Callable[[Answer], T]) -> Steps[list[T | None]]:
-    """Return the result for each item in the order of the ids; None for items that do not exist."""
-    checked = check_ids(ids)
-    found: list[T | None] = [None] * len(checked)
+def _chosen(ids: Sequence[str] | None, where: Where | None) -> Iterator[dict[str, Any]]:
+    """Yield what chooses the items in the bodies of as many requests as it takes."""
+    wanted, _ = check_choice(ids, where)
+    if wanted is None:
+        yield {"where": dict(where or {})}
+        return
+    for start in range(0, len(wanted), WRITTEN_AT_ONCE):
+        yield {"ids": wanted[start : start + WRITTEN_AT_ONCE]}
 
-    def one(job: tuple[int, str]) -> Steps[None]:
-        gone = ItemNotFound if method == "DELETE" else None
-        try:
-            found[job[0]] = yield from perform(Call(method, f"{_path(name)}/items/{job[1]}", read, gone=gone))
-        except ItemNotFound:
-            return
 
-    yield from for_each(enumerate(checked), one, ITEMS_AT_ONCE)
-    return found
+def _facets(answer: Answer) -> dict[str, Facet]:
+    return {
+        one["key"]: Facet(
+            one["key"],
+            one["items"],
+            [(pair["value"], pair["count"]) for pair in one["values"]],
+            one["distinct"],
+            None if one["histogram"] is None else Histogram(**one["histogram"]),
+        )
+        for one in answer.json()["facets"]
+    }
 
 
 def _info(body: dict[str, Any]) -> CollectionInfo:
@@ -376,19 +300,3 @@ def _page(answer: Answer) -> Page:
 
 def _alias_path(alias: str) -> str:
     return f"{ALIASES}/{check_name(alias, 'Alias')}"
-
-
-def _found(answer: Answer) -> list[Match]:
-    return _matches(answer.json()["matches"])
-
-
-def _matches(body: list[dict[str, Any]]) -> list[Match]:
-    return [
-        Match(
-            one["id"],
-            one["score"],
-            one["metadata"],
-            None if one.get("vector") is None else decode_vector(one["vector"]),
-        )
-        for one in body
-    ]

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -30,7 +31,7 @@ from nnclr_hub.errors import (
     UnknownModel,
 )
 from nnclr_hub.probe.labeling import Labeling
-from nnclr_hub.store.base import Collection, CollectionSpec, Item, Match, Progress, VectorStore
+from nnclr_hub.store.base import Collection, CollectionSpec, Item, Match, Progress, VectorStore, Where
 from nnclr_hub.store.replacement import drop_with_replacement, write_targets
 from nnclr_hub.workbench.add_request import AddRequest, NewImage
 from nnclr_hub.workbench.folder_changes import FolderChanges, IndexReport, listed
@@ -253,15 +254,33 @@ class Workbench:
                 )
             return collection.upsert(items)
 
-    def delete(self, name: str, ids: Sequence[str]) -> int:
-        """Delete items; return how many existed.
+    def delete(self, name: str, ids: Sequence[str] | None = None, *, where: Where | None = None) -> int:
+        """Delete items by ids, or those that pass a filter; return how many existed.
 
         Raises:
             CollectionMoving: see `writing`.
         """
         with self._write_targets(name) as collections:
-            deleted = [collection.delete(ids) for collection in collections]
+            deleted = [collection.delete(ids, where=where) for collection in collections]
         return deleted[0]
+
+    def update_metadata(
+        self,
+        name: str,
+        metadata: Mapping[str, Any],
+        *,
+        ids: Sequence[str] | None = None,
+        where: Where | None = None,
+        replace: bool = False,
+    ) -> int:
+        """Change the metadata of items, as `Collection.update_metadata`; return how many were found.
+
+        Raises:
+            CollectionMoving: see `writing`.
+        """
+        with self._write_targets(name) as collections:
+            updated = [one.update_metadata(metadata, ids=ids, where=where, replace=replace) for one in collections]
+        return updated[0]
 
     # ---- search
 

@@ -117,7 +117,7 @@ _WRITE = (StoreReadOnly, DiskFull)
 def list_collections(bench: AppWorkbench, metrics: AppMetrics) -> CollectionsResponse:
     """List all collections by name."""
     with measured(metrics, "store"):
-        return CollectionsResponse(collections=[_response(info) for info in bench.store.list()])
+        return CollectionsResponse(collections=[response_of(info) for info in bench.store.list()])
 
 
 @router.put(
@@ -137,12 +137,12 @@ async def create(
     engines: AppEngines,
     metrics: AppMetrics,
 ) -> CollectionResponse:
-    """Create a collection (201). If it exists with the same specification, nothing changes (200)."""
+    """Create a collection (201). If it exists with the same specification, nothing changes (200), `indexed` included."""
     spec = await run_in_threadpool(_spec, engines, body)
     with measured(metrics, "store"):
         info, created = await run_in_threadpool(_create, bench, name, spec)
     response.status_code = 201 if created else 200
-    return _response(info)
+    return response_of(info)
 
 
 @router.get("/{name}", responses=answers(CollectionNotFound))
@@ -150,7 +150,7 @@ async def create(
 def describe(name: str, bench: AppWorkbench, metrics: AppMetrics) -> CollectionResponse:
     """Describe a collection, by its name or an alias."""
     with measured(metrics, "store"):
-        return _response(bench.collection(name).info())
+        return response_of(bench.collection(name).info())
 
 
 @router.delete("/{name}", status_code=204, responses=answers(CollectionNotFound, *_WRITE))
@@ -204,7 +204,8 @@ def _verified(bench: Workbench, name: str) -> VerifyReport:
     return bench.collection(name).verify(lambda done, total: check_cancelled())
 
 
-def _response(info: CollectionInfo) -> CollectionResponse:
+def response_of(info: CollectionInfo) -> CollectionResponse:
+    """Return the JSON of a collection's state."""
     spec = asdict(info.spec) | {"model": public_name(info.spec.model) if info.spec.model else ""}
     about = {name: getattr(info, name) for name in ("name", "count", "durable_seq", "indexed_seq")}
     return CollectionResponse(**spec, **about, state=without_paths(info.state), index_in_use=info.index)
@@ -227,7 +228,7 @@ def _create(bench: Workbench, name: str, spec: CollectionSpec) -> tuple[Collecti
         with suppress(CollectionExists):
             return bench.store.create(name, spec).info(), True
         existing = bench.collection(name)  # another request created it just now
-    if existing.spec != spec:
+    if replace(existing.spec, indexed=spec.indexed) != spec:  # which keys are indexed can change at any time
         raise CollectionExists(
             f"Collection {name!r} exists with another specification; drop it first, or choose another name."
         )

@@ -151,7 +151,7 @@ async def add_images(
     new = await in_thread_if_large(size, _add_request, images, notes)
     with measured(metrics, "ingest"):
         errors = await ingest.add(request, bench, name, new) if new.images else []
-    await run_in_threadpool(_note_change, bench, name, errors.count(None))
+    await run_in_threadpool(note_changes, bench, name, errors.count(None))
     added = iter([error or one.item_id for one, error in zip(new.images, errors, strict=True)])
     results = [one.data if isinstance(one.data, ImageError) else next(added) for one in images]
     return _uploaded(request.url.path, images, results)
@@ -173,7 +173,7 @@ def put_vectors(
     items = [Item(one.id, decode_vector(one.vector, f"vector of {one.id!r}"), one.metadata) for one in body.root]
     with measured(metrics, "store"):
         seq = bench.upsert(name, items)
-    _note_change(bench, name, len(items))
+    note_changes(bench, name, len(items))
     return StoredResponse(stored=len(items), seq=seq)
 
 
@@ -202,7 +202,7 @@ def list_items(
         limits.admit(request.state.budget, collection, rows=limit, with_vector=with_vector)
         page = collection.scroll(last, limit, condition, with_vector=with_vector)
     following = None if page.cursor is None else write_cursor(name, condition, page.cursor)
-    items = limits.encoder().list(_response(item, with_vector) for item in page.items)
+    items = limits.encoder().list(response_of_item(item, with_vector) for item in page.items)
     return PartsResponse([b'{"items":', *items, b',"cursor":', encoded(following), b"}"])
 
 
@@ -215,7 +215,7 @@ def get_item(name: str, id: str, bench: AppWorkbench, metrics: AppMetrics) -> Re
         found = collection.get([id])
     if not found:
         raise _not_found(collection, id)
-    return VectorResponse(_response(found[0], with_vector=True))
+    return VectorResponse(response_of_item(found[0], with_vector=True))
 
 
 @router.delete(
@@ -230,7 +230,7 @@ def delete_item(name: str, id: str, bench: AppWorkbench, metrics: AppMetrics) ->
         deleted = bench.delete(name, [id])
     if not deleted:
         raise _not_found(bench.collection(name), id)
-    _note_change(bench, name, deleted)
+    note_changes(bench, name, deleted)
 
 
 @router.get(
@@ -344,7 +344,7 @@ def _uploaded(path: str, images: Sequence[UploadedImage], results: Sequence[Imag
     return JSONResponse({"results": entries})
 
 
-def _note_change(bench: Workbench, name: str, count: int) -> None:
+def note_changes(bench: Workbench, name: str, count: int) -> None:
     """Record a write for the log. The collection may have been dropped since, but the write was answered."""
     seconds = 0.0
     with suppress(StoreError):
@@ -356,6 +356,7 @@ def _not_found(collection: Collection, id: str) -> ItemNotFound:
     return ItemNotFound(f"Collection {collection.name!r} has no item {id!r}.")
 
 
-def _response(item: Item, with_vector: bool) -> dict[str, Any]:
+def response_of_item(item: Item, with_vector: bool) -> dict[str, Any]:
+    """Return the JSON of an item, without the folder of this machine."""
     vector = item.vector if with_vector else None
     return {"id": item.id, "metadata": public_metadata(item.metadata), "vector": vector}

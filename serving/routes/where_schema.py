@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nnclr_hub.store.where import MAX_CONDITIONS, MAX_IN
+from nnclr_hub.store.where import MAX_CONDITIONS, MAX_DEPTH, MAX_IN
 from nnclr_hub.workbench.privacy import ROOT
 
 KEY: dict[str, Any] = {
@@ -17,17 +17,35 @@ KEY: dict[str, Any] = {
 _TEXT = {"type": "string", "pattern": r"^[^\u0000]*$"}
 _VALUE = {"anyOf": [_TEXT, {"type": "number", "minimum": -9e18, "maximum": 9e18}]}
 _SCALAR = {"anyOf": [*_VALUE["anyOf"], {"type": "boolean"}, {"type": "null"}]}
+_SCALARS = {"type": "array", "items": _SCALAR, "maxItems": MAX_IN}
+
+
+def _bounds(value: dict[str, Any]) -> dict[str, Any]:
+    properties = dict.fromkeys(("gt", "gte", "lt", "lte"), value)
+    return {"type": "object", "properties": properties, "additionalProperties": False, "minProperties": 1}
+
+
+def _number(low: float, high: float) -> dict[str, Any]:
+    return {"type": "number", "minimum": low, "maximum": high}
+
+
 _KINDS = {
     "match": _SCALAR,
-    "in": {"type": "array", "items": _SCALAR, "maxItems": MAX_IN},
-    "range": {
-        "type": "object",
-        "properties": dict.fromkeys(("gt", "gte", "lt", "lte"), _VALUE),
-        "additionalProperties": False,
-        "minProperties": 1,
-    },
+    "in": _SCALARS,
+    "range": _bounds(_VALUE),
     "exists": {"type": "boolean"},
     "prefix": _TEXT,
+    "contains": _SCALAR,
+    "contains_any": _SCALARS,
+    "contains_all": _SCALARS,
+    "length": {"anyOf": [_number(-9e18, 9e18), _bounds(_number(-9e18, 9e18))]},
+    "date": _bounds({"type": "string", "description": "ISO 8601, such as 2026-01-31 or 2026-01-31T12:00:00Z"}),
+    "geo": {
+        "type": "object",
+        "properties": {"lat": _number(-90, 90), "lon": _number(-180, 180), "radius": _number(0, 9e18)},
+        "required": ["lat", "lon", "radius"],
+        "additionalProperties": False,
+    },
 }
 CONDITION: dict[str, Any] = {
     "type": "object",
@@ -36,12 +54,23 @@ CONDITION: dict[str, Any] = {
     "additionalProperties": False,
     "oneOf": [{"required": [kind]} for kind in _KINDS],
 }
+_ID = {"type": "string", "pattern": r"^(?!\.{1,2}$)[A-Za-z0-9._~-]{1,128}$"}
+IDS: dict[str, Any] = {
+    "type": "object",
+    "properties": {"ids": {"type": "array", "items": _ID, "maxItems": MAX_IN}},
+    "required": ["ids"],
+    "additionalProperties": False,
+}
+_NESTED = {"$ref": "#/components/schemas/Where"}  # `openapi.document` gives the schema below this name
 WHERE: dict[str, Any] = {
     "type": "object",
-    "description": "filter on metadata: must, should and must_not, each a list of conditions; at most 64 together",
+    "description": (
+        "filter on metadata: must, should and must_not, each a list of conditions or of further filters; at most "
+        f"{MAX_CONDITIONS} together, at most {MAX_DEPTH} levels deep"
+    ),
     "examples": [{"must": [{"key": "label", "match": "cat"}]}],
     "properties": {
-        name: {"type": "array", "items": CONDITION, "maxItems": MAX_CONDITIONS}
+        name: {"type": "array", "items": {"anyOf": [CONDITION, IDS, _NESTED]}, "maxItems": MAX_CONDITIONS}
         for name in ("must", "should", "must_not")
     },
     "additionalProperties": False,

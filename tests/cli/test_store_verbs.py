@@ -253,3 +253,29 @@ def test_a_backup_is_verified_and_restored_as_it_was_at_a_change(nnclr, store, t
     assert CliRunner().invoke(app, ["store", "backup", str(store / "inside"), "--store", str(store)]).exit_code == 2
     next(path for path in to.glob("pieces/*/*") if path.stat().st_size > 1000).write_bytes(b"")
     assert CliRunner().invoke(app, ["store", "verify-backup", str(to)]).exit_code == 1
+
+
+def test_set_delete_facets_and_indexed(nnclr, store):
+    few = '{"must": [{"key": "path", "in": ["1.jpg", "2.jpg"]}]}'
+    assert json.loads(nnclr("set", "photos", '{"label": "cat"}', "--where", few, "--json")[1])["updated"] == 2
+    assert nnclr("set", "photos", '{"label": "dog", "path": null}', "--id", "i03", "--id", "nobody")[0] == 0
+    (label, path) = json.loads(nnclr("facets", "photos", "label", "path", "--limit", "1", "--json")[1])
+    assert (label["values"], label["items"]) == ([{"value": "cat", "count": 2}], 3)
+    assert (path["distinct"], path["items"]) == (28, 28)
+    assert "cat" in nnclr("facets", "photos", "label")[1]
+    assert json.loads(nnclr("indexed", "photos", "path", "label", "--json")[1])["indexed"] == ["path", "label"]
+    assert "path" in nnclr("indexed", "photos")[1]
+    assert nnclr("delete", "photos", "--where", few, typed="n\n")[0] != 0
+    assert json.loads(nnclr("delete", "photos", "--where", few, "--json")[1])["deleted"] == 2
+    assert nnclr("delete", "photos", "--id", "i03")[0] == 0
+    with open_store(str(store), read_only=True) as opened:
+        assert opened.get("photos").count() == 27
+    for words in (
+        ("delete", "photos"),
+        ("delete", "photos", "--id", "i00", "--where", few),
+        ("set", "photos", "{", "--id", "i00"),
+        ("set", "photos", "[]", "--id", "i00"),
+        ("facets", "photos", "label", "--where", "{"),
+        ("indexed", "photos", "a", "--none"),
+    ):
+        error_line(nnclr(*words), 2)

@@ -141,6 +141,20 @@ def test_a_collection_is_verified(server, photos_there, encoder, image_files):
     assert photos_there.verify().ok
 
 
+def test_metadata_facets_and_indexed_keys(photos_there, client):
+    vectors = np.random.default_rng(0).normal(size=(6, 32))
+    photos_there.upsert([Item(f"i{i}", vector, {"n": i}) for i, vector in enumerate(vectors)])
+    low = {"must": [{"key": "n", "range": {"lt": 2}}]}
+    assert photos_there.update_metadata({"tags": ["low"]}, where=low) == 2
+    assert photos_there.update_metadata({"m": 1}, ids=["i5", "nobody"], replace=True) == 1
+    assert [dict(item.metadata) for item in photos_there.get(["i5", "i0"])] == [{"m": 1}, {"n": 0, "tags": ["low"]}]
+    found = photos_there.facets(["tags", "n"], {"must_not": [{"ids": ["i1"]}]}, bins=2)
+    assert (found["tags"].values, found["n"].items, found["n"].histogram.counts) == ([("low", 1)], 4, [1, 3])
+    assert photos_there.change_indexed(["n"]).spec.indexed == ("n",)
+    assert photos_there.delete(where=low) == 2
+    assert photos_there.count() == 4
+
+
 def test_a_follower_of_the_changes_gets_each_write_and_waits_for_the_next(client, photos_there, encoder, image_files):
     vectors = encoder.embed(image_files[:3])
     first = photos_there.upsert([Item(f"i{n}", vector) for n, vector in enumerate(vectors)])

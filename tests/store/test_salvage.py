@@ -127,7 +127,7 @@ def test_a_damaged_page_costs_the_items_on_it_which_are_named(folder, table, nth
 
 
 @pytest.mark.parametrize(
-    "table", ["thumbnails", "thumbnails inner", "sqlite_autoindex_items_1", "sqlite_sequence", "oplog", "by_0"]
+    "table", ["thumbnails", "thumbnails inner", "sqlite_autoindex_items_1", "sqlite_sequence", "oplog"]
 )
 @pytest.mark.parametrize("junk", [b"\xff" * 64, bytes(64)], ids=["ones", "zeros"])
 def test_damage_outside_of_items_and_vectors_costs_no_item(folder, table, junk):

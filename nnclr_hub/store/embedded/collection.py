@@ -17,41 +17,21 @@ import numpy as np
 
 from nnclr_hub.errors import ItemNotFound, NNCLRHubError
 from nnclr_hub.store import checks
-from nnclr_hub.store.ann.index import ViewTooOld
 from nnclr_hub.store.base import Collection, Item, Match, Page, Progress, SearchOptions, Where
 from nnclr_hub.store.edits import check_choice, editor, only_removes
-from nnclr_hub.store.embedded import verification
-from nnclr_hub.store.embedded.catalog import (
-    can_give_back,
-    change_spec,
-    check_indexed,
-    closed_error,
-    last_seq,
-    rewrite,
-)
+from nnclr_hub.store.embedded import checkup
+from nnclr_hub.store.embedded.catalog import can_give_back, change_spec, check_indexed, closed_error, last_seq, rewrite
 from nnclr_hub.store.embedded.changes import read_changes
 from nnclr_hub.store.embedded.choice import Choice, first_ids, parsed_rows, row_ids, rows_by_id, rows_that_pass
 from nnclr_hub.store.embedded.open_files import OpenFiles
-from nnclr_hub.store.embedded.rows import (
-    MAX_IN,
-    Changes,
-    delete_items,
-    delete_rows,
-    edit_items,
-    to_item,
-    write_items,
-)
+from nnclr_hub.store.embedded.rows import MAX_IN, Changes, delete_items, edit_items, to_item, write_items
 from nnclr_hub.store.embedded.search import Search
 from nnclr_hub.store.embedded.writer import Writer
 from nnclr_hub.store.facets import Facet, check_facets, facet
 from nnclr_hub.store.folder import Reserve, check_process
 from nnclr_hub.store.reports import ChangePage, CollectionInfo, RepairReport, Statistics, VerifyReport
 from nnclr_hub.store.settings import StoreSettings
-from nnclr_hub.store.sqlite import (
-    LOW_WATER,
-    free_bytes,
-    translated,
-)
+from nnclr_hub.store.sqlite import LOW_WATER, free_bytes, translated
 from nnclr_hub.store.where import EVERYTHING, parse
 
 POLL_SECONDS = 0.1  # between two looks at what another process writes
@@ -172,7 +152,7 @@ class EmbeddedCollection(Collection):
         if group is None:
             return lambda connection: rows_by_id(connection, wanted or [])
         # most of the work outside of the transaction: what changes until then is looked at again
-        found, at = self._in_view(
+        found, at = self._files.in_view(
             lambda connection, at: (np.asarray(row_ids(self._files.searcher.passing(connection, at, group))), at)
         )
         return lambda connection: rows_that_pass(connection, group, found, at)
@@ -211,14 +191,14 @@ class EmbeddedCollection(Collection):
         if group == EVERYTHING:
             with self._files.connections.reader() as connection:
                 return connection.execute("SELECT count(*) FROM items").fetchone()[0]
-        return self._in_view(lambda connection, at: len(self._files.searcher.passing(connection, at, group)))
+        return self._files.in_view(lambda connection, at: len(self._files.searcher.passing(connection, at, group)))
 
     @_in_use
     def facets(
         self, keys: Sequence[str], where: Where | None = None, limit: int = 10, *, bins: int = 10
     ) -> dict[str, Facet]:
         wanted, group = check_facets(keys, limit, bins), parse(where)
-        return self._in_view(
+        return self._files.in_view(
             lambda connection, at: {
                 key: facet(key, *self._files.searcher.counts(connection, at, group, key), limit, bins) for key in wanted
             }
@@ -245,7 +225,7 @@ class EmbeddedCollection(Collection):
             )
             return [to_item(*row, spec=self.spec) for row in rows]
 
-        items = self._in_view(read)
+        items = self._files.in_view(read)
         return Page(items[:limit], items[limit - 1].id if len(items) > limit else None)
 
     @_in_use
@@ -262,7 +242,7 @@ class EmbeddedCollection(Collection):
             self._files.wait_for_index(at)
             return self._files.searcher.run(connection, at, search)
 
-        answers = self._in_view(run)
+        answers = self._files.in_view(run)
         if options.score_threshold is None:
             return answers
         return [[match for match in found if match.score >= options.score_threshold] for found in answers]
@@ -341,45 +321,13 @@ class EmbeddedCollection(Collection):
 
     @_in_use
     def verify(self, progress: Progress = lambda done, total: None) -> VerifyReport:
-        recorded = self._files.record.read()  # before the transaction: another process may write
-        with self._files.connections.reader() as connection:
-            verification.check_file(connection, self._path, recorded)
-            damaged = verification.damaged_items(connection, self.spec, progress)
-            total = connection.execute("SELECT count(*) FROM items").fetchone()[0]
-        disagreements, recall = self._compare({item.rid for item in damaged})
-        ids = tuple(item.id for item in damaged)
-        parts = tuple(item.part for item in damaged)
-        return VerifyReport(total, ids, tuple(disagreements), tuple(self._missing()), recall, parts)
-
-    def _compare(self, damaged: set[int]) -> tuple[list[str], float]:
-        """Compare the index with an exhaustive search in the very same view of the catalog."""
-        while True:
-            try:
-                with self._files.connections.reader() as connection:
-                    ids, vectors = verification.choose_sample(connection, self.spec, damaged)
-                    at = last_seq(connection)
-                    self._files.wait_for_index(at)
-                    # first, before a fold makes the view too old; the exhaustive search takes longer
-                    search = verification.sample_search(vectors, damaged)
-                    found = self._files.searcher.run(connection, at, search) if ids else []
-                    return verification.exhaustive(connection, self.spec, ids, vectors, damaged).compare(found)
-            except ViewTooOld:
-                continue
+        return checkup.verify(self._files, self._path, progress)
 
     @_in_use
     def repair(self, progress: Progress = lambda done, total: None) -> RepairReport:
-        writer = self._writable()
-        recorded = self._files.record.read()  # before the transaction: another process may write
-        with self._files.connections.reader() as connection:
-            verification.check_file(connection, self._path, recorded)
-            damaged = verification.damaged_items(connection, self.spec, progress)
-        kept_in = verification.keep_metadata(self._lost, self._path.stem, damaged)
-        # by row id: the id may by now belong to a sound item
-        rids = [item.rid for item in damaged]
-        removed = set(writer.submit(lambda connection, changes: delete_rows(connection, changes, rids)) if rids else ())
-        self._files.maintenance.rebuild()
-        self._files.maintenance.snapshot()
-        return RepairReport(self.count(), tuple(item.id for item in damaged if item.rid in removed), kept_in)
+        self._writable()
+        removed, kept_in = checkup.repair(self._files, self._path, self._lost, progress)
+        return RepairReport(self.count(), removed, kept_in)
 
     def close(self, *, keep: bool = True, dropped: bool = False) -> None:
         """Save the index if enough has changed, and close the files.
@@ -443,24 +391,7 @@ class EmbeddedCollection(Collection):
 
     # ---- inside
 
-    def _in_view(self, read: Callable[[sqlite3.Connection, int], T]) -> T:
-        """Run a read with a view of the catalog and the number of its last change; again, if the view was too old."""
-        while True:
-            try:
-                with self._files.connections.reader() as connection:
-                    return read(connection, last_seq(connection))
-            except ViewTooOld:
-                continue
-
     def _writable(self) -> Writer:
         if self._files.writer is None:
             raise self._files.refusal
         return self._files.writer
-
-    def _missing(self) -> list[str]:
-        if self._files.writer is not None:
-            return self._files.writer.exclusively(
-                lambda connection: verification.missing_items(connection, self._files.index)
-            )
-        with self._files.refreshing, self._files.connections.reader() as connection:
-            return verification.missing_items(connection, self._files.index)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from nnclr_hub.errors import DiskFull, OpenedForReading, StoreError
 from nnclr_hub.store.ann.index import AnnIndex, ViewTooOld
@@ -21,6 +23,7 @@ from nnclr_hub.store.reports import Statistics
 from nnclr_hub.store.settings import StoreSettings
 from nnclr_hub.store.sqlite import check_log, check_size, format_of, free_bytes, quick_check, reading, translated
 
+T = TypeVar("T")
 MEMORY_SHARE = 4  # columns may use this part of the memory of the index
 
 
@@ -116,6 +119,15 @@ class OpenFiles:
             commits=0 if writer is None else writer.commits,
             commit_seconds=0.0 if writer is None else writer.commit_seconds,
         )
+
+    def in_view(self, read: Callable[[sqlite3.Connection, int], T]) -> T:
+        """Run a read with a view of the catalog and the number of its last change; again, if the view was too old."""
+        while True:
+            try:
+                with self.connections.reader() as connection:
+                    return read(connection, last_seq(connection))
+            except ViewTooOld:
+                continue
 
     def wait_for_index(self, seq: int) -> None:
         """Wait until searches see a change."""

@@ -1,0 +1,143 @@
+"""nnclr store set, delete, facets, indexed: the metadata of items."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from nnclr_hub.cli.stores import Name, opened
+from nnclr_hub.cli.verbs import DEFAULT_STORE, Json, Store, err, out, parse_where, print_json
+from nnclr_hub.errors import InvalidRequest
+
+Ids = Annotated[list[str] | None, typer.Option("--id", help="Id of an item. Repeatable.")]
+Where = Annotated[str | None, typer.Option(help="Filter on metadata, as JSON, instead of ids.")]
+
+
+def register(group: typer.Typer) -> None:
+    """Add the verbs."""
+    group.command(name="set")(set_metadata)
+    for verb in (delete, facets, indexed):
+        group.command()(verb)
+
+
+def set_metadata(
+    name: Name,
+    metadata: Annotated[str, typer.Argument(help="JSON object. null removes a key, objects are merged.")],
+    ids: Ids = None,
+    where: Where = None,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace all metadata instead of merging.")] = False,
+    store: Store = DEFAULT_STORE,
+    as_json: Json = False,
+) -> None:
+    """Change the metadata of items; vectors and the index stay as they are.
+
+    Example: nnclr store set photos '{"label": "cat", "draft": null}' --id tom --id felix
+    """
+    try:
+        patch = json.loads(metadata)
+    except ValueError as error:
+        raise InvalidRequest(f'METADATA is not JSON ({error}); write it like \'{{"label": "cat"}}\'.') from error
+    chosen = _chosen(ids, where)
+    with opened(store) as there:
+        updated = there.get(name).update_metadata(patch, **chosen, replace=replace)
+    if as_json:
+        print_json({"collection": name, "updated": updated})
+        return
+    out.print(f"{name}: metadata of {updated} items set", markup=False)
+
+
+def delete(
+    name: Name,
+    ids: Ids = None,
+    where: Where = None,
+    yes: Annotated[bool, typer.Option("--yes", help="With --where: do not ask.")] = False,
+    store: Store = DEFAULT_STORE,
+    as_json: Json = False,
+) -> None:
+    """Delete items by ids, or those that pass a filter.
+
+    Example: nnclr store delete photos --where '{"must": [{"key": "draft", "match": true}]}'
+    """
+    chosen = _chosen(ids, where)
+    with opened(store) as there:
+        collection = there.get(name)
+        if ids is None and not yes and not as_json:
+            number = collection.count(chosen["where"])
+            typer.confirm(f"Delete {number} items of {name}?", abort=True, err=True)
+        deleted = collection.delete(**chosen)
+    if as_json:
+        print_json({"collection": name, "deleted": deleted})
+        return
+    out.print(f"{name}: {deleted} items deleted", markup=False)
+
+
+def facets(
+    name: Name,
+    keys: Annotated[list[str], typer.Argument(help="Metadata keys, or paths such as camera.model.")],
+    where: Where = None,
+    limit: Annotated[int, typer.Option(help="Values per key, 1 to 1000.")] = 10,
+    store: Store = DEFAULT_STORE,
+    as_json: Json = False,
+) -> None:
+    """Count the values of metadata keys. Works while a server uses the store.
+
+    Example: nnclr store facets photos label camera.model
+    """
+    with opened(store, read_only=True) as there:
+        found = there.get(name).facets(keys, parse_where(where), limit)
+    if as_json:
+        values = {
+            key: [{"value": value, "count": number} for value, number in one.values] for key, one in found.items()
+        }
+        print_json([{**asdict(one), "values": values[key]} for key, one in found.items()])
+        return
+    for key, one in found.items():
+        table = Table(box=None, header_style="bold", title=f"{escape(key)}: {one.items} items", title_justify="left")
+        table.add_column("value", overflow="fold")
+        table.add_column("items", justify="right")
+        for value, number in one.values:
+            table.add_row(escape(value if isinstance(value, str) else json.dumps(value)), f"{number:,}")
+        out.print(table)
+        if one.distinct > len(one.values):
+            err.print(f"{one.distinct - len(one.values)} further values; --limit shows more.", markup=False)
+
+
+def indexed(
+    name: Name,
+    keys: Annotated[
+        list[str] | None, typer.Argument(help="Metadata keys to index instead of the present ones.")
+    ] = None,
+    none: Annotated[bool, typer.Option("--none", help="Index no key.")] = False,
+    store: Store = DEFAULT_STORE,
+    as_json: Json = False,
+) -> None:
+    """Show or change which metadata keys are indexed. Filters work with every key; those of others start slower.
+
+    Example: nnclr store indexed photos label camera.model
+    """
+    if keys and none:
+        raise InvalidRequest("Name keys to index, or give --none; not both.")
+    with opened(store, read_only=not keys and not none) as there:
+        collection = there.get(name)
+        if keys or none:
+            collection.change_indexed(keys or [])
+        known = list(collection.spec.indexed)
+    if as_json:
+        print_json({"collection": name, "indexed": known})
+        return
+    out.print(f"{name}: {', '.join(known) or 'no key'} indexed", markup=False)
+
+
+def _counted(value: Any, number: int) -> dict[str, Any]:
+    return {"value": value, "count": number}
+
+
+def _chosen(ids: list[str] | None, where: str | None) -> dict[str, Any]:
+    if (ids is None) == (where is None):
+        raise InvalidRequest("Choose items by --id, repeated as needed, or by --where; give exactly one of them.")
+    return {"ids": ids} if where is None else {"where": parse_where(where)}

@@ -1,0 +1,227 @@
+"""Many items of a collection at once: get, delete and change their metadata, by ids or by a filter; facets."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from nnclr_hub.errors import (
+    AnswerTooLarge,
+    CollectionMoving,
+    CollectionNotFound,
+    DiskFull,
+    InvalidFilter,
+    RequestTooLarge,
+    StoreReadOnly,
+)
+from nnclr_hub.store import facets as bounds
+from nnclr_hub.store.base import Collection
+from nnclr_hub.store.spec import MAX_INDEXED
+
+from ..answers import PartsResponse
+from ..keys import READ, WRITE
+from ..problems import answers
+from ..request_bodies import json_of
+from ..security.access import requires
+from ..telemetry import measured
+from .bodies import FIRST_WRONG, Metadata, MetadataKey, Name, Strict, Where, json_body, one_of
+from .collections import CollectionResponse, response_of
+from .dependencies import AppAnswers, AppMetrics, AppWorkbench
+from .items import ItemResponse, note_changes, response_of_item
+
+MAX_READ = 1000  # items that are returned at once
+MAX_IDS = 10_000
+MAX_WRITTEN = 100_000  # items that a filter may select for a write, which keeps others waiting
+
+
+class ItemsByIdRequest(Strict):
+    ids: Annotated[list[Name], FIRST_WRONG] = Field(max_length=MAX_READ)
+    with_vector: bool = True
+
+
+class ItemsByIdResponse(BaseModel):
+    """The items that exist, in the order of the ids."""
+
+    items: list[ItemResponse]
+
+
+class Selection(Strict):
+    """Items by exactly one of ids and where."""
+
+    model_config = ConfigDict(json_schema_extra=one_of("ids", "where"))
+
+    ids: Annotated[list[Name], FIRST_WRONG, Field(max_length=MAX_IDS)] | None = None
+    where: Where | None = Field(None, description=f"may select at most {MAX_WRITTEN:,} items")
+
+
+class DeletedResponse(BaseModel):
+    deleted: int = Field(description="number of items that existed")
+
+
+class MetadataRequest(Selection):
+    metadata: Metadata = Field(
+        description="merge patch (RFC 7396): null removes a key, objects are merged, other values replace the old"
+    )
+    replace: bool = Field(False, description="replace all metadata instead of merging")
+
+
+class UpdatedResponse(BaseModel):
+    updated: int = Field(description="number of items that were found")
+
+
+class FacetsRequest(Strict):
+    keys: Annotated[list[MetadataKey], FIRST_WRONG] = Field(min_length=1, max_length=bounds.MAX_KEYS)
+    where: Where | None = None
+    limit: int = Field(10, ge=1, le=bounds.MAX_VALUES, description="values per key, the most frequent first")
+    bins: int = Field(10, ge=1, le=bounds.MAX_BINS, description="of the histogram of numbers")
+
+
+class ValueCount(BaseModel):
+    value: str | float | bool | None
+    count: int
+
+
+class HistogramResponse(BaseModel):
+    """Counts of numbers between ascending edges."""
+
+    edges: list[float]
+    counts: list[int]
+
+
+class FacetResponse(BaseModel):
+    key: str
+    items: int = Field(description="number of items that have the key")
+    distinct: int = Field(description="number of distinct values")
+    values: list[ValueCount]
+    histogram: HistogramResponse | None
+
+
+class FacetsResponse(BaseModel):
+    facets: list[FacetResponse]
+
+
+class IndexedRequest(Strict):
+    keys: Annotated[list[str], FIRST_WRONG] = Field(max_length=MAX_INDEXED)
+
+
+router = APIRouter(prefix="/api/v1/collections/{name}", tags=["items"])
+_REFUSALS = (CollectionNotFound, CollectionMoving, InvalidFilter, RequestTooLarge, StoreReadOnly, DiskFull)
+
+
+@router.post(
+    "/items/get",
+    response_model=ItemsByIdResponse,
+    responses=answers("unsupported_media_type", CollectionNotFound, AnswerTooLarge),
+    openapi_extra=json_body(ItemsByIdRequest),
+)
+@requires(READ)
+def get_items(
+    name: str,
+    request: Request,
+    body: Annotated[ItemsByIdRequest, json_of(ItemsByIdRequest)],
+    limits: AppAnswers,
+    bench: AppWorkbench,
+    metrics: AppMetrics,
+) -> Response:
+    """Return many items by their ids; ids that do not exist are left out."""
+    with measured(metrics, "store"):
+        collection = bench.collection(name)
+        limits.admit(request.state.budget, collection, rows=len(body.ids), with_vector=body.with_vector)
+        found = collection.get(body.ids)
+    items = limits.encoder().list(response_of_item(item, body.with_vector) for item in found)
+    return PartsResponse([b'{"items":', *items, b"}"])
+
+
+@router.post(
+    "/items/delete", responses=answers("unsupported_media_type", *_REFUSALS), openapi_extra=json_body(Selection)
+)
+@requires(WRITE)
+def delete_items(
+    name: str, request: Request, body: Annotated[Selection, json_of(Selection)], limits: AppAnswers, bench: AppWorkbench
+) -> DeletedResponse:
+    """Delete items by ids, or those that pass a filter: all of them or, after an error, none."""
+    _admit(limits, request, bench.collection(name), body)
+    deleted = bench.delete(name, body.ids, where=body.where)
+    note_changes(bench, name, deleted)
+    return DeletedResponse(deleted=deleted)
+
+
+@router.patch(
+    "/items", responses=answers("unsupported_media_type", *_REFUSALS), openapi_extra=json_body(MetadataRequest)
+)
+@requires(WRITE)
+def update_metadata(
+    name: str,
+    request: Request,
+    body: Annotated[MetadataRequest, json_of(MetadataRequest)],
+    limits: AppAnswers,
+    bench: AppWorkbench,
+    metrics: AppMetrics,
+) -> UpdatedResponse:
+    """Change the metadata of items by ids, or of those that pass a filter: of all or, after an error, of none."""
+    with measured(metrics, "store"):
+        _admit(limits, request, bench.collection(name), body)
+        updated = bench.update_metadata(name, body.metadata, ids=body.ids, where=body.where, replace=body.replace)
+    note_changes(bench, name, updated)
+    return UpdatedResponse(updated=updated)
+
+
+@router.post(
+    "/facets",
+    response_model=FacetsResponse,
+    responses=answers("unsupported_media_type", CollectionNotFound, InvalidFilter, AnswerTooLarge),
+    openapi_extra=json_body(FacetsRequest),
+)
+@requires(READ)
+def facets(
+    name: str,
+    request: Request,
+    body: Annotated[FacetsRequest, json_of(FacetsRequest)],
+    limits: AppAnswers,
+    bench: AppWorkbench,
+    metrics: AppMetrics,
+) -> Response:
+    """Count the values of metadata keys among all items, or those that pass a filter."""
+    with measured(metrics, "store"):
+        collection = bench.collection(name)
+        limits.admit(request.state.budget, collection, queries=len(body.keys))
+        found = collection.facets(body.keys, body.where, body.limit, bins=body.bins)
+    listed = limits.encoder().list(
+        {
+            "key": key,
+            "items": one.items,
+            "distinct": one.distinct,
+            "values": [{"value": value, "count": count} for value, count in one.values],
+            "histogram": None if one.histogram is None else vars(one.histogram),
+        }
+        for key, one in found.items()
+    )
+    return PartsResponse([b'{"facets":', *listed, b"}"])
+
+
+@router.put(
+    "/indexed",
+    responses=answers("unsupported_media_type", CollectionNotFound, InvalidFilter, StoreReadOnly, DiskFull),
+    openapi_extra=json_body(IndexedRequest),
+)
+@requires(WRITE)
+def change_indexed(
+    name: str, body: Annotated[IndexedRequest, json_of(IndexedRequest)], bench: AppWorkbench, metrics: AppMetrics
+) -> CollectionResponse:
+    """Index these metadata keys and no others, in the background; filters work with every key at any time."""
+    with measured(metrics, "store"):
+        collection = bench.collection(name)
+        collection.change_indexed(body.keys)
+        return response_of(collection.info())
+
+
+def _admit(limits: AppAnswers, request: Request, collection: Collection, chosen: Selection) -> None:
+    """Take permits, and refuse a filter that selects too many items."""
+    limits.admit(request.state.budget, collection)
+    if chosen.where is not None and (count := collection.count(chosen.where)) > MAX_WRITTEN:
+        raise RequestTooLarge(
+            f"The filter selects {count:,} items, and one request changes at most {MAX_WRITTEN:,}; narrow it."
+        )

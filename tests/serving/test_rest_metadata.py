@@ -1,0 +1,97 @@
+"""Many items at once over REST: get, delete, edits of metadata, facets and indexed keys."""
+
+import pytest
+from rest_requests import is_problem
+
+
+@pytest.fixture
+def filled(client, collection):
+    """Twenty items; returns the metadata of all by id."""
+    items = [
+        {
+            "id": f"i{i:02}",
+            "vector": [1.0] * 31 + [i],
+            "metadata": {"n": i, "tags": ["odd"] * (i % 2), "a": {"b": i % 3}},
+        }
+        for i in range(20)
+    ]
+    client.put(f"{collection}/items", json=items)
+    return {item["id"]: item["metadata"] for item in items}
+
+
+def listed(client, collection):
+    return {one["id"]: one["metadata"] for one in client.get(f"{collection}/items").json()["items"]}
+
+
+def test_edits_by_ids_and_by_filter_change_what_they_say(client, collection, filled):
+    odd = {"must": [{"key": "tags", "contains": "odd"}, {"must_not": [{"ids": ["i01"]}]}]}
+    path = f"{collection}/items"
+    assert client.patch(path, json={"ids": ["i00", "none"], "metadata": {"n": None, "a": {"c": 1}}}).json() == {
+        "updated": 1
+    }
+    assert client.patch(path, json={"where": odd, "metadata": {"x": 1}, "replace": True}).json() == {"updated": 9}
+    want = {id: {"x": 1} if about["tags"] and id != "i01" else about for id, about in filled.items()}
+    want["i00"] = {"tags": [], "a": {"b": 0, "c": 1}}
+    assert listed(client, collection) == want
+    got = client.post(f"{path}/get", json={"ids": ["i03", "none", "i00"]}).json()["items"]
+    assert [(one["id"], one["metadata"], len(one["vector"])) for one in got] == [
+        ("i03", {"x": 1}, 32),
+        ("i00", want["i00"], 32),
+    ]
+    changes = client.get(f"{collection}/changes").json()["changes"]
+    assert [(one["op"], one["id"]) for one in changes[20:]] == [("upsert", id) for id in ["i00", *sorted(want)[3::2]]]
+
+
+def test_deletes_by_ids_and_by_filter(client, collection, filled):
+    assert client.post(f"{collection}/items/delete", json={"ids": ["i00", "i00", "none"]}).json() == {"deleted": 1}
+    few = {"must": [{"key": "a.b", "match": 1}]}
+    assert client.post(f"{collection}/items/delete", json={"where": few}).json() == {"deleted": 7}
+    assert set(listed(client, collection)) == {
+        id for id, about in filled.items() if about["a"]["b"] != 1 and id != "i00"
+    }
+
+
+def test_facets_count_values_and_numbers(client, collection, filled):
+    body = {
+        "keys": ["a.b", "n", "tags", "nothing"],
+        "limit": 2,
+        "bins": 2,
+        "where": {"must": [{"key": "n", "range": {"lt": 4}}]},
+    }
+    found = {one["key"]: one for one in client.post(f"{collection}/facets", json=body).json()["facets"]}
+    assert found["a.b"]["values"] == [{"value": 0, "count": 2}, {"value": 1, "count": 1}]
+    assert (found["a.b"]["distinct"], found["a.b"]["items"]) == (3, 4)
+    assert found["n"]["histogram"] == {"edges": [0, 1.5, 3], "counts": [2, 2]}
+    assert (found["tags"]["items"], found["tags"]["values"]) == (4, [{"value": "odd", "count": 2}])
+    assert (found["nothing"]["items"], found["nothing"]["histogram"]) == (0, None)
+
+
+def test_indexed_keys_can_be_changed(client, collection):
+    assert client.put(f"{collection}/indexed", json={"keys": ["n", "a.b"]}).json()["indexed"] == ["n", "a.b"]
+    assert client.get(collection).json()["indexed"] == ["n", "a.b"]
+
+
+def test_requests_that_would_be_wrong_or_too_large_are_refused(client, collection, filled, monkeypatch):
+    path = f"{collection}/items"
+    bad = [
+        client.patch(path, json={"metadata": {"x": 1}}),
+        client.patch(path, json={"metadata": {"x": 1}, "ids": ["a"], "where": {}}),
+        client.patch(path, json={"metadata": {"x": "y" * 65_536}, "ids": ["i00"]}),
+        client.patch(
+            path, json={"metadata": {"x": 1}, "where": {"must": [{"should": [{"key": "root", "exists": True}]}]}}
+        ),
+        client.post(f"{path}/delete", json={}),
+        client.post(f"{path}/get", json={"ids": ["i00"] * 1001}),
+        client.post(f"{collection}/facets", json={"keys": ["root"]}),
+        client.post(f"{collection}/facets", json={"keys": []}),
+    ]
+    for response in bad:
+        is_problem(response, 422, "invalid_request")
+    is_problem(client.post(f"{path}/delete", json={"where": {"must": [1]}}), 422, "invalid_filter")
+    monkeypatch.setattr("serving.routes.metadata.MAX_WRITTEN", 19)
+    for response in (
+        client.patch(path, json={"metadata": {"x": 1}, "where": {}}),
+        client.post(f"{path}/delete", json={"where": {}}),
+    ):
+        is_problem(response, 413, "request_too_large")
+    assert listed(client, collection) == filled
