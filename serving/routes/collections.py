@@ -137,7 +137,7 @@ async def create(
     engines: AppEngines,
     metrics: AppMetrics,
 ) -> CollectionResponse:
-    """Create a collection (201). If it exists with the same specification, nothing changes (200), `indexed` included."""
+    """Create a collection (201). If it exists with the same specification, `indexed` aside, nothing changes (200)."""
     spec = await run_in_threadpool(_spec, engines, body)
     with measured(metrics, "store"):
         info, created = await run_in_threadpool(_create, bench, name, spec)

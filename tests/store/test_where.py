@@ -122,7 +122,7 @@ def test_everything_agrees_with_its_plain_reading(store):
 
 @pytest.mark.slow
 def test_everything_agrees_for_long(store):
-    """NNCLR_ORACLE_SECONDS (600) of it, with other collections that are written meanwhile."""
+    """NNCLR_ORACLE_SECONDS (600) of it, while another collection is written."""
     end, seed = time.monotonic() + SECONDS, 1000
     other, stop = store.create("other", CollectionSpec(4)), threading.Event()
 

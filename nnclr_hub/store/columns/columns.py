@@ -31,7 +31,7 @@ REMEMBERED = 32  # filters
 REMEMBERED_BYTES = 128 << 20
 ROW_BYTES = 4  # of a remembered filter
 PART = 500  # parameters of a statement
-DEAD_SHARE = 0.5  # a segment with more dead rows is made anew
+DEAD_SHARE = 0.5  # a segment with more dead rows is built again
 
 
 class TooLarge(Exception):
@@ -99,7 +99,7 @@ class Columns:
             return known
 
     def load(self, connection: sqlite3.Connection, at: int, keys: set[str], *, stay: bool = False) -> None:
-        """Read keys that are not in memory yet; other threads can use the others meanwhile.
+        """Read keys that are not in memory yet, while other threads use the others.
 
         Args:
             connection, at: as for `passing`.

@@ -82,7 +82,7 @@ class Segment:
         return made
 
     def _near(self, condition: Condition) -> np.ndarray:
-        """As `store.where.distance`, for all rows at once."""
+        """Return which rows are inside of a circle; see `store.where.distance`."""
         lat, lon = (np.radians(self.columns[key].floats) for key in geo_keys(condition.key))
         other_lat, other_lon = np.radians(condition.value[:2])
         shrink = np.cos(lat) * np.cos(other_lat)

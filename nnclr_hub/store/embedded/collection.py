@@ -87,7 +87,7 @@ class EmbeddedCollection(Collection):
         self._users = 0  # calls that run now
         self._suspended: Statistics | None = None
         self._closed = self._dropped = False
-        self.last_used = time.monotonic()
+        self._last_used = time.monotonic()
         self._pid = os.getpid()
         self._files = self._opened()
         self.spec = self._files.spec
@@ -97,9 +97,9 @@ class EmbeddedCollection(Collection):
 
     def __repr__(self) -> str:
         try:
-            items = f"{self.count():,} items"
+            items = "closed" if self._closed else f"{self.statistics().items:,} items"
         except NNCLRHubError:
-            items = "closed" if self._closed else "unreadable"
+            items = "unreadable"
         return f"<EmbeddedCollection {self.name!r}: {items}, dim {self.spec.dim}, {self._files.index.kind.name} index>"
 
     # ---- writing
@@ -283,20 +283,32 @@ class EmbeddedCollection(Collection):
 
     # ---- state and maintenance
 
-    @_in_use
     def info(self) -> CollectionInfo:
-        with self._files.connections.reader() as connection:
+        # a page or a monitor that lists collections does not keep them open
+        with self._using(counts=False), self._files.connections.reader() as connection:
             count = connection.execute("SELECT count(*) FROM items").fetchone()[0]
             durable = last_seq(connection)
-        return CollectionInfo(
-            self.name,
-            self.spec,
-            count,
-            durable,
-            self._files.index.seq,
-            self._files.state,
-            self._files.index.kind.name,
-        )
+            return CollectionInfo(
+                self.name,
+                self.spec,
+                count,
+                durable,
+                self._files.index.seq,
+                self._files.state,
+                self._files.index.kind.name,
+            )
+
+    def info_if_open(self) -> CollectionInfo | None:
+        """Return `info`, or None if the files are closed, which they stay."""
+        with self._life:
+            if self._closed or self._suspended is not None:
+                return None
+            self._users += 1
+        try:
+            return self.info()
+        finally:
+            with self._life:
+                self._users -= 1
 
     def statistics(self) -> Statistics:
         suspended = self._suspended  # once: another thread may open the files now
@@ -351,6 +363,21 @@ class EmbeddedCollection(Collection):
         """Whether its files are closed until the next call."""
         return self._suspended is not None
 
+    @property
+    def idle_seconds(self) -> float:
+        """Time since the last call ended."""
+        return 0.0 if self._users else time.monotonic() - self._last_used
+
+    @property
+    def busy(self) -> bool:
+        """Whether its index is being built or saved."""
+        return not self.suspended and self._files.maintenance.busy
+
+    @property
+    def index_bytes(self) -> int:
+        """Approximate memory of its index."""
+        return 0 if self.suspended else self._files.index.nbytes
+
     def suspend(self) -> bool:
         """Close the files until the next call, unless a call runs now; return whether they are closed."""
         check_process(self._pid)
@@ -371,8 +398,8 @@ class EmbeddedCollection(Collection):
             self._life.release()
 
     @contextmanager
-    def _using(self) -> Iterator[None]:
-        """Keep the files open during the block."""
+    def _using(self, *, counts: bool = True) -> Iterator[None]:
+        """Keep the files open during the block, and afterwards as long as after each use that counts."""
         check_process(self._pid)
         with self._life:
             if self._closed:
@@ -381,13 +408,15 @@ class EmbeddedCollection(Collection):
                 self._make_room()
                 self._files = self._opened()
                 self._suspended = None
+                counts = True
             self._users += 1
         try:
             yield
         finally:
             with self._life:
                 self._users -= 1
-                self.last_used = time.monotonic()
+                if counts:
+                    self._last_used = time.monotonic()
 
     # ---- inside
 
