@@ -285,7 +285,7 @@ def test_a_request_that_failed_is_not_answered_again_on_the_reserve(tmp_path, mo
     with open_store(str(tmp_path)) as store:
         collection = store.create("c", CollectionSpec(DIM))
         monkeypatch.setattr("nnclr_hub.store.embedded.writer.reached", reached)
-        monkeypatch.setattr("nnclr_hub.store.embedded.collection.delete_items", refused)
+        monkeypatch.setattr("nnclr_hub.store.embedded.edits.delete_items", refused)
         monkeypatch.setattr(Reserve, "run", twice)
         with pytest.raises(InvalidRequest):
             collection.delete(["a"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,6 @@ BATCH = 1000
 FEW = 20_000  # rows whose ids are sorted; of more, a page is looked for in the order of all ids
 
 Row = tuple[int, str, str]  # row id, id, JSON of the metadata
-Choice = Callable[[sqlite3.Connection], list[Row]]
 
 
 def row_ids(passing: Passing | np.ndarray) -> np.ndarray:

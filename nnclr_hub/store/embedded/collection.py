@@ -18,13 +18,14 @@ import numpy as np
 from nnclr_hub.errors import ItemNotFound, NNCLRHubError
 from nnclr_hub.store import checks
 from nnclr_hub.store.base import Collection, Item, Match, Page, Progress, SearchOptions, Where
-from nnclr_hub.store.edits import check_choice, editor, only_removes
+from nnclr_hub.store.edits import editor, only_removes
 from nnclr_hub.store.embedded import checkup
 from nnclr_hub.store.embedded.catalog import can_give_back, change_spec, check_indexed, closed_error, last_seq, rewrite
 from nnclr_hub.store.embedded.changes import read_changes
-from nnclr_hub.store.embedded.choice import Choice, first_ids, parsed_rows, row_ids, rows_by_id, rows_that_pass
+from nnclr_hub.store.embedded.choice import first_ids, row_ids
+from nnclr_hub.store.embedded.edits import deletion, update
 from nnclr_hub.store.embedded.open_files import OpenFiles
-from nnclr_hub.store.embedded.rows import MAX_IN, Changes, delete_items, edit_items, to_item, write_items
+from nnclr_hub.store.embedded.rows import MAX_IN, Changes, to_item, write_items
 from nnclr_hub.store.embedded.search import Search
 from nnclr_hub.store.embedded.writer import Writer
 from nnclr_hub.store.facets import Facet, check_facets, facet
@@ -117,13 +118,7 @@ class EmbeddedCollection(Collection):
 
     @_in_use
     def delete(self, ids: Sequence[str] | None = None, *, where: Where | None = None) -> int:
-        choice = self._choice(ids, where)
-
-        def apply(connection: sqlite3.Connection, changes: Changes) -> int:
-            wanted = list(dict.fromkeys(ids)) if ids is not None else [id for _, id, _ in choice(connection)]
-            return delete_items(connection, changes, wanted)
-
-        return self._writable().submit(apply, frees=True)
+        return self._writable().submit(deletion(self._files, ids, where), frees=True)
 
     @_in_use
     def update_metadata(
@@ -135,27 +130,8 @@ class EmbeddedCollection(Collection):
         replace: bool = False,
     ) -> int:
         edit = editor(metadata, replace=replace)
-        choice = self._choice(ids, where)
-
-        def apply(connection: sqlite3.Connection, changes: Changes) -> int:
-            found = choice(connection)
-            texts = [edit(id, about) for (_, id, _), about in zip(found, parsed_rows(found), strict=True)]
-            edits = [(rid, text) for (rid, _, old), text in zip(found, texts, strict=True) if text != old]
-            edit_items(connection, changes, edits)
-            return len(found)
-
-        return self._writable().submit(apply, frees=not replace and only_removes(metadata))
-
-    def _choice(self, ids: Sequence[str] | None, where: Where | None) -> Choice:
-        """Return a function that finds the items of a request in the transaction that changes them."""
-        wanted, group = check_choice(ids, where)
-        if group is None:
-            return lambda connection: rows_by_id(connection, wanted or [])
-        # most of the work outside of the transaction: what changes until then is looked at again
-        found, at = self._files.in_view(
-            lambda connection, at: (np.asarray(row_ids(self._files.searcher.passing(connection, at, group))), at)
-        )
-        return lambda connection: rows_that_pass(connection, group, found, at)
+        frees = not replace and only_removes(metadata)
+        return self._writable().submit(update(self._files, edit, ids, where), frees=frees)
 
     @_in_use
     def change_indexed(self, keys: Sequence[str]) -> None:
@@ -198,11 +174,9 @@ class EmbeddedCollection(Collection):
         self, keys: Sequence[str], where: Where | None = None, limit: int = 10, *, bins: int = 10
     ) -> dict[str, Facet]:
         wanted, group = check_facets(keys, limit, bins), parse(where)
-        return self._files.in_view(
-            lambda connection, at: {
-                key: facet(key, *self._files.searcher.counts(connection, at, group, key), limit, bins) for key in wanted
-            }
-        )
+        count = self._files.searcher.counts
+        found = self._files.in_view(lambda connection, at: {key: count(connection, at, group, key) for key in wanted})
+        return {key: facet(key, *counted, limit, bins) for key, counted in found.items()}
 
     @_in_use
     def scroll(
@@ -219,10 +193,8 @@ class EmbeddedCollection(Collection):
                 passing = row_ids(self._files.searcher.passing(connection, at, group))
                 page = first_ids(connection, passing, after, limit + 1)
                 chosen = (f"rid IN ({','.join('?' * len(page))}) ORDER BY id", page)
-            columns, source = ("vector", "items JOIN vectors USING (rid)") if with_vector else ("NULL", "items")
-            rows = connection.execute(
-                f"SELECT id, {columns}, metadata, NULL FROM {source} WHERE {chosen[0]}", chosen[1]
-            )
+            column, source = ("vector", "items JOIN vectors USING (rid)") if with_vector else ("NULL", "items")
+            rows = connection.execute(f"SELECT id, {column}, metadata, NULL FROM {source} WHERE {chosen[0]}", chosen[1])
             return [to_item(*row, spec=self.spec) for row in rows]
 
         items = self._files.in_view(read)
@@ -376,7 +348,7 @@ class EmbeddedCollection(Collection):
     @property
     def index_bytes(self) -> int:
         """Approximate memory of its index."""
-        return 0 if self.suspended else self._files.index.nbytes
+        return 0 if self.suspended else self._files.index.nbytes + self._files.columns.nbytes
 
     def suspend(self) -> bool:
         """Close the files until the next call, unless a call runs now; return whether they are closed."""
