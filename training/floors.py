@@ -1,6 +1,6 @@
 """RUN/floors.json: the scores that learned features must exceed, on the images that score the run.
 
-They are those of hand-crafted vectors (`evals.hand_crafted`) and of the network before its first step.
+They are those of hand-crafted vectors (`nnclr_hub.encoder.hand_crafted`) and of the network before its first step.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from pathlib import Path
 from rich.console import Console
 
 from nnclr_hub.cache import cache_folder
+from nnclr_hub.encoder.hand_crafted import FLOORS
 from nnclr_hub.errors import MissingDependency
 from nnclr_hub.progress import bar
 
 from .evals.features import Features
-from .evals.hand_crafted import FLOORS
 from .evals.labeled import LabeledSet
 from .monitor import replace_text
 

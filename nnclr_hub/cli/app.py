@@ -7,6 +7,7 @@ from nnclr_hub.cli import (
     embedding,
     evaluation,
     index,
+    inspection,
     models,
     pretraining,
     probes,
@@ -23,7 +24,7 @@ from nnclr_hub.cli.verbs import new_app
 PANELS = {
     "Encoders": (models, embedding, publishing),
     "Collections": (index, search, stores),
-    "Look and label": (attention, probes),
+    "Look and label": (inspection, attention, probes),
     "Training and evaluation": (pretraining, evaluation),
     "Services": (service,),
 }

@@ -53,7 +53,9 @@ Backend = Annotated[
 DEFAULT_STORE = "nnclr-store"
 # verbs that keep finished work, and how to continue them
 CONTINUE = {
-    **dict.fromkeys(("index", "ablate", "eval", "publish", "download"), "run the same command again to continue"),
+    **dict.fromkeys(
+        ("index", "inspect", "ablate", "eval", "publish", "download"), "run the same command again to continue"
+    ),
     "embed": "with --out, run the same command again to continue after the last complete shard",
     "pretrain": "continue with --resume",
 }

@@ -1,7 +1,7 @@
 """Clusters of similar images, each with a medoid that represents it.
 
 Spherical k-means (Dhillon and Modha, 2001) on centered vectors, from several starts. If no number of clusters is
-given, the one with the best simplified silhouette (Hruschka et al., 2004) of a few candidates is used.
+given, the smallest of a few candidates with a nearly best simplified silhouette (Hruschka et al., 2004) is used.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from nnclr_hub.store.vector_transform import VectorTransform
 
 CANDIDATES = (4, 6, 8, 12, 16, 24, 32)
 LEAST = 5  # images of a cluster, on average, for a candidate to be tried
+NEARLY = 0.9  # share of the best silhouette for which fewer clusters are preferred
 ITERATIONS, STARTS = 20, 5
 SEED = 0
 PER_CENTER = 1000  # rows per center that are used to fit
@@ -51,7 +52,8 @@ def clusters(vectors: np.ndarray, count: int | None = None) -> Clusters:
         raise InvalidRequest(f"count must be between 1 and {len(rows)}, got {count}.")
     tried = [k for k in CANDIDATES if k * LEAST <= len(rows)] if count is None else [count]
     found = [kmeans(rows, k) for k in tried or [1]]
-    best = max(found, key=lambda one: _silhouette(*one)) if len(found) > 1 else found[0]
+    quality = [_silhouette(*one) if len(found) > 1 else 0.0 for one in found]
+    best = next(one for one, value in zip(found, quality, strict=True) if value >= NEARLY * max(quality))
     return _largest_first(*best)
 
 

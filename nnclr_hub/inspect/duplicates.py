@@ -26,7 +26,7 @@ from nnclr_hub.store.vector_transform import VectorTransform
 
 CANDIDATES = 5  # neighbors of each row that are compared by pixels
 LEAST_ALIGNED = 0.88  # at this correlation of details, people see the same photo; benchmarks/inspect.py measures it
-MOST_ALIGNED = 0.97
+RARE = 0.001  # share of random pairs above the score from which the threshold is at least halfway to 1
 RANDOM_PAIRS, RANDOM_ALIGNED = 200_000, 4_000
 EXPECTED = 0.1  # pairs of different images in the whole collection that may reach the threshold by chance
 COMPARED = 30  # members of a group with which a new member is compared, at most
@@ -91,8 +91,9 @@ def near_duplicates(
     pairs = _neighbor_pairs(nearest(white, min(CANDIDATES, len(rows) - 1))[1])
     if threshold is None:
         random = aligned_correlation(small, _random_pairs(len(rows), RANDOM_ALIGNED))
-        level = chance_level(random, _pair_count(len(rows)), EXPECTED)
-        threshold = float(np.clip(level, LEAST_ALIGNED, MOST_ALIGNED))
+        # where random pairs agree already, as frames of a video do, a duplicate must agree clearly more
+        usual = np.quantile(random, 1 - max(RARE, 2 / len(rows)))  # every image may have a duplicate
+        threshold = float(max(LEAST_ALIGNED, (1 + usual) / 2))
     scores = aligned_correlation(small, pairs, progress=progress)
     return _linked(pairs, scores, threshold, lambda more: aligned_correlation(small, more))
 

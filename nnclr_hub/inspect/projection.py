@@ -25,6 +25,7 @@ PERPLEXITY = 15
 SLOW_START, ITERATIONS = 125, 375  # with exaggerated attraction, and without
 REPORTED = 25  # iterations between two reports of progress
 FEW = 3 * PERPLEXITY + 2  # fewer vectors have no neighbor graph worth arranging
+PARALLEL = 2000  # vectors from which several threads are faster than waiting for each other
 SEED = 0
 
 
@@ -113,10 +114,11 @@ def _tsne(rows: np.ndarray, start: np.ndarray, progress: Callable[[int, int], No
     from openTSNE.nearest_neighbors import PrecomputedNeighbors
 
     k = 3 * PERPLEXITY
+    jobs = -1 if len(rows) > PARALLEL else 1
     cosines, places = nearest(rows, k)
     distances = np.sqrt(np.maximum(2 - 2 * cosines, 0))  # of unit rows
     graph = affinity.PerplexityBasedNN(
-        knn_index=PrecomputedNeighbors(places, distances), perplexity=PERPLEXITY, n_jobs=-1
+        knn_index=PrecomputedNeighbors(places, distances), perplexity=PERPLEXITY, n_jobs=jobs
     )
     total = SLOW_START + ITERATIONS
 
@@ -126,7 +128,7 @@ def _tsne(rows: np.ndarray, start: np.ndarray, progress: Callable[[int, int], No
     laid = TSNEEmbedding(
         1e-4 * start.astype(np.float64),
         graph,
-        n_jobs=-1,
+        n_jobs=jobs,
         random_state=SEED,
         callbacks=report,
         callbacks_every_iters=REPORTED,

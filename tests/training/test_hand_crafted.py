@@ -8,7 +8,7 @@ import pytest
 from PIL import Image, ImageDraw
 from tiny_runs import nnclr
 
-from training.evals.hand_crafted import BINS, FLOORS
+from nnclr_hub.encoder.hand_crafted import BINS, FLOORS
 
 
 def striped(angle: str, color: tuple[int, int, int], side: int = 96) -> Image.Image:

@@ -16,6 +16,7 @@ from rich.console import Console
 from nnclr_hub.encoder.crops import CropMean
 from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.encoder.features import FeatureSource
+from nnclr_hub.encoder.hand_crafted import FLOORS
 from nnclr_hub.encoder.labeled import first_names
 from nnclr_hub.encoder.loader import load_encoder
 from nnclr_hub.errors import InvalidRequest, ModelFilesMissing, NNCLRHubError
@@ -26,7 +27,6 @@ from ..data.named_sets import find_data
 from .attention import BASELINES, Baseline, BoxedEvaluation
 from .boxed_images import BoxedSet, read_boxes
 from .features import Features, task_features
-from .hand_crafted import FLOORS
 from .protocols import Protocol
 from .results import Record, Results, in_percent
 from .score import Score

@@ -14,12 +14,12 @@ import numpy as np
 
 from nnclr_hub.encoder.decoding import decode_image
 from nnclr_hub.encoder.encoder import Encoder
+from nnclr_hub.encoder.hand_crafted import HandCrafted
 from nnclr_hub.encoder.preprocessing import EvalTransform, Preprocessing
 from nnclr_hub.errors import ImageError, NoImages
 
 from ..data.datasets import EvaluationSet, ImageFiles
 from .features import Features, PartFeatures
-from .hand_crafted import HandCrafted
 
 BATCH = 256
 

@@ -1,0 +1,170 @@
+"""nnclr inspect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from nnclr_hub.cli.verbs import DEFAULT_STORE, Json, Model, Store, chosen_model, err, out, print_json
+from nnclr_hub.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from nnclr_hub.workbench.inspection.findings import Findings
+    from nnclr_hub.workbench.inspection.subject import Subject
+
+HAND_CRAFTED = ("pixels", "hog", "color", "hog+color")
+CACHE = ".cache"  # folder in --out
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command(name="inspect")(inspect)
+
+
+def inspect(
+    what: Annotated[str, typer.Argument(help="Folder of images, or the name of a collection.")],
+    to: Annotated[Path, typer.Option("--out", help="Folder for the report.")] = Path("report"),
+    labels: Annotated[
+        Path | None, typer.Option("--labels", help="Table with path,label. Default: labels.csv, else folder names.")
+    ] = None,
+    root: Annotated[Path | None, typer.Option("--root", help="Folder to which the paths of --labels belong.")] = None,
+    model: Model = None,
+    store: Store = DEFAULT_STORE,
+    parts: Annotated[
+        str, typer.Option("--parts", help="Leaks between splits (train, val, test), or between all top folders.")
+    ] = "splits",
+    compare: Annotated[
+        list[str],
+        typer.Option("--compare", help="Compare encoders on the labels instead; repeatable. Also pixels, hog+color."),
+    ] = [],  # noqa: B006
+    as_json: Json = False,
+) -> None:
+    """Report what is in a folder of images: duplicates, outliers, clusters, leaks, suspect labels, what to label next.
+
+    Run it again to continue. The report is OUT/report.html, with findings.json and a table for each finding.
+
+    Example: nnclr inspect photos --labels labels.csv --out report
+
+    Example: nnclr inspect photos --labels labels.csv --compare nnclr_resnet18_small_cpu_starter --compare hog+color
+    """
+    if parts not in ("splits", "folders"):
+        raise InvalidRequest(f"--parts must be splits or folders, got {parts}.")
+    if to.exists() and not to.is_dir():
+        raise InvalidRequest(f"--out {to} is a file; use a folder for the report.")
+    if compare:
+        _compare(compare, Path(what), labels, root, as_json)
+        return
+    for source in [model] if model and model not in HAND_CRAFTED else []:
+        chosen_model(source)
+    with ExitStack() as bars:
+        report = _bars(bars)
+        subject = _subject(what, to, labels, root, model, store, parts, report)
+        from nnclr_hub.workbench.inspection.findings import find
+
+        findings = find(subject, report=report)
+    from nnclr_hub.workbench.inspection.report import write_report
+
+    written = findings.write(to)
+    page = write_report(findings, to)
+    if as_json:
+        print_json({"report": str(page), "files": [str(path) for path in written], **_counts(findings)})
+        return
+    table = Table(box=None, show_header=False)
+    for name, value in _counts(findings).items():
+        shown = ", ".join(f"{n} {suffix}" for suffix, n in value.items()) if isinstance(value, dict) else value
+        table.add_row(name.replace("_", " "), str(shown if shown != "" else "none"))
+    out.print(table)
+    out.print(f"Wrote {page} and {len(written)} tables next to it.", markup=False)
+
+
+def _bars(stack: ExitStack) -> Callable[[str], Callable[[int, int], None]]:
+    from nnclr_hub.progress import bar
+
+    open_bar: list[ExitStack] = []
+
+    def report(title: str) -> Callable[[int, int], None]:
+        while open_bar:  # only one bar can be on the screen
+            open_bar.pop().close()
+        open_bar.append(stack.enter_context(ExitStack()))
+        return open_bar[0].enter_context(bar(err, title))
+
+    return report
+
+
+def _subject(
+    what: str,
+    to: Path,
+    labels: Path | None,
+    root: Path | None,
+    model: str | None,
+    store: str,
+    parts: Any,
+    report: Callable[[str], Callable[[int, int], None]],
+) -> Subject:
+    if Path(what).is_dir():
+        from nnclr_hub.encoder.image_folder import list_images
+        from nnclr_hub.workbench.inspection.subject import folder_subject
+
+        list_images(Path(what))  # a folder without images is reported before the encoder is loaded
+        cache = to / CACHE
+        cache.mkdir(parents=True, exist_ok=True)
+        options = {"labels": labels, "root": root, "parts": parts, "cache": cache}
+        return folder_subject(Path(what), _source(model), **options, report=report)
+    from nnclr_hub.store import open_store
+    from nnclr_hub.workbench.inspection.subject import collection_subject, listed_labels
+
+    if "/" in what or not ("://" in store or Path(store).exists()):
+        raise InvalidRequest(f"{what} is neither a folder nor a collection of the store {store}.")
+    if model is not None:
+        raise InvalidRequest("A collection is inspected by its own vectors; leave out --model.")
+    with open_store(store, read_only=True) as opened:
+        named = None if labels is None else listed_labels(labels)
+        return collection_subject(opened.get(what), labels=named, parts=parts, report=report)
+
+
+def _source(model: str | None) -> Any:
+    """Return an encoder, or hand-crafted features."""
+    if model in HAND_CRAFTED:
+        from nnclr_hub.encoder.hand_crafted import FLOORS
+
+        return FLOORS[model]
+    source = chosen_model(model)
+    from nnclr_hub.workbench import Encoders
+
+    return Encoders(source).get()
+
+
+def _counts(findings: Findings) -> dict[str, Any]:
+    found = findings.as_json()
+    return {
+        "images": found["images"],
+        "left_out": found["left_out"],
+        "unreadable": len(found["broken"]),
+        "exact_duplicates": len(found["exact_duplicates"]),
+        "near_duplicates": len(found["near_duplicates"]),
+        "leaks": len(found["leaks"]),
+        "outliers": sum(one["flagged"] for one in found["outliers"]),
+        "clusters": len(found["clusters"]),
+        "suspect_labels": sum(one["flagged"] for one in found["suspect_labels"]),
+        "label_next": len(found["label_next"]),
+    }
+
+
+def _compare(sources: list[str], folder: Path, labels: Path | None, root: Path | None, as_json: bool) -> None:
+    for source in sources:
+        if source not in HAND_CRAFTED:
+            chosen_model(source)
+    from nnclr_hub.workbench.inspection.comparison import compare_sources
+
+    with ExitStack() as bars:
+        found = compare_sources(folder, [(one, _source(one)) for one in sources], labels, root, report=_bars(bars))
+    if as_json:
+        print_json(found.as_json())
+        return
+    out.print(found.table())
+    out.print(found.conclusion, markup=False)

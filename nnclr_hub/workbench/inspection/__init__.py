@@ -1,0 +1,1 @@
+"""`nnclr inspect`: a folder of images or a collection -> findings -> a report."""

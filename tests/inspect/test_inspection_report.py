@@ -1,0 +1,183 @@
+"""`nnclr inspect`: a folder and a collection, with planted findings, through the command line."""
+
+import csv
+import json
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from nnclr_hub import CollectionSpec, Item, open_store
+from nnclr_hub.cli.app import app
+from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.workbench.inspection.comparison import rankme, uniformity
+from nnclr_hub.workbench.inspection.subject import table_labels
+
+KEYS = {
+    "left_out",
+    "exact_duplicates",
+    "near_duplicates",
+    "outliers",
+    "suspect_labels",
+    "clusters",
+    "leaks",
+    "class_overlap",
+    "label_next",
+}
+
+
+def pattern(kind, seed):
+    """Return an image of one of two classes: stripes along either direction, with a texture of its own."""
+    random = np.random.default_rng(seed)
+    wave = 60 * np.sin(np.arange(64) / (2 + random.random()) + random.random() * 6)
+    texture = np.asarray(Image.fromarray(random.integers(60, 190, (20, 20), np.uint8)).resize((64, 64)), float)
+    gray = np.clip(texture + (wave[:, None] if kind else wave[None]), 0, 255).astype(np.uint8)
+    return Image.fromarray(np.stack([gray] * 3, axis=2))
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """Make 60 images in train/ and test/, a table for 40 of them, and planted findings."""
+    root = tmp_path_factory.mktemp("inspect") / "photos"
+    rows = []
+    for part in ("train", "test"):
+        (root / part).mkdir(parents=True)
+    for i in range(60):
+        name = f"{'train' if i < 40 else 'test'}/{i:02d}.png"
+        pattern(i % 2, i).save(root / name)
+        rows.append((name, "rows" if i % 2 else "columns"))
+    rows[4] = (rows[4][0], "rows")  # a wrong label
+    shutil.copy(root / "train/10.png", root / "test/copy.png")
+    pattern(0, 12).crop((2, 3, 63, 63)).save(root / "train/cropped.jpg", quality=90)
+    Image.new("RGB", (64, 64), "white").save(root / "train/empty.png")
+    (root / "train/broken.jpg").write_text("no image")
+    for name in ("a.heic", "b.HEIC", "c.dng"):
+        (root / name).write_text("left out")
+    with (root / "labels.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("path", "label"), *rows[:40]])
+    return root
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(one) for one in arguments])
+
+
+@pytest.fixture(scope="module")
+def report(photos, tmp_path_factory):
+    out = tmp_path_factory.mktemp("out") / "report"
+    done = run("inspect", photos, "--model", "pixels", "--out", out, "--json")
+    assert done.exit_code == 0, done.output
+    return out
+
+
+def test_the_report_has_every_planted_finding(report):
+    found = json.loads((report / "findings.json").read_text())
+    assert set(found) >= KEYS
+    assert found["left_out"] == {".heic": 2, ".dng": 1}
+    assert [one["item"] for one in found["broken"]] == ["train/broken.jpg"]
+    assert [one["items"] for one in found["exact_duplicates"]] == [["test/copy.png", "train/10.png"]]
+    assert [one["items"] for one in found["near_duplicates"]] == [["train/12.png", "train/cropped.jpg"]]
+    assert [(one["items"], one["parts"]) for one in found["leaks"]] == [
+        (["test/copy.png", "train/10.png"], ["test", "train"])
+    ]
+    assert found["outliers"][0]["item"] == "train/empty.png"
+    scores = [one["score"] for one in found["outliers"]]
+    assert scores == sorted(scores, reverse=True)
+    assert {one["item"]: one["problems"] for one in found["image_problems"]} == {"train/empty.png": ["empty"]}
+    assert len(found["suspect_labels"]) == 40
+    assert {"label", "proposed", "score"} <= set(found["suspect_labels"][0])
+    items = [item for one in found["clusters"] for item in one["items"]]
+    assert len(items) == len(set(items)) == 63
+    labeled = {one["item"] for one in found["suspect_labels"]}
+    assert found["label_next"]
+    assert not labeled & {one["item"] for one in found["label_next"]}
+    assert found["accuracy"]["low"] <= found["accuracy"]["top1"] <= found["accuracy"]["high"]
+
+
+def test_the_tables_name_their_items_first(report):
+    for table in report.glob("*.csv"):
+        with table.open(newline="") as file:
+            assert next(csv.reader(file))[0] == "id"
+    with (report / "duplicates.csv").open(newline="") as file:
+        assert {row["id"] for row in csv.DictReader(file)} == {"train/10.png", "train/cropped.jpg"}
+
+
+def test_the_page_loads_nothing(report):
+    page = (report / "report.html").read_text()
+    assert "http://" not in page
+    assert "https://" not in page
+    assert "{{" not in page
+
+
+def test_a_second_run_reads_no_image_again(photos, report, monkeypatch):
+    from nnclr_hub.workbench.inspection import scan
+
+    monkeypatch.setattr(scan, "_read", lambda source: pytest.fail("read again"))
+    (photos / "train/broken.jpg").rename(photos / "broken.txt")  # errors are not kept
+    try:
+        assert run("inspect", photos, "--model", "pixels", "--out", report).exit_code == 0
+    finally:
+        (photos / "broken.txt").rename(photos / "train/broken.jpg")
+
+
+def test_a_collection_is_inspected_by_its_vectors(tmp_path):
+    random = np.random.default_rng(0)
+    vectors = random.normal(size=(60, 8)).astype(np.float32)
+    vectors[59] = vectors[3] + 1e-4
+    with open_store(tmp_path / "store") as store:
+        made = store.create("c", CollectionSpec(8))
+        made.upsert([Item(f"i{k}", vector, {"label": "ab"[k % 2]}) for k, vector in enumerate(vectors)])
+    done = run("inspect", "c", "--store", tmp_path / "store", "--out", tmp_path / "report")
+    assert done.exit_code == 0, done.output
+    found = json.loads((tmp_path / "report" / "findings.json").read_text())
+    assert [one["items"] for one in found["near_duplicates"]] == [["i3", "i59"]]
+    assert len(found["suspect_labels"]) == 60
+
+
+def test_wrong_calls_are_refused(photos, tmp_path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "other.csv").write_text("path,label\nnowhere.png,a\n")
+    for arguments in (
+        ("no-such-folder", "--out", tmp_path / "r"),
+        (photos, "--out", tmp_path / "file"),
+        (photos, "--parts", "halves", "--out", tmp_path / "r"),
+        (photos, "--labels", tmp_path / "other.csv", "--model", "pixels", "--out", tmp_path / "r"),
+    ):
+        assert run("inspect", *arguments).exit_code == 2, arguments
+
+
+def test_paths_of_a_table_are_relative_to_it_to_the_folder_or_to_root(photos, tmp_path):
+    paths = [photos / "train/00.png", photos / "train/01.png"]
+    table = tmp_path / "labels.csv"
+    for name, root in (
+        ("train/00.png", None),
+        ("train/00.png", photos),
+        ("00.png", photos / "train"),
+        (paths[0], None),
+    ):
+        table.write_text(f"path,label\n{name},a\n")
+        assert table_labels(table, paths, photos, root) == ["a", None]
+    with pytest.raises(InvalidRequest):
+        table_labels(table, paths[1:], photos, None)
+
+
+def test_compared_sources_answer_for_the_same_images(photos):
+    done = run("inspect", photos, "--compare", "pixels", "--compare", "hog", "--json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    pixels, hog = found["scores"]
+    assert found["labels"] == 40
+    for one in (pixels, hog):
+        assert one["linear"][1] <= one["linear"][0] <= one["linear"][2]
+    assert hog["against_first"]["mean"] == pytest.approx(hog["linear"][0] - pixels["linear"][0])
+    assert found["conclusion"]
+
+
+def test_scores_without_labels_have_their_known_values():
+    # orthogonal directions of equal size, and the value of the sphere's circle: E exp(-4 (1 - cos t)) = e^-4 I0(4)
+    assert rankme(np.tile(np.eye(6, dtype=np.float32), (20, 1))) == pytest.approx(6, rel=1e-3)
+    angle = np.linspace(0, 2 * np.pi, 2000, endpoint=False)
+    circle = np.stack([np.cos(angle), np.sin(angle)], axis=1).astype(np.float32)
+    assert uniformity(circle) == pytest.approx(np.log(np.exp(-4) * np.i0(4)), abs=0.05)
