@@ -4,7 +4,7 @@ import pytest
 
 from app.filters import AT_LEAST, EXISTS, IS, IS_NOT, ONE_OF, RELATIONS, STARTS, read_where, with_condition
 from nnclr_hub.errors import InvalidFilter
-from nnclr_hub.store.where import to_sql
+from nnclr_hub.store.where import parse
 
 
 def test_conditions_are_combined():
@@ -22,7 +22,7 @@ def test_conditions_are_combined():
 @pytest.mark.parametrize("relation", RELATIONS)
 @pytest.mark.parametrize("value", ["cat", "12", "-0.5", "{}", "a,b", ""])
 def test_the_store_accepts_every_condition(relation, value):
-    to_sql(with_condition(None, "label", relation, value))
+    parse(with_condition(None, "label", relation, value))
 
 
 def test_an_invalid_filter_is_rejected():

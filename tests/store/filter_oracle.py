@@ -93,7 +93,8 @@ class Dice:
 
     def where(self, ids: list[str], depth: int = 3) -> dict[str, Any]:
         def node() -> dict[str, Any]:
-            return self.where(ids, depth - 1) if depth > 1 and self.below(4) == 0 else self.condition(ids)
+            # an empty object is no condition
+            return (self.where(ids, depth - 1) if depth > 1 and self.below(4) == 0 else {}) or self.condition(ids)
 
         chosen = {name: [node() for _ in range(self.below(3))] for name in ("must", "should", "must_not")}
         return {name: nodes for name, nodes in chosen.items() if nodes or self.below(2)}
