@@ -11,7 +11,18 @@ import typer
 
 from nnclr_hub.cli.index import list_broken, place_of
 from nnclr_hub.cli.stores import Name, opened
-from nnclr_hub.cli.verbs import DEFAULT_STORE, Json, Model, Store, chosen_model, err, loaded_encoder, out, print_json
+from nnclr_hub.cli.verbs import (
+    DEFAULT_STORE,
+    Json,
+    Model,
+    Store,
+    chosen_model,
+    err,
+    loaded_encoder,
+    out,
+    parse_numbers,
+    print_json,
+)
 from nnclr_hub.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -202,7 +213,8 @@ def reembed(
 def duplicates(
     name: Name,
     near: Annotated[
-        float | None, typer.Option("--near", help="Lowest score of a pair, for example 0.95. Default: equal pixels.")
+        str | None,
+        typer.Option("--near", help="Lowest score of a pair, or auto: above chance here. Default: equal pixels."),
     ] = None,
     store: Store = DEFAULT_STORE,
     exact: Annotated[
@@ -212,10 +224,11 @@ def duplicates(
 ) -> None:
     """List duplicate images: with equal pixels, or nearly equal. Works while a server uses the store.
 
-    Example: nnclr store duplicates photos --near 0.97
+    Example: nnclr store duplicates photos --near auto
     """
     from nnclr_hub.progress import bar
-    from nnclr_hub.store.duplicates import PIXEL_HASH, exact_duplicates, near_duplicates
+    from nnclr_hub.workbench.duplicates import exact_duplicates, near_duplicates
+    from nnclr_hub.workbench.image_record import PIXEL_HASH
 
     if exact and near is None:
         raise InvalidRequest("--exact needs --near SCORE; without it, pixels are compared exactly anyway.")
@@ -224,7 +237,8 @@ def duplicates(
         if near is None:
             groups = exact_duplicates(collection, progress=advance)
         else:
-            groups = near_duplicates(collection, near, exact=exact, progress=advance)
+            threshold = None if near == "auto" else parse_numbers("--near", near, "SCORE or auto")[0]
+            groups = near_duplicates(collection, threshold, exact=exact, progress=advance)
         unknown = collection.count({"must_not": [{"key": PIXEL_HASH, "exists": True}]}) if near is None else 0
         named = [_named(collection, ids) for ids in (groups if as_json else groups[:SHOWN])]
     if as_json:

@@ -90,12 +90,12 @@ def near_duplicates(
     white = np.ascontiguousarray(VectorTransform.fit(rows, "whiten")(rows))
     pairs = _neighbor_pairs(nearest(white, min(CANDIDATES, len(rows) - 1))[1])
     if threshold is None:
-        random = aligned_correlation(small, _random_pairs(len(rows), RANDOM_ALIGNED))
+        random = aligned_correlation(small, random_pairs(len(rows), RANDOM_ALIGNED))
         # where random pairs agree already, as frames of a video do, a duplicate must agree clearly more
         usual = np.quantile(random, 1 - max(RARE, 2 / len(rows)))  # every image may have a duplicate
         threshold = float(max(LEAST_ALIGNED, (1 + usual) / 2))
     scores = aligned_correlation(small, pairs, progress=progress)
-    return _linked(pairs, scores, threshold, lambda more: aligned_correlation(small, more))
+    return link_pairs(pairs, scores, threshold, lambda more: aligned_correlation(small, more), COMPARED)
 
 
 def check_threshold(threshold: float | None) -> None:
@@ -107,7 +107,7 @@ def check_threshold(threshold: float | None) -> None:
 def _by_vectors(rows: np.ndarray, threshold: float | None) -> Duplicates:
     if threshold is None:
         rows = np.ascontiguousarray(VectorTransform.fit(rows, "center")(rows))
-        random = _random_pairs(len(rows), RANDOM_PAIRS)
+        random = random_pairs(len(rows), RANDOM_PAIRS)
         scores = (rows[random[:, 0]] * rows[random[:, 1]]).sum(axis=1)
         threshold = chance_level(scores, _pair_count(len(rows)), EXPECTED)
 
@@ -121,7 +121,7 @@ def _by_vectors(rows: np.ndarray, threshold: float | None) -> Duplicates:
         k = min(2 * k, count - 1, COMPARED)
         cosines, places = nearest(rows, k)
     pairs = _neighbor_pairs(places)
-    return _linked(pairs, score(pairs), threshold, score)
+    return link_pairs(pairs, score(pairs), threshold, score)
 
 
 def _neighbor_pairs(places: np.ndarray) -> np.ndarray:
@@ -130,7 +130,8 @@ def _neighbor_pairs(places: np.ndarray) -> np.ndarray:
     return np.unique(np.sort(np.stack([np.repeat(np.arange(count), k), places.ravel()], axis=1), axis=1), axis=0)
 
 
-def _random_pairs(count: int, most: int) -> np.ndarray:
+def random_pairs(count: int, most: int) -> np.ndarray:
+    """Return pairs of different positions below `count`, (most, 2) int64."""
     random = np.random.default_rng(SEED)
     first = random.integers(0, count, most)
     return np.stack([first, (first + random.integers(1, count, most)) % count], axis=1)
@@ -140,10 +141,20 @@ def _pair_count(count: int) -> float:
     return count * (count - 1) / 2
 
 
-def _linked(
-    pairs: np.ndarray, scores: np.ndarray, threshold: float, score: Callable[[np.ndarray], np.ndarray]
+def link_pairs(
+    pairs: np.ndarray,
+    scores: np.ndarray,
+    threshold: float,
+    score: Callable[[np.ndarray], np.ndarray],
+    most: int | None = None,
 ) -> Duplicates:
-    """Merge groups from the best pair on, as long as all pairs between the two groups reach the threshold."""
+    """Merge groups from the best pair on, as long as all pairs between the two groups reach the threshold.
+
+    Args:
+        pairs: (P, 2) int64 candidates, with their scores (P,).
+        score: returns the scores of further pairs (Q, 2).
+        most: members of a group with which others are compared; None: all.
+    """
     order = np.argsort(-scores, kind="stable")
     order = order[scores[order] >= threshold]
     group_of: dict[int, list[int]] = {}
@@ -152,7 +163,7 @@ def _linked(
         a, b = group_of.setdefault(i, [i]), group_of.setdefault(j, [j])
         if a is b:
             continue
-        between = np.array([(x, y) for x in _some(a) for y in _some(b)])
+        between = np.array([(x, y) for x in _some(a, most) for y in _some(b, most)])
         least = value if len(between) == 1 else float(score(between).min())
         if least < threshold:
             continue
@@ -165,6 +176,6 @@ def _linked(
     return Duplicates(tuple(group for _, group in found), tuple(-low for low, _ in found), float(threshold))
 
 
-def _some(group: list[int]) -> list[int]:
-    """Return the members with which others are compared; of a large group, evenly spaced ones."""
-    return group if len(group) <= COMPARED else group[:: -(-len(group) // COMPARED)]
+def _some(group: list[int], most: int | None) -> list[int]:
+    """Return evenly spaced members of a large group."""
+    return group if most is None or len(group) <= most else group[:: -(-len(group) // most)]

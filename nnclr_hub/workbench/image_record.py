@@ -14,6 +14,8 @@ from PIL import Image
 from nnclr_hub.encoder.decoding import Source, decode_image
 from nnclr_hub.store.checks import MAX_THUMBNAIL
 
+# metadata key of every indexed image: SHA-256 of its size and upright RGB pixels
+PIXEL_HASH = "pixel_sha256"
 SIDE = 256  # pixels of the longer side
 # Noise and fine texture of 256 x 256 take up to 63 kB at quality 85; at 10 no image takes more than 20 kB.
 QUALITIES = (85, 60, 30, 10)

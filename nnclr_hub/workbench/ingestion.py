@@ -26,9 +26,8 @@ from nnclr_hub.encoder.inputs import as_source
 from nnclr_hub.errors import ImageError, ModelError
 from nnclr_hub.read_ahead import batches, read_ahead
 from nnclr_hub.store.base import Item
-from nnclr_hub.store.duplicates import PIXEL_HASH
 from nnclr_hub.workbench.add_request import AddRequest, NewImage
-from nnclr_hub.workbench.image_record import record
+from nnclr_hub.workbench.image_record import PIXEL_HASH, record
 from nnclr_hub.workbench.write_lock import OpenTargets
 
 DECODED_AT_ONCE = 8

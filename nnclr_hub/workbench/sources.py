@@ -19,8 +19,7 @@ from PIL import Image
 from nnclr_hub.encoder.decoding import decode_image
 from nnclr_hub.errors import ImageError, ItemNotFound
 from nnclr_hub.store.base import Collection
-from nnclr_hub.store.duplicates import PIXEL_HASH
-from nnclr_hub.workbench.image_record import pixel_hash
+from nnclr_hub.workbench.image_record import PIXEL_HASH, pixel_hash
 
 # formats that browsers show; others are converted to PNG
 SHOWN = {"JPEG": "image/jpeg", "PNG": "image/png", "WEBP": "image/webp", "GIF": "image/gif"}

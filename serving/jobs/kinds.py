@@ -10,8 +10,8 @@ from typing import Any
 
 from nnclr_hub.errors import CollectionNotFound, InvalidRequest, NNCLRHubError
 from nnclr_hub.store.backup import back_up
-from nnclr_hub.store.duplicates import exact_duplicates, near_duplicates
 from nnclr_hub.workbench import Workbench
+from nnclr_hub.workbench.duplicates import exact_duplicates, near_duplicates
 from nnclr_hub.workbench.payload import decode_vector
 from nnclr_hub.workbench.privacy import without_paths
 from nnclr_hub.workbench.probe_fitting import FitOptions

@@ -23,8 +23,8 @@ from nnclr_hub.errors import (
     UnknownModel,
 )
 from nnclr_hub.store.checks import MAX_LIMIT
-from nnclr_hub.store.duplicates import check_pair_score
 from nnclr_hub.store.replacement import replacement_of
+from nnclr_hub.workbench.duplicates import check_pair_score
 from nnclr_hub.workbench.reembedding import abandon
 from nnclr_hub.workbench.source_folders import SourceFolders
 

@@ -17,7 +17,7 @@ from nnclr_hub import load_encoder
 from nnclr_hub.cli.app import app
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec, Item
-from nnclr_hub.store.duplicates import PIXEL_HASH
+from nnclr_hub.workbench.image_record import PIXEL_HASH
 
 DIM = 8
 

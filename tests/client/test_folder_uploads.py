@@ -17,10 +17,10 @@ from nnclr_hub.client.images import MOST_BYTES
 from nnclr_hub.client.steps import InThread
 from nnclr_hub.client.uploads import add_images
 from nnclr_hub.errors import CollectionNotFound, InvalidRequest, NoImages
-from nnclr_hub.store.duplicates import PIXEL_HASH
 from nnclr_hub.store.pages import pages
 from nnclr_hub.workbench import Encoders, NewImage, Workbench
 from nnclr_hub.workbench.folder_changes import item_id
+from nnclr_hub.workbench.image_record import PIXEL_HASH
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,9 @@ import pytest
 from nnclr_hub.errors import InvalidFilter, InvalidRequest, ItemNotFound
 from nnclr_hub.store import open_store, queries
 from nnclr_hub.store.base import CollectionSpec, Item
-from nnclr_hub.store.duplicates import PIXEL_HASH, exact_duplicates, near_duplicates, same_value
 from nnclr_hub.store.queries import best_per_group, search_like
+from nnclr_hub.workbench.duplicates import exact_duplicates, near_duplicates, same_value
+from nnclr_hub.workbench.image_record import PIXEL_HASH
 
 DIM, COUNT, GROUPS = 8, 400, 60
 
@@ -152,28 +153,38 @@ def test_exact_duplicates_have_the_same_pixels(odd):
     assert seen[-1] == (3, 3)
 
 
-def components(vectors: np.ndarray, threshold: float) -> list[tuple[str, ...]]:
-    """By a loop that floods from each item."""
-    near, left, found = vectors @ vectors.T >= threshold, set(range(len(vectors))), []
-    while left:
-        group, edge = set(), {left.pop()}
-        while edge:
-            group |= edge
-            edge = {int(n) for one in edge for n in np.flatnonzero(near[one])} - group
-        left -= group
-        if len(group) > 1:
-            found.append(tuple(sorted(names(group))))
-    return sorted(found, key=lambda ids: (-len(ids), ids))
-
-
 @pytest.mark.parametrize("threshold", [0.0, 0.8, 0.9, 0.97])
 @pytest.mark.parametrize("exact", [True, False])
-def test_near_duplicates_are_the_connected_components(collection, vectors, threshold, exact):
+def test_near_duplicates_have_complete_linkage(collection, vectors, threshold, exact):
     """At 0.0 every item has more neighbors than the first look asks for."""
     seen = []
     found = near_duplicates(collection, threshold, exact=exact, progress=lambda done, total: seen.append((done, total)))
-    assert found == components(vectors, threshold)
     assert seen[-1] == (COUNT, COUNT)
+    near = vectors @ vectors.T >= threshold - 1e-5
+    place = {name: i for i, name in enumerate(names(np.arange(COUNT)))}
+    groups = [[place[id] for id in group] for group in found]
+    assert all(near[np.ix_(group, group)].all() for group in groups)
+    # no two groups, or items that are in none, could be merged
+    grouped = [i for group in groups for i in group]
+    assert len(grouped) == len(set(grouped))
+    parts = [*groups, *([i] for i in range(COUNT) if i not in grouped)]
+    strict = vectors @ vectors.T >= threshold + 1e-5
+    for i, one in enumerate(parts):
+        assert not any(strict[np.ix_(one, other)].all() for other in parts[:i])
+
+
+def test_a_calibrated_threshold_finds_copies_alone(tmp_path):
+    random = np.random.default_rng(0)
+    vectors = random.normal(size=(30, DIM))[random.integers(0, 30, 300)] + random.normal(size=(300, DIM))
+    vectors[-20:] = vectors[:20] * (1 + 1e-3 * random.normal(size=(20, DIM)))
+    with open_store(str(tmp_path)) as store:
+        made = store.create("c", CollectionSpec(DIM))
+        made.upsert([Item(f"{i:03d}", row.astype(np.float32)) for i, row in enumerate(vectors)])
+        assert near_duplicates(made) == [(f"{i:03d}", f"{i + 280:03d}") for i in range(20)]
+        other = store.create("l2", CollectionSpec(DIM, metric="l2"))
+        for refused in (lambda: near_duplicates(other), lambda: near_duplicates(made, 7)):
+            with pytest.raises(InvalidRequest):
+                refused()
 
 
 def test_near_duplicates_apply_the_filter_and_refuse_an_invalid_score(collection, vectors):

@@ -11,9 +11,10 @@ import pytest
 from nnclr_hub.errors import InvalidRequest, ModelError, StoreError
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import Item
-from nnclr_hub.store.duplicates import PIXEL_HASH, exact_duplicates
 from nnclr_hub.store.replacement import drop_with_replacement
 from nnclr_hub.workbench import Encoders, NewImage, SearchQuery, Workbench, reembedding
+from nnclr_hub.workbench.duplicates import exact_duplicates
+from nnclr_hub.workbench.image_record import PIXEL_HASH
 from nnclr_hub.workbench.reembedding import abandon, reembed
 
 NEXT = "c~next"

@@ -14,8 +14,8 @@ from nnclr_hub.encoder.image_folder import SPLITS, label_of, list_images
 from nnclr_hub.encoder.labeled import TABLE, read_labeled
 from nnclr_hub.errors import InvalidRequest, NoImages
 from nnclr_hub.store.base import Collection
-from nnclr_hub.store.duplicates import PIXEL_HASH
 from nnclr_hub.store.pages import pages
+from nnclr_hub.workbench.image_record import PIXEL_HASH
 from nnclr_hub.workbench.inspection.scan import Scanned, left_out, scan_image, scan_images
 
 Report = Callable[[str], Callable[[int, int], None]]  # the title of a step -> its progress

@@ -1,7 +1,8 @@
-"""Duplicates: items with the same metadata value, or with nearly the same vector.
+"""Duplicates in a collection: items with the same metadata value, or with nearly the same vector.
 
 exact_duplicates(collection)            # groups of ids whose images have the same pixels
-near_duplicates(collection, 0.97)       # groups joined by pairs that score 0.97 and more
+near_duplicates(collection)             # groups of ids whose pairs all score more than different images do
+near_duplicates(collection, 0.97)       # groups of ids whose pairs all score 0.97 and more
 """
 
 from __future__ import annotations
@@ -12,16 +13,20 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.inspect.chance import chance_level
+from nnclr_hub.inspect.duplicates import EXPECTED, RANDOM_PAIRS, link_pairs, random_pairs
 from nnclr_hub.store.base import Collection, Item, Progress, Where
 from nnclr_hub.store.checks import MAX_K, MAX_LIMIT
 from nnclr_hub.store.pages import pages
 from nnclr_hub.store.queries import group_key
+from nnclr_hub.store.vector_transform import unit_length
+from nnclr_hub.workbench.image_record import PIXEL_HASH
 
-# metadata key of every indexed image: SHA-256 of its size and upright RGB pixels
-PIXEL_HASH = "pixel_sha256"
 PAGE = 256
 FIRST_K = 32
 MATCHES_AT_ONCE = 65_536
+MOST_PAIRS = 5_000_000  # about 1 GB
+LEAST, SAMPLE = 50, 20_000  # items from which a threshold is calibrated
 
 Groups = list[tuple[str, ...]]
 
@@ -49,29 +54,34 @@ def exact_duplicates(collection: Collection, *, progress: Progress = lambda done
 
 def near_duplicates(
     collection: Collection,
-    threshold: float,
+    threshold: float | None = None,
     *,
     where: Where | None = None,
     exact: bool = False,
     progress: Progress = lambda done, total: None,
 ) -> Groups:
-    """Return groups joined by pairs that score at least `threshold`, the largest first: the connected components.
+    """Return groups of which every pair scores at least `threshold`, the largest first: complete linkage.
 
-    Each item is joined to all that the index finds for it, at most its 10,000 nearest. An approximate index misses a
-    pair only if it misses it from both sides. `exact` compares all with all, in quadratic time.
+    The pairs are those that the index finds, at most 10,000 per item. An approximate index misses a pair only if it
+    misses it from both sides. `exact` compares all with all, in quadratic time.
 
     Args:
         collection: to search.
-        threshold: a score of the collection's metric, for cosine -1 to 1.
+        threshold: a score of the collection's metric, for cosine -1 to 1. None: for cosine, calibrated on random pairs,
+            so that a tenth of a pair of different images reaches it by chance.
         where: only items that pass.
         exact: compare all with all.
         progress: called with (done, total), counted in items.
 
     Raises:
-        InvalidRequest: the threshold is not a possible score.
+        InvalidRequest: the threshold is not a possible score, None for another metric than cosine, or so low that more
+            than 5,000,000 pairs reach it.
     """
+    if threshold is None:
+        threshold = calibrated_threshold(collection)
     check_pair_score(collection, threshold)
-    sets = _DisjointSets()
+    place: dict[str, int] = {}
+    known: dict[tuple[int, int], float] = {}
     for items in _counted(collection, where, PAGE, progress, with_vector=True):
         ids, vectors, k = [item.id for item in items], np.stack([item.vector for item in items]), FIRST_K
         while ids:
@@ -82,43 +92,58 @@ def near_duplicates(
                     vectors[start : start + step], k, where, exact=exact, score_threshold=threshold
                 )
                 for i, matches in enumerate(rows, start):
-                    sets.join(ids[i], (match.id for match in matches))
+                    one = place.setdefault(ids[i], len(place))
+                    for match in matches:
+                        other = place.setdefault(match.id, len(place))
+                        if other != one:
+                            known[min(one, other), max(one, other)] = match.score
+                    if len(known) > MOST_PAIRS:
+                        raise InvalidRequest(
+                            f"More than {MOST_PAIRS} pairs score {threshold:g} or more; give a higher threshold."
+                        )
                     if len(matches) == k < MAX_K:  # there may be more
                         full.append(i)
             ids, vectors, k = [ids[i] for i in full], vectors[full], min(MAX_K, 4 * k)
-    return _largest_first(sets.groups())
+    if not known:
+        return []
+    pairs, scores = np.array(list(known)), np.array(list(known.values()))
+
+    def score(more: np.ndarray) -> np.ndarray:
+        # a pair that no search returned is below the threshold
+        return np.array([known.get((min(a, b), max(a, b)), -math.inf) for a, b in more.tolist()])
+
+    found = link_pairs(pairs, scores, threshold, score)
+    names = list(place)
+    return _largest_first([names[i] for i in group] for group in found.groups)
+
+
+def calibrated_threshold(collection: Collection) -> float:
+    """Return the cosine that different images of a collection do not reach by chance.
+
+    Raises:
+        InvalidRequest: the collection has another metric than cosine, or fewer than 50 items.
+    """
+    total = collection.count()
+    if collection.spec.metric != "cosine" or total < LEAST:
+        raise InvalidRequest(
+            f"A threshold can be calibrated for collections of at least {LEAST} items with the metric cosine; "
+            f"{collection.name!r} has {total} items and {collection.spec.metric}. Give a score."
+        )
+    rows: list[np.ndarray] = []
+    for items in pages(collection, None, limit=PAGE):
+        rows += [item.vector for item in items]
+        if len(rows) >= SAMPLE:
+            break
+    vectors = unit_length(np.stack(rows).astype(np.float32))
+    pairs = random_pairs(len(vectors), RANDOM_PAIRS)
+    scores = (vectors[pairs[:, 0]] * vectors[pairs[:, 1]]).sum(axis=1)
+    return chance_level(scores, total * (total - 1) / 2, EXPECTED)
 
 
 def check_pair_score(collection: Collection, threshold: float) -> None:
     """Raise InvalidRequest unless two items of the collection can have that score."""
     if not math.isfinite(threshold) or (collection.spec.metric == "cosine" and not -1 <= threshold <= 1):
         raise InvalidRequest(f"threshold must be a score (for cosine, -1 to 1), got {threshold!r}.")
-
-
-class _DisjointSets:
-    """Disjoint sets of ids, joined with path halving."""
-
-    def __init__(self) -> None:
-        self._parent: dict[str, str] = {}
-
-    def join(self, id: str, others: Iterable[str]) -> None:
-        root = self._root(id)
-        for other in others:
-            self._parent[self._root(other)] = root
-
-    def groups(self) -> Iterable[list[str]]:
-        groups: dict[str, list[str]] = {}
-        for id in list(self._parent):
-            groups.setdefault(self._root(id), []).append(id)
-        return groups.values()
-
-    def _root(self, id: str) -> str:
-        parent = self._parent
-        parent.setdefault(id, id)
-        while parent[id] != id:
-            parent[id] = parent[parent[id]]
-            id = parent[id]
-        return id
 
 
 def _counted(
