@@ -132,8 +132,8 @@ class Collection(Protocol):
     def change_indexed(self, keys: Sequence[str]) -> None:
         """Index these metadata keys and no others.
 
-        The values of an indexed key are read in the background when the collection is opened, and stay in memory. Those
-        of other keys are read when the first filter needs them.
+        The values of an indexed key are read in the background after the collection is opened, and stay in memory.
+        Those of other keys are read when the first filter needs them.
 
         Raises:
             InvalidRequest, InvalidFilter: there are too many keys, or one cannot be filtered by.

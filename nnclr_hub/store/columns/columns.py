@@ -15,7 +15,7 @@ import json
 import sqlite3
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -98,18 +98,27 @@ class Columns:
                 self._known.popitem(last=False)
             return known
 
-    def load(self, connection: sqlite3.Connection, at: int, keys: set[str], *, stay: bool = False) -> None:
+    def load(
+        self,
+        connection: sqlite3.Connection,
+        at: int,
+        keys: set[str],
+        *,
+        stay: bool = False,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> None:
         """Read keys that are not in memory yet, while other threads use the others.
 
         Args:
             connection, at: as for `passing`.
             keys: of the metadata.
             stay: keep them even if they are not used.
+            stop: checked between segments; what was not read until then is read when a filter needs it.
 
         Raises:
             ViewTooOld, TooLarge: as `passing` does.
         """
-        while True:
+        while not stop():
             check_cancelled()
             with self._lock:
                 self._follow(connection, at)

@@ -36,7 +36,7 @@ class Segment:
     @property
     def nbytes(self) -> int:
         """Approximate memory in bytes."""
-        return 9 * len(self) + sum(column.nbytes for column in self.columns.values())
+        return 9 * len(self) + sum(column.nbytes for column in list(self.columns.values()))
 
     def kill(self, rids: np.ndarray) -> int:
         """Mark rows (m,) int64 ascending as dead; return how many of them it has. Unknown ones are ignored."""

@@ -72,6 +72,10 @@ class IndexMaintenance:
         """Check soon whether something is due."""
         self._thread.wake()
 
+    def stopping(self) -> bool:
+        """Return whether long work should stop."""
+        return self._thread.stopping()
+
     @property
     def busy(self) -> bool:
         """Whether it builds or saves the index now."""

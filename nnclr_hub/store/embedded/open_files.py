@@ -151,11 +151,12 @@ class OpenFiles:
     def _load_indexed(self, idle: bool) -> bool:
         """Read the columns of the indexed keys, so that no filter has to wait for them."""
         keys = set(self.spec.indexed)
-        if not self.columns.lacks(keys):
+        # not for a process that opens the collection only for a moment
+        if not idle or not self.columns.lacks(keys):
             return False
         try:
             with self.connections.reader() as connection:
-                self.columns.load(connection, last_seq(connection), keys, stay=True)
+                self.columns.load(connection, last_seq(connection), keys, stay=True, stop=self.maintenance.stopping)
         except ViewTooOld:
             return True  # again, with a newer view
         except TooLarge:
