@@ -41,7 +41,7 @@ T = TypeVar("T")
 Source = Path | str | bytes | Image.Image
 
 
-def announce_pixels(pixels: int) -> None:
+def announce_pixels(pixels: int, scans: int = 1) -> None:
     """Do nothing, between the header and the decoding; a decoding process sets its limits there."""
 
 
@@ -153,7 +153,7 @@ def decode_scaled(source: Source, short: int | None) -> DecodedImage:
         with _image_errors():
             return _full_size(_upright_rgb(source))
     with _open(source) as opened, _image_errors():
-        file = check_cost(opened)
+        file, scans = check_cost(opened)
         try:
             image = Image.open(file, formats=readable_formats())
         except UnidentifiedImageError:
@@ -163,7 +163,7 @@ def decode_scaled(source: Source, short: int | None) -> DecodedImage:
             check_numbers(image)
             if image.format == "TIFF" and getattr(image, "is_animated", False):
                 warn_of_pages(str(getattr(opened, "name", "")))
-            announce_pixels(image.width * image.height)
+            announce_pixels(image.width * image.height, scans)
             factor = 1 if short is None else min(image.size) // (OVERSAMPLING * short)
             if factor < 2:
                 image.load()

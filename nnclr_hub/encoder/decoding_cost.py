@@ -26,8 +26,11 @@ _GIF_EXTENSION, _GIF_FRAME, _GIF_END = 0x21, 0x2C, 0x3B
 _SCAN, _END, _ALONE = 0xDA, 0xD9, (0x01, 0xD8)
 
 
-def check_cost(file: BinaryIO) -> BinaryIO:
-    """Check a file at its start. Return it, or a copy in memory that need not be read again.
+def check_cost(file: BinaryIO) -> tuple[BinaryIO, int]:
+    """Check a file at its start.
+
+    Returns:
+        The file, or a copy in memory that need not be read again; and the number of scans, 1 if it is not a JPEG.
 
     Raises:
         ImageTooExpensive: too many scans, segments, chunks or blocks.
@@ -41,17 +44,16 @@ def check_cost(file: BinaryIO) -> BinaryIO:
     elif start.startswith(_GIF):
         check = _check_gif
     else:
-        return file
+        return file, 1
     if isinstance(file, io.BytesIO):
-        check(file.getvalue())  # the bytes that it was made of, without a copy
-        return file
+        return file, check(file.getvalue())  # the bytes that it was made of, without a copy
     data = file.read(MAX_READ)
     file.seek(0)
-    check(data)
-    return io.BytesIO(data) if len(data) < MAX_READ else file
+    scans = check(data)
+    return (io.BytesIO(data) if len(data) < MAX_READ else file), scans
 
 
-def _check_jpeg(data: bytes) -> None:
+def _check_jpeg(data: bytes) -> int:
     """Count the scans of the first image. A JPEG that is not progressive, and has one scan, is not read further."""
     limit = _PARTS + len(data) // _BYTES_PER_PART
     parts = scans = components = 0
@@ -61,7 +63,7 @@ def _check_jpeg(data: bytes) -> None:
         code, position = data[found.start() + 1], found.end()
         header = data[position : position + 8]
         if code == _END or len(header) < 8:
-            return
+            break
         if code in _ALONE:
             continue
         parts += 1
@@ -70,15 +72,16 @@ def _check_jpeg(data: bytes) -> None:
         elif code == _SCAN:
             scans += 1
             if not progressive and header[2] == components:
-                return
+                break
         if scans > MAX_SCANS:
             raise ImageTooExpensive(f"The JPEG has more than {MAX_SCANS} scans; save it again with an image editor.")
         if parts > limit:
             raise ImageTooExpensive(f"The JPEG has more than {limit} segments; save it again without metadata.")
         position += int.from_bytes(header[:2], "big")
+    return scans
 
 
-def _check_png(data: bytes) -> None:
+def _check_png(data: bytes) -> int:
     limit = _PARTS + len(data) // _BYTES_PER_PART
     parts, position, size = 0, len(_PNG), len(data)
     while position + 8 <= size:
@@ -86,9 +89,10 @@ def _check_png(data: bytes) -> None:
         if parts > limit:
             raise ImageTooExpensive(f"The PNG has more than {limit} chunks; save it again without metadata.")
         position += 12 + struct.unpack_from(">I", data, position)[0]
+    return 1
 
 
-def _check_gif(data: bytes) -> None:
+def _check_gif(data: bytes) -> int:
     """Count the blocks before the first frame; encoders fill them with 255 bytes each."""
     limit = _PARTS + len(data) // _BYTES_PER_PART
     size, parts = len(data), 0
@@ -103,3 +107,4 @@ def _check_gif(data: bytes) -> None:
         position += extension  # the end of its blocks
         if parts > limit:
             raise ImageTooExpensive(f"The GIF has more than {limit} blocks; save it again without comments.")
+    return 1

@@ -25,6 +25,7 @@ from PIL import Image
 PARENT_S = 5.0  # seconds between two checks that the parent lives
 QUICK_S, QUICK_S_PER_PIXEL = 0.25, 0.05e-6  # CPU seconds in the quick lane
 QUICK_PIXELS = 13_000_000  # larger images belong to the heavy lane
+QUICK_SCANS = 20  # so do JPEGs with more scans; encoders write about 10
 LEAST = 0.05  # share of the CPU seconds that any image has, however small
 NICE = 10  # of the heavy lane
 STRIP = 250_000  # pixels
@@ -91,12 +92,12 @@ def main(fd: int, memory: int, nice: int) -> None:
         memory: bytes of address space on top of what the program itself needs.
         nice: added to the priority's number.
     """
+    os.nice(nice)  # before the imports, which cost as much as a hundred small images
     for one in (signal.SIGINT, signal.SIGTERM):
         signal.signal(one, signal.SIG_IGN)  # the parent decides when its decoding processes end
     from nnclr_hub.encoder import decoding
 
     parent = os.getppid()
-    os.nice(nice)
     decoding.readable_formats()  # loads the codecs
     _limit_memory(memory)
     connection, buffer = socket.socket(fileno=0), SharedBuffer(fd)
@@ -152,9 +153,9 @@ def _run(
     """
     from nnclr_hub.errors import ImageTooExpensive, NNCLRHubError
 
-    def announce(pixels: int) -> None:
+    def announce(pixels: int, scans: int = 1) -> None:
         """Set the CPU seconds as soon as the size is known."""
-        if quick and pixels > QUICK_PIXELS:
+        if quick and (pixels > QUICK_PIXELS or scans > QUICK_SCANS):
             raise HeavyImage
         allowed = seconds * max(LEAST, pixels / decoding.MAX_PIXELS)
         signal.setitimer(signal.ITIMER_PROF, min(allowed, QUICK_S + QUICK_S_PER_PIXEL * pixels) if quick else allowed)
