@@ -48,7 +48,7 @@ export async function rest(method, path, options = {}) {
   /** @type {Record<string, string>} */
   const headers = {Accept: as === 'json' ? 'application/json' : '*/*'};
   if (json !== undefined) headers['Content-Type'] = 'application/json';
-  if (method === 'POST' || method === 'PUT' || method === 'DELETE') headers['Idempotency-Key'] = newKey();
+  if (method !== 'GET') headers['Idempotency-Key'] = newKey();
   if (noted) note(method, url, json, form);
   const init = {method, headers, signal, body: form ?? (json === undefined ? undefined : JSON.stringify(json))};
   for (let attempt = 0; ; attempt++) {

@@ -152,7 +152,7 @@ async function drawJobs(shown, canWrite) {
   shown.dataset.key = key;
   if (!jobs.length) return shown.replaceChildren(make('p', {class: 'empty'}, 'No job has run yet.'));
   shown.replaceChildren(make('ul', {}, ...jobs.map((/** @type {any} */ job) => make('li', {class: job.state},
-    make('strong', {}, job.kind), make('span', {}, job.collection ?? ''), make('span', {}, job.state),
+    make('strong', {}, job.kind), make('span', {}, job.params.collection ?? ''), make('span', {}, job.state),
     job.total ? make('progress', {max: job.total, value: job.done, 'aria-label': `Progress of ${job.kind}`}) : null,
     job.error ? make('span', {class: 'problem'}, job.error.detail ?? String(job.error)) : null,
     canWrite && ['queued', 'running'].includes(job.state) ? button('close', `Cancel ${job.kind}`, () => cancel(job.id), {quiet: true}) : null))));

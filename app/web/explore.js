@@ -4,6 +4,8 @@ import {button, make, sayError} from './dom.js';
 import {Explorer} from './explorer.js';
 import {FacetList} from './facets.js';
 import {ImageGrid} from './grid.js';
+import {Labels} from './labels.js';
+import {showProbe} from './probe_panel.js';
 import {QueryBar} from './query_bar.js';
 import {SelectionBar} from './selection_bar.js';
 import {ItemViewer} from './viewer.js';
@@ -23,7 +25,8 @@ export async function showExplore(main, name, address, session) {
   document.title = `${name} · nnclr_hub`;
   const explorer = new Explorer(info);
   const bar = new QueryBar(explorer), facets = new FacetList(explorer), viewer = new ItemViewer(explorer, bar);
-  const selection = new SelectionBar(explorer, session.canWrite), grid = new ImageGrid(explorer, row => viewer.open(row));
+  const labels = session.canWrite ? new Labels(explorer) : null;
+  const selection = new SelectionBar(explorer, labels), grid = new ImageGrid(explorer, row => viewer.open(row), labels);
   const choice = make('select', {'aria-label': 'Collection', onchange: () => { location.hash = `#/explore/${encodeURIComponent(choice.value)}`; }},
     ...session.collections.map(one => make('option', {value: one.name, selected: one.name === name}, `${one.name} (${one.count.toLocaleString('en')})`)));
   const order = make('select', {'aria-label': 'Order', onchange: () => explorer.sort(order.value)});
@@ -36,7 +39,8 @@ export async function showExplore(main, name, address, session) {
   toggle.classList.add('narrow-only');
   toggle.setAttribute('aria-expanded', 'false');
   const screen = make('div', {class: 'explore'},
-    make('div', {class: 'bar'}, choice, bar, make('div', {class: 'arrange'}, toggle, order, group, size)),
+    make('div', {class: 'bar'}, choice, bar, make('div', {class: 'arrange'}, toggle, order, group, size,
+      labels ? button('check', 'Probe', () => showProbe(explorer, labels.field)) : null)),
     facets, make('section', {class: 'center', 'aria-label': 'Images'}, selection, grid), viewer);
   main.replaceChildren(screen);
   size.value = grid.size;

@@ -265,6 +265,12 @@ export class Explorer extends EventTarget {
 
   // ---- changes
 
+  /** Show metadata that was written. */
+  changed() {
+    this._arrange();
+    this.emit('rows');
+  }
+
   /** Hide rows as deleted, or show them again. @param {number[]} rows @param {boolean} hidden */
   hide(rows, hidden) {
     for (const row of rows) hidden ? this.rows.deleted.add(row) : this.rows.deleted.delete(row);

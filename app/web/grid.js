@@ -1,6 +1,7 @@
 // <image-grid>: all images of the view in justified rows, of which only those near the screen are in the page.
 //
-// One tab stop: arrows move, Enter finds similar images, Space selects, V opens the viewer, + and - refine the search.
+// One tab stop: arrows move, Enter finds similar images, Space selects, V opens the viewer, + and - refine the search,
+// L and 1 to 9 label.
 import {imageUrl} from './api.js';
 import {button, make} from './dom.js';
 import {GAP, layOut, lineAt} from './layout.js';
@@ -8,9 +9,14 @@ import {GAP, layOut, lineAt} from './layout.js';
 const MARGIN = 600; // pixels above and below the screen in which images are loaded, too
 
 class ImageGrid extends HTMLElement {
-  /** @param {import('./explorer.js').Explorer} explorer @param {(row: number) => void} open shows a row in the viewer */
-  constructor(explorer, open) {
+  /**
+   * @param {import('./explorer.js').Explorer} explorer
+   * @param {(row: number) => void} open shows a row in the viewer
+   * @param {import('./labels.js').Labels | null} labels null: the caller may not write
+   */
+  constructor(explorer, open, labels) {
     super();
+    this.labels = labels;
     this.explorer = explorer;
     this.open = open;
     this.size = Number(localStorage.getItem('size')) || 150;
@@ -242,6 +248,9 @@ class ImageGrid extends HTMLElement {
       a: () => { if (event.ctrlKey || event.metaKey) explorer.select(explorer.view); },
       Escape: () => (explorer.selected.size ? explorer.select([]) : explorer.search({positive: [], negative: []})),
     };
+    const chosen = explorer.selected.size ? [...explorer.selected] : [row];
+    keys.l = () => this.labels?.ask(chosen);
+    if (this.labels?.press(event.key, chosen)) return event.preventDefault();
     const act = keys[event.key];
     if (!act) return;
     event.preventDefault();

@@ -63,9 +63,10 @@ export class Rows {
     } while (cursor !== null && this.ids.length < MAX_ROWS);
   }
 
-  /** @param {number} row @param {Record<string, any>} metadata */
-  change(row, metadata) {
-    this.metadata[row] = metadata;
+  /** Note a written value of a metadata key; null removes it. @param {number} row @param {string} key @param {any} value */
+  set(row, key, value) {
+    const {[key]: _, ...others} = this.metadata[row];
+    this.metadata[row] = value === null ? others : {...this.metadata[row], [key]: value};
     this._columns.clear();
   }
 

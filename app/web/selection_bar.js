@@ -4,19 +4,24 @@ import {button, count, make, say, sayError} from './dom.js';
 import {zipOf} from './zip.js';
 
 const UNDO_S = 8;
+const AT_ONCE = 5000; // items in one request
 
 class SelectionBar extends HTMLElement {
-  /** @param {import('./explorer.js').Explorer} explorer @param {boolean} canWrite */
-  constructor(explorer, canWrite) {
+  /**
+   * @param {import('./explorer.js').Explorer} explorer
+   * @param {import('./labels.js').Labels | null} labels null: the caller may not write
+   */
+  constructor(explorer, labels) {
     super();
     this.explorer = explorer;
     this.number = make('strong', {role: 'status'});
     this.replaceChildren(this.number,
       button('similar', 'Find similar', () => this._do(rows => explorer.search({positive: rows.map(row => ({id: explorer.rows.ids[row]})), negative: []}))),
       button('less', 'Less like these', () => this._do(rows => explorer.refine(rows, 'negative'))),
+      labels ? button('tag', 'Label', () => this._do(rows => labels.ask(rows))) : '',
       button('download', 'Table (CSV)', () => this._do(rows => save(new Blob([csvOf(explorer.rows, rows)], {type: 'text/csv'}), `${explorer.name}.csv`))),
       button('download', 'Images (zip)', () => this._do(rows => this._zip(rows))),
-      canWrite ? button('remove', 'Delete', () => this._do(rows => this._delete(rows))) : '',
+      labels ? button('remove', 'Delete', () => this._do(rows => this._delete(rows))) : '',
       make('button', {type: 'button', class: 'plain', onclick: () => explorer.select(explorer.view)}, 'Select all'),
       make('button', {type: 'button', class: 'plain', onclick: () => explorer.select([])}, 'Select none'));
     const draw = () => {
@@ -43,7 +48,10 @@ class SelectionBar extends HTMLElement {
     explorer.hide(rows, true);
     const timer = setTimeout(async () => {
       try {
-        for (const row of rows) await rest('DELETE', path(explorer.name, 'items', explorer.rows.ids[row]), {noted: row === rows[0]});
+        for (let start = 0; start < rows.length; start += AT_ONCE) {
+          const ids = rows.slice(start, start + AT_ONCE).map(row => explorer.rows.ids[row]);
+          await rest('POST', path(explorer.name, 'items', 'delete'), {json: {ids}, noted: start === 0});
+        }
       } catch (error) {
         explorer.hide(rows, false);
         sayError(error);
