@@ -4,6 +4,7 @@ import {button, make, sayError} from './dom.js';
 import {Explorer} from './explorer.js';
 import {FacetList} from './facets.js';
 import {ImageGrid} from './grid.js';
+import {ItemMap} from './map.js';
 import {Labels} from './labels.js';
 import {showProbe} from './probe_panel.js';
 import {QueryBar} from './query_bar.js';
@@ -27,6 +28,7 @@ export async function showExplore(main, name, address, session) {
   const bar = new QueryBar(explorer), facets = new FacetList(explorer), viewer = new ItemViewer(explorer, bar);
   const labels = session.canWrite ? new Labels(explorer) : null;
   const selection = new SelectionBar(explorer, labels), grid = new ImageGrid(explorer, row => viewer.open(row), labels);
+  const map = new ItemMap(explorer, session.canWrite);
   const choice = make('select', {'aria-label': 'Collection', onchange: () => { location.hash = `#/explore/${encodeURIComponent(choice.value)}`; }},
     ...session.collections.map(one => make('option', {value: one.name, selected: one.name === name}, `${one.name} (${one.count.toLocaleString('en')})`)));
   const order = make('select', {'aria-label': 'Order', onchange: () => explorer.sort(order.value)});
@@ -38,13 +40,19 @@ export async function showExplore(main, name, address, session) {
   });
   toggle.classList.add('narrow-only');
   toggle.setAttribute('aria-expanded', 'false');
+  const mapToggle = button('map', 'Map', () => {
+    const open = screen.classList.toggle('with-map');
+    mapToggle.setAttribute('aria-pressed', String(open));
+    localStorage.setItem('map', open ? 'open' : 'closed');
+  });
   const screen = make('div', {class: 'explore'},
-    make('div', {class: 'bar'}, choice, bar, make('div', {class: 'arrange'}, toggle, order, group, size,
+    make('div', {class: 'bar'}, choice, bar, make('div', {class: 'arrange'}, toggle, mapToggle, order, group, size,
       labels ? button('check', 'Probe', () => showProbe(explorer, labels.field)) : null)),
-    facets, make('section', {class: 'center', 'aria-label': 'Images'}, selection, grid), viewer);
+    facets, make('section', {class: 'center', 'aria-label': 'Images'}, selection, grid), map, viewer);
   main.replaceChildren(screen);
   size.value = grid.size;
   fillKeys(explorer, order, group);
+  if (localStorage.getItem('map') !== 'closed' && innerWidth > 820) mapToggle.click();
 
   // ---- the address
 
@@ -90,7 +98,7 @@ export async function showExplore(main, name, address, session) {
   document.addEventListener('dragleave', out);
   document.addEventListener('drop', drop);
 
-  explorer.load().then(() => { fillKeys(explorer, order, group); return go(address); }).catch(sayError);
+  explorer.load().then(() => { fillKeys(explorer, order, group); map.load().catch(sayError); return go(address); }).catch(sayError);
   if (address.size) go(address);
   return {go, leave: () => {
     explorer.close();

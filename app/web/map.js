@@ -1,0 +1,231 @@
+// <item-map>: the collection as points; what is near looks alike. A drag moves, a wheel zooms, a lasso chooses an area.
+import {ApiError, imageUrl, path, rest} from './api.js';
+import {button, make, sayError} from './dom.js';
+import {passing} from './filters.js';
+import {Scatter} from './scatter.js';
+
+const PALETTE = ['#4e79a7', '#f28e2b', '#e15759', '#76b7b2', '#59a14f', '#edc948', '#b07aa1', '#ff9da7', '#9c755f', '#86bc4c', '#d37295', '#499894',
+  '#b6992d', '#79706e', '#d4a6c8', '#1f77b4', '#8c564b', '#17becf', '#bcbd22', '#7f3c8d'].map(text => [1, 3, 5].map(at => parseInt(text.slice(at, at + 2), 16)));
+const PLAIN = [128, 132, 140];
+const THUMBNAILS = 40; // are shown when no more points than this are on the screen
+const POLL_MS = 700;
+
+class ItemMap extends HTMLElement {
+  /** @param {import('./explorer.js').Explorer} explorer @param {boolean} canWrite */
+  constructor(explorer, canWrite) {
+    super();
+    this.explorer = explorer;
+    this.canWrite = canWrite;
+    /** Row of each point, -1 for an item that was deleted since. */
+    this.rows = new Int32Array();
+    /** @type {Scatter | null} */
+    this.scatter = null;
+    this.due = false;
+    this.lassoing = false;
+    this.canvas = make('canvas', {role: 'img', 'aria-label': 'Map of the images'});
+    this.drawing = make('canvas', {class: 'lasso', 'aria-hidden': 'true'});
+    this.thumbnails = make('div', {class: 'thumbnails', 'aria-hidden': 'true'});
+    this.preview = make('img', {class: 'preview', alt: '', hidden: true});
+    this.note = make('div', {class: 'stack note'});
+    this.colorBy = make('select', {'aria-label': 'Color by', onchange: () => { localStorage.setItem(`color ${explorer.name}`, this.colorBy.value); this._color(); }});
+    this.lasso = button('crop', 'Choose an area', () => {
+      this.lassoing = !this.lassoing;
+      this.lasso.setAttribute('aria-pressed', String(this.lassoing));
+    }, {quiet: true});
+    this.surface = make('div', {class: 'surface', onpointerdown: (/** @type {PointerEvent} */ event) => this._press(event),
+      onpointermove: (/** @type {PointerEvent} */ event) => this._hover(event), onpointerleave: () => { this.preview.hidden = true; },
+      onwheel: (/** @type {WheelEvent} */ event) => this._wheel(event)}, this.canvas, this.thumbnails, this.drawing, this.preview);
+    this.append(make('div', {class: 'tools'}, this.colorBy, this.lasso, button('view', 'Show the whole map', () => { this.scatter?.fit(); this._draw(); }, {quiet: true})), this.note, this.surface);
+    for (const event of ['view', 'selection', 'query', 'focus']) explorer.addEventListener(event, () => this._color());
+    new ResizeObserver(() => this._draw()).observe(this.surface);
+  }
+
+  /** Load the newest inspection; without one, offer to make it. Call this when all items are loaded. */
+  async load() {
+    const {explorer} = this, own = path(explorer.name, 'inspections', 'latest');
+    try {
+      const about = await rest('GET', own);
+      const [ids, places] = await Promise.all([rest('GET', `${own}/ids`), rest('GET', `${own}/coordinates`, {as: 'buffer'})]);
+      this.rows = Int32Array.from(ids.ids, (/** @type {string} */ id) => explorer.rows.rowOf.get(id) ?? -1);
+      this.scatter ??= new Scatter(this.canvas);
+      this.scatter.setPlaces(new Float32Array(places));
+      const keys = explorer.rows.keys;
+      this.colorBy.replaceChildren(make('option', {value: ''}, 'One color'), ...keys.map(key => make('option', {value: key}, `Color by ${key}`)));
+      const kept = localStorage.getItem(`color ${explorer.name}`) ?? 'label';
+      this.colorBy.value = keys.includes(kept) ? kept : '';
+      this.note.replaceChildren(about.current ? '' : this._start('The collection has changed since.', 'Arrange again'));
+      this._color();
+    } catch (error) {
+      if (!(error instanceof ApiError && error.status === 404)) throw error;
+      this.note.replaceChildren(this._start('A map puts images that look alike next to each other.', 'Make the map'));
+    }
+  }
+
+  /** @param {string} text @param {string} action */
+  _start(text, action) {
+    const progress = make('progress', {hidden: true, 'aria-label': 'Making the map'});
+    const go = async () => {
+      start.disabled = true;
+      progress.hidden = false;
+      try {
+        const {id} = await rest('POST', path(this.explorer.name, 'inspections'), {json: {}, noted: true});
+        for (let job; !job?.ended;) {
+          await new Promise(done => setTimeout(done, POLL_MS));
+          job = await rest('GET', `jobs/${id}`);
+          if (job.total) [progress.max, progress.value] = [job.total, job.done];
+          if (job.error) throw new Error(job.error.detail);
+        }
+        await this.load();
+      } catch (error) {
+        sayError(error);
+        start.disabled = false;
+      }
+    };
+    const start = make('button', {type: 'button', class: 'button', onclick: go}, action);
+    return make('p', {}, `${text} `, this.canWrite ? start : '', progress);
+  }
+
+  // ---- drawing
+
+  _draw() {
+    if (this.due || !this.scatter) return;
+    this.due = true;
+    requestAnimationFrame(() => {
+      this.due = false;
+      this.scatter?.draw();
+      this._showThumbnails();
+    });
+  }
+
+  /** Color the points: those of the view, those outside of it, and the ones that stand out. */
+  _color() {
+    const {explorer, scatter} = this;
+    if (!scatter) return;
+    const key = this.colorBy.value, column = key ? explorer.rows.column(key) : null;
+    const passes = passing(explorer.rows, explorer.filters);
+    const asked = new Set([...explorer.query.positive, ...explorer.query.negative].map(one => explorer.rows.rowOf.get(one.id ?? '')));
+    const range = column?.numeric ? column.numbers.reduce(([low, high], one) => [one < low ? one : low, one > high ? one : high], [Infinity, -Infinity]) : [0, 1];
+    const colors = new Uint8Array(4 * this.rows.length);
+    this.rows.forEach((row, i) => {
+      if (row < 0 || explorer.rows.deleted.has(row)) return;
+      const code = column?.codes[row]?.[0];
+      const color = code === undefined || !column ? PLAIN : column.numeric ? shade((column.numbers[row] - range[0]) / (range[1] - range[0] || 1)) : PALETTE[code % PALETTE.length];
+      const shown = explorer.matches ? explorer.matches.has(row) : passes[row] && (explorer.passed?.has(row) ?? true) && (explorer.area?.has(row) ?? true);
+      const loud = explorer.selected.has(row) || asked.has(row) || row === explorer.focus;
+      colors.set([...color, loud ? 255 : shown ? 215 : 36], 4 * i);
+    });
+    scatter.setColors(colors);
+    this._draw();
+  }
+
+  _showThumbnails() {
+    const {scatter, explorer} = this;
+    if (!scatter) return;
+    const {clientWidth, clientHeight} = this.canvas;
+    /** @type {[number, number, number][]} */
+    const near = [];
+    for (let i = 0; i < this.rows.length && near.length <= THUMBNAILS; i++) {
+      const [x, y] = scatter.pixel(i);
+      if (this.rows[i] >= 0 && x > 0 && y > 0 && x < clientWidth && y < clientHeight) near.push([this.rows[i], x, y]);
+    }
+    this.thumbnails.replaceChildren(...(near.length > THUMBNAILS ? [] : near).map(([row, x, y]) => {
+      const image = make('img', {src: imageUrl(explorer.name, explorer.rows.ids[row], 'thumbnail'), alt: ''});
+      Object.assign(image.style, {left: `${x}px`, top: `${y}px`});
+      return image;
+    }));
+  }
+
+  // ---- pointer
+
+  /** @param {PointerEvent} event @returns {[number, number]} */
+  _at(event) {
+    const {left, top} = this.canvas.getBoundingClientRect();
+    return [event.clientX - left, event.clientY - top];
+  }
+
+  /** @param {PointerEvent} event */
+  _press(event) {
+    const {scatter} = this;
+    if (!scatter || event.button) return;
+    const start = this._at(event), lasso = this.lassoing || event.shiftKey;
+    /** @type {[number, number][]} */
+    const polygon = [start];
+    let last = start, moved = false;
+    const move = (/** @type {PointerEvent} */ to) => {
+      const now = this._at(to);
+      moved ||= Math.hypot(now[0] - start[0], now[1] - start[1]) > 4;
+      if (lasso) {
+        polygon.push(now);
+        this._drawLasso(polygon);
+      } else {
+        scatter.pan(now[0] - last[0], now[1] - last[1]);
+        this._draw();
+      }
+      last = now;
+    };
+    const end = (/** @type {PointerEvent} */ to) => {
+      this.surface.removeEventListener('pointermove', move);
+      this._drawLasso([]);
+      if (lasso && moved) this._choose(scatter.inside(polygon), event);
+      else if (!moved) this._click(...this._at(to));
+    };
+    this.surface.setPointerCapture(event.pointerId);
+    this.surface.addEventListener('pointermove', move);
+    this.surface.addEventListener('pointerup', end, {once: true});
+  }
+
+  /** Show the chosen area; Alt takes it away from the area, Ctrl adds it. @param {number[]} points @param {PointerEvent} event */
+  _choose(points, event) {
+    const chosen = points.map(point => this.rows[point]).filter(row => row >= 0), before = this.explorer.area ?? new Set();
+    if (event.altKey) this.explorer.within(new Set([...before].filter(row => !chosen.includes(row))));
+    else this.explorer.within(new Set([...(event.ctrlKey ? before : []), ...chosen]));
+    this.lassoing = false;
+    this.lasso.setAttribute('aria-pressed', 'false');
+  }
+
+  /** @param {number} x @param {number} y */
+  _click(x, y) {
+    const point = this.scatter?.nearest(x, y) ?? -1;
+    if (point >= 0 && this.rows[point] >= 0) this.explorer.similarTo(this.rows[point]).catch(sayError);
+  }
+
+  /** @param {PointerEvent} event */
+  _hover(event) {
+    if (!this.scatter || event.buttons) return;
+    const [x, y] = this._at(event), point = this.scatter.nearest(x, y), row = point < 0 ? -1 : this.rows[point];
+    this.preview.hidden = row < 0;
+    if (row < 0) return;
+    this.preview.src = imageUrl(this.explorer.name, this.explorer.rows.ids[row], 'thumbnail');
+    Object.assign(this.preview.style, {left: `${Math.min(x + 14, this.canvas.clientWidth - 140)}px`, top: `${Math.max(0, Math.min(y + 14, this.canvas.clientHeight - 140))}px`});
+  }
+
+  /** @param {WheelEvent} event */
+  _wheel(event) {
+    event.preventDefault();
+    const {left, top} = this.canvas.getBoundingClientRect();
+    this.scatter?.zoomAt(Math.exp(-event.deltaY / 300), event.clientX - left, event.clientY - top);
+    this._draw();
+  }
+
+  /** @param {[number, number][]} polygon */
+  _drawLasso(polygon) {
+    const {drawing} = this;
+    [drawing.width, drawing.height] = [drawing.clientWidth, drawing.clientHeight];
+    const pen = drawing.getContext('2d');
+    pen.strokeStyle = getComputedStyle(this).color;
+    pen.lineWidth = 2;
+    pen.beginPath();
+    for (const [x, y] of polygon) pen.lineTo(x, y);
+    pen.closePath();
+    pen.stroke();
+  }
+}
+
+/** From blue over gray to orange. @param {number} share */
+function shade(share) {
+  const low = [59, 105, 178], high = [235, 116, 36];
+  return low.map((one, i) => one + (high[i] - one) * share);
+}
+
+customElements.define('item-map', ItemMap);
+export {ItemMap};

@@ -1,0 +1,137 @@
+// A scatter plot of many points in WebGL 2: one draw call, with the view as a scale and a shift.
+
+const VERTEX = `#version 300 es
+in vec2 place; in vec4 color;
+uniform vec2 scale, shift; uniform float size;
+out vec4 shade;
+void main() { gl_Position = vec4(place * scale + shift, 0, 1); gl_PointSize = color.a > 0.99 ? size * 1.5 : size; shade = color; }`;
+const FRAGMENT = `#version 300 es
+precision mediump float;
+in vec4 shade; out vec4 pixel;
+void main() { float far = length(gl_PointCoord - 0.5); if (far > 0.5) discard; pixel = vec4(shade.rgb * shade.a, shade.a); }`;
+
+export class Scatter {
+  /** @param {HTMLCanvasElement} canvas */
+  constructor(canvas) {
+    this.canvas = canvas;
+    /** Pixels per unit, and the point of the plot in the middle of the canvas. */
+    this.zoom = 1;
+    this.center = [0, 0];
+    /** @type {Float32Array<ArrayBuffer>} */
+    this.places = new Float32Array();
+    const gl = canvas.getContext('webgl2', {antialias: false, premultipliedAlpha: true, preserveDrawingBuffer: true});
+    if (!gl) throw new Error('The map needs WebGL 2, which this browser does not offer.');
+    this.gl = gl;
+    const program = /** @type {WebGLProgram} */ (gl.createProgram());
+    for (const [type, source] of /** @type {[number, string][]} */ ([[gl.VERTEX_SHADER, VERTEX], [gl.FRAGMENT_SHADER, FRAGMENT]])) {
+      const shader = /** @type {WebGLShader} */ (gl.createShader(type));
+      gl.shaderSource(shader, source);
+      gl.compileShader(shader);
+      gl.attachShader(program, shader);
+    }
+    gl.bindAttribLocation(program, 0, 'place');
+    gl.bindAttribLocation(program, 1, 'color');
+    gl.linkProgram(program);
+    gl.useProgram(program);
+    gl.enable(gl.BLEND);
+    gl.blendFunc(gl.ONE, gl.ONE_MINUS_SRC_ALPHA);
+    this.uniforms = ['scale', 'shift', 'size'].map(name => gl.getUniformLocation(program, name));
+    this.buffers = [gl.createBuffer(), gl.createBuffer()];
+    gl.bindBuffer(gl.ARRAY_BUFFER, this.buffers[0]);
+    gl.enableVertexAttribArray(0);
+    gl.vertexAttribPointer(0, 2, gl.FLOAT, false, 0, 0);
+    gl.bindBuffer(gl.ARRAY_BUFFER, this.buffers[1]);
+    gl.enableVertexAttribArray(1);
+    gl.vertexAttribPointer(1, 4, gl.UNSIGNED_BYTE, true, 0, 0);
+  }
+
+  /** Set the points, x and y in turn, and show all of them. @param {Float32Array<ArrayBuffer>} places */
+  setPlaces(places) {
+    this.places = places;
+    this.gl.bindBuffer(this.gl.ARRAY_BUFFER, this.buffers[0]);
+    this.gl.bufferData(this.gl.ARRAY_BUFFER, places, this.gl.STATIC_DRAW);
+    this.fit();
+  }
+
+  /** @param {Uint8Array} colors red, green, blue and alpha of each point */
+  setColors(colors) {
+    this.gl.bindBuffer(this.gl.ARRAY_BUFFER, this.buffers[1]);
+    this.gl.bufferData(this.gl.ARRAY_BUFFER, colors, this.gl.DYNAMIC_DRAW);
+  }
+
+  /** Show all points. */
+  fit() {
+    const low = [Infinity, Infinity], high = [-Infinity, -Infinity];
+    for (let i = 0; i < this.places.length; i++) {
+      low[i % 2] = Math.min(low[i % 2], this.places[i]);
+      high[i % 2] = Math.max(high[i % 2], this.places[i]);
+    }
+    if (!this.places.length) return;
+    this.center = [(low[0] + high[0]) / 2, (low[1] + high[1]) / 2];
+    const {clientWidth, clientHeight} = this.canvas;
+    this.zoom = 0.94 * Math.min(clientWidth / (high[0] - low[0] || 1), clientHeight / (high[1] - low[1] || 1));
+  }
+
+  draw() {
+    const {gl, canvas} = this, ratio = devicePixelRatio;
+    const width = Math.round(canvas.clientWidth * ratio), height = Math.round(canvas.clientHeight * ratio);
+    if (canvas.width !== width || canvas.height !== height) [canvas.width, canvas.height] = [width, height];
+    gl.viewport(0, 0, width, height);
+    gl.clearColor(0, 0, 0, 0);
+    gl.clear(gl.COLOR_BUFFER_BIT);
+    const scale = [(2 * this.zoom) / canvas.clientWidth, (2 * this.zoom) / canvas.clientHeight];
+    gl.uniform2f(this.uniforms[0], scale[0], scale[1]);
+    gl.uniform2f(this.uniforms[1], -this.center[0] * scale[0], -this.center[1] * scale[1]);
+    gl.uniform1f(this.uniforms[2], ratio * this.radius * 2);
+    gl.drawArrays(gl.POINTS, 0, this.places.length / 2);
+  }
+
+  /** Radius of a point in pixels: smaller where there are many, larger when zoomed in. */
+  get radius() {
+    return Math.min(7, Math.max(1.5, 90 / Math.sqrt(this.places.length + 1), this.zoom / 220));
+  }
+
+  /** Pixels of point i, from the left and the top. @param {number} i @returns {[number, number]} */
+  pixel(i) {
+    const {clientWidth, clientHeight} = this.canvas;
+    return [clientWidth / 2 + (this.places[2 * i] - this.center[0]) * this.zoom, clientHeight / 2 - (this.places[2 * i + 1] - this.center[1]) * this.zoom];
+  }
+
+  /** Move by pixels. @param {number} dx @param {number} dy */
+  pan(dx, dy) {
+    this.center = [this.center[0] - dx / this.zoom, this.center[1] + dy / this.zoom];
+  }
+
+  /** Zoom around a pixel. @param {number} factor @param {number} x @param {number} y */
+  zoomAt(factor, x, y) {
+    const {clientWidth, clientHeight} = this.canvas;
+    this.pan(clientWidth / 2 - x, clientHeight / 2 - y);
+    this.zoom *= factor;
+    this.pan(x - clientWidth / 2, y - clientHeight / 2);
+  }
+
+  /** The point nearest to a pixel, at most 12 pixels away; -1 if there is none. @param {number} x @param {number} y */
+  nearest(x, y) {
+    let best = -1, least = 144;
+    for (let i = 0; i < this.places.length / 2; i++) {
+      const [px, py] = this.pixel(i), far = (px - x) ** 2 + (py - y) ** 2;
+      if (far < least) [best, least] = [i, far];
+    }
+    return best;
+  }
+
+  /** Points inside a polygon of pixels. @param {[number, number][]} polygon @returns {number[]} */
+  inside(polygon) {
+    const found = [];
+    for (let i = 0; i < this.places.length / 2; i++) {
+      const [x, y] = this.pixel(i);
+      let odd = false;
+      for (let a = 0, b = polygon.length - 1; a < polygon.length; b = a++) {
+        const [ax, ay] = polygon[a], [bx, by] = polygon[b];
+        if (ay > y !== by > y && x < ((bx - ax) * (y - ay)) / (by - ay) + ax) odd = !odd;
+      }
+      if (odd) found.push(i);
+    }
+    return found;
+  }
+}
