@@ -24,6 +24,7 @@
     │   ├── ChangesUnavailable
     │   ├── ItemNotFound
     │   ├── ProbeNotFound
+    │   ├── InspectionNotFound
     │   ├── ProbeExists
     │   ├── FingerprintMismatch
     │   ├── StoreLocked
@@ -199,6 +200,10 @@ class ItemNotFound(StoreError):
 
 class ProbeNotFound(StoreError):
     """Raised when a probe does not exist."""
+
+
+class InspectionNotFound(StoreError):
+    """Raised when a collection has no inspection, or not the one that is named."""
 
 
 class ProbeExists(StoreError):

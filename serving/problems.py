@@ -47,6 +47,7 @@ STATUS: dict[type[NNCLRHubError], int] = {
     errors.CollectionNotFound: 404,
     errors.ItemNotFound: 404,
     errors.ProbeNotFound: 404,
+    errors.InspectionNotFound: 404,
     errors.ProbeExists: 409,
     errors.JobNotFound: 404,
     errors.RunNotFound: 404,

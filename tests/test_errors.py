@@ -34,6 +34,7 @@ CODES = {
     "port_in_use": "PortInUse",
     "probe_exists": "ProbeExists",
     "probe_not_found": "ProbeNotFound",
+    "inspection_not_found": "InspectionNotFound",
     "publishing_error": "PublishingError",
     "rate_limited": "RateLimited",
     "read_only": "OpenedForReading",

@@ -12,6 +12,7 @@ from nnclr_hub.errors import CollectionNotFound, InvalidRequest, NNCLRHubError
 from nnclr_hub.store.backup import back_up
 from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.duplicates import exact_duplicates, near_duplicates
+from nnclr_hub.workbench.inspections import inspect_collection, keep_inspection
 from nnclr_hub.workbench.payload import decode_vector
 from nnclr_hub.workbench.privacy import without_paths
 from nnclr_hub.workbench.probe_fitting import FitOptions
@@ -60,6 +61,12 @@ def _duplicates(context: JobContext) -> Outcome:
     shown = [{"size": len(ids), "ids": list(ids[:MAX_IDS])} for ids in groups[: params["limit"]]]
     surplus = sum(len(ids) - 1 for ids in groups)
     return Outcome({"collection": collection.name, "found": len(groups), "surplus": surplus, "groups": shown})
+
+
+def _inspect(context: JobContext) -> Outcome:
+    collection, field = context.bench.collection(context.params["collection"]), context.params["field"]
+    kept = inspect_collection(collection, field, progress=context.progress)
+    return Outcome({"collection": collection.name, **kept.about}, partial(keep_inspection, kept=kept))
 
 
 def _verify(context: JobContext) -> Outcome:
@@ -178,5 +185,6 @@ KINDS: dict[str, Kind] = {
     "verify": Kind(_verify),
     "compact": Kind(_compact),
     "backup": Kind(_backup),
+    "inspection": Kind(_inspect),
     "reembed": Kind(_reembed, _abandon_reembedding),
 }

@@ -10,6 +10,7 @@ from . import (
     collections,
     embed,
     health,
+    inspections,
     items,
     jobs,
     metadata,
@@ -37,6 +38,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     jobs.router,
     probes.router,
     predictions.router,
+    inspections.router,
     runs.router,
     session.router,
 )

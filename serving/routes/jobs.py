@@ -42,7 +42,7 @@ from .dependencies import AppEngines, AppSettings, AppWorkbench, served_engine
 # job parameters that are not shown: paths of this machine (a model's source may be one), and secrets
 SOURCE, GIVEN_BY = "source", "given_by"
 HIDDEN = (SOURCE, GIVEN_BY, ROOT, UPLOAD)
-JobKind = Literal["probe_fit", "reembed", "duplicates", "verify", "compact", "add", "index", "backup"]
+JobKind = Literal["probe_fit", "reembed", "duplicates", "verify", "compact", "add", "index", "backup", "inspection"]
 JobState = Literal["queued", "running", "done", "failed", "cancelled"]
 
 

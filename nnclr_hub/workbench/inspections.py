@@ -1,0 +1,158 @@
+"""Inspections of collections, kept with their stores: a map, clusters and findings, each of one state of a collection.
+
+    keep_inspection(records, inspect_collection(collection))
+    kept = get_inspection(records, collection)
+    kept.coordinates                    # (N, 2) float32, in the order of kept.ids
+"""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nnclr_hub.errors import InspectionNotFound, InvalidRequest
+from nnclr_hub.store.base import Collection
+from nnclr_hub.store.records import Record, Records
+
+INSPECTION = "inspection"  # kind of the records
+KEPT = 3  # of each collection
+LISTED = 1000  # outliers and suspect labels in the findings; the scores of all items are kept as numbers
+
+
+@dataclass(frozen=True)
+class KeptInspection:
+    """An inspection of a collection.
+
+    collection: its name.
+    number: 1, 2, ... for each collection.
+    made: seconds since 1970.
+    seq: number of the collection's last change that it saw.
+    log: the log of changes that `seq` belongs to.
+    ids: of the N items.
+    coordinates: (N, 2) float32, a map.
+    clusters: (N,) int32.
+    outlier_scores: (N,) float32, high is odd.
+    findings: as in findings.json of `nnclr inspect`.
+    """
+
+    collection: str
+    number: int
+    made: float
+    seq: int
+    log: str
+    ids: tuple[str, ...]
+    coordinates: np.ndarray
+    clusters: np.ndarray
+    outlier_scores: np.ndarray
+    findings: Mapping[str, Any]
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """Number, time, state of the collection, and number of items."""
+        return {"number": self.number, "made": self.made, "seq": self.seq, "items": len(self.ids)}
+
+
+def inspect_collection(
+    collection: Collection, field: str = "label", *, progress: Callable[[int, int], None] = lambda done, total: None
+) -> KeptInspection:
+    """Inspect a collection as `nnclr inspect` does.
+
+    Args:
+        field: metadata key of the label.
+        progress: called with (done, total) within each step.
+
+    Raises:
+        InvalidRequest: fewer than two items, or more vectors than fit into memory.
+    """
+    from nnclr_hub.workbench.inspection.findings import find
+    from nnclr_hub.workbench.inspection.subject import collection_subject
+
+    log, seq = _state(collection)
+    found = find(collection_subject(collection, field=field, report=lambda title: progress), report=lambda _: progress)
+    listed = found.as_json()
+    listed |= {name: listed[name][:LISTED] for name in ("outliers", "suspect_labels")}
+    return KeptInspection(
+        collection.name,
+        0,
+        time.time(),
+        seq,
+        log,
+        found.subject.items,
+        found.map.coordinates,
+        found.clusters.labels.astype(np.int32),
+        found.outlier_scores.astype(np.float32),
+        listed,
+    )
+
+
+def keep_inspection(records: Records, kept: KeptInspection) -> None:
+    """Store an inspection under the next number, and delete the oldest ones of its collection."""
+    with records.transaction():
+        before = _names(records, kept.collection)
+        number = 1 + max((_number(name) for name in before), default=0)
+        arrays = {"coordinates": kept.coordinates, "clusters": kept.clusters, "outlier_scores": kept.outlier_scores}
+        data = io.BytesIO()
+        np.savez(data, ids=np.frombuffer("\n".join(kept.ids).encode(), np.uint8), **arrays)
+        content = {"made": kept.made, "seq": kept.seq, "log": kept.log, "findings": kept.findings}
+        records.put(Record(INSPECTION, f"{kept.collection}/{number:08}", content, data.getvalue()))
+        if len(before) >= KEPT:
+            records.delete(INSPECTION, *before[: len(before) - KEPT + 1])
+
+
+def list_inspections(records: Records, collection: Collection) -> list[int]:
+    """Return the numbers of a collection's inspections, the newest first."""
+    log, _ = _state(collection)
+    return [
+        _number(one.name)
+        for one in reversed(records.list(INSPECTION, after=f"{collection.name}/"))
+        if one.name.startswith(f"{collection.name}/") and one.content["log"] == log
+    ]
+
+
+def get_inspection(records: Records, collection: Collection, number: int | None = None) -> KeptInspection:
+    """Return an inspection of a collection; without a number, the newest.
+
+    Raises:
+        InspectionNotFound: it does not exist, or is of a former collection of that name.
+    """
+    log, _ = _state(collection)
+    if number is None:
+        number = max((_number(name) for name in _names(records, collection.name)), default=0)
+    record = records.get(INSPECTION, f"{collection.name}/{number:08}")
+    if record is None or record.content["log"] != log:
+        raise InspectionNotFound(f"Collection {collection.name!r} has no such inspection; start one.")
+    arrays = np.load(io.BytesIO(record.data or b""), allow_pickle=False)
+    ids = tuple(arrays["ids"].tobytes().decode().split("\n"))
+    content = record.content
+    numbers = (arrays[name] for name in ("coordinates", "clusters", "outlier_scores"))
+    return KeptInspection(
+        collection.name, number, content["made"], content["seq"], log, ids, *numbers, content["findings"]
+    )
+
+
+def is_current(kept: KeptInspection, collection: Collection) -> bool:
+    """Return whether the collection has not changed since."""
+    return kept.seq == collection.info().durable_seq
+
+
+def _state(collection: Collection) -> tuple[str, int]:
+    """Return the log of changes of a collection, "" without one, and the number of its last change."""
+    seq = collection.info().durable_seq
+    try:
+        return collection.changes(seq, 1).log, seq
+    except InvalidRequest:
+        return "", seq
+
+
+def _names(records: Records, collection: str) -> list[str]:
+    listed = records.list(INSPECTION, after=f"{collection}/")
+    return [one.name for one in listed if one.name.startswith(f"{collection}/")]
+
+
+def _number(name: str) -> int:
+    return int(name.rpartition("/")[2])

@@ -1,0 +1,117 @@
+"""/api/v1/collections/{name}/inspections: start inspections, and read their findings and numbers."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel, Field
+
+from nnclr_hub.errors import CollectionNotFound, InspectionNotFound, InvalidRequest
+from nnclr_hub.workbench.inspections import get_inspection, is_current, list_inspections
+
+from ..keys import READ, WRITE
+from ..problems import answers
+from ..request_bodies import json_of
+from ..security.access import requires
+from .bodies import MetadataKey, Strict, binary, json_body
+from .dependencies import AppWorkbench
+from .jobs import JobResponse, Submit, answers_of_job
+
+LATEST = "latest"
+NUMBERS = {"coordinates": "<f4", "clusters": "<i4", "outlier_scores": "<f4"}
+Number = Annotated[str, Field(description="number of an inspection, or `latest`")]
+
+
+class InspectionRequest(Strict):
+    """What to inspect."""
+
+    field: MetadataKey = Field("label", description="metadata key of the label of an item")
+
+
+class InspectionsResponse(BaseModel):
+    inspections: list[int] = Field(description="their numbers, the newest first")
+
+
+class InspectionResponse(BaseModel):
+    number: int
+    made: float = Field(description="seconds since 1970")
+    seq: int = Field(description="number of the collection's last change that it saw")
+    items: int
+    current: bool = Field(description="whether the collection has not changed since")
+    findings: dict[str, Any] = Field(description="as in findings.json of `nnclr inspect`, with at most 1000 outliers")
+
+
+class InspectedIds(BaseModel):
+    ids: list[str]
+
+
+router = APIRouter(prefix="/api/v1/collections/{name}/inspections", tags=["inspections"])
+_MISSING = (CollectionNotFound, InspectionNotFound)
+
+
+@router.post(
+    "", status_code=202, responses=answers_of_job(CollectionNotFound), openapi_extra=json_body(InspectionRequest)
+)
+@requires(WRITE)
+def start_inspection(
+    name: str,
+    body: Annotated[InspectionRequest, json_of(InspectionRequest)],
+    bench: AppWorkbench,
+    submit: Submit,
+) -> JobResponse:
+    """Inspect the collection: a map, clusters, duplicates, outliers, leaks, suspect labels, what to label next."""
+    bench.collection(name)
+    return submit("inspection", {"collection": name, "field": body.field})
+
+
+@router.get("", responses=answers(CollectionNotFound))
+@requires(READ)
+def list_all(name: str, bench: AppWorkbench) -> InspectionsResponse:
+    """List the inspections that are kept, the newest first; the oldest are deleted."""
+    return InspectionsResponse(inspections=list_inspections(bench.store.records, bench.collection(name)))
+
+
+@router.get("/{number}", response_model=InspectionResponse, responses=answers(*_MISSING))
+@requires(READ)
+def describe(name: str, number: Number, bench: AppWorkbench) -> JSONResponse:
+    """Return the findings of an inspection."""
+    collection = bench.collection(name)
+    kept = get_inspection(bench.store.records, collection, _read(number))
+    return JSONResponse({**kept.about, "current": is_current(kept, collection), "findings": kept.findings})
+
+
+@router.get("/{number}/ids", response_model=InspectedIds, responses=answers(*_MISSING))
+@requires(READ)
+def ids(name: str, number: Number, bench: AppWorkbench) -> JSONResponse:
+    """Return the ids of the items, in the order of the numbers."""
+    kept = get_inspection(bench.store.records, bench.collection(name), _read(number))
+    return JSONResponse({"ids": kept.ids})
+
+
+@router.get(
+    "/{number}/{values}",
+    response_class=Response,
+    responses={
+        **answers(*_MISSING),
+        200: {"content": {"application/octet-stream": binary("little-endian numbers, item by item")}},
+    },
+)
+@requires(READ)
+def numbers(
+    name: str, number: Number, values: Literal["coordinates", "clusters", "outlier_scores"], bench: AppWorkbench
+) -> Response:
+    """Return numbers of all items: 2 x float32 coordinates, int32 clusters, or float32 outlier scores."""
+    kept = get_inspection(bench.store.records, bench.collection(name), _read(number))
+    array: np.ndarray = getattr(kept, values)
+    return Response(array.astype(NUMBERS[values]).tobytes(), media_type="application/octet-stream")
+
+
+def _read(number: str) -> int | None:
+    if number == LATEST:
+        return None
+    if not number.isascii() or not number.isdigit() or len(number) > 8:
+        raise InvalidRequest(f"An inspection has a number, or is `latest`; got {number!r:.40}.")
+    return int(number)
