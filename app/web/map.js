@@ -1,5 +1,5 @@
 // <item-map>: the collection as points; what is near looks alike. A drag moves, a wheel zooms, a lasso chooses an area.
-import {ApiError, imageUrl, path, rest} from './api.js';
+import {imageUrl, path, rest} from './api.js';
 import {button, make, sayError} from './dom.js';
 import {passing} from './filters.js';
 import {Scatter} from './scatter.js';
@@ -42,23 +42,24 @@ class ItemMap extends HTMLElement {
 
   /** Load the newest inspection; without one, offer to make it. Call this when all items are loaded. */
   async load() {
-    const {explorer} = this, own = path(explorer.name, 'inspections', 'latest');
-    try {
-      const about = await rest('GET', own);
-      const [ids, places] = await Promise.all([rest('GET', `${own}/ids`), rest('GET', `${own}/coordinates`, {as: 'buffer'})]);
-      this.rows = Int32Array.from(ids.ids, (/** @type {string} */ id) => explorer.rows.rowOf.get(id) ?? -1);
-      this.scatter ??= new Scatter(this.canvas);
-      this.scatter.setPlaces(new Float32Array(places));
-      const keys = explorer.rows.keys;
-      this.colorBy.replaceChildren(make('option', {value: ''}, 'One color'), ...keys.map(key => make('option', {value: key}, `Color by ${key}`)));
-      const kept = localStorage.getItem(`color ${explorer.name}`) ?? 'label';
-      this.colorBy.value = keys.includes(kept) ? kept : '';
-      this.note.replaceChildren(about.current ? '' : this._start('The collection has changed since.', 'Arrange again'));
-      this._color();
-    } catch (error) {
-      if (!(error instanceof ApiError && error.status === 404)) throw error;
+    const {explorer} = this, all = path(explorer.name, 'inspections');
+    const [number] = (await rest('GET', all)).inspections;
+    if (number === undefined) {
       this.note.replaceChildren(this._start('A map puts images that look alike next to each other.', 'Make the map'));
+      return;
     }
+    const own = `${all}/${number}`;
+    const about = await rest('GET', own);
+    const [ids, places] = await Promise.all([rest('GET', `${own}/ids`), rest('GET', `${own}/coordinates`, {as: 'buffer'})]);
+    this.rows = Int32Array.from(ids.ids, (/** @type {string} */ id) => explorer.rows.rowOf.get(id) ?? -1);
+    this.scatter ??= new Scatter(this.canvas);
+    this.scatter.setPlaces(new Float32Array(places));
+    const keys = explorer.rows.keys;
+    this.colorBy.replaceChildren(make('option', {value: ''}, 'One color'), ...keys.map(key => make('option', {value: key}, `Color by ${key}`)));
+    const kept = localStorage.getItem(`color ${explorer.name}`) ?? 'label';
+    this.colorBy.value = keys.includes(kept) ? kept : '';
+    this.note.replaceChildren(about.current ? '' : this._start('The collection has changed since.', 'Arrange again'));
+    this._color();
   }
 
   /** @param {string} text @param {string} action */
