@@ -32,7 +32,9 @@ export function showProbe(explorer, field) {
   const dialog = openDialog('Probe', make('div', {class: 'stack probe'},
     make('p', {}, `Learn the ${explorer.rows.column(field).values.length} labels in ${field} of ${count(labeled, 'image')}, and measure on a part that is held out.`),
     make('div', {class: 'tools'}, fit), shown));
-  rest('GET', `probes/${name}`).then(() => report(explorer, name, field, dialog)).then(one => shown.replaceChildren(one)).catch(() => {});
+  rest('GET', 'probes').then(async ({probes}) => {
+    if (probes.some((/** @type {any} */ one) => one.name === name)) shown.replaceChildren(await report(explorer, name, field, dialog));
+  }).catch(sayError);
 }
 
 /** Wait for the end of a job. @param {string} id */

@@ -251,3 +251,45 @@ def test_the_app_is_small(served):
         request = urllib.request.Request(f"{served.url}/app/{name}", headers={"Accept-Encoding": "gzip"})
         total += len(urllib.request.urlopen(request).read())
     assert total < 60_000
+
+
+def test_labels_are_written_at_once_and_undone(explore, served):
+    page = explore()
+    collection = served.bench.collection("photos")
+    row = ids(page)[2]
+    before = collection.get([row])[0].metadata
+    page.locator(".sheet").focus()
+    for _ in range(2):
+        page.keyboard.press("ArrowRight")
+    page.keyboard.press("l")
+    page.get_by_role("combobox", name="Label", exact=True).fill("newly found")
+    page.get_by_role("button", name="Label", exact=True).last.click()
+    page.wait_for_selector(".facet:has-text('newly found')")
+    assert collection.get([row])[0].metadata == {**before, "label": "newly found"}
+    page.reload()
+    page.wait_for_selector(".facet:has-text('newly found')")
+    page.locator(".sheet").focus()
+    for _ in range(2):
+        page.keyboard.press("ArrowRight")
+    page.keyboard.press("1")
+    page.get_by_role("button", name="Undo").click()
+    page.wait_for_selector(".facet:has-text('newly found')")
+    page.keyboard.press("Escape")
+    collection.update_metadata(before, ids=[row], replace=True)
+
+
+def test_a_probe_is_fitted_and_applied_to_the_collection(explore, served):
+    page = explore()
+    page.get_by_role("button", name="Probe").click()
+    page.get_by_role("button", name="Fit").click()
+    page.wait_for_selector(".probe table")
+    assert "95 %" in page.locator(".probe .verdict").inner_text()
+    page.get_by_role("button", name="Apply to the whole collection").click()
+    page.wait_for_selector(".message:has-text('confidence_label')")
+    assert page.locator("section[aria-label=predicted_label] .facet").count() >= 2
+    collection = served.bench.collection("photos")
+    items = [item for items in collection.read_all() for item in items]
+    predicted = served.bench.predict("photos-label", collection="photos", ids=[item.id for item in items])
+    for item, labeling in zip(items, predicted, strict=True):
+        assert item.metadata["predicted_label"] == labeling.label
+        assert abs(item.metadata["confidence_label"] - labeling.top[0][1]) < 0.051
