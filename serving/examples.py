@@ -123,6 +123,7 @@ EXAMPLES: tuple[tuple[str, ApiCall], ...] = (
     ("probes-predict", ApiCall("POST", "/api/v1/probes/axes/predict", json={"vectors": [[0.9, 0.1, 0]]})),
     ("probes-export", ApiCall("GET", "/api/v1/probes/axes/export", params={"format": "zip"}, save="axes.zip")),
     ("probes-delete", ApiCall("DELETE", "/api/v1/probes/axes")),
+    ("health-session", ApiCall("GET", "/api/v1/session")),
     ("runs-list-all", ApiCall("GET", "/api/v1/runs")),
     ("runs-report", ApiCall("GET", "/api/v1/runs/first/report", save="report.html")),
     ("items-delete-item", ApiCall("DELETE", f"{_PHOTOS}/items/tom")),
@@ -134,8 +135,21 @@ EXAMPLES: tuple[tuple[str, ApiCall], ...] = (
     ("collections-create", ApiCall("PUT", _POINTS, json={"dim": 3, "metric": "l2"})),
     (
         "items-put-vectors",
-        ApiCall("PUT", f"{_POINTS}/items", json=[{"id": "a", "vector": [1, 2, 3], "metadata": {"label": "x"}}]),
+        ApiCall(
+            "PUT",
+            f"{_POINTS}/items",
+            json=[
+                {"id": "a", "vector": [1, 2, 3], "metadata": {"label": "x"}},
+                {"id": "b", "vector": [3, 1, 2], "metadata": {"label": "y"}},
+            ],
+        ),
     ),
     ("search-search", ApiCall("POST", f"{_POINTS}/search", json={"vector": [1, 2, 3.5], "k": 1})),
+    ("inspections-start-inspection", ApiCall("POST", f"{_POINTS}/inspections", json={"field": "label"})),
+    ("jobs-job-events", ApiCall("GET", "/api/v1/jobs/latest/events")),
+    ("inspections-list-all", ApiCall("GET", f"{_POINTS}/inspections")),
+    ("inspections-describe", ApiCall("GET", f"{_POINTS}/inspections/latest")),
+    ("inspections-ids", ApiCall("GET", f"{_POINTS}/inspections/latest/ids")),
+    ("inspections-numbers", ApiCall("GET", f"{_POINTS}/inspections/latest/coordinates", save="map.f32")),
     ("collections-drop", ApiCall("DELETE", _POINTS)),
 )

@@ -43,9 +43,10 @@ TAGS = {
     "search": "Find the nearest items.",
     "jobs": "Background jobs: start, follow and cancel.",
     "probes": "Linear classifiers on vectors: fit, predict and export.",
+    "inspections": "What a collection contains: a map, clusters, duplicates, outliers, suspect labels.",
     "runs": "Pretraining runs in the configured folder, and their reports.",
 }
-NAMED = ("collections", "aliases", "items", "search", "probes")  # whose parameters in the path are names
+NAMED = ("collections", "aliases", "items", "search", "probes", "inspections")  # whose parameters in the path are names
 KEY_HEADER = "Idempotency-Key"
 KEY_MEANING = (
     "A request that is sent again with the same key within 24 hours gets the same response and is not executed again."
