@@ -2,7 +2,7 @@
 
     python -m app.gradio_demo --url http://127.0.0.1:8000 --port 8001
 
-It runs in a process of its own. Each event is also an endpoint for `gradio_client`: `/search`, `/attention` and
+It runs in a separate process. Each event is also an endpoint for `gradio_client`: `/search`, `/attention` and
 `/predict`; `/similar` returns the neighbors of an item as JSON.
 """
 
@@ -160,7 +160,7 @@ def serve(url: str, collection: str | None, port: int, host: str) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """End this process when its parent is gone, also after a `kill -9`."""
+    """End this process when its parent ends, also after a `kill -9`."""
 
     def watch() -> None:
         while os.getppid() == parent:

@@ -88,7 +88,7 @@ export class Scatter {
 
   /** Radius of a point in pixels: smaller where there are many, larger when zoomed in. */
   get radius() {
-    return Math.min(7, Math.max(1.5, 90 / Math.sqrt(this.places.length + 1), this.zoom / 220));
+    return Math.min(7, Math.max(1.5, 150 / Math.sqrt(this.places.length + 1), this.zoom / 220));
   }
 
   /** Pixels of point i, from the left and the top. @param {number} i @returns {[number, number]} */

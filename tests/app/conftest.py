@@ -15,7 +15,8 @@ from nnclr_hub.workbench import Encoders, Workbench
 CHROMIUM = shutil.which("chromium")
 FLAGS = [
     "--no-sandbox",
-    "--disable-gpu",
+    "--use-angle=swiftshader",  # WebGL without a graphics card
+    "--enable-unsafe-swiftshader",
     "--disable-background-networking",
     "--no-first-run",
     "--use-fake-device-for-media-stream",

@@ -12,6 +12,7 @@ from page_actions import PHONE
 
 from nnclr_hub.store import open_store
 from nnclr_hub.workbench import Encoders, SearchQuery, Workbench
+from nnclr_hub.workbench.inspections import get_inspection
 
 pytestmark = pytest.mark.browser
 
@@ -293,3 +294,27 @@ def test_a_probe_is_fitted_and_applied_to_the_collection(explore, served):
     for item, labeling in zip(items, predicted, strict=True):
         assert item.metadata["predicted_label"] == labeling.label
         assert abs(item.metadata["confidence_label"] - labeling.top[0][1]) < 0.051
+
+
+def test_the_map_is_made_drawn_and_chosen_from(explore, served):
+    page = explore()
+    page.get_by_role("button", name="Make the map").click()
+    page.wait_for_function("() => !document.querySelector('item-map').innerText.includes('Make the map')")
+    drawn = """() => { const gl = document.querySelector('item-map canvas').getContext('webgl2');
+        const pixels = new Uint8Array(4 * gl.drawingBufferWidth * gl.drawingBufferHeight);
+        gl.readPixels(0, 0, gl.drawingBufferWidth, gl.drawingBufferHeight, gl.RGBA, gl.UNSIGNED_BYTE, pixels);
+        return pixels.some(value => value > 0) }"""
+    page.wait_for_function(drawn)
+    box = page.locator(".surface").bounding_box()
+    page.get_by_role("button", name="Choose an area").click()
+    corners = ((0.02, 0.02), (0.02, 0.98), (0.5, 0.98), (0.5, 0.02))
+    page.mouse.move(box["x"] + 0.02 * box["width"], box["y"] + 0.02 * box["height"])
+    page.mouse.down()
+    for x, y in corners:
+        page.mouse.move(box["x"] + x * box["width"], box["y"] + y * box["height"], steps=3)
+    page.mouse.up()
+    page.wait_for_selector(".chip")
+    kept = get_inspection(served.bench.store.records, served.bench.collection("photos"))
+    x = kept.coordinates[:, 0]
+    left = int((x < (x.min() + x.max()) / 2).sum())
+    assert abs(int(page.locator(".verdict").inner_text().split()[0]) - left) <= 2
