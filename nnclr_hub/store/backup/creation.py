@@ -35,7 +35,7 @@ from nnclr_hub.store.embedded.rows import size_of
 from nnclr_hub.store.embedded.store import EmbeddedStore
 from nnclr_hub.store.failpoints import reached
 from nnclr_hub.store.records import RECORDS
-from nnclr_hub.store.sqlite import format_of, translated
+from nnclr_hub.store.sqlite import format_of, open_files_limit, translated
 
 log = logging.getLogger(__name__)
 PIECE_BYTES = 16 << 20  # of the rows of a piece; the row that exceeds it is the last one
@@ -43,6 +43,7 @@ ROW_BYTES = 64  # of a row on top of its vector, metadata and thumbnail
 LOG_CHANGES = 100_000  # of a piece of the log
 LIVE_SHARE = 0.5  # a piece of which fewer rows are live is replaced
 OPEN_TOGETHER = 32  # collections that are read at one moment; more would need too many open files
+FILES_SHARE = 32  # of the files that the process may open, one such collection is read for so many
 ROUNDS = 5  # in which pieces are copied ahead; each is shorter than the one before unless writes are faster
 ATTEMPTS = 20
 
@@ -170,7 +171,7 @@ def _collections(store: EmbeddedStore, copier: _Copier) -> tuple[list[Collection
         try:
             for name, path in files.items():
                 copier.copy_ahead(path.stem, lambda name=name, path=path: _view(name, path))
-            if len(files) > OPEN_TOGETHER:
+            if len(files) > min(OPEN_TOGETHER, open_files_limit() // FILES_SHARE):
                 found = []
                 for name, path in files.items():
                     with _view(name, path) as view:
