@@ -111,6 +111,7 @@ def test_a_failed_disk_makes_the_collection_read_only(tmp_path):
             collection.upsert([Item("new", vectors(1)[0])])
         with pytest.raises(StoreReadOnly):  # nobody knows what is on the disk
             collection.upsert([Item("new", vectors(1)[0])])
+        assert not collection.suspend()  # files that are opened again would allow writes
         assert collection.info().state.startswith("read-only: ")
         assert len(collection.search(vectors(1)[0], 5)) == 5
 

@@ -77,6 +77,7 @@ import json, resource, sys
 import numpy as np
 from nnclr_hub.errors import StoreError
 from nnclr_hub.store import open_store
+from nnclr_hub.store.backup import back_up
 from nnclr_hub.store.base import CollectionSpec, Item
 
 folder, number, limit = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
@@ -108,6 +109,7 @@ with open_store(folder) as store:
     other.get("c").upsert([Item("late", vector)])
     store.get("c0").upsert([Item("late", vector)])
     answer["late"] = store.get("c0").count()
+    answer["backup"] = back_up(store, folder + "4").items
     answer["threads"] = len(__import__("threading").enumerate())
 print(json.dumps(answer))
 """
@@ -119,7 +121,7 @@ def test_more_collections_than_open_files_are_used_at_once(number, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=600)
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
-    assert (answer["found"], answer["list"], answer["late"]) == (True, number, 2)
+    assert (answer["found"], answer["list"], answer["late"], answer["backup"]) == (True, number, 2, number + 1)
     assert ["ulimit" in error for error in answer["errors"]] == [True, True]
     assert answer["threads"] < 40
 
@@ -233,6 +235,32 @@ def test_statistics_are_numbers_while_files_are_opened_and_closed(tmp_path):
             user.join()
     finally:
         sys.setswitchinterval(interval)
+
+
+def test_a_list_does_not_wait_for_files_that_are_being_opened(tmp_path, monkeypatch):
+    begun, may_end = threading.Event(), threading.Event()
+    with open_store(str(tmp_path)) as store:
+        collection = store.create("c", CollectionSpec(DIM))
+        collection.upsert([Item("a", vectors(1)[0])])
+        assert collection.suspend()
+
+        def slow(*arguments, **options) -> OpenFiles:
+            begun.set()
+            assert may_end.wait(60)
+            return OpenFiles(*arguments, **options)
+
+        monkeypatch.setattr("nnclr_hub.store.embedded.collection.OpenFiles", slow)
+        opening = threading.Thread(target=collection.count)
+        opening.start()
+        assert begun.wait(60)
+        listing = threading.Thread(target=lambda: listed.extend(store.list()), daemon=True)
+        listed: list = []
+        listing.start()
+        listing.join(20)
+        may_end.set()
+        opening.join()
+        listing.join()
+        assert [(info.count, info.index) for info in listed] == [(1, "closed")]
 
 
 def test_a_collection_whose_files_fail_to_close_is_opened_again(tmp_path, monkeypatch):

@@ -36,6 +36,7 @@ from nnclr_hub.store.sqlite import LOW_WATER, free_bytes, translated
 from nnclr_hub.store.where import EVERYTHING, parse
 
 POLL_SECONDS = 0.1  # between two looks at what another process writes
+LIFE_SECONDS = 0.2  # for which calls wait that must not wait for files, which take long to open if they are large
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -271,11 +272,15 @@ class EmbeddedCollection(Collection):
             )
 
     def info_if_open(self) -> CollectionInfo | None:
-        """Return `info`, or None if the files are closed, which they stay."""
-        with self._life:
+        """Return `info`, or None if the files are closed, which they stay, or are being opened or closed now."""
+        if not self._life.acquire(timeout=LIFE_SECONDS):
+            return None
+        try:
             if self._closed or self._suspended is not None:
                 return None
             self._users += 1
+        finally:
+            self._life.release()
         try:
             return self.info()
         finally:
@@ -356,7 +361,8 @@ class EmbeddedCollection(Collection):
         if not self._life.acquire(blocking=False):
             return False
         try:
-            if self._users or self._closed:
+            # after the disk failed, writes are refused until the process ends: files that are opened again allow them
+            if self._users or self._closed or self._files.failed:
                 return False
             if self._suspended is None:
                 known = self.statistics()

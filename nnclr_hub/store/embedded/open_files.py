@@ -94,6 +94,11 @@ class OpenFiles:
             self.index.clear()  # code that still holds the closed collection need not hold its vectors
 
     @property
+    def failed(self) -> bool:
+        """Whether the disk failed during a write."""
+        return self.writer is not None and self.writer.failure is not None
+
+    @property
     def state(self) -> str:
         """As `CollectionInfo.state` has it."""
         if isinstance(self.refusal, DiskFull):
@@ -105,7 +110,7 @@ class OpenFiles:
         index, writer = self.index, self.writer
         files = (self._path, Path(f"{self._path}-wal"))
         with translated(self._path):
-            file_bytes = sum(file.stat().st_size for file in files if file.exists())
+            file_bytes = sum(map(_size, files))
             disk_free = free_bytes(self._path)
         return Statistics(
             items=len(index.live_rids()) if writer is None else writer.last.items,
@@ -162,3 +167,11 @@ class OpenFiles:
         except TooLarge:
             return False
         return False
+
+
+def _size(file: Path) -> int:
+    """Return the bytes of a file; 0 if it does not exist, as the log of a file that another thread closes now."""
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:
+        return 0
