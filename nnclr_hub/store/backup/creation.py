@@ -255,10 +255,9 @@ class _Copier:
         self._copy(view.key, lambda: nullcontext(view))
         copied = self._copied[view.key]
         with translated(view.path):
-            spec = read_spec(view.connection)
-            live = self._put(packed(_live(view)))
-        fields = {**asdict(spec), "indexed": list(spec.indexed)}
-        return CollectionBackup(view.name, view.key, fields, view.commit, live, tuple(copied.rows), tuple(copied.log))
+            spec, live = read_spec(view.connection), self._put(packed(_live(view)))
+        rows, changes = tuple(copied.rows), tuple(copied.log)
+        return CollectionBackup(view.name, view.key, asdict(spec), view.commit, live, rows, changes)
 
     def records(self, path: Path) -> Piece | None:
         """Copy the file of jobs and probes."""

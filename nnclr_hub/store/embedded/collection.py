@@ -261,15 +261,8 @@ class EmbeddedCollection(Collection):
         with self._using(counts=False), self._files.connections.reader() as connection:
             count = connection.execute("SELECT count(*) FROM items").fetchone()[0]
             durable = last_seq(connection)
-            return CollectionInfo(
-                self.name,
-                self.spec,
-                count,
-                durable,
-                self._files.index.seq,
-                self._files.state,
-                self._files.index.kind.name,
-            )
+            index, state = self._files.index, self._files.state
+            return CollectionInfo(self.name, self.spec, count, durable, index.seq, state, index.kind.name)
 
     def info_if_open(self) -> CollectionInfo | None:
         """Return `info`, or None if the files are closed, which they stay, or are being opened or closed now."""
