@@ -45,6 +45,10 @@ def evaluate(
         typer.Option(min=1, max=128, help="Average N crops per image; for protocols on frozen features."),
     ] = 1,
     device: Device = None,
+    labels: Annotated[
+        Path | None, typer.Option("--labels", help="Table with path,label; a fifth of each class is scored.")
+    ] = None,
+    root: Annotated[Path | None, typer.Option("--root", help="Folder to which the paths of --labels belong.")] = None,
     show: Annotated[
         bool, typer.Option("--protocols", help="List the protocols with their settings, and exit.")
     ] = False,
@@ -66,7 +70,7 @@ def evaluate(
     chosen = program.find_protocols([name for name in protocols.split(",") if name], settings)
     evaluation = load_program("training", "evals.evaluate")
     command = "nnclr " + shlex.join(sys.argv[1:])
-    request = evaluation.EvalRequest(chosen, sources, data, to, queries, gallery, device, crops, command)
+    request = evaluation.EvalRequest(chosen, sources, data, to, queries, gallery, device, crops, command, labels, root)
     try:
         records = evaluation.evaluate(request, err)
     except load_program("training", "interrupt").Interrupted as stopped:

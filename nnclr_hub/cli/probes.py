@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,10 +13,12 @@ import typer
 from rich.table import Table
 
 from nnclr_hub.cli.index import list_broken
-from nnclr_hub.cli.verbs import Json, Model, chosen_model, err, out, print_json
+from nnclr_hub.cli.verbs import DEFAULT_STORE, Json, Model, Store, chosen_model, err, out, print_json
 from nnclr_hub.errors import InvalidRequest
 
 group = typer.Typer(no_args_is_help=True, help="Linear probes: predict labels from a few labeled images.")
+Labels = Annotated[Path | None, typer.Option("--labels", help="Table with path,label, used instead of folder names.")]
+Root = Annotated[Path | None, typer.Option("--root", help="Folder to which the paths of --labels are relative.")]
 Probe = Annotated[Path, typer.Option("--probe", help="Folder that `nnclr probe fit` wrote.")]
 
 
@@ -38,6 +41,8 @@ def fit(
     device: Annotated[
         str | None, typer.Option(help="cpu, cuda, cuda:1. Default: the GPU if there is one; fitting uses the CPU.")
     ] = None,
+    labels: Labels = None,
+    root: Root = None,
 ) -> None:
     """Fit a probe on labeled images.
 
@@ -48,7 +53,7 @@ def fit(
 
     if to.exists() and not to.is_dir():
         raise InvalidRequest(f"--out {to} is a file; use a folder for the probe.")
-    read_labeled(data)  # a wrong folder or model is reported before torch is imported
+    read_labeled(data, labels, root)  # a wrong folder or model is reported before torch is imported
     chosen_model(model)
     from nnclr_hub.workbench import Encoders
     from nnclr_hub.workbench.folder_probes import fit_probe
@@ -56,14 +61,24 @@ def fit(
     encoder: Any = Encoders(model, device=device).get()
     with bar(err, "embedding") as advance:
         fitted = fit_probe(
-            encoder, data, l2=l2, balanced=balanced, threshold=threshold, device=device, progress=advance
+            encoder,
+            data,
+            l2=l2,
+            balanced=balanced,
+            threshold=threshold,
+            device=device,
+            labels=labels,
+            root=root,
+            progress=advance,
         )
     list_broken(fitted.broken)
     fitted.probe.save(to)
     out.print(f"{to}: {len(fitted.probe.classes)} classes from {fitted.images} images, L2 {fitted.probe.l2:.2g}")
     if fitted.held_out is not None:
         scores = "  ".join(f"{name} {value:.3f}" for name, value in fitted.held_out.scores.items())
-        out.print(f"a probe of four fifths of them, on the others: {scores}  ({fitted.held_out.images} images)")
+        interval = fitted.held_out.interval
+        sure = "" if interval is None else f"  (95% interval of top1: {interval[0]:.3f} to {interval[1]:.3f})"
+        out.print(f"a probe of four fifths of them, on the others: {scores}{sure}  ({fitted.held_out.images} images)")
 
 
 @group.command(name="eval")
@@ -71,6 +86,8 @@ def evaluate(
     data: Annotated[Path, typer.Argument(help="Labeled images that the probe has not seen; uses test/ if it exists.")],
     probe: Probe = Path("probe"),
     model: Model = None,
+    labels: Labels = None,
+    root: Root = None,
     as_json: Json = False,
 ) -> None:
     """Evaluate a probe on other labeled images.
@@ -82,7 +99,7 @@ def evaluate(
 
     loaded, encoder = _load(probe, model)
     with bar(err, "embedding") as advance:
-        result = evaluate_probe(loaded, encoder, data, progress=advance)
+        result = evaluate_probe(loaded, encoder, data, labels=labels, root=root, progress=advance)
     if as_json:
         print_json({**asdict(result), "pictures": result.images})  # the key of earlier versions
         return
@@ -100,26 +117,46 @@ def evaluate(
 
 @group.command()
 def predict(
-    images: Annotated[list[Path], typer.Argument(help="Images, or folders of images.")],
+    images: Annotated[list[Path] | None, typer.Argument(help="Images, or folders of images.")] = None,
     probe: Probe = Path("probe"),
     model: Model = None,
     to: Annotated[Path | None, typer.Option("--out", help="CSV file. Default: standard output.")] = None,
+    collection: Annotated[
+        str | None, typer.Option("--collection", help="Label the items of a collection, by their stored vectors.")
+    ] = None,
+    store: Store = DEFAULT_STORE,
 ) -> None:
     """Label images: CSV with path, label, probability, and a column for each class.
 
     Example: nnclr probe predict photos --probe probe --out predicted.csv
+
+    Example: nnclr probe predict --collection photos --probe probe --out predicted.csv
     """
     from nnclr_hub.encoder.image_folder import list_images
     from nnclr_hub.progress import bar
-    from nnclr_hub.workbench.folder_probes import predict_labels
+    from nnclr_hub.workbench.folder_probes import predict_collection, predict_labels
 
-    paths = [path for given in images for path in (list_images(given) if given.is_dir() else [given])]
-    loaded, encoder = _load(probe, model)
-    with bar(err, "embedding") as advance:
-        kept, prediction, broken = predict_labels(loaded, encoder, paths, progress=advance)
-    list_broken(broken)
+    if bool(images) == (collection is not None):
+        raise InvalidRequest("Name images or --collection, and not both.")
+    if collection is not None and model is not None:
+        raise InvalidRequest("A collection already has its vectors; leave out --model.")
+    kept: Sequence[Path | str]
+    if collection is not None:
+        from nnclr_hub.probe.linear_probe import LinearProbe
+        from nnclr_hub.store import open_store
+
+        loaded = LinearProbe.load(probe)
+        with open_store(store, read_only=True) as opened, bar(err, "predicting", unit="items") as advance:
+            kept, prediction = predict_collection(loaded, opened.get(collection), progress=advance)
+    else:
+        paths = [path for given in images or () for path in (list_images(given) if given.is_dir() else [given])]
+        loaded, encoder = _load(probe, model)
+        with bar(err, "embedding") as advance:
+            kept, prediction, broken = predict_labels(loaded, encoder, paths, progress=advance)
+        list_broken(broken)
     first = "labels" if loaded.several else "label"
-    rows: list[list[Any]] = [["path", first, "probability", *map(str, loaded.classes)]]
+    column = "path" if collection is None else "id"
+    rows: list[list[Any]] = [[column, first, "probability", *map(str, loaded.classes)]]
     for path, label, probabilities in zip(kept, prediction.labels, prediction.probabilities, strict=True):
         shown = ";".join(map(str, label)) if isinstance(label, tuple) else ("" if label is None else label)
         rows.append([path, shown, f"{probabilities.max():.4f}", *(f"{p:.4f}" for p in probabilities)])

@@ -80,17 +80,21 @@ class LabeledImages:
         return matrix
 
 
-def read_labeled(source: Path) -> LabeledImages:
+def read_labeled(source: Path, labels: Path | None = None, root: Path | None = None) -> LabeledImages:
     """Read the images of a folder or of a table, labeled or not.
 
     Args:
         source: a folder, one split of a data set, or a CSV file.
+        labels: a table that is used instead of folder names; only its rows are read.
+        root: folder to which the paths of `labels` are relative; None: that of the table, or else `source`.
 
     Raises:
         NoImages: there is no image.
-        InvalidRequest: a table has other columns, or a row that cannot be read.
+        InvalidRequest: a table has other columns, or a row that cannot be read, or none file of `labels` exists.
     """
     source = Path(source)
+    if labels is not None:
+        return _from_table(Path(labels), source, root)
     if source.suffix.lower() == ".csv":
         return _read_table(source)
     # next to a split; next to any other folder, a file of that name may have another purpose
@@ -100,6 +104,18 @@ def read_labeled(source: Path) -> LabeledImages:
     paths = list_images(source)
     names = [label_of(path, source) for path in paths]
     return LabeledImages(tuple(paths), tuple((name,) if name else () for name in names), ((),) * len(paths), False)
+
+
+def _from_table(table: Path, folder: Path, root: Path | None) -> LabeledImages:
+    images = _read_table(table)
+    bases = (Path(root),) if root is not None else (table.parent, folder)
+    names = [path.relative_to(table.parent) if path.is_relative_to(table.parent) else path for path in images.paths]
+    for base in bases:
+        paths = tuple(base / name for name in names)
+        if any(path.exists() for path in paths):
+            return LabeledImages(paths, images.labels, images.uncertain, images.several)
+    where = " and ".join(map(str, bases))
+    raise InvalidRequest(f"None of the files in {table} exists relative to {where}, such as {names[0]}; set --root.")
 
 
 def first_names(names: Sequence[str], most: int = 5) -> str:

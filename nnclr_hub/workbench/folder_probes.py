@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -13,8 +14,11 @@ from nnclr_hub.encoder.labeled import LabeledImages, first_names, read_labeled
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.probe.linear import fit_linear_probe
 from nnclr_hub.probe.linear_probe import LinearProbe, Prediction
-from nnclr_hub.store.base import Progress
+from nnclr_hub.store.base import Collection, Progress
+from nnclr_hub.store.pages import pages
 from nnclr_hub.workbench.probe_fitting import Evaluation, held_out_rows, score_probe
+
+PAGE = 1000  # items of a collection at a time
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,8 @@ def fit_probe(
     balanced: bool = False,
     threshold: float | None = None,
     device: str | None = None,
+    labels: Path | None = None,
+    root: Path | None = None,
     progress: Progress = lambda done, total: None,
 ) -> Fitted:
     """Fit a probe on the unit vectors of labeled images.
@@ -51,13 +57,14 @@ def fit_probe(
         l2: strength of the penalty; None selects it.
         balanced: give every class the same weight, however rare it is.
         threshold: see `LinearProbe`.
+        labels, root: a table used instead of folder names; see `read_labeled`.
         progress: called with (done, total).
 
     Raises:
         NoImages, InvalidRequest: see `read_labeled` and `fit_linear_probe`.
     """
-    parts = data / "train" if (data / "train").is_dir() else data
-    images = read_labeled(parts).labeled
+    parts = data / "train" if (data / "train").is_dir() and labels is None else data
+    images = read_labeled(parts, labels, root).labeled
     classes = images.classes
     _refuse_one_class(parts, images)
     vectors, kept, broken = _vectors(encoder, images.paths, progress)
@@ -106,7 +113,13 @@ def _refuse_one_class(parts: Path, images: LabeledImages) -> None:
 
 
 def evaluate_probe(
-    probe: LinearProbe, encoder: FeatureSource, data: Path, *, progress: Progress = lambda done, total: None
+    probe: LinearProbe,
+    encoder: FeatureSource,
+    data: Path,
+    *,
+    labels: Path | None = None,
+    root: Path | None = None,
+    progress: Progress = lambda done, total: None,
 ) -> Evaluation:
     """Score a probe on labeled images; images of unknown classes are left out and reported.
 
@@ -115,8 +128,9 @@ def evaluate_probe(
         InvalidRequest: if no image has one of its classes.
     """
     probe.require(encoder.fingerprint)
-    parts = next((data / part for part in ("test", "val") if (data / part).is_dir()), data)
-    every = read_labeled(parts)
+    split = next((data / part for part in ("test", "val") if (data / part).is_dir()), data)
+    parts = data if labels is not None else split
+    every = read_labeled(parts, labels, root)
     if every.several != probe.several:
         kinds = ["one label", "several labels"]
         raise InvalidRequest(
@@ -155,6 +169,31 @@ def predict_labels(
     probe.require(encoder.fingerprint)
     vectors, kept, broken = _vectors(encoder, paths, progress)
     return [paths[i] for i in kept], probe.predict(vectors, fingerprint=encoder.fingerprint), broken
+
+
+def predict_collection(
+    probe: LinearProbe, collection: Collection, *, progress: Progress = lambda done, total: None
+) -> tuple[list[str], Prediction]:
+    """Return the ids of all items and the probe's prediction for their stored vectors.
+
+    Raises:
+        FingerprintMismatch: if the probe belongs to another encoder than the collection.
+        InvalidRequest: the collection is empty.
+    """
+    probe.require(collection.spec.fingerprint)
+    ids: list[str] = []
+    labels: list[Any] = []
+    probabilities: list[np.ndarray] = []
+    total = collection.count()
+    for items in pages(collection, None, limit=PAGE):
+        found = probe.predict(unit_rows(np.stack([item.vector for item in items]).astype(np.float32)))
+        ids += [item.id for item in items]
+        labels += found.labels
+        probabilities.append(found.probabilities)
+        progress(len(ids), max(total, len(ids)))
+    if not ids:
+        raise InvalidRequest(f"{collection.name!r} has no items to label.")
+    return ids, Prediction(labels, np.concatenate(probabilities))
 
 
 def _vectors(

@@ -15,6 +15,7 @@ from nnclr_hub.probe.few_shot import SHOTS, Shots, few_shot_curve
 from nnclr_hub.probe.linear import fit_linear_probe
 from nnclr_hub.probe.linear_probe import Label, LinearProbe
 from nnclr_hub.probe.metrics import average_precision_11, mean_average_precision_11, mean_per_class, top_k_accuracy
+from nnclr_hub.probe.uncertainty import confidence_interval
 from nnclr_hub.store.base import Progress
 from nnclr_hub.workbench.labels import LabeledVectors
 
@@ -87,6 +88,7 @@ class Evaluation:
     none: share of the images that fell below the threshold.
     images: how many were scored.
     left_out: one sentence for each reason why images were not scored.
+    interval: 95% interval of top1; None for several labels an image.
     """
 
     scores: dict[str, float]
@@ -94,6 +96,7 @@ class Evaluation:
     none: float
     images: int
     left_out: tuple[str, ...]
+    interval: tuple[float, float] | None = None
 
 
 def score_probe(
@@ -116,7 +119,8 @@ def score_probe(
         found["top5"] = top_k_accuracy(scores, labels, 5)
     per_class = {str(names[i]): float((best[labels == i] == i).mean()) for i in np.unique(labels)}
     none = float(np.mean([label is None for label in probe.predict(vectors).labels]))
-    return Evaluation(found, per_class, none, len(vectors), left_out)
+    interval = confidence_interval((best == labels).astype(np.float64))
+    return Evaluation(found, per_class, none, len(vectors), left_out, interval)
 
 
 def fit_and_score(

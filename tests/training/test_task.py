@@ -56,6 +56,19 @@ def test_a_table_of_several_labels_is_scored_by_average_precision(data):
     assert task.train.labels.sum() > 6
 
 
+def test_a_fifth_of_a_table_is_scored(photos, tmp_path):
+    names = [path.relative_to(photos) for path in sorted(photos.rglob("*.jpg"))]
+    table = tmp_path / "few.csv"
+    table.write_text("\n".join(["path,label", *(f"{name},{name.parts[0]}" for name in names[::2])]) + "\n")
+    task = read_task(photos, labels=table)
+    assert task.counts() == {"train": 24, "test": 6}
+    assert not set(task.train.paths) & set(task.test.paths)
+    assert np.bincount(task.test.labels).tolist() == [2, 2, 2]
+    assert [task.classes[i] for i in task.test.labels] == [path.parent.name for path in task.test.paths]
+    with pytest.raises(InvalidRequest):
+        read_task(photos, labels=table, root=tmp_path)
+
+
 def test_sets_that_cannot_be_scored_are_rejected(data, photos):
     with pytest.raises(InvalidRequest, match="train/"):
         read_task(photos)

@@ -51,6 +51,7 @@ class EvalRequest:
     device: None: the GPU if there is one.
     crops: per image, for protocols on features; see `Encoder.embed`.
     command: as typed.
+    labels, root: a table of labels for folders without train/ and test/; see `read_task`.
     """
 
     protocols: Sequence[Protocol]
@@ -62,6 +63,8 @@ class EvalRequest:
     device: str | None = None
     crops: int = 1
     command: str = ""
+    labels: Path | None = None
+    root: Path | None = None
 
 
 def evaluate(request: EvalRequest, console: Console) -> list[Record]:
@@ -139,7 +142,7 @@ class _EvalRun:
                     task = read_pair(folder, self.request.queries, self.request.gallery)
                 else:
                     metric = TRANSFER_METRICS.get(given) or TRANSFER_METRICS.get(folder.name)
-                    task = read_task(folder, metric=metric)
+                    task = read_task(folder, metric=metric, labels=self.request.labels, root=self.request.root)
             except NNCLRHubError as error:
                 if data:
                     raise

@@ -16,11 +16,13 @@ import numpy as np
 
 from nnclr_hub.encoder.labeled import LabeledImages, first_names, read_labeled
 from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.probe.cross_validation import stratified_folds
 from nnclr_hub.probe.metrics import mean_average_precision_11, top_k_accuracy
 
 from .score import accuracy
 
 METRICS = ("top1", "mean_per_class", "map11")
+LEAST_LABELED = 20  # rows of a table of which a fifth is scored
 
 
 @dataclass(frozen=True)
@@ -73,11 +75,12 @@ def add_files(found: hashlib._Hash, paths: Iterable[Path]) -> None:
         found.update(f"{path.resolve()} {known}\n".encode("utf-8", "surrogateescape"))
 
 
-def read_task(folder: Path, *, metric: str | None = None) -> Task:
+def read_task(folder: Path, *, metric: str | None = None, labels: Path | None = None, root: Path | None = None) -> Task:
     """Read the data set in a folder with train/ and test/ (or val/, which is then scored).
 
     Args:
         folder: with one folder per class in each part, or a labels.csv.
+        labels, root: a table of labels; see `read_labeled`. A fifth of each class is then scored.
         metric: top1 or mean_per_class; sets with several labels per image always use map11.
 
     Raises:
@@ -85,6 +88,8 @@ def read_task(folder: Path, *, metric: str | None = None) -> Task:
         InvalidRequest: missing parts, fewer than two classes, or nothing left to score.
     """
     folder = Path(folder)
+    if labels is not None:
+        return _table_task(folder, labels, root, metric)
     scored = next((part for part in ("test", "val") if (folder / part).is_dir()), None)
     if not folder.is_dir():
         raise InvalidRequest(f"{folder} does not exist; name a folder of labeled images.")
@@ -130,6 +135,23 @@ def read_task(folder: Path, *, metric: str | None = None) -> Task:
         "map11" if several else (metric if metric and metric != "map11" else "top1"),
         tuple(left_out),
     )
+
+
+def _table_task(folder: Path, labels: Path, root: Path | None, metric: str | None) -> Task:
+    """Return a task on the images of a table, of which a fifth of each class is scored."""
+    images = read_labeled(folder, labels, root).labeled
+    if images.several or len(images.classes) < 2:
+        raise InvalidRequest(f"{labels} needs one label per image in the column label, of at least two classes.")
+    numbers = images.numbers(images.classes)
+    if len(numbers) < LEAST_LABELED:
+        raise InvalidRequest(
+            f"{labels} has {len(numbers)} labels of {folder}; a fifth is scored, so give {LEAST_LABELED}."
+        )
+    held = stratified_folds(numbers) == 0
+    train, test = (Part(images.keep(np.flatnonzero(rows)).paths, numbers[rows]) for rows in (~held, held))
+    note = f"{labels.name}: a fifth of the images is scored, {len(test.paths)} images"
+    metric = metric if metric and metric != "map11" else "top1"
+    return Task(folder.resolve().name, images.classes, train, test, metric=metric, left_out=(note,))
 
 
 def read_pair(folder: Path, queries: str | None = None, gallery: str | None = None) -> Task:

@@ -1,6 +1,6 @@
 """report.html: the findings as one page that loads nothing, with a map, contact sheets and tables.
 
-The only script draws the map and shows the image under the pointer. Its images are tiles of one embedded picture.
+The only script draws the map and shows the image under the pointer. Its images are tiles of one embedded image.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from nnclr_hub.workbench.inspection.findings import Findings
 SHOWN = 24  # images of a contact sheet
 GROUPS = 12  # groups of duplicates that are shown
 ROWS = 15  # of a table
-SPRITE, ACROSS = 48, 64  # pixels of a tile on the map's picture, and tiles per row
+SPRITE, ACROSS = 48, 64  # pixels of a tile on the image of the map, and tiles per row
 MOST_TILES = ACROSS * ACROSS  # items with an image on the map
 TEMPLATE = "report_template.html"
 
@@ -186,7 +186,7 @@ def _map_data(findings: Findings) -> str:
         "sprite": sprite.tolist(),
         "tile": SPRITE,
         "across": ACROSS,
-        "picture": "data:image/jpeg;base64," + base64.b64encode(_sprites(findings, shown)).decode(),
+        "tiles": "data:image/jpeg;base64," + base64.b64encode(_sprites(findings, shown)).decode(),
         "method": findings.map.method,
     }
     return json.dumps(data).replace("<", "\\u003c")

@@ -35,7 +35,7 @@ class Subject:
     scanned: one per item; None for an item of a collection without a thumbnail.
     labels: one per item; None: unlabeled.
     parts: the split or folder of each item; "" belongs to none.
-    left_out: number of files that are no images, by suffix.
+    left_out: number of other files, by suffix.
     broken: (item, reason) of images that could not be read.
     model: source of the encoder.
     """
