@@ -7,8 +7,7 @@ image/*                  the body is one image
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
@@ -18,15 +17,14 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, TypeAdapter, ValidationError
-from starlette.datastructures import FormData, UploadFile
 from starlette.exceptions import HTTPException
-from starlette.formparsers import MultiPartException, MultiPartParser
 
 from nnclr_hub.errors import ImageError, InvalidRequest, RequestTooLarge
 from nnclr_hub.workbench.payload import decode_base64
 
 from .edge.limits import charge_images
 from .edge.url_fetcher import Fetched, Fetcher
+from .multipart import MalformedForm, parse_form
 from .telemetry import note_images
 
 P = ParamSpec("P")
@@ -231,62 +229,22 @@ async def read_form(request: Request, files: Sequence[str] = ("files",), texts: 
         HTTPException: the body is malformed or truncated.
         InvalidRequest: the form has another field, or text where an image is expected. Nothing is silently ignored.
     """
-    form = Form()
-    # a text part may be as large as the whole body, whose size was checked before
-    async with _whole_form(request, request.app.state.settings.max_bytes) as parts:
-        for name, part in parts.multi_items():
-            if name not in (*files, *texts):
-                raise InvalidRequest(
-                    f"The form has no field {name!r:.100}; its fields are {', '.join((*files, *texts))}."
-                )
-            if isinstance(part, str) and name in files:
-                raise InvalidRequest(f"The field {name} is text; send the image as a file part.")
-            if isinstance(part, str):
-                form.texts[name] = part
-            elif name in texts:
-                form.texts[name] = _text(await part.read(), name)
-            else:
-                form.files.append((name, UploadedImage(await part.read(), _file_name(part))))
-    return form
-
-
-class _WholeParser(MultiPartParser):
-    """Refuses a truncated body. Starlette's parser accepts one, and the missing images would go unnoticed."""
-
-    ended = False
-
-    def on_end(self) -> None:
-        self.ended = True
-
-    async def until_ended(self, body: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-        """Yield the pieces of the body; raise MultiPartException after the last one if the form has not ended."""
-        async for piece in body:
-            yield piece
-        if not self.ended:
-            raise MultiPartException("it ends before its last boundary; nothing was stored, send it again")
-
-
-@asynccontextmanager
-async def _whole_form(request: Request, max_part_size: int) -> AsyncIterator[FormData]:
-    """Yield the parts of a body; close their files afterwards.
-
-    Args:
-        max_part_size: bytes of a part that is not a file.
-
-    Raises:
-        HTTPException: the form is malformed or truncated.
-    """
-    async with aclosing(request.stream()) as body:
-        parser = _WholeParser(request.headers, body, max_part_size=max_part_size)
-        parser.stream = parser.until_ended(body)
-        try:
-            form = await parser.parse()
-        except MultiPartException as error:
-            raise HTTPException(400, f"the form cannot be read: {error.message}") from error
+    body = b"".join([piece async for piece in request.stream()])  # `request.body` would keep it in memory
     try:
-        yield form
-    finally:
-        await form.close()
+        parts = await in_thread_if_large(len(body), parse_form, request.headers["content-type"], body)
+    except MalformedForm as error:
+        raise HTTPException(400, f"the form cannot be read: {error}") from error
+    form = Form()
+    for name, filename, data in parts:
+        if name in texts:
+            form.texts[name] = _text(data, name)
+        elif name not in files:
+            raise InvalidRequest(f"The form has no field {name!r:.100}; its fields are {', '.join((*files, *texts))}.")
+        elif filename is None:
+            raise InvalidRequest(f"The field {name} is text; send the image as a file part.")
+        else:
+            form.files.append((name, UploadedImage(data, _file_name(filename))))
+    return form
 
 
 def _text(data: bytes, name: str) -> str:
@@ -296,9 +254,9 @@ def _text(data: bytes, name: str) -> str:
         raise InvalidRequest(f"The part {name} must be UTF-8 text.") from error
 
 
-def _file_name(part: UploadFile) -> str | None:
+def _file_name(given: str) -> str | None:
     """Return the name that the client gave, without folders."""
-    return (part.filename or "").replace("\\", "/").rpartition("/")[2] or None
+    return given.replace("\\", "/").rpartition("/")[2] or None
 
 
 # ---- images
