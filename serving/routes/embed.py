@@ -31,7 +31,7 @@ from ..request_bodies import (
 from ..responses import BYTES, JSON, NPY, DType, array_response, encoded, wanted, while_connected
 from ..security.access import requires
 from .bodies import FIRST_WRONG, ImageText, ItemError, Strict, binary, form_body
-from .dependencies import name_of, served_engine_async
+from .dependencies import DirectRoute, name_of, served_engine_async
 
 
 class EmbedRequest(Strict):
@@ -54,7 +54,7 @@ class EmbedResponse(BaseModel):
     data: list[EmbedEntry]
 
 
-router = APIRouter(prefix="/api/v1", tags=["embed"])
+router = APIRouter(prefix="/api/v1", tags=["embed"], route_class=DirectRoute)
 _BODY = form_body(
     {"files": "many", "model": "an id from GET /v1/models; default: the default model"},
     required=["files"],
