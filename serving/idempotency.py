@@ -69,9 +69,12 @@ class Idempotency:
         self._in_flight: set[str] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = Headers(scope=scope) if self._changes(scope) else None
-        key = headers.get("idempotency-key") if headers is not None else None
-        if headers is None or key is None:
+        if scope["type"] != "http" or not any(name == b"idempotency-key" for name, _ in scope["headers"]):
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        key = headers["idempotency-key"]
+        if not self._changes(scope):
             await self._app(scope, receive, send)
             return
         if not _KEY.fullmatch(key):
@@ -115,7 +118,7 @@ class Idempotency:
 
     def _changes(self, scope: Scope) -> bool:
         """Return whether a request is a POST that changes something, so that it must not be done twice."""
-        if scope["type"] != "http" or scope["method"] != "POST" or not scope["path"].startswith(("/api/", "/v1/")):
+        if scope["method"] != "POST" or not scope["path"].startswith(("/api/", "/v1/")):
             return False
         return self._access.of("POST", scope["path"]).scope == WRITE
 

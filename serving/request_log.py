@@ -21,15 +21,14 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import sys
 import time
-import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Literal
 
-from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nnclr_hub.errors import Overloaded
@@ -87,8 +86,8 @@ class _ObservedRequest:
     def __init__(
         self, scope: Scope, receive: Receive, send: Send, metrics: Metrics, stopping: Callable[[], bool]
     ) -> None:
-        header = Headers(scope=scope).get("x-request-id", "")
-        self.id = header if _ID.fullmatch(header) else uuid.uuid4().hex
+        header = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"").decode("latin-1")
+        self.id = header if _ID.fullmatch(header) else os.urandom(16).hex()
         self._span = RequestSpan(scope)
         self.timings = Timings(on_stage=self._span.stage)
         self.answered = False
@@ -114,12 +113,12 @@ class _ObservedRequest:
         """Send a message, and add the headers to the first one."""
         if message["type"] == "http.response.start":
             self._status = message["status"]
-            headers = MutableHeaders(scope=message)
-            headers["X-Request-ID"] = self.id
+            total = Timings({**self.timings.seconds, "total": time.perf_counter() - self._begun}).header()
+            added = [(b"x-request-id", self.id.encode()), (b"server-timing", total.encode("latin-1"))]
             if self._stopping():
-                headers["Connection"] = "close"
-            total = Timings({**self.timings.seconds, "total": time.perf_counter() - self._begun})
-            headers["Server-Timing"] = total.header()
+                added.append((b"connection", b"close"))
+            names = {name for name, _ in added}
+            message["headers"] = [one for one in message.get("headers", ()) if one[0].lower() not in names] + added
         elif message["type"] == "http.response.body" and not message.get("more_body", False):
             self.answered = True
         await self._send(message)
@@ -129,8 +128,7 @@ class _ObservedRequest:
         seconds = time.perf_counter() - self._begun
         method = self._scope["method"] if self._scope["method"] in METHODS else "OTHER"
         route = route_of(self._scope)
-        self._metrics.requests.labels(method, route, str(self._status)).inc()
-        self._metrics.request_seconds.labels(route).observe(seconds)
+        self._metrics.request(method, route, self._status, seconds)
         if self._status in REFUSED and self.timings.refusal != Overloaded.code:  # the engine counts overload
             self._metrics.refused.labels(self.timings.refusal or "other").inc()
         ms = round(1000 * seconds, 2)
@@ -145,7 +143,13 @@ class _ObservedRequest:
         self._audit(method, route)
         frequent = method == "GET" and self._status < 400 and (route in FREQUENT or route.startswith("/ui"))
         level = logging.DEBUG if frequent else logging.INFO
-        log.log(level, "%s %s %s", method, route, self._status, extra={"fields": fields})
+        if log.isEnabledFor(level):
+            # `log.log` would search the stack for the caller, which takes longer than the rest of the line
+            record = logging.LogRecord(
+                log.name, level, __file__, 0, "%s %s %s", (method, route, self._status), None, "record"
+            )
+            record.fields = fields
+            log.handle(record)
 
     def _audit(self, method: str, route: str) -> None:
         """Log a write that succeeded. A key that was not needed is named by the address of the client."""

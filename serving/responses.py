@@ -12,6 +12,7 @@ import io
 import json
 import re
 from collections.abc import Callable, Coroutine
+from functools import lru_cache
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -49,13 +50,19 @@ class VectorResponse(JSONResponse):
 
 
 def wanted(request: Request, *kinds: str) -> str:
-    """Return the media type among JSON and `kinds` that the Accept header prefers; JSON if it accepts none.
+    """Return the media type among JSON and `kinds` that the Accept header prefers; JSON if it accepts none."""
+    return _preferred(request.headers.get("accept", ""), kinds)
+
+
+@lru_cache(64)  # clients send few different headers
+def _preferred(accept: str, kinds: tuple[str, ...]) -> str:
+    """Return the preferred media type.
 
     An exact type has precedence over `type/*`, and that over `*/*` (RFC 9110, section 12.5.1). Of equal qualities, the
     first named type wins, then JSON.
     """
     ranges: dict[str, float] = {}
-    for part in request.headers.get("accept", "").lower().split(","):
+    for part in accept.lower().split(","):
         name, *parameters = (piece.strip() for piece in part.split(";"))
         ranges.setdefault(name, _quality(parameters))
     order = [*(name for name in ranges if name in kinds or name == JSON), JSON, *kinds]

@@ -132,9 +132,24 @@ class Metrics:
         self.jobs = Counter("nnclr_jobs", "Ended jobs by outcome: done, failed, cancelled.", ("kind", "outcome"), **on)
         self.jobs_active = Gauge("nnclr_jobs_active", "Jobs that wait or run.", **on)
 
+        # of the labels that occurred, because `labels` takes longer than counting
+        self._stages: dict[str, Histogram] = {}
+        self._answered: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
+
     def stage(self, name: str, seconds: float) -> None:
         """Record one passage through a stage, in the metrics only."""
-        self.stage_seconds.labels(name).observe(seconds)
+        if name not in self._stages:
+            self._stages[name] = self.stage_seconds.labels(name)
+        self._stages[name].observe(seconds)
+
+    def request(self, method: str, route: str, status: int, seconds: float) -> None:
+        """Count an answered request."""
+        known = self._answered.get((method, route, status))
+        if known is None:
+            known = self.requests.labels(method, route, str(status)), self.request_seconds.labels(route)
+            self._answered[method, route, status] = known
+        known[0].inc()
+        known[1].observe(seconds)
 
 
 @contextmanager

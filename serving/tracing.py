@@ -35,8 +35,8 @@ class RequestSpan:
 
     def __init__(self, scope: Scope) -> None:
         self._span = None
-        if trace is None:
-            return
+        if trace is None or isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+            return  # nothing records, and reading the headers takes as long as the rest of the log
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         parent = TraceContextTextMapPropagator().extract(dict(Headers(scope=scope)))

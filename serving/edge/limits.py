@@ -183,7 +183,8 @@ class EdgeLimits:
         allowance = Allowance(scope["user"].display_name, self._requests, self._images)
         state["enter"] = partial(use, allowance)  # for code that continues the request in a thread
         use(allowance)
-        send = _with_rate_headers(send, allowance)
+        if self._requests.enabled or self._images.enabled:
+            send = _with_rate_headers(send, allowance)
         refusal = self._refusal(Headers(scope=scope), allowance, counted=state.get("counted", True))
         if refusal is not None:
             await refusal.response(scope["path"])(scope, receive, send)

@@ -93,14 +93,26 @@ class AccessRules:
         self._routes = [
             (route.methods or set(), route.path_regex, replace(access_of(route), route=route.path)) for route in routes
         ]
+        # most paths have no parameters; a dictionary saves trying all patterns
+        fixed = [(methods, route.path) for (methods, *_), route in zip(self._routes, routes, strict=True)]
+        self._fixed = {
+            (one, path): self._match(one, path) for methods, path in fixed if "{" not in path for one in methods
+        }
 
     def of(self, method: str, path: str) -> Access:
         """Return what a request needs; the method of a websocket is GET."""
         method_of_route = "GET" if method == "HEAD" else method
+        return (
+            self._fixed.get((method_of_route, path))
+            or self._match(method_of_route, path)
+            or _outside_routes(method, path)
+        )
+
+    def _match(self, method: str, path: str) -> Access | None:
         for methods, pattern, access in self._routes:
-            if method_of_route in (methods or ()) and pattern.fullmatch(path):
+            if method in methods and pattern.fullmatch(path):
                 return access
-        return _outside_routes(method, path)
+        return None
 
 
 def _outside_routes(method: str, path: str) -> Access:

@@ -138,6 +138,7 @@ ALWAYS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(self), microphone=(), geolocation=(), payment=(), usb=()",
 }
+CSP, NO_STORE = "Content-Security-Policy", {"Cache-Control": "no-store"}
 NOTHING = "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 # Gradio needs inline scripts, and eval for templates that it compiles in the browser
 GRADIO = (
@@ -162,13 +163,11 @@ def with_security_headers(scope: Scope, send: Send, origin: str | None, frames: 
 
     async def with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
-            headers = MutableHeaders(scope=message)
-            for name, value in ALWAYS.items():
-                headers.setdefault(name, value)
-            headers.setdefault("Content-Security-Policy", _policy(path, frames))
-            if not path.startswith((f"{PAGE}/assets/", f"{PAGE}/static/")):  # Gradio's static files may be cached
-                headers.setdefault("Cache-Control", "no-store")
+            added = _API if not path.startswith(PAGE) else _page_headers(path, frames)
+            present = {name.lower() for name, _ in message.get("headers", ())}
+            message["headers"] = [*message.get("headers", ()), *(one for one in added if one[0] not in present)]
             if origin is not None:
+                headers = MutableHeaders(scope=message)
                 headers["Access-Control-Allow-Origin"] = origin
                 headers["Access-Control-Expose-Headers"] = EXPOSED
                 headers.add_vary_header("Origin")
@@ -188,7 +187,17 @@ def preflight(origin: str) -> dict[str, str]:
     }
 
 
-def _policy(path: str, frames: Sequence[str]) -> str:
-    if path == PAGE or path.startswith(f"{PAGE}/"):
-        return GRADIO.replace("frame-ancestors 'none'", f"frame-ancestors {' '.join(frames)}") if frames else GRADIO
-    return NOTHING
+def _page_headers(path: str, frames: Sequence[str]) -> list[tuple[bytes, bytes]]:
+    """Return the headers of a path that begins like those of the page."""
+    if path != PAGE and not path.startswith(f"{PAGE}/"):
+        return _API
+    policy = GRADIO.replace("frame-ancestors 'none'", f"frame-ancestors {' '.join(frames)}") if frames else GRADIO
+    may_be_cached = path.startswith((f"{PAGE}/assets/", f"{PAGE}/static/"))  # Gradio's static files
+    return _raw({**ALWAYS, CSP: policy, **({} if may_be_cached else NO_STORE)})
+
+
+def _raw(headers: dict[str, str]) -> list[tuple[bytes, bytes]]:
+    return [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
+
+
+_API = _raw({**ALWAYS, CSP: NOTHING, **NO_STORE})  # of all responses but the page's, encoded once
