@@ -26,7 +26,7 @@ import numpy as np
 
 from nnclr_hub.encoder.decoding_process import DecodingProcess, Lane, Operation, ProcessEnded
 from nnclr_hub.encoder.decoding_worker import NICE, HeavyImage
-from nnclr_hub.errors import ImageError, ImageTooExpensive, InvalidRequest, NotReady
+from nnclr_hub.errors import ImageError, ImageTooExpensive, InvalidRequest, NotReady, ServiceError
 
 T = TypeVar("T")
 FEW = 200  # images that are decoded without processes, which take 0.2 s to start
@@ -173,6 +173,17 @@ class DecodingPool:
         self._all.discard(process)
         process.close()
 
+    def _started(self, heavy: bool) -> DecodingProcess:
+        try:
+            process = DecodingProcess(self._limits.memory, NICE if heavy else 0)
+        except OSError as error:
+            raise ServiceError(
+                f"A decoding process cannot be started ({error.strerror or error}); raise the limit that it names "
+                "(`ulimit -a`), or decode fewer images at once."
+            ) from error
+        self._all.add(process)
+        return process
+
     def _run(
         self, heavy: bool, operation: Operation, sources: Sequence[Any], arguments: Any, take: Any, chosen: Lane
     ) -> list[Any]:
@@ -182,8 +193,7 @@ class DecodingPool:
             try:
                 process = self._idle[heavy].pop()
             except IndexError:
-                process = DecodingProcess(self._limits.memory, NICE if heavy else 0)
-                self._all.add(process)
+                process = self._started(heavy)
             try:
                 return process.run(operation, sources, arguments, self._limits.cpu_s, take, chosen)
             except ProcessEnded as ended:

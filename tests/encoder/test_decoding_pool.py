@@ -22,7 +22,7 @@ from nnclr_hub.encoder.decoding import decode_image, decode_squashed, run_isolat
 from nnclr_hub.encoder.decoding_pool import DecodingLimits, DecodingPool, decoding_processes
 from nnclr_hub.encoder.image_folder import list_images
 from nnclr_hub.encoder.preprocessing import EvalTransform, Preprocessing
-from nnclr_hub.errors import ImageError, ImageTooExpensive, ImageTooLarge, InvalidRequest, NotReady
+from nnclr_hub.errors import ImageError, ImageTooExpensive, ImageTooLarge, InvalidRequest, NotReady, ServiceError
 
 
 @pytest.fixture
@@ -301,3 +301,12 @@ def test_images_of_a_folder_of_several_pages_warn_once(tmp_path, caplog):
         for path in list_images(tmp_path) * 2:
             decode_image(path)
     assert len([one for one in caplog.records if "several pages" in one.message]) == 1
+
+
+def test_a_process_that_cannot_start_is_a_service_error(monkeypatch):
+    def refuse() -> int:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr("nnclr_hub.encoder.decoding_process._unnamed_file", refuse)
+    with pytest.raises(ServiceError):
+        DecodingPool(1).run(len, b"image")
