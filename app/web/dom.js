@@ -61,7 +61,8 @@ export function icon(name) {
  * @param {{quiet?: boolean, class?: string}} [options] quiet: show the icon only
  */
 export function button(name, text, onclick, {quiet = false, ...options} = {}) {
-  const shown = quiet ? {'aria-label': text, title: text} : {};
+  // the text may be hidden on a narrow screen
+  const shown = quiet ? {'aria-label': text, title: text} : {'aria-label': text};
   return make('button', {type: 'button', class: `button ${quiet ? 'quiet' : ''} ${options.class ?? ''}`, onclick, ...shown},
     icon(name), quiet ? null : make('span', {}, text));
 }
@@ -106,7 +107,7 @@ export function count(number, one, many = `${one}s`) {
  */
 export function openDialog(title, ...children) {
   const dialog = make('dialog', {'aria-label': title, onclose: () => dialog.remove()},
-    make('header', {}, make('h2', {}, title), button('close', 'Close', () => dialog.close(), {quiet: true})), ...children);
+    make('div', {class: 'head'}, make('h2', {}, title), button('close', 'Close', () => dialog.close(), {quiet: true})), ...children);
   document.body.append(dialog);
   dialog.showModal();
   return dialog;

@@ -45,7 +45,7 @@ export async function showExplore(main, name, address, session) {
     mapToggle.setAttribute('aria-pressed', String(open));
     localStorage.setItem('map', open ? 'open' : 'closed');
   });
-  const screen = make('div', {class: 'explore'},
+  const screen = make('div', {class: 'explore'}, make('h1', {class: 'hidden'}, name),
     make('div', {class: 'bar'}, choice, bar, make('div', {class: 'arrange'}, toggle, mapToggle, order, group, size,
       labels ? button('check', 'Probe', () => showProbe(explorer, labels.field)) : null)),
     facets, make('section', {class: 'center', 'aria-label': 'Images'}, selection, grid), map, viewer);

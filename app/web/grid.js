@@ -128,8 +128,8 @@ class ImageGrid extends HTMLElement {
     const {explorer} = this;
     const image = make('img', {alt: '', decoding: 'async', src: imageUrl(explorer.name, explorer.rows.ids[row], 'thumbnail'),
       onload: () => this._learn(row, image), onerror: () => tile.classList.add('broken')});
-    const tile = make('div', {role: 'option', id: `row-${row}`, class: 'tile', 'data-row': row, 'aria-selected': 'false',
-      'aria-label': explorer.rows.title(row)}, image, make('span', {class: 'box', 'aria-hidden': 'true'}));
+    const tile = make('div', {role: 'option', id: `row-${row}`, class: 'tile', 'data-row': row, 'aria-selected': 'false'},
+      image, make('span', {class: 'box', 'aria-hidden': 'true'}));
     this.sheet.append(tile);
     this.tiles.set(row, tile);
     return tile;
@@ -137,7 +137,8 @@ class ImageGrid extends HTMLElement {
 
   /** @param {HTMLElement} tile @param {number} row */
   _score(tile, row) {
-    const score = this.explorer.matches?.get(row);
+    const score = this.explorer.matches?.get(row), title = this.explorer.rows.title(row);
+    tile.setAttribute('aria-label', score === undefined ? title : `${title}, ${score.toFixed(3)}`);
     let shown = tile.querySelector('.score');
     if (score === undefined) shown?.remove();
     else if (shown) shown.textContent = score.toFixed(3);

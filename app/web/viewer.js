@@ -31,7 +31,7 @@ class ItemViewer extends HTMLElement {
     this.boxButton = button('crop', 'Search for a part', () => this._setMode('box'));
     this.attentionButton = button('view', 'Where it looks', () => this._setMode('attention'));
     this.dialog = make('dialog', {class: 'viewer', 'aria-label': 'Image', onkeydown: (/** @type {KeyboardEvent} */ event) => this._key(event), onclose: () => this._closed()},
-      make('header', {}, this.heading,
+      make('div', {class: 'head'}, this.heading,
         button('back', 'Previous image', () => this._step(-1), {quiet: true}), button('forward', 'Next image', () => this._step(1), {quiet: true}),
         button('close', 'Close', () => this.dialog.close(), {quiet: true})),
       make('div', {class: 'columns'}, make('div', {class: 'left'}, this.stage,
@@ -103,7 +103,7 @@ class ItemViewer extends HTMLElement {
       if (this.row !== row) return;
       list.replaceChildren(...matches.map((/** @type {any} */ match) => {
         const found = explorer.rows.add(match.id, match.metadata), title = explorer.rows.title(found);
-        return make('li', {}, make('button', {type: 'button', 'aria-label': title, title, onclick: () => this.open(found)},
+        return make('li', {}, make('button', {type: 'button', 'aria-label': `${title}, ${match.score.toFixed(3)}`, title, onclick: () => this.open(found)},
           make('img', {src: imageUrl(explorer.name, match.id, 'thumbnail'), alt: ''}), make('span', {}, match.score.toFixed(3))));
       }));
     } catch (error) {

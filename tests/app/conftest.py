@@ -1,6 +1,8 @@
 """A browser for the tests of the page, one per module, and checks of each page that a test opens."""
 
+import os
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -94,3 +96,18 @@ def opened(chromium, served) -> Iterator[Callable[..., Any]]:
     for one in contexts:
         one.close()
     assert problems == []
+
+
+@pytest.fixture(scope="module")
+def axe(tmp_path_factory) -> str:
+    """The script: the file that NNCLR_AXE names, or the package from npm."""
+    path = os.environ.get("NNCLR_AXE")
+    if path is None:
+        if shutil.which("npm") is None:
+            pytest.skip("axe-core is missing: set NNCLR_AXE to axe.min.js, or install npm")
+        folder = tmp_path_factory.mktemp("axe")
+        done = subprocess.run(["npm", "install", "--silent", "axe-core@4"], cwd=folder, timeout=120)
+        if done.returncode:
+            pytest.skip("npm could not download axe-core")
+        path = folder / "node_modules/axe-core/axe.min.js"
+    return Path(path).read_text()

@@ -1,10 +1,6 @@
 """axe-core on every state of the page, in both themes: no serious or critical finding that this project can fix."""
 
-import os
-import shutil
-import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from fake_runs import write_run
@@ -18,21 +14,6 @@ from nnclr_hub.workbench import Encoders, Workbench
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 # in Gradio: the label of its upload buttons differs from their text
 IN_GRADIO = {("label-content-name-mismatch", "upload-container")}
-
-
-@pytest.fixture(scope="module")
-def axe(tmp_path_factory) -> str:
-    """The script: the file that NNCLR_AXE names, or the package from npm."""
-    path = os.environ.get("NNCLR_AXE")
-    if path is None:
-        if shutil.which("npm") is None:
-            pytest.skip("axe-core is missing: set NNCLR_AXE to axe.min.js, or install npm")
-        folder = tmp_path_factory.mktemp("axe")
-        done = subprocess.run(["npm", "install", "--silent", "axe-core@4"], cwd=folder, timeout=120)
-        if done.returncode:
-            pytest.skip("npm could not download axe-core")
-        path = folder / "node_modules/axe-core/axe.min.js"
-    return Path(path).read_text()
 
 
 @pytest.fixture(scope="module")

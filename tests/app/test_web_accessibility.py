@@ -1,0 +1,53 @@
+"""axe-core on every screen of the web app, in both themes and at two widths: no finding at all."""
+
+from collections.abc import Iterator
+
+import pytest
+from fake_runs import write_run
+from page_actions import PHONE
+
+from nnclr_hub.store import open_store
+from nnclr_hub.workbench import Encoders, Workbench
+from nnclr_hub.workbench.inspections import inspect_collection, keep_inspection
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def served(model, photos, tmp_path_factory, serve) -> Iterator:
+    folder = tmp_path_factory.mktemp("accessible")
+    with open_store(str(folder / "store")) as opened:
+        Workbench(Encoders(str(model), device="cpu"), opened).index_folder("photos", photos)
+        keep_inspection(opened.records, inspect_collection(opened.get("photos")))
+    write_run(folder / "runs" / "photos", step=40)
+    yield from serve(model, folder / "store", web=True, source_folders=[str(photos)], runs=folder / "runs")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("context", [{}, PHONE], ids=["desktop", "phone"])
+def test_no_screen_has_findings(opened, served, axe, theme, context):
+    page = opened(path="/app/#/explore/photos", color_scheme=theme, bypass_csp=True, **context)
+
+    def findings() -> list[str]:
+        page.evaluate(axe)
+        violations = page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]
+        return [f"{one['id']}: {node['html'][:200]}" for one in violations for node in one["nodes"]]
+
+    page.wait_for_selector(".tile img")
+    assert findings() == []
+    page.locator(".tile").first.click()
+    page.wait_for_selector(".tile .score")
+    page.locator(".sheet").focus()
+    page.keyboard.press("Space")
+    assert findings() == []
+    for key in ("l", "v"):
+        page.locator(".sheet").focus()
+        page.keyboard.press(key)
+        page.wait_for_selector("dialog[open]")
+        page.wait_for_timeout(300)  # the dialog fades in
+        assert findings() == []
+        page.keyboard.press("Escape")
+    for name in ("collections", "training", "api"):
+        page.goto(f"{served.url}/app/#/{name}")
+        page.wait_for_selector(".page h1")
+        assert findings() == []
