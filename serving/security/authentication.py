@@ -15,6 +15,7 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import lru_cache
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import urlsplit
 
@@ -89,8 +90,13 @@ class TokenBuckets:
 
 def caller_of(client: tuple[str, int] | None) -> str:
     """Return a name for a client's address; for IPv6 its /64 network, because one machine has 2^64 addresses."""
+    return _name_of_address(client[0]) if client else "unknown"
+
+
+@lru_cache(4096)
+def _name_of_address(text: str) -> str:
     try:
-        address = ipaddress.ip_address(client[0].partition("%")[0]) if client else None
+        address = ipaddress.ip_address(text.partition("%")[0])
     except ValueError:
         address = None
     if isinstance(address, ipaddress.IPv6Address):
