@@ -137,6 +137,7 @@ def _equip(app: FastAPI, settings: Settings, engines: Engines, workbench: Workbe
     state.answers = Answers(settings, state.metrics)
     state.search_threads = CapacityLimiter(SEARCHES_PER_CORE * (os.cpu_count() or 1))
     state.attention_slots = Slots(AT_ONCE, waiting=WAITING, metrics=state.metrics)
+    state.waiting_for_changes = set()  # of the long polls of changes
     state.ingest = Ingest(settings.decode_threads)
     state.health_threads, state.long_threads = CapacityLimiter(2), CapacityLimiter(2)
 

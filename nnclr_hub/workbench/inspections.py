@@ -1,8 +1,8 @@
 """Inspections of collections, kept with their stores: a map, clusters and findings, each of one state of a collection.
 
-    keep_inspection(records, inspect_collection(collection))
-    kept = get_inspection(records, collection)
-    kept.coordinates                    # (N, 2) float32, in the order of kept.ids
+keep_inspection(records, inspect_collection(collection))
+kept = get_inspection(records, collection)
+kept.coordinates                    # (N, 2) float32, in the order of kept.ids
 """
 
 from __future__ import annotations

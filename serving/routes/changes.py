@@ -26,6 +26,7 @@ from .dependencies import AppAnswers, AppWorkbench
 MAX_WAIT = 30.0  # seconds; clients and proxies close connections that are silent for a minute
 WAIT_SHARE = 0.8  # of the deadline of a request
 POLL_SECONDS = 0.1
+POLLS_PER_SECOND = 200  # of all waiting clients together: more clients wait longer between their polls
 CHANGE_BYTES = 150  # of a change as JSON
 
 router = APIRouter(prefix="/api/v1/collections", tags=["collections"])
@@ -84,9 +85,14 @@ async def changes(
         return PartsResponse([*parts, b"}"])
 
     until = time.monotonic() + min(wait, WAIT_SHARE * budget.seconds)
-    # neither a thread nor a permit is held while it waits
-    while (left := until - time.monotonic()) > 0 and not await run_in_threadpool(has_changes):
-        if await request.is_disconnected():
-            break
-        await asyncio.sleep(min(POLL_SECONDS, left))
+    waiting: set[object] = request.app.state.waiting_for_changes
+    waiting.add(budget)
+    try:
+        # neither a thread nor a permit is held while it waits
+        while (left := until - time.monotonic()) > 0 and not await run_in_threadpool(has_changes):
+            if await request.is_disconnected():
+                break
+            await asyncio.sleep(min(max(POLL_SECONDS, len(waiting) / POLLS_PER_SECOND), left))
+    finally:
+        waiting.discard(budget)
     return await in_thread_while_connected(request, answer, request.app.state.search_threads)

@@ -162,6 +162,20 @@ def test_a_wait_for_changes_ends_before_the_deadline(hurried_client):
     is_problem(hurried_client.get(path, params={**since, "log": "another", "wait": 30}), 410, "changes_unavailable")
 
 
+def test_many_clients_that_wait_poll_less_often(hurried, hurried_client, monkeypatch):
+    monkeypatch.setattr("serving.routes.changes.POLLS_PER_SECOND", 20)
+    path = "/api/v1/collections/c/changes"
+    first = hurried_client.get(path, params={"limit": 1}).json()
+    kind, polls = type(hurried.bench.collection("c")), []
+    changes = kind.changes
+    monkeypatch.setattr(kind, "changes", lambda *args, **named: polls.append(1) or changes(*args, **named))
+    params = {"since": first["last"], "log": first["log"], "wait": 30}
+    with ThreadPoolExecutor(20) as threads:
+        found = list(threads.map(lambda _: hurried_client.get(path, params=params).status_code, range(20)))
+    assert set(found) <= {200, 429}, "their answers come at once"
+    assert len(polls) <= 20 * 4  # 8 each without the limit, and the answer
+
+
 def test_a_list_of_changes_counts_as_an_answer(hurried, hurried_client):
     path = "/api/v1/collections/c/changes"
     is_problem(hurried_client.get(path, params={"limit": 10_000}), 413, "answer_too_large")

@@ -12,7 +12,7 @@ from store.backups import BACKUP, at, contents, restored
 from store.crash.small import environment, open_small_store
 from store.exhaustive import DIM, vectors
 
-from nnclr_hub.errors import InvalidRequest, NNCLRHubError, StoreLocked
+from nnclr_hub.errors import InvalidRequest, NNCLRHubError, StoreError, StoreLocked
 from nnclr_hub.store import failpoints, open_store
 from nnclr_hub.store.backup import back_up, creation, restore, verify_backups
 from nnclr_hub.store.backup.destination import Destination
@@ -165,6 +165,19 @@ def test_two_backups_to_one_destination_do_not_run_at_once(destination, tmp_path
         with failpoints.at("backup.pieces", lambda: 1 / 0), pytest.raises(ZeroDivisionError):
             back_up(store, destination)
         back_up(store, destination)  # the lock was released
+
+
+def test_an_error_of_the_driver_is_one_sentence(tmp_path, monkeypatch):
+    class NoCredentialsError(Exception):
+        """As botocore raises it."""
+
+    def refuse(*_, **__):
+        raise NoCredentialsError("Unable to locate credentials")
+
+    monkeypatch.setattr("fsspec.implementations.memory.MemoryFileSystem._open", refuse)
+    monkeypatch.setattr("fsspec.implementations.memory.MemoryFileSystem.ls", refuse)
+    with open_small_store(tmp_path / "store") as store, pytest.raises(StoreError, match="credentials"):
+        back_up(store, f"memory://{tmp_path.name}")
 
 
 def test_descriptions_and_pieces_stay_few_over_many_backups(tmp_path):

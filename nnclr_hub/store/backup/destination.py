@@ -21,7 +21,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from nnclr_hub.errors import DiskFull, InvalidRequest, MissingDependency, StoreCorrupt, StoreError, StoreLocked
+from nnclr_hub.errors import (
+    DiskFull,
+    InvalidRequest,
+    MissingDependency,
+    NNCLRHubError,
+    StoreCorrupt,
+    StoreError,
+    StoreLocked,
+)
 from nnclr_hub.store.backup.description import Backup, Piece, parsed, written
 from nnclr_hub.store.failpoints import reached
 from nnclr_hub.store.folder import NO_SPACE, fsync_folder, make_folder
@@ -299,4 +307,12 @@ class Destination:
                 ) from error
             raise StoreError(
                 f"{self.address} cannot be used ({error}); check the address and the permissions."
+            ) from error
+        except NNCLRHubError:
+            raise
+        except Exception as error:  # drivers have their own errors, such as botocore's NoCredentialsError
+            if self._local or type(error).__module__ == "builtins":  # a mistake of ours
+                raise
+            raise StoreError(
+                f"{self.address} cannot be used ({type(error).__name__}: {error}); check the address and the credentials."
             ) from error

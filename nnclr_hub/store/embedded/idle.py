@@ -77,6 +77,9 @@ def _suspend(collection: EmbeddedCollection) -> bool:
     except StoreError as error:
         log.warning("collection %s was not closed cleanly (%s)", collection.name, error)
         return False
+    except Exception:  # of faiss, for one; the thread must continue with the other collections
+        log.exception("collection %s was not closed", collection.name)
+        return False
 
 
 def _open_files(collections: int) -> int:
