@@ -27,7 +27,12 @@ def register(app: typer.Typer) -> None:
 
 
 def inspect(
-    what: Annotated[str, typer.Argument(help="Folder of images, or the name of a collection.")],
+    given: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="WHAT", help="Folder of images, or the name of a collection; after --compare also encoders."
+        ),
+    ] = None,
     to: Annotated[Path, typer.Option("--out", help="Folder for the report.")] = Path("report"),
     labels: Annotated[
         Path | None, typer.Option("--labels", help="Table with path,label. Default: labels.csv, else folder names.")
@@ -50,15 +55,19 @@ def inspect(
 
     Example: nnclr inspect photos --labels labels.csv --out report
 
-    Example: nnclr inspect photos --labels labels.csv --compare nnclr_resnet18_small_cpu_starter --compare hog+color
+    Example: nnclr inspect photos --labels labels.csv --compare nnclr_resnet18_small_cpu_starter pixels hog+color
     """
     if parts not in ("splits", "folders"):
         raise InvalidRequest(f"--parts must be splits or folders, got {parts}.")
     if to.exists() and not to.is_dir():
         raise InvalidRequest(f"--out {to} is a file; use a folder for the report.")
     if compare:
-        _compare(compare, Path(what), labels, root, as_json)
+        folder, others = _folder_and_encoders(given or [], labels)
+        _compare([*compare, *others], folder, labels, root, as_json)
         return
+    if given is None or len(given) != 1:
+        raise InvalidRequest("Name one folder of images or one collection, for example: nnclr inspect photos.")
+    what = given[0]
     for source in [model] if model and model not in HAND_CRAFTED else []:
         chosen_model(source)
     with ExitStack() as bars:
@@ -80,6 +89,15 @@ def inspect(
         table.add_row(name.replace("_", " "), str(shown if shown != "" else "none"))
     out.print(table)
     out.print(f"Wrote {page} and {len(written)} tables next to it.", markup=False)
+
+
+def _folder_and_encoders(given: list[str], labels: Path | None) -> tuple[Path, list[str]]:
+    """Tell the folder of images, which has no config.json, from model folders and names; default: that of the table."""
+    folders = [one for one in given if Path(one).is_dir() and not (Path(one) / "config.json").exists()]
+    if len(folders) > 1 or (not folders and labels is None):
+        raise InvalidRequest(f"--compare needs one folder of images, got {len(folders)}.")
+    folder = Path(folders[0]) if folders else (labels or Path()).parent
+    return folder, [one for one in given if one not in folders]
 
 
 def _bars(stack: ExitStack) -> Callable[[str], Callable[[int, int], None]]:

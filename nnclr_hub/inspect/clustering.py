@@ -72,7 +72,8 @@ def kmeans(rows: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
         max_points_per_centroid=PER_CENTER,
     )
     fit.train(rows)
-    cosines = rows @ fit.centroids.T
+    centers = np.asarray(fit.centroids)
+    cosines = rows @ centers.T
     return cosines.argmax(axis=1), cosines
 
 

@@ -9,7 +9,7 @@ Each row is predicted once, by a classifier fitted on the other folds. Folds are
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -17,7 +17,6 @@ import numpy as np
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.probe.knn import knn_classify
 from nnclr_hub.probe.linear import fit_linear_probe
-from nnclr_hub.probe.linear_probe import LinearProbe
 
 FOLDS = 5
 SWEEP = (1e-5, 1e-4, 1e-3, 1e-2)  # penalties on unit rows, of which the first fold selects one
@@ -96,7 +95,7 @@ def out_of_fold(
             continue
         if l2 is None:
             l2, temperature = _penalty(features[kept], labels[kept], seed)
-        probe = _calibrated(fit_linear_probe(features[kept], labels[kept], l2=l2), temperature)
+        probe = replace(fit_linear_probe(features[kept], labels[kept], l2=l2), temperature=temperature)
         columns = np.array(probe.classes, np.int64)
         probabilities[np.ix_(held, columns)] = probe.predict(features[held]).probabilities
     progress(folds, folds)
@@ -110,9 +109,3 @@ def _penalty(features: np.ndarray, labels: np.ndarray, seed: int) -> tuple[float
         return SWEEP[1], 1.0
     probe = fit_linear_probe(features, labels, sweep=SWEEP, seed=seed)
     return probe.l2, probe.temperature
-
-
-def _calibrated(probe: LinearProbe, temperature: float) -> LinearProbe:
-    from dataclasses import replace
-
-    return replace(probe, temperature=temperature)

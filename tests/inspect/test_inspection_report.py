@@ -29,7 +29,7 @@ KEYS = {
 
 
 def pattern(kind, seed):
-    """Return an image of one of two classes: stripes along either direction, with a texture of its own."""
+    """Return an image of one of two classes: stripes along either direction, each with a different texture."""
     random = np.random.default_rng(seed)
     wave = 60 * np.sin(np.arange(64) / (2 + random.random()) + random.random() * 6)
     texture = np.asarray(Image.fromarray(random.integers(60, 190, (20, 20), np.uint8)).resize((64, 64)), float)
@@ -141,6 +141,8 @@ def test_wrong_calls_are_refused(photos, tmp_path):
     (tmp_path / "other.csv").write_text("path,label\nnowhere.png,a\n")
     for arguments in (
         ("no-such-folder", "--out", tmp_path / "r"),
+        ("--compare", "pixels"),
+        (photos, photos),
         (photos, "--out", tmp_path / "file"),
         (photos, "--parts", "halves", "--out", tmp_path / "r"),
         (photos, "--labels", tmp_path / "other.csv", "--model", "pixels", "--out", tmp_path / "r"),
@@ -164,7 +166,7 @@ def test_paths_of_a_table_are_relative_to_it_to_the_folder_or_to_root(photos, tm
 
 
 def test_compared_sources_answer_for_the_same_images(photos):
-    done = run("inspect", photos, "--compare", "pixels", "--compare", "hog", "--json")
+    done = run("inspect", "--compare", "pixels", "hog", "--labels", photos / "labels.csv", "--json")
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
     pixels, hog = found["scores"]
