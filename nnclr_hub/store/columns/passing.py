@@ -62,8 +62,8 @@ class Passing(Among):
     @property
     def rids(self) -> np.ndarray:
         """The row ids (n,) int64 ascending."""
-        parts = [segment.rids[mask] for segment, mask in self.masks.items()]
-        return np.sort(np.concatenate([np.zeros(0, np.int64), *parts]))
+        parts = [segment.rids[np.flatnonzero(mask)] for segment, mask in self.masks.items()]
+        return np.sort(np.concatenate([np.zeros(0, np.int64), *parts]), kind="stable")
 
     def within(self, known: np.ndarray) -> Chosen:
         if self._within is None or self._within[0] is not known:
@@ -75,15 +75,15 @@ class Passing(Among):
         parts = [np.zeros(0, np.int64)]
         for segment, mask in self.masks.items():
             if segment.rids[-1] > rid:
-                some = segment.rids[mask]
+                some = segment.rids[np.flatnonzero(mask)]
                 parts.append(some[np.searchsorted(some, rid, "right") :])
         return np.sort(np.concatenate(parts))
 
     def _chosen(self, known: np.ndarray) -> Chosen:
         total = len(known)
         if self.count <= SPARSE * total:
-            parts = [segment.places(known)[mask] for segment, mask in self.masks.items()]
-            rows = np.sort(np.concatenate([np.zeros(0, np.int64), *parts]))
+            parts = [segment.places(known)[np.flatnonzero(mask)] for segment, mask in self.masks.items()]
+            rows = np.sort(np.concatenate([np.zeros(0, np.int64), *parts]), kind="stable")
             return Chosen(total, rows=rows[: np.searchsorted(rows, total)])
         reused = self._flags if self._flags is not None and self._flags[0] is known else None
         flags = np.zeros(total + 1, bool)  # the last one is of rows that the index does not have
