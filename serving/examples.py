@@ -71,7 +71,7 @@ EXAMPLES: tuple[tuple[str, ApiCall], ...] = (
     ),
     ("items-list-items", ApiCall("GET", f"{_PHOTOS}/items", params={"limit": "10", "where": _LIKE})),
     ("items-get-item", ApiCall("GET", f"{_PHOTOS}/items/tom")),
-    ("items-get-items", ApiCall("POST", f"{_PHOTOS}/items/get", json={"ids": ["tom"], "with_vector": False})),
+    ("items-get-items", ApiCall("POST", f"{_PHOTOS}/lookup", json={"ids": ["tom"], "with_vector": False})),
     (
         "items-update-metadata",
         ApiCall(
@@ -129,7 +129,7 @@ EXAMPLES: tuple[tuple[str, ApiCall], ...] = (
     ("items-delete-item", ApiCall("DELETE", f"{_PHOTOS}/items/tom")),
     (
         "items-delete-items",
-        ApiCall("POST", f"{_PHOTOS}/items/delete", json={"where": {"must": [{"key": "tags", "contains": "pet"}]}}),
+        ApiCall("POST", f"{_PHOTOS}/delete", json={"where": {"must": [{"key": "tags", "contains": "pet"}]}}),
     ),
     ("aliases-forget", ApiCall("DELETE", "/api/v1/aliases/live")),
     ("collections-create", ApiCall("PUT", _POINTS, json={"dim": 3, "metric": "l2"})),

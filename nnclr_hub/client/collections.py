@@ -113,7 +113,7 @@ def delete(name: str, ids: Sequence[str] | None = None, *, where: Where | None =
     """
     deleted = 0
     for chosen in _chosen(ids, where):
-        call = Call("POST", f"{path_of(name)}/items/delete", lambda answer: int(answer.json()["deleted"]), json=chosen)
+        call = Call("POST", f"{path_of(name)}/delete", lambda answer: int(answer.json()["deleted"]), json=chosen)
         deleted += yield from perform(call)
     return deleted
 
@@ -143,7 +143,7 @@ def get(name: str, ids: Sequence[str]) -> Steps[list[Item]]:
     checked, found = check_ids(ids), []
     for start in range(0, len(checked), READ_AT_ONCE):
         body = {"ids": checked[start : start + READ_AT_ONCE]}
-        call = Call("POST", f"{path_of(name)}/items/get", lambda answer: answer.json()["items"], json=body)
+        call = Call("POST", f"{path_of(name)}/lookup", lambda answer: answer.json()["items"], json=body)
         found += yield from perform(call)
     return [_item(one) for one in found]
 

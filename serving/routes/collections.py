@@ -43,7 +43,7 @@ from .dependencies import AppAnswers, AppEngines, AppLongThreads, AppMetrics, Ap
 from .listings import WhereText, read_where
 from .where_schema import KEY
 
-_KEY = {name: value for name, value in KEY.items() if name != "not"}  # a key that no answer shows may be indexed
+INDEXABLE = {name: value for name, value in KEY.items() if name != "not"}  # a key that no answer shows may be indexed
 
 
 class CollectionRequest(Strict):
@@ -52,7 +52,7 @@ class CollectionRequest(Strict):
     model: str | None = None
     dim: Annotated[int, Field(ge=1, le=MAX_DIM), INTEGRAL] | None = None
     metric: Literal["cosine", "dot", "l2"] = "cosine"
-    indexed: Annotated[list[Annotated[str, Field(json_schema_extra=_KEY)]], FIRST_WRONG] = Field(
+    indexed: Annotated[list[Annotated[str, Field(json_schema_extra=INDEXABLE)]], FIRST_WRONG] = Field(
         default=["label"], description="metadata keys to index for fast filters", max_length=MAX_INDEXED
     )
     index: IndexName = "auto"

@@ -28,7 +28,7 @@ from ..request_bodies import json_of
 from ..security.access import requires
 from ..telemetry import measured
 from .bodies import FIRST_WRONG, Metadata, MetadataKey, Name, Strict, Where, json_body, one_of
-from .collections import CollectionResponse, response_of
+from .collections import INDEXABLE, CollectionResponse, response_of
 from .dependencies import AppAnswers, AppMetrics, AppWorkbench
 from .items import ItemResponse, note_changes, response_of_item
 
@@ -104,7 +104,9 @@ class FacetsResponse(BaseModel):
 
 
 class IndexedRequest(Strict):
-    keys: Annotated[list[str], FIRST_WRONG] = Field(max_length=MAX_INDEXED)
+    keys: Annotated[list[Annotated[str, Field(json_schema_extra=INDEXABLE)]], FIRST_WRONG] = Field(
+        max_length=MAX_INDEXED
+    )
 
 
 router = APIRouter(prefix="/api/v1/collections/{name}", tags=["items"])
@@ -112,7 +114,7 @@ _REFUSALS = (CollectionNotFound, CollectionMoving, InvalidFilter, RequestTooLarg
 
 
 @router.post(
-    "/items/get",
+    "/lookup",
     response_model=ItemsByIdResponse,
     responses=answers("unsupported_media_type", CollectionNotFound, AnswerTooLarge),
     openapi_extra=json_body(ItemsByIdRequest),
@@ -135,9 +137,7 @@ def get_items(
     return PartsResponse([b'{"items":', *items, b"}"])
 
 
-@router.post(
-    "/items/delete", responses=answers("unsupported_media_type", *_REFUSALS), openapi_extra=json_body(Selection)
-)
+@router.post("/delete", responses=answers("unsupported_media_type", *_REFUSALS), openapi_extra=json_body(Selection))
 @requires(WRITE)
 def delete_items(
     name: str, request: Request, body: Annotated[Selection, json_of(Selection)], limits: AppAnswers, bench: AppWorkbench

@@ -33,7 +33,7 @@ def test_edits_by_ids_and_by_filter_change_what_they_say(client, collection, fil
     want = {id: {"x": 1} if about["tags"] and id != "i01" else about for id, about in filled.items()}
     want["i00"] = {"tags": [], "a": {"b": 0, "c": 1}}
     assert listed(client, collection) == want
-    got = client.post(f"{path}/get", json={"ids": ["i03", "none", "i00"]}).json()["items"]
+    got = client.post(f"{collection}/lookup", json={"ids": ["i03", "none", "i00"]}).json()["items"]
     assert [(one["id"], one["metadata"], len(one["vector"])) for one in got] == [
         ("i03", {"x": 1}, 32),
         ("i00", want["i00"], 32),
@@ -43,9 +43,9 @@ def test_edits_by_ids_and_by_filter_change_what_they_say(client, collection, fil
 
 
 def test_deletes_by_ids_and_by_filter(client, collection, filled):
-    assert client.post(f"{collection}/items/delete", json={"ids": ["i00", "i00", "none"]}).json() == {"deleted": 1}
+    assert client.post(f"{collection}/delete", json={"ids": ["i00", "i00", "none"]}).json() == {"deleted": 1}
     few = {"must": [{"key": "a.b", "match": 1}]}
-    assert client.post(f"{collection}/items/delete", json={"where": few}).json() == {"deleted": 7}
+    assert client.post(f"{collection}/delete", json={"where": few}).json() == {"deleted": 7}
     assert set(listed(client, collection)) == {
         id for id, about in filled.items() if about["a"]["b"] != 1 and id != "i00"
     }
@@ -80,18 +80,18 @@ def test_requests_that_would_be_wrong_or_too_large_are_refused(client, collectio
         client.patch(
             path, json={"metadata": {"x": 1}, "where": {"must": [{"should": [{"key": "root", "exists": True}]}]}}
         ),
-        client.post(f"{path}/delete", json={}),
-        client.post(f"{path}/get", json={"ids": ["i00"] * 1001}),
+        client.post(f"{collection}/delete", json={}),
+        client.post(f"{collection}/lookup", json={"ids": ["i00"] * 1001}),
         client.post(f"{collection}/facets", json={"keys": ["root"]}),
         client.post(f"{collection}/facets", json={"keys": []}),
     ]
     for response in bad:
         is_problem(response, 422, "invalid_request")
-    is_problem(client.post(f"{path}/delete", json={"where": {"must": [1]}}), 422, "invalid_filter")
+    is_problem(client.post(f"{collection}/delete", json={"where": {"must": [1]}}), 422, "invalid_filter")
     monkeypatch.setattr("serving.routes.metadata.MAX_WRITTEN", 19)
     for response in (
         client.patch(path, json={"metadata": {"x": 1}, "where": {}}),
-        client.post(f"{path}/delete", json={"where": {}}),
+        client.post(f"{collection}/delete", json={"where": {}}),
     ):
         is_problem(response, 413, "request_too_large")
     assert listed(client, collection) == filled

@@ -18,7 +18,7 @@ READ_BY_BODY = {
     ("POST", "/api/v1/attention"),
     ("POST", "/api/v1/collections/{name}/search"),
     ("POST", "/api/v1/collections/{name}/search/batch"),
-    ("POST", "/api/v1/collections/{name}/items/get"),
+    ("POST", "/api/v1/collections/{name}/lookup"),
     ("POST", "/api/v1/collections/{name}/facets"),
     ("POST", "/api/v1/probes/{name}/predict"),
 }
