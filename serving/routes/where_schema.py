@@ -14,8 +14,9 @@ KEY: dict[str, Any] = {
     "pattern": r'^[^"\\\u0000]+$',
     "not": {"const": ROOT},
 }
+MAX_NUMBER = 2**63 - 1
 _TEXT = {"type": "string", "pattern": r"^[^\u0000]*$"}
-_VALUE = {"anyOf": [_TEXT, {"type": "number", "minimum": -9e18, "maximum": 9e18}]}
+_VALUE = {"anyOf": [_TEXT, {"type": "number", "minimum": -MAX_NUMBER, "maximum": MAX_NUMBER}]}
 _SCALAR = {"anyOf": [*_VALUE["anyOf"], {"type": "boolean"}, {"type": "null"}]}
 _SCALARS = {"type": "array", "items": _SCALAR, "maxItems": MAX_IN}
 
@@ -38,11 +39,11 @@ _KINDS = {
     "contains": _SCALAR,
     "contains_any": _SCALARS,
     "contains_all": _SCALARS,
-    "length": {"anyOf": [_number(-9e18, 9e18), _bounds(_number(-9e18, 9e18))]},
+    "length": {"anyOf": [_number(-MAX_NUMBER, MAX_NUMBER), _bounds(_number(-MAX_NUMBER, MAX_NUMBER))]},
     "date": _bounds({"type": "string", "description": "ISO 8601, such as 2026-01-31 or 2026-01-31T12:00:00Z"}),
     "geo": {
         "type": "object",
-        "properties": {"lat": _number(-90, 90), "lon": _number(-180, 180), "radius": _number(0, 9e18)},
+        "properties": {"lat": _number(-90, 90), "lon": _number(-180, 180), "radius": _number(0, MAX_NUMBER)},
         "required": ["lat", "lon", "radius"],
         "additionalProperties": False,
     },
