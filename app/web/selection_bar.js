@@ -50,7 +50,7 @@ class SelectionBar extends HTMLElement {
       try {
         for (let start = 0; start < rows.length; start += AT_ONCE) {
           const ids = rows.slice(start, start + AT_ONCE).map(row => explorer.rows.ids[row]);
-          await rest('POST', path(explorer.name, 'items', 'delete'), {json: {ids}, noted: start === 0});
+          await rest('POST', path(explorer.name, 'delete'), {json: {ids}, noted: start === 0});
         }
       } catch (error) {
         explorer.hide(rows, false);

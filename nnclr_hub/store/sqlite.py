@@ -141,7 +141,7 @@ def free_bytes(path: Path) -> int:
     """Return how many bytes are free on the disk of a file.
 
     Raises:
-        StoreError: its folder is gone or cannot be read.
+        StoreError: its folder was removed or cannot be read.
     """
     with translated(path):
         return shutil.disk_usage(path.parent).free

@@ -100,7 +100,7 @@ def opened(chromium, served) -> Iterator[Callable[..., Any]]:
 
 @pytest.fixture(scope="module")
 def axe(tmp_path_factory) -> str:
-    """The script: the file that NNCLR_AXE names, or the package from npm."""
+    """Return the script of axe-core: the file that NNCLR_AXE names, or the package from npm."""
     path = os.environ.get("NNCLR_AXE")
     if path is None:
         if shutil.which("npm") is None:

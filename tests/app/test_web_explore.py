@@ -219,6 +219,21 @@ def test_a_deleted_image_comes_back_by_undo(explore, served):
     assert served.bench.collection("photos").count() == before
 
 
+def test_a_deletion_that_is_not_undone_is_written(explore, served):
+    collection = served.bench.collection("photos")
+    page = explore()
+    id = ids(page)[5]
+    [item] = collection.get([id])
+    page.clock.install()
+    page.locator(f".tile:has(img[src*='{id}']) .box").click(force=True)
+    page.get_by_role("button", name="Delete").click()
+    page.wait_for_selector(".message")
+    with page.expect_response("**/delete"):
+        page.clock.fast_forward(9000)
+    assert collection.get([id]) == []
+    collection.upsert([item])
+
+
 def test_a_hostile_label_is_only_text(explore, served):
     collection = served.bench.collection("photos")
     item = collection.get([next(iter(collection.read_all(1)))[0].id])[0]

@@ -93,7 +93,7 @@ class Dice:
 
     def where(self, ids: list[str], depth: int = 3) -> dict[str, Any]:
         def node() -> dict[str, Any]:
-            # an empty object is no condition
+            # an empty object is not a condition
             return (self.where(ids, depth - 1) if depth > 1 and self.below(4) == 0 else {}) or self.condition(ids)
 
         chosen = {name: [node() for _ in range(self.below(3))] for name in ("must", "should", "must_not")}

@@ -314,5 +314,6 @@ class Destination:
             if self._local or type(error).__module__ == "builtins":  # a mistake of ours
                 raise
             raise StoreError(
-                f"{self.address} cannot be used ({type(error).__name__}: {error}); check the address and the credentials."
+                f"{self.address} cannot be used ({type(error).__name__}: {error}); check the address and the "
+                "credentials."
             ) from error
