@@ -23,7 +23,9 @@ check: $(VENV)/.dev  ## check style, types and prose
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/python .ci/lint_prose.py
-	! command -v npx >/dev/null || npx --yes --package typescript@5 tsc --project app/jsconfig.json
+	@if npx --yes --package typescript@5 tsc --version >/dev/null 2>&1; then \
+		npx --yes --package typescript@5 tsc --project app/jsconfig.json; \
+	else echo "without TypeScript, the types of the web app are not checked"; fi
 
 docs: $(VENV)/.dev  ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet

@@ -27,7 +27,7 @@ from nnclr_hub.client import Client
 from nnclr_hub.encoder.attention import Point
 from nnclr_hub.errors import NNCLRHubError
 from nnclr_hub.store.base import Match
-from nnclr_hub.workbench import SearchQuery
+from nnclr_hub.workbench import Example, SearchQuery
 
 K = 24
 SHOWN = 36  # images of the collection to begin with
@@ -64,17 +64,20 @@ class Demo:
         """Return the nearest neighbors of an image, and their ids."""
         if image is None:
             return self.first()
-        return self._shown(self.collection.search(SearchQuery([_png(image)], k=K)))
+        return self._shown(self.collection.search(SearchQuery([Example(image=_png(image))], k=K)))
 
     def similar(self, id: str) -> tuple[Shown, list[str]]:
         """Return an item with its nearest neighbors, and their ids."""
         [item] = self.collection.get([id])
-        found = self.collection.search(SearchQuery([id], k=K))
+        found = self.collection.search(SearchQuery([Example(id=id)], k=K))
         return self._shown([Match(id, 1.0, item.metadata), *found])
 
     def neighbors(self, id: str) -> list[dict[str, Any]]:
         """Return the nearest neighbors of an item as JSON: id and score. Gradio takes other keys for names of files."""
-        return [{"id": match.id, "score": match.score} for match in self.collection.search(SearchQuery([id], k=K))]
+        return [
+            {"id": match.id, "score": match.score}
+            for match in self.collection.search(SearchQuery([Example(id=id)], k=K))
+        ]
 
     def attention(
         self, image: Image.Image | None, x: float | None = None, y: float | None = None
@@ -121,23 +124,22 @@ def build(demo: Demo) -> gr.Blocks:
             query = gr.Image(type="pil", label="Search by your image", height=240)
             gallery = gr.Gallery(images, label="Click an image to see its neighbors", columns=6, allow_preview=False)
             query.change(_said(demo.search), query, [gallery, shown], api_name="search")
-            gallery.select(_said(_clicked(demo)), shown, [gallery, shown], api_name=False)
+            gallery.select(_said(_clicked(demo)), shown, [gallery, shown], api_visibility="private")
             gr.api(_said(demo.neighbors), api_name="similar")
         with gr.Tab("Attention"), gr.Row():
             source = gr.Image(type="pil", label="An image; click on a point of it")
             attended = gr.Image(label="Bright where the encoder looks", interactive=False)
             source.change(_said(demo.attention), source, attended, api_name="attention")
-            source.select(_said(_pointed(demo)), source, attended, api_name=False)
+            source.select(_said(_pointed(demo)), source, attended, api_visibility="private")
         with gr.Tab("Probe"), gr.Row():
             photo = gr.Image(type="pil", label="An image")
             with gr.Column():
                 probe = gr.Dropdown(demo.probes(), label="Probe", info="Fit one with `nnclr probe fit`, or in the app.")
                 classes = gr.Label(label="Classes", num_top_classes=5)
-            for changed in (photo, probe):
-                changed.change(
-                    _said(demo.predict), [photo, probe], classes, api_name="predict" if changed is photo else False
-                )
-        page.load(lambda: gr.Dropdown(demo.probes()), None, probe, api_name=False)
+            predict = _said(demo.predict)
+            photo.change(predict, [photo, probe], classes, api_name="predict")
+            probe.change(predict, [photo, probe], classes, api_visibility="private")
+        page.load(lambda: gr.Dropdown(demo.probes()), None, probe, api_visibility="private")
     return page
 
 

@@ -95,9 +95,14 @@ def keep_inspection(records: Records, kept: KeptInspection) -> None:
     with records.transaction():
         before = _names(records, kept.collection)
         number = 1 + max((_number(name) for name in before), default=0)
-        arrays = {"coordinates": kept.coordinates, "clusters": kept.clusters, "outlier_scores": kept.outlier_scores}
         data = io.BytesIO()
-        np.savez(data, ids=np.frombuffer("\n".join(kept.ids).encode(), np.uint8), **arrays)
+        np.savez(
+            data,
+            ids=np.frombuffer("\n".join(kept.ids).encode(), np.uint8),
+            coordinates=kept.coordinates,
+            clusters=kept.clusters,
+            outlier_scores=kept.outlier_scores,
+        )
         content = {"made": kept.made, "seq": kept.seq, "log": kept.log, "findings": kept.findings}
         records.put(Record(INSPECTION, f"{kept.collection}/{number:08}", content, data.getvalue()))
         if len(before) >= KEPT:
@@ -129,9 +134,17 @@ def get_inspection(records: Records, collection: Collection, number: int | None 
     arrays = np.load(io.BytesIO(record.data or b""), allow_pickle=False)
     ids = tuple(arrays["ids"].tobytes().decode().split("\n"))
     content = record.content
-    numbers = (arrays[name] for name in ("coordinates", "clusters", "outlier_scores"))
     return KeptInspection(
-        collection.name, number, content["made"], content["seq"], log, ids, *numbers, content["findings"]
+        collection.name,
+        number,
+        content["made"],
+        content["seq"],
+        log,
+        ids,
+        arrays["coordinates"],
+        arrays["clusters"],
+        arrays["outlier_scores"],
+        content["findings"],
     )
 
 
