@@ -28,6 +28,7 @@ from nnclr_hub.store.index_kinds import IndexName
 from nnclr_hub.store.replacement import NEXT, WAS
 from nnclr_hub.store.reports import CollectionInfo, VerifyReport
 from nnclr_hub.store.spec import MAX_DIM, MAX_INDEXED
+from nnclr_hub.store.where import check_key
 from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.privacy import public_name, without_paths
 
@@ -218,7 +219,7 @@ def _spec(engines: Engines, body: CollectionRequest) -> CollectionSpec:
     else:
         engine = served_engine(engines, body.model)
         spec = CollectionSpec(body.dim or engine.embed_dim, body.metric, engine.fingerprint, engine.name)
-    return replace(spec, indexed=tuple(body.indexed), index=body.index, precision=body.precision)
+    return replace(spec, indexed=tuple(map(check_key, body.indexed)), index=body.index, precision=body.precision)
 
 
 def _create(bench: Workbench, name: str, spec: CollectionSpec) -> tuple[CollectionInfo, bool]:

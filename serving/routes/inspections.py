@@ -9,7 +9,8 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, Field
 
-from nnclr_hub.errors import CollectionNotFound, InspectionNotFound, InvalidRequest
+from nnclr_hub.errors import CollectionNotFound, InspectionNotFound, InvalidFilter, InvalidRequest
+from nnclr_hub.store.where import check_key
 from nnclr_hub.workbench.inspections import get_inspection, is_current, list_inspections
 
 from ..keys import READ, WRITE
@@ -53,7 +54,10 @@ _MISSING = (CollectionNotFound, InspectionNotFound)
 
 
 @router.post(
-    "", status_code=202, responses=answers_of_job(CollectionNotFound), openapi_extra=json_body(InspectionRequest)
+    "",
+    status_code=202,
+    responses=answers_of_job(CollectionNotFound, InvalidFilter),
+    openapi_extra=json_body(InspectionRequest),
 )
 @requires(WRITE)
 def start_inspection(
@@ -64,6 +68,7 @@ def start_inspection(
 ) -> JobResponse:
     """Inspect the collection: a map, clusters, duplicates, outliers, leaks, suspect labels, what to label next."""
     bench.collection(name)
+    check_key(body.field)
     return submit("inspection", {"collection": name, "field": body.field})
 
 
