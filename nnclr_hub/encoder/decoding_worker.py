@@ -93,6 +93,9 @@ def main(fd: int, memory: int, nice: int) -> None:
         nice: added to the priority's number.
     """
     os.nice(nice)  # before the imports, which cost as much as a hundred small images
+    if nice and hasattr(os, "SCHED_IDLE"):  # a process of another kind then gets the core at once, not after a slice
+        with suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     for one in (signal.SIGINT, signal.SIGTERM):
         signal.signal(one, signal.SIG_IGN)  # the parent decides when its decoding processes end
     from nnclr_hub.encoder import decoding
