@@ -37,7 +37,6 @@ PHOTOS = (
     "gravel",
 )
 EXAMPLES = {"a cat": "chelsea.png", "a person": "astronaut.png", "a rocket": "rocket.jpg", "coffee": "coffee.png"}
-BUNDLED = Path(__file__).parent / "examples"  # written by `space`
 CROP_SIZE = 0.5  # side of a crop, as a share of the photo's shorter side
 CROPS_PER_SIDE = 5
 
@@ -94,8 +93,8 @@ def photo_crops(folder: Path) -> Path:
 
 
 def examples() -> Mapping[str, Path]:
-    """Return example photos by name: the bundled ones in a Space, else those of scikit-image, else none."""
-    folder = BUNDLED if BUNDLED.is_dir() else _photos()
+    """Return example photos of scikit-image by name; none if it is not installed."""
+    folder = _photos()
     return {name: folder / file for name, file in EXAMPLES.items() if folder and (folder / file).is_file()}
 
 

@@ -112,7 +112,7 @@ export async function showExplore(main, name, address, session) {
 /** @param {Explorer} explorer @param {HTMLSelectElement} order @param {HTMLSelectElement} group */
 function fillKeys(explorer, order, group) {
   const keys = explorer.rows.keys;
-  order.replaceChildren(make('option', {value: 'stored'}, 'Order: best first'), make('option', {value: 'path'}, 'Order: name'),
+  order.replaceChildren(make('option', {value: 'stored'}, 'Order: default'), make('option', {value: 'path'}, 'Order: name'),
     ...keys.flatMap(key => [make('option', {value: key}, `Order: ${key}`), make('option', {value: `-${key}`}, `Order: ${key}, descending`)]));
   order.value = explorer.order;
   group.replaceChildren(make('option', {value: ''}, 'No groups'), ...keys.filter(key => !explorer.rows.column(key).numeric).map(key => make('option', {value: key}, `Group by ${key}`)));

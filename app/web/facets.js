@@ -1,6 +1,6 @@
 // <facet-list>: the values of each metadata key with their counts among the shown images; a click filters.
 import {make} from './dom.js';
-import {passing, short, textOf} from './filters.js';
+import {passing, short} from './filters.js';
 
 const SHOWN = 12;
 const BARS = 24;
@@ -117,4 +117,4 @@ class FacetList extends HTMLElement {
 }
 
 customElements.define('facet-list', FacetList);
-export {FacetList, textOf};
+export {FacetList};

@@ -220,7 +220,7 @@ def _addresses(settings: Any, *, page: bool = False) -> str:
     address = f"http://{_browser_host(settings.host)}:{settings.port}"
     return (
         f"API: {address}/api/v1   docs: {address}/docs   ready: {address}/readyz"
-        + (f"   page: {address}/ui" if page else "")
+        + (f"   page: {address}/ui   web app: {address}/app" if page else "")
         + ("   read-only" if settings.read_only else "")
     )
 

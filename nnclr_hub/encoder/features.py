@@ -152,7 +152,7 @@ def _fill(
     broken: dict[int, str] = {}
     with closing(sqlite3.connect(place, timeout=LOCK_TIMEOUT)) as kept:
         kept.execute("CREATE TABLE IF NOT EXISTS features (key BLOB PRIMARY KEY, vector BLOB) WITHOUT ROWID")
-        keys = [_key(path) for path in paths]
+        keys = [file_key(path) for path in paths]
         missing = [index for index, key in enumerate(keys) if not _read(kept, key, raw[index])]
         there = len(paths) - len(missing)
         for start in range(0, len(missing), CHUNK):
@@ -167,7 +167,7 @@ def _fill(
     return broken
 
 
-def _key(path: Path) -> bytes:
+def file_key(path: Path) -> bytes:
     """Return the identity of an image: a hash of its path, size and modification time."""
     try:
         stat = os.stat(path)

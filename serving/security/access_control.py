@@ -180,7 +180,7 @@ def preflight(origin: str) -> dict[str, str]:
     """Return the headers that let another origin send its request, which still needs a key."""
     return {
         "Access-Control-Allow-Origin": origin,
-        "Access-Control-Allow-Methods": "GET, POST, PUT, DELETE",
+        "Access-Control-Allow-Methods": "GET, POST, PUT, PATCH, DELETE",
         "Access-Control-Allow-Headers": "Authorization, Content-Type, Accept, Idempotency-Key, X-Request-Id",
         "Access-Control-Max-Age": "600",
         "Vary": "Origin",

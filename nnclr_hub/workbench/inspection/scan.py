@@ -6,7 +6,6 @@ continues. Decoding processes import this module, so it must not import torch.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import os
@@ -22,6 +21,7 @@ from PIL import Image
 
 from nnclr_hub.encoder.decoding import Source, decode_image, run_isolated
 from nnclr_hub.encoder.decoding_pool import decoding_processes
+from nnclr_hub.encoder.features import file_key
 from nnclr_hub.encoder.image_folder import IMAGE_SUFFIXES
 from nnclr_hub.errors import ImageError
 from nnclr_hub.inspect.alignment import SIDE
@@ -62,7 +62,7 @@ def scan_images(
         progress: called with (done, N).
     """
     with closing(_open_cache(cache)) as kept:
-        keys = [_key(path) for path in paths]
+        keys = [file_key(path) for path in paths]
         found: list[Scanned | ImageError | None] = [_cached(kept, key) for key in keys]
         missing = [i for i, one in enumerate(found) if one is None]
         done = len(paths) - len(missing)
@@ -142,15 +142,6 @@ def _open_cache(path: Path | None) -> sqlite3.Connection:
         kept = sqlite3.connect(path)
         kept.execute(schema)
     return kept
-
-
-def _key(path: Path) -> bytes:
-    try:
-        stat = os.stat(path)
-        identity = f"{stat.st_size} {stat.st_mtime_ns}"
-    except OSError:
-        identity = "-"
-    return hashlib.sha256(f"{path.resolve()} {identity}".encode("utf-8", "surrogateescape")).digest()[:16]
 
 
 def _cached(kept: sqlite3.Connection, key: bytes) -> Scanned | None:
