@@ -1,1 +1,1 @@
-"""The web page at /ui, built with Gradio: search, attention, collections, probes, training runs, API calls."""
+"""The web app (`web/`, served by `web_app`), the Gradio demo, its Space, and the demo's gallery of images."""

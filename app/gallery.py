@@ -1,6 +1,6 @@
-"""Example images: a few photos to try, and the demo's default gallery.
+"""The demo's default gallery.
 
-The gallery is Imagenette. Without a network, it is rendered, next to crops of the photos in scikit-image.
+It is Imagenette. Without a network, it is rendered, next to crops of the photos in scikit-image.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ import logging
 import shutil
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +34,6 @@ PHOTOS = (
     "grass",
     "gravel",
 )
-EXAMPLES = {"a cat": "chelsea.png", "a person": "astronaut.png", "a rocket": "rocket.jpg", "coffee": "coffee.png"}
 CROP_SIZE = 0.5  # side of a crop, as a share of the photo's shorter side
 CROPS_PER_SIDE = 5
 
@@ -90,17 +87,6 @@ def photo_crops(folder: Path) -> Path:
             _write_crops(name, partial / name)
         partial.rename(folder)
     return folder
-
-
-def examples() -> Mapping[str, Path]:
-    """Return example photos of scikit-image by name; none if it is not installed."""
-    folder = _photos()
-    return {name: folder / file for name, file in EXAMPLES.items() if folder and (folder / file).is_file()}
-
-
-def _photos() -> Path | None:
-    spec = find_spec("skimage")
-    return None if spec is None or spec.origin is None else Path(spec.origin).parent / "data"
 
 
 def key_of(folder: Path) -> str:

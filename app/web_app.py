@@ -1,4 +1,4 @@
-"""Serve the web app, the static files in `web/`, under /app. Its scripts read and write by REST alone."""
+"""Serve the web app: its page at /, and the static files in `web/` under /app. Its scripts use REST alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from starlette.middleware.gzip import GZipMiddleware
-from starlette.responses import Response
+from starlette.responses import FileResponse, Response
 from starlette.staticfiles import StaticFiles
 
 PATH = "/app"
@@ -19,16 +19,18 @@ POLICY = (
 )
 
 
-class _Files(StaticFiles):
-    """Static files that a browser revalidates at each load, so that an update is complete."""
+# a browser revalidates each file at each load, so that an update is complete
+HEADERS = {"Content-Security-Policy": POLICY, "Cache-Control": "no-cache"}
 
+
+class _Files(StaticFiles):
     def file_response(self, *args: Any, **kwargs: Any) -> Response:
         response = super().file_response(*args, **kwargs)
-        response.headers["Content-Security-Policy"] = POLICY
-        response.headers["Cache-Control"] = "no-cache"
+        response.headers.update(HEADERS)
         return response
 
 
 def mount_web_app(app: FastAPI) -> None:
     """Mount the app on the API's app; call this before it starts."""
-    app.mount(PATH, GZipMiddleware(_Files(directory=FOLDER, html=True), minimum_size=1000))
+    app.mount(PATH, GZipMiddleware(_Files(directory=FOLDER), minimum_size=1000))
+    app.state.start_page = lambda: FileResponse(FOLDER / "index.html", headers=HEADERS)

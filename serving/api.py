@@ -30,34 +30,29 @@ from .engine.attention import Slots
 from .idempotency import Idempotency
 from .ingest import Ingest
 from .jobs import Jobs
-from .keys import READ
 from .models import Engines
 from .process_metrics import register_collectors
 from .readiness import Startup
 from .replies import Replies
 from .request_bodies import known_query
 from .request_log import RequestLog
-from .request_priority import LOW_PRIORITY, RequestPriority
 from .responses import HeadRequests
 from .routes import ROUTERS, embed
 from .routes import openai as openai_routes
 from .routes.attention import AT_ONCE, WAITING
-from .security.access import PAGE, AccessRules, requires
+from .security.access import APP, AccessRules, requires
 from .security.access_control import AccessControl
 from .settings import Settings
 
 SEARCHES_PER_CORE = 2  # one may wait for the disk; more would only take memory
-# paths of the web page and its events, whose work yields to API requests (see request_priority)
-ACTIONS = f"{PAGE}/?|{PAGE}/(config|gradio_api/(queue|run|call|api)/.*)"
 
 
 class Service(FastAPI):
-    """An app whose log and request priority are outside all other layers, including those that are added later."""
+    """An app whose log is outside all other layers, including those that are added later."""
 
     def build_middleware_stack(self) -> ASGIApp:
         state = self.state
-        log = RequestLog(super().build_middleware_stack(), state.metrics, lambda: state.readiness.stopping)
-        return RequestPriority(log, background=ACTIONS)
+        return RequestLog(super().build_middleware_stack(), state.metrics, lambda: state.readiness.stopping)
 
 
 @contextmanager
@@ -121,7 +116,7 @@ def _equip(app: FastAPI, settings: Settings, engines: Engines, workbench: Workbe
     state.settings, state.engines, state.workbench = settings, engines, workbench
     state.metrics = engines.metrics
     register_collectors(state.metrics.registry, workbench.store)
-    state.has_page, state.low_priority = False, LOW_PRIORITY
+    state.start_page = lambda: RedirectResponse("/docs")  # replaced if the web app is mounted
     state.on_loaded = lambda: None  # called after loading; `run` freezes the garbage collector then
     state.jobs = Jobs(
         workbench,
@@ -147,9 +142,17 @@ def _route(app: FastAPI) -> AccessRules:
     pages = APIRouter(include_in_schema=False)
 
     @pages.get("/")
-    @requires(READ, counted=False)
-    def root() -> RedirectResponse:
-        return RedirectResponse(PAGE if app.state.has_page else "/docs")
+    @requires(None, counted=False)
+    def root() -> Response:
+        return app.state.start_page()
+
+    @pages.get(APP)
+    @pages.get(f"{APP}/")
+    @pages.get("/ui")
+    @pages.get("/ui/{path:path}")
+    @requires(None, counted=False)
+    def former_addresses() -> RedirectResponse:
+        return RedirectResponse("/")
 
     @pages.get("/favicon.ico")
     @requires(None, counted=False)

@@ -141,7 +141,7 @@ class _ObservedRequest:
         fields |= {name: value for name, value in optional.items() if value}
         self._span.end(method, route, self._status)
         self._audit(method, route)
-        frequent = method == "GET" and self._status < 400 and (route in FREQUENT or route.startswith("/ui"))
+        frequent = method == "GET" and self._status < 400 and (route in FREQUENT or route.startswith("/app"))
         level = logging.DEBUG if frequent else logging.INFO
         if log.isEnabledFor(level):
             # `log.log` would search the stack for the caller, which takes longer than the rest of the line

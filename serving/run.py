@@ -21,7 +21,6 @@ from fastapi import FastAPI
 from nnclr_hub.workbench.source_folders import SourceFolders
 
 from .request_log import configure_logging
-from .request_priority import PriorityLoop
 from .settings import Settings
 from .tracing import configure_tracing
 
@@ -86,7 +85,6 @@ def server_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
         host=settings.host,
         port=settings.port,
         http=getattr(app.state, "http_protocol", "auto"),  # set by `edge`
-        loop=f"{PriorityLoop.__module__}:{PriorityLoop.__name__}",
         ws="none",
         log_config=None,  # `configure_logging` formats uvicorn's lines too
         log_level="warning",
@@ -124,7 +122,7 @@ def run(app: FastAPI, settings: Settings) -> None:
 def _freeze() -> None:
     """Exempt all present objects from garbage collection.
 
-    A full collection visits every object of torch and Gradio, and the event loop waits for it.
+    A full collection visits every object of torch, and the event loop waits for it.
     """
     gc.collect()
     gc.freeze()

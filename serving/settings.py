@@ -67,12 +67,9 @@ class Settings(BaseSettings):
     keys_file: Path | None = Field(None, description="file of keys, one per line: read KEY or write KEY")
     read_only: bool = Field(False, description="serve existing data, and answer every write with 403")
     insecure: bool = Field(False, description="allow access from the network without keys")
-    session_hours: float = Field(12.0, gt=0, description="hours until a login to the page expires")
+    session_hours: float = Field(12.0, gt=0, description="hours until a login to the web app expires")
     allowed_hosts: tuple[str, ...] = Field((), description="more names allowed in the Host header, as a JSON list")
     cors_origins: tuple[str, ...] = Field((), description="other origins that may use the API (CORS), as a JSON list")
-    frame_ancestors: tuple[str, ...] = Field(
-        (), description="origins that may embed the page in a frame, as a JSON list"
-    )
     trusted_proxies: tuple[str, ...] = Field((), description="proxies whose X-Forwarded headers count, as a JSON list")
     rate_requests: int = Field(0, ge=0, description="requests per minute and key; 0 means no limit")
     rate_images: int = Field(0, ge=0, description="images per minute and key; 0 means no limit")
@@ -100,7 +97,7 @@ class Settings(BaseSettings):
         except ValueError:
             return value
 
-    @field_validator("cors_origins", "frame_ancestors")
+    @field_validator("cors_origins")
     @classmethod
     def _are_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
         for origin in origins:

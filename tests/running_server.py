@@ -1,4 +1,4 @@
-"""A real server on a real port, for tests of REST and of the page."""
+"""A real server on a real port, for tests of REST and of the web app."""
 
 import socket
 import threading
@@ -10,7 +10,6 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from app.mount import mount_page
 from app.web_app import mount_web_app
 from nnclr_hub.store import open_store
 from nnclr_hub.workbench import Workbench
@@ -37,7 +36,7 @@ class Running:
         return engine
 
 
-def start(model: Path, store: Path, *, page: bool = False, web: bool = False, **settings) -> Iterator[Running]:
+def start(model: Path, store: Path, *, page: bool = False, **settings) -> Iterator[Running]:
     """Serve until the generator is closed. A `read_only` store must exist."""
     port = free_port()
     options = Settings(port=port, **settings)
@@ -46,8 +45,6 @@ def start(model: Path, store: Path, *, page: bool = False, web: bool = False, **
         bench = Workbench(engines, opened)
         app = create_app(options, engines, bench)
         if page:
-            mount_page(app, bench)
-        if web:
             mount_web_app(app)
         server = Server(server_config(app, options))
         thread = threading.Thread(target=server.run)

@@ -59,7 +59,7 @@ def test_an_installed_wheel_serves(wheel, tmp_path):
             wait_until_ready(port, server)
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models") as answer:
                 assert json.load(answer)["data"]
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/ui/") as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/") as answer:
                 assert b"nnclr_hub" in answer.read()
         finally:
             server.terminate()

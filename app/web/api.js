@@ -4,7 +4,7 @@
 // with the same Idempotency-Key, so that it is done once. An ended session asks for the key, then repeats the request.
 import {make, openDialog} from './dom.js';
 
-const ROOT = new URL('../', import.meta.url);
+export const ROOT = new URL('../', import.meta.url);
 const KEPT = 30;
 
 /** An error that the server answered. `code` is stable; the message is for people. */

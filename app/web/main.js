@@ -1,5 +1,5 @@
 // The pages of the app, chosen by the address: #/explore/NAME, #/collections, #/training, #/api.
-import {rest} from './api.js';
+import {ROOT, rest} from './api.js';
 import {make, sayError} from './dom.js';
 
 const TABS = {explore: 'Explore', collections: 'Collections', training: 'Training', api: 'API'};
@@ -17,6 +17,7 @@ const session = {
 let shown = null;
 
 async function route() {
+  if (location.hash.startsWith('#collection=')) return location.replace(ofFormerLink(location.hash));
   const [, page = '', name = ''] = location.hash.split('?')[0].split('/').map(decodeURIComponent);
   const address = new URLSearchParams(location.hash.split('?')[1] ?? '');
   if (!(page in TABS) || (page === 'explore' && !name)) return location.replace(home());
@@ -40,6 +41,19 @@ async function open(page, name, address) {
   return page === 'training' ? pages.showTraining(main) : pages.showCalls(main);
 }
 
+/** Address of a search that a version before this app wrote. @param {string} hash */
+function ofFormerLink(hash) {
+  const former = new URLSearchParams(hash.slice(1)), address = new URLSearchParams();
+  for (const [from, to] of [['more', 'like'], ['less', 'unlike']]) {
+    for (const text of former.getAll(from)) {
+      address.append(to, text.startsWith('v:') ? `:${text.slice(2).replaceAll('-', '+').replaceAll('_', '/')}` : text);
+    }
+  }
+  const where = former.get('where');
+  if (where) address.set('where', where);
+  return `#/explore/${encodeURIComponent(former.get('collection') ?? '')}?${address}`;
+}
+
 /** The collection that was shown last, else the largest; without any, the page that makes one. */
 function home() {
   const last = localStorage.getItem('collection');
@@ -59,8 +73,12 @@ function drawTabs(page) {
 async function start() {
   const own = await rest('GET', 'session');
   session.canWrite = own.can_write;
-  const state = /** @type {HTMLElement} */ (document.getElementById('state'));
-  state.textContent = own.read_only ? 'read-only' : own.key ?? '';
+  const leave = async () => {
+    await fetch(new URL('logout', ROOT), {method: 'POST', redirect: 'manual'});
+    location.reload();
+  };
+  document.getElementById('state')?.append(own.read_only ? 'read-only' : '', own.key ? ` ${own.key}` : '',
+    own.key ? make('button', {type: 'button', class: 'plain', onclick: leave}, 'Log out') : '');
   await session.changed();
   addEventListener('hashchange', route);
   addEventListener('popstate', () => { if (shown?.page === 'explore') route(); });

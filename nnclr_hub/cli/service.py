@@ -46,12 +46,12 @@ def serve(
         typer.Option("--keys", help="File of API keys, if the environment sets none; created if missing."),
     ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Listen on other addresses without API keys.")] = False,
-    page: Annotated[bool, typer.Option("--page/--no-page", help="Mount the page at /ui.")] = True,
+    page: Annotated[bool, typer.Option("--page/--no-page", help="Serve the web app at /.")] = True,
     runs: Runs = None,
     read_only: ReadOnly = False,
     backend: Backend = "auto",
     replicas: Annotated[
-        int | None, typer.Option("--replicas", min=1, help="Number of processes on a Ray cluster, without the page.")
+        int | None, typer.Option("--replicas", min=1, help="Number of processes on a Ray cluster.")
     ] = None,
     ray_address: Annotated[
         str | None,
@@ -62,7 +62,7 @@ def serve(
         ),
     ] = None,
 ) -> None:
-    """Serve embeddings and search over REST, with the page at /ui.
+    """Serve embeddings and search over REST, with the web app at /.
 
     Example: nnclr serve --store nnclr-store --port 8000
     """
@@ -90,7 +90,7 @@ def demo(
 ) -> None:
     """Index a gallery of images, and serve the web app and the Gradio demo on it.
 
-    Each start synchronizes the gallery with its folder, so items that were deleted only on the page return.
+    Each start synchronizes the gallery with its folder, so items that were deleted only in the app return.
 
     Example: nnclr demo --images photos
     """
@@ -162,11 +162,10 @@ def _keys(file: Path | None) -> Path | None:
 
 
 def _serve(store: str, model: str | None, flags: dict[str, Any], *, page: bool, gradio_port: int | None = None) -> None:
-    """Run the API and the page until a signal arrives, and the Gradio demo if it has a port."""
+    """Run the API and the web app until a signal arrives, and the Gradio demo if it has a port."""
     settings = _settings(store, model, flags)
     with load_program("serving", "api").opened_app(settings, store, model) as app:
         if page:
-            load_program("app", "mount").mount_page(app, app.state.workbench)
             load_program("app", "web_app").mount_web_app(app)
         err.print(_addresses(settings, page=page), soft_wrap=True)
         with _gradio_demo(settings, gradio_port):
@@ -216,11 +215,11 @@ def _settings(store: str, model: str | None, flags: dict[str, Any]) -> Any:
 
 
 def _addresses(settings: Any, *, page: bool = False) -> str:
-    """Return the addresses of the API and the page."""
+    """Return the addresses of the web app and the API."""
     address = f"http://{_browser_host(settings.host)}:{settings.port}"
     return (
-        f"API: {address}/api/v1   docs: {address}/docs   ready: {address}/readyz"
-        + (f"   page: {address}/ui   web app: {address}/app" if page else "")
+        (f"web app: {address}/   " if page else "")
+        + f"API: {address}/api/v1   docs: {address}/docs   ready: {address}/readyz"
         + ("   read-only" if settings.read_only else "")
     )
 

@@ -40,8 +40,8 @@ from .bodies import Integer, Name, Strict, Where, json_body
 from .dependencies import AppEngines, AppSettings, AppWorkbench, served_engine
 
 # job parameters that are not shown: paths of this machine (a model's source may be one), and secrets
-SOURCE, GIVEN_BY = "source", "given_by"
-HIDDEN = (SOURCE, GIVEN_BY, ROOT, UPLOAD)
+SOURCE = "source"
+HIDDEN = (SOURCE, "given_by", ROOT, UPLOAD)  # `given_by` is in jobs of earlier versions
 JobKind = Literal["probe_fit", "reembed", "duplicates", "verify", "compact", "add", "index", "backup", "inspection"]
 JobState = Literal["queued", "running", "done", "failed", "cancelled"]
 

@@ -24,8 +24,7 @@ from starlette.responses import Response
 from ..keys import READ, WRITE
 from ..problems import problem
 
-PAGE = "/ui"
-APP = "/app"
+APP = "/app"  # the files of the web app, whose page is at /
 LIVENESS = "/healthz"
 LOGIN, LOGOUT = "/login", "/logout"
 SAFE = ("GET", "HEAD", "OPTIONS")
@@ -116,16 +115,11 @@ class AccessRules:
 
 
 def _outside_routes(method: str, path: str) -> Access:
-    """Return what a path needs that is not one of the API's routes: the login, the web page, or unknown."""
+    """Return what a path needs that is not one of the API's routes: the login, the files of the web app, or unknown."""
     if path in (LOGIN, LOGOUT) and method in ("GET", "HEAD", "POST"):
         return Access(None, counted=False)
     if re.fullmatch(f"{APP}(/.*)?", path) and method in ("GET", "HEAD"):  # its files hold no data; it asks for the key
         return Access(None, counted=False)
-    if re.fullmatch(f"{PAGE}(/.*)?", path):
-        if method == "POST" and path != PAGE:  # the page's events only read; one that writes checks the scope itself
-            return UNKNOWN_SAFE
-        if method in ("GET", "HEAD"):
-            return Access(READ, counted=False)
     return UNKNOWN_SAFE if method in SAFE else UNKNOWN
 
 

@@ -10,8 +10,6 @@ Behind it, `scope["user"].display_name` is the name of the key, or the client's 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from starlette.authentication import AuthCredentials, SimpleUser
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
@@ -24,7 +22,7 @@ from ..keys import WRITE, Key
 from ..problems import error_response, status_of
 from ..settings import Settings, is_loopback
 from . import login
-from .access import LOGIN, LOGOUT, PAGE, Access, AccessRules, Refusal
+from .access import LOGIN, LOGOUT, Access, AccessRules, Refusal
 from .authentication import Authenticator, Sessions, caller_of
 from .origins import OriginPolicy, own_names
 
@@ -57,14 +55,13 @@ class AccessControl:
         checked = local or settings.allowed_hosts or not len(keys)
         hosts = own_names(settings.host, settings.allowed_hosts) if checked else None
         self._origins = OriginPolicy(hosts, literals=not local, origins=settings.cors_origins)
-        self._frames = settings.frame_ancestors
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
         headers, address = Headers(scope=scope), caller_of(scope.get("client"))
-        send = with_security_headers(scope, send, self._origins.cors(headers), self._frames)
+        send = with_security_headers(send, self._origins.cors(headers))
         required = self._access.of(scope.get("method", "GET"), scope["path"])
         scope.setdefault("state", {})["route"] = required.route  # for the request log, also of refused requests
         key = self._key(scope, headers, required, address)
@@ -113,7 +110,7 @@ class AccessControl:
 
     async def _log_in_or_out(self, request: Request, headers: Headers, address: str) -> Response:
         if not self._authenticator.required:
-            return RedirectResponse(f"{PAGE}/", 303)
+            return RedirectResponse("/", 303)
         if request.url.path == LOGOUT:
             return login.log_out(self._sessions, request)
         if request.method != "POST":
@@ -140,32 +137,23 @@ ALWAYS = {
 }
 CSP, NO_STORE = "Content-Security-Policy", {"Cache-Control": "no-store"}
 NOTHING = "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
-# Gradio needs inline scripts, and eval for templates that it compiles in the browser
-GRADIO = (
-    "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
-    "img-src 'self' data: blob:; media-src 'self' data: blob:; font-src 'self' data:; worker-src 'self' blob:; "
-    "connect-src 'self' data: blob:; object-src 'none'; frame-ancestors 'none'; base-uri 'self'; form-action 'self'"
-)
 EXPOSED = (
     "Location, Retry-After, Server-Timing, X-Request-Id, x-ratelimit-limit-requests, x-ratelimit-remaining-requests, "
     "x-ratelimit-reset-requests, x-ratelimit-limit-images, x-ratelimit-remaining-images, x-ratelimit-reset-images"
 )
 
 
-def with_security_headers(scope: Scope, send: Send, origin: str | None, frames: Sequence[str] = ()) -> Send:
+def with_security_headers(send: Send, origin: str | None) -> Send:
     """Wrap `send` to add the headers to the start of a response.
 
     Args:
         origin: another origin that may read the response (CORS).
-        frames: origins whose pages may embed ours. Browsers that know frame-ancestors ignore X-Frame-Options.
     """
-    path: str = scope["path"]
 
     async def with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
-            added = _API if not path.startswith(PAGE) else _page_headers(path, frames)
             present = {name.lower() for name, _ in message.get("headers", ())}
-            message["headers"] = [*message.get("headers", ()), *(one for one in added if one[0] not in present)]
+            message["headers"] = [*message.get("headers", ()), *(one for one in _ADDED if one[0] not in present)]
             if origin is not None:
                 headers = MutableHeaders(scope=message)
                 headers["Access-Control-Allow-Origin"] = origin
@@ -187,17 +175,7 @@ def preflight(origin: str) -> dict[str, str]:
     }
 
 
-def _page_headers(path: str, frames: Sequence[str]) -> list[tuple[bytes, bytes]]:
-    """Return the headers of a path that begins like those of the page."""
-    if path != PAGE and not path.startswith(f"{PAGE}/"):
-        return _API
-    policy = GRADIO.replace("frame-ancestors 'none'", f"frame-ancestors {' '.join(frames)}") if frames else GRADIO
-    may_be_cached = path.startswith((f"{PAGE}/assets/", f"{PAGE}/static/"))  # Gradio's static files
-    return _raw({**ALWAYS, CSP: policy, **({} if may_be_cached else NO_STORE)})
-
-
-def _raw(headers: dict[str, str]) -> list[tuple[bytes, bytes]]:
-    return [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
-
-
-_API = _raw({**ALWAYS, CSP: NOTHING, **NO_STORE})  # of all responses but the page's, encoded once
+# encoded once, for every response
+_ADDED = [
+    (name.lower().encode(), value.encode("latin-1")) for name, value in {**ALWAYS, CSP: NOTHING, **NO_STORE}.items()
+]

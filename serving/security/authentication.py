@@ -23,7 +23,7 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from ..keys import READ, WRITE, Key, Keys
-from .access import PAGE, SAFE, Refusal
+from .access import SAFE, Refusal
 
 log = logging.getLogger(__name__)
 WRONG_KEYS_PER_MINUTE = 20
@@ -214,7 +214,7 @@ def _may_use_cookie(scope: Scope, headers: Headers) -> bool:
     how near that page is (`Sec-Fetch-Site`). A page on another port of this host is not ours.
     """
     site = headers.get("sec-fetch-site")
-    if scope["path"].startswith(f"{PAGE}/") or (scope["type"] == "http" and scope["method"] in SAFE):
+    if scope["type"] == "http" and scope["method"] in SAFE:
         return site in (None, "same-origin", "none")
     own = urlsplit(headers.get("origin", "")).netloc == headers.get("host")
     return scope["type"] == "http" and own and site in (None, "same-origin")

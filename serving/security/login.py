@@ -6,7 +6,6 @@ import asyncio
 import base64
 import hashlib
 import html
-import re
 from urllib.parse import parse_qs, quote
 
 from starlette.requests import Request
@@ -15,7 +14,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from nnclr_hub.errors import RequestTooSlow
 
 from ..keys import Key
-from .access import LOGIN, LOGOUT, PAGE, Refusal
+from .access import LOGIN, LOGOUT, Refusal
 from .authentication import Sessions
 
 MAX_FORM = 4096  # bytes
@@ -30,7 +29,7 @@ _POLICY = (
     f"default-src 'none'; style-src 'sha256-{base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()}'; "
     "frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
 )
-_NEXT = re.compile(rf"({PAGE}(/[\w./-]*)?|/docs)")
+_NEXT = ("/", "/docs")
 
 
 def to_login(path: str) -> Response:
@@ -42,7 +41,7 @@ def form(request: Request, known: Key | None) -> Response:
     """Return the login form, or a log-out button if the browser is logged in."""
     if known is not None:
         button = f'<form method="post" action="{LOGOUT}"><button>Log out</button></form>'
-        content = f"<p>You are logged in as {html.escape(known.name)}.</p><p><a href='{PAGE}/'>To the page</a></p>"
+        content = f"<p>You are logged in as {html.escape(known.name)}.</p><p><a href='/'>Open the app</a></p>"
         return _page(content + button)
     return _page(_key_form(_next(request.query_params.get("next", ""))))
 
@@ -92,7 +91,7 @@ def log_out(sessions: Sessions, request: Request) -> Response:
 
 def _next(path: str) -> str:
     """Return the path if it is one of our pages, or the start page: a login must not redirect elsewhere."""
-    return path if _NEXT.fullmatch(path) and ".." not in path else f"{PAGE}/"
+    return path if path in _NEXT else "/"
 
 
 def _key_form(target: str) -> str:

@@ -1,4 +1,4 @@
-"""A browser for the tests of the page, one per module, and checks of each page that a test opens."""
+"""A browser for the tests of the web app, one per module, and checks of each page that a test opens."""
 
 import os
 import shutil
@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from page_actions import open_tab
 
 from nnclr_hub.store import open_store
-from nnclr_hub.store.base import CollectionSpec
 from nnclr_hub.workbench import Encoders, Workbench
 
 CHROMIUM = shutil.which("chromium")
@@ -42,32 +40,16 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def served(model, photos, tmp_path_factory, serve) -> Iterator:
-    """Serve the page, and the photos in a collection whose source files it may read."""
+    """Serve the web app, and the photos in a collection whose source files it may read."""
     store = tmp_path_factory.mktemp("search") / "store"
     with open_store(str(store)) as opened:
         Workbench(Encoders(str(model), device="cpu"), opened).index_folder("photos", photos)
     yield from serve(model, store, page=True, source_folders=[str(photos)])
 
 
-@pytest.fixture(scope="module")
-def sources(photos, tmp_path_factory) -> Path:
-    """Copy the photos, so that a test can change them."""
-    return shutil.copytree(photos, tmp_path_factory.mktemp("sources") / "images")
-
-
-@pytest.fixture
-def album(served) -> Iterator[str]:
-    """Create an empty collection, bound to the server's encoder and dropped afterwards."""
-    bench = served.bench
-    bench.store.create("album", CollectionSpec.of(bench.models.get()))
-    yield "album"
-    if "album" in [info.name for info in bench.store.list()]:
-        bench.drop("album")
-
-
 @pytest.fixture
 def opened(chromium, served) -> Iterator[Callable[..., Any]]:
-    """Return opened(tab="Search", path="/ui/", allowed=(), **context), which opens a page of the module's server.
+    """Return opened(path="/", allowed=(), **context), which opens a page of the module's server.
 
     Afterwards, the console must have no errors (except lines with a word of `allowed`), and no request may have gone to
     another host.
@@ -75,7 +57,7 @@ def opened(chromium, served) -> Iterator[Callable[..., Any]]:
     contexts: list[Any] = []
     problems: list[str] = []
 
-    def open_page(tab: str | None = None, path: str = "/ui/", allowed: tuple[str, ...] = (), **context: Any) -> Any:
+    def open_page(path: str = "/", allowed: tuple[str, ...] = (), **context: Any) -> Any:
         contexts.append(chromium.new_context(**(DESKTOP | context)))
         page = contexts[-1].new_page()
         page.set_default_timeout(60_000)
@@ -88,8 +70,6 @@ def opened(chromium, served) -> Iterator[Callable[..., Any]]:
         page.on("pageerror", lambda error: note(str(error)))
         page.on("request", lambda r: note(r.url) if not r.url.startswith((served.url, "data:", "blob:")) else None)
         page.goto(served.url + path)
-        if tab is not None:
-            open_tab(page, tab)
         return page
 
     yield open_page

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 from fake_runs import write_run
-from page_actions import PHONE
+from phone import PHONE
 
 from nnclr_hub.store import open_store
 from nnclr_hub.workbench import Encoders, Workbench
@@ -20,13 +20,13 @@ def served(model, photos, tmp_path_factory, serve) -> Iterator:
         Workbench(Encoders(str(model), device="cpu"), opened).index_folder("photos", photos)
         keep_inspection(opened.records, inspect_collection(opened.get("photos")))
     write_run(folder / "runs" / "photos", step=40)
-    yield from serve(model, folder / "store", web=True, source_folders=[str(photos)], runs=folder / "runs")
+    yield from serve(model, folder / "store", page=True, source_folders=[str(photos)], runs=folder / "runs")
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("context", [{}, PHONE], ids=["desktop", "phone"])
 def test_no_screen_has_findings(opened, served, axe, theme, context):
-    page = opened(path="/app/#/explore/photos", color_scheme=theme, bypass_csp=True, **context)
+    page = opened(path="/#/explore/photos", color_scheme=theme, bypass_csp=True, **context)
 
     def findings() -> list[str]:
         page.evaluate(axe)
@@ -48,6 +48,6 @@ def test_no_screen_has_findings(opened, served, axe, theme, context):
         assert findings() == []
         page.keyboard.press("Escape")
     for name in ("collections", "training", "api"):
-        page.goto(f"{served.url}/app/#/{name}")
+        page.goto(f"{served.url}/#/{name}")
         page.wait_for_selector(".page h1")
         assert findings() == []

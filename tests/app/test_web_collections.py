@@ -24,7 +24,7 @@ def filled(model, photos, tmp_path_factory):
 def served(model, filled, tmp_path_factory, serve) -> Iterator:
     runs = tmp_path_factory.mktemp("runs")
     write_run(runs / "first", step=40)
-    yield from serve(model, filled, web=True, write_keys=[KEY], runs=runs)
+    yield from serve(model, filled, page=True, write_keys=[KEY], runs=runs)
 
 
 def log_in(page) -> None:
@@ -34,7 +34,7 @@ def log_in(page) -> None:
 
 
 def test_a_wrong_key_is_refused_and_the_right_one_goes_on(opened):
-    page = opened(path="/app/#/explore/photos", allowed=("401",))
+    page = opened(path="/#/explore/photos", allowed=("401",))
     page.locator("dialog[open] input").fill("wrong")
     page.get_by_role("button", name="Log in").click()
     page.wait_for_selector("dialog[open] [role=alert]:not(:empty)")
@@ -43,7 +43,7 @@ def test_a_wrong_key_is_refused_and_the_right_one_goes_on(opened):
 
 
 def test_an_ended_session_asks_again_and_repeats_the_action(opened):
-    page = opened(path="/app/#/explore/photos", allowed=("401",))
+    page = opened(path="/#/explore/photos", allowed=("401",))
     log_in(page)
     page.wait_for_selector(".tile img")
     page.context.clear_cookies()
@@ -53,7 +53,7 @@ def test_an_ended_session_asks_again_and_repeats_the_action(opened):
 
 
 def test_a_lost_server_shows_itself_and_recovers_without_a_reload(opened):
-    page = opened(path="/app/#/explore/photos", allowed=("401", "ERR_FAILED"))
+    page = opened(path="/#/explore/photos", allowed=("401", "ERR_FAILED"))
     log_in(page)
     page.wait_for_selector(".tile img")
     page.route("**/*", lambda route: route.abort())
@@ -68,7 +68,7 @@ def test_a_collection_is_created_filled_and_deleted(opened, served, photos, tmp_
     broken = tmp_path / "broken.jpg"
     broken.write_bytes(b"no image")
     files = [*sorted((photos / "cat").iterdir())[:3], broken]
-    page = opened(path="/app/#/collections", allowed=("401",))
+    page = opened(path="/#/collections", allowed=("401",))
     log_in(page)
     page.get_by_role("button", name="New collection").click()
     page.locator("dialog[open] input").fill("mine")
@@ -79,7 +79,7 @@ def test_a_collection_is_created_filled_and_deleted(opened, served, photos, tmp_
     assert served.bench.collection("mine").count() == 3
     card.get_by_role("link", name="mine").click()
     page.wait_for_selector(".tile img")
-    page.goto(f"{served.url}/app/#/collections")
+    page.goto(f"{served.url}/#/collections")
     page.get_by_label("mine").get_by_role("button", name="Delete").click()
     delete = page.get_by_role("button", name="Delete 3 images")
     assert delete.is_disabled()
@@ -90,7 +90,7 @@ def test_a_collection_is_created_filled_and_deleted(opened, served, photos, tmp_
 
 
 def test_a_verification_runs_as_a_job_and_is_listed(opened, served):
-    page = opened(path="/app/#/collections", allowed=("401",))
+    page = opened(path="/#/collections", allowed=("401",))
     log_in(page)
     page.get_by_label("photos").get_by_role("button", name="Verify").click()
     page.wait_for_selector(".jobs li")
@@ -98,7 +98,7 @@ def test_a_verification_runs_as_a_job_and_is_listed(opened, served):
 
 
 def test_runs_and_their_reports_are_shown(opened):
-    page = opened(path="/app/#/training", allowed=("401",))
+    page = opened(path="/#/training", allowed=("401",))
     log_in(page)
     assert "first" in page.locator(".jobs li").inner_text()
     page.get_by_role("button", name="Report").click()
@@ -106,7 +106,7 @@ def test_runs_and_their_reports_are_shown(opened):
 
 
 def test_actions_are_shown_as_curl_and_python(opened, served):
-    page = opened(path="/app/#/explore/photos", allowed=("401",))
+    page = opened(path="/#/explore/photos", allowed=("401",))
     log_in(page)
     page.wait_for_selector(".tile img")
     page.locator(".tile[aria-posinset='1']").click()
@@ -122,12 +122,12 @@ def test_actions_are_shown_as_curl_and_python(opened, served):
 def test_a_read_only_server_offers_no_change(model, filled, chromium, serve, tmp_path):
     import shutil
 
-    for server in serve(model, shutil.copytree(filled, tmp_path / "copy"), web=True, read_only=True):
+    for server in serve(model, shutil.copytree(filled, tmp_path / "copy"), page=True, read_only=True):
         page = chromium.new_page()
-        page.goto(f"{server.url}/app/#/collections")
+        page.goto(f"{server.url}/#/collections")
         page.wait_for_selector("article")
         assert page.get_by_role("button").count() == 0
-        page.goto(f"{server.url}/app/#/explore/photos")
+        page.goto(f"{server.url}/#/explore/photos")
         page.locator(".tile .box").first.click(force=True)
         assert page.get_by_role("button", name="Delete").count() == 0
         page.close()

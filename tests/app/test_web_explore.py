@@ -2,33 +2,22 @@
 
 import io
 import json
-import urllib.request
 import zipfile
-from collections.abc import Iterator
 from urllib.parse import quote
 
 import pytest
-from page_actions import PHONE
+from phone import PHONE
 
-from nnclr_hub.store import open_store
-from nnclr_hub.workbench import Encoders, SearchQuery, Workbench
+from nnclr_hub.workbench import SearchQuery
 from nnclr_hub.workbench.inspections import get_inspection
 
 pytestmark = pytest.mark.browser
 
 
-@pytest.fixture(scope="module")
-def served(model, photos, tmp_path_factory, serve) -> Iterator:
-    store = tmp_path_factory.mktemp("web") / "store"
-    with open_store(str(store)) as opened:
-        Workbench(Encoders(str(model), device="cpu"), opened).index_folder("photos", photos)
-    yield from serve(model, store, web=True, source_folders=[str(photos)])
-
-
 @pytest.fixture
 def explore(opened):
     def open_explore(address: str = "", **context):
-        page = opened(path=f"/app/#/explore/photos{address}", **context)
+        page = opened(path=f"/#/explore/photos{address}", **context)
         page.wait_for_selector(".tile img")
         page.wait_for_function("() => document.querySelector('.verdict').textContent.length > 0")
         return page
@@ -69,7 +58,7 @@ def test_more_and_less_like_an_image_refine_a_search(explore, served):
     page.locator(".sheet").focus()
     page.keyboard.press("Enter")
     found(page)
-    page.goto(f"{served.url}/app/#/explore/photos?like={one}&like={two}&unlike={three}")
+    page.goto(f"{served.url}/#/explore/photos?like={one}&like={two}&unlike={three}")
     page.wait_for_selector(".example.negative")
     page.wait_for_function("() => document.querySelectorAll('.example').length === 3")
     assert found(page)[:8] == expected(served, positive=[one, two], negative=[three])[:8]
@@ -259,14 +248,10 @@ def test_results_are_near_the_top_of_a_phone(explore):
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_the_app_is_small(served):
-    html = urllib.request.urlopen(f"{served.url}/app/").read()
-    assert b"<script" in html
-    total = 0
-    for name in ("index.html", "main.js", "explore.js", "grid.js", "viewer.js", "style.css", "explore.css", "api.js"):
-        request = urllib.request.Request(f"{served.url}/app/{name}", headers={"Accept-Encoding": "gzip"})
-        total += len(urllib.request.urlopen(request).read())
-    assert total < 60_000
+def test_the_first_load_is_small(explore):
+    sent = """[...performance.getEntriesByType('navigation'), ...performance.getEntriesByType('resource')]
+        .filter(one => !one.name.includes('/thumbnail')).reduce((sum, one) => sum + one.encodedBodySize, 0)"""
+    assert 10_000 < explore().evaluate(sent) < 100_000  # bytes, compressed
 
 
 def test_labels_are_written_at_once_and_undone(explore, served):
@@ -333,3 +318,9 @@ def test_the_map_is_made_drawn_and_chosen_from(explore, served):
     x = kept.coordinates[:, 0]
     left = int((x < (x.min() + x.max()) / 2).sum())
     assert abs(int(page.locator(".verdict").inner_text().split()[0]) - left) <= 2
+
+
+def test_a_link_of_the_former_page_reopens_its_search(explore, served, opened):
+    one, two = ids(explore())[:2]
+    page = opened(path=f"/ui/#collection=photos&more={one}&less={two}")
+    assert found(page)[:8] == expected(served, positive=[one], negative=[two])[:8]

@@ -78,7 +78,7 @@ def get(address: str) -> bytes:
 def test_serve_makes_no_network_requests(tmp_path):
     with started(tmp_path, "serve", "--store", "store") as address:
         assert json.loads(get(f"{address}/v1/models"))["data"]
-        assert b"nnclr_hub" in get(f"{address}/ui/")
+        assert b"nnclr_hub" in get(f"{address}/")
     assert not (tmp_path / "tried").exists(), (tmp_path / "tried").read_text()
 
 

@@ -62,7 +62,7 @@ def test_item_ids_and_metadata_are_returned_unchanged(client):
 
 
 @pytest.mark.parametrize(
-    "path", ["/../../etc/passwd", "/ui/../../etc/passwd", "/ui/%2e%2e/%2e%2e/etc/passwd", "//etc/passwd"]
+    "path", ["/../../etc/passwd", "/app/../../etc/passwd", "/app/%2e%2e/%2e%2e/etc/passwd", "//etc/passwd"]
 )
 def test_paths_with_dots_find_nothing(server, path):
     answer = raw(server, f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n".encode())

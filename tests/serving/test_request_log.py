@@ -96,12 +96,12 @@ def test_routes_of_a_mounted_app_are_logged_under_its_path_at_debug_level(root, 
     inner, app, metrics = FastAPI(), FastAPI(), Metrics()
     inner.get("/queue/{event}")(lambda event: event)
     app.get("/own/{name}")(lambda name: name)
-    app.mount("/ui", inner)
+    app.mount("/app", inner)
     client = TestClient(RequestLog(app, metrics), root_path=root)
     with caplog.at_level(logging.INFO, "nnclr_hub.access"):
-        assert [client.get(root + path).status_code for path in ("/ui/queue/secret", "/own/a")] == [200, 200]
+        assert [client.get(root + path).status_code for path in ("/app/queue/secret", "/own/a")] == [200, 200]
     assert [record.fields["route"] for record in caplog.records if hasattr(record, "fields")] == ["/own/{name}"]
-    assert b'route="/ui/queue/{event}",status="200"} 1.0' in generate_latest(metrics.registry)
+    assert b'route="/app/queue/{event}",status="200"} 1.0' in generate_latest(metrics.registry)
 
 
 def lines(server, formatter: logging.Formatter, send) -> list[str]:

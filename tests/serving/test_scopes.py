@@ -65,14 +65,14 @@ def test_no_name_turns_a_write_into_a_read(name):
         ("POST", f"/v1/{name}/"),
         ("POST", f"/v1/{name}\n"),
         ("PATCH", f"/v1/{name}"),
-        ("BREW", "/ui/x"),
+        ("BREW", "/app/x"),
+        ("POST", "/app/x"),
     ):
         assert RULES.of(method, path).scope == WRITE, path
 
 
 def test_rate_limits_leave_out_what_a_page_is_made_of():
-    for path in ("/healthz", "/ui/assets/index.js", "/api/v1/collections/c/items/i/thumbnail", "/metrics", "/login"):
+    for path in ("/healthz", "/app/main.js", "/api/v1/collections/c/items/i/thumbnail", "/metrics", "/login"):
         assert not RULES.of("GET", path).counted, path
     for path in ("/v1/models", "/api/v1/collections/c/items/i"):
         assert RULES.of("GET", path).counted, path
-    assert RULES.of("POST", "/ui/gradio_api/queue/join").counted

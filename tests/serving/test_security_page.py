@@ -14,7 +14,6 @@ FIELDS = (
         "keys_file",
         "allowed_hosts",
         "cors_origins",
-        "frame_ancestors",
         "trusted_proxies",
     ),
     *("session_hours", "rate_requests", "rate_images", "max_bytes", "max_images", "body_idle_s", "body_s"),

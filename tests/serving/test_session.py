@@ -1,5 +1,6 @@
-"""Sessions of the page: what the cookie opens, what it does not, and how it ends."""
+"""Sessions of browsers: what the cookie opens, what it does not, and how it ends."""
 
+import re
 from collections.abc import Iterator
 
 import httpx
@@ -35,36 +36,47 @@ def log_in(visitor: httpx.Client, key: str = READER, **fields: str) -> httpx.Res
     return visitor.post("/login", data={"key": key, **fields})
 
 
-def test_the_login_form_leads_back_to_the_page(visitor):
-    for path in ("/", "/ui", "/ui/"):
-        answer = visitor.get(path)
-        assert answer.status_code == 303
-        assert answer.headers["location"].startswith("/login?next=%2Fui")
-    form = visitor.get("/login?next=%2Fui%2F")
+def test_the_login_form_leads_back(visitor):
+    answer = visitor.get("/docs")
+    assert (answer.status_code, answer.headers["location"]) == (303, "/login?next=%2Fdocs")
+    form = visitor.get("/login?next=%2Fdocs")
     assert "<script" not in form.text
     assert 'type="password"' in form.text
     assert "script-src" not in form.headers["content-security-policy"]
     assert "default-src 'none'" in form.headers["content-security-policy"]
-    answer = log_in(visitor, next="/ui/")
-    assert (answer.status_code, answer.headers["location"]) == (303, "/ui/")
+    answer = log_in(visitor, next="/docs")
+    assert (answer.status_code, answer.headers["location"]) == (303, "/docs")
     cookie = answer.headers["set-cookie"]
     assert {"HttpOnly", "SameSite=Strict", "Path=/", "Max-Age=43200"} <= set(cookie.split("; "))
     assert READER not in cookie
-    assert visitor.get("/ui/").status_code == 200
+    assert visitor.get("/docs").status_code == 200
     assert visitor.get("/v1/models").status_code == 200
     assert "phone" in visitor.get("/login").text
 
 
 def test_programs_get_401_and_no_form(keyed):
-    answer = httpx.get(f"{keyed.url}/ui/config", headers={"Accept": "application/json"})
+    answer = httpx.get(f"{keyed.url}/docs", headers={"Accept": "application/json"})
     assert answer.status_code == 401
 
 
+def test_the_web_app_loads_without_a_key_and_holds_no_data(visitor):
+    page = visitor.get("/")
+    assert page.status_code == 200
+    assert "script-src 'self';" in page.headers["content-security-policy"]
+    assert "unsafe" not in page.headers["content-security-policy"]
+    for name in re.findall(r'(?:src|href)="(app/[^"]+)"', page.text):
+        assert visitor.get(f"/{name}").status_code == 200, name
+    assert visitor.get("/app/../api/v1/collections").status_code != 200
+    for former in ("/app", "/app/", "/ui", "/ui/", "/ui/config"):
+        answer = visitor.get(former)
+        assert (answer.status_code, answer.headers["location"]) == (307, "/"), former
+
+
 @pytest.mark.parametrize(
-    "then", ["//evil.example", "https://evil.example", "/\\evil", "/ui/../x", "/ui/\r\nX: y", "/x"]
+    "then", ["//evil.example", "https://evil.example", "/\\evil", "/docs/../x", "/docs\r\nX: y", "/x"]
 )
 def test_a_login_never_redirects_to_another_site(visitor, then):
-    assert log_in(visitor, next=then).headers["location"] == "/ui/"
+    assert log_in(visitor, next=then).headers["location"] == "/"
     assert "evil" not in visitor.get("/login", params={"next": then}).text
 
 
@@ -97,9 +109,8 @@ def test_other_sites_cannot_use_the_cookie(visitor, site):
     log_in(visitor)
     origin = {"Origin": "http://127.0.0.1:1", "Sec-Fetch-Site": site}
     assert visitor.get("/v1/models", headers=origin).status_code == 403
-    assert visitor.post("/ui/gradio_api/queue/join", json={}, headers=origin).status_code == 403
     followed = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "navigate"}
-    assert visitor.get("/ui/", headers=followed).status_code == 303
+    assert visitor.get("/docs", headers=followed).status_code == 303
     assert visitor.post("/logout", headers=origin).status_code == 403
 
 
@@ -107,11 +118,11 @@ def test_logging_out_ends_the_session_on_the_server(visitor):
     log_in(visitor)
     cookies = dict(visitor.cookies)
     assert visitor.get("/logout").headers["location"] == "/login"
-    assert visitor.get("/ui/").status_code == 200, "a GET does not log out"
+    assert visitor.get("/docs").status_code == 200, "a GET does not log out"
     answer = visitor.post("/logout")
     assert "Max-Age=0" in answer.headers["set-cookie"]
     stolen = {"Cookie": "; ".join(f"{name}={value}" for name, value in cookies.items())}
-    assert visitor.get("/ui/", headers=stolen).status_code == 303
+    assert visitor.get("/docs", headers=stolen).status_code == 303
 
 
 def test_a_wrong_key_is_reported_on_the_form_and_not_shown(visitor):
@@ -127,7 +138,7 @@ def test_a_wrong_key_is_reported_on_the_form_and_not_shown(visitor):
 
 def test_forged_cookies_open_nothing(visitor):
     for cookie in ("nnclr_session=x", "nnclr_session=", "nnclr_session", "=;;;", '"\\', "__Host-nnclr_session=x"):
-        assert visitor.get("/ui/", headers={"Cookie": cookie}).status_code == 303
+        assert visitor.get("/docs", headers={"Cookie": cookie}).status_code == 303
 
 
 def test_sessions_expire_and_their_number_is_bounded():
@@ -162,4 +173,4 @@ def test_over_https_the_cookie_is_secure():
 def test_without_keys_there_is_no_login(model, tmp_path, serve):
     for server in serve(model, tmp_path / "store"):
         answer = httpx.get(f"{server.url}/login")
-        assert (answer.status_code, answer.headers["location"]) == (303, "/ui/")
+        assert (answer.status_code, answer.headers["location"]) == (303, "/")

@@ -6,7 +6,6 @@ from dataclasses import fields
 import pytest
 import typer
 
-from app.query import Query as PageQuery
 from nnclr_hub.cli.app import app
 from nnclr_hub.client import AsyncClient, Client
 from nnclr_hub.workbench import Example, NewImage, SearchQuery, Workbench
@@ -21,8 +20,6 @@ IMAGE = {field.name for field in fields(NewImage)}
 SEARCH_OPTIONS = {"score_threshold": "threshold", "id": "ids", "image": "images", "vector": "vector_from"}
 # `nnclr index` makes ids of paths, and metadata of paths, folders and files
 INDEX_OPTIONS = {"id": "photos", "image": "photos", "metadata": "photos", "thumbnail": "thumbnails"}
-# the page shows the first results of a plain search; its links hold the rest of the query
-NOT_ON_THE_PAGE = {"offset", "exact", "with_vector", "effort", "group_by"}
 
 
 def parameters(verb: str) -> set[str]:
@@ -47,11 +44,6 @@ def test_the_command_line_takes_every_field_of_a_search():
 def test_rest_takes_every_field_of_a_search():
     assert set(SearchRequest.model_fields) == QUERY | EXAMPLE
     assert set(ExampleBody.model_fields) == EXAMPLE
-
-
-def test_the_page_takes_the_fields_that_it_shows():
-    assert {field.name for field in fields(PageQuery)} >= QUERY - NOT_ON_THE_PAGE
-    assert inspect.signature(PageQuery.to_search).return_annotation == "SearchQuery"
 
 
 def test_the_workbench_takes_the_objects_themselves():
