@@ -150,6 +150,7 @@ EXAMPLES: tuple[tuple[str, ApiCall], ...] = (
     ("inspections-list-all", ApiCall("GET", f"{_POINTS}/inspections")),
     ("inspections-describe", ApiCall("GET", f"{_POINTS}/inspections/latest")),
     ("inspections-ids", ApiCall("GET", f"{_POINTS}/inspections/latest/ids")),
+    ("inspections-placements", ApiCall("GET", f"{_POINTS}/inspections/latest/placements")),
     ("inspections-numbers", ApiCall("GET", f"{_POINTS}/inspections/latest/coordinates", save="map.f32")),
     ("collections-drop", ApiCall("DELETE", _POINTS)),
 )

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import quote
 
 import typer
 from rich.table import Table
 
-from nnclr_hub.cli.verbs import DEFAULT_STORE, Json, Model, Store, chosen_model, err, out, print_json
+from nnclr_hub.cli.index import connected
+from nnclr_hub.cli.verbs import (
+    DEFAULT_STORE,
+    ApiKeyEnv,
+    Json,
+    Model,
+    Server,
+    Store,
+    chosen_model,
+    err,
+    out,
+    print_json,
+    refuse_server_with_local,
+)
 from nnclr_hub.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from nnclr_hub.workbench.inspection.findings import Findings
-    from nnclr_hub.workbench.inspection.subject import Subject
 
 HAND_CRAFTED = ("pixels", "hog", "color", "hog+color")
 CACHE = ".cache"  # folder in --out
@@ -47,6 +60,14 @@ def inspect(
         list[str],
         typer.Option("--compare", help="Compare encoders on the labels instead; repeatable. Also pixels, hog+color."),
     ] = [],  # noqa: B006
+    field: Annotated[str, typer.Option("--field", help="Of a collection: metadata key of the label.")] = "label",
+    write_fields: Annotated[
+        bool,
+        typer.Option("--write-fields", help="Of a collection: write the findings into the metadata, for filters."),
+    ] = False,
+    label_next: Annotated[int, typer.Option("--label-next", help="Number of images to label next, 1 to 1000.")] = 50,
+    server: Server = None,
+    api_key_env: ApiKeyEnv = "NNCLR_API_KEY",
     as_json: Json = False,
 ) -> None:
     """Report what is in a folder of images: duplicates, outliers, clusters, leaks, suspect labels, what to label next.
@@ -54,6 +75,8 @@ def inspect(
     Run it again to continue. The report is OUT/report.html, with findings.json and a table for each finding.
 
     Example: nnclr inspect photos --labels labels.csv --out report
+
+    Example: nnclr inspect pets --server http://127.0.0.1:8000 --write-fields
 
     Example: nnclr inspect photos --labels labels.csv --compare nnclr_resnet18_small_cpu_starter pixels hog+color
     """
@@ -68,27 +91,52 @@ def inspect(
     if given is None or len(given) != 1:
         raise InvalidRequest("Name one folder of images or one collection, for example: nnclr inspect photos.")
     what = given[0]
+    refuse_server_with_local(server, store=store, model=model)
+    if server is not None and (labels is not None or root is not None or parts != "splits"):
+        raise InvalidRequest("--labels, --root and --parts read files of this machine; leave them out with --server.")
     for source in [model] if model and model not in HAND_CRAFTED else []:
         chosen_model(source)
     with ExitStack() as bars:
         report = _bars(bars)
-        subject = _subject(what, to, labels, root, model, store, parts, report)
-        from nnclr_hub.workbench.inspection.findings import find
+        if server is not None:
+            found = _remote(server, api_key_env, what, field, write_fields, label_next, report)
+            page = f"{server.rstrip('/')}/#/insights/{quote(what)}"
+        else:
+            findings = _local(what, to, labels, root, model, store, parts, field, write_fields, label_next, report)
+            from nnclr_hub.workbench.inspection.report import write_report
 
-        findings = find(subject, report=report)
-    from nnclr_hub.workbench.inspection.report import write_report
+            found = findings.as_json()
+            to.mkdir(parents=True, exist_ok=True)
+            page = str(write_report(findings, to))
+    from nnclr_hub.workbench.inspection.findings import write_findings
 
-    written = findings.write(to)
-    page = write_report(findings, to)
+    written = write_findings(found, to)
     if as_json:
-        print_json({"report": str(page), "files": [str(path) for path in written], **_counts(findings)})
+        print_json({"report": page, "files": [str(path) for path in written], **_counts(found)})
         return
     table = Table(box=None, show_header=False)
-    for name, value in _counts(findings).items():
+    for name, value in _counts(found).items():
         shown = ", ".join(f"{n} {suffix}" for suffix, n in value.items()) if isinstance(value, dict) else value
         table.add_row(name.replace("_", " "), str(shown if shown != "" else "none"))
     out.print(table)
-    out.print(f"Wrote {page} and {len(written)} tables next to it.", markup=False)
+    out.print(f"Wrote {len(written)} files to {to}; the report is {page}.", markup=False)
+
+
+def _remote(
+    server: str,
+    api_key_env: str,
+    name: str,
+    field: str,
+    write_fields: bool,
+    label_next: int,
+    report: Callable[[str], Callable[[int, int], None]],
+) -> dict[str, Any]:
+    """Inspect a collection of a server; return the content of findings.json."""
+    with connected(server, api_key_env) as client:
+        collection = client.collection(name)
+        job = collection.inspect(field, write_fields=write_fields, label_next=label_next)
+        client.jobs.wait(job.id, progress=report("inspecting"))
+        return dict(collection.inspection().findings)
 
 
 def _folder_and_encoders(given: list[str], labels: Path | None) -> tuple[Path, list[str]]:
@@ -114,7 +162,7 @@ def _bars(stack: ExitStack) -> Callable[[str], Callable[[int, int], None]]:
     return report
 
 
-def _subject(
+def _local(
     what: str,
     to: Path,
     labels: Path | None,
@@ -122,9 +170,15 @@ def _subject(
     model: str | None,
     store: str,
     parts: Any,
+    field: str,
+    write_fields: bool,
+    label_next: int,
     report: Callable[[str], Callable[[int, int], None]],
-) -> Subject:
+) -> Findings:
+    """Inspect a folder, or a collection of a local store."""
     if Path(what).is_dir():
+        if write_fields:
+            raise InvalidRequest("--write-fields needs a collection; a folder has no metadata.")
         from nnclr_hub.encoder.image_folder import list_images
         from nnclr_hub.workbench.inspection.subject import folder_subject
 
@@ -132,17 +186,32 @@ def _subject(
         cache = to / CACHE
         cache.mkdir(parents=True, exist_ok=True)
         options = {"labels": labels, "root": root, "parts": parts, "cache": cache}
-        return folder_subject(Path(what), _source(model), **options, report=report)
-    from nnclr_hub.store import open_store
-    from nnclr_hub.workbench.inspection.subject import collection_subject, listed_labels
+        subject = folder_subject(Path(what), _source(model), **options, report=report)
+        from nnclr_hub.workbench.inspection.findings import find
 
+        return find(subject, label_next=label_next, report=report)
     if "/" in what or not ("://" in store or Path(store).exists()):
         raise InvalidRequest(f"{what} is neither a folder nor a collection of the store {store}.")
     if model is not None:
         raise InvalidRequest("A collection is inspected by its own vectors; leave out --model.")
-    with open_store(store, read_only=True) as opened:
-        named = None if labels is None else listed_labels(labels)
-        return collection_subject(opened.get(what), labels=named, parts=parts, report=report)
+    from nnclr_hub.store import open_store
+    from nnclr_hub.workbench import inspection_fields
+    from nnclr_hub.workbench.inspection.findings import find
+    from nnclr_hub.workbench.inspection.subject import collection_subject, listed_labels
+    from nnclr_hub.workbench.inspections import keep_inspection, kept_findings, state_of
+
+    named = None if labels is None else listed_labels(labels)
+    with open_store(store, read_only=not write_fields) as opened:
+        collection = opened.get(what)
+        state = state_of(collection)
+        subject = collection_subject(collection, labels=named, field=field, parts=parts, report=report)
+        findings = find(subject, label_next=label_next, report=report)
+        if write_fields:
+            kept = kept_findings(findings, collection.name, state)
+            write = collection.update_each
+            kept = inspection_fields.write_fields(collection, kept, write, progress=report("writing"))
+            keep_inspection(opened.records, kept)
+    return findings
 
 
 def _source(model: str | None) -> Any:
@@ -157,8 +226,7 @@ def _source(model: str | None) -> Any:
     return Encoders(source).get()
 
 
-def _counts(findings: Findings) -> dict[str, Any]:
-    found = findings.as_json()
+def _counts(found: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "images": found["images"],
         "left_out": found["left_out"],

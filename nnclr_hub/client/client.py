@@ -1,14 +1,14 @@
 """Client and AsyncClient: the same verbs, blocking and awaited.
 
-Each verb is a function of `models`, `collections`, `searches`, `uploads`, `probes` or `jobs`, with its signature and
-docstring. The verbs are listed once, here, for both clients.
+Each verb is a function of a module of this package, with its signature and docstring. The verbs are listed once, here,
+for both clients.
 """
 
 from __future__ import annotations
 
 from typing import Self
 
-from nnclr_hub.client import collections, jobs, models, probes, searches, uploads
+from nnclr_hub.client import collections, jobs, kept_inspections, models, probes, searches, uploads
 from nnclr_hub.client.retry import Policy
 from nnclr_hub.client.transport import Address, AsyncDriver, SyncDriver
 from nnclr_hub.client.verbs import AsyncVerbs, NamedVerb, SyncVerbs, Verb
@@ -41,6 +41,10 @@ class _Collection:
     verify = NamedVerb(collections.verify)
     compact = NamedVerb(jobs.compact)
     duplicates = NamedVerb(jobs.duplicates)
+    inspect = NamedVerb(jobs.inspect)
+    inspections = NamedVerb(kept_inspections.numbers)
+    inspection = NamedVerb(kept_inspections.get)
+    placements = NamedVerb(kept_inspections.placements)
     index_there = NamedVerb(jobs.index_there)
     reembed = NamedVerb(jobs.reembed)
 

@@ -14,6 +14,7 @@ from nnclr_hub.client.steps import Call, Pause, Steps, perform
 from nnclr_hub.errors import DeadlineExceeded, InvalidRequest, NNCLRHubError, ServiceError
 from nnclr_hub.store.base import Where
 from nnclr_hub.store.checks import check_name
+from nnclr_hub.workbench.inspections import LABEL_NEXT
 
 ROOT = "/api/v1/jobs"
 COLLECTIONS = "/api/v1/collections"
@@ -73,6 +74,22 @@ def duplicates(
     """
     body = {"threshold": threshold, "where": where, "exact": exact, "limit": limit}
     return _start(f"{COLLECTIONS}/{check_name(name, 'Collection name')}/duplicates", body)
+
+
+def inspect(name: str, field: str = "label", *, write_fields: bool = False, label_next: int = LABEL_NEXT) -> Steps[Job]:
+    """Start to inspect a collection; `inspection` returns what was found when the job is done.
+
+    Args:
+        field: metadata key of the label.
+        write_fields: write the findings into the metadata of the items; see `workbench.inspection_fields`.
+        label_next: number of items to label next, at most.
+
+    Raises:
+        CollectionNotFound: the collection does not exist.
+        InvalidRequest: an argument is invalid.
+    """
+    body = {"field": field, "write_fields": write_fields, "label_next": label_next}
+    return _start(f"{COLLECTIONS}/{check_name(name, 'Collection name')}/inspections", body)
 
 
 def index_there(name: str, folder: str = "", *, source: str | None = None, prune: bool = False) -> Steps[Job]:

@@ -129,6 +129,21 @@ class Collection(Protocol):
         """
         ...
 
+    def update_each(self, metadata: Mapping[str, Mapping[str, Any]]) -> int:
+        """Change the metadata of items, of each by its own merge patch; see `update_metadata`.
+
+        Args:
+            metadata: patches by id; items that do not exist are left out.
+
+        Returns:
+            The number of items that were found.
+
+        Raises:
+            InvalidRequest: a patch is not valid, or the metadata of an item would be too large.
+            DiskFull, StoreReadOnly: nothing was changed.
+        """
+        ...
+
     def change_indexed(self, keys: Sequence[str]) -> None:
         """Index these metadata keys and no others.
 

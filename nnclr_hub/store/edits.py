@@ -47,6 +47,16 @@ def editor(patch: Mapping[str, Any], *, replace: bool) -> Edit:
     return edit
 
 
+def each_editor(patches: Mapping[str, Mapping[str, Any]]) -> Edit:
+    """Return a function as `editor` does, with a merge patch for each id.
+
+    Raises:
+        InvalidRequest: as `editor`.
+    """
+    edits = {id: editor(patch, replace=False) for id, patch in patches.items()}
+    return lambda id, metadata: edits[id](id, metadata)
+
+
 def only_removes(patch: Mapping[str, Any]) -> bool:
     """Return whether merging a patch cannot add anything."""
     return all(value is None for value in patch.values())

@@ -3,6 +3,8 @@
 keep_inspection(records, inspect_collection(collection))
 kept = get_inspection(records, collection)
 kept.coordinates                    # (N, 2) float32, in the order of kept.ids
+
+`inspection_fields` writes the findings into the metadata of the items, so that filters can refer to them.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import io
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,9 +21,13 @@ from nnclr_hub.errors import InspectionNotFound, InvalidRequest
 from nnclr_hub.store.base import Collection
 from nnclr_hub.store.records import Record, Records
 
+if TYPE_CHECKING:
+    from nnclr_hub.workbench.inspection.findings import Findings
+
 INSPECTION = "inspection"  # kind of the records
+LABEL_NEXT, MAX_LABEL_NEXT = 50, 1000  # items to label next
 KEPT = 3  # of each collection
-LISTED = 1000  # outliers and suspect labels in the findings; the scores of all items are kept as numbers
+LISTED = 1000  # outliers and suspect labels in the findings that are not flagged; all scores are kept as numbers
 
 
 @dataclass(frozen=True)
@@ -37,7 +43,11 @@ class KeptInspection:
     coordinates: (N, 2) float32, a map.
     clusters: (N,) int32.
     outlier_scores: (N,) float32, high is odd.
+    predicted: (N,) int32, the class that a probe which has not seen the item predicts, as a place in
+        findings["classes"]; -1 for items without a label.
     findings: as in findings.json of `nnclr inspect`.
+    fields_seq: number of the change that wrote the findings into the metadata; None: they were not written, or the
+        collection was changed at the same time.
     """
 
     collection: str
@@ -49,21 +59,29 @@ class KeptInspection:
     coordinates: np.ndarray
     clusters: np.ndarray
     outlier_scores: np.ndarray
+    predicted: np.ndarray
     findings: Mapping[str, Any]
+    fields_seq: int | None = None
 
     @property
     def about(self) -> dict[str, Any]:
         """Number, time, state of the collection, and number of items."""
-        return {"number": self.number, "made": self.made, "seq": self.seq, "items": len(self.ids)}
+        about = {"number": self.number, "made": self.made, "seq": self.seq, "fields_seq": self.fields_seq}
+        return {**about, "items": len(self.ids)}
 
 
 def inspect_collection(
-    collection: Collection, field: str = "label", *, progress: Callable[[int, int], None] = lambda done, total: None
+    collection: Collection,
+    field: str = "label",
+    *,
+    label_next: int = LABEL_NEXT,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> KeptInspection:
     """Inspect a collection as `nnclr inspect` does.
 
     Args:
         field: metadata key of the label.
+        label_next: number of items to label next, at most; 1 to 1000.
         progress: called with (done, total) within each step.
 
     Raises:
@@ -72,12 +90,28 @@ def inspect_collection(
     from nnclr_hub.workbench.inspection.findings import find
     from nnclr_hub.workbench.inspection.subject import collection_subject
 
-    log, seq = _state(collection)
-    found = find(collection_subject(collection, field=field, report=lambda title: progress), report=lambda _: progress)
+    state = state_of(collection)
+    subject = collection_subject(collection, field=field, report=lambda title: progress)
+    found = find(subject, label_next=label_next, report=lambda title: progress)
+    return kept_findings(found, collection.name, state)
+
+
+def kept_findings(found: Findings, name: str, state: tuple[str, int]) -> KeptInspection:
+    """Return the findings in the form in which they are kept.
+
+    Args:
+        name: of the collection.
+        state: see `state_of`; from before the items were read.
+    """
     listed = found.as_json()
-    listed |= {name: listed[name][:LISTED] for name in ("outliers", "suspect_labels")}
+    for finding in ("outliers", "suspect_labels"):
+        listed[finding] = [one for i, one in enumerate(listed[finding]) if i < LISTED or one["flagged"]]
+    predicted = np.full(len(found.subject.items), -1, np.int32)
+    if found.held_out is not None:
+        predicted[found.labeled] = found.held_out.predicted
+    log, seq = state
     return KeptInspection(
-        collection.name,
+        name,
         0,
         time.time(),
         seq,
@@ -86,6 +120,7 @@ def inspect_collection(
         found.map.coordinates,
         found.clusters.labels.astype(np.int32),
         found.outlier_scores.astype(np.float32),
+        predicted,
         listed,
     )
 
@@ -102,8 +137,15 @@ def keep_inspection(records: Records, kept: KeptInspection) -> None:
             coordinates=kept.coordinates,
             clusters=kept.clusters,
             outlier_scores=kept.outlier_scores,
+            predicted=kept.predicted,
         )
-        content = {"made": kept.made, "seq": kept.seq, "log": kept.log, "findings": kept.findings}
+        content = {
+            "made": kept.made,
+            "seq": kept.seq,
+            "log": kept.log,
+            "findings": kept.findings,
+            "fields_seq": kept.fields_seq,
+        }
         records.put(Record(INSPECTION, f"{kept.collection}/{number:08}", content, data.getvalue()))
         if len(before) >= KEPT:
             records.delete(INSPECTION, *before[: len(before) - KEPT + 1])
@@ -111,7 +153,7 @@ def keep_inspection(records: Records, kept: KeptInspection) -> None:
 
 def list_inspections(records: Records, collection: Collection) -> list[int]:
     """Return the numbers of a collection's inspections, the newest first."""
-    log, _ = _state(collection)
+    log, _ = state_of(collection)
     return [
         _number(one.name)
         for one in reversed(records.list(INSPECTION, after=f"{collection.name}/"))
@@ -125,7 +167,7 @@ def get_inspection(records: Records, collection: Collection, number: int | None 
     Raises:
         InspectionNotFound: it does not exist, or is of a former collection of that name.
     """
-    log, _ = _state(collection)
+    log, _ = state_of(collection)
     if number is None:
         number = max((_number(name) for name in _names(records, collection.name)), default=0)
     record = records.get(INSPECTION, f"{collection.name}/{number:08}")
@@ -144,16 +186,19 @@ def get_inspection(records: Records, collection: Collection, number: int | None 
         arrays["coordinates"],
         arrays["clusters"],
         arrays["outlier_scores"],
+        # inspections of earlier versions have neither
+        arrays["predicted"] if "predicted" in arrays else np.full(len(ids), -1, np.int32),
         content["findings"],
+        content.get("fields_seq"),
     )
 
 
 def is_current(kept: KeptInspection, collection: Collection) -> bool:
-    """Return whether the collection has not changed since."""
-    return kept.seq == collection.info().durable_seq
+    """Return whether the collection has not changed since, except for the fields of this inspection."""
+    return collection.info().durable_seq in (kept.seq, kept.fields_seq)
 
 
-def _state(collection: Collection) -> tuple[str, int]:
+def state_of(collection: Collection) -> tuple[str, int]:
     """Return the log of changes of a collection, "" without one, and the number of its last change."""
     seq = collection.info().durable_seq
     try:

@@ -282,6 +282,16 @@ class Workbench:
             updated = [one.update_metadata(metadata, ids=ids, where=where, replace=replace) for one in collections]
         return updated[0]
 
+    def update_each(self, name: str, metadata: Mapping[str, Mapping[str, Any]]) -> int:
+        """Change the metadata of items, as `Collection.update_each`; return how many were found.
+
+        Raises:
+            CollectionMoving: see `writing`.
+        """
+        with self._write_targets(name) as collections:
+            updated = [one.update_each(metadata) for one in collections]
+        return updated[0]
+
     # ---- search
 
     def search(self, name: str, query: SearchQuery) -> list[Match]:

@@ -12,7 +12,8 @@ from nnclr_hub.errors import CollectionNotFound, InvalidRequest, NNCLRHubError
 from nnclr_hub.store.backup import back_up
 from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.duplicates import exact_duplicates, near_duplicates
-from nnclr_hub.workbench.inspections import inspect_collection, keep_inspection
+from nnclr_hub.workbench.inspection_fields import write_fields
+from nnclr_hub.workbench.inspections import LABEL_NEXT, inspect_collection, keep_inspection
 from nnclr_hub.workbench.payload import decode_vector
 from nnclr_hub.workbench.privacy import without_paths
 from nnclr_hub.workbench.probe_fitting import FitOptions
@@ -64,8 +65,14 @@ def _duplicates(context: JobContext) -> Outcome:
 
 
 def _inspect(context: JobContext) -> Outcome:
-    collection, field = context.bench.collection(context.params["collection"]), context.params["field"]
-    kept = inspect_collection(collection, field, progress=context.progress)
+    params = context.params
+    collection = context.bench.collection(params["collection"])
+    # jobs of earlier versions have no more than the field
+    number = params.get("label_next", LABEL_NEXT)
+    kept = inspect_collection(collection, params["field"], label_next=number, progress=context.progress)
+    if params.get("write_fields", False):
+        write = partial(context.bench.update_each, collection.name)
+        kept = write_fields(collection, kept, write, progress=context.progress)
     return Outcome({"collection": collection.name, **kept.about}, partial(keep_inspection, kept=kept))
 
 

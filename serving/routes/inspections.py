@@ -5,24 +5,32 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, Field
 
 from nnclr_hub.errors import CollectionNotFound, InspectionNotFound, InvalidFilter, InvalidRequest
 from nnclr_hub.store.where import check_key
-from nnclr_hub.workbench.inspections import get_inspection, is_current, list_inspections
+from nnclr_hub.workbench.inspections import (
+    LABEL_NEXT,
+    MAX_LABEL_NEXT,
+    get_inspection,
+    is_current,
+    list_inspections,
+)
+from nnclr_hub.workbench.placement import place_new
 
 from ..keys import READ, WRITE
 from ..problems import answers
 from ..request_bodies import json_of
 from ..security.access import requires
-from .bodies import MetadataKey, Strict, binary, json_body
+from .bodies import Integer, MetadataKey, Strict, binary, json_body
 from .dependencies import AppWorkbench
 from .jobs import JobResponse, Submit, answers_of_job
 
 LATEST = "latest"
-NUMBERS = {"coordinates": "<f4", "clusters": "<i4", "outlier_scores": "<f4"}
+NUMBERS = {"coordinates": "<f4", "clusters": "<i4", "outlier_scores": "<f4", "predicted": "<i4"}
+MAX_PLACED = 1000
 Number = Annotated[str, Field(description="number of an inspection, or `latest`")]
 
 
@@ -30,6 +38,14 @@ class InspectionRequest(Strict):
     """What to inspect."""
 
     field: MetadataKey = Field("label", description="metadata key of the label of an item")
+    write_fields: bool = Field(
+        False,
+        description="write the findings into the metadata of the items, as `inspection.cluster`, `inspection.outlier`, "
+        "`inspection.duplicates`, `inspection.suspect` and so on, so that filters and facets can refer to them",
+    )
+    label_next: Integer = Field(
+        LABEL_NEXT, ge=1, le=MAX_LABEL_NEXT, description="number of items to label next, at most"
+    )
 
 
 class InspectionsResponse(BaseModel):
@@ -41,12 +57,31 @@ class InspectionResponse(BaseModel):
     made: float = Field(description="seconds since 1970")
     seq: int = Field(description="number of the collection's last change that it saw")
     items: int
-    current: bool = Field(description="whether the collection has not changed since")
-    findings: dict[str, Any] = Field(description="as in findings.json of `nnclr inspect`, with at most 1000 outliers")
+    fields_seq: int | None = Field(
+        None, description="number of the change that wrote the findings into the metadata; null if none did"
+    )
+    current: bool = Field(description="whether the collection has not changed since, except for these fields")
+    findings: dict[str, Any] = Field(
+        description="as in findings.json of `nnclr inspect`; 1000 outliers and suspect labels, and all that are flagged"
+    )
 
 
 class InspectedIds(BaseModel):
     ids: list[str]
+
+
+class PlacedItem(BaseModel):
+    id: str
+    x: float
+    y: float
+    cluster: int = Field(description="that of most of its neighbors")
+
+
+class PlacementsResponse(BaseModel):
+    """Items that were added after the inspection."""
+
+    items: list[PlacedItem]
+    cursor: str | None = Field(description="cursor of the next page; null on the last page")
 
 
 router = APIRouter(prefix="/api/v1/collections/{name}/inspections", tags=["inspections"])
@@ -69,7 +104,7 @@ def start_inspection(
     """Inspect the collection: a map, clusters, duplicates, outliers, leaks, suspect labels, what to label next."""
     bench.collection(name)
     check_key(body.field)
-    return submit("inspection", {"collection": name, "field": body.field})
+    return submit("inspection", {"collection": name, **body.model_dump()})
 
 
 @router.get("", responses=answers(CollectionNotFound))
@@ -96,6 +131,24 @@ def ids(name: str, number: Number, bench: AppWorkbench) -> JSONResponse:
     return JSONResponse({"ids": kept.ids})
 
 
+@router.get("/{number}/placements", response_model=PlacementsResponse, responses=answers(*_MISSING))
+@requires(READ)
+def placements(
+    name: str,
+    number: Number,
+    bench: AppWorkbench,
+    cursor: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_PLACED)] = MAX_PLACED,
+) -> JSONResponse:
+    """Place items that were added since on the map and in the clusters, by their nearest inspected items."""
+    collection = bench.collection(name)
+    kept = get_inspection(bench.store.records, collection, _read(number))
+    placed = place_new(collection, kept, cursor, limit)
+    points = zip(placed.ids, placed.coordinates.tolist(), placed.clusters.tolist(), strict=True)
+    items = [{"id": id, "x": x, "y": y, "cluster": cluster} for id, (x, y), cluster in points]
+    return JSONResponse({"items": items, "cursor": placed.cursor})
+
+
 @router.get(
     "/{number}/{values}",
     response_class=Response,
@@ -106,9 +159,16 @@ def ids(name: str, number: Number, bench: AppWorkbench) -> JSONResponse:
 )
 @requires(READ)
 def numbers(
-    name: str, number: Number, values: Literal["coordinates", "clusters", "outlier_scores"], bench: AppWorkbench
+    name: str,
+    number: Number,
+    values: Literal["coordinates", "clusters", "outlier_scores", "predicted"],
+    bench: AppWorkbench,
 ) -> Response:
-    """Return numbers of all items: 2 x float32 coordinates, int32 clusters, or float32 outlier scores."""
+    """Return numbers of all items: 2 x float32 coordinates, int32 clusters, float32 outlier scores, int32 predictions.
+
+    A prediction is a place in the `classes` of the findings, by a probe that has not seen the item; -1 for items
+    without a label.
+    """
     kept = get_inspection(bench.store.records, bench.collection(name), _read(number))
     array: np.ndarray = getattr(kept, values)
     return Response(array.astype(NUMBERS[values]).tobytes(), media_type="application/octet-stream")

@@ -1,15 +1,19 @@
 """Jobs and probes by the client: fitted, waited for, asked, taken home."""
 
 import contextlib
+import csv
+import json
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from commands import nnclr
 
 from nnclr_hub import Client, ImageError, Item, LinearProbe, load_encoder
 from nnclr_hub.errors import (
     CollectionNotFound,
     DeadlineExceeded,
+    InspectionNotFound,
     InvalidRequest,
     JobNotFound,
     NNCLRHubError,
@@ -18,6 +22,7 @@ from nnclr_hub.errors import (
     ServiceError,
     UnknownModel,
 )
+from nnclr_hub.workbench.inspections import get_inspection, is_current
 
 
 @pytest.fixture(scope="module")
@@ -141,3 +146,51 @@ def test_errors_have_the_classes_of_the_library(client):
     ):
         with pytest.raises(kind):
             ask()
+
+
+def test_an_inspection_is_made_read_and_extended(client, server, encoder, image_files):
+    collection = client.collection("photos")
+    done = client.jobs.wait(collection.inspect(write_fields=True, label_next=3).id)
+    assert done.result["items"] == 60
+    kept = collection.inspection()
+    local = get_inspection(server.bench.store.records, server.bench.collection("photos"))
+    assert collection.inspections()[0] == kept.number == local.number
+    assert kept.ids == local.ids
+    for name in ("coordinates", "clusters", "outlier_scores", "predicted"):
+        assert np.array_equal(getattr(kept, name), getattr(local, name)), name
+    assert kept.findings == local.findings
+    assert is_current(kept, collection)
+    assert collection.count({"must": [{"key": "inspection.seq", "match": kept.seq}]}) == 60
+    labels = [item.metadata["label"] for item in collection.get(kept.ids)]
+    right = np.array([kept.findings["classes"][k] for k in kept.predicted]) == np.array(labels)
+    assert right.mean() == pytest.approx(kept.findings["accuracy"]["top1"], abs=1e-3)
+    assert collection.placements().ids == ()
+    collection.upsert([Item("more", encoder.embed(image_files[:1])[0])])
+    placed = collection.placements(kept.number, limit=1)
+    assert (placed.ids, placed.cursor) == (("more",), None)
+    nearest = [one.id for one in collection.search(collection.get(["more"])[0].vector, k=6) if one.id != "more"]
+    rows = [kept.ids.index(id) for id in nearest]
+    assert np.bincount(kept.clusters[rows])[placed.clusters[0]] == np.bincount(kept.clusters[rows]).max()
+    np.testing.assert_allclose(placed.coordinates[0], np.median(kept.coordinates[rows], axis=0), rtol=1e-5)
+    assert not is_current(kept, collection)
+    collection.delete(["more"])
+    with pytest.raises(InspectionNotFound):
+        collection.inspection(999)
+    with pytest.raises(InvalidRequest):
+        collection.inspect(label_next=0)
+
+
+def test_the_verb_inspects_a_collection_of_a_server(server, tmp_path):
+    out = tmp_path / "report"
+    code, printed, err = nnclr("inspect", "photos", "--server", server.url, "--out", out, "--label-next", 4, "--json")
+    assert code == 0, err
+    collection = server.bench.collection("photos")
+    kept = get_inspection(server.bench.store.records, collection)
+    assert json.loads((out / "findings.json").read_text()) == kept.findings
+    assert json.loads(printed)["images"] == 60
+    assert json.loads(printed)["report"].startswith(server.url)
+    with (out / "clusters.csv").open(newline="") as file:
+        assert {row["id"] for row in csv.DictReader(file)} == set(kept.ids)
+    for wrong in (("--parts", "folders"), ("--labels", "x.csv"), ("--store", "s"), ("--label-next", 0)):
+        assert nnclr("inspect", "photos", "--server", server.url, "--out", out, *wrong)[0] == 2, wrong
+    assert nnclr("inspect", "nowhere", "--server", server.url, "--out", out)[0] == 1

@@ -73,6 +73,11 @@ class World:
         replace = dice.below(4) == 0
         where = dice.where(ids) if dice.below(2) else None
         chosen = dice.some(ids, 6) if where is None else self.passing(where)
+        if where is None and dice.below(3) == 0:  # a patch for each
+            patches = {id: dice.metadata() | patch for id in chosen}
+            assert self.collection.update_each(patches) == len(patches)
+            self.truth |= {id: (self.truth[id][0], merged(self.truth[id][1], one)) for id, one in patches.items()}
+            return
         given = {"ids": chosen} if where is None else {"where": where}
         assert self.collection.update_metadata(patch, **given, replace=replace) == len(set(chosen))
         for id in chosen:

@@ -7,6 +7,7 @@ from nnclr_hub.errors import InspectionNotFound, InvalidRequest
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import Item
 from nnclr_hub.store.spec import CollectionSpec
+from nnclr_hub.workbench.inspection_fields import KEY, item_fields, write_fields
 from nnclr_hub.workbench.inspections import (
     KEPT,
     get_inspection,
@@ -15,6 +16,7 @@ from nnclr_hub.workbench.inspections import (
     keep_inspection,
     list_inspections,
 )
+from nnclr_hub.workbench.placement import place_new
 
 
 @pytest.fixture
@@ -74,3 +76,87 @@ def test_a_collection_of_the_same_name_does_not_inherit_them(store):
 def test_a_collection_with_one_item_is_refused(store):
     with pytest.raises(InvalidRequest):
         inspect_collection(fill(store, 1))
+
+
+def flip(collection, ids=("010", "021")):
+    """Give some items the label of the other group, and add a copy of an item."""
+    for id in ids:
+        collection.update_metadata({"label": "ab"[(int(id) + 1) % 2]}, ids=[id])
+    [item] = collection.get(["030"])
+    collection.upsert([Item("copy", item.vector + np.float32(1e-5), {"label": "a"})])
+
+
+def test_findings_are_fields_that_filters_and_facets_understand(store):
+    collection = fill(store)
+    flip(collection)
+    kept = write_fields(collection, inspect_collection(collection), collection.update_each)
+    keep_inspection(store.records, kept)
+
+    def passing(**condition):
+        page = collection.scroll(where={"must": [condition]}, limit=100)
+        return {item.id for item in page.items}
+
+    for number in set(kept.clusters.tolist()):
+        own = {id for id, cluster in zip(kept.ids, kept.clusters, strict=True) if cluster == number}
+        assert passing(key="inspection.cluster", match=int(number)) == own
+    bound = float(np.sort(kept.outlier_scores)[-5]) - 1e-4
+    assert passing(key="inspection.outlier", range={"gte": bound}) >= {
+        kept.ids[i] for i in np.argsort(kept.outlier_scores)[-5:]
+    }
+    assert passing(key="inspection.duplicates", exists=True) == {"030", "copy"}
+    assert passing(key="inspection.suspect", match=True) == {"010", "021"}
+    assert [item.metadata[KEY]["proposed"] for item in collection.get(["010", "021"])] == ["a", "b"]
+    counted = collection.facets(["inspection.cluster"], limit=50)["inspection.cluster"]
+    assert sum(number for _, number in counted.values) == 61
+    # the fields do not make the inspection outdated, another change does, and the next inspection removes them
+    assert is_current(get_inspection(store.records, collection), collection)
+    collection.update_metadata({"label": "a"}, ids=["010"])
+    collection.update_metadata({"label": "b"}, ids=["021"])
+    collection.update_metadata({KEY: {"mine": 1}}, ids=["021"])
+    assert not is_current(get_inspection(store.records, collection), collection)
+    again = write_fields(collection, inspect_collection(collection), collection.update_each)
+    assert again.fields_seq == collection.info().durable_seq
+    assert passing(key="inspection.suspect", exists=True) == set()
+    assert passing(key="inspection.seq", match=again.seq) == set(again.ids)
+    assert passing(key="inspection.mine", match=1) == {"021"}, "what others wrote there stays"
+
+
+def test_fields_of_a_changed_collection_do_not_claim_to_be_current(store):
+    collection = fill(store)
+    made = inspect_collection(collection)
+
+    def write(patches):
+        collection.delete(["000"])  # someone else
+        return collection.update_each(patches)
+
+    assert write_fields(collection, made, write).fields_seq is None
+    assert len(item_fields(made)) == 60
+
+
+def test_new_items_are_placed_next_to_their_neighbors(store):
+    collection = fill(store)
+    made = inspect_collection(collection)
+    assert place_new(collection, made).ids == ()
+    random = np.random.default_rng(1)
+    groups = [np.eye(8)[i % 2] * 3 + random.normal(0, 0.3, 8) for i in range(70)]
+    far = [np.eye(8)[5] * 3 + random.normal(0, 0.01, 8) for _ in range(60)]  # near each other alone
+    collection.upsert([Item(f"n{i:03}", v.astype(np.float32)) for i, v in enumerate(groups + far)])
+    placed = place_new(collection, made)
+    assert placed.cursor is None
+    assert placed.ids == tuple(f"n{i:03}" for i in range(130))
+    side = made.coordinates[::2, 0].mean() > made.coordinates[1::2, 0].mean()
+    middle = made.coordinates[:, 0].mean()
+    right = (placed.coordinates[:70, 0] > middle) == side
+    assert (right == (np.arange(70) % 2 == 0)).mean() > 0.95
+    for even in (0, 1):
+        same = made.clusters[even::2]
+        assert np.isin(placed.clusters[even:70:2], same).mean() > 0.95
+    assert (placed.clusters >= 0).all()
+    assert np.isin(placed.coordinates[70:], made.coordinates).all(), "the others are at a medoid or with each other"
+    pages, cursor = [], None
+    while True:
+        page = place_new(collection, made, cursor, 50)
+        pages += page.ids
+        if (cursor := page.cursor) is None:
+            break
+    assert tuple(pages) == placed.ids

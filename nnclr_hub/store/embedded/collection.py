@@ -18,7 +18,7 @@ import numpy as np
 from nnclr_hub.errors import ItemNotFound, NNCLRHubError
 from nnclr_hub.store import checks
 from nnclr_hub.store.base import Collection, Item, Match, Page, Progress, SearchOptions, Where
-from nnclr_hub.store.edits import editor, only_removes
+from nnclr_hub.store.edits import each_editor, editor, only_removes
 from nnclr_hub.store.embedded import checkup
 from nnclr_hub.store.embedded.catalog import can_give_back, change_spec, check_indexed, closed_error, last_seq, rewrite
 from nnclr_hub.store.embedded.changes import read_changes
@@ -130,9 +130,12 @@ class EmbeddedCollection(Collection):
         where: Where | None = None,
         replace: bool = False,
     ) -> int:
-        edit = editor(metadata, replace=replace)
         frees = not replace and only_removes(metadata)
-        return self._writable().submit(update(self._files, edit, ids, where), frees=frees)
+        return self._writable().submit(update(self._files, editor(metadata, replace=replace), ids, where), frees=frees)
+
+    @_in_use
+    def update_each(self, metadata: Mapping[str, Mapping[str, Any]]) -> int:
+        return self._writable().submit(update(self._files, each_editor(metadata), list(metadata), None))
 
     @_in_use
     def change_indexed(self, keys: Sequence[str]) -> None:

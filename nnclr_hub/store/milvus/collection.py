@@ -14,7 +14,7 @@ import numpy as np
 from nnclr_hub.errors import ItemNotFound, OpenedForReading, StoreError
 from nnclr_hub.store.base import Collection, Item, Match, Page, Progress, SearchOptions, Where
 from nnclr_hub.store.checks import check_ids, check_limit, check_name, check_options, check_queries
-from nnclr_hub.store.edits import check_choice, editor
+from nnclr_hub.store.edits import Edit, check_choice, each_editor, editor
 from nnclr_hub.store.facets import Counts, Facet, check_facets, count_values, facet
 from nnclr_hub.store.milvus import maintenance, search
 from nnclr_hub.store.milvus.client import SLOW_TIMEOUT, WRITE_TIMEOUT, Connection
@@ -116,6 +116,15 @@ class MilvusCollection(Collection):
         wanted, _ = check_choice(ids, where)
         if wanted is None:
             wanted = [row["id"] for row in self.scan(self.plan(where), ["id", "metadata"])]
+        return self._edit(wanted, edit)
+
+    def update_each(self, metadata: Mapping[str, Mapping[str, Any]]) -> int:
+        self.refuse_if_read_only()
+        edit = each_editor(metadata)
+        wanted, _ = check_choice(list(metadata), None)
+        return self._edit(wanted or [], edit)
+
+    def _edit(self, wanted: list[str], edit: Edit) -> int:
         known = {id: row["metadata"] for id, row in self.rows(wanted, ["id", "metadata"]).items()}
         # all are checked before the first is written
         edits = {id: edit(id, json.loads(text)) for id, text in known.items()}

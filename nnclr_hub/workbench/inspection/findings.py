@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from nnclr_hub import inspect
+from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.probe.cross_validation import OutOfFold, out_of_fold
 from nnclr_hub.probe.uncertainty import confidence_interval
 from nnclr_hub.workbench.inspection.subject import Report, Subject
+from nnclr_hub.workbench.inspections import LABEL_NEXT, MAX_LABEL_NEXT
 
-PROPOSED = 50  # images to label next
 LEAST_LABELED = 20  # images per inspection of labels
 FENCE = 1.5  # interquartile ranges above the upper quartile: an outlier by Tukey's rule
 JSON_FILE = "findings.json"
@@ -90,6 +91,7 @@ class Findings:
                 {"items": [items[i] for i in leak.items], "parts": list(leak.parts), "score": round(leak.score, 4)}
                 for leak in self.leaks
             ],
+            "classes": list(self.classes),
             "class_overlap": [
                 {
                     "classes": [self.classes[one.first], self.classes[one.second]],
@@ -124,54 +126,57 @@ class Findings:
             for i, row in ((i, self.labeled[i]) for i in self.suspects.order)
         ]
 
-    def write(self, folder: Path) -> list[Path]:
-        """Write findings.json, and a table of each finding whose first column is `id`; return the files."""
-        found = self.as_json()
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / JSON_FILE
-        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-        surplus = [
-            (item, group["items"][0], group["score"])
-            for kind in ("exact_duplicates", "near_duplicates")
-            for group in found[kind]
-            for item in group["items"][1:]
-        ]
-        flagged = [(one["item"], one["score"]) for one in found["outliers"] if one["flagged"]]
-        suspects = [
-            (one["item"], one["proposed"], one["label"], one["score"])
-            for one in found["suspect_labels"]
-            if one["flagged"]
-        ]
-        leaks = [
-            (i, p, one["items"][0], one["score"])
-            for one in found["leaks"]
-            for i, p in zip(one["items"], one["parts"], strict=True)
-        ]
-        clusters = [(item, one["cluster"]) for one in found["clusters"] for item in one["items"]]
-        problems = [(one["item"], ";".join(one["problems"])) for one in found["image_problems"]]
-        broken = [(one["item"], one["reason"]) for one in found["broken"]]
-        tables: dict[str, tuple[Sequence[str], Sequence[Sequence[Any]]]] = {
-            "duplicates.csv": (("id", "same_as", "score"), surplus),
-            "outliers.csv": (("id", "outlier_score"), flagged),
-            "suspect_labels.csv": (("id", "label", "given_label", "score"), suspects),
-            "leaks.csv": (("id", "part", "same_as", "score"), leaks),
-            "clusters.csv": (("id", "cluster"), clusters),
-            "label_next.csv": (("id", "label"), [(one["item"], "") for one in found["label_next"]]),
-            "image_problems.csv": (("id", "problems"), problems),
-            "broken.csv": (("id", "reason"), broken),
-        }
-        return [path, *(_write_table(folder / name, *content) for name, content in tables.items())]
+
+def write_findings(found: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Write findings.json, and a table of each finding whose first column is `id`; return the files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / JSON_FILE
+    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    surplus = [
+        (item, group["items"][0], group["score"])
+        for kind in ("exact_duplicates", "near_duplicates")
+        for group in found[kind]
+        for item in group["items"][1:]
+    ]
+    flagged = [(one["item"], one["score"]) for one in found["outliers"] if one["flagged"]]
+    suspects = [
+        (one["item"], one["proposed"], one["label"], one["score"]) for one in found["suspect_labels"] if one["flagged"]
+    ]
+    leaks = [
+        (i, p, one["items"][0], one["score"])
+        for one in found["leaks"]
+        for i, p in zip(one["items"], one["parts"], strict=True)
+    ]
+    clusters = [(item, one["cluster"]) for one in found["clusters"] for item in one["items"]]
+    problems = [(one["item"], ";".join(one["problems"])) for one in found["image_problems"]]
+    broken = [(one["item"], one["reason"]) for one in found["broken"]]
+    tables: dict[str, tuple[Sequence[str], Sequence[Sequence[Any]]]] = {
+        "duplicates.csv": (("id", "same_as", "score"), surplus),
+        "outliers.csv": (("id", "outlier_score"), flagged),
+        "suspect_labels.csv": (("id", "label", "given_label", "score"), suspects),
+        "leaks.csv": (("id", "part", "same_as", "score"), leaks),
+        "clusters.csv": (("id", "cluster"), clusters),
+        "label_next.csv": (("id", "label"), [(one["item"], "") for one in found["label_next"]]),
+        "image_problems.csv": (("id", "problems"), problems),
+        "broken.csv": (("id", "reason"), broken),
+    }
+    return [path, *(_write_table(folder / name, *content) for name, content in tables.items())]
 
 
-def find(subject: Subject, *, report: Report = lambda title: lambda done, total: None) -> Findings:
+def find(
+    subject: Subject, *, label_next: int = LABEL_NEXT, report: Report = lambda title: lambda done, total: None
+) -> Findings:
     """Inspect everything.
 
     Args:
+        label_next: number of images to label next, at most.
         report: called with the title of each long step; returns its progress function.
 
     Raises:
-        InvalidRequest: fewer than two images.
+        InvalidRequest: fewer than two images, or `label_next` is not between 1 and 1000.
     """
+    if not 1 <= label_next <= MAX_LABEL_NEXT:
+        raise InvalidRequest(f"label_next must be between 1 and {MAX_LABEL_NEXT}, got {label_next}.")
     vectors = subject.vectors
     hashes = [one.pixel_hash if one else None for one in subject.scanned]
     place = {item: i for i, item in enumerate(subject.items)}
@@ -205,7 +210,7 @@ def find(subject: Subject, *, report: Report = lambda title: lambda done, total:
         suspects,
         held_out,
         tuple(overlap),
-        _label_next(subject, labeled),
+        _label_next(subject, labeled, label_next),
     )
 
 
@@ -223,13 +228,13 @@ def _near_duplicates(
     return inspect.Duplicates(groups, found.scores, found.threshold)
 
 
-def _label_next(subject: Subject, labeled: np.ndarray) -> np.ndarray:
+def _label_next(subject: Subject, labeled: np.ndarray, count: int) -> np.ndarray:
     taken = np.zeros(len(subject.items), bool)
     taken[labeled] = True
     free = int((~taken).sum())
     if not free:  # everything has a label
         return np.zeros(0, np.int64)
-    return inspect.what_to_label_next(subject.vectors, min(PROPOSED, free), labeled=taken)
+    return inspect.what_to_label_next(subject.vectors, min(count, free), labeled=taken)
 
 
 def _rounded(facts: inspect.ImageFacts) -> dict[str, float]:
