@@ -144,6 +144,17 @@ EXAMPLES: tuple[tuple[str, ApiCall], ...] = (
             ],
         ),
     ),
+    (
+        "jobs-import-file",
+        ApiCall(
+            "POST",
+            f"{_POINTS}/imports",
+            media_type="application/x-ndjson",
+            json={"id": "c", "vector": [2, 2, 2], "metadata": {"label": "x"}},
+        ),
+    ),
+    ("jobs-import-state", ApiCall("GET", f"{_POINTS}/imports/my-upload")),
+    ("jobs-job-events", ApiCall("GET", "/api/v1/jobs/latest/events")),
     ("search-search", ApiCall("POST", f"{_POINTS}/search", json={"vector": [1, 2, 3.5], "k": 1})),
     ("inspections-start-inspection", ApiCall("POST", f"{_POINTS}/inspections", json={"field": "label"})),
     ("jobs-job-events", ApiCall("GET", "/api/v1/jobs/latest/events")),

@@ -33,10 +33,11 @@ from .security.access import AccessRules
 log = logging.getLogger(__name__)
 STATE_NAME = "idempotent_request"  # in the state of the scope: equal for the same request with the same key
 MAX_STORED = 8 << 20  # bytes of one response; a larger one is sent but not stored
+INVALID_KEY = "Idempotency-Key must be 1 to 255 visible ASCII characters, such as a UUID."
 RETRY_STATUS = (408, 425, 429, 499)  # like all of 500 and above; 499: the client disconnected and may return
 # headers of the first response only
 NOT_STORED = (b"x-request-id", b"server-timing", b"date")
-_KEY = re.compile(r"[!-~]{1,255}")
+KEY = re.compile(r"[!-~]{1,255}")
 _BOUNDARY = re.compile(rb'boundary="?([^";,\s]{1,200})"?', re.IGNORECASE)
 
 
@@ -77,9 +78,8 @@ class Idempotency:
         if not self._changes(scope):
             await self._app(scope, receive, send)
             return
-        if not _KEY.fullmatch(key):
-            detail = "Idempotency-Key must be 1 to 255 visible ASCII characters, such as a UUID."
-            await _refusal(scope["path"], 422, "idempotency_key_invalid", detail)(scope, receive, send)
+        if not KEY.fullmatch(key):
+            await _refusal(scope["path"], 422, "idempotency_key_invalid", INVALID_KEY)(scope, receive, send)
             return
         try:
             body = await _whole(receive)
@@ -120,7 +120,8 @@ class Idempotency:
         """Return whether a request is a POST that changes something, so that it must not be done twice."""
         if scope["method"] != "POST" or not scope["path"].startswith(("/api/", "/v1/")):
             return False
-        return self._access.of("POST", scope["path"]).scope == WRITE
+        access = self._access.of("POST", scope["path"])
+        return access.scope == WRITE and not access.streamed
 
 
 class _StoringSend:

@@ -58,6 +58,7 @@ class Settings(BaseSettings):
     attention_side: int = Field(1024, ge=224, description="maximum long side in pixels of images for attention maps")
     max_images: int = Field(64, ge=1, description="images per request")
     max_bytes: int = Field(20_000_000, ge=1, description="bytes of a request body")
+    import_bytes: int = Field(4_000_000_000, ge=1, description="bytes of a file that is uploaded to be imported")
     bodies_bytes: int = Field(512_000_000, ge=1, description="bytes of all request bodies in memory; 429 above that")
     connections: int = Field(512, ge=1, description="open connections; 503 above that")
     body_idle_s: float = Field(20.0, gt=0, description="seconds that a client may pause while it sends a body")

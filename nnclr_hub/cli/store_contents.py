@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nnclr_hub.cli.index import list_broken, place_of
+from nnclr_hub.cli.index import connected, list_broken, place_of
 from nnclr_hub.cli.stores import Name, opened
 from nnclr_hub.cli.verbs import (
     DEFAULT_STORE,
+    ApiKeyEnv,
     Json,
     Model,
+    Server,
     Store,
     chosen_model,
     err,
@@ -22,11 +24,13 @@ from nnclr_hub.cli.verbs import (
     out,
     parse_numbers,
     print_json,
+    refuse_server_with_local,
 )
 from nnclr_hub.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from nnclr_hub.store.base import Collection
+    from nnclr_hub.store.base import Collection, Progress
+    from nnclr_hub.workbench.import_format import ImportFormat
 
 SHOWN = 20  # groups of duplicates that are printed before they are only counted
 MEGABYTE = 10**6
@@ -106,43 +110,106 @@ def export(
 
 
 def import_(
-    folder: Annotated[Path, typer.Argument(help="Folder that `nnclr store export`, or `nnclr embed`, wrote.")],
+    source: Annotated[
+        Path,
+        typer.Argument(
+            help="Folder that `nnclr store export`, or `nnclr embed`, wrote; or a file: a zip or tar of images, or "
+            "vectors as NDJSON, Arrow or Parquet."
+        ),
+    ],
     name: Annotated[
         str | None, typer.Option("--collection", help="Name of the collection. Default: the exported name.")
     ] = None,
     store: Store = DEFAULT_STORE,
     into: Annotated[bool, typer.Option("--into", help="Add to a collection that holds other items.")] = False,
+    server: Server = None,
+    api_key_env: ApiKeyEnv = "NNCLR_API_KEY",
     as_json: Json = False,
 ) -> None:
-    """Import an exported folder, or the shards of `nnclr embed`. Run it again to continue after an interruption.
+    """Import an exported folder, the shards of `nnclr embed`, or a file. Run it again to continue after an interruption.
+
+    A file is imported into an existing collection. With --server, the server imports it.
 
     Example: nnclr store import photos-export --collection photos
     """
     from nnclr_hub.bulk.plan import PLAN
+
+    refuse_server_with_local(server, store=store)
+    if server is not None and source.is_dir():
+        raise InvalidRequest(f"{source} is a folder, and --server takes a file; import it into a local store.")
+    if source.is_file() or server is not None:
+        _import_file(source, name, store, server, api_key_env, as_json)
+    elif (source / PLAN).exists():
+        _import_shards(source, name, store, into, as_json)
+    else:
+        _import_export(source, name, store, into, as_json)
+
+
+def _import_export(folder: Path, name: str | None, store: str, into: bool, as_json: bool) -> None:
     from nnclr_hub.progress import bar
     from nnclr_hub.store import open_store
     from nnclr_hub.store.checks import check_name
     from nnclr_hub.store.exchange.files import Manifest
     from nnclr_hub.store.exchange.transfer import import_collection
 
-    if (folder / PLAN).exists():
-        _import_shards(folder, name, store, into, as_json)
-        return
     manifest = Manifest.read(folder)  # a wrong folder or name must not leave an empty store behind
     name = check_name(name or manifest.name, "Collection name")
     with open_store(store) as there, bar(err, "importing", unit="MB") as advance:
-        report = import_collection(
-            there,
-            name,
-            folder,
-            into=into,
-            progress=lambda done, total: advance(-(-done // MEGABYTE), -(-total // MEGABYTE)),
-        )
+        report = import_collection(there, name, folder, into=into, progress=_in_megabytes(advance))
     if as_json:
         print_json({"collection": name, **asdict(report)})
         return
     existing = f", the other {report.items - report.written} existed already" if report.written < report.items else ""
     out.print(f"{name}: {report.written} of {report.items} items written{existing}", markup=False)
+
+
+def _import_file(file: Path, name: str | None, store: str, server: str | None, api_key_env: str, as_json: bool) -> None:
+    from nnclr_hub.workbench.import_format import format_of_file
+
+    if name is None:
+        raise InvalidRequest(f"Name the collection for {file} with --collection; it must exist.")
+    format = format_of_file(file)
+    if server is None:
+        result = _import_locally(file, name, store, format)
+    else:
+        result = _import_there(file, name, server, api_key_env)
+    if as_json:
+        print_json(result)
+        return
+    list_broken([(error["name"], error["detail"]) for error in result["errors"]])
+    counts = ", ".join(f"{result[what]} {what}" for what in ("added", "replaced", "unchanged"))
+    out.print(f"{name}: {counts}, {result['errors_count']} invalid", markup=False)
+
+
+def _import_locally(file: Path, name: str, store: str, format: ImportFormat) -> dict[str, Any]:
+    from nnclr_hub.progress import bar
+
+    with opened(store) as there:
+        there.get(name)  # a wrong name is reported before torch is imported
+        from nnclr_hub.workbench import Encoders, Workbench
+        from nnclr_hub.workbench.file_import import import_file
+
+        bench = Workbench(Encoders(), there)
+        with bar(err, "importing", unit="images" if format.images else "MB") as advance:
+            progress = advance if format.images else _in_megabytes(advance)
+            return import_file(bench, name, file, format, progress=progress).result(name)
+
+
+def _import_there(file: Path, name: str, server: str, api_key_env: str) -> dict[str, Any]:
+    from nnclr_hub.progress import bar
+
+    with connected(server, api_key_env) as client:
+        with bar(err, "uploading", unit="MB") as advance:
+            job = client.collection(name).import_file(file, progress=_in_megabytes(advance))
+        images = job.kind == "add"
+        with bar(err, "importing", unit="images" if images else "MB") as advance:
+            progress = advance if images else _in_megabytes(advance)
+            return dict(client.jobs.wait(job.id, progress=progress).result or {})
+
+
+def _in_megabytes(advance: Progress) -> Progress:
+    """Return the progress of work that counts bytes."""
+    return lambda done, total: advance(-(-done // MEGABYTE), -(-total // MEGABYTE))
 
 
 def _import_shards(folder: Path, name: str | None, store: str, into: bool, as_json: bool) -> None:

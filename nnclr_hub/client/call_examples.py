@@ -35,6 +35,7 @@ class ApiCall:
     method: GET, POST, PUT, PATCH or DELETE.
     path: below the server's address, percent-encoded; "" if the task takes several requests.
     params: query parameters.
+    media_type: of the JSON body; one object is also a body of application/x-ndjson.
     json: the JSON body. The string IMAGE in it represents the base64 of photo.jpg.
     shell_body: replaces `json`: JSON in which the shell expands `$(...)`.
     form: text fields of a multipart form; values other than strings are sent as JSON.
@@ -51,6 +52,7 @@ class ApiCall:
     method: str
     path: str
     params: Mapping[str, str] = field(default_factory=dict)
+    media_type: str = "application/json"
     json: Any = None
     shell_body: str = ""
     form: Mapping[str, Any] = field(default_factory=dict)
@@ -97,7 +99,7 @@ class ApiCall:
         rest = ""
         if self.json is not None or self.shell_body:
             option, rest = self._curl_body()
-            parts += ["-H 'Content-Type: application/json'", option]
+            parts += [f"-H 'Content-Type: {self.media_type}'", option]
         return " \\\n  ".join(parts) + rest
 
     def python(self, base: str = BASE, *, key: bool = False) -> str:
@@ -164,7 +166,9 @@ class ApiCall:
             arguments.append(f"files=[{', '.join(parts)}]")
         arguments += [f"data={self.fields!r}"] if self.form else []
         accept = f'{{"Accept": "{self.accept}"}}' if self.accept else ""
-        headers = " | ".join(filter(None, (accept, header)))
+        other = self.json is not None and self.media_type != "application/json"
+        kind = f'{{"Content-Type": "{self.media_type}"}}' if other else ""
+        headers = " | ".join(filter(None, (accept, kind, header)))
         arguments += [f"headers={headers}"] if headers else []
         arguments.append(f"timeout={TIMEOUT_S}")
         joined = ", ".join(arguments)

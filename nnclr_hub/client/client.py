@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Self
 
-from nnclr_hub.client import collections, jobs, kept_inspections, models, probes, searches, uploads
+from nnclr_hub.client import collections, imports, jobs, kept_inspections, models, probes, searches, uploads
 from nnclr_hub.client.retry import Policy
 from nnclr_hub.client.transport import Address, AsyncDriver, SyncDriver
 from nnclr_hub.client.verbs import AsyncVerbs, NamedVerb, SyncVerbs, Verb
@@ -25,6 +25,7 @@ class _Collection:
     upsert = NamedVerb(collections.upsert)
     add_images = NamedVerb(uploads.add_images)
     index_folder = NamedVerb(uploads.index_folder)
+    import_file = NamedVerb(imports.import_file)
     delete = NamedVerb(collections.delete)
     update_metadata = NamedVerb(collections.update_metadata)
     get = NamedVerb(collections.get)

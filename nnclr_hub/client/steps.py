@@ -54,6 +54,7 @@ class Call(Generic[T]):
     """A request and how to read its answer. Every call may be repeated: it changes nothing, or carries a key.
 
     read: makes the result from an answer.
+    json, content, files, fields: the body: JSON, bytes, or a form.
     takes: whether `read` can handle an answer; all others are errors.
     patience: seconds, beyond the client's timeout, to wait for a busy or restarting server.
     once: never repeat it.
@@ -65,6 +66,7 @@ class Call(Generic[T]):
     read: Callable[[Answer], T]
     params: Mapping[str, str] = field(default_factory=dict)
     json: Any = None
+    content: bytes | None = None
     files: Sequence[File] = ()
     fields: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)

@@ -62,6 +62,8 @@ def request_of(client: httpx.Client | httpx.AsyncClient, attempt: Attempt) -> ht
     headers, options = dict(call.headers), {}
     if call.json is not None:
         headers["Content-Type"], options["content"] = "application/json", to_json(call.json).encode()
+    if call.content is not None:
+        options["content"] = call.content
     if call.files:
         options = {"files": list(call.files), "data": dict(call.fields)}
     return client.build_request(

@@ -24,8 +24,8 @@ from nnclr_hub.encoder.image_folder import IMAGE_SUFFIXES
 from nnclr_hub.errors import ImageError, ImageTooLarge, InvalidRequest
 
 SUFFIX = ".zip"
-MOST_FILES = 10_000
-MOST_BYTES = 2_000_000_000  # of all files, unpacked
+MOST_FILES = 100_000
+MOST_BYTES = 20_000_000_000  # of all files, unpacked
 MOST_RATIO = 100  # of unpacked to packed bytes; photos have 1, uncompressed drawings up to 50
 RATIO_FROM = 50_000_000  # bytes below which the ratio is not checked
 MOST_IMAGE = 20_000_000
@@ -82,7 +82,7 @@ class ImageZip:
         except BROKEN as error:
             raise ImageError("It is damaged within the zip; pack it again.") from error
         if len(data) > self._most_bytes:
-            raise _too_large(len(data), self._most_bytes)
+            raise too_large(len(data), self._most_bytes)
         return data
 
     # ---- inside
@@ -144,7 +144,7 @@ class ImageZip:
         if entry.compress_type not in READ:
             return "Its compression method is not supported; use deflate."
         if entry.file_size > self._most_bytes:
-            return str(_too_large(entry.file_size, self._most_bytes))
+            return str(too_large(entry.file_size, self._most_bytes))
         return ""
 
 
@@ -164,7 +164,8 @@ def _leads_elsewhere(name: str) -> bool:
     return name.startswith("/") or "\\" in name or drive or ".." in name.split("/") or "\0" in name
 
 
-def _too_large(size: int, most: int) -> ImageTooLarge:
+def too_large(size: int, most: int) -> ImageTooLarge:
+    """Return the error of an image with too many bytes."""
     return ImageTooLarge(f"The image has {_words(size)}; the limit is {_words(most)}.")
 
 

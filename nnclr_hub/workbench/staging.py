@@ -7,7 +7,9 @@
     note(ticket, ["id"])                        # records that these are being added; see `noted`
     unstage(ticket)
 
-    with staged_images(ticket, most_bytes=20_000_000) as (images, left_out):    # also those in zips
+    partial_file(ticket)                        # of an upload that arrives in parts; `complete` makes it a staged file
+
+    with staged_images(ticket, most_bytes=20_000_000) as (images, left_out):    # also those in archives
         images[0].name, images[0].label, images[0].read()                       # read only when it is needed
 
 The files are in the cache folder under a ticket, so they survive a closed browser and a restart of the server. They are
@@ -23,7 +25,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -31,11 +33,14 @@ from pathlib import Path, PurePosixPath
 
 from nnclr_hub.cache import cache_folder
 from nnclr_hub.encoder.image_folder import label_of
-from nnclr_hub.errors import ImageError, InvalidRequest, Overloaded
-from nnclr_hub.workbench.image_zip import SUFFIX, ImageZip
+from nnclr_hub.errors import InvalidRequest, Overloaded
+from nnclr_hub.store.folder import fsync_folder
+from nnclr_hub.workbench.image_tar import TarMember, members
+from nnclr_hub.workbench.image_zip import MOST_FILES, SUFFIX, ImageZip, too_large
 
 KEPT_S = 7 * 24 * 3600
-MOST_BYTES = 4_000_000_000  # of all waiting files
+TAR_SUFFIX = ".tar"
+MOST_BYTES = 20_000_000_000  # of all waiting files
 LIST = "names.json"
 BEGUN = "begun.txt"
 _TICKET = re.compile(r"[0-9a-f]{32}")
@@ -76,6 +81,37 @@ def stage(files: Sequence[tuple[str, Sequence[Path]]]) -> str:
         shutil.rmtree(folder, ignore_errors=True)
         raise
     return ticket
+
+
+def partial_file(ticket: str) -> Path:
+    """Return the file that collects an upload, which may be new.
+
+    Raises:
+        Overloaded: if too many bytes wait already.
+    """
+    _sweep()
+    folder = _folder() / ticket
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "0").touch()
+    return folder / "0"
+
+
+def partial_size(ticket: str) -> int:
+    """Return how many bytes of an upload have arrived."""
+    return _size(_folder() / ticket / "0")
+
+
+def complete(ticket: str, name: str) -> None:
+    """Make the file of `partial_file` a staged file; durable when it returns."""
+    folder = _folder() / ticket
+    with (folder / "0").open("rb") as file:
+        os.fsync(file.fileno())
+    with (folder / LIST).open("w") as file:
+        json.dump([name], file)
+        file.flush()
+        os.fsync(file.fileno())
+    fsync_folder(folder)
+    fsync_folder(folder.parent)
 
 
 def staged(ticket: str) -> list[Staged]:
@@ -177,20 +213,55 @@ def staged_images(ticket: str, most_bytes: int) -> Iterator[tuple[list[StagedIma
     Raises:
         InvalidRequest: if the ticket has no files, or a zip cannot be accepted.
     """
+    with opened_images(staged(ticket), most_bytes) as found:
+        yield found
+
+
+@contextmanager
+def opened_images(
+    files: Sequence[Staged], most_bytes: int
+) -> Iterator[tuple[list[StagedImage], list[tuple[str, str]]]]:
+    """Open the images of files, and those in zip and tar archives; see `staged_images`."""
     images: list[StagedImage] = []
     left_out: list[tuple[str, str]] = []
     with ExitStack() as opened:
-        for file in staged(ticket):
-            if not file.name.lower().endswith(SUFFIX):
+        for file in files:
+            suffix = Path(file.name).suffix.lower()
+            if suffix == SUFFIX:
+                zip = opened.enter_context(ImageZip(file.path, file.name, most_bytes))
+                left_out += zip.left_out
+                images += _labeled({name: partial(zip.read, name) for name in zip.names})
+            elif suffix == TAR_SUFFIX:
+                images += _labeled(_of_tar(file, most_bytes))
+            else:
                 read = partial(_read, file.path, most_bytes)
                 images.append(StagedImage(file.name, label_of(Path(file.name), Path()) or "", read))
-                continue
-            zip = opened.enter_context(ImageZip(file.path, file.name, most_bytes))
-            left_out += zip.left_out
-            root = root_of(zip.names)
-            for name in zip.names:
-                images.append(StagedImage(name, label_of(Path(name), root) or "", partial(zip.read, name)))
         yield images, left_out
+
+
+def _labeled(reads: Mapping[str, Callable[[], bytes]]) -> list[StagedImage]:
+    """Return the images of an archive, by their names in it."""
+    root = root_of(list(reads))
+    return [StagedImage(name, label_of(Path(name), root) or "", read) for name, read in reads.items()]
+
+
+def _of_tar(file: Staged, most_bytes: int) -> dict[str, Callable[[], bytes]]:
+    changed = file.path.stat().st_mtime
+    reads: dict[str, Callable[[], bytes]] = {}
+    for name, size, _, offset in members(file.path, file.name):
+        if len(reads) == MOST_FILES:
+            raise InvalidRequest(f"{file.name} holds more than {MOST_FILES:,} images; split it into several archives.")
+        member = TarMember(str(file.path), changed, offset, size)
+        reads[name] = partial(_read_member, member, most_bytes)
+    if not reads:
+        raise InvalidRequest(f"{file.name} holds no images; put JPEG, PNG or other images into it.")
+    return reads
+
+
+def _read_member(member: TarMember, most_bytes: int) -> bytes:
+    if member.size > most_bytes:
+        raise too_large(member.size, most_bytes)
+    return member.read()
 
 
 def root_of(names: Sequence[str]) -> Path:
@@ -201,5 +272,5 @@ def root_of(names: Sequence[str]) -> Path:
 
 def _read(path: Path, most_bytes: int) -> bytes:
     if path.stat().st_size > most_bytes:
-        raise ImageError(f"The image has more than {most_bytes / 1e6:,.0f} MB; make it smaller.")
+        raise too_large(path.stat().st_size, most_bytes)
     return path.read_bytes()

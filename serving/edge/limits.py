@@ -32,12 +32,13 @@ class BodyLimits:
         max_bytes: size of one body.
         idle_s: seconds that a client may stay silent within a body.
         total_s: seconds until the whole body must have arrived.
-        permits: bytes of all bodies whose requests are not answered yet. One body always fits.
+        permits: bytes of all bodies whose requests are not answered yet. One body always fits. None: no limit, for
+            bodies that are written to disk as they arrive.
     """
 
-    def __init__(self, max_bytes: int, idle_s: float, total_s: float, permits: int) -> None:
+    def __init__(self, max_bytes: int, idle_s: float, total_s: float, permits: int | None) -> None:
         self._max_bytes = max_bytes
-        self._permits = max(permits, max_bytes)
+        self._permits = math.inf if permits is None else max(permits, max_bytes)
         self._idle_s = idle_s
         self._total_s = total_s
 
@@ -174,6 +175,7 @@ class EdgeLimits:
         self._requests = TokenBuckets(settings.rate_requests)
         self._images = TokenBuckets(settings.rate_images, settings.max_images)
         self._body = BodyLimits(settings.max_bytes, settings.body_idle_s, settings.body_s, settings.bodies_bytes)
+        self._streamed = BodyLimits(settings.import_bytes, settings.body_idle_s, math.inf, None)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -185,21 +187,22 @@ class EdgeLimits:
         use(allowance)
         if self._requests.enabled or self._images.enabled:
             send = _with_rate_headers(send, allowance)
-        refusal = self._refusal(Headers(scope=scope), allowance, counted=state.get("counted", True))
+        body = self._streamed if state.get("streamed") else self._body
+        refusal = self._refusal(Headers(scope=scope), allowance, body, counted=state.get("counted", True))
         if refusal is not None:
             await refusal.response(scope["path"])(scope, receive, send)
             return
-        with self._body.limited(receive) as receive:
+        with body.limited(receive) as receive:
             await self._app(scope, receive, send)
 
-    def _refusal(self, headers: Headers, allowance: Allowance, *, counted: bool) -> Refusal | None:
+    def _refusal(self, headers: Headers, allowance: Allowance, body: BodyLimits, *, counted: bool) -> Refusal | None:
         if counted:
             try:
                 allowance.charge_request()
             except RateLimited as error:
                 wait = str(max(1, math.ceil(error.retry_after)))
                 return Refusal(429, error.code, str(error), {"Retry-After": wait})
-        return self._body.refusal(headers)
+        return body.refusal(headers)
 
 
 def _with_rate_headers(send: Send, allowance: Allowance) -> Send:

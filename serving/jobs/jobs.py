@@ -141,6 +141,13 @@ class Jobs:
             self._enqueue(active.add(job))
             return job
 
+    def submitted(self, mark: str) -> JobStatus | None:
+        """Return the present state of the job that a request submitted, or None; see `submit`."""
+        active = self._started()
+        with active.lock:
+            found = active.records.find_mark(mark)
+            return None if found is None else active.current(found)
+
     def get(self, id: str) -> JobStatus:
         """Return the present state of a job.
 

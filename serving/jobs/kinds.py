@@ -12,6 +12,7 @@ from nnclr_hub.errors import CollectionNotFound, InvalidRequest, NNCLRHubError
 from nnclr_hub.store.backup import back_up
 from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.duplicates import exact_duplicates, near_duplicates
+from nnclr_hub.workbench.file_import import MAX_NAMED
 from nnclr_hub.workbench.inspection_fields import write_fields
 from nnclr_hub.workbench.inspections import LABEL_NEXT, inspect_collection, keep_inspection
 from nnclr_hub.workbench.payload import decode_vector
@@ -23,7 +24,7 @@ from nnclr_hub.workbench.reembedding import abandon, reembed
 from nnclr_hub.workbench.staging import renew, staged_images, unstage
 
 from ..request_bodies import decode_text
-from .add_images import MAX_NAMED, add, index
+from .add_images import add, import_vectors, index
 from .context import UPLOAD, JobContext, Outcome
 
 MAX_IDS = 1000  # of a group of duplicates, or of a verification, in a result
@@ -186,6 +187,7 @@ def _delete_upload(params: Mapping[str, Any]) -> None:
 
 KINDS: dict[str, Kind] = {
     "add": Kind(add, renew=_renew_upload, forget=_delete_upload),
+    "import": Kind(import_vectors, renew=_renew_upload, forget=_delete_upload),
     "index": Kind(index),
     "probe_fit": Kind(_fit_probe, renew=_renew_upload, forget=_delete_upload),
     "duplicates": Kind(_duplicates),

@@ -42,7 +42,9 @@ from .dependencies import AppEngines, AppSettings, AppWorkbench, served_engine
 # job parameters that are not shown: paths of this machine (a model's source may be one), and secrets
 SOURCE = "source"
 HIDDEN = (SOURCE, "given_by", ROOT, UPLOAD)  # `given_by` is in jobs of earlier versions
-JobKind = Literal["probe_fit", "reembed", "duplicates", "verify", "compact", "add", "index", "backup", "inspection"]
+JobKind = Literal[
+    "probe_fit", "reembed", "duplicates", "verify", "compact", "add", "import", "index", "backup", "inspection"
+]
 JobState = Literal["queued", "running", "done", "failed", "cancelled"]
 
 

@@ -39,27 +39,31 @@ class Access:
 
     scope: READ or WRITE, which the key must have; None: no key needed.
     counted: whether the request counts against the rate limit of its key.
+    streamed: whether the route writes the body to disk as it arrives, so that it may be large and take long. It handles
+        Idempotency-Key itself.
     route: template of the path; "" outside of the API's routes.
     """
 
     scope: str | None
     counted: bool = True
+    streamed: bool = False
     route: str = ""
 
 
 UNKNOWN_SAFE, UNKNOWN = Access(READ), Access(WRITE)
 
 
-def requires(scope: str | None, *, counted: bool = True) -> Callable[[F], F]:
+def requires(scope: str | None, *, counted: bool = True, streamed: bool = False) -> Callable[[F], F]:
     """Declare what an endpoint needs; goes directly above its function.
 
     Args:
         scope: READ or WRITE; None: no key needed.
         counted: whether a request counts against the rate limit of its key.
+        streamed: whether the endpoint writes the body to disk as it arrives.
     """
 
     def mark(endpoint: F) -> F:
-        setattr(endpoint, _ATTRIBUTE, Access(scope, counted))
+        setattr(endpoint, _ATTRIBUTE, Access(scope, counted, streamed))
         return endpoint
 
     return mark

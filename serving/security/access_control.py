@@ -76,6 +76,7 @@ class AccessControl:
             state = scope.setdefault("state", {})
             state["key_name"] = key.name  # for the request log
             state["counted"] = required.counted  # for the rate limits of `edge`
+            state["streamed"] = required.streamed  # for the limits of bodies
             state["writes"] = required.scope == WRITE  # for the audit log
             scope["user"], scope["auth"] = SimpleUser(key.name or address), AuthCredentials(list(key.scopes))
             await self._app(scope, receive, send)

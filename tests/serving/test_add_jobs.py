@@ -11,7 +11,7 @@ from PIL import Image
 from waiting import until
 
 from nnclr_hub.errors import InvalidRequest
-from nnclr_hub.workbench import Workbench, folder_index
+from nnclr_hub.workbench import Workbench, file_import, folder_index
 from nnclr_hub.workbench.staging import stage, staged
 from serving.jobs import add_images
 from serving.jobs.context import Interrupted, JobContext, Signals
@@ -130,7 +130,7 @@ def test_an_interrupted_job_embeds_each_image_once(server, collection, ticket, i
         return original(bench, name, images)
 
     monkeypatch.setattr(Workbench, "add_images", noting)
-    monkeypatch.setattr(add_images, "BATCH", 8)
+    monkeypatch.setattr(file_import, "IMAGES", 8)
     assert attempt(server, given, until=8) is None
     assert attempt(server, given, until=16) is None
     assert len(embedded) == len(set(embedded)) == 16

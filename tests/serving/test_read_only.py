@@ -27,7 +27,7 @@ from serving.security.access import AccessRules
 
 ACCESS = AccessRules(ROUTERS)
 WAITING = "0123456789abcd"
-NAMES = {"name": "photos", "id": "x", "alias": "live", "number": "1", "values": "clusters"}
+NAMES = {"name": "photos", "id": "x", "alias": "live", "number": "1", "values": "clusters", "key": "k"}
 
 
 @pytest.fixture(scope="module")

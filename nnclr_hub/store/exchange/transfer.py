@@ -202,7 +202,7 @@ def _already_imported(collection: Collection, manifest: Manifest, folder: Path) 
     for items in _items_of(manifest, folder):
         page = collection.scroll(cursor, len(items))
         for kept, exported in zip(page.items, items, strict=False):
-            if not _same(kept, exported, collection.spec):
+            if not same_item(kept, exported, collection.spec):
                 raise _other_content(collection)
         count += len(page.items)
         cursor = page.cursor
@@ -213,7 +213,8 @@ def _already_imported(collection: Collection, manifest: Manifest, folder: Path) 
     return count
 
 
-def _same(kept: Item, exported: Item, spec: CollectionSpec) -> bool:
+def same_item(kept: Item, exported: Item, spec: CollectionSpec) -> bool:
+    """Return whether a collection holds an item as it would store it."""
     return (
         kept.id == exported.id
         and metadata_json(kept) == metadata_json(exported)

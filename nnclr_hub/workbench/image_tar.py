@@ -48,16 +48,21 @@ class TarMember:
             return os.pread(file.fileno(), self.size, self.offset)
 
 
-def members(archive: Path) -> Iterator[tuple[str, int, float, int]]:
+def members(archive: Path, name: str | None = None) -> Iterator[tuple[str, int, float, int]]:
     """Yield (name, size, mtime, offset) of each image, by suffix, in the order of the archive, which reads fastest.
 
     Names are normalized to the form a/b.jpg. Hidden files and folders, and links, are left out.
 
+    Args:
+        archive: its path.
+        name: for error messages; None: the path.
+
     Raises:
         InvalidRequest: it is compressed, truncated, has data after its end, or contains a sparse image.
     """
+    name = name or str(archive)
     if archive.name.lower().endswith(COMPRESSED):
-        raise InvalidRequest(f"{archive} is compressed and does not allow random access; decompress it first.")
+        raise InvalidRequest(f"{name} is compressed and does not allow random access; decompress it first.")
     try:
         with tarfile.open(archive, "r:") as tar:
             for member in tar:
@@ -66,29 +71,26 @@ def members(archive: Path) -> Iterator[tuple[str, int, float, int]]:
                 if member.isreg() and not hidden and Path(member.name).suffix.lower() in IMAGE_SUFFIXES:
                     if member.issparse():
                         raise InvalidRequest(
-                            f"{archive} contains the sparse file {member.name}; pack it without --sparse."
+                            f"{name} contains the sparse file {member.name}; pack it without --sparse."
                         )
                     yield "/".join(parts), member.size, float(member.mtime), member.offset_data
                 tar.members.clear()  # type: ignore[attr-defined] - otherwise all members stay in memory
             end = tar.offset
     except tarfile.TarError as error:
-        raise InvalidRequest(
-            f"{archive} is not a complete tar file ({error}); create it again, or unpack it."
-        ) from error
-    _check_end(archive, end)
+        raise InvalidRequest(f"{name} is not a complete tar file ({error}); create it again, or unpack it.") from error
+    _check_end(archive, end, name)
 
 
-def _check_end(archive: Path, end: int) -> None:
+def _check_end(archive: Path, end: int, name: str) -> None:
     """Check that only zeros follow the last member; tarfile stops silently at an invalid header."""
     with archive.open("rb") as file:
         file.seek(end)
         rest = file.read(CHUNK)
         if len(rest) < tarfile.BLOCKSIZE:
-            raise InvalidRequest(f"{archive} is truncated; create it again, or unpack it.")
+            raise InvalidRequest(f"{name} is truncated; create it again, or unpack it.")
         while rest:
             if rest.strip(b"\0"):
                 raise InvalidRequest(
-                    f"{archive} has data after its end, so it is damaged or concatenated; create it again, or unpack "
-                    "it."
+                    f"{name} has data after its end, so it is damaged or concatenated; create it again, or unpack it."
                 )
             rest = file.read(CHUNK)

@@ -1,0 +1,167 @@
+"""Items by their vectors, read from NDJSON, Arrow and Parquet files without loading a whole file.
+
+    file = ItemFile(Path("items.parquet"), FORMATS["parquet"])
+    for number, item in file:           # Item, or the reason why the row is not one
+        ...
+    file.done, file.total               # bytes
+
+NDJSON has one object with `id`, `vector` and `metadata` per line. A table has the columns `id` and `vector`. Its column
+`metadata` is JSON text or a struct, and all other columns become metadata, too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.store.base import Item
+from nnclr_hub.store.exchange.files import require_parquet
+from nnclr_hub.workbench.import_format import ImportFormat
+from nnclr_hub.workbench.payload import decode_vector
+
+MOST_LINE = 4 << 20  # bytes: the longest vector as text, and 64 KiB of metadata
+ROWS = 1000
+MOST_BATCH = 512 << 20  # bytes of one batch of a table in memory
+FIELDS = ("id", "vector", "metadata")
+ARROW_FILE = b"ARROW1"  # begins an Arrow file; a stream has no such mark
+
+Row = tuple[int, Item | str]
+
+
+class ItemFile:
+    """The rows of a file, counted from 1.
+
+    Args:
+        path: of the file.
+        format: of the file, one that holds vectors.
+
+    Raises:
+        MissingDependency: pyarrow is needed and not installed.
+    """
+
+    def __init__(self, path: Path, format: ImportFormat) -> None:
+        self._path = path
+        self._format = format
+        self.done = 0
+        self.total = path.stat().st_size
+        if format.name != "ndjson":
+            require_parquet()
+
+    def __iter__(self) -> Iterator[Row]:
+        """Yield each row; a damaged table raises InvalidRequest where the damage is."""
+        if self._format.name == "ndjson":
+            with self._path.open("rb") as file:
+                yield from self._lines(file)
+        else:
+            with _sound(self._format.name):
+                yield from self._rows()
+        self.done = self.total
+
+    def _lines(self, file: BinaryIO) -> Iterator[Row]:
+        number = 0
+        while line := file.readline(MOST_LINE + 1):
+            number += 1
+            whole = line
+            while len(line) > MOST_LINE and not line.endswith(b"\n"):  # skip the rest of a line that is too long
+                line = file.readline(MOST_LINE + 1)
+            self.done = file.tell()
+            if len(whole) > MOST_LINE:
+                yield number, f"The line is longer than {MOST_LINE >> 20} MiB."
+            elif whole.strip():
+                yield number, _parsed(whole)
+
+    def _rows(self) -> Iterator[Row]:
+        number = 0
+        for batch in self._batches():
+            if batch.nbytes > MOST_BATCH:
+                raise InvalidRequest(
+                    f"{ROWS} rows of the file take {batch.nbytes >> 20} MiB; the limit is {MOST_BATCH >> 20} MiB."
+                )
+            missing = {"id", "vector"} - set(batch.schema.names)
+            if missing:
+                raise InvalidRequest(f"The file has no column {min(missing)!r}; it needs id and vector.")
+            vectors = batch.column("vector")
+            others = [name for name in batch.schema.names if name not in FIELDS]
+            columns = {name: batch.column(name).to_pylist() for name in ("id", *others)}
+            if "metadata" in batch.schema.names:
+                columns["metadata"] = batch.column("metadata").to_pylist()
+            for i in range(len(batch)):
+                number += 1
+                extra = {name: columns[name][i] for name in others if columns[name][i] is not None}
+                metadata = columns["metadata"][i] if "metadata" in columns else None
+                yield number, _item(columns["id"][i], _numbers(vectors[i]), metadata, extra)
+
+    def _batches(self) -> Iterator[Any]:
+        """Yield record batches of at most ROWS rows."""
+        import pyarrow
+        from pyarrow.parquet import ParquetFile
+
+        if self._format.name == "parquet":
+            with ParquetFile(self._path) as table:
+                for batch in table.iter_batches(ROWS):
+                    yield batch
+                    self.done += self.total * len(batch) // max(1, table.metadata.num_rows)
+            return
+        with pyarrow.memory_map(str(self._path)) as source:
+            if source.read(len(ARROW_FILE)) == ARROW_FILE:
+                reader = pyarrow.ipc.open_file(source)
+                large = (reader.get_batch(i) for i in range(reader.num_record_batches))
+            else:
+                source.seek(0)
+                large = iter(pyarrow.ipc.open_stream(source))
+            for batch in large:
+                for start in range(0, len(batch), ROWS):
+                    yield batch.slice(start, ROWS)
+                self.done = min(self.total, self.done + batch.nbytes)
+
+
+def _parsed(line: bytes) -> Item | str:
+    """Return the item of a line of JSON, or why it is not one."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        return f"The line is not JSON ({error})."
+    if not isinstance(row, dict) or row.keys() - set(FIELDS) or not {"id", "vector"} <= row.keys():
+        return "The line must be an object with id and vector, and may have metadata."
+    return _item(row["id"], row["vector"], row.get("metadata"), {})
+
+
+def _item(id: Any, vector: Any, metadata: Any, extra: Mapping[str, Any]) -> Item | str:
+    """Return an item, or why its parts do not make one; the collection checks the values."""
+    try:
+        if isinstance(metadata, str):
+            metadata = json.loads(metadata)
+        if not isinstance(metadata, Mapping | None):
+            return f"The metadata must be an object, got {metadata!r:.80}."
+        return Item(id, decode_vector(vector), {**extra, **(metadata or {})})
+    except (InvalidRequest, ValueError, RecursionError) as error:
+        return str(error)
+
+
+def _numbers(value: Any) -> Any:
+    """Return the vector in a cell of a table: an array if it is a list of numbers."""
+    numbers = getattr(value, "values", None)
+    if numbers is None:
+        return value.as_py()
+    try:
+        return numbers.to_numpy(zero_copy_only=False).astype(np.float32)
+    except (TypeError, ValueError):
+        return value.as_py()
+
+
+@contextmanager
+def _sound(name: str) -> Iterator[None]:
+    """Raise InvalidRequest if pyarrow cannot read a file."""
+    from pyarrow import ArrowException
+
+    try:
+        yield
+    except (ArrowException, OSError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise InvalidRequest(f"The file is not {name}, or it is damaged ({reason}); write it again.") from error

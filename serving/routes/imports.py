@@ -1,0 +1,225 @@
+"""/api/v1/collections/{name}/imports: upload a file of images or vectors, which a job imports.
+
+    POST /api/v1/collections/photos/imports     Content-Type: application/zip     Idempotency-Key: 5f0c...
+    GET  /api/v1/collections/photos/imports/5f0c...
+
+The body is written to disk as it arrives. The key names the upload: after a lost connection, GET returns how many bytes
+arrived, and the next POST with `Upload-Offset` continues there. A file may also be sent in parts, all but the last with
+`Upload-Complete: ?0`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from anyio.to_thread import run_sync
+from fastapi import APIRouter, Header, Request, Response
+from pydantic import Field
+
+from nnclr_hub.errors import (
+    CollectionNotFound,
+    DiskFull,
+    FingerprintMismatch,
+    InvalidRequest,
+    ModelError,
+    RequestTooLarge,
+    StoreReadOnly,
+)
+from nnclr_hub.store.folder import NO_SPACE
+from nnclr_hub.store.sqlite import check_space
+from nnclr_hub.workbench import Workbench
+from nnclr_hub.workbench.import_format import FORMATS, ImportFormat
+from nnclr_hub.workbench.staging import complete, partial_file, partial_size
+
+from ..idempotency import INVALID_KEY, KEY
+from ..jobs.context import UPLOAD
+from ..keys import READ, WRITE
+from ..problems import answers
+from ..request_bodies import media_type, unsupported
+from ..security.access import requires
+from .bodies import FILE, Strict
+from .dependencies import AppSettings, AppWorkbench
+from .jobs import LOCATION, AppJobs, JobResponse
+
+WRITTEN = 1 << 20  # bytes per write
+BY_MEDIA_TYPE = {one.media_type: one for one in FORMATS.values()}
+
+
+class ImportResponse(Strict):
+    """The state of an upload."""
+
+    received: int = Field(description="bytes that have arrived; 0 once the file is complete")
+    job: JobResponse | None = Field(description="the job that imports the file; null until the file is complete")
+
+
+router = APIRouter(prefix="/api/v1/collections/{name}/imports", tags=["jobs"])
+
+
+@router.post(
+    "",
+    status_code=202,
+    responses={
+        202: {"description": "The bytes are stored; if the file is complete, a job was started.", "headers": LOCATION},
+        **answers(
+            CollectionNotFound, FingerprintMismatch, ModelError, StoreReadOnly, DiskFull, "unsupported_media_type"
+        ),
+    },
+    openapi_extra={
+        "requestBody": {"required": True, "content": {kind: {"schema": FILE} for kind in BY_MEDIA_TYPE}},
+    },
+)
+@requires(WRITE, streamed=True)
+async def import_file(
+    name: str,
+    request: Request,
+    response: Response,
+    bench: AppWorkbench,
+    settings: AppSettings,
+    jobs: AppJobs,
+    upload_offset: Annotated[
+        int, Header(ge=0, description="bytes of the file before this body; they must have arrived")
+    ] = 0,
+    upload_complete: Annotated[
+        Literal["?0", "?1"], Header(description="`?0`: the next request with the same Idempotency-Key continues")
+    ] = "?1",
+) -> ImportResponse:
+    """Import a file of images or vectors into the collection, as a job.
+
+    A zip or tar contains images; the folder of an image is its label. NDJSON has one object with `id`, `vector` and
+    `metadata` per line. An Arrow or Parquet table has columns `id` and `vector`, and the others become metadata. Invalid
+    images and rows are listed in the job's result, and all others are stored.
+    """
+    format = BY_MEDIA_TYPE.get(media_type(request))
+    if format is None:
+        raise unsupported(request, *BY_MEDIA_TYPE)
+    await run_sync(_check_collection, bench, name, format)
+    ticket = _ticket(request, name, request.headers.get("idempotency-key"))
+    existing = await run_sync(jobs.submitted, ticket)
+    if existing is not None:
+        async for _ in request.stream():  # a client may not read the answer before it has sent everything
+            pass
+        return _started(response, JobResponse.of(existing))
+    received = await _receive(request, ticket, upload_offset, settings.import_bytes)
+    if upload_complete == "?0":
+        return ImportResponse(received=received, job=None)
+    await run_sync(complete, ticket, f"upload{format.suffixes[0]}")
+    params: dict[str, Any] = {"collection": name, UPLOAD: ticket}
+    if format.images:
+        kind, params = "add", {**params, "max_bytes": settings.max_bytes}
+    else:
+        kind, params = "import", {**params, "format": format.name}
+    job = await run_sync(lambda: jobs.submit(kind, params, mark=ticket))
+    return _started(response, JobResponse.of(job))
+
+
+@router.get("/{key}", responses=answers(CollectionNotFound))
+@requires(READ, counted=False)
+def import_state(name: str, key: str, request: Request, bench: AppWorkbench, jobs: AppJobs) -> ImportResponse:
+    """Return how much of an upload has arrived, by its Idempotency-Key, or the job that imports it."""
+    bench.collection(name)
+    ticket = _ticket(request, name, key)
+    job = jobs.submitted(ticket)
+    if job is not None:
+        return ImportResponse(received=0, job=JobResponse.of(job))
+    return ImportResponse(received=partial_size(ticket), job=None)
+
+
+# ---- inside
+
+
+def _check_collection(bench: Workbench, name: str, format: ImportFormat) -> None:
+    """Report a wrong collection before the file is sent."""
+    if format.images:
+        bench.fillable(name)
+    else:
+        bench.collection(name)
+
+
+def _ticket(request: Request, name: str, key: str | None) -> str:
+    """Return the ticket of an upload; without a key, nobody can continue it."""
+    if key is None:
+        return secrets.token_hex(16)
+    if not KEY.fullmatch(key):
+        raise InvalidRequest(INVALID_KEY)
+    caller = request.scope["state"].get("key_name") or request.headers.get("authorization", "")
+    return hashlib.sha256(repr((caller, name, key)).encode()).hexdigest()[:32]
+
+
+def _started(response: Response, job: JobResponse) -> ImportResponse:
+    response.headers["Location"] = f"/api/v1/jobs/{job.id}"
+    return ImportResponse(received=0, job=job)
+
+
+async def _receive(request: Request, ticket: str, offset: int, most: int) -> int:
+    """Write the body behind the bytes that have arrived; return their number."""
+    writer = _PartialFile(await run_sync(partial_file, ticket), offset, most)
+    await run_sync(writer.open)
+    waiting = bytearray()
+    try:
+        async for piece in request.stream():
+            waiting += piece
+            if len(waiting) >= WRITTEN:
+                await run_sync(writer.append, bytes(waiting))
+                waiting.clear()
+    finally:
+        if waiting:  # also if the connection is lost
+            await run_sync(writer.append, bytes(waiting))
+    return writer.size
+
+
+class _PartialFile:
+    """A file that grows.
+
+    Args:
+        path: of the file.
+        offset: where to continue; what is behind it is replaced.
+        most: bytes of the whole file.
+    """
+
+    def __init__(self, path: Path, offset: int, most: int) -> None:
+        self._path = path
+        self._most = most
+        self.size = offset
+
+    def open(self) -> None:
+        """Check the offset.
+
+        Raises:
+            InvalidRequest: fewer bytes have arrived.
+        """
+        arrived = self._path.stat().st_size
+        if self.size > arrived:
+            raise InvalidRequest(
+                f"Upload-Offset is {self.size}, but {arrived} bytes have arrived; continue with Upload-Offset: "
+                f"{arrived}."
+            )
+        with self._path.open("r+b") as file:
+            file.truncate(self.size)
+
+    def append(self, data: bytes) -> None:
+        """Write data at the end.
+
+        Raises:
+            InvalidRequest: a client that came back continues elsewhere; its lost connection must not write any more.
+            RequestTooLarge: the file would become too large.
+            DiskFull: there is no space.
+        """
+        if self._path.stat().st_size != self.size:
+            raise InvalidRequest("Another request continues this upload; this one is ended.")
+        if self.size + len(data) > self._most:
+            raise RequestTooLarge(
+                f"The file exceeds the limit of {self._most / 1e6:g} MB for imports; split it, or raise "
+                "NNCLR_IMPORT_BYTES."
+            )
+        check_space(self._path, len(data))
+        try:
+            with self._path.open("ab") as file:
+                file.write(data)
+        except OSError as error:
+            if error.errno not in NO_SPACE:
+                raise
+            raise DiskFull("The disk of the server is too full for the file; free some space, and continue.") from error
+        self.size += len(data)

@@ -1,0 +1,198 @@
+"""Files are imported by REST, by both clients and by the command line, whole, in parts, and after lost connections."""
+
+import asyncio
+import json
+import socket
+import zipfile
+
+import httpx
+import numpy as np
+import pytest
+from jobs_over_rest import finished
+from rest_requests import is_problem
+from typer.testing import CliRunner
+
+from nnclr_hub import AsyncClient, Client
+from nnclr_hub.cli.app import app as cli
+from nnclr_hub.client import imports
+from nnclr_hub.errors import CollectionNotFound, InvalidRequest
+
+NDJSON = "application/x-ndjson"
+DIM = 4
+VECTORS = np.random.default_rng(0).normal(size=(3000, DIM)).astype(np.float32)
+LINES = [json.dumps({"id": f"i{i}", "vector": v.tolist(), "metadata": {"n": i}}) + "\n" for i, v in enumerate(VECTORS)]
+BODY = "".join(LINES).encode()
+
+
+@pytest.fixture
+def points(client):
+    """Create a collection of vectors, and delete it afterwards."""
+    path = "/api/v1/collections/points"
+    assert client.put(path, json={"dim": DIM, "metric": "l2"}).status_code == 201
+    yield path
+    client.delete(path)
+
+
+def stored(client, points) -> dict[str, int]:
+    """Return the metadata `n` of all items by id."""
+    body = client.get(f"{points}/items", params={"limit": 10_000}).json()
+    return {item["id"]: item["metadata"]["n"] for item in body["items"]}
+
+
+ALL = {f"i{i}": i for i in range(len(LINES))}
+
+
+def test_a_body_is_imported_by_a_job_and_the_same_key_gives_the_same_job(client, points):
+    headers = {"Content-Type": NDJSON, "Idempotency-Key": "once"}
+    body = BODY + b"broken\n"
+    response = client.post(
+        f"{points}/imports", content=(body[i : i + 9999] for i in range(0, len(body), 9999)), headers=headers
+    )
+    assert response.status_code == 202
+    job = response.json()["job"]
+    assert response.headers["location"] == f"/api/v1/jobs/{job['id']}"
+    done = finished(client, f"/api/v1/jobs/{job['id']}")
+    assert (done["kind"], done["state"]) == ("import", "done")
+    assert done["result"]["added"] == len(LINES)
+    assert [error["name"] for error in done["result"]["errors"]] == [f"row {len(LINES) + 1}"]
+    assert stored(client, points) == ALL
+    again = client.post(f"{points}/imports", content=body, headers=headers)
+    assert again.json()["job"]["id"] == job["id"]
+    assert client.get(f"{points}/imports/once").json()["job"]["id"] == job["id"]
+    other = client.post(f"{points}/imports", content=body, headers={**headers, "Idempotency-Key": "twice"})
+    assert finished(client, f"/api/v1/jobs/{other.json()['job']['id']}")["result"]["unchanged"] == len(LINES)
+
+
+def cut(server, points: str, body: bytes, sent: int, headers: dict[str, str]) -> None:
+    """Send a part of a body, and close the connection."""
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    with socket.create_connection((httpx.URL(server.url).host, httpx.URL(server.url).port)) as connection:
+        head = f"POST {points}/imports HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n{lines}\r\n"
+        connection.sendall(head.encode() + body[:sent])
+        connection.shutdown(socket.SHUT_WR)
+        while connection.recv(65536):
+            pass
+
+
+def test_a_cut_connection_continues_where_it_stopped(server, client, points):
+    headers = {"Content-Type": NDJSON, "Idempotency-Key": "cut"}
+    received = 0
+    for stop in (70_000, 150_001):
+        cut(server, points, BODY[received:], stop - received, {**headers, "Upload-Offset": str(received)})
+        state = client.get(f"{points}/imports/cut").json()
+        assert state == {"received": stop, "job": None}
+        received = stop
+    refused = client.post(f"{points}/imports", content=b"x", headers={**headers, "Upload-Offset": "150002"})
+    is_problem(refused, 422, "invalid_request")
+    # an earlier offset replaces what is behind it: an answer may have been lost
+    rest = client.post(f"{points}/imports", content=BODY[100_000:], headers={**headers, "Upload-Offset": "100000"})
+    assert finished(client, f"/api/v1/jobs/{rest.json()['job']['id']}")["result"]["added"] == len(LINES)
+    assert stored(client, points) == ALL
+
+
+def test_wrong_requests_are_refused(client, points, collection):
+    typed = {"Content-Type": NDJSON}
+    is_problem(
+        client.post(f"{points}/imports", content=b"", headers={"Content-Type": "text/plain"}),
+        415,
+        "unsupported_media_type",
+    )
+    is_problem(client.post("/api/v1/collections/none/imports", content=b"", headers=typed), 404, "collection_not_found")
+    is_problem(
+        client.post(f"{points}/imports", content=b"", headers={**typed, "Idempotency-Key": "ä".encode()}),
+        422,
+        "invalid_request",
+    )
+    is_problem(
+        client.post(f"{points}/imports", content=b"", headers={**typed, "Upload-Offset": "-1"}), 422, "invalid_request"
+    )
+    zipped = {"Content-Type": "application/zip"}
+    # before the file is sent: these vectors are not from the server's encoder
+    is_problem(client.post(f"{points}/imports", content=b"", headers=zipped), 422, "invalid_request")
+    failed = client.post(f"{collection}/imports", content=b"not a zip", headers=zipped).json()["job"]
+    assert finished(client, f"/api/v1/jobs/{failed['id']}")["error"]["code"] == "invalid_request"
+
+
+def test_a_body_may_exceed_the_limit_of_other_requests_but_not_that_of_imports(serve, model, tmp_path):
+    for server in serve(model, tmp_path / "store", max_bytes=1000, bodies_bytes=1000, import_bytes=len(BODY)):
+        with httpx.Client(base_url=server.url, timeout=60) as client:
+            client.put("/api/v1/collections/points", json={"dim": DIM})
+            path, typed = "/api/v1/collections/points/imports", {"Content-Type": NDJSON}
+            job = client.post(path, content=BODY, headers=typed).json()["job"]
+            assert finished(client, f"/api/v1/jobs/{job['id']}")["result"]["added"] == len(LINES)
+            for body in (BODY + b"\n", iter([BODY, b"\n"])):  # with and without a Content-Length
+                is_problem(client.post(path, content=body, headers=typed), 413, "request_too_large")
+            # in parts, too
+            keyed = {**typed, "Idempotency-Key": "large"}
+            assert client.post(path, content=BODY, headers={**keyed, "Upload-Complete": "?0"}).json()[
+                "received"
+            ] == len(BODY)
+            last = client.post(path, content=b"\n", headers={**keyed, "Upload-Offset": str(len(BODY))})
+            is_problem(last, 413, "request_too_large")
+
+
+def test_clients_upload_in_parts_and_continue_after_they_were_killed(server, client, points, tmp_path, monkeypatch):
+    monkeypatch.setattr(imports, "PART", 50_000)
+    path = tmp_path / "items.ndjson"
+    path.write_bytes(BODY)
+    seen: list[int] = []
+
+    def killed(done: int, total: int) -> None:
+        seen.append(done)
+        if done >= 100_000:
+            raise KeyboardInterrupt
+
+    with Client(server.url) as opened:
+        with pytest.raises(KeyboardInterrupt):
+            opened.collection("points").import_file(path, progress=killed)
+        assert seen == [0, 50_000, 100_000]
+        seen.clear()
+        job = opened.collection("points").import_file(path, progress=lambda done, total: seen.append(done))
+        assert seen[0] == 100_000
+        assert opened.jobs.wait(job.id).result["added"] == len(LINES)
+        assert stored(client, points) == ALL
+        with pytest.raises(CollectionNotFound):
+            opened.collection("none").import_file(path)
+        for wrong in (
+            {"path": tmp_path / "missing.zip"},
+            {"path": tmp_path / "a.txt"},
+            {"path": path, "format": "csv"},
+        ):
+            with pytest.raises(InvalidRequest):
+                opened.collection("points").import_file(**wrong)
+
+    async def again():
+        async with AsyncClient(server.url) as opened:
+            job = await opened.collection("points").import_file(path)  # a new import, since the first one is done
+            return await opened.jobs.wait(job.id)
+
+    done = asyncio.run(again())
+    assert done.id != job.id
+    assert done.result["unchanged"] == len(LINES)
+
+
+def test_the_command_line_imports_a_zip_into_a_server_and_into_a_store(
+    server, client, collection, image_files, model, tmp_path, monkeypatch
+):
+    path = tmp_path / "photos.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for one in image_files[:3]:
+            archive.write(one, f"cats/{one.name}")
+    done = CliRunner().invoke(
+        cli, ["store", "import", str(path), "--collection", "photos", "--server", server.url, "--json"]
+    )
+    assert (done.exit_code, json.loads(done.stdout)["added"]) == (0, 3)
+    assert client.get(collection).json()["count"] == 3
+    vectors = tmp_path / "items.ndjson"
+    vectors.write_bytes(BODY + b"broken\n")
+    store = str(tmp_path / "store")
+    assert CliRunner().invoke(cli, ["store", "create", "points", "--dim", str(DIM), "--store", store]).exit_code == 0
+    local = ["store", "import", str(vectors), "--collection", "points", "--store", store, "--json"]
+    done = CliRunner().invoke(cli, local)
+    assert (done.exit_code, json.loads(done.stdout)["added"], json.loads(done.stdout)["errors_count"]) == (
+        0,
+        len(LINES),
+        1,
+    )
+    for wrong in (["--server", server.url], ["--collection", "points", "--server", server.url, "--store", store]):
+        assert CliRunner().invoke(cli, ["store", "import", str(vectors), *wrong]).exit_code == 2

@@ -1,0 +1,158 @@
+"""Files of vectors and images are imported completely, whatever their format, and invalid parts are reported."""
+
+import io
+import json
+import tarfile
+import zipfile
+
+import numpy as np
+import pyarrow
+import pytest
+from pyarrow import ipc, parquet
+
+from nnclr_hub import CollectionSpec, EmbeddedStore
+from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.workbench import Encoders, Workbench, file_import, item_file
+from nnclr_hub.workbench.file_import import import_file
+from nnclr_hub.workbench.import_format import FORMATS, format_of_file
+
+ROWS, DIM = 2500, 8
+VECTORS = np.random.default_rng(0).normal(size=(ROWS, DIM)).astype(np.float32)
+ABOUT = [{"label": f"l{i % 7}", "n": i, "tags": ["a", str(i % 3)]} for i in range(ROWS)]
+
+
+@pytest.fixture
+def bench(tmp_path, model):
+    with EmbeddedStore(tmp_path / "store") as store:
+        store.create("vectors", CollectionSpec(DIM, metric="l2"))
+        yield Workbench(Encoders(str(model), device="cpu"), store)
+
+
+def table(vector_type=None) -> pyarrow.Table:
+    vectors = pyarrow.array(VECTORS.tolist(), vector_type or pyarrow.list_(pyarrow.float32(), DIM))
+    columns = {"id": [f"i{i}" for i in range(ROWS)], "vector": vectors}
+    columns["metadata"] = [json.dumps({"label": one["label"], "tags": one["tags"]}) for one in ABOUT]
+    return pyarrow.table({**columns, "n": [one["n"] for one in ABOUT]})
+
+
+def written(path, kind: str) -> None:
+    if kind == "ndjson":
+        rows = ({"id": f"i{i}", "vector": VECTORS[i].tolist(), "metadata": ABOUT[i]} for i in range(ROWS))
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif kind == "parquet":
+        parquet.write_table(table(pyarrow.list_(pyarrow.float64())), path, row_group_size=900)
+    else:
+        new = ipc.new_file if kind == "arrow file" else ipc.new_stream
+        with new(str(path), table().schema) as writer:
+            writer.write_table(table(), max_chunksize=1700)
+
+
+@pytest.mark.parametrize("kind", ["ndjson", "parquet", "arrow file", "arrow stream"])
+def test_each_format_gives_the_same_items(bench, tmp_path, kind):
+    path = tmp_path / f"items.{kind.split()[0]}"
+    written(path, kind)
+    seen = []
+    report = import_file(bench, "vectors", path, format_of_file(path), progress=lambda *given: seen.append(given))
+    assert (report.added, report.replaced, report.unchanged, report.errors) == (ROWS, 0, 0, [])
+    assert seen == sorted(seen)
+    assert seen[-1] == (path.stat().st_size,) * 2
+    items = bench.collection("vectors").get([f"i{i}" for i in range(ROWS)])
+    assert [item.metadata for item in items] == ABOUT
+    assert np.array_equal(np.stack([item.vector for item in items]), VECTORS)
+    before = bench.collection("vectors").info().durable_seq
+    again = import_file(bench, "vectors", path, format_of_file(path))
+    assert (again.added, again.replaced, again.unchanged) == (0, 0, ROWS)
+    assert bench.collection("vectors").info().durable_seq == before
+
+
+def test_invalid_rows_are_reported_and_the_others_stored(bench, tmp_path, monkeypatch):
+    monkeypatch.setattr(item_file, "MOST_LINE", 1000)
+    good = {"id": "good", "vector": [1.0] * DIM}
+    lines = [
+        json.dumps(good),
+        "not JSON",
+        json.dumps({"id": "short", "vector": [1.0]}),
+        json.dumps({"id": "nan", "vector": [float("nan")] * DIM}),
+        json.dumps({**good, "id": "a b"}),
+        json.dumps({**good, "id": "text", "metadata": "x"}),
+        json.dumps({**good, "id": "extra", "more": 1}),
+        "",
+        json.dumps({**good, "id": "long", "metadata": {"a": "x" * 5000}}),
+        "[" * 900,
+        json.dumps({**good, "vector": [2.0] * DIM}),  # replaces the first
+        json.dumps({**good, "id": "last"}),
+    ]
+    path = tmp_path / "items.jsonl"
+    path.write_text("\n".join(lines))
+    report = import_file(bench, "vectors", path, format_of_file(path))
+    assert [error["name"] for error in report.errors] == [f"row {n}" for n in (2, 6, 7, 9, 10, 3, 4, 5)]
+    assert report.errors_count == 8
+    assert report.added == 2
+    items = bench.collection("vectors").get(["good", "last"])
+    assert [item.vector[0] for item in items] == [2.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"PAR1garbagePAR1", b"ARROW1\0\0garbage", b"\xff\xff\xff\xff\x10\0\0\0garbage and more of it"],
+)
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_a_damaged_table_is_refused(bench, tmp_path, kind, content):
+    path = tmp_path / "items"
+    path.write_bytes(content)
+    with pytest.raises(InvalidRequest):
+        import_file(bench, "vectors", path, FORMATS[kind])
+    assert bench.collection("vectors").count() == 0
+
+
+def test_a_table_without_vectors_or_with_huge_rows_is_refused(bench, tmp_path, monkeypatch):
+    path = tmp_path / "items.parquet"
+    parquet.write_table(table().drop_columns(["vector"]), path)
+    with pytest.raises(InvalidRequest):
+        import_file(bench, "vectors", path, FORMATS["parquet"])
+    parquet.write_table(table(), path)
+    monkeypatch.setattr(item_file, "MOST_BATCH", 1000)
+    with pytest.raises(InvalidRequest):
+        import_file(bench, "vectors", path, FORMATS["parquet"])
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar"])
+def test_images_of_an_archive_are_embedded_with_their_folders_as_labels(
+    bench, tmp_path, image_files, kind, monkeypatch
+):
+    monkeypatch.setattr(file_import, "IMAGES", 4)
+    path, chosen = tmp_path / f"photos.{kind}", image_files[::6]
+    with zipfile.ZipFile(path, "w") if kind == "zip" else tarfile.open(path, "w") as archive:
+        for one in chosen:
+            name = f"set/{one.parent.name}/{one.name}"
+            archive.write(one, name) if kind == "zip" else archive.add(one, name)
+        if kind == "zip":
+            archive.writestr("set/cat/broken.jpg", b"no image")
+        else:
+            about = tarfile.TarInfo("set/cat/broken.jpg")
+            about.size = 8
+            archive.addfile(about, io.BytesIO(b"no image"))
+    bench.ensure_collection("photos", None)
+    report = import_file(bench, "photos", path, format_of_file(path))
+    assert (report.added, [error["name"] for error in report.errors]) == (len(chosen), ["set/cat/broken.jpg"])
+    items = bench.collection("photos").scroll(limit=100).items
+    assert sorted((item.metadata["label"], item.metadata["name"]) for item in items) == sorted(
+        (one.parent.name, one.name) for one in chosen
+    )
+    expected = bench.embedder().embed(chosen)
+    stored = np.stack([item.vector for item in items])
+    assert (stored @ (expected / np.linalg.norm(expected, axis=1, keepdims=True)).T).max(axis=0).min() > 0.999
+
+
+def test_an_archive_without_images_or_truncated_is_refused(bench, tmp_path, image_files):
+    path = tmp_path / "photos.tar"
+    with tarfile.open(path, "w") as archive:
+        archive.add(__file__, "text.py")
+    bench.ensure_collection("photos", None)
+    with pytest.raises(InvalidRequest):
+        import_file(bench, "photos", path, FORMATS["tar"])
+    with tarfile.open(path, "w") as archive:
+        archive.add(image_files[0], "a.jpg")
+    path.write_bytes(path.read_bytes()[:900])
+    with pytest.raises(InvalidRequest):
+        import_file(bench, "photos", path, FORMATS["tar"])
