@@ -15,9 +15,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nnclr_hub.workbench.image_tar import COMPRESSED, TarMember, members
 from nnclr_hub.encoder.image_folder import list_images
 from nnclr_hub.errors import NoImages
+from nnclr_hub.workbench.image_tar import COMPRESSED, TarMember, members
 
 SAMPLED = 16  # images whose bytes are part of a listing's digest
 

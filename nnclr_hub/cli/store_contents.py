@@ -126,7 +126,7 @@ def import_(
     api_key_env: ApiKeyEnv = "NNCLR_API_KEY",
     as_json: Json = False,
 ) -> None:
-    """Import an exported folder, the shards of `nnclr embed`, or a file. Run it again to continue after an interruption.
+    """Import an exported folder, shards of `nnclr embed`, or a file. Run it again to continue after an interruption.
 
     A file is imported into an existing collection. With --server, the server imports it.
 

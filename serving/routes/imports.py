@@ -89,8 +89,8 @@ async def import_file(
     """Import a file of images or vectors into the collection, as a job.
 
     A zip or tar contains images; the folder of an image is its label. NDJSON has one object with `id`, `vector` and
-    `metadata` per line. An Arrow or Parquet table has columns `id` and `vector`, and the others become metadata. Invalid
-    images and rows are listed in the job's result, and all others are stored.
+    `metadata` per line. An Arrow or Parquet table has columns `id` and `vector`, and the others become metadata.
+    Invalid images and rows are listed in the job's result, and all others are stored.
     """
     format = BY_MEDIA_TYPE.get(media_type(request))
     if format is None:

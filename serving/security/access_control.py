@@ -170,7 +170,8 @@ def preflight(origin: str) -> dict[str, str]:
     return {
         "Access-Control-Allow-Origin": origin,
         "Access-Control-Allow-Methods": "GET, POST, PUT, PATCH, DELETE",
-        "Access-Control-Allow-Headers": "Authorization, Content-Type, Accept, Idempotency-Key, X-Request-Id",
+        "Access-Control-Allow-Headers": "Authorization, Content-Type, Accept, Idempotency-Key, X-Request-Id, "
+        "Upload-Offset, Upload-Complete",
         "Access-Control-Max-Age": "600",
         "Vary": "Origin",
     }
