@@ -172,8 +172,7 @@ class ModelMemory:
         try:
             self._reserve(source, slot, self._weigh(source))
             encoder = self._load(source)
-            weights = sum(tensor.nbytes for tensor in encoder.backbone.state_dict().values())
-            self._reserve(source, slot, weights + (encoder.backend.memory or 0))
+            self._reserve(source, slot, encoder.weight_bytes + (encoder.backend.memory or 0))
             engine = self._warm(encoder)
         except BaseException:
             with self._lock:

@@ -115,7 +115,8 @@ class Model:
     ) -> list[AttentionMap]:
         """Return what `attention_maps` does, for the event loop."""
         async with self._held_async() as engine:
-            query = self._attention_query(engine, settings, image, targets)
+            # in a thread, because the first query may import torch
+            query = await asyncio.to_thread(self._attention_query, engine, settings, image, targets)
             results = await engine.run_async(query.images, query.task, deadline_s=deadline_s)
             return await asyncio.to_thread(query.maps, results)
 

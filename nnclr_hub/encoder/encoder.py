@@ -16,50 +16,51 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, cast, overload
+from typing import TYPE_CHECKING, Any, cast, overload
 
 import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
 
 from nnclr_hub.encoder.attention import MAX_SIDE, AttentionMap, AttentionSettings, Query
-from nnclr_hub.encoder.attention.extractor import AttentionExtractor
-from nnclr_hub.encoder.backbones import input_side, is_convolutional
-from nnclr_hub.encoder.backends import parse_backend
+from nnclr_hub.encoder.backends import Backend, parse_backend
 from nnclr_hub.encoder.backends.choice import open_backend
-from nnclr_hub.encoder.backends.network import Network
-from nnclr_hub.encoder.backends.with_torch import forward
 from nnclr_hub.encoder.crops import embed_crops
 from nnclr_hub.encoder.decoding import Source
 from nnclr_hub.encoder.decoding_pool import active_pool
-from nnclr_hub.encoder.device import find_device
 from nnclr_hub.encoder.embedder import ImageLike
-from nnclr_hub.encoder.fingerprint import fingerprint_of
+from nnclr_hub.encoder.exported import DeferredBackbone
 from nnclr_hub.encoder.inputs import (
     StoredImage,
     as_list,
     as_source,
     as_tensor,
     crops_of,
+    is_tensor,
+    is_uint8,
     transformed_batches,
 )
-from nnclr_hub.encoder.network_output import feature_map, vector_length
 from nnclr_hub.encoder.preprocessing import EvalTransform, Preprocessing, Transform
 from nnclr_hub.errors import ImageError, InvalidRequest
 from nnclr_hub.html_table import html_table
 from nnclr_hub.hub.layout import ModelConfig
 from nnclr_hub.read_ahead import batches, read_ahead
 
+if TYPE_CHECKING:  # an encoder with an exported network embeds without torch
+    import torch
+    from torch import Tensor, nn
+
+    from nnclr_hub.encoder.attention.extractor import AttentionExtractor
+
 BATCH = 64
 DECODED_TOGETHER, LIGHT = 8, 200_000  # images and bytes that a decoding process takes at a time
+TINY = 1e-12
 
 
 class Encoder:
     """A backbone with its preprocessing; safe to call from many threads.
 
     Args:
-        backbone: (B, 3, S, S) float -> (B, D); it is put in evaluation mode and its weights are cast to float32.
+        backbone: (B, 3, S, S) float -> (B, D); it is put in evaluation mode and its weights are cast to float32. A
+            deferred one needs a `backend` that is already open.
         preprocessing: the preprocessing that the backbone expects; or a transform that replaces it.
         name: the source that it was loaded from.
         device: None: the GPU if there is one.
@@ -67,8 +68,9 @@ class Encoder:
         config: the config.json of its model folder, if any.
         batch_size: images per forward pass.
         backend: the library that runs the network, one of `nnclr_hub.encoder.backends`; "auto" for the fastest on this
-            machine. Float tensors, `tokens` and attention always run in torch.
+            machine; or an open one. Float tensors, `tokens` and attention always run in torch.
         fingerprint: default: a hash of weights and preprocessing.
+        images: number of images to expect; None: many. "auto" does not measure for a few.
 
     Raises:
         InvalidRequest: an unknown precision or backend, or a device that does not exist.
@@ -77,7 +79,7 @@ class Encoder:
 
     def __init__(
         self,
-        backbone: nn.Module,
+        backbone: nn.Module | DeferredBackbone,
         preprocessing: Preprocessing | Transform,
         *,
         name: str = "encoder",
@@ -85,21 +87,27 @@ class Encoder:
         precision: str | None = None,
         config: ModelConfig | None = None,
         batch_size: int = BATCH,
-        backend: str = "torch",
+        backend: str | Backend = "torch",
         fingerprint: str | None = None,
+        images: int | None = None,
     ) -> None:
-        parse_backend(backend, precision)  # refuse an invalid name before the weights are moved
-        self.device = find_device(device)
-        layout = torch.channels_last if is_convolutional(backbone) else torch.contiguous_format
-        self.backbone = backbone.eval().to(self.device, torch.float32, memory_format=layout)  # type: ignore[call-overload]
+        if isinstance(backend, str):
+            parse_backend(backend, precision)  # refuse an invalid name before the weights are moved
+        self._backbone = backbone
+        self._device = device
         self.transform = EvalTransform(preprocessing) if isinstance(preprocessing, Preprocessing) else preprocessing
         self._fingerprint = fingerprint
         self.name = name
         self.config = config
         self.batch_size = batch_size
+        self.backend = self._open(backend, precision, images) if isinstance(backend, str) else backend
+
+    def _open(self, backend: str, precision: str | None, images: int | None) -> Backend:
+        from nnclr_hub.encoder.backends.network import Network
+
         network = Network(self.backbone, self.transform.preprocessing).to(self.device)
-        self.backend = open_backend(
-            backend, network, self.device, precision=precision, fingerprint=lambda: self.fingerprint
+        return open_backend(
+            backend, network, self.device, precision=precision, fingerprint=lambda: self.fingerprint, images=images
         )
 
     def __repr__(self) -> str:
@@ -107,15 +115,45 @@ class Encoder:
         side = self.transform.preprocessing.input_size
         return (
             f"Encoder({self.name!r}, backbone={backbone}, dim={self.embed_dim}, input={side}x{side}, "
-            f"backend={self.backend.name}, device={self.device}, fingerprint={self.fingerprint[:8]})"
+            f"backend={self.backend.name}, device={self._device or self.device}, fingerprint={self.fingerprint[:8]})"
         )
 
     def _repr_html_(self) -> str:
         side = self.transform.preprocessing.input_size
         about = {"encoder": self.name, "dim": self.embed_dim, "input": f"{side} x {side} pixels"}
         return html_table(
-            about | {"backend": self.backend.name, "device": str(self.device), "fingerprint": self.fingerprint}
+            about
+            | {
+                "backend": self.backend.name,
+                "device": str(self._device or self.device),
+                "fingerprint": self.fingerprint,
+            }
         )
+
+    @cached_property
+    def device(self) -> torch.device:
+        """The device of the torch network."""
+        from nnclr_hub.encoder.device import find_device
+
+        return find_device(self._device)
+
+    @cached_property
+    def backbone(self) -> nn.Module:
+        """The network in torch, in evaluation mode, on `device`."""
+        import torch
+
+        from nnclr_hub.encoder.backbones import is_convolutional
+
+        backbone = self._backbone.build() if isinstance(self._backbone, DeferredBackbone) else self._backbone
+        layout = torch.channels_last if is_convolutional(backbone) else torch.contiguous_format
+        return backbone.eval().to(self.device, torch.float32, memory_format=layout)  # type: ignore[call-overload]
+
+    @property
+    def weight_bytes(self) -> int:
+        """Size of the torch network's weights."""
+        if isinstance(self._backbone, DeferredBackbone):
+            return self._backbone.weight_bytes
+        return sum(tensor.nbytes for tensor in self.backbone.state_dict().values())
 
     @property
     def precision(self) -> str:
@@ -125,12 +163,18 @@ class Encoder:
     @property
     def embed_dim(self) -> int:
         """D, the length of a vector."""
+        if isinstance(self._backbone, DeferredBackbone):
+            return self._backbone.embed_dim
+        from nnclr_hub.encoder.network_output import vector_length
+
         return vector_length(self.backbone)
 
     @property
     def fingerprint(self) -> str:
         """32 hex digits of the SHA-256 of weights and preprocessing; equal on every device and backend."""
         if self._fingerprint is None:
+            from nnclr_hub.encoder.fingerprint import fingerprint_of
+
             self._fingerprint = fingerprint_of(self.backbone, self.transform.preprocessing, self.config)
         return self._fingerprint
 
@@ -168,7 +212,7 @@ class Encoder:
             ImageError: of the first image that cannot be read; the message names it.
         """
         images = as_tensor(images)
-        images = images if isinstance(images, Tensor) else as_list(images)
+        images = images if is_tensor(images) else as_list(images)
         rows = []
         for index, result in enumerate(self.embed_in_order(images, crops=crops)):
             if isinstance(result, ImageError):
@@ -191,8 +235,8 @@ class Encoder:
             yield from embed_crops(self, images, crops, unit)
             return
         images = as_tensor(images)
-        if isinstance(images, Tensor):
-            if images.dtype == torch.uint8:
+        if is_tensor(images):
+            if is_uint8(images):
                 for batch in crops_of(images, self.transform, self.batch_size):
                     yield from self.forward_crops(batch, unit=unit)
                 return
@@ -217,7 +261,9 @@ class Encoder:
             InvalidRequest: the list is empty.
         """
         images = as_tensor(images)
-        inputs = self._inputs(images) if isinstance(images, Tensor) else self._read(as_list(images))
+        from nnclr_hub.encoder.network_output import feature_map
+
+        inputs = self._inputs(images) if is_tensor(images) else self._read(as_list(images))
         maps = [self._forward(x, feature_map) for x in inputs if len(x)]
         if not maps:
             raise InvalidRequest("The list of images is empty; tokens needs at least one.")
@@ -228,11 +274,15 @@ class Encoder:
     @cached_property
     def attention_extractor(self) -> AttentionExtractor:
         """The steps of `attention`, for programs that run each in a separate thread."""
+        from nnclr_hub.encoder.attention.extractor import AttentionExtractor
+
         return AttentionExtractor(self.backbone, self.transform, self.device, self.name)
 
     @property
     def heads(self) -> int | None:
         """Number of attention heads that `attention` selects from; None without [CLS], as in a ResNet."""
+        if isinstance(self._backbone, DeferredBackbone):
+            return self._backbone.heads
         return self.attention_extractor.heads
 
     def attention_maps(
@@ -359,7 +409,9 @@ class Encoder:
 
     def _inputs(self, images: Tensor) -> Iterator[Tensor]:
         """Return batches (B, 3, S, S) float of a uint8 tensor or a transformed tensor."""
-        if images.dtype == torch.uint8:
+        from nnclr_hub.encoder.backbones import input_side
+
+        if is_uint8(images):
             return map(self.transform.normalize, crops_of(images, self.transform, self.batch_size))
         return transformed_batches(images, input_side(self.backbone), self.name, self.batch_size)
 
@@ -369,10 +421,12 @@ class Encoder:
                 f"{self.name} returns {features.shape[1:]} numbers per image instead of a vector of {self.embed_dim}; "
                 "use a network with pooling and without classifier."
             )
-        return F.normalize(torch.from_numpy(features)).numpy() if unit else features
+        return features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), TINY) if unit else features
 
     def _forward(self, x: Tensor, compute: Callable[[nn.Module, Tensor], Tensor]) -> np.ndarray:
         """Run compute(backbone, x) in torch; return float32."""
+        from nnclr_hub.encoder.backends.with_torch import forward
+
         # next to another backend, fp32 is faster in torch on most processors
         precision = "bf16" if self.backend.name in ("torch-bf16", "compile-bf16") else "fp32"
         return forward(partial(compute, self.backbone), x, self.device, precision)

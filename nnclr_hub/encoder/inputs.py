@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeGuard, TypeVar, runtime_checkable
 
 import numpy as np
 from PIL import Image
@@ -62,6 +63,19 @@ def as_source(image: ImageLike | StoredImage) -> Source:
 
 
 # ---- tensors ---------------------------------------------------------------------------------------------------------
+
+
+def is_tensor(images: object) -> TypeGuard[Tensor]:
+    """Return whether it is a tensor of torch; before torch is imported, nobody has one."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(images, torch.Tensor)
+
+
+def is_uint8(images: Tensor) -> bool:
+    """Return whether a tensor is of uint8, so that it has pixels that are not transformed yet."""
+    import torch
+
+    return images.dtype == torch.uint8
 
 
 def as_tensor(images: T) -> T | Tensor:

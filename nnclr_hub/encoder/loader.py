@@ -2,24 +2,42 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from nnclr_hub.encoder.backbones import create_backbone, load_state
+from nnclr_hub.encoder.backends.base import AUTO, Backend, full_name, parse_backend
+from nnclr_hub.encoder.backends.choice import FEW, cached_choice
 from nnclr_hub.encoder.encoder import Encoder
+from nnclr_hub.encoder.exported import RUNTIMES, DeferredBackbone, ExportedNetwork, find_exported, save_exported
 from nnclr_hub.encoder.preprocessing import Preprocessing
-from nnclr_hub.encoder.wrapped import SCHEME, load_from_file
+from nnclr_hub.errors import NNCLRHubError
 from nnclr_hub.hub.layout import read_weights
-from nnclr_hub.hub.sources import resolve
+from nnclr_hub.hub.sources import PYTHON, Resolved, resolve
+
+if TYPE_CHECKING:
+    from torch import nn
+
+# a driver of NVIDIA, natively or under WSL; without one, torch need not be imported to look for a GPU
+DRIVERS = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 
 
 def load_encoder(
-    source: str | Path, *, device: str | None = None, backend: str = "torch", precision: str | None = None
+    source: str | Path,
+    *,
+    device: str | None = None,
+    backend: str = "torch",
+    precision: str | None = None,
+    images: int | None = None,
 ) -> Encoder:
     """Load and verify an encoder from any source that `nnclr_hub.hub.sources` supports.
+
+    The network of a model folder that runs on the CPU in OpenVINO or ONNX Runtime is exported once and cached. Later
+    calls load the exported network without torch and timm, which are imported only for feature maps, attention and
+    tensors.
 
     Args:
         source: a registered name, hf-hub:org/repo@rev, a model folder, timm:NAME, random:ARCH@SEED, ...; or
@@ -27,8 +45,9 @@ def load_encoder(
         device: None: the GPU if there is one.
         backend: the library that runs the network: "torch", whose vectors equal timm's to 1e-5; "openvino",
             "openvino-bf16", "onnx", "compile", ...; or "auto" for the fastest one on this machine whose vectors have a
-            cosine of 0.999 or more to torch's.
+            cosine of 0.999 or more to torch's. "auto" weighs the start against the number of images.
         precision: "fp32" or "bf16", unless the backend's name contains it; None: fp32, or any under "auto".
+        images: number of images to expect, for "auto"; None: many.
 
     Raises:
         UnknownModel, ModelFilesMissing: the source or its files do not exist.
@@ -36,26 +55,87 @@ def load_encoder(
         InvalidRequest: the source is invalid, the device does not exist, or the backend cannot run the network.
         MissingDependency: the backend's package is not installed.
     """
-    options: dict[str, Any] = {"name": str(source), "device": device, "backend": backend, "precision": precision}
-    if str(source).startswith(SCHEME):
+    if str(source).startswith(PYTHON):
+        from nnclr_hub.encoder.wrapped import load_from_file
+
         return load_from_file(str(source))
+    options: dict[str, Any] = {"name": str(source), "device": device}
+    named: dict[str, Any] = {"backend": backend, "precision": precision, "images": images}
+    parse_backend(backend, precision)
     found = resolve(str(source))
     if found.folder is None:
-        return _load_from_timm(found.architecture, found.seed, options)
-    config = found.config
+        return _load_from_timm(found.architecture, found.seed, options | named)
+    config = found.config if found.seed is None else replace(found.config, nnclr={})  # it describes trained weights
     preprocessing = Preprocessing.from_pretrained_cfg(config.pretrained_cfg)
+    options["config"] = config
+    exportable = found.seed is None and _runs_on_cpu(device)
+    if exportable and (ready := _exported(found, backend, precision, images)) is not None:
+        exported, opened = ready
+        deferred = DeferredBackbone(
+            partial(_build, found, str(source)), exported.embed_dim, exported.heads, exported.weight_bytes
+        )
+        options |= {"device": "cpu", "fingerprint": exported.fingerprint}
+        return Encoder(deferred, preprocessing, backend=opened, **options)
+    encoder = Encoder(_build(found, str(source)), preprocessing, **options, **named)
+    runtime = encoder.backend.name.partition("-")[0]
+    if exportable and runtime in RUNTIMES:
+        save_exported(encoder, runtime, found.folder, found.weights)
+    return encoder
+
+
+def _runs_on_cpu(device: str | None) -> bool:
+    return device == "cpu" or (device is None and sys.platform == "linux" and not any(map(os.path.exists, DRIVERS)))
+
+
+def _exported(
+    found: Resolved, backend: str, precision: str | None, images: int | None
+) -> tuple[ExportedNetwork, Backend] | None:
+    """Return the exported network of a model folder, and the backend that runs it; None if torch has to.
+
+    For "auto" that is the fastest backend on this machine, if it was measured, or any for a few images.
+    """
+    assert found.folder is not None
+    kind, wanted = parse_backend(backend, precision)
+    for runtime in RUNTIMES if kind == AUTO else {kind} & set(RUNTIMES):
+        exported = find_exported(runtime, found.folder, found.weights)
+        if exported is None:
+            continue
+        name = full_name(runtime, wanted or "fp32")
+        if kind == AUTO:
+            fastest = cached_choice(exported.fingerprint, "cpu", wanted)
+            if fastest is not None and fastest.startswith(runtime):
+                name = fastest
+            elif images is None or images > FEW:
+                continue
+        try:
+            return exported, exported.open(parse_backend(name)[1] or "fp32")
+        except NNCLRHubError:  # such as a runtime that is not installed any more; torch reports it, or does without
+            continue
+    return None
+
+
+def _build(found: Resolved, name: str) -> nn.Module:
+    """Build the network of a model folder in torch, with its weights or with random ones."""
+    import torch
+
+    from nnclr_hub.encoder.backbones import create_backbone, load_state
+
+    assert found.folder is not None
     with torch.random.fork_rng(devices=[]):  # building fresh weights must not advance the caller's generator
         if found.seed is not None:
             torch.manual_seed(found.seed)
-            config = replace(config, nnclr={})  # its records describe the trained weights only
-        backbone = create_backbone(config.architecture, model_args=config.model_args)
+        backbone = create_backbone(found.config.architecture, model_args=found.config.model_args)
     if found.seed is None:
-        load_state(backbone, read_weights(found.folder, found.weights), str(source))
-    return Encoder(backbone, preprocessing, config=config, **options)
+        load_state(backbone, read_weights(found.folder, found.weights), name)
+    return backbone
 
 
 def _load_from_timm(architecture: str, seed: int | None, options: dict[str, Any]) -> Encoder:
     """Load timm's own weights, or random ones from a seed, without advancing the global generator."""
+    import torch
+
+    from nnclr_hub.encoder.backbones import create_backbone
+
     if seed is None:
         backbone = create_backbone(architecture, pretrained=True)
     else:

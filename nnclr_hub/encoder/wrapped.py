@@ -27,8 +27,8 @@ from nnclr_hub.encoder.encoder import BATCH, Encoder
 from nnclr_hub.encoder.fingerprint import hash_state
 from nnclr_hub.encoder.preprocessing import EvalTransform, Preprocessing
 from nnclr_hub.errors import InvalidRequest, NNCLRHubError, UnknownModel
+from nnclr_hub.hub.sources import PYTHON
 
-SCHEME = "python:"
 PROBE = 96  # pixels of the image that a transform is tried on
 
 
@@ -182,7 +182,7 @@ def load_from_file(source: str) -> Encoder:
         UnknownModel: the file or the name does not exist.
         InvalidRequest: the file fails, or NAME is not an Encoder or a function that returns one.
     """
-    file, _, attribute = source.removeprefix(SCHEME).rpartition(":")
+    file, _, attribute = source.removeprefix(PYTHON).rpartition(":")
     path = Path(file).expanduser()
     if not path.is_file() or not attribute.isidentifier():
         raise UnknownModel(f"{source!r} does not name an encoder; write python:FILE.py:NAME with an existing file.")
@@ -201,5 +201,5 @@ def load_from_file(source: str) -> Encoder:
         raise InvalidRequest(f"{path} failed with {type(error).__name__}: {error}") from error
     if not isinstance(found, Encoder):
         raise InvalidRequest(f"{attribute} of {path} must be an Encoder or a function that returns one.")
-    found.name = f"{SCHEME}{path.resolve()}:{attribute}"
+    found.name = f"{PYTHON}{path.resolve()}:{attribute}"
     return found

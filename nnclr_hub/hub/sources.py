@@ -28,6 +28,7 @@ from nnclr_hub.hub.layout import CONFIG, OPTIONAL, WEIGHTS, ModelConfig, read_co
 from nnclr_hub.hub.registry import MODELS, model_info
 from nnclr_hub.hub.repositories import download
 
+PYTHON = "python:"  # a file of yours that builds an encoder; see nnclr_hub.encoder.wrapped
 PICKLES = (".pth", ".pt", ".ckpt", ".bin", ".pkl", ".pickle", ".tar")
 NOBODY = Pins("nobody")
 _ON_THE_HUB = re.compile(r"\w[\w.-]*/[\w.-]+(@[\w./+-]+)?")

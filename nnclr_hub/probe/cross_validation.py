@@ -16,7 +16,6 @@ import numpy as np
 
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.probe.knn import knn_classify
-from nnclr_hub.probe.linear import fit_linear_probe
 
 FOLDS = 5
 SWEEP = (1e-5, 1e-4, 1e-3, 1e-2)  # penalties on unit rows, of which the first fold selects one
@@ -82,6 +81,8 @@ def out_of_fold(
             f"Cross-validation needs a label for each row, at least {folds} rows and 2 classes; got {len(features)} "
             f"rows, {count} labels and {len(np.unique(labels))} classes."
         )
+    from nnclr_hub.probe.linear import fit_linear_probe  # imports torch
+
     fold = stratified_folds(labels, folds, seed)
     probabilities = np.zeros((count, classes), np.float32)
     l2: float | None = None
@@ -105,6 +106,8 @@ def out_of_fold(
 
 def _penalty(features: np.ndarray, labels: np.ndarray, seed: int) -> tuple[float, float]:
     """Return the penalty and the temperature that a held-out part selects; a middle one if nothing can be held out."""
+    from nnclr_hub.probe.linear import fit_linear_probe  # imports torch
+
     if (np.bincount(labels) < 2)[np.unique(labels)].all():
         return SWEEP[1], 1.0
     probe = fit_linear_probe(features, labels, sweep=SWEEP, seed=seed)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from nnclr_hub.errors import InvalidRequest
-from nnclr_hub.probe.linear import fit_linear_probe
 from nnclr_hub.probe.metrics import mean_per_class, top_k_accuracy
 
 SHOTS = (1, 2, 5, 10, 20, 50)
@@ -54,6 +53,8 @@ def few_shot_curve(
     Raises:
         InvalidRequest: fewer than two classes, or no possible n.
     """
+    from nnclr_hub.probe.linear import fit_linear_probe  # imports torch
+
     members = {int(one): np.flatnonzero(labels == one) for one in np.unique(labels)}
     if len(members) < 2:
         raise InvalidRequest(f"A few-shot curve needs at least two classes, got {len(members)}.")

@@ -7,8 +7,6 @@ with every result.
 from __future__ import annotations
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.probe.metrics import require_finite
@@ -48,6 +46,9 @@ def knn_classify(
         )
     for rows in (train_features, features):
         require_finite(rows)
+    import torch
+    import torch.nn.functional as F
+
     bank = F.normalize(torch.as_tensor(train_features, dtype=torch.float32), dim=1)
     labels = torch.as_tensor(train_labels, dtype=torch.int64)
     queries = F.normalize(torch.as_tensor(features, dtype=torch.float32), dim=1)

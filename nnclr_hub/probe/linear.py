@@ -67,7 +67,7 @@ def fit_linear_probe(
         InvalidRequest: lengths that differ, fewer than two classes, NaN or infinity, or held-out labels that the
             training rows lack.
     """
-    x, several = feature_matrix(features), isinstance(labels, np.ndarray) and labels.ndim == 2
+    x, several = torch.from_numpy(feature_matrix(features)), isinstance(labels, np.ndarray) and labels.ndim == 2
     names = tuple(classes) if classes is not None else _classes(labels)
     if len(labels) != len(x) or len(names) < (1 if several else 2):
         raise InvalidRequest(
@@ -83,7 +83,7 @@ def fit_linear_probe(
             kept, held = _split(y, seed)
             part, part_y, held_rows, held_y = Stacked((x, kept)), y[kept], Stacked((x, held)), y[held]
         else:
-            other, held_y = feature_matrix(validation[0]), _targets(validation[1], names)
+            other, held_y = torch.from_numpy(feature_matrix(validation[0])), _targets(validation[1], names)
             part, part_y, held_rows = rows, y, Stacked((other, None))
             rows, y = Stacked((x, None), (other, None)), torch.cat([y, held_y])
         solver = Solver(_weighted(part, part_y, len(names), class_weight), where)

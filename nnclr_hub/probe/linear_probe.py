@@ -11,17 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from nnclr_hub.errors import FingerprintMismatch, InvalidRequest
 from nnclr_hub.html_table import html_table
 from nnclr_hub.probe.labeling import Label
-from nnclr_hub.probe.logistic import Stacked, logits_of
 from nnclr_hub.probe.metrics import require_finite
 
 WEIGHTS, ABOUT = "probe.safetensors", "probe.json"
 SHOWN = 5  # classes in a __repr__
+PIECE = 1 << 22  # numbers of features converted to float32 at a time
 SAVED = ("l2", "temperature", "threshold", "fingerprint", "several", "model")
 
 
@@ -101,20 +99,25 @@ class LinearProbe:
                 f"The probe takes vectors of {self.weight.shape[1]} numbers, got {x.shape[1]}; embed with the encoder "
                 "that it was fitted on."
             )
-        parameters = torch.from_numpy(np.concatenate([self.weight, self.bias[:, None]], axis=1))
-        return (logits_of(Stacked((x, None)), parameters) / self.temperature).numpy()
+        rows, matrix = max(1, PIECE // x.shape[1]), self.weight.T.astype(np.float32)
+        found = np.empty((len(x), len(self.classes)), np.float32)
+        for start in range(0, len(x), rows):
+            part = x[start : start + rows].astype(np.float32, copy=False)
+            found[start : start + rows] = (part @ matrix + self.bias) / self.temperature
+        return found
 
     def predict(self, features: np.ndarray, *, fingerprint: str = "") -> Prediction:
         """Return the most probable class of each row; for a multi-label probe, all that reach the threshold.
 
         Args and errors are those of `scores`.
         """
-        logits = torch.from_numpy(self.scores(features, fingerprint=fingerprint))
+        logits = self.scores(features, fingerprint=fingerprint)
         if self.several:
-            probabilities = logits.sigmoid().numpy()
+            probabilities = 0.5 * (1 + np.tanh(0.5 * logits))  # the sigmoid, without an overflow
             chosen = probabilities >= self.threshold
             return Prediction([tuple(self.classes[i] for i in np.flatnonzero(row)) for row in chosen], probabilities)
-        probabilities = logits.softmax(dim=1).numpy()
+        odds = np.exp(logits - logits.max(axis=1, keepdims=True, initial=-np.inf))
+        probabilities = odds / odds.sum(axis=1, keepdims=True)
         best, sure = probabilities.argmax(axis=1), probabilities.max(axis=1, initial=0) >= self.threshold
         return Prediction([self.classes[i] if ok else None for i, ok in zip(best, sure, strict=True)], probabilities)
 
@@ -181,8 +184,8 @@ class LinearProbe:
         return cls.from_files(weights, about, f"in {folder}")
 
 
-def feature_matrix(features: np.ndarray) -> Tensor:
-    """Return (N, D) as a tensor on the same memory.
+def feature_matrix(features: np.ndarray) -> np.ndarray:
+    """Return (N, D) float32 or float16, contiguous; not a copy if it already is.
 
     Raises:
         InvalidRequest: another shape, or NaN or infinity, with the first such row.
@@ -192,4 +195,4 @@ def feature_matrix(features: np.ndarray) -> Tensor:
         raise InvalidRequest(f"Features must be an (N, D) array, got shape {x.shape}.")
     x = x if x.dtype in (np.float32, np.float16) else x.astype(np.float32)
     require_finite(x)
-    return torch.from_numpy(np.ascontiguousarray(x))
+    return np.ascontiguousarray(x)

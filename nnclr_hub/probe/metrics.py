@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 
 from nnclr_hub.errors import InvalidRequest
 
@@ -137,6 +135,9 @@ def retrieval(
     for rows in (queries, gallery):
         if rows is not None:
             require_finite(rows)
+    import torch
+    import torch.nn.functional as F
+
     itself = gallery is None  # the gallery contains each query itself
     bank = F.normalize(torch.as_tensor(queries if gallery is None else gallery, dtype=torch.float32), dim=1)
     bank_labels = torch.as_tensor(query_labels if gallery_labels is None else gallery_labels)

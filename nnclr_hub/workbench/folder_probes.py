@@ -12,7 +12,6 @@ import numpy as np
 from nnclr_hub.encoder.features import FeatureSource, extract_features, unit_rows
 from nnclr_hub.encoder.labeled import LabeledImages, first_names, read_labeled
 from nnclr_hub.errors import InvalidRequest
-from nnclr_hub.probe.linear import fit_linear_probe
 from nnclr_hub.probe.linear_probe import LinearProbe, Prediction
 from nnclr_hub.store.base import Collection, Progress
 from nnclr_hub.store.pages import pages
@@ -63,6 +62,8 @@ def fit_probe(
     Raises:
         NoImages, InvalidRequest: see `read_labeled` and `fit_linear_probe`.
     """
+    from nnclr_hub.probe.linear import fit_linear_probe  # imports torch
+
     parts = data / "train" if (data / "train").is_dir() and labels is None else data
     images = read_labeled(parts, labels, root).labeled
     classes = images.classes

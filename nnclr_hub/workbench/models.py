@@ -7,6 +7,7 @@ from typing import Protocol
 
 from nnclr_hub.encoder.embedder import Embedder
 from nnclr_hub.errors import ModelError, ModelFilesMissing
+from nnclr_hub.hub.sources import PYTHON
 from nnclr_hub.store.base import CollectionSpec
 
 
@@ -39,7 +40,7 @@ def embedder_for(models: Models, spec: CollectionSpec) -> Embedder:
     if found is not None:
         return found
     try:
-        if spec.model.startswith("python:"):  # a collection may come from elsewhere, and must not choose code to run
+        if spec.model.startswith(PYTHON):  # a collection may come from elsewhere, and must not choose code to run
             raise ModelFilesMissing(f"The encoder of this collection is your own code; name it: --model {spec.model}.")
         return models.get(spec.model or None)
     except ModelError:
@@ -57,6 +58,7 @@ class Encoders:
         device: "cpu", "cuda", ...; None: the GPU if there is one.
         backend: what runs the network, as in `load_encoder`; "auto" for the fastest here.
         precision: "fp32" or "bf16", unless the backend's name includes it.
+        images: number of images to expect, for "auto"; None: many.
     """
 
     def __init__(
@@ -66,11 +68,13 @@ class Encoders:
         device: str | None = None,
         backend: str = "torch",
         precision: str | None = None,
+        images: int | None = None,
     ) -> None:
         self._default = default
         self._device = device
         self._backend = backend
         self._precision = precision
+        self._images = images
         self._loaded: dict[str, Embedder] = {}
         self._lock = threading.Lock()
 
@@ -92,7 +96,11 @@ class Encoders:
         with self._lock:  # two callers at once must not load it twice
             if source not in self._loaded:
                 self._loaded[source] = load_encoder(
-                    source, device=self._device, backend=self._backend, precision=self._precision
+                    source,
+                    device=self._device,
+                    backend=self._backend,
+                    precision=self._precision,
+                    images=self._images,
                 )
             return self._loaded[source]
 

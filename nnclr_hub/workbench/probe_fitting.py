@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from nnclr_hub.probe.few_shot import SHOTS, Shots, few_shot_curve
-from nnclr_hub.probe.linear import fit_linear_probe
 from nnclr_hub.probe.linear_probe import Label, LinearProbe
 from nnclr_hub.probe.metrics import average_precision_11, mean_average_precision_11, mean_per_class, top_k_accuracy
 from nnclr_hub.probe.uncertainty import confidence_interval
@@ -167,6 +166,8 @@ def _fit(
     read: LabeledVectors, rows: np.ndarray, options: FitOptions, fingerprint: str, progress: Progress
 ) -> LinearProbe:
     """Fit a probe on the rows of a mask (N,) bool."""
+    from nnclr_hub.probe.linear import fit_linear_probe  # imports torch
+
     classes = read.classes
     targets = read.targets(classes)[rows]
     labels: Any = targets if read.several else [classes[i] for i in targets]

@@ -13,17 +13,20 @@ import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from anyio import CapacityLimiter, fail_after
 
 from nnclr_hub.encoder.attention import AttentionMap, AttentionSettings
-from nnclr_hub.encoder.attention.extractor import AttentionExtractor, ImageFeatures, PreparedImage
 from nnclr_hub.encoder.decoding import MAX_PIXELS
 from nnclr_hub.encoder.embedder import ImageLike
 from nnclr_hub.errors import DeadlineExceeded, ImageError, Overloaded, RequestTooLarge
 
 from ..telemetry import Metrics
 from .request import Task
+
+if TYPE_CHECKING:  # they import torch, which a server needs for its first map only
+    from nnclr_hub.encoder.attention.extractor import AttentionExtractor, ImageFeatures, PreparedImage
 
 RETRY_S = 2.0
 MAX_TOTAL_PIXELS = 3 * MAX_PIXELS  # of all originals, which stay in memory until the answer

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 
 from nnclr_hub.encoder.decoding import attempt_each
 from nnclr_hub.encoder.decoding_pool import Lane, Withdrawn, lane
@@ -182,7 +181,7 @@ class DeviceThread:
             result = task.forward(item.prepared)
         except NNCLRHubError as error:
             item.fail(error)
-        except torch.OutOfMemoryError:
+        except MemoryError:
             log.warning("a task exceeds the memory of the device")
             item.fail(ServiceError("The encoder ran out of memory on this image; request a smaller size."))
         except Exception as error:
@@ -200,7 +199,7 @@ class DeviceThread:
         begun = time.perf_counter()
         try:
             vectors = self._forward(items)
-        except torch.OutOfMemoryError:
+        except MemoryError:
             smaller = self._halve_batch(len(items))
             reason = "ran out of memory on one image"
         except Exception as error:

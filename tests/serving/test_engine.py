@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-import torch
 from engine_work import busy, first_column, numbers, queued, sample
 from fake_encoder import FakeEncoder
 from waiting import until
@@ -102,7 +101,7 @@ def test_batches_stay_halved_after_the_device_ran_out_of_memory(make_engine):
 
     def at_most_three():
         if encoder.batches[-1] > 3:
-            raise torch.OutOfMemoryError("CUDA out of memory")
+            raise MemoryError("CUDA out of memory")
 
     encoder.forwarding["3"] = at_most_three
     engine = make_engine(encoder)

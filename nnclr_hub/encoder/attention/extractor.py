@@ -30,6 +30,7 @@ from nnclr_hub.encoder.attention.geometry import Grid, input_size
 from nnclr_hub.encoder.attention.maps import AttentionMap, on_one_scale
 from nnclr_hub.encoder.attention.network import NetworkTraits, accept_any_size, last_attention, traits_of
 from nnclr_hub.encoder.attention.query import AttentionSettings, require_inside
+from nnclr_hub.encoder.backends.with_torch import memory_errors
 from nnclr_hub.encoder.decoding import decode_image
 from nnclr_hub.encoder.inputs import ImageLike, as_source
 from nnclr_hub.encoder.network_output import feature_map
@@ -147,14 +148,19 @@ class AttentionExtractor:
 
     @torch.inference_mode()
     def forward(self, prepared: PreparedImage) -> ImageFeatures:
-        """Run one image through the network; the only step that needs the device."""
-        x = self._transform.normalize(torch.from_numpy(prepared.pixels)[None].to(self._device))
+        """Run one image through the network; the only step that needs the device.
+
+        Raises:
+            MemoryError: the image does not fit into the memory of the device.
+        """
         class_token = rows = None
-        if self.traits.transformer:
-            features, class_token, rows = self._transformer(x)
-        else:
-            features = feature_map(self._backbone, x)
-        found = features[0].float().cpu().numpy()
+        with memory_errors():
+            x = self._transform.normalize(torch.from_numpy(prepared.pixels)[None].to(self._device))
+            if self.traits.transformer:
+                features, class_token, rows = self._transformer(x)
+            else:
+                features = feature_map(self._backbone, x)
+            found = features[0].float().cpu().numpy()
         height, width = prepared.pixels.shape[:2]
         return ImageFeatures(
             prepared,

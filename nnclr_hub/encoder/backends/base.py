@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Protocol
 
 import numpy as np
@@ -34,7 +36,11 @@ class Backend(Protocol):
     memory: int | None
 
     def run(self, crops: np.ndarray) -> np.ndarray:
-        """Run (N, S, S, 3) uint8 pixels, N >= 1, through the network: (N, D) float32, not normalized."""
+        """Run (N, S, S, 3) uint8 pixels, N >= 1, through the network: (N, D) float32, not normalized.
+
+        Raises:
+            MemoryError: the batch does not fit into the memory of the device.
+        """
         ...
 
 
@@ -61,6 +67,12 @@ def parse_backend(name: str, precision: str | None = None) -> tuple[str, str | N
     if wanted not in KINDS[kind]:
         raise InvalidRequest(f"Backend {kind!r} supports {' and '.join(KINDS[kind])} only, got {wanted}.")
     return kind, wanted
+
+
+def cpu_threads() -> int:
+    """Return the number of threads for the CPU: torch's if it is imported; 0: as the library chooses."""
+    torch = sys.modules.get("torch")
+    return torch.get_num_threads() if torch else int(os.environ.get("OMP_NUM_THREADS") or 0)
 
 
 def full_name(kind: str, precision: str) -> str:

@@ -2,7 +2,8 @@
 
 The installed candidates run a batch of synthetic images. Those whose vectors differ from the reference (torch in
 float32) are rejected, and the fastest of the others is chosen. Measuring takes seconds, so the choice is cached per
-encoder, processor, number of threads and package versions.
+encoder, processor, number of threads and package versions. For a few images, measuring would take longer than the
+images, so the first accurate candidate that can start without torch is taken.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from nnclr_hub.cache import cache_folder
 from nnclr_hub.encoder.backends.base import AUTO, Backend, parse_backend
-from nnclr_hub.encoder.backends.network import Network
 from nnclr_hub.encoder.backends.probe_batch import probe_images
-from nnclr_hub.encoder.backends.with_onnx import ONNXBackend
-from nnclr_hub.encoder.backends.with_openvino import OpenVINOBackend
-from nnclr_hub.encoder.backends.with_torch import CompileBackend, TorchBackend
 from nnclr_hub.errors import NNCLRHubError
+
+if TYPE_CHECKING:  # a cached choice is read without torch
+    from torch import device as Device
+
+    from nnclr_hub.encoder.backends.network import Network
 
 log = logging.getLogger(__name__)
 
@@ -40,21 +41,31 @@ TOO_SLOW = 1.5  # times the best time so far: not measured again
 REFERENCE = "torch"
 PACKAGES = ("nnclr_hub", "torch", "timm", "openvino", "onnxruntime")
 CPU_INFO = Path("/proc/cpuinfo")
-OPENERS: dict[str, Callable[[Network, torch.device, str], Backend]] = {
-    "torch": TorchBackend,
-    "compile": CompileBackend,
-    "openvino": OpenVINOBackend,
-    "onnx": ONNXBackend,
-}
+FEW = 256  # images, which torch embeds faster than candidates are measured
+
+
+def _opener(kind: str) -> Callable[[Network, Device, str], Backend]:
+    if kind == "openvino":
+        from nnclr_hub.encoder.backends.with_openvino import open_openvino
+
+        return open_openvino
+    if kind == "onnx":
+        from nnclr_hub.encoder.backends.with_onnx import open_onnx
+
+        return open_onnx
+    from nnclr_hub.encoder.backends.with_torch import CompileBackend, TorchBackend
+
+    return {"torch": TorchBackend, "compile": CompileBackend}[kind]
 
 
 def open_backend(
     name: str,
     network: Network,
-    device: torch.device,
+    device: Device,
     *,
     precision: str | None = None,
     fingerprint: Callable[[], str] = lambda: "",
+    images: int | None = None,
 ) -> Backend:
     """Open the backend of a name for a network.
 
@@ -63,6 +74,7 @@ def open_backend(
         network: already on `device`.
         precision: "fp32" or "bf16", unless the name contains it; None: the backend's default.
         fingerprint: returns the encoder's fingerprint; called for "auto", which caches its choice under it.
+        images: number of images to expect; None: many. "auto" does not measure for a few.
 
     Raises:
         InvalidRequest: the backend does not exist, or does not support this network or device.
@@ -70,12 +82,26 @@ def open_backend(
     """
     kind, wanted = parse_backend(name, precision)
     if kind != AUTO:
-        return OPENERS[kind](network, device, wanted or "fp32")
-    return choose(lambda named: open_backend(named, network, device), network.side, device, wanted, fingerprint())
+        return _opener(kind)(network, device, wanted or "fp32")
+
+    def open_named(named: str) -> Backend:
+        return open_backend(named, network, device)
+
+    if images is not None and images <= FEW:
+        cached = cached_choice(fingerprint(), str(device), wanted)
+        names = candidates(device.type, wanted)
+        return open_named(cached) if cached else _first_accurate(open_named, names, network.side)
+    return choose(open_named, network.side, device, wanted, fingerprint())
+
+
+def cached_choice(fingerprint: str, device: str, precision: str | None) -> str | None:
+    """Return the name of the fastest backend for an encoder, if it was measured on this machine; needs no torch."""
+    names = candidates(device.partition(":")[0], precision)
+    return _read_choice(_place(fingerprint, device, names), names)
 
 
 def choose(
-    open_named: Callable[[str], Backend], side: int, device: torch.device, precision: str | None, fingerprint: str
+    open_named: Callable[[str], Backend], side: int, device: Device, precision: str | None, fingerprint: str
 ) -> Backend:
     """Open the backend to use on this machine.
 
@@ -84,8 +110,8 @@ def choose(
         side: of the network's input, in pixels.
         precision: required of the candidates; None: any.
     """
-    names = candidates(device, precision)
-    place = cache_folder() / "backends" / f"{_key(fingerprint, device, names)}.json"
+    names = candidates(device.type, precision)
+    place = _place(fingerprint, str(device), names)
     cached = _read_choice(place, names)
     if cached is not None:
         try:
@@ -101,12 +127,17 @@ def choose(
     return backend
 
 
-def candidates(device: torch.device, precision: str | None) -> list[str]:
-    """Return the candidates, the reference first; without torch.compile, which would take minutes to measure."""
+def candidates(device: str, precision: str | None) -> list[str]:
+    """Return the candidates, the reference first; without torch.compile, which would take minutes to measure.
+
+    Args:
+        device: its type: "cpu" or "cuda".
+        precision: "fp32" or "bf16"; None: both.
+    """
     names = [REFERENCE, "torch-bf16"]
-    if device.type == "cpu" and find_spec("openvino"):
+    if device == "cpu" and find_spec("openvino"):
         names += ["openvino", "openvino-bf16"]
-    elif device.type == "cpu" and find_spec("onnxruntime") and find_spec("onnxscript"):
+    elif device == "cpu" and find_spec("onnxruntime") and find_spec("onnxscript"):
         names += ["onnx"]  # slower than OpenVINO where both are installed, and slow to export
     return [name for name in names if precision in (None, parse_backend(name)[1])] or [f"{REFERENCE}-{precision}"]
 
@@ -136,6 +167,23 @@ def _fastest(open_named: Callable[[str], Backend], names: list[str], side: int) 
     return running[best], measured
 
 
+def _first_accurate(open_named: Callable[[str], Backend], names: list[str], side: int) -> Backend:
+    """Return the first backend in float32 that can start without torch and matches the reference; else the reference.
+
+    An export to ONNX takes longer than a few images in torch, so it is not tried.
+    """
+    reference = open_named(names[0])
+    if "openvino" not in names:
+        return reference
+    images = probe_images(side)[:TIMED]
+    try:
+        backend = open_named("openvino")
+        return backend if worst_cosine(backend.run(images), reference.run(images)) >= MIN_COSINE else reference
+    except NNCLRHubError as error:
+        log.info("openvino cannot run this network: %s", error)
+        return reference
+
+
 def _measure(running: dict[str, Backend], images: np.ndarray) -> dict[str, float]:
     """Return the best time of each backend; one that is too slow after a round is not run again.
 
@@ -158,10 +206,15 @@ def worst_cosine(got: np.ndarray, wanted: np.ndarray) -> float:
     return float(np.nan_to_num(cosines, nan=-1.0).min())
 
 
-def _key(fingerprint: str, device: torch.device, names: list[str]) -> str:
-    machine = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
-    about = [fingerprint, str(device), machine, torch.get_num_threads(), os.cpu_count(), names, _versions()]
-    return hashlib.sha256(json.dumps(about).encode()).hexdigest()[:32]
+def _place(fingerprint: str, device: str, names: list[str]) -> Path:
+    """Return the file of a cached choice."""
+    machine, threads = _processor(), os.environ.get("OMP_NUM_THREADS")
+    if device.startswith("cuda"):
+        import torch
+
+        machine = torch.cuda.get_device_name(device)
+    about = [fingerprint, device, machine, threads, os.cpu_count(), names, _versions()]
+    return cache_folder() / "backends" / f"{hashlib.sha256(json.dumps(about).encode()).hexdigest()[:32]}.json"
 
 
 def _processor() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nnclr_hub.encoder.preprocessing import Preprocessing
@@ -44,3 +45,16 @@ class Network(nn.Module):
     def bytes(self) -> int:
         """Size of the weights in bytes."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.backbone.state_dict().values())
+
+
+class WithUnitRows(nn.Module):
+    """(N, S, S, 3) uint8 crops -> (N, D) features, and the same with rows of length 1."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, crops: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute both."""
+        features = self.network(crops)
+        return features, F.normalize(features)

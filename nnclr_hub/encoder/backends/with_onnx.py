@@ -5,31 +5,23 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
 
-from nnclr_hub.encoder.backends.network import Network
+from nnclr_hub.encoder.backends.base import cpu_threads
 from nnclr_hub.encoder.warning_filters import ignore_warnings
 from nnclr_hub.errors import InvalidRequest, MissingDependency
 
+if TYPE_CHECKING:  # a saved graph runs without torch
+    from torch import device as Device
+
+    from nnclr_hub.encoder.backends.network import Network
+
+GRAPH = "network.onnx"
 INPUT, FEATURES, EMBEDDING = "pixels", "features", "embedding"
 OPSET = 18
-
-
-class _BothOutputs(nn.Module):
-    """crops -> features, and the same normalized."""
-
-    def __init__(self, network: Network) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, crops: Tensor) -> tuple[Tensor, Tensor]:
-        features = self.network(crops)
-        return features, F.normalize(features)
 
 
 def onnx_bytes(network: Network, about: Mapping[str, str] | None = None) -> bytes:
@@ -48,10 +40,14 @@ def onnx_bytes(network: Network, about: Mapping[str, str] | None = None) -> byte
         raise MissingDependency(
             f"The package {error.name}, which ONNX models need, is not installed; pip install 'nnclr_hub[onnx]'."
         ) from error
+    import torch
+
+    from nnclr_hub.encoder.backends.network import WithUnitRows
+
     try:
         with ignore_warnings(), _silent_loggers(), torch.no_grad():
             program = torch.onnx.export(
-                _BothOutputs(network).eval(),
+                WithUnitRows(network).eval(),
                 (network.example(),),
                 input_names=[INPUT],
                 output_names=[FEATURES, EMBEDDING],
@@ -83,8 +79,8 @@ def _silent_loggers() -> Iterator[None]:
             logging.getLogger(name).setLevel(level)
 
 
-def onnx_session(model: bytes) -> Any:
-    """Open a session of ONNX Runtime for a model, on the CPU with as many threads as torch.
+def onnx_session(model: bytes | str) -> Any:
+    """Open a session of ONNX Runtime for a model or its file, on the CPU with as many threads as torch.
 
     Raises:
         MissingDependency: ONNX Runtime is not installed.
@@ -96,7 +92,7 @@ def onnx_session(model: bytes) -> Any:
             "ONNX Runtime, which runs ONNX models, is not installed; pip install 'nnclr_hub[onnx]'."
         ) from error
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
+    options.intra_op_num_threads = cpu_threads()
     options.log_severity_level = 3
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
@@ -104,21 +100,39 @@ def onnx_session(model: bytes) -> Any:
 class ONNXBackend:
     """ONNX Runtime on the CPU; all batch sizes run fast.
 
+    Args:
+        model: what `onnx_bytes` returned, or a folder that `save` wrote.
+
     Raises:
-        MissingDependency: onnx, onnxscript or onnxruntime is not installed.
-        InvalidRequest: the device is not the CPU, or the network cannot be exported.
+        MissingDependency: onnxruntime is not installed.
     """
 
+    name = "onnx"
+    precision = "fp32"
     buckets: tuple[int, ...] | None = None
 
-    def __init__(self, network: Network, device: torch.device, precision: str) -> None:
-        if device.type != "cpu":
-            raise InvalidRequest(f"Backend 'onnx' runs on the CPU only, got {device}; use backend 'torch'.")
-        self.name = "onnx"
-        self.precision = precision
-        self._session = onnx_session(onnx_bytes(network))
-        self.memory: int | None = network.bytes
+    def __init__(self, model: bytes | Path) -> None:
+        self._model = model
+        self._session = onnx_session(model if isinstance(model, bytes) else str(model / GRAPH))
+        self.memory: int | None = len(model) if isinstance(model, bytes) else (model / GRAPH).stat().st_size
 
     def run(self, crops: np.ndarray) -> np.ndarray:
         """Run the network; see `Backend.run`. Threads may share a session."""
         return self._session.run([FEATURES], {INPUT: np.ascontiguousarray(crops)})[0]
+
+    def save(self, folder: Path) -> None:
+        """Write the graph with its weights, so that another process can run it without torch and without an export."""
+        if isinstance(self._model, bytes):
+            (folder / GRAPH).write_bytes(self._model)
+
+
+def open_onnx(network: Network, device: Device, precision: str) -> ONNXBackend:
+    """Open the backend for a network in torch.
+
+    Raises:
+        MissingDependency: onnx, onnxscript or onnxruntime is not installed.
+        InvalidRequest: the device is not the CPU, or the network cannot be exported.
+    """
+    if device.type != "cpu":
+        raise InvalidRequest(f"Backend 'onnx' runs on the CPU only, got {device}; use backend 'torch'.")
+    return ONNXBackend(onnx_bytes(network))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -91,12 +93,26 @@ class CompileBackend:
 
 @torch.inference_mode()
 def forward(compute: Any, x: Tensor, device: torch.device, precision: str) -> np.ndarray:
-    """Run compute(x) on the device, under autocast for "bf16"; return float32."""
+    """Run compute(x) on the device, under autocast for "bf16"; return float32.
+
+    Raises:
+        MemoryError: the device's memory is too small.
+    """
     if device.type == "cuda" and x.device.type == "cpu":
         x = x.pin_memory()  # the GPU copies pinned memory while the CPU launches the network
-    x = x.to(device, non_blocking=True)
-    with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
-        return compute(x).float().cpu().numpy()
+    with memory_errors():
+        x = x.to(device, non_blocking=True)
+        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
+            return compute(x).float().cpu().numpy()
+
+
+@contextmanager
+def memory_errors() -> Iterator[None]:
+    """Raise MemoryError in place of torch's error for a device without enough memory, so that callers need no torch."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise MemoryError(str(error)) from None  # its traceback would keep the tensors of the batch in memory
 
 
 def _first_line(error: Exception) -> str:

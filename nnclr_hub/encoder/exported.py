@@ -1,0 +1,156 @@
+"""Exported networks: the forward pass of a model folder, cached so that later starts need neither torch nor timm.
+
+    exported = find_exported("openvino", folder, weights)       # None until `save_exported` was called
+    exported.open("fp32").run(crops)                            # (N, D) float32
+
+The cache has a folder per network and runtime, named by a hash of the weights, config.json and the library's version. A
+folder is complete or does not exist, and its files are verified by their recorded sha256.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import nnclr_hub
+from nnclr_hub.cache import cache_folder
+from nnclr_hub.encoder.backends.base import Backend
+from nnclr_hub.hub.integrity import digest_of
+from nnclr_hub.hub.layout import CONFIG
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from nnclr_hub.encoder.encoder import Encoder
+
+log = logging.getLogger(__name__)
+
+RUNTIMES = ("openvino", "onnx")  # those that need no torch
+ABOUT = "network.json"
+
+
+@dataclass(frozen=True)
+class ExportedNetwork:
+    """A network in the cache.
+
+    folder: of its files.
+    runtime: one of RUNTIMES.
+    fingerprint: of the encoder.
+    embed_dim: D.
+    heads: number of attention heads; see `Encoder.heads`.
+    weight_bytes: size of the weights in torch.
+    """
+
+    folder: Path
+    runtime: str
+    fingerprint: str
+    embed_dim: int
+    heads: int | None
+    weight_bytes: int
+
+    def open(self, precision: str) -> Backend:
+        """Open the backend.
+
+        Args:
+            precision: "fp32" or "bf16".
+
+        Raises:
+            MissingDependency, InvalidRequest: the runtime is not installed, or does not support the precision.
+        """
+        if self.runtime == "onnx":
+            from nnclr_hub.encoder.backends.with_onnx import ONNXBackend
+
+            return ONNXBackend(self.folder)
+        from nnclr_hub.encoder.backends.with_openvino import OpenVINOBackend
+
+        return OpenVINOBackend(self.folder, precision)
+
+
+class DeferredBackbone:
+    """A backbone that is built in torch only if something other than vectors of images is needed.
+
+    Args:
+        build: returns it.
+        embed_dim: D.
+        heads: number of attention heads; see `Encoder.heads`.
+        weight_bytes: size of its weights.
+    """
+
+    def __init__(self, build: Callable[[], nn.Module], embed_dim: int, heads: int | None, weight_bytes: int) -> None:
+        self.embed_dim = embed_dim
+        self.heads = heads
+        self.weight_bytes = weight_bytes
+        self._build = build
+        self._built: nn.Module | None = None
+        self._lock = threading.Lock()
+
+    def build(self) -> nn.Module:
+        """Build it once, whichever thread comes first."""
+        with self._lock:
+            if self._built is None:
+                self._built = self._build()
+            return self._built
+
+
+def find_exported(runtime: str, folder: Path, weights: str) -> ExportedNetwork | None:
+    """Return the exported network of a model folder; None if there is none, or a file is damaged.
+
+    Args:
+        runtime: one of RUNTIMES.
+        folder: a verified model folder.
+        weights: name of the weights file in it.
+    """
+    place = _place(runtime, folder, weights)
+    try:
+        about = json.loads((place / ABOUT).read_text("utf-8"))
+        if any(digest_of(place / name) != digest for name, digest in about.pop("sha256").items()):
+            raise ValueError("its files have other hashes than recorded")
+        return ExportedNetwork(place, runtime, **about)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+        log.warning("the exported network %s is not used: %s", place, error)
+        return None
+
+
+def save_exported(encoder: Encoder, runtime: str, folder: Path, weights: str) -> None:
+    """Save the network of an encoder whose backend is `runtime`. Without a writable cache, nothing is saved.
+
+    Args:
+        encoder: loaded from the model folder.
+        runtime, folder, weights: see `find_exported`.
+    """
+    place = _place(runtime, folder, weights)
+    backend: Any = encoder.backend
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        part = Path(tempfile.mkdtemp(dir=place.parent))
+        try:
+            backend.save(part)
+            digests = {path.name: digest_of(path) for path in part.iterdir()}
+            about = ExportedNetwork(
+                place, runtime, encoder.fingerprint, encoder.embed_dim, encoder.heads, encoder.weight_bytes
+            )
+            fields = {name: value for name, value in asdict(about).items() if name not in ("folder", "runtime")}
+            (part / ABOUT).write_text(json.dumps({**fields, "sha256": digests}, indent=1), "utf-8")
+            shutil.rmtree(place, ignore_errors=True)  # damaged, or of another process that was as fast
+            os.replace(part, place)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+    except (OSError, RuntimeError) as error:  # only costs the next start some seconds
+        log.warning("the network cannot be saved in %s: %s", place, error)
+
+
+def _place(runtime: str, folder: Path, weights: str) -> Path:
+    """Return the folder of an exported network in the cache."""
+    about = [runtime, digest_of(folder / weights), digest_of(folder / CONFIG), nnclr_hub.__version__]
+    return cache_folder() / "networks" / hashlib.sha256(json.dumps(about).encode()).hexdigest()[:32]

@@ -1,0 +1,142 @@
+"""A network that was exported once: the next process embeds without torch, with the same vectors."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from nnclr_hub import load_encoder
+from nnclr_hub.encoder.backends import choice
+from nnclr_hub.encoder.backends.probe_batch import probe_images
+from nnclr_hub.errors import InvalidRequest
+
+CROPS = probe_images(48, 3)
+# embeds images in a new process; prints the vectors and whether that imported torch
+CHILD = """
+import json, sys
+import numpy as np
+from nnclr_hub import load_encoder
+encoder = load_encoder(sys.argv[1], backend=sys.argv[2], images=int(sys.argv[3]) or None)
+images = list(np.load(sys.argv[4]))
+vectors = encoder.embed(images)
+about = [encoder.backend.name, encoder.fingerprint, encoder.embed_dim, encoder.heads, repr(encoder)]
+print(json.dumps({"vectors": vectors.tolist(), "about": about, "torch": "torch" in sys.modules}))
+"""
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("NNCLR_CACHE", str(tmp_path / "cache"))
+
+
+def child(model: Path, backend: str, tmp_path: Path, images: int = 0) -> dict:
+    """Return what a new process prints that embeds CROPS."""
+    np.save(tmp_path / "crops.npy", CROPS)
+    command = [sys.executable, "-c", CHILD, str(model), backend, str(images), str(tmp_path / "crops.npy")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
+    return json.loads(done.stdout)
+
+
+def exported(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "cache" / "networks").glob("*/network.*"))
+
+
+@pytest.mark.parametrize("backend", ["openvino", pytest.param("onnx", marks=pytest.mark.slow)])
+def test_the_second_process_embeds_without_torch(model, tmp_path, backend):
+    pytest.importorskip(backend if backend == "openvino" else "onnxscript")
+    torchs = load_encoder(model, device="cpu")
+    first = load_encoder(model, backend=backend)
+    found = child(model, backend, tmp_path)
+    assert not found["torch"]
+    assert found["about"] == [backend, torchs.fingerprint, torchs.embed_dim, torchs.heads, repr(first)]
+    np.testing.assert_allclose(found["vectors"], torchs.embed(list(CROPS)), atol=1e-5)
+
+
+@pytest.mark.parametrize("architecture", [("resnet18", {"channels": [8, 16, 24, 32]}, 48), ("test_vit", {}, 160)])
+def test_an_exported_network_does_all_that_torch_does(make_model, image_files, architecture):
+    """What it cannot do itself, such as maps and tensors, runs in torch, with the same result."""
+    pytest.importorskip("openvino")
+    model = make_model(*architecture)
+    load_encoder(model, backend="openvino")
+    torchs, other = load_encoder(model, device="cpu"), load_encoder(model, backend="openvino")
+    assert (other.heads, other.weight_bytes, str(other.device)) == (torchs.heads, torchs.weight_bytes, "cpu")
+    np.testing.assert_array_equal(other.tokens(image_files[:2]), torchs.tokens(image_files[:2]))
+    map, wanted = (encoder.attention(image_files[0]) for encoder in (other, torchs))
+    np.testing.assert_array_equal(map.values, wanted.values)
+    x = torch.stack([other.transform(path) for path in image_files[:2]])
+    np.testing.assert_array_equal(other.embed(x), torchs.embed(x))
+    pixels = torch.randint(0, 256, (2, 3, 60, 50), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    np.testing.assert_allclose(other.embed(pixels), torchs.embed(pixels), atol=1e-5)
+
+
+def test_auto_does_not_measure_for_a_few_images(model, tmp_path, monkeypatch):
+    pytest.importorskip("openvino")
+    measured = []
+    monkeypatch.setattr(choice, "_fastest", lambda *given: measured.append(given))
+    assert load_encoder(model, backend="auto", images=1).backend.name == "openvino"
+    found = child(model, "auto", tmp_path, images=1)
+    assert (measured, found["torch"], found["about"][0]) == ([], False, "openvino")
+
+
+def test_auto_uses_the_measured_backend_for_many_images(model, tmp_path, monkeypatch):
+    pytest.importorskip("openvino")
+    monkeypatch.setattr(
+        choice, "_measure", lambda running, images: {name: float(name != "openvino") for name in running}
+    )
+    assert load_encoder(model, backend="auto").backend.name == "openvino"
+    found = child(model, "auto", tmp_path)
+    assert (found["about"][0], found["torch"]) == ("openvino", False)
+
+
+def test_a_network_is_not_exported_for_auto_if_torch_is_the_fastest(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(choice, "_measure", lambda running, images: {name: float(name != "torch") for name in running})
+    assert load_encoder(model, backend="auto").backend.name == "torch"
+    assert load_encoder(model, backend="auto").backend.name == "torch"
+    assert not exported(tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["weights", "record", "half"])
+def test_a_damaged_export_is_made_again(model, tmp_path, damage):
+    pytest.importorskip("openvino")
+    wanted = load_encoder(model, backend="openvino").embed(list(CROPS))
+    weights, record, _ = exported(tmp_path)
+    if damage == "weights":
+        content = bytearray(weights.read_bytes())
+        content[len(content) // 2] ^= 1
+        weights.write_bytes(content)
+    else:
+        record.write_text("{" if damage == "half" else '{"fingerprint": 3, "sha256": {}}')
+    again = load_encoder(model, backend="openvino")
+    np.testing.assert_allclose(again.embed(list(CROPS)), wanted, atol=1e-6)
+    assert not child(model, "openvino", tmp_path)["torch"]
+
+
+def test_other_weights_have_their_own_export(make_model, tmp_path):
+    pytest.importorskip("openvino")
+    one, other = make_model(seed=0), make_model(seed=1)
+    for folder in (one, other, one):
+        encoder = load_encoder(folder, backend="openvino")
+        np.testing.assert_allclose(
+            encoder.embed(list(CROPS)), load_encoder(folder, device="cpu").embed(list(CROPS)), atol=1e-5
+        )
+    assert len(exported(tmp_path)) == 6
+
+
+def test_it_works_without_a_writable_cache(model, tmp_path, monkeypatch):
+    pytest.importorskip("openvino")
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("NNCLR_CACHE", str(tmp_path / "file"))
+    wanted = load_encoder(model, device="cpu").embed(list(CROPS))
+    for _ in range(2):
+        np.testing.assert_allclose(load_encoder(model, backend="openvino").embed(list(CROPS)), wanted, atol=1e-5)
+
+
+def test_a_device_that_does_not_exist_is_refused_with_an_export_too(model):
+    pytest.importorskip("openvino")
+    load_encoder(model, backend="openvino")
+    with pytest.raises(InvalidRequest):
+        load_encoder(model, backend="openvino", device="nonsense")
