@@ -29,7 +29,7 @@ import numpy as np
 from PIL import Image
 
 from nnclr_hub.encoder.decoding_pool import decoding_processes
-from nnclr_hub.encoder.encoder import DECODED_TOGETHER, LIGHT
+from nnclr_hub.encoder.prepared_batches import DECODED_TOGETHER, LIGHT
 from nnclr_hub.encoder.preprocessing import EvalTransform, Preprocessing
 from nnclr_hub.errors import ImageError
 from nnclr_hub.read_ahead import batches

@@ -4,7 +4,6 @@ import threading
 from types import SimpleNamespace
 
 import numpy as np
-import torch
 
 from nnclr_hub.encoder.decoding import attempt_each
 from nnclr_hub.errors import ImageError
@@ -27,7 +26,7 @@ class FakeEncoder:
     def __init__(self, decoding=None, forwarding=None, name="fake", fingerprint="", weights=10):
         self.decoding, self.forwarding = dict(decoding or {}), dict(forwarding or {})
         self.name, self.fingerprint = name, fingerprint or name
-        self.backbone = torch.nn.Linear(weights, 1, bias=False)
+        self.weight_bytes = 4 * weights
         self.backend = SimpleNamespace(buckets=None, memory=None, name="fake")
         self.words = ["0"]
         self.batches: list[int] = []

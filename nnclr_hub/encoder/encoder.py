@@ -10,13 +10,11 @@ encoder.attention("a.jpg", Point(120, 80))      # AttentionMap: similarity of ea
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, partial
-from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -24,10 +22,10 @@ from nnclr_hub.encoder.attention import MAX_SIDE, AttentionMap, AttentionSetting
 from nnclr_hub.encoder.backends import Backend, parse_backend
 from nnclr_hub.encoder.backends.choice import open_backend
 from nnclr_hub.encoder.crops import embed_crops
-from nnclr_hub.encoder.decoding import Source
-from nnclr_hub.encoder.decoding_pool import active_pool
+from nnclr_hub.encoder.decoding import attempt_each
 from nnclr_hub.encoder.embedder import ImageLike
 from nnclr_hub.encoder.exported import DeferredBackbone
+from nnclr_hub.encoder.features import unit_rows
 from nnclr_hub.encoder.inputs import (
     StoredImage,
     as_list,
@@ -38,11 +36,11 @@ from nnclr_hub.encoder.inputs import (
     is_uint8,
     transformed_batches,
 )
+from nnclr_hub.encoder.prepared_batches import prepared_batches
 from nnclr_hub.encoder.preprocessing import EvalTransform, Preprocessing, Transform
 from nnclr_hub.errors import ImageError, InvalidRequest
 from nnclr_hub.html_table import html_table
 from nnclr_hub.hub.layout import ModelConfig
-from nnclr_hub.read_ahead import batches, read_ahead
 
 if TYPE_CHECKING:  # an encoder with an exported network embeds without torch
     import torch
@@ -51,8 +49,6 @@ if TYPE_CHECKING:  # an encoder with an exported network embeds without torch
     from nnclr_hub.encoder.attention.extractor import AttentionExtractor
 
 BATCH = 64
-DECODED_TOGETHER, LIGHT = 8, 200_000  # images and bytes that a decoding process takes at a time
-TINY = 1e-12
 
 
 class Encoder:
@@ -112,23 +108,17 @@ class Encoder:
 
     def __repr__(self) -> str:
         backbone = self.config.architecture if self.config else type(self.backbone).__name__
-        side = self.transform.preprocessing.input_size
+        side, device = self.transform.preprocessing.input_size, self._device or self.device
         return (
             f"Encoder({self.name!r}, backbone={backbone}, dim={self.embed_dim}, input={side}x{side}, "
-            f"backend={self.backend.name}, device={self._device or self.device}, fingerprint={self.fingerprint[:8]})"
+            f"backend={self.backend.name}, device={device}, fingerprint={self.fingerprint[:8]})"
         )
 
     def _repr_html_(self) -> str:
         side = self.transform.preprocessing.input_size
         about = {"encoder": self.name, "dim": self.embed_dim, "input": f"{side} x {side} pixels"}
-        return html_table(
-            about
-            | {
-                "backend": self.backend.name,
-                "device": str(self._device or self.device),
-                "fingerprint": self.fingerprint,
-            }
-        )
+        about |= {"backend": self.backend.name, "device": str(self._device or self.device)}
+        return html_table(about | {"fingerprint": self.fingerprint})
 
     @cached_property
     def device(self) -> torch.device:
@@ -243,7 +233,7 @@ class Encoder:
             for x in self._inputs(images):
                 yield from self._rows(self._forward(x, lambda backbone, x: backbone(x)), unit)
             return
-        for prepared in self._prepared(images):
+        for prepared in prepared_batches(self.prepare_each, images, self.batch_size):
             good = [crop for crop in prepared if isinstance(crop, np.ndarray)]
             vectors = iter(self.forward_crops(np.stack(good), unit=unit) if good else ())
             for crop in prepared:
@@ -350,10 +340,9 @@ class Encoder:
         """
         several = isinstance(target, list | tuple)
         targets: list[Any] = [] if target is None else list(target) if several else [target]
-        settings = AttentionSettings(query, similarity, head, threshold, max_side)
         if several and not targets:
             raise InvalidRequest("The list of target images is empty; leave target out, or name at least one image.")
-        maps = self.attention_maps(settings, image, targets)
+        maps = self.attention_maps(AttentionSettings(query, similarity, head, threshold, max_side), image, targets)
         return maps if several else maps[0]
 
     # ---- the two halves of `embed`, for programs that decode and batch themselves
@@ -368,39 +357,18 @@ class Encoder:
 
     def prepare_each(self, images: Sequence[ImageLike | StoredImage]) -> list[np.ndarray | Exception]:
         """Return for each image what `prepare` returns, or the exception that it raises."""
-        sources: list[Source | ImageError] = []
-        for image in images:
-            try:
-                sources.append(as_source(image))
-            except ImageError as error:  # of an image stored elsewhere
-                sources.append(error)
-        crops = iter(self.transform.read_each([one for one in sources if not isinstance(one, ImageError)]))
-        return [one if isinstance(one, ImageError) else next(crops) for one in sources]
+        sources = attempt_each(as_source, images)  # those stored elsewhere may be unreadable
+        crops = iter(self.transform.read_each([one for one in sources if not isinstance(one, Exception)]))
+        return [one if isinstance(one, Exception) else next(crops) for one in sources]
 
     def forward_crops(self, crops: np.ndarray | Tensor, *, unit: bool = True) -> np.ndarray:
         """Run one batch of crops from `prepare` through the network: (N, S, S, 3) uint8 -> (N, D) float32."""
         return self._rows(self.backend.run(np.asarray(crops)), unit)
 
-    def _prepared(self, images: Iterable[ImageLike | StoredImage]) -> Iterator[list[np.ndarray | ImageError]]:
-        """Yield batches of crops, in order; other threads prepare the next batch while the caller uses this one."""
-
-        def attempt(images: Sequence[ImageLike | StoredImage]) -> list[np.ndarray | ImageError]:
-            crops = self.prepare_each(images)
-            for crop in crops:
-                if not isinstance(crop, np.ndarray | ImageError):
-                    raise crop
-            return cast(list[np.ndarray | ImageError], crops)
-
-        # processes take several small images at a time, which saves messages
-        most = DECODED_TOGETHER if active_pool() is not None else 1
-        parts = (list(batches(batch, most, _weight, LIGHT)) for batch in batches(images, self.batch_size))
-        for _, results in read_ahead(parts, attempt, os.cpu_count() or 1):
-            yield list(chain.from_iterable(results))
-
     def _read(self, images: list[ImageLike]) -> Iterator[Tensor]:
         """Yield batches (B, 3, S, S) float of images; raise the first ImageError."""
         seen = 0
-        for crops in self._prepared(images):
+        for crops in prepared_batches(self.prepare_each, images, self.batch_size):
             for index, crop in enumerate(crops, seen):
                 if isinstance(crop, ImageError):
                     raise crop.for_image(images[index], index) from crop
@@ -421,7 +389,7 @@ class Encoder:
                 f"{self.name} returns {features.shape[1:]} numbers per image instead of a vector of {self.embed_dim}; "
                 "use a network with pooling and without classifier."
             )
-        return features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), TINY) if unit else features
+        return unit_rows(features) if unit else features
 
     def _forward(self, x: Tensor, compute: Callable[[nn.Module, Tensor], Tensor]) -> np.ndarray:
         """Run compute(backbone, x) in torch; return float32."""
@@ -430,13 +398,3 @@ class Encoder:
         # next to another backend, fp32 is faster in torch on most processors
         precision = "bf16" if self.backend.name in ("torch-bf16", "compile-bf16") else "fp32"
         return forward(partial(compute, self.backbone), x, self.device, precision)
-
-
-def _weight(image: ImageLike | StoredImage) -> int:
-    """Return the bytes of an image that a decoding process may take with others; otherwise more than LIGHT."""
-    try:
-        if isinstance(image, bytes | str | Path):
-            return len(image) if isinstance(image, bytes) else os.path.getsize(image)
-    except (OSError, ValueError):  # decoding reports the error
-        return 0
-    return LIGHT // DECODED_TOGETHER if isinstance(image, StoredImage) else LIGHT + 1

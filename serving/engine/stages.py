@@ -14,7 +14,8 @@ import numpy as np
 from nnclr_hub.encoder.decoding import attempt_each
 from nnclr_hub.encoder.decoding_pool import Lane, Withdrawn, lane
 from nnclr_hub.encoder.decoding_worker import HeavyImage
-from nnclr_hub.encoder.encoder import DECODED_TOGETHER, LIGHT, Encoder
+from nnclr_hub.encoder.encoder import Encoder
+from nnclr_hub.encoder.prepared_batches import DECODED_TOGETHER, LIGHT
 from nnclr_hub.errors import ImageError, NNCLRHubError, ServiceError
 from nnclr_hub.workbench.privacy import public_name
 
