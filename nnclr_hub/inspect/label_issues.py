@@ -1,7 +1,11 @@
-"""Labels that are probably wrong: confident learning (Northcutt et al., JAIR 2021) on out-of-fold probabilities.
+"""Labels that are probably wrong, by the probabilities of classifiers that have not seen the rows.
 
-A label is an issue if the row is confidently another class: its probability of that class is at least the mean
-probability which rows of that class have of it. The ranking is by self-confidence, the probability of the given label.
+The ranking is by self-confidence, the probability of the given label, as in confident learning (Northcutt et al.,
+JAIR 2021). Its thresholds flag every confident mistake of a classifier, which are mostly mistakes of a weak encoder.
+So what is flagged is decided by a model of both: a label is the classifier's, or with a probability that is estimated,
+another one at random (Bootkrajang and Kaban, ECML 2012). A weak classifier gives every label a chance, which leaves
+little to explain by wrong labels. If a classifier is equally certain of all rows, this model cannot tell its mistakes
+from wrong labels; so rows of which it is certain are flagged, too. docs/results/inspect.md compares both.
 """
 
 from __future__ import annotations
@@ -12,19 +16,27 @@ import numpy as np
 
 from nnclr_hub.errors import InvalidRequest
 
+TEMPERATURES = np.geomspace(0.4, 2.5, 19)
+ROUNDS = 100  # of expectation maximization
+START = 0.05  # share of wrong labels
+LEAST = 1e-12  # probability
+CERTAIN = 0.9  # probability of another class
+
 
 @dataclass(frozen=True)
 class Suspects:
     """How suspicious each label is.
 
-    score: (N,) float32 in [0, 1]; 1 minus the probability of the given label.
+    score: (N,) float32 in [0, 1]; 1 minus the probability of the given label. 0 if its class has no other row.
     proposed: (N,) int64, the most probable other class.
-    issue: (N,) bool, whether the row is confidently another class.
+    issue: (N,) bool, whether the label is more probably wrong than right, or another class is certain.
+    noise: estimated share of wrong labels.
     """
 
     score: np.ndarray
     proposed: np.ndarray
     issue: np.ndarray
+    noise: float
 
     @property
     def order(self) -> np.ndarray:
@@ -51,14 +63,33 @@ def suspect_labels(probabilities: np.ndarray, labels: np.ndarray) -> Suspects:
     if count and not 0 <= labels.min() <= labels.max() < classes:
         raise InvalidRequest(f"Labels must be between 0 and {classes - 1}.")
     rows = np.arange(count)
-    own = probabilities[rows, labels]
-    thresholds = np.full(classes, np.inf)
-    for one in np.unique(labels):
-        thresholds[one] = own[labels == one].mean()
-    confident = probabilities >= thresholds
-    # the confident class of a row is the most probable of those that it reaches
-    chosen = np.where(confident, probabilities, -1.0)
-    issue = confident.any(axis=1) & (chosen.argmax(axis=1) != labels)
+    judged = np.bincount(labels, minlength=classes)[labels] > 1  # no classifier knows a class of one row
+    own = np.where(judged, probabilities[rows, labels], 1.0)
+    wrong, noise = _wrong(probabilities[judged], labels[judged])
     others = probabilities.copy()
     others[rows, labels] = -1
-    return Suspects((1 - own).astype(np.float32), others.argmax(axis=1), issue)
+    issue = np.zeros(count, bool)
+    issue[judged] = (wrong > 0.5) | (others[judged].max(axis=1) >= CERTAIN)
+    return Suspects((1 - own).astype(np.float32), others.argmax(axis=1), issue, noise)
+
+
+def _wrong(probabilities: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, float]:
+    """Return the probability (M,) that each label is wrong, and the share of wrong labels.
+
+    The temperature of the classifier is estimated with the share, because wrong labels make it look less certain than
+    it is. Both maximize the likelihood of the given labels.
+    """
+    best: tuple[float, np.ndarray, float] = (-np.inf, np.zeros(len(labels)), 0.0)
+    logs = np.log(np.maximum(probabilities, LEAST))
+    for temperature in TEMPERATURES if len(labels) else ():
+        scaled = np.exp((logs - logs.max(axis=1, keepdims=True)) / temperature)
+        own = scaled[np.arange(len(labels)), labels] / scaled.sum(axis=1)
+        other = (1 - own) / (probabilities.shape[1] - 1)  # a wrong label is one of the other classes
+        share = START
+        for _ in range(ROUNDS):
+            wrong = share * other / np.maximum(share * other + (1 - share) * own, LEAST)
+            share = float(wrong.mean())
+        likelihood = float(np.log(np.maximum(share * other + (1 - share) * own, LEAST)).sum())
+        if likelihood > best[0]:
+            best = likelihood, wrong, share
+    return best[1], best[2]

@@ -108,6 +108,12 @@ def test_findings_are_fields_that_filters_and_facets_understand(store):
     assert [item.metadata[KEY]["proposed"] for item in collection.get(["010", "021"])] == ["a", "b"]
     counted = collection.facets(["inspection.cluster"], limit=50)["inspection.cluster"]
     assert sum(number for _, number in counted.values) == 61
+    collection.update_metadata({KEY: {"reviewed": "b"}}, ids=["010"])  # a person confirms the label
+    assert [one["item"] for one in inspect_collection(collection).findings["suspect_labels"] if one["flagged"]] == [
+        "021"
+    ]
+    collection.update_metadata({KEY: {"reviewed": None}}, ids=["010"])
+    keep_inspection(store.records, write_fields(collection, inspect_collection(collection), collection.update_each))
     # the fields do not make the inspection outdated, another change does, and the next inspection removes them
     assert is_current(get_inspection(store.records, collection), collection)
     collection.update_metadata({"label": "a"}, ids=["010"])

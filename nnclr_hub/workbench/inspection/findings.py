@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +195,8 @@ def find(
         numbers = np.array([classes.index(name) for name in names], np.int64)
         held_out = out_of_fold(vectors[labeled], numbers, progress=report("checking labels"))
         suspects = inspect.suspect_labels(held_out.probabilities, numbers)
+        confirmed = np.array([subject.items[i] in subject.confirmed for i in labeled])
+        suspects = replace(suspects, issue=suspects.issue & ~confirmed)
         overlap = inspect.class_overlap(held_out.predicted, numbers)
     return Findings(
         subject,

@@ -17,6 +17,7 @@ from nnclr_hub.store.base import Collection
 from nnclr_hub.store.pages import pages
 from nnclr_hub.workbench.image_record import PIXEL_HASH
 from nnclr_hub.workbench.inspection.scan import Scanned, left_out, scan_image, scan_images
+from nnclr_hub.workbench.inspection_fields import KEY, REVIEWED
 
 Report = Callable[[str], Callable[[int, int], None]]  # the title of a step -> its progress
 Parts = Literal["splits", "folders"]
@@ -38,6 +39,7 @@ class Subject:
     left_out: number of other files, by suffix.
     broken: (item, reason) of images that could not be read.
     model: source of the encoder.
+    confirmed: items whose label a person has confirmed.
     """
 
     title: str
@@ -49,6 +51,7 @@ class Subject:
     left_out: Mapping[str, int] = field(default_factory=dict)
     broken: tuple[tuple[str, str], ...] = ()
     model: str = ""
+    confirmed: frozenset[str] = frozenset()
 
     @property
     def small(self) -> np.ndarray | None:
@@ -132,7 +135,7 @@ def collection_subject(
             f"{MOST_VECTORS // (4 * collection.spec.dim)} of this length of vectors."
         )
     progress = report("reading")
-    ids, vectors, scanned, named, part = [], [], [], [], []
+    ids, vectors, scanned, named, part, confirmed = [], [], [], [], [], set()
     for items in pages(collection, None, limit=500):
         for item in items:
             path = str(item.metadata.get("path", item.id))
@@ -147,11 +150,21 @@ def collection_subject(
             scanned.append(one if isinstance(one, Scanned) else None)
             named.append(label if isinstance(label, str) else None if label is None else str(label))
             part.append(_part(path, parts))
+            written = item.metadata.get(KEY)
+            if named[-1] is not None and isinstance(written, dict) and written.get(REVIEWED) == named[-1]:
+                confirmed.add(item.id)
         progress(len(ids), max(total, len(ids)))
     rows = unit_rows(np.stack(vectors).astype(np.float32))
     model = collection.spec.model
     return Subject(
-        collection.name, tuple(ids), rows, tuple(scanned), tuple(named), tuple(part), model=model or "unknown"
+        collection.name,
+        tuple(ids),
+        rows,
+        tuple(scanned),
+        tuple(named),
+        tuple(part),
+        model=model or "unknown",
+        confirmed=frozenset(confirmed),
     )
 
 
