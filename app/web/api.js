@@ -18,7 +18,14 @@ export class ApiError extends Error {
   }
 }
 
-/** @typedef {{method: string, path: string, body?: any, files?: [string, string][]}} Call */
+/**
+ * @typedef {object} Call
+ * @property {string} method
+ * @property {string} path
+ * @property {any} [body] JSON, or with files the texts of a form
+ * @property {[string, string][]} [files] fields of a form with the names of their files
+ * @property {[string, string][]} [downloads] files that exist on the server only, and the paths to download them from
+ */
 /** The last calls of a person's actions, the newest first. @type {Call[]} */
 export const calls = [];
 
@@ -29,6 +36,7 @@ export const calls = [];
  * @property {FormData} [form] the body
  * @property {AbortSignal} [signal]
  * @property {boolean} [noted] whether the call is shown among the last calls
+ * @property {[string, string][]} [downloads] see Call
  * @property {'json' | 'blob' | 'buffer'} [as]
  */
 
@@ -40,7 +48,7 @@ export const calls = [];
  * @returns {Promise<any>} null for an answer without content
  */
 export async function rest(method, path, options = {}) {
-  const {query = {}, json, form, signal, noted = false, as = 'json'} = options;
+  const {query = {}, json, form, signal, noted = false, downloads, as = 'json'} = options;
   const url = new URL(`api/v1/${path}`, ROOT);
   for (const [name, value] of Object.entries(query)) {
     if (value !== null && value !== undefined) url.searchParams.set(name, typeof value === 'object' ? JSON.stringify(value) : value);
@@ -49,7 +57,7 @@ export async function rest(method, path, options = {}) {
   const headers = {Accept: as === 'json' ? 'application/json' : '*/*'};
   if (json !== undefined) headers['Content-Type'] = 'application/json';
   if (method !== 'GET') headers['Idempotency-Key'] = newKey();
-  if (noted) note(method, url, json, form);
+  if (noted) note(method, url, json, form, downloads);
   const init = {method, headers, signal, body: form ?? (json === undefined ? undefined : JSON.stringify(json))};
   for (let attempt = 0; ; attempt++) {
     let response;
@@ -145,11 +153,11 @@ function signIn() {
 
 // ---- the last calls
 
-/** @param {string} method @param {URL} url @param {any} json @param {FormData | undefined} form */
-function note(method, url, json, form) {
+/** @param {string} method @param {URL} url @param {any} json @param {FormData | undefined} form @param {[string, string][]} [downloads] */
+function note(method, url, json, form, downloads) {
   const files = form ? [...form].flatMap(([name, value]) => value instanceof File ? [/** @type {[string, string]} */ ([name, value.name])] : []) : undefined;
   const texts = form ? Object.fromEntries([...form].filter(([, value]) => typeof value === 'string')) : undefined;
-  calls.unshift({method, path: url.pathname + url.search, body: json ?? texts, files});
+  calls.unshift({method, path: url.pathname + url.search, body: json ?? texts, files, downloads});
   calls.length = Math.min(calls.length, KEPT);
 }
 

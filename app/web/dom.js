@@ -28,6 +28,7 @@ const PATHS = {
   download: 'M12 4v11M7 11l5 5 5-5M5 20h14',
   facets: 'M4 6h16M7 12h10M10 18h4',
   forward: 'M9 5l7 7-7 7',
+  lasso: 'M8 17c-6-3-5-11 4-12s12 6 7 10-9 3-9 1 3-2 3 1-2 4-5 3',
   less: 'M5 12h14',
   link: 'M10 14a4 4 0 0 0 6 0l3-3a4 4 0 0 0-6-6l-1 1M14 10a4 4 0 0 0-6 0l-3 3a4 4 0 0 0 6 6l1-1',
   map: 'M7 8a1 1 0 1 0 0-.1M16 6a1 1 0 1 0 0-.1M12 14a1 1 0 1 0 0-.1M18 17a1 1 0 1 0 0-.1M6 18a1 1 0 1 0 0-.1',
@@ -67,6 +68,9 @@ export function button(name, text, onclick, {quiet = false, ...options} = {}) {
     icon(name), quiet ? null : make('span', {}, text));
 }
 
+const messages = /** @type {HTMLElement} */ (document.getElementById('messages'));
+document.addEventListener('close', () => document.body.append(messages), true); // before the dialog is removed
+
 /**
  * Show a message for some seconds, with an action if there is one.
  * @param {string} text
@@ -78,7 +82,8 @@ export function say(text, {action, run, seconds = 6, error = false} = {}) {
   const remove = () => message.remove();
   if (action && run) message.append(make('button', {type: 'button', class: 'plain', onclick: () => { remove(); run(); }}, action));
   message.append(button('close', 'Close the message', remove, {quiet: true}));
-  document.getElementById('messages')?.append(message);
+  messages.append(message);
+  ([...document.querySelectorAll('dialog[open]')].at(-1) ?? document.body).append(messages); // what is outside of a dialog cannot be clicked
   setTimeout(remove, 1000 * seconds);
   return remove;
 }

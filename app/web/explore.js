@@ -25,8 +25,9 @@ export async function showExplore(main, name, address, session) {
   const info = await rest('GET', path(name));
   document.title = `${name} · nnclr_hub`;
   const explorer = new Explorer(info);
-  const bar = new QueryBar(explorer), facets = new FacetList(explorer), viewer = new ItemViewer(explorer, bar);
-  const labels = session.canWrite ? new Labels(explorer) : null;
+  const bar = new QueryBar(explorer), facets = new FacetList(explorer);
+  const labels = session.canWrite ? new Labels(explorer) : null, viewer = new ItemViewer(explorer, bar, labels);
+  bar.show = example => viewer.openExample(example);
   const selection = new SelectionBar(explorer, labels), grid = new ImageGrid(explorer, row => viewer.open(row), labels);
   const map = new ItemMap(explorer, session.canWrite);
   const choice = make('select', {'aria-label': 'Collection', onchange: () => { location.hash = `#/explore/${encodeURIComponent(choice.value)}`; }},
@@ -84,7 +85,7 @@ export async function showExplore(main, name, address, session) {
 
   // ---- images from anywhere
 
-  const paste = (/** @type {ClipboardEvent} */ event) => { if (bar.take(event.clipboardData)) event.preventDefault(); };
+  const paste = (/** @type {ClipboardEvent} */ event) => { if (bar.take(event.clipboardData, false)) event.preventDefault(); };
   const over = (/** @type {DragEvent} */ event) => { event.preventDefault(); document.body.classList.add('dropping'); };
   const out = (/** @type {DragEvent} */ event) => { if (event.relatedTarget === null) document.body.classList.remove('dropping'); };
   const drop = (/** @type {DragEvent} */ event) => {

@@ -1,6 +1,7 @@
 // The state of the screen Explore. Grid, map, facets and viewer show it, and change it by its methods only.
 //
-// Events: `rows` (items were loaded or changed), `view` (other rows, or another order), `selection`, `query`, `focus`.
+// Events: `rows` (items were loaded or changed), `view` (other rows, or another order), `selection`, `query`, `focus`,
+// `color` (the map is colored by another key).
 import {path, rest} from './api.js';
 import {passing, restFilter} from './filters.js';
 import {Rows} from './rows.js';
@@ -11,6 +12,7 @@ import {Similarity} from './similarity.js';
  * @property {string} [id] of an item
  * @property {string} [vector] base64 of little-endian float32
  * @property {string} [name] of an own image
+ * @property {Blob} [image] an own image, until the page is loaded again
  * @property {string} [preview] address of a small copy of an own image
  */
 /** @typedef {{positive: Example[], negative: Example[]}} Query */
@@ -36,6 +38,8 @@ export class Explorer extends EventTarget {
     this.area = null;
     this.order = 'stored';
     this.group = '';
+    /** The key whose values have the colors of the map; '' without one. */
+    this.colored = '';
     /** @type {Query} */
     this.query = {positive: [], negative: []};
     /** Score by row of the matches, best first; null without a search. @type {Map<number, number> | null} */
@@ -86,6 +90,13 @@ export class Explorer extends EventTarget {
     await this._refilter();
   }
 
+  /** End the search, and show the images with these values of their metadata only. @param {Record<string, any>} values */
+  async showValues(values) {
+    this.filters = new Map(Object.entries(values).map(([key, value]) => [key, {in: [value]}]));
+    this.where = this.passed = this.area = null;
+    await this.search({positive: [], negative: []});
+  }
+
   /** Set a filter in the form of REST; null removes it. @param {any} where */
   async filterBy(where) {
     if (where !== null) {
@@ -120,6 +131,12 @@ export class Explorer extends EventTarget {
   groupBy(key) {
     this.group = key;
     this._arrange();
+  }
+
+  /** @param {string} key */
+  colorBy(key) {
+    this.colored = key;
+    this.emit('color');
   }
 
   async _refilter() {
@@ -186,6 +203,8 @@ export class Explorer extends EventTarget {
       this.searching = false;
       this.emit('query');
       this._arrange();
+    } catch (error) {
+      if (!own.signal.aborted) throw error; // another search has begun
     } finally {
       if (this._search === own) this.searching = false;
     }
@@ -233,13 +252,13 @@ export class Explorer extends EventTarget {
     await this.search(query);
   }
 
-  /** Search by an own image. @param {Blob} image @param {string} name @param {string} [preview] */
-  async searchImage(image, name, preview) {
+  /** Search by an own image. @param {Blob} image @param {string} name @param {string} [preview] @param {boolean} [isFile] whether the caller has it as a file */
+  async searchImage(image, name, preview, isFile = true) {
     const form = new FormData();
     form.append('files', image, name);
     form.append('model', this.info.model);
-    const answer = await rest('POST', 'embed', {form, query: {encoding_format: 'base64'}, noted: true});
-    const example = {vector: answer.data[0].embedding, name, preview};
+    const answer = await rest('POST', 'embed', {form, query: {encoding_format: 'base64'}, noted: isFile});
+    const example = {vector: answer.data[0].embedding, name, preview, image};
     await this.search({positive: [example], negative: []});
   }
 

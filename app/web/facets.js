@@ -1,6 +1,7 @@
 // <facet-list>: the values of each metadata key with their counts among the shown images; a click filters.
-import {make} from './dom.js';
+import {count, make} from './dom.js';
 import {passing, short} from './filters.js';
+import {PALETTE} from './palette.js';
 
 const SHOWN = 12;
 const BARS = 24;
@@ -20,7 +21,7 @@ class FacetList extends HTMLElement {
       due = true;
       requestAnimationFrame(() => { due = false; this._draw(); });
     };
-    for (const event of ['rows', 'view', 'selection']) explorer.addEventListener(event, redraw);
+    for (const event of ['rows', 'view', 'selection', 'color']) explorer.addEventListener(event, redraw);
     redraw();
   }
 
@@ -36,7 +37,7 @@ class FacetList extends HTMLElement {
       return make('section', {'aria-label': key}, make('h3', {}, key),
         column.numeric && column.values.length > SHOWN ? this._histogram(column, counted) : this._values(column, counted));
     });
-    const note = explorer.selected.size ? `Counts of the ${explorer.selected.size} selected images.` : explorer.matches ? 'Counts of the matches.'
+    const note = explorer.selected.size ? `Counts of ${count(explorer.selected.size, 'selected image')}.` : explorer.matches ? 'Counts of the matches.'
       : explorer.rows.complete ? '' : `Counts of the ${explorer.rows.ids.length.toLocaleString('en')} images loaded so far.`;
     this.list.replaceChildren(make('p', {class: 'note', hidden: !note}, note), ...sections);
     if (focused) this.list.querySelector(`[data-facet="${CSS.escape(focused)}"]`)?.focus();
@@ -49,20 +50,22 @@ class FacetList extends HTMLElement {
     for (const row of counted) for (const code of column.codes[row] ?? []) counts[code]++;
     const condition = explorer.filters.get(column.key);
     const chosen = new Set(condition && 'in' in condition ? condition.in : []);
-    const shown = column.values.map((value, code) => ({value, count: counts[code]}))
-      .filter(one => one.count > 0 || chosen.has(one.value));
-    shown.sort((a, b) => Number(chosen.has(b.value)) - Number(chosen.has(a.value)) || b.count - a.count);
-    const most = Math.max(1, ...shown.map(one => one.count));
+    const shown = column.values.map((value, code) => ({value, code, number: counts[code]}))
+      .filter(one => one.number > 0 || chosen.has(one.value));
+    shown.sort((a, b) => Number(chosen.has(b.value)) - Number(chosen.has(a.value)) || b.number - a.number);
+    const most = Math.max(1, ...shown.map(one => one.number));
     const open = this.opened.has(column.key);
-    const list = make('ul', {}, ...shown.slice(0, open ? 500 : SHOWN).map(({value, count}) => {
+    const list = make('ul', {}, ...shown.slice(0, open ? 500 : SHOWN).map(({value, code, number}) => {
       const toggle = () => {
         chosen.delete(value) || chosen.add(value);
         explorer.filter(column.key, {in: [...chosen]});
       };
       const bar = make('span', {class: 'bar'});
-      bar.style.width = `${(100 * count) / most}%`;
+      bar.style.width = `${(100 * number) / most}%`;
+      const swatch = column.key === explorer.colored ? make('span', {class: 'swatch'}) : null;
+      if (swatch) swatch.style.background = `rgb(${PALETTE[code % PALETTE.length]})`;
       return make('li', {}, make('button', {type: 'button', class: 'facet', 'aria-pressed': String(chosen.has(value)), onclick: toggle,
-        'data-facet': `${column.key} ${value}`}, bar, make('span', {class: 'value'}, String(value)), make('span', {class: 'count'}, count.toLocaleString('en'))));
+        'data-facet': `${column.key} ${value}`}, bar, swatch, make('span', {class: 'value'}, String(value)), make('span', {class: 'count'}, number.toLocaleString('en'))));
     }));
     if (shown.length <= SHOWN) return list;
     const toggle = () => { this.opened.delete(column.key) || this.opened.add(column.key); this._draw(); };
@@ -83,9 +86,9 @@ class FacetList extends HTMLElement {
     const most = Math.max(1, ...bins);
     const condition = explorer.filters.get(column.key);
     const [from, to] = condition && 'range' in condition ? condition.range : [low, high];
-    const bars = make('div', {class: 'histogram', 'aria-hidden': 'true'}, ...bins.map((count, bin) => {
-      const bar = make('span', {title: `${short(low + ((high - low) * bin) / BARS)} and more: ${count.toLocaleString('en')}`});
-      bar.style.height = `${count ? Math.max(4, (100 * count) / most) : 0}%`;
+    const bars = make('div', {class: 'histogram', 'aria-hidden': 'true'}, ...bins.map((number, bin) => {
+      const bar = make('span', {title: `${short(low + ((high - low) * bin) / BARS)} and more: ${number.toLocaleString('en')}`});
+      bar.style.height = `${number ? Math.max(4, (100 * number) / most) : 0}%`;
       const middle = low + ((high - low) * (bin + 0.5)) / BARS;
       bar.classList.toggle('out', middle < from || middle > to);
       return bar;

@@ -1,5 +1,6 @@
 // Labels that are written to the collection as they are given, with undo; and the keys 1 to 9 for the usual ones.
 import {path, rest} from './api.js';
+import {readCsv} from './csv.js';
 import {button, count, make, openDialog, say, sayError} from './dom.js';
 
 const AT_ONCE = 5000; // items in one request
@@ -34,9 +35,13 @@ export class Labels {
   ask(rows) {
     const names = make('datalist', {id: 'known-labels'}, ...this.known.slice(0, 200).map(label => make('option', {value: label})));
     const input = make('input', {list: 'known-labels', 'aria-label': 'Label', placeholder: 'label', maxlength: 200});
-    const field = make('input', {value: this.field, 'aria-label': 'Metadata key', maxlength: 100, onchange: () => {
+    const field = make('input', {value: this.field, maxlength: 100, onchange: () => {
       this.field = field.value.trim() || 'label';
       localStorage.setItem(`field ${this.explorer.name}`, this.field);
+    }});
+    const table = make('input', {type: 'file', accept: '.csv,text/csv', onchange: async () => {
+      dialog.close();
+      await this.readTable(await table.files[0].text()).catch(sayError);
     }});
     const give = (/** @type {string | null} */ label) => {
       dialog.close();
@@ -48,8 +53,20 @@ export class Labels {
       event.preventDefault();
       if (input.value.trim()) give(input.value.trim());
     }}, names, make('div', {class: 'tools'}, input, make('button', {class: 'button strong'}, 'Label'), button('remove', 'Remove the label', () => give(null))),
-    make('div', {class: 'tools'}, ...usual), make('details', {}, make('summary', {}, 'Another metadata key'), field)));
+    make('div', {class: 'tools'}, ...usual), make('details', {}, make('summary', {}, 'Another metadata key, or labels from a table'), make('div', {class: 'stack'}, make('label', {}, 'Metadata key', field),
+      make('label', {}, 'A CSV file with the columns id (or path) and label', table)))));
     input.focus();
+  }
+
+  /** Give the labels of a table to the images that it names. @param {string} text */
+  async readTable(text) {
+    const {explorer} = this, lines = readCsv(text), rowOfPath = new Map(explorer.rows.metadata.map((one, row) => [one.path ?? one.name, row]));
+    if (!lines.length || !('label' in lines[0]) || !('id' in lines[0] || 'path' in lines[0])) throw new Error('The table needs a first line with the names id (or path) and label.');
+    const found = lines.map(({id, path: own, label}) => ({row: explorer.rows.rowOf.get(id) ?? rowOfPath.get(own), label: label.trim()}))
+      .filter(one => one.row !== undefined && one.label);
+    await setEach(explorer, this.field, found.map(one => /** @type {number} */ (one.row)), found.map(one => one.label));
+    const missing = lines.length - found.length;
+    say(`${count(found.length, 'image')} labeled${missing ? `; ${count(missing, 'line')} without a label or of an unknown image` : ''}.`);
   }
 
   /** Give the label of a key. @param {string} key @param {number[]} rows @returns {boolean} whether the key has a label */
@@ -67,12 +84,17 @@ export class Labels {
  * @param {(done: number) => void} [progress]
  */
 export async function setEach(explorer, field, rows, values, progress = () => {}) {
-  /** @type {Map<any, number[]>} */
+  /** @type {Map<string, number[]>} */
   const groups = new Map();
-  rows.forEach((row, i) => groups.set(values[i], [...(groups.get(values[i]) ?? []), row]));
+  rows.forEach((row, i) => {
+    const key = JSON.stringify(values[i]), own = groups.get(key);
+    if (own) own.push(row);
+    else groups.set(key, [row]);
+  });
   let done = 0;
   try {
-    for (const [value, own] of groups) {
+    for (const [key, own] of groups) {
+      const value = JSON.parse(key);
       for (let start = 0; start < own.length; start += AT_ONCE) {
         const some = own.slice(start, start + AT_ONCE);
         const json = {ids: some.map(row => explorer.rows.ids[row]), metadata: {[field]: value}};

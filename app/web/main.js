@@ -7,6 +7,8 @@ const main = /** @type {HTMLElement} */ (document.getElementById('main'));
 
 const session = {
   canWrite: false,
+  /** Whether the server needs a key. */
+  keyed: false,
   /** @type {any[]} */
   collections: [],
   async changed() {
@@ -38,7 +40,7 @@ async function open(page, name, address) {
   if (page === 'explore') return (await import('./explore.js')).showExplore(main, name, address, session);
   if (page === 'collections') return (await import('./collections.js')).showCollections(main, session);
   const pages = await import('./pages.js');
-  return page === 'training' ? pages.showTraining(main) : pages.showCalls(main);
+  return page === 'training' ? pages.showTraining(main) : pages.showCalls(main, session);
 }
 
 /** Address of a search that a version before this app wrote. @param {string} hash */
@@ -72,7 +74,7 @@ function drawTabs(page) {
 
 async function start() {
   const own = await rest('GET', 'session');
-  session.canWrite = own.can_write;
+  [session.canWrite, session.keyed] = [own.can_write, own.key !== null];
   const leave = async () => {
     await fetch(new URL('logout', ROOT), {method: 'POST', redirect: 'manual'});
     location.reload();

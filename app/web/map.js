@@ -2,10 +2,9 @@
 import {imageUrl, path, rest} from './api.js';
 import {button, make, sayError} from './dom.js';
 import {passing} from './filters.js';
+import {PALETTE} from './palette.js';
 import {Scatter} from './scatter.js';
 
-const PALETTE = ['#4e79a7', '#f28e2b', '#e15759', '#76b7b2', '#59a14f', '#edc948', '#b07aa1', '#ff9da7', '#9c755f', '#86bc4c', '#d37295', '#499894',
-  '#b6992d', '#79706e', '#d4a6c8', '#1f77b4', '#8c564b', '#17becf', '#bcbd22', '#7f3c8d'].map(text => [1, 3, 5].map(at => parseInt(text.slice(at, at + 2), 16)));
 const PLAIN = [128, 132, 140];
 const THUMBNAILS = 40; // are shown when no more points than this are on the screen
 const POLL_MS = 700;
@@ -22,22 +21,33 @@ class ItemMap extends HTMLElement {
     this.scatter = null;
     this.due = false;
     this.lassoing = false;
+    /** Whether the view was moved from that of the whole map. */
+    this.moved = false;
+    this.keys = '';
     this.canvas = make('canvas', {role: 'img', 'aria-label': 'Map of the images'});
     this.drawing = make('canvas', {class: 'lasso', 'aria-hidden': 'true'});
     this.thumbnails = make('div', {class: 'thumbnails', 'aria-hidden': 'true'});
     this.preview = make('img', {class: 'preview', alt: '', hidden: true});
     this.note = make('div', {class: 'stack note'});
-    this.colorBy = make('select', {'aria-label': 'Color by', onchange: () => { localStorage.setItem(`color ${explorer.name}`, this.colorBy.value); this._color(); }});
-    this.lasso = button('crop', 'Choose an area', () => {
+    this.colorBy = make('select', {'aria-label': 'Color by', onchange: () => {
+      localStorage.setItem(`color ${explorer.name}`, this.colorBy.value);
+      this._color();
+      explorer.colorBy(this.colorBy.value);
+    }});
+    this.lasso = button('lasso', 'Choose an area', () => {
       this.lassoing = !this.lassoing;
       this.lasso.setAttribute('aria-pressed', String(this.lassoing));
     }, {quiet: true});
     this.surface = make('div', {class: 'surface', onpointerdown: (/** @type {PointerEvent} */ event) => this._press(event),
       onpointermove: (/** @type {PointerEvent} */ event) => this._hover(event), onpointerleave: () => { this.preview.hidden = true; },
       onwheel: (/** @type {WheelEvent} */ event) => this._wheel(event)}, this.canvas, this.thumbnails, this.drawing, this.preview);
-    this.append(make('div', {class: 'tools'}, this.colorBy, this.lasso, button('view', 'Show the whole map', () => { this.scatter?.fit(); this._draw(); }, {quiet: true})), this.note, this.surface);
+    this.append(make('div', {class: 'tools'}, this.colorBy, this.lasso, button('view', 'Show the whole map', () => { this.moved = false; this.scatter?.fit(); this._draw(); }, {quiet: true})), this.note, this.surface);
+    explorer.addEventListener('rows', () => this._fillKeys());
     for (const event of ['view', 'selection', 'query', 'focus']) explorer.addEventListener(event, () => this._color());
-    new ResizeObserver(() => this._draw()).observe(this.surface);
+    new ResizeObserver(() => {
+      if (!this.moved) this.scatter?.fit();
+      this._draw();
+    }).observe(this.surface);
   }
 
   /** Load the newest inspection; without one, offer to make it. Call this when all items are loaded. */
@@ -54,12 +64,20 @@ class ItemMap extends HTMLElement {
     this.rows = Int32Array.from(ids.ids, (/** @type {string} */ id) => explorer.rows.rowOf.get(id) ?? -1);
     this.scatter ??= new Scatter(this.canvas);
     this.scatter.setPlaces(new Float32Array(places));
-    const keys = explorer.rows.keys;
-    this.colorBy.replaceChildren(make('option', {value: ''}, 'One color'), ...keys.map(key => make('option', {value: key}, `Color by ${key}`)));
-    const kept = localStorage.getItem(`color ${explorer.name}`) ?? 'label';
-    this.colorBy.value = keys.includes(kept) ? kept : '';
+    this._fillKeys();
     this.note.replaceChildren(about.current ? '' : this._start('The collection has changed since.', 'Arrange again'));
     this._color();
+  }
+
+  /** Offer the keys that the items have now. */
+  _fillKeys() {
+    const {explorer} = this, keys = explorer.rows.keys;
+    if (!this.scatter || keys.join() === this.keys) return;
+    this.keys = keys.join();
+    const kept = localStorage.getItem(`color ${explorer.name}`) ?? 'label';
+    this.colorBy.replaceChildren(make('option', {value: ''}, 'One color'), ...keys.map(key => make('option', {value: key}, `Color by ${key}`)));
+    this.colorBy.value = keys.includes(kept) ? kept : '';
+    explorer.colorBy(this.colorBy.value);
   }
 
   /** @param {string} text @param {string} action */
@@ -160,6 +178,7 @@ class ItemMap extends HTMLElement {
         this._drawLasso(polygon);
       } else {
         scatter.pan(now[0] - last[0], now[1] - last[1]);
+        this.moved = true;
         this._draw();
       }
       last = now;
@@ -204,6 +223,7 @@ class ItemMap extends HTMLElement {
   _wheel(event) {
     event.preventDefault();
     const {left, top} = this.canvas.getBoundingClientRect();
+    this.moved = true;
     this.scatter?.zoomAt(Math.exp(-event.deltaY / 300), event.clientX - left, event.clientY - top);
     this._draw();
   }

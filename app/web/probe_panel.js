@@ -1,76 +1,170 @@
-// The dialog Probe: fit a linear classifier on the labels of a collection, see how good it is, apply it to all images.
-import {rest} from './api.js';
+// The dialog Probe: fit a linear classifier on the labels of a collection, see how good it is and what it confuses, try it
+// on an own image, and apply it to all images.
+import {ROOT, rest} from './api.js';
 import {count, make, openDialog, say, sayError} from './dom.js';
 import {setEach} from './labels.js';
 
 const AT_ONCE = 5000; // items in one prediction
 const POLL_MS = 500;
 const Z = 1.96; // of a 95% interval
+const CONFUSIONS = 3; // are named for each class
 
 /** @param {import('./explorer.js').Explorer} explorer @param {string} field the metadata key with the labels */
 export function showProbe(explorer, field) {
-  const name = `${explorer.name}-${field}`.replace(/[^\w.-]/g, '-');
-  const shown = make('div', {class: 'stack'});
-  const fit = make('button', {type: 'button', class: 'button strong', onclick: () => run(async () => {
-    shown.replaceChildren(make('p', {role: 'status'}, 'Fitting ...'));
-    const job = await rest('POST', 'probes', {json: {name, collection: explorer.name, field, balanced: true, replace: true}, noted: true});
-    await ended(job.id);
-    shown.replaceChildren(await report(explorer, name, field, dialog));
-  })}, 'Fit');
-  const run = async (/** @type {() => Promise<void>} */ act) => {
-    fit.disabled = true;
-    try {
-      await act();
-    } catch (error) {
-      shown.replaceChildren();
-      sayError(error);
-    } finally {
+  const keys = explorer.rows.keys.filter(key => !explorer.rows.column(key).numeric);
+  const choice = make('select', {onchange: () => show()}, ...keys.map(key => make('option', {value: key, selected: key === field}, key)));
+  const about = make('p', {}), shown = make('div', {class: 'stack'});
+  const fit = make('button', {type: 'button', class: 'button strong'}, 'Fit');
+  const dialog = openDialog('Probe', make('div', {class: 'stack probe'}, make('div', {class: 'tools'}, make('label', {}, 'Labels', choice), fit), about, shown));
+  const show = () => {
+    const key = choice.value;
+    if (!key) return void (about.textContent = 'Label some images first: select them and press L.');
+    const probe = new Probe(explorer, key, dialog);
+    const labeled = explorer.rows.column(key).codes.filter(codes => codes !== null).length;
+    about.textContent = `Learns the ${explorer.rows.column(key).values.length} values of ${key} from ${count(labeled, 'image')}, and measures on a part that is held out.`;
+    shown.replaceChildren();
+    probe.known().then(known => { if (known && choice.value === key) shown.replaceChildren(probe.report(known)); }).catch(sayError);
+    fit.onclick = async () => {
+      fit.disabled = true;
+      shown.replaceChildren(make('p', {role: 'status'}, 'Fitting ...'));
+      try {
+        shown.replaceChildren(probe.report(await probe.fit()));
+      } catch (error) {
+        shown.replaceChildren();
+        sayError(error);
+      }
       fit.disabled = false;
-    }
+    };
   };
-  const labeled = explorer.rows.column(field).codes.filter(codes => codes !== null).length;
-  const dialog = openDialog('Probe', make('div', {class: 'stack probe'},
-    make('p', {}, `Learn the ${explorer.rows.column(field).values.length} labels in ${field} of ${count(labeled, 'image')}, and measure on a part that is held out.`),
-    make('div', {class: 'tools'}, fit), shown));
-  rest('GET', 'probes').then(async ({probes}) => {
-    if (probes.some((/** @type {any} */ one) => one.name === name)) shown.replaceChildren(await report(explorer, name, field, dialog));
-  }).catch(sayError);
+  fit.disabled = !choice.value;
+  show();
 }
 
-/** Wait for the end of a job. @param {string} id */
-async function ended(id) {
-  for (;;) {
-    const job = await rest('GET', `jobs/${id}`);
-    if (job.state === 'failed' || job.state === 'cancelled') throw new Error(job.error?.detail ?? `The job was ${job.state}.`);
-    if (job.result) return job.result;
-    await new Promise(done => setTimeout(done, POLL_MS));
+class Probe {
+  /** @param {import('./explorer.js').Explorer} explorer @param {string} field @param {HTMLDialogElement} dialog */
+  constructor(explorer, field, dialog) {
+    this.explorer = explorer;
+    this.field = field;
+    this.dialog = dialog;
+    this.name = `${explorer.name}-${field}`.replace(/[^\w.-]/g, '-');
   }
-}
 
-/** @param {import('./explorer.js').Explorer} explorer @param {string} name @param {string} field @param {HTMLDialogElement} dialog */
-async function report(explorer, name, field, dialog) {
-  const probe = await rest('GET', `probes/${name}`);
-  const [low, high] = interval(probe.scores.top1, probe.held_out);
-  const open = (/** @type {any} */ label) => { dialog.close(); explorer.filter(field, {in: [label]}); };
-  const progress = make('progress', {max: explorer.rows.ids.length, value: 0, hidden: true, 'aria-label': 'Predicting'});
-  const apply = make('button', {type: 'button', class: 'button strong', onclick: async () => {
-    apply.disabled = true;
+  /** The description of the probe, or undefined if it was not fitted yet. */
+  async known() {
+    return (await rest('GET', 'probes')).probes.find((/** @type {any} */ one) => one.name === this.name);
+  }
+
+  async fit() {
+    const json = {name: this.name, collection: this.explorer.name, field: this.field, balanced: true, replace: true};
+    let job = await rest('POST', 'probes', {json, noted: true});
+    while (!job.ended) {
+      await new Promise(done => setTimeout(done, POLL_MS));
+      job = await rest('GET', `jobs/${job.id}`);
+    }
+    if (job.state !== 'done') throw new Error(job.error?.detail ?? `The job was ${job.state}.`);
+    return rest('GET', `probes/${this.name}`);
+  }
+
+  /** @param {any} probe */
+  report(probe) {
+    const {explorer, field} = this;
+    const top1 = probe.scores.top1, [low, high] = interval(top1, probe.held_out);
+    const progress = make('progress', {max: explorer.rows.ids.length, value: 0, hidden: true, 'aria-label': 'Predicting'});
+    const apply = make('button', {type: 'button', class: 'button strong', onclick: async () => {
+      apply.disabled = true;
+      if (await this._apply(progress)) this.dialog.close();
+      apply.disabled = false;
+    }}, 'Apply to the whole collection');
+    const answer = make('p', {role: 'status'});
+    const file = make('input', {type: 'file', accept: 'image/*', hidden: true, onchange: () => this._try(file.files[0], answer)});
+    const rows = probe.per_class.map((/** @type {any} */ one, /** @type {number} */ code) => {
+      const meter = one.score === null ? '' : make('meter', {min: 0, max: 1, value: one.score, 'aria-label': `${one.label}: share that is right`});
+      const right = one.score === null ? 'none held out' : probe.several ? `average precision ${one.score.toFixed(2)}` : ` ${Math.round(one.score * one.held_out)} of ${one.held_out}`;
+      return make('tr', {}, make('td', {}, make('button', {type: 'button', class: 'plain', onclick: () => this._open({[field]: one.label})}, String(one.label))),
+        make('td', {}, String(one.rows)), make('td', {}, meter, right), make('td', {}, ...this._confusions(probe, code, progress)));
+    });
+    return make('div', {class: 'stack'},
+      top1 === undefined ? '' : make('p', {class: 'verdict'}, `Right on ${(100 * top1).toFixed(0)} % of ${count(probe.held_out, 'held-out image')}; with 95 % certainty between ${low} % and ${high} %.`),
+      probe.few_shot.length ? make('p', {class: 'note'}, `With fewer labels: ${probe.few_shot.map((/** @type {any} */ one) => `${one.labels} per class ${(100 * mean(one.top1)).toFixed(0)} %`).join(', ')}.`) : '',
+      make('div', {class: 'tools'}, apply, file, make('button', {type: 'button', class: 'button', onclick: () => file.click()}, 'Try an image'),
+        make('a', {class: 'button', href: new URL(`api/v1/probes/${this.name}/export`, ROOT).href, download: ''}, 'Download'), progress), answer,
+      make('table', {tabindex: 0}, make('thead', {}, make('tr', {}, ...['label', 'fitted on', 'right', probe.confusion ? 'mistaken for' : 'mistaken for (in the collection)'].map(text => make('th', {scope: 'col'}, text)))),
+        make('tbody', {}, ...rows)));
+  }
+
+  /** Buttons for the most frequent mistakes of a class, which open its images. @param {any} probe @param {number} code @param {HTMLProgressElement} progress */
+  _confusions(probe, code, progress) {
+    const counts = probe.confusion?.[code] ?? this._mistakes(probe, code);
+    const most = counts.map((/** @type {number} */ number, /** @type {number} */ other) => ({number, other})).filter((/** @type {{number: number, other: number}} */ one) => one.number > 0 && one.other !== code && one.other < probe.classes.length);
+    most.sort((/** @type {any} */ a, /** @type {any} */ b) => b.number - a.number);
+    const open = async (/** @type {number} */ other) => {
+      const predicted = `predicted_${this.field}`;
+      if (!this.explorer.rows.keys.includes(predicted) && !(await this._apply(progress))) return;
+      this._open({[this.field]: probe.classes[code], [predicted]: probe.classes[other]});
+    };
+    return most.slice(0, CONFUSIONS).map((/** @type {any} */ {number, other}) => make('button', {type: 'button', class: 'plain', title: 'Show all images of the collection that are mistaken so', onclick: () => open(other)},
+      `${probe.classes[other]} (${number})`));
+  }
+
+  /** How many images of a class are predicted as each class; none before the probe is applied. @param {any} probe @param {number} code */
+  _mistakes(probe, code) {
+    const counts = new Array(probe.classes.length).fill(0);
+    for (const {[this.field]: label, [`predicted_${this.field}`]: predicted} of this.explorer.rows.metadata) {
+      const other = label === probe.classes[code] ? probe.classes.indexOf(predicted) : -1;
+      if (other >= 0) counts[other]++;
+    }
+    return counts;
+  }
+
+  /** Show the images with these values. @param {Record<string, any>} values */
+  _open(values) {
+    this.dialog.close();
+    this.explorer.showValues(values).catch(sayError);
+  }
+
+  /** @param {File | undefined} file @param {HTMLElement} answer */
+  async _try(file, answer) {
+    if (!file) return;
+    const form = new FormData();
+    form.append('files', file, file.name);
+    answer.textContent = 'Predicting ...';
+    try {
+      const {results: [one]} = await rest('POST', `probes/${this.name}/predict`, {form, noted: true});
+      const label = one.label ?? one.labels?.join(', ') ?? 'none of these';
+      answer.textContent = `${file.name}: ${label}. ${(one.top ?? []).map((/** @type {any} */ each) => `${each.label} ${(100 * each.probability).toFixed(0)} %`).join(', ')}`;
+    } catch (error) {
+      answer.textContent = '';
+      sayError(error);
+    }
+  }
+
+  /** Write each image's prediction and confidence. @param {HTMLProgressElement} progress @returns {Promise<boolean>} whether it succeeded */
+  async _apply(progress) {
+    const {explorer, field} = this;
+    const rows = explorer.rows.ids.map((_, row) => row).filter(row => !explorer.rows.deleted.has(row));
+    const labels = [], confidences = [];
     progress.hidden = false;
     try {
-      await predictAll(explorer, name, field, done => { progress.value = done; });
-      dialog.close();
+      for (let start = 0; start < rows.length; start += AT_ONCE) {
+        const ids = rows.slice(start, start + AT_ONCE).map(row => explorer.rows.ids[row]);
+        const {results} = await rest('POST', `probes/${this.name}/predict`, {json: {collection: explorer.name, ids, top: 1}, noted: start === 0});
+        for (const one of results) {
+          labels.push(one.label ?? (one.labels?.length ? one.labels : 'none of these'));
+          confidences.push(Math.round(10 * (one.top?.[0]?.probability ?? 0)) / 10); // few values, so that few requests write them
+        }
+        progress.value = labels.length;
+      }
+      await setEach(explorer, `predicted_${field}`, rows, labels);
+      await setEach(explorer, `confidence_${field}`, rows, confidences);
       say(`All images have the keys predicted_${field} and confidence_${field} now.`);
+      return true;
     } catch (error) {
       sayError(error);
+      return false;
+    } finally {
+      progress.hidden = true;
     }
-    apply.disabled = false;
-  }}, 'Apply to the whole collection');
-  return make('div', {class: 'stack'},
-    make('p', {class: 'verdict'}, `Right on ${(100 * probe.scores.top1).toFixed(0)} % of ${count(probe.held_out, 'held-out image')}; with 95 % certainty between ${low} % and ${high} %.`),
-    make('table', {}, make('thead', {}, make('tr', {}, ...['label', 'fitted on', 'held out', 'right'].map(text => make('th', {}, text)))),
-      make('tbody', {}, ...probe.per_class.map((/** @type {any} */ one) => make('tr', {}, make('td', {}, make('button', {type: 'button', class: 'plain', onclick: () => open(one.label)}, String(one.label))),
-        make('td', {}, String(one.rows)), make('td', {}, String(one.held_out)), make('td', {}, one.score === null ? '' : `${Math.round(one.score * one.held_out)} of ${one.held_out}`))))),
-    make('div', {class: 'tools'}, apply, progress));
+  }
 }
 
 /** The 95 % interval of a share, by Wilson's score, in percent. @param {number} share @param {number} number @returns {[number, number]} */
@@ -80,20 +174,7 @@ export function interval(share, number) {
   return [Math.floor((100 * (middle - half)) / scale), Math.ceil((100 * (middle + half)) / scale)];
 }
 
-/** Write each image's prediction and confidence. @param {import('./explorer.js').Explorer} explorer @param {string} name @param {string} field @param {(done: number) => void} progress */
-async function predictAll(explorer, name, field, progress) {
-  const rows = explorer.rows.ids.map((_, row) => row).filter(row => !explorer.rows.deleted.has(row));
-  const labels = [], confidences = [];
-  for (let start = 0; start < rows.length; start += AT_ONCE) {
-    const ids = rows.slice(start, start + AT_ONCE).map(row => explorer.rows.ids[row]);
-    const {results} = await rest('POST', `probes/${name}/predict`, {json: {collection: explorer.name, ids, top: 1}, noted: start === 0});
-    for (const one of results) {
-      labels.push(one.label ?? 'none of these');
-      confidences.push(Math.round(10 * (one.top?.[0]?.probability ?? 0)) / 10); // few values, so that few requests write them
-    }
-    progress(labels.length);
-  }
-  await setEach(explorer, `predicted_${field}`, rows, labels);
-  await setEach(explorer, `confidence_${field}`, rows, confidences);
+/** @param {number[]} numbers */
+function mean(numbers) {
+  return numbers.reduce((sum, one) => sum + one, 0) / numbers.length;
 }
-

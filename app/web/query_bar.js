@@ -10,6 +10,8 @@ class QueryBar extends HTMLElement {
   constructor(explorer) {
     super();
     this.explorer = explorer;
+    /** Shows an example in the viewer. @type {(example: import('./explorer.js').Example) => void} */
+    this.show = () => {};
     this.file = make('input', {type: 'file', accept: 'image/*', hidden: true, onchange: () => {
       const [file] = this.file.files;
       if (file) this.searchFile(file);
@@ -27,12 +29,12 @@ class QueryBar extends HTMLElement {
     this._drawExamples();
   }
 
-  /** @param {Blob} file @param {string} [name] */
-  async searchFile(file, name = file instanceof File ? file.name : 'image') {
+  /** @param {Blob} file @param {string} [name] @param {boolean} [isFile] whether it is a file on the disk of the caller */
+  async searchFile(file, name = file instanceof File ? file.name : 'image', isFile = true) {
     const {explorer} = this;
     this.classList.add('waiting');
     try {
-      await explorer.searchImage(file, name, await previewOf(file));
+      await explorer.searchImage(file, name, await previewOf(file), isFile);
     } catch (error) {
       sayError(error);
     } finally {
@@ -40,10 +42,10 @@ class QueryBar extends HTMLElement {
     }
   }
 
-  /** Take the images of a paste or a drop. @param {DataTransfer | null} data @returns {boolean} whether there is one */
-  take(data) {
+  /** Take the images of a paste or a drop. @param {DataTransfer | null} data @param {boolean} [isFile] @returns {boolean} whether there is one */
+  take(data, isFile = true) {
     const file = [...(data?.files ?? [])].find(one => one.type.startsWith('image/')) ?? data?.files[0];
-    if (file) this.searchFile(file);
+    if (file) this.searchFile(file, file.name, isFile);
     return file !== undefined;
   }
 
@@ -59,7 +61,8 @@ class QueryBar extends HTMLElement {
       };
       const name = example.name ?? (example.id === undefined ? 'your image' : explorer.rows.rowOf.has(example.id)
         ? explorer.rows.title(/** @type {number} */ (explorer.rows.rowOf.get(example.id))) : example.id);
-      return make('span', {class: `example ${sign}`, title: name}, src ? make('img', {src, alt: name}) : make('span', {}, 'your image'),
+      return make('span', {class: `example ${sign}`, title: name},
+        make('button', {type: 'button', class: 'plain', 'aria-label': `Show ${name}`, onclick: () => this.show(example)}, src ? make('img', {src, alt: ''}) : 'your image'),
         make('span', {class: 'sign', 'aria-hidden': 'true'}, sign === 'positive' ? '+' : '−'),
         button('close', sign === 'positive' ? `Search without ${name}` : `Allow images like ${name}`, remove, {quiet: true}));
     };
@@ -70,7 +73,7 @@ class QueryBar extends HTMLElement {
 
   async _drawResult() {
     const {explorer} = this;
-        const chips = [...explorer.filters].map(([key, condition]) =>
+    const chips = [...explorer.filters].map(([key, condition]) =>
       make('span', {class: 'chip'}, textOf(key, condition), button('close', `Remove the filter on ${key}`, () => explorer.filter(key, null), {quiet: true})));
     if (explorer.where) chips.push(make('span', {class: 'chip'}, 'JSON filter', button('close', 'Remove the JSON filter', () => explorer.filterBy(null), {quiet: true})));
     if (explorer.area) chips.push(make('span', {class: 'chip'}, `area of the map: ${count(explorer.area.size, 'image')}`,
@@ -106,7 +109,7 @@ class QueryBar extends HTMLElement {
       canvas.getContext('2d').drawImage(video, 0, 0);
       dialog.close();
       const photo = await new Promise(done => canvas.toBlob(done, 'image/jpeg', 0.92));
-      this.searchFile(photo, 'photo.jpg');
+      this.searchFile(photo, 'photo.jpg', false);
     };
     const dialog = openDialog('Take a photo', video, button('camera', 'Search by this photo', take, {class: 'strong'}));
     dialog.addEventListener('close', () => stream.getTracks().forEach(track => track.stop()));

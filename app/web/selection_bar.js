@@ -1,5 +1,7 @@
 // <selection-bar>: what can be done with the selected images.
 import {imageUrl, path, rest} from './api.js';
+import {copyToNew} from './copying.js';
+import {csvOf} from './csv.js';
 import {button, count, make, say, sayError} from './dom.js';
 import {zipOf} from './zip.js';
 
@@ -21,7 +23,8 @@ class SelectionBar extends HTMLElement {
       labels ? button('tag', 'Label', () => this._do(rows => labels.ask(rows))) : '',
       button('download', 'Table (CSV)', () => this._do(rows => save(new Blob([csvOf(explorer.rows, rows)], {type: 'text/csv'}), `${explorer.name}.csv`))),
       button('download', 'Images (zip)', () => this._do(rows => this._zip(rows))),
-      labels ? button('remove', 'Delete', () => this._do(rows => this._delete(rows))) : '',
+      labels ? button('add', 'New collection', () => this._do(rows => copyToNew(explorer, rows))) : '',
+      labels ? button('remove', 'Delete', () => this._do(rows => deleteRows(explorer, rows))) : '',
       make('button', {type: 'button', class: 'plain', onclick: () => explorer.select(explorer.view)}, 'Select all'),
       make('button', {type: 'button', class: 'plain', onclick: () => explorer.select([])}, 'Select none'));
     const draw = () => {
@@ -40,24 +43,6 @@ class SelectionBar extends HTMLElement {
     } catch (error) {
       sayError(error);
     }
-  }
-
-  /** Delete after some seconds in which it can be undone; a page that is closed before deletes nothing. @param {number[]} rows */
-  _delete(rows) {
-    const {explorer} = this;
-    explorer.hide(rows, true);
-    const timer = setTimeout(async () => {
-      try {
-        for (let start = 0; start < rows.length; start += AT_ONCE) {
-          const ids = rows.slice(start, start + AT_ONCE).map(row => explorer.rows.ids[row]);
-          await rest('POST', path(explorer.name, 'delete'), {json: {ids}, noted: start === 0});
-        }
-      } catch (error) {
-        explorer.hide(rows, false);
-        sayError(error);
-      }
-    }, 1000 * UNDO_S);
-    say(`${count(rows.length, 'image')} deleted.`, {action: 'Undo', seconds: UNDO_S, run: () => { clearTimeout(timer); explorer.hide(rows, false); }});
   }
 
   /** @param {number[]} rows */
@@ -80,16 +65,24 @@ class SelectionBar extends HTMLElement {
   }
 }
 
-/** @param {import('./rows.js').Rows} rows @param {number[]} chosen */
-function csvOf(rows, chosen) {
-  const keys = [...new Set(chosen.flatMap(row => Object.keys(rows.metadata[row])))];
-  const cell = (/** @type {any} */ value) => {
-    const text = value === undefined || value === null ? '' : typeof value === 'object' ? JSON.stringify(value) : String(value);
-    const safe = typeof value === 'string' && /^[=+\-@\t\r]/.test(text) ? `'${text}` : text; // a spreadsheet would run a formula
-    return /[",\n\r]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
-  };
-  const lines = chosen.map(row => [rows.ids[row], ...keys.map(key => rows.metadata[row][key])].map(cell).join(','));
-  return `${['id', ...keys].map(cell).join(',')}\n${lines.join('\n')}\n`;
+/**
+ * Delete items after some seconds in which it can be undone; a page that is closed before deletes nothing.
+ * @param {import('./explorer.js').Explorer} explorer @param {number[]} rows
+ */
+export function deleteRows(explorer, rows) {
+  explorer.hide(rows, true);
+  const timer = setTimeout(async () => {
+    try {
+      for (let start = 0; start < rows.length; start += AT_ONCE) {
+        const ids = rows.slice(start, start + AT_ONCE).map(row => explorer.rows.ids[row]);
+        await rest('POST', path(explorer.name, 'delete'), {json: {ids}, noted: start === 0});
+      }
+    } catch (error) {
+      explorer.hide(rows, false);
+      sayError(error);
+    }
+  }, 1000 * UNDO_S);
+  say(`${count(rows.length, 'image')} deleted.`, {action: 'Undo', seconds: UNDO_S, run: () => { clearTimeout(timer); explorer.hide(rows, false); }});
 }
 
 /** @param {Blob} blob @param {string} name */
@@ -100,4 +93,4 @@ function save(blob, name) {
 }
 
 customElements.define('selection-bar', SelectionBar);
-export {SelectionBar, csvOf};
+export {SelectionBar};

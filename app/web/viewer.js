@@ -2,60 +2,102 @@
 // to search for a part. Arrow keys go to the next image of the view.
 import {imageUrl, path, rest} from './api.js';
 import {button, make, sayError} from './dom.js';
+import {deleteRows} from './selection_bar.js';
+import {ViewedImage} from './viewed_image.js';
 
 const NEIGHBORS = 8;
+const COMPARED = 4; // neighbors on which a point is looked for
+const SIDE = 512; // pixels of the images that the encoder gets for a map
+const HINTS = {
+  box: 'Draw a box on the image, or press Tab and use the arrow keys and Enter.',
+  attention: 'Bright where the encoder looks. Click a point or draw a box to see what is similar to it, here and in the nearest images.',
+  why: 'Bright where this image is similar to your query.',
+};
 
 class ItemViewer extends HTMLElement {
   /**
    * @param {import('./explorer.js').Explorer} explorer
    * @param {import('./query_bar.js').QueryBar} bar takes the part of an image that is searched for
+   * @param {import('./labels.js').Labels | null} labels null: the caller may not write
    */
-  constructor(explorer, bar) {
+  constructor(explorer, bar, labels) {
     super();
     this.explorer = explorer;
     this.bar = bar;
-    /** @type {number | null} */
+    this.labels = labels;
+    /** The item that is shown. @type {number | null} */
     this.row = null;
-    this.scale = 1;
-    this.image = make('img', {alt: '', draggable: 'false'});
-    this.map = make('img', {alt: '', class: 'attention', hidden: true});
-    this.rectangle = make('div', {class: 'rectangle', hidden: true});
-    this.frame = make('div', {class: 'frame', onpointerdown: (/** @type {PointerEvent} */ event) => this._press(event)},
-      this.image, this.map, this.rectangle);
-    this.stage = make('div', {class: 'stage', onwheel: (/** @type {WheelEvent} */ event) => this._wheel(event)}, this.frame);
+    /** The own image that is shown instead. @type {import('./explorer.js').Example | null} */
+    this.example = null;
+    /** Address of the own image. @type {string | undefined} */
+    this.url = undefined;
+    /** Counts the images, so that a late answer is not shown on the next one. */
+    this.turn = 0;
+    this.onKey = (/** @type {KeyboardEvent} */ event) => this._key(event);
+    this.viewed = new ViewedImage();
+    this.viewed.addEventListener('swipe', event => this._step(/** @type {CustomEvent} */ (event).detail));
+    this.viewed.addEventListener('choice', event => this._chosen(/** @type {CustomEvent} */ (event).detail));
     this.heading = make('h2', {});
     this.side = make('aside', {'aria-label': 'About the image'});
-    this.hint = make('p', {class: 'note'});
-    /** What a press on the image does. @type {'box' | 'attention' | null} */
+    this.hint = make('p', {class: 'note', role: 'status'});
+    /** @type {keyof typeof HINTS | null} */
     this.mode = null;
-    this.boxButton = button('crop', 'Search for a part', () => this._setMode('box'));
-    this.attentionButton = button('view', 'Where it looks', () => this._setMode('attention'));
-    this.dialog = make('dialog', {class: 'viewer', 'aria-label': 'Image', onkeydown: (/** @type {KeyboardEvent} */ event) => this._key(event), onclose: () => this._closed()},
+    this.modes = {
+      box: button('crop', 'Search for a part', () => this._setMode('box')),
+      attention: button('view', 'Where it looks', () => this._setMode('attention')),
+      why: button('link', 'Why was it found?', () => this._setMode('why')),
+    };
+    this.steps = [button('back', 'Previous image', () => this._step(-1), {quiet: true}), button('forward', 'Next image', () => this._step(1), {quiet: true})];
+    const onRow = (/** @type {(row: number) => void} */ act) => () => { if (this.row !== null) act(this.row); };
+    this.changes = labels ? [button('tag', 'Label', onRow(row => labels.ask([row]))), button('remove', 'Delete', onRow(row => this._delete(row)))] : [];
+    this.dialog = make('dialog', {class: 'viewer', 'aria-label': 'Image', onclose: () => this._closed()},
       make('div', {class: 'head'}, this.heading,
-        button('back', 'Previous image', () => this._step(-1), {quiet: true}), button('forward', 'Next image', () => this._step(1), {quiet: true}),
-        button('close', 'Close', () => this.dialog.close(), {quiet: true})),
-      make('div', {class: 'columns'}, make('div', {class: 'left'}, this.stage,
-        make('div', {class: 'tools'}, button('similar', 'Find similar images', () => this._findSimilar()),
-          this.boxButton, this.attentionButton, this.hint)), this.side));
+        button('less', 'Zoom out', () => this.viewed.zoom(1 / 1.5), {quiet: true}), button('add', 'Zoom in', () => this.viewed.zoom(1.5), {quiet: true}),
+        ...this.steps, button('close', 'Close', () => this.dialog.close(), {quiet: true})),
+      make('div', {class: 'columns'}, make('div', {class: 'left'}, this.viewed,
+        make('div', {class: 'tools'}, button('similar', 'Find similar images', () => this._findSimilar()), ...Object.values(this.modes), ...this.changes, this.hint)), this.side));
     this.replaceChildren(this.dialog);
+    explorer.addEventListener('rows', () => { if (this.row !== null) this._drawMetadata(this.row); });
   }
 
-  /** @param {number} row */
+  /** Show an item. @param {number} row */
   open(row) {
     const {explorer} = this;
     this.row = row;
-    const id = explorer.rows.ids[row], title = explorer.rows.title(row);
-    this.scale = 1;
-    this.frame.style.transform = '';
-    this.map.hidden = this.rectangle.hidden = true;
-    this._setMode(null);
-    this.image.src = imageUrl(explorer.name, id, 'original');
-    this.image.alt = title;
-    this.heading.textContent = title;
-    this._describe(row);
-    if (!this.dialog.open) this.dialog.showModal();
+    this.example = null;
+    this._show(imageUrl(explorer.name, explorer.rows.ids[row], 'original'), explorer.rows.title(row), {id: explorer.rows.ids[row]});
+    this._drawMetadata(row);
     explorer.setFocus(row);
     this.dispatchEvent(new Event('change'));
+  }
+
+  /** Show an example of the query: an item, or an own image. @param {import('./explorer.js').Example} example */
+  openExample(example) {
+    const row = this.explorer.rows.rowOf.get(example.id ?? '');
+    if (row !== undefined) return this.open(row);
+    const src = example.image ? this.url = URL.createObjectURL(example.image) : example.preview;
+    if (!src) return;
+    this.row = null;
+    this.example = example;
+    this._show(src, example.name ?? 'your image', {vector: example.vector});
+  }
+
+  /** @param {string} src @param {string} title @param {Record<string, any>} query whose neighbors are listed */
+  _show(src, title, query) {
+    const {explorer} = this;
+    this.turn++;
+    this._setMode(null);
+    this.modes.why.hidden = this.row === null || !explorer.matches?.has(this.row);
+    for (const one of [...this.steps, ...this.changes]) one.hidden = this.row === null;
+    this.viewed.show(src, title);
+    this.heading.textContent = title;
+    this.metadata = make('dl', {});
+    this.neighbors = make('ul', {class: 'neighbors'});
+    this.side.replaceChildren(...(this.row === null ? [] : [make('h3', {}, 'Metadata'), this.metadata]), make('h3', {}, 'Nearest images'), this.neighbors);
+    this._listNeighbors(query).catch(sayError);
+    if (this.dialog.open) return;
+    this.dialog.showModal();
+    document.addEventListener('keydown', this.onKey); // also if what had the focus was removed
   }
 
   get isOpen() {
@@ -63,8 +105,11 @@ class ItemViewer extends HTMLElement {
   }
 
   _closed() {
-    this.row = null;
-    this.image.removeAttribute('src');
+    this.row = this.example = null;
+    document.removeEventListener('keydown', this.onKey);
+    this.turn++;
+    this.viewed.image.removeAttribute('src');
+    if (this.url) URL.revokeObjectURL(this.url);
     this.dispatchEvent(new Event('change'));
   }
 
@@ -78,133 +123,160 @@ class ItemViewer extends HTMLElement {
 
   /** @param {KeyboardEvent} event */
   _key(event) {
-    if (event.target instanceof HTMLInputElement || event.ctrlKey || event.metaKey || event.altKey) return;
-    const steps = /** @type {Record<string, number>} */ ({ArrowLeft: -1, ArrowRight: 1});
-    if (!(event.key in steps)) return;
+    if ([...document.querySelectorAll('dialog[open]')].at(-1) !== this.dialog || event.target instanceof HTMLInputElement || event.ctrlKey || event.metaKey || event.altKey) return;
+    /** @type {Record<string, () => void>} */
+    const keys = {ArrowLeft: () => this._step(-1), ArrowRight: () => this._step(1), '+': () => this.viewed.zoom(1.5), '-': () => this.viewed.zoom(1 / 1.5)};
+    const {row, labels} = this;
+    if (row !== null && labels) Object.assign(keys, {l: () => labels.ask([row]), Delete: () => this._delete(row)});
+    if (row !== null && labels?.press(event.key, [row])) return event.preventDefault();
+    if (!keys[event.key]) return;
     event.preventDefault();
-    this._step(steps[event.key]);
+    keys[event.key]();
   }
 
   /** @param {number} row */
-  async _describe(row) {
+  _drawMetadata(row) {
     const {explorer} = this;
-    const id = explorer.rows.ids[row];
-    const entries = Object.entries({id, ...explorer.rows.metadata[row]});
     const filterBy = (/** @type {string} */ key, /** @type {any} */ value) => { this.dialog.close(); explorer.filter(key, {in: [value]}); };
     const facets = new Set(explorer.rows.keys);
-    const table = make('dl', {}, ...entries.flatMap(([key, value]) => [make('dt', {}, key),
+    const {pixel_sha256: _, mtime, ...metadata} = explorer.rows.metadata[row];
+    const entries = Object.entries({...metadata, ...(mtime ? {date: new Date(1000 * mtime).toLocaleString()} : {}), id: explorer.rows.ids[row]});
+    this.metadata?.replaceChildren(...entries.flatMap(([key, value]) => [make('dt', {}, key),
       make('dd', {}, facets.has(key) && typeof value === 'string'
         ? make('button', {type: 'button', class: 'plain', title: `Show images with this ${key}`, onclick: () => filterBy(key, value)}, value)
         : typeof value === 'object' ? JSON.stringify(value) : String(value))]));
-    const list = make('ul', {class: 'neighbors'});
-    this.side.replaceChildren(make('h3', {}, 'Metadata'), table, make('h3', {}, 'Nearest images'), list);
-    try {
-      const {matches} = await rest('POST', path(explorer.name, 'search'), {json: {id, k: NEIGHBORS}});
-      if (this.row !== row) return;
-      list.replaceChildren(...matches.map((/** @type {any} */ match) => {
-        const found = explorer.rows.add(match.id, match.metadata), title = explorer.rows.title(found);
-        return make('li', {}, make('button', {type: 'button', 'aria-label': `${title}, ${match.score.toFixed(3)}`, title, onclick: () => this.open(found)},
-          make('img', {src: imageUrl(explorer.name, match.id, 'thumbnail'), alt: ''}), make('span', {}, match.score.toFixed(3))));
-      }));
-    } catch (error) {
-      sayError(error);
-    }
+  }
+
+  /** @param {Record<string, any>} query */
+  async _listNeighbors(query) {
+    const {explorer, turn, neighbors} = this;
+    const {matches} = await rest('POST', path(explorer.name, 'search'), {json: {...query, k: NEIGHBORS}});
+    if (this.turn !== turn) return;
+    neighbors?.replaceChildren(...matches.map((/** @type {any} */ match) => {
+      const found = explorer.rows.add(match.id, match.metadata), title = explorer.rows.title(found);
+      return make('li', {}, make('button', {type: 'button', 'aria-label': `${title}, ${match.score.toFixed(3)}`, title, onclick: () => this.open(found)},
+        make('img', {src: imageUrl(explorer.name, match.id, 'thumbnail'), alt: ''}), make('span', {}, match.score.toFixed(3))));
+    }));
   }
 
   _findSimilar() {
-    const {row} = this;
+    const {row, example, explorer} = this;
     this.dialog.close();
-    if (row !== null) this.explorer.similarTo(row).catch(sayError);
+    const search = row !== null ? explorer.similarTo(row) : example ? explorer.search({positive: [example], negative: []}) : null;
+    search?.catch(sayError);
   }
 
-  // ---- zoom, box and attention
-
-  /** @param {WheelEvent} event */
-  _wheel(event) {
-    event.preventDefault();
-    const {left, top, width, height} = this.frame.getBoundingClientRect();
-    this.frame.style.transformOrigin = `${(100 * (event.clientX - left)) / width}% ${(100 * (event.clientY - top)) / height}%`;
-    this.scale = Math.min(12, Math.max(1, this.scale * Math.exp(-event.deltaY / 400)));
-    this.frame.style.transform = this.scale === 1 ? '' : `scale(${this.scale})`;
+  /** @param {number} row */
+  _delete(row) {
+    const {explorer} = this, place = explorer.view.indexOf(row);
+    deleteRows(explorer, [row]);
+    if (explorer.view.length) this.open(explorer.view[Math.min(Math.max(0, place), explorer.view.length - 1)]);
+    else this.dialog.close();
   }
 
-  /** @param {'box' | 'attention' | null} mode */
+  // ---- part and attention
+
+  /** @param {keyof typeof HINTS | null} mode */
   _setMode(mode) {
     this.mode = this.mode === mode ? null : mode;
-    this.boxButton.setAttribute('aria-pressed', String(this.mode === 'box'));
-    this.attentionButton.setAttribute('aria-pressed', String(this.mode === 'attention'));
-    this.stage.classList.toggle('pointing', this.mode !== null);
-    this.hint.textContent = this.mode === 'box' ? 'Draw a box on the image.' : '';
-    this.map.hidden = true;
-    if (this.mode === 'attention') {
-      this.hint.textContent = 'Bright where the encoder looks. Click on a point to see what belongs to it.';
-      this._attend();
-    }
+    for (const [name, own] of Object.entries(this.modes)) own.setAttribute('aria-pressed', String(this.mode === name));
+    this.hint.textContent = this.mode ? HINTS[this.mode] : '';
+    this.viewed.cover(null);
+    this.viewed.ask(this.mode === 'box' ? 'box' : this.mode === 'attention' ? 'any' : null);
+    if (this.mode === 'attention') this._attend({}).catch(sayError);
+    if (this.mode === 'why') this._explain().catch(sayError);
   }
 
-  /** Position on the image in its own pixels. @param {PointerEvent} event @returns {[number, number]} */
-  _point(event) {
-    const {left, top, width, height} = this.image.getBoundingClientRect();
-    const share = (/** @type {number} */ value) => Math.min(1, Math.max(0, value));
-    return [share((event.clientX - left) / width) * this.image.naturalWidth, share((event.clientY - top) / height) * this.image.naturalHeight];
+  /** @param {import('./viewed_image.js').Choice} choice */
+  _chosen(choice) {
+    if (this.mode === 'attention') this._attend(choice).catch(sayError);
+    else if ('box' in choice) this._searchPart(...choice.box).catch(sayError);
   }
 
-  /** @param {PointerEvent} event */
-  _press(event) {
-    if (this.mode === 'attention') return this._attend(this._point(event));
-    if (this.mode !== 'box') return;
-    event.preventDefault();
-    const start = this._point(event);
-    /** @param {PointerEvent} to */
-    const box = to => {
-      const end = this._point(to);
-      return [Math.min(start[0], end[0]), Math.min(start[1], end[1]), Math.max(start[0], end[0]), Math.max(start[1], end[1])];
-    };
-    const move = (/** @type {PointerEvent} */ to) => {
-      const [x0, y0, x1, y1] = box(to), width = this.image.naturalWidth / 100, height = this.image.naturalHeight / 100;
-      this.rectangle.hidden = false;
-      Object.assign(this.rectangle.style, {left: `${x0 / width}%`, top: `${y0 / height}%`, width: `${(x1 - x0) / width}%`, height: `${(y1 - y0) / height}%`});
-    };
-    const end = (/** @type {PointerEvent} */ to) => {
-      this.frame.removeEventListener('pointermove', move);
-      const [x0, y0, x1, y1] = box(to);
-      if (x1 - x0 >= 8 && y1 - y0 >= 8) this._searchPart(x0, y0, x1 - x0, y1 - y0);
-      else this.rectangle.hidden = true;
-    };
-    this.frame.setPointerCapture(event.pointerId);
-    this.frame.addEventListener('pointermove', move);
-    this.frame.addEventListener('pointerup', end, {once: true});
-  }
-
-  /** @param {number} x @param {number} y @param {number} width @param {number} height in pixels of the image */
-  async _searchPart(x, y, width, height) {
-    const canvas = make('canvas', {width: Math.round(width), height: Math.round(height)});
-    canvas.getContext('2d').drawImage(this.image, x, y, width, height, 0, 0, canvas.width, canvas.height);
-    const part = await new Promise(done => canvas.toBlob(done, 'image/png'));
-    const name = `part of ${this.heading.textContent}`;
+  /** @param {number} x0 @param {number} y0 @param {number} x1 @param {number} y1 in pixels of the image */
+  async _searchPart(x0, y0, x1, y1) {
+    const part = await drawn(this.viewed.image, x0, y0, x1 - x0, y1 - y0), name = `part of ${this.heading.textContent}`;
     this.dialog.close();
-    this.bar.searchFile(part, name);
+    await this.bar.searchFile(part, name, false);
   }
 
-  /** @param {[number, number]} [point] in pixels of the image; without one, the map of the whole image is shown */
-  async _attend(point) {
-    const {explorer, row} = this;
-    this.stage.classList.add('waiting');
+  /**
+   * Show what the encoder looks at: in the whole image, or what is similar to a point or a box, also in the neighbors.
+   * @param {import('./viewed_image.js').Choice | {}} choice
+   */
+  async _attend(choice) {
+    const {turn, viewed, neighbors} = this;
+    const image = await this._blob(), downloads = this._download();
+    const [map] = await this._maps(image, [], choice, downloads, true);
+    if (this.turn !== turn || this.mode !== 'attention') return;
+    viewed.cover(map);
+    const shown = /** @type {HTMLImageElement[]} */ ([...(neighbors?.querySelectorAll('img') ?? [])]).slice(0, COMPARED);
+    if (!Object.keys(choice).length || !shown.length) return;
+    const others = await Promise.all(shown.map(async one => (await fetch(one.dataset.src ?? one.src)).blob()));
+    const maps = await this._maps(image, others, choice, downloads, false);
+    if (this.turn !== turn || this.mode !== 'attention') return;
+    shown.forEach((one, i) => {
+      one.dataset.src ??= one.src;
+      one.src = maps[i];
+    });
+  }
+
+  /** Show where the item is similar to the first example of the query. */
+  async _explain() {
+    const {explorer, turn, viewed} = this;
+    const [example] = explorer.query.positive;
+    const query = example.id !== undefined ? await (await fetch(imageUrl(explorer.name, example.id, 'original'))).blob()
+      : example.image ?? (example.preview ? await drawnFrom(example.preview) : null);
+    if (!query) return void (this.hint.textContent = 'The image of this query is not known here.');
+    const downloads = [...this._download(), ...(example.id === undefined ? [] : this._download(example.id))];
+    const [map] = await this._maps(query, [await this._blob()], {}, downloads, true, example.id === undefined ? example.name : `${example.id}.jpg`);
+    if (this.turn === turn && this.mode === 'why') viewed.cover(map);
+  }
+
+  /**
+   * @param {Blob} image @param {Blob[]} targets @param {import('./viewed_image.js').Choice | {}} choice
+   * @param {[string, string][]} downloads files of the noted call @param {boolean} noted @param {string} [name]
+   * @returns {Promise<string[]>} addresses of the maps
+   */
+  async _maps(image, targets, choice, downloads, noted, name = downloads[0]?.[0] ?? this.example?.name ?? 'image') {
+    this.viewed.classList.add('waiting');
     try {
-      const image = await (await fetch(this.image.src)).blob();
       const form = new FormData();
-      form.append('image', image, 'image');
-      form.append('query', JSON.stringify({collection: explorer.name, with_png: true, opacity: 1, ...(point ? {point} : {})}));
-      const {maps} = await rest('POST', 'attention', {form, noted: true});
-      if (this.row !== row || this.mode !== 'attention') return;
-      this.map.src = `data:image/png;base64,${maps[0].png}`;
-      this.map.hidden = false;
-    } catch (error) {
-      sayError(error);
+      form.append('image', image, name);
+      for (const target of targets) form.append('target', target, downloads[0]?.[0] ?? 'target');
+      form.append('query', JSON.stringify({collection: this.explorer.name, with_png: true, opacity: targets.length > 1 ? 0.7 : 1, max_side: SIDE, ...choice}));
+      const {maps} = await rest('POST', 'attention', {form, noted, downloads});
+      return maps.map((/** @type {any} */ map) => `data:image/png;base64,${map.png}`);
     } finally {
-      this.stage.classList.remove('waiting');
+      this.viewed.classList.remove('waiting');
     }
   }
+
+  /** A file of the shown item, and the path from which a program downloads it. @param {string} [id] @returns {[string, string][]} */
+  _download(id = this.row === null ? undefined : this.explorer.rows.ids[this.row]) {
+    return id === undefined ? [] : [[`${id}.jpg`, new URL(imageUrl(this.explorer.name, id, 'original')).pathname]];
+  }
+
+  /** @returns {Promise<Blob>} the shown image */
+  async _blob() {
+    const {image} = this.viewed;
+    if (this.row !== null) return (await fetch(image.src)).blob();
+    return this.example?.image ?? drawn(image, 0, 0, image.naturalWidth, image.naturalHeight);
+  }
+}
+
+/** A part of an image as PNG. @param {HTMLImageElement} image @param {number} x @param {number} y @param {number} width @param {number} height @returns {Promise<Blob>} */
+function drawn(image, x, y, width, height) {
+  const canvas = make('canvas', {width: Math.round(width), height: Math.round(height)});
+  canvas.getContext('2d').drawImage(image, x, y, width, height, 0, 0, canvas.width, canvas.height);
+  return new Promise(done => canvas.toBlob(done, 'image/png'));
+}
+
+/** @param {string} src @returns {Promise<Blob>} */
+async function drawnFrom(src) {
+  const image = make('img', {src});
+  await image.decode();
+  return drawn(image, 0, 0, image.naturalWidth, image.naturalHeight);
 }
 
 customElements.define('item-viewer', ItemViewer);

@@ -78,6 +78,19 @@ def opened(chromium, served) -> Iterator[Callable[..., Any]]:
     assert problems == []
 
 
+@pytest.fixture
+def explore(opened: Callable[..., Any]) -> Callable[..., Any]:
+    """Return explore(address="", **context), which opens the collection `photos` and waits for its first images."""
+
+    def open_explore(address: str = "", **context: Any) -> Any:
+        page = opened(path=f"/#/explore/photos{address}", **context)
+        page.wait_for_selector(".tile img")
+        page.wait_for_function("() => document.querySelector('.verdict').textContent.length > 0")
+        return page
+
+    return open_explore
+
+
 @pytest.fixture(scope="module")
 def axe(tmp_path_factory) -> str:
     """Return the script of axe-core: the file that NNCLR_AXE names, or the package from npm."""

@@ -105,20 +105,6 @@ def test_runs_and_their_reports_are_shown(opened):
     page.wait_for_selector("iframe:not([hidden])")
 
 
-def test_actions_are_shown_as_curl_and_python(opened, served):
-    page = opened(path="/#/explore/photos", allowed=("401",))
-    log_in(page)
-    page.wait_for_selector(".tile img")
-    page.locator(".tile[aria-posinset='1']").click()
-    page.wait_for_selector(".tile .score")
-    page.get_by_role("link", name="API").click()
-    page.wait_for_selector("pre")
-    python = page.get_by_label("Python").first.inner_text()
-    compile(python, "shown", "exec")
-    assert f"{served.url}/api/v1/collections/photos/search" in python
-    assert page.get_by_label("curl").first.inner_text().startswith("curl -X POST")
-
-
 def test_a_read_only_server_offers_no_change(model, filled, chromium, serve, tmp_path):
     import shutil
 

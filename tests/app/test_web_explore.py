@@ -6,43 +6,12 @@ import zipfile
 from urllib.parse import quote
 
 import pytest
+from explore_actions import expected, found, ids
 from phone import PHONE
 
-from nnclr_hub.workbench import SearchQuery
 from nnclr_hub.workbench.inspections import get_inspection
 
 pytestmark = pytest.mark.browser
-
-
-@pytest.fixture
-def explore(opened):
-    def open_explore(address: str = "", **context):
-        page = opened(path=f"/#/explore/photos{address}", **context)
-        page.wait_for_selector(".tile img")
-        page.wait_for_function("() => document.querySelector('.verdict').textContent.length > 0")
-        return page
-
-    return open_explore
-
-
-def ids(page) -> list[str]:
-    """Ids of the images on the screen, in order."""
-    return page.eval_on_selector_all(
-        ".tile",
-        """tiles => tiles.sort((a, b) => a.ariaPosInSet - b.ariaPosInSet)
-                         .map(tile => decodeURIComponent(tile.querySelector('img').src.split('/').at(-2)))""",
-    )
-
-
-def found(page) -> list[str]:
-    """Wait for the matches of a search, and return their ids."""
-    page.wait_for_selector(".tile .score")
-    page.wait_for_selector("image-grid:not(.waiting)")
-    return ids(page)
-
-
-def expected(served, **query) -> list[str]:
-    return [match.id for match in served.bench.search("photos", SearchQuery(**query, k=200))]
 
 
 def test_a_click_shows_the_neighbors_that_a_search_finds(explore, served):
@@ -180,21 +149,6 @@ def test_shift_selects_a_range_whose_files_are_downloaded(explore, photos):
         page.get_by_role("button", name="Table (CSV)").click()
     lines = io.StringIO(download.value.path().read_text()).readlines()
     assert len(lines) == selected + 1
-
-
-def test_a_part_of_an_image_is_searched_for(explore, served):
-    page = explore()
-    page.locator(".sheet").focus()
-    page.keyboard.press("v")
-    page.wait_for_function("() => document.querySelector('dialog.viewer img')?.naturalWidth > 0")
-    page.get_by_role("button", name="Search for a part").click()
-    box = page.locator("dialog.viewer .frame img").first.bounding_box()
-    page.mouse.move(box["x"] + 5, box["y"] + 5)
-    page.mouse.down()
-    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2, steps=4)
-    page.mouse.up()
-    page.wait_for_selector(".example img")
-    assert len(found(page)) > 5
 
 
 def test_a_deleted_image_comes_back_by_undo(explore, served):

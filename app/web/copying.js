@@ -1,0 +1,52 @@
+// A new collection from some images of another one.
+import {imageUrl, path, rest} from './api.js';
+import {count, make, openDialog, say} from './dom.js';
+
+const AT_ONCE = 16; // images in one request
+
+/** Ask for a name, and add the images of these rows to a new collection. @param {import('./explorer.js').Explorer} explorer @param {number[]} rows */
+export function copyToNew(explorer, rows) {
+  const problem = make('p', {role: 'alert'}), progress = make('progress', {max: rows.length, value: 0, hidden: true, 'aria-label': 'Adding the images'});
+  const name = make('input', {required: true, maxlength: 128});
+  const go = make('button', {class: 'button strong'}, 'Create');
+  const dialog = openDialog(`New collection of ${count(rows.length, 'image')}`, make('form', {class: 'stack', onsubmit: async (/** @type {SubmitEvent} */ event) => {
+    event.preventDefault();
+    go.disabled = true;
+    progress.hidden = false;
+    try {
+      const left = await copy(explorer, rows, name.value, done => { progress.value = done; });
+      dialog.close();
+      const open = () => { location.hash = `#/explore/${encodeURIComponent(name.value)}`; };
+      say(`${count(rows.length - left, 'image')} added to ${name.value}${left ? `; ${left} have no image` : ''}.`, {action: 'Open', run: open, seconds: 12});
+    } catch (error) {
+      problem.textContent = /** @type {Error} */ (error).message;
+      go.disabled = false;
+    }
+  }}, make('label', {}, 'Name', name), make('p', {class: 'note'}, 'The images are embedded again, with the same encoder. The collection that they come from stays as it is.'), problem, progress, go));
+}
+
+/**
+ * @param {import('./explorer.js').Explorer} explorer @param {number[]} rows @param {string} name @param {(done: number) => void} report
+ * @returns {Promise<number>} how many items have no image
+ */
+async function copy(explorer, rows, name, report) {
+  await rest('PUT', path(name), {json: {model: explorer.info.model}, noted: true});
+  let left = 0;
+  for (let start = 0; start < rows.length; start += AT_ONCE) {
+    const form = new FormData(), items = [];
+    for (const row of rows.slice(start, start + AT_ONCE)) {
+      const id = explorer.rows.ids[row], answer = await fetch(imageUrl(explorer.name, id, 'original'));
+      if (!answer.ok) {
+        left++;
+        continue;
+      }
+      const {root: _, mtime: __, size: ___, pixel_sha256: ____, ...metadata} = explorer.rows.metadata[row]; // of the file on the server
+      form.append('files', await answer.blob(), explorer.rows.title(row).split('/').at(-1));
+      items.push({id, metadata});
+    }
+    form.append('items', JSON.stringify(items));
+    if (items.length) await rest('POST', path(name, 'items'), {form});
+    report(start + AT_ONCE);
+  }
+  return left;
+}

@@ -1,0 +1,114 @@
+"""The viewer of the web app in a real browser: parts, attention, why an image was found, and own images."""
+
+import json
+
+import pytest
+from explore_actions import expected, found, ids
+from PIL import Image
+
+pytestmark = pytest.mark.browser
+
+
+def view(page, place: int = 0) -> None:
+    page.locator(".sheet").focus()
+    for _ in range(place):
+        page.keyboard.press("ArrowRight")
+    page.keyboard.press("v")
+    page.wait_for_function("() => document.querySelector('viewed-image img')?.naturalWidth > 0")
+    page.wait_for_selector(".neighbors li")
+
+
+def drag(page, start: tuple[float, float], end: tuple[float, float]) -> None:
+    """Drag over the image; start and end are shares of its width and height."""
+    box = page.locator("viewed-image img").first.bounding_box()
+    for step, (x, y) in ((page.mouse.down, start), (page.mouse.up, end)):
+        page.mouse.move(box["x"] + x * box["width"], box["y"] + y * box["height"], steps=3)
+        step()
+
+
+def attention(page, act) -> tuple[dict, dict]:
+    """Return the query and the answer of the request for a map that an action sends."""
+    page.evaluate("""() => {
+        const send = window.fetch;
+        window.fetch = (url, init) => {
+            if (init?.body instanceof FormData) window.asked ??= init.body.get('query');
+            return send(url, init);
+        };
+        window.asked = null;
+    }""")
+    with page.expect_response("**/api/v1/attention") as waiting:
+        act()
+    page.wait_for_selector("viewed-image .attention:not([hidden])")
+    return json.loads(page.evaluate("window.asked")), waiting.value.json()
+
+
+def test_a_part_of_an_image_is_searched_for(explore):
+    page = explore()
+    view(page)
+    page.get_by_role("button", name="Search for a part").click()
+    drag(page, (0.05, 0.05), (0.5, 0.5))
+    page.wait_for_selector(".example img")
+    assert len(found(page)) > 5
+
+
+def test_the_keyboard_chooses_a_part(explore):
+    page = explore()
+    view(page)
+    page.get_by_role("button", name="Search for a part").click()
+    page.locator("viewed-image .frame").focus()
+    page.keyboard.press("Enter")
+    for key in ("Shift+ArrowRight", "Shift+ArrowRight", "Shift+ArrowDown", "Shift+ArrowDown", "Enter"):
+        page.keyboard.press(key)
+    page.wait_for_selector(".example img")
+    assert len(found(page)) > 5
+
+
+def test_a_point_becomes_the_query_of_the_encoder(explore, served, photos):
+    page = explore()
+    [item] = served.bench.collection("photos").get(ids(page)[:1])
+    path = photos / item.metadata["path"]
+    with Image.open(path) as image:
+        width, height = image.size
+    view(page)
+    whole, _ = attention(page, page.get_by_role("button", name="Where it looks").click)
+    assert "point" not in whole
+    query, answer = attention(page, lambda: drag(page, (0.25, 0.75), (0.25, 0.75)))
+    assert query["point"] == pytest.approx([0.25 * width, 0.75 * height], abs=2)
+    assert answer["maps"][0]["size"] == [width, height]
+    page.wait_for_function("() => document.querySelectorAll('.neighbors img[src^=\"data:\"]').length === 4")
+
+
+def test_it_shows_why_an_image_was_found(explore):
+    page = explore()
+    page.locator(".tile[aria-posinset='1']").click()
+    found(page)
+    view(page, 2)
+    query, answer = attention(page, page.get_by_role("button", name="Why was it found?").click)
+    assert query["collection"] == "photos"
+    assert len(answer["maps"]) == 1
+
+
+def test_an_own_image_is_viewed_and_searched_by_a_part(explore, served, photos):
+    path = sorted((photos / "cat").iterdir())[0]
+    page = explore()
+    page.set_input_files("query-bar input[type=file]", path)
+    assert found(page)[0] == expected(served, positive=[path])[0]
+    page.get_by_role("button", name=f"Show {path.name}").click()
+    page.wait_for_selector(".neighbors li")
+    attention(page, page.get_by_role("button", name="Where it looks").click)
+    page.get_by_role("button", name="Search for a part").click()
+    with page.expect_response("**/search"):
+        drag(page, (0.2, 0.2), (0.9, 0.9))
+    page.wait_for_selector(".example [aria-label*='part of']")
+
+
+def test_an_image_is_labeled_and_deleted_in_the_viewer(explore, served):
+    page = explore()
+    view(page, 1)
+    first = ids(page)[1]
+    page.keyboard.press("1")
+    page.get_by_role("button", name="Undo").first.click()
+    page.keyboard.press("Delete")
+    page.wait_for_function("id => !location.hash.includes(id)", arg=first)
+    page.get_by_role("button", name="Undo").last.click()
+    assert served.bench.collection("photos").get([first])

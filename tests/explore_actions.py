@@ -1,0 +1,26 @@
+"""What the screen Explore of the web app shows, for tests."""
+
+from typing import Any
+
+from nnclr_hub.workbench import SearchQuery
+
+
+def ids(page: Any) -> list[str]:
+    """Ids of the images on the screen, in order."""
+    return page.eval_on_selector_all(
+        ".tile",
+        """tiles => tiles.sort((a, b) => a.ariaPosInSet - b.ariaPosInSet)
+                         .map(tile => decodeURIComponent(tile.querySelector('img').src.split('/').at(-2)))""",
+    )
+
+
+def found(page: Any) -> list[str]:
+    """Wait for the matches of a search, and return their ids."""
+    page.wait_for_selector(".tile .score")
+    page.wait_for_selector("image-grid:not(.waiting)")
+    return ids(page)
+
+
+def expected(served: Any, **query: Any) -> list[str]:
+    """Return the ids that the library finds."""
+    return [match.id for match in served.bench.search("photos", SearchQuery(**query, k=200))]
