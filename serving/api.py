@@ -10,6 +10,7 @@ warm and the collections are open.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -20,6 +21,7 @@ from fastapi.responses import RedirectResponse, Response
 from starlette.types import ASGIApp
 
 import nnclr_hub
+from nnclr_hub.errors import NNCLRHubError
 from nnclr_hub.store import open_store
 from nnclr_hub.workbench import Workbench
 
@@ -44,6 +46,7 @@ from .security.access import APP, AccessRules, requires
 from .security.access_control import AccessControl
 from .settings import Settings
 
+log = logging.getLogger(__name__)
 SEARCHES_PER_CORE = 2  # one may wait for the disk; more would only take memory
 
 
@@ -66,7 +69,8 @@ def opened_app(settings: Settings, store: str, model: str | None, *, shared: boo
     with open_store(store, read_only=settings.read_only, shared=shared) as opened:
         engines = Engines(model, settings)
         try:
-            bench = Workbench(engines, opened)  # type: ignore[arg-type]  # its models take images, and no tensors
+            # its models take images, and no tensors
+            bench = Workbench(engines, opened, originals_bytes=settings.originals_bytes)  # type: ignore[arg-type]
             yield create_app(settings, engines, bench)
         finally:
             engines.close()
@@ -108,6 +112,12 @@ def create_app(settings: Settings, engines: Engines, workbench: Workbench) -> Fa
 def _load(app: FastAPI) -> None:
     app.state.readiness.run()
     app.state.on_loaded()
+    originals = app.state.workbench.originals
+    if originals is not None and not app.state.workbench.read_only:
+        try:
+            originals.sweep()
+        except (NNCLRHubError, OSError) as error:
+            log.warning("unused originals were not deleted (%s)", error)
 
 
 def _equip(app: FastAPI, settings: Settings, engines: Engines, workbench: Workbench) -> None:

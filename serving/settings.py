@@ -84,12 +84,15 @@ class Settings(BaseSettings):
     source_folders: tuple[Path, ...] = Field(
         (), description="folders that jobs may read, as a JSON list; missing ones are logged at startup"
     )
+    originals_bytes: int = Field(
+        0, ge=0, description="bytes of the originals of uploaded images that are kept next to the store; 0 keeps none"
+    )
     backup_to: str | None = Field(None, description="folder or address for the backups that clients may start")
     runs: Path | None = Field(None, description="folder of pretraining runs whose reports are served")
     replies_kept: int = Field(10_000, ge=0, description="responses to keep for Idempotency-Key; 0 means none")
     replies_bytes: int = Field(200_000_000, ge=0, description="bytes of the kept responses")
 
-    @field_validator("model_memory", "decode_memory", mode="before")
+    @field_validator("model_memory", "decode_memory", "originals_bytes", mode="before")
     @classmethod
     def _bytes(cls, value: Any) -> Any:
         """Parse sizes such as 4GB; pydantic reports other text."""

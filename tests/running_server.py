@@ -42,7 +42,7 @@ def start(model: Path, store: Path, *, page: bool = False, **settings) -> Iterat
     options = Settings(port=port, **settings)
     with open_store(str(store), read_only=options.read_only) as opened:
         engines = Engines(str(model), options)
-        bench = Workbench(engines, opened)
+        bench = Workbench(engines, opened, originals_bytes=options.originals_bytes)
         app = create_app(options, engines, bench)
         if page:
             mount_web_app(app)

@@ -21,6 +21,7 @@ from nnclr_hub.errors import PortInUse
 Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen on.")]
 ReadOnly = Annotated[bool, typer.Option("--read-only", help="Refuse every write.")]
 Runs = Annotated[Path | None, typer.Option("--runs", help="Folder of pretraining runs, to show their reports.")]
+DEMO_ORIGINALS = 1_000_000_000  # bytes of uploaded image files that the demo keeps
 DEMO_COLLECTION = "gallery"
 
 
@@ -48,6 +49,10 @@ def serve(
     insecure: Annotated[bool, typer.Option("--insecure", help="Listen on other addresses without API keys.")] = False,
     page: Annotated[bool, typer.Option("--page/--no-page", help="Serve the web app at /.")] = True,
     runs: Runs = None,
+    originals: Annotated[
+        str | None,
+        typer.Option("--originals", help="Keep up to this much of uploaded image files, such as 10GB. Default: none."),
+    ] = None,
     read_only: ReadOnly = False,
     backend: Backend = "auto",
     replicas: Annotated[
@@ -67,7 +72,7 @@ def serve(
     Example: nnclr serve --store nnclr-store --port 8000
     """
     flags: dict[str, Any] = {"host": host, "port": port, "keys_file": _keys(keys)}
-    flags |= {"insecure": insecure or None, "read_only": read_only or None, "runs": runs}
+    flags |= {"insecure": insecure or None, "read_only": read_only or None, "runs": runs, "originals_bytes": originals}
     flags = {name: value for name, value in flags.items() if value is not None} | {"backend": backend}
     if replicas is None:
         _serve(store, model, flags, page=page)
@@ -121,7 +126,7 @@ def demo(
         Workbench(Encoders(model, backend=backend), opened).index_folder(
             DEMO_COLLECTION, folder, model=model, prune=True, progress=advance
         )
-    flags = {"port": port, "backend": backend, "source_folders": [folder.resolve()]}
+    flags = {"port": port, "backend": backend, "source_folders": [folder.resolve()], "originals_bytes": DEMO_ORIGINALS}
     flags |= ({"read_only": True} if read_only else {}) | ({"runs": runs} if runs else {})
     _serve(str(where), model, flags, page=True, gradio_port=gradio_port if gradio else None)
 

@@ -13,7 +13,8 @@ collection starts in between, `store` returns the second encoder, whose vectors 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +29,8 @@ from nnclr_hub.read_ahead import batches, read_ahead
 from nnclr_hub.store.base import Item
 from nnclr_hub.workbench.add_request import AddRequest, NewImage
 from nnclr_hub.workbench.image_record import PIXEL_HASH, record
-from nnclr_hub.workbench.write_lock import OpenTargets
+from nnclr_hub.workbench.originals import Originals
+from nnclr_hub.workbench.write_lock import OpenTargets, Target
 
 DECODED_AT_ONCE = 8
 
@@ -71,9 +73,11 @@ class Ingestion:
 
     Args:
         open_targets: opens what to write to; called once per write.
+        originals: keeps the files of images that are bytes, if it has a quota.
     """
 
-    def __init__(self, open_targets: OpenTargets, request: AddRequest) -> None:
+    def __init__(self, open_targets: OpenTargets, request: AddRequest, originals: Originals | None = None) -> None:
+        self._originals = originals if originals is not None and originals.most_bytes else None
         self.images = request.images
         self.errors: list[ImageError | None] = [None] * len(self.images)
         self._open_targets = open_targets
@@ -126,15 +130,41 @@ class Ingestion:
                     self._vectors[target.embedder.fingerprint] = {}
                     return target.embedder
             good = [index for index, error in enumerate(self.errors) if error is None]
-            for target in targets:
-                vectors = self._vectors[target.embedder.fingerprint]
-                items = [self._drafts[index].item(vectors[index]) for index in good]
-                if items:
-                    target.collection.upsert(items)
+            with self._keeping(targets, good) if good else nullcontext():
+                for target in targets:
+                    vectors = self._vectors[target.embedder.fingerprint]
+                    items = [self._drafts[index].item(vectors[index]) for index in good]
+                    if items:
+                        target.collection.upsert(items)
         return None
 
+    @contextmanager
+    def _keeping(self, targets: Sequence[Target], indices: Sequence[int]) -> Iterator[None]:
+        """Keep the files of images that are stored in this context, and delete those of items that they replace."""
+        originals = self._originals
+        if originals is None:
+            yield
+            return
+        drafts = [self._drafts[index] for index in indices]
+        hashes = [draft.metadata[PIXEL_HASH] for draft in drafts]
+        with originals.changing:
+            existing = targets[0].collection.get([draft.id for draft in drafts])
+            replaced = [item.metadata.get(PIXEL_HASH) for item in existing]
+            try:
+                for index, pixel_hash in zip(indices, hashes, strict=True):
+                    data = self.images[index].image
+                    if isinstance(data, bytes):
+                        originals.put(pixel_hash, data)
+                yield
+            except BaseException:
+                originals.remove_unused(hashes)
+                raise
+            originals.remove_unused({one for one in replaced if isinstance(one, str)} - set(hashes))
 
-def add_images(open_targets: OpenTargets, request: AddRequest) -> list[ImageError | None]:
+
+def add_images(
+    open_targets: OpenTargets, request: AddRequest, originals: Originals | None = None
+) -> list[ImageError | None]:
     """Embed images and upsert them in one write; return when those that could be read are durable.
 
     Only a few images are decoded at a time, since one may take 120 MB.
@@ -142,7 +172,7 @@ def add_images(open_targets: OpenTargets, request: AddRequest) -> list[ImageErro
     Returns:
         One entry per image: None, or why it could not be read.
     """
-    ingestion = Ingestion(open_targets, request)
+    ingestion = Ingestion(open_targets, request, originals)
     while (embedder := ingestion.store()) is not None:
         for batch, decoded in read_ahead(batches(range(len(request.images)), DECODED_AT_ONCE), ingestion.read):
             good = [(index, image) for index, image in zip(batch, decoded, strict=True) if image is not None]

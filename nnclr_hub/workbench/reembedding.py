@@ -114,7 +114,7 @@ def _reembed(
         replacement = _replacement(store, name, old, embedder)
         bench.built_here.add(replacement.collection.name)
     new = replacement.collection
-    read = partial(read_source, folders=folders)
+    read = partial(read_source, folders=folders, originals=bench.originals)
     embedded, left_out = _catch_up(old, new, embedder, {}, read, bench.write_lock.alone, progress)
     with bench.write_lock.alone():
         more, left_out = _catch_up(old, new, embedder, left_out, read, nullcontext, lambda done, total: None)

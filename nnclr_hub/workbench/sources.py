@@ -20,6 +20,7 @@ from nnclr_hub.encoder.decoding import decode_image
 from nnclr_hub.errors import ImageError, ItemNotFound
 from nnclr_hub.store.base import Collection
 from nnclr_hub.workbench.image_record import PIXEL_HASH, pixel_hash
+from nnclr_hub.workbench.originals import Originals
 
 # formats that browsers show; others are converted to PNG
 SHOWN = {"JPEG": "image/jpeg", "PNG": "image/png", "WEBP": "image/webp", "GIF": "image/gif"}
@@ -40,11 +41,14 @@ class Original:
     reason: str = ""
 
 
-def read_original(collection: Collection, id: str, folders: Sequence[Path] | None) -> Original:
+def read_original(
+    collection: Collection, id: str, folders: Sequence[Path] | None, originals: Originals | None = None
+) -> Original:
     """Return the source image of an item, or its thumbnail.
 
     Args:
         folders: the only folders whose files are read; None: any folder.
+        originals: the files that are kept of uploaded images.
 
     Raises:
         ItemNotFound: if the item does not exist or has neither.
@@ -52,7 +56,7 @@ def read_original(collection: Collection, id: str, folders: Sequence[Path] | Non
     [item] = collection.get([id]) or [None]
     if item is None:
         raise ItemNotFound(f"Collection {collection.name!r} has no item {id!r:.150}.")
-    found = _read(item.metadata, folders)
+    found = _read(item.metadata, folders, originals)
     if not isinstance(found, str):
         return _shown(*found)
     if item.thumbnail is None:
@@ -60,24 +64,31 @@ def read_original(collection: Collection, id: str, folders: Sequence[Path] | Non
     return Original(item.thumbnail, "image/jpeg", "thumbnail", found)
 
 
-def read_source(metadata: Mapping[str, Any], folders: Sequence[Path] | None) -> Image.Image | str:
+def read_source(
+    metadata: Mapping[str, Any], folders: Sequence[Path] | None, originals: Originals | None = None
+) -> Image.Image | str:
     """Return the image that an item was made from, RGB and upright, or why it is unavailable.
 
     Args:
-        folders: as in `read_original`.
+        folders, originals: as in `read_original`.
     """
-    found = _read(metadata, folders)
+    found = _read(metadata, folders, originals)
     return found if isinstance(found, str) else found[1]
 
 
 # ---- inside
 
 
-def _read(metadata: Mapping[str, Any], folders: Sequence[Path] | None) -> tuple[bytes, Image.Image] | str:
+def _read(
+    metadata: Mapping[str, Any], folders: Sequence[Path] | None, originals: Originals | None
+) -> tuple[bytes, Image.Image] | str:
     """Return the file's bytes and its image. Reads once, so the checked bytes are those that are returned."""
+    kept = None if originals is None else originals.read(metadata.get(PIXEL_HASH))
+    if kept is not None:
+        return _checked(kept, metadata)
     root, relative = metadata.get("root"), metadata.get("path")
     if not isinstance(root, str) or not isinstance(relative, str):
-        return "it has no source file, since it was not added by `nnclr index`"
+        return "it has no source file: it was not added by `nnclr index`, and the original of an upload was not kept"
     if not Path(root).is_absolute():  # FOLDER@HOST of `nnclr index --server`, or whatever its --source says
         return f"it was uploaded from {root}, and its file is not on this machine"
     path = Path(root, relative)
@@ -91,11 +102,15 @@ def _read(metadata: Mapping[str, Any], folders: Sequence[Path] | None) -> tuple[
         data = path.read_bytes()
     except (OSError, ValueError):
         return "its file is missing"
+    return _checked(data, metadata)
+
+
+def _checked(data: bytes, metadata: Mapping[str, Any]) -> tuple[bytes, Image.Image] | str:
     try:
         image = decode_image(data)
     except ImageError as error:
         return str(error)
-    return (data, image) if recorded in (None, pixel_hash(image)) else "its file has changed"
+    return (data, image) if metadata.get(PIXEL_HASH) in (None, pixel_hash(image)) else "its file has changed"
 
 
 def _shown(data: bytes, image: Image.Image) -> Original:

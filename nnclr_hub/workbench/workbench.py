@@ -32,12 +32,15 @@ from nnclr_hub.errors import (
 )
 from nnclr_hub.probe.labeling import Labeling
 from nnclr_hub.store.base import Collection, CollectionSpec, Item, Match, Progress, VectorStore, Where
+from nnclr_hub.store.pages import pages
 from nnclr_hub.store.replacement import drop_with_replacement, write_targets
 from nnclr_hub.workbench.add_request import AddRequest, NewImage
 from nnclr_hub.workbench.folder_changes import FolderChanges, IndexReport, listed
 from nnclr_hub.workbench.folder_index import index_folder
+from nnclr_hub.workbench.image_record import PIXEL_HASH
 from nnclr_hub.workbench.ingestion import Ingestion, add_images
 from nnclr_hub.workbench.models import Models, embedder_for
+from nnclr_hub.workbench.originals import Originals
 from nnclr_hub.workbench.probes import get_probe, label_images, label_items, label_rows
 from nnclr_hub.workbench.search_batch import Answer, attempt, resolve_each, run_each
 from nnclr_hub.workbench.search_query import SearchQuery
@@ -51,11 +54,13 @@ class Workbench:
 
     Args:
         store: holds the collections. If it is read-only, every method that writes raises OpenedForReading.
+        originals_bytes: of the original files of added images that are kept next to the store; 0 keeps no new ones.
     """
 
-    def __init__(self, models: Models, store: VectorStore) -> None:
+    def __init__(self, models: Models, store: VectorStore, *, originals_bytes: int = 0) -> None:
         self.models = models
         self.store = store
+        self.originals = Originals.of(store, originals_bytes)
         self.read_only = store.read_only
         self.write_lock = WriteLock(read_only=self.read_only)
         self.reembedding = threading.Lock()  # one at a time
@@ -107,7 +112,10 @@ class Workbench:
             InvalidRequest: if the name is an alias.
         """
         with self.write_lock.alone():
-            return drop_with_replacement(self.store, name)
+            dropped = drop_with_replacement(self.store, name)
+        if self.originals is not None:
+            self.originals.sweep()
+        return dropped
 
     # ---- encoders
 
@@ -230,12 +238,12 @@ class Workbench:
     def add_images(self, name: str, images: AddRequest | Sequence[NewImage]) -> list[ImageError | None]:
         """Embed images into an existing collection; return one entry per image: None or its error."""
         self.collection(name)  # a wrong name is reported before anything is decoded
-        return add_images(partial(self.writing, name), AddRequest.of(images))
+        return add_images(partial(self.writing, name), AddRequest.of(images), self.originals)
 
     def ingestion(self, name: str, images: AddRequest | Sequence[NewImage]) -> Ingestion:
         """Return the steps of `add_images`, for a caller that runs them in several threads."""
         self.collection(name)
-        return Ingestion(partial(self.writing, name), AddRequest.of(images))
+        return Ingestion(partial(self.writing, name), AddRequest.of(images), self.originals)
 
     def upsert(self, name: str, items: Sequence[Item]) -> int:
         """Add or replace items by their vectors; return the number of the change when it is durable.
@@ -260,9 +268,23 @@ class Workbench:
         Raises:
             CollectionMoving: see `writing`.
         """
-        with self._write_targets(name) as collections:
+        with self._write_targets(name) as collections, self._without_unused_originals(collections[0], ids, where):
             deleted = [collection.delete(ids, where=where) for collection in collections]
         return deleted[0]
+
+    @contextmanager
+    def _without_unused_originals(
+        self, collection: Collection, ids: Sequence[str] | None, where: Where | None
+    ) -> Iterator[None]:
+        """Delete the kept files of items that are deleted in this context."""
+        if self.originals is None or not self.originals.used:
+            yield
+            return
+        with self.originals.changing:
+            found = [collection.get(ids)] if ids is not None else pages(collection, where, with_vector=False)
+            hashes = [item.metadata.get(PIXEL_HASH) for items in found for item in items]
+            yield
+            self.originals.remove_unused([one for one in hashes if isinstance(one, str)])
 
     def update_metadata(
         self,

@@ -273,12 +273,12 @@ def thumbnail(name: str, id: str, request: Request, bench: AppWorkbench, metrics
 def original(name: str, id: str, bench: AppWorkbench, settings: AppSettings, metrics: AppMetrics) -> Response:
     """Return the original image of an item, or its thumbnail.
 
-    The original is sent if its file is in a source folder of the server and has not changed. The header `X-Image` is
-    `source` or `thumbnail`.
+    The original is sent if it was kept, or if its file is in a source folder of the server and has not changed. The
+    header `X-Image` is `source` or `thumbnail`.
     """
     with measured(metrics, "store"):
         collection = bench.collection(name)
-    found = read_original(collection, id, settings.source_folders)
+    found = read_original(collection, id, settings.source_folders, bench.originals)
     # X-Picture is the former name of the header; clients may still read it
     headers = {"Cache-Control": "private, no-cache", "X-Image": found.of, "X-Picture": found.of}
     return Response(found.data, media_type=found.media_type, headers=headers)

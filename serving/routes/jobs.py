@@ -312,10 +312,10 @@ def start_reembed(
     """
     bench.collection(name)
     source = served_engine(engines, body.model).name
-    if not settings.source_folders:
+    if not settings.source_folders and not (bench.originals and bench.originals.used):
         raise InvalidRequest(
-            "This server reads no files, so it cannot embed the images again; set NNCLR_SOURCE_FOLDERS to the folders "
-            'that were indexed, as JSON such as ["/photos"].'
+            "This server reads no files and keeps no originals, so it cannot embed the images again; set "
+            'NNCLR_SOURCE_FOLDERS to the folders that were indexed, as JSON such as ["/photos"].'
         )
     return submit("reembed", {"collection": name, **body.model_dump(), SOURCE: source})
 

@@ -17,6 +17,8 @@ class SessionResponse(BaseModel):
     read_only: bool = Field(description="whether the server refuses every write, whatever the key")
     max_images: int = Field(description="most images in one request")
     max_bytes: int = Field(description="largest body of a request")
+    originals_bytes: int = Field(description="bytes of original files that may be kept; 0: originals are not kept")
+    originals_used: int = Field(description="bytes of the original files that are kept")
 
 
 router = APIRouter(prefix="/api/v1/session", tags=["health"])
@@ -32,4 +34,6 @@ def session(request: Request, settings: AppSettings, bench: AppWorkbench) -> Ses
         read_only=bench.read_only,
         max_images=settings.max_images,
         max_bytes=settings.max_bytes,
+        originals_bytes=bench.originals.most_bytes if bench.originals else 0,
+        originals_used=bench.originals.used if bench.originals else 0,
     )

@@ -7,6 +7,7 @@ from fake_runs import write_run
 
 from nnclr_hub.store import open_store
 from nnclr_hub.workbench import Encoders, Workbench
+from nnclr_hub.workbench.sources import read_original
 
 pytestmark = pytest.mark.browser
 KEY = "a-key-that-nobody-guesses-0123456789"
@@ -24,7 +25,7 @@ def filled(model, photos, tmp_path_factory):
 def served(model, filled, tmp_path_factory, serve) -> Iterator:
     runs = tmp_path_factory.mktemp("runs")
     write_run(runs / "first", step=40)
-    yield from serve(model, filled, page=True, write_keys=[KEY], runs=runs)
+    yield from serve(model, filled, page=True, write_keys=[KEY], runs=runs, originals_bytes=10**8)
 
 
 def log_in(page) -> None:
@@ -76,7 +77,9 @@ def test_a_collection_is_created_filled_and_deleted(opened, served, photos, tmp_
     card = page.locator("article", has_text="mine")
     card.locator("input[type=file]").first.set_input_files(files)
     page.wait_for_function("() => document.body.innerText.includes('3 images added, 1 could not be read')")
-    assert served.bench.collection("mine").count() == 3
+    collection = served.bench.collection("mine")
+    kept = {read_original(collection, item.id, [], served.bench.originals).data for item in collection.scroll().items}
+    assert kept == {path.read_bytes() for path in files[:3]}
     card.get_by_role("link", name="mine").click()
     page.wait_for_selector(".tile img")
     page.goto(f"{served.url}/#/collections")

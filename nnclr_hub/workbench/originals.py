@@ -1,0 +1,135 @@
+"""The original files of uploaded images, next to the store, if its owner wants to keep them.
+
+    originals = Originals.of(store, most_bytes=10_000_000_000)
+    with originals.changing:
+        originals.put(pixel_hash, data)         # before the item is stored
+        originals.remove_unused(hashes)         # after items were deleted
+    originals.read(pixel_hash)                  # the file, or None
+
+A file is named after the hash of its pixels, which every item records. Items with the same pixels share a file, also
+after a re-embedding. It is deleted with the last item that has the hash. After a crash, files without an item may be
+left; `sweep` deletes them at the next start.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+
+from nnclr_hub.errors import DiskFull
+from nnclr_hub.read_ahead import batches
+from nnclr_hub.store.base import VectorStore
+from nnclr_hub.store.folder import NO_SPACE
+from nnclr_hub.store.pages import pages
+from nnclr_hub.workbench.image_record import PIXEL_HASH
+
+FOLDER = "originals"
+_HASH = re.compile(r"[0-9a-f]{64}")
+_AT_ONCE = 1000  # hashes in one filter
+
+
+class Originals:
+    """The files, in 256 subfolders.
+
+    changing: held by whoever stores or deletes items and their files, so that no file is deleted that an upload uses.
+
+    Args:
+        store: whose items the files belong to.
+        folder: created when the first file is stored.
+        most_bytes: of all files; 0 keeps no new ones.
+    """
+
+    def __init__(self, store: VectorStore, folder: Path, most_bytes: int = 0) -> None:
+        self._store = store
+        self.changing = threading.RLock()
+        self.most_bytes = most_bytes
+        self._folder = folder
+        self._used: int | None = None
+
+    @staticmethod
+    def of(store: VectorStore, most_bytes: int = 0) -> Originals | None:
+        """Return the originals of a store, or None if it is not a folder of this machine."""
+        folder = getattr(store, "folder", None)
+        return Originals(store, folder / FOLDER, most_bytes) if isinstance(folder, Path) else None
+
+    @property
+    def used(self) -> int:
+        """Bytes of all files."""
+        with self.changing:
+            if self._used is None:
+                self._used = sum(path.stat().st_size for path in self._files())
+            return self._used
+
+    def put(self, pixel_hash: str, data: bytes) -> None:
+        """Keep a file durably, unless a file with these pixels is kept already.
+
+        Raises:
+            DiskFull: it would exceed the quota, or there is no space.
+        """
+        path = self._path(pixel_hash)
+        with self.changing:
+            if path.is_file():
+                return
+            if self.used + len(data) > self.most_bytes:
+                raise DiskFull(
+                    f"The originals of this store take {self.used / 1e6:.0f} of {self.most_bytes / 1e6:.0f} MB; "
+                    "raise NNCLR_ORIGINALS_BYTES, or delete images."
+                )
+            partial = path.with_suffix(".part")
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with partial.open("wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                partial.replace(path)
+            except OSError as error:
+                partial.unlink(missing_ok=True)
+                if error.errno not in NO_SPACE:
+                    raise
+                raise DiskFull("There is no space for the original of an image; free some, and try again.") from error
+            self._used = self.used + len(data)
+
+    def read(self, pixel_hash: object) -> bytes | None:
+        """Return the file of these pixels, or None if it is not kept."""
+        if not isinstance(pixel_hash, str) or not _HASH.fullmatch(pixel_hash):
+            return None
+        try:
+            return self._path(pixel_hash).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def remove_unused(self, hashes: Iterable[str]) -> None:
+        """Delete the files of those hashes that no item of the store has."""
+        with self.changing:
+            kept = sorted({one for one in hashes if _HASH.fullmatch(one) and self._path(one).is_file()})
+            for some in batches(kept, _AT_ONCE):
+                for unused in set(some) - self._in_use(some):
+                    path = self._path(unused)
+                    self._used = self.used - path.stat().st_size
+                    path.unlink()
+
+    def sweep(self) -> None:
+        """Delete all files that no item has."""
+        with self.changing:
+            for path in list(self._folder.glob("??/*.part")):
+                path.unlink()
+            self.remove_unused([path.name for path in self._files()])
+
+    def _files(self) -> list[Path]:
+        return [path for path in self._folder.glob("??/*") if _HASH.fullmatch(path.name)]
+
+    def _path(self, pixel_hash: str) -> Path:
+        return self._folder / pixel_hash[:2] / pixel_hash
+
+    def _in_use(self, hashes: list[str]) -> set[str]:
+        where = {"must": [{"key": PIXEL_HASH, "in": hashes}]}
+        return {
+            item.metadata[PIXEL_HASH]
+            for info in self._store.list()
+            for items in pages(self._store.get(info.name), where, with_vector=False)
+            for item in items
+        }

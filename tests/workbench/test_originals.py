@@ -1,0 +1,95 @@
+"""The originals of uploaded images: kept once, deleted with their last item, and used by a re-embedding."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from nnclr_hub.errors import DiskFull
+from nnclr_hub.store import open_store
+from nnclr_hub.store.base import CollectionSpec
+from nnclr_hub.workbench import Encoders, NewImage, Workbench
+from nnclr_hub.workbench.reembedding import reembed
+from nnclr_hub.workbench.sources import read_original
+
+
+def photo(seed: int, format: str = "PNG") -> bytes:
+    file = io.BytesIO()
+    pixels = np.random.default_rng(seed).integers(0, 255, (300, 320, 3), np.uint8)
+    Image.fromarray(pixels).save(file, format, **({"lossless": True} if format == "WEBP" else {}))
+    return file.getvalue()
+
+
+@pytest.fixture
+def bench(model, tmp_path):
+    with open_store(str(tmp_path / "store")) as store:
+        made = Workbench(Encoders(str(model), device="cpu"), store, originals_bytes=2_000_000)
+        for name in ("one", "two"):
+            store.create(name, CollectionSpec.of(made.models.get()))
+        yield made
+
+
+def files(bench) -> int:
+    return sum(path.is_file() for path in (bench.store.folder / "originals").rglob("*"))
+
+
+def test_an_original_is_kept_once_and_deleted_with_its_last_item(bench):
+    data = photo(0)
+    for name, id in (("one", "a"), ("one", "b"), ("two", "c")):
+        assert bench.add_images(name, [NewImage(id, data, {})]) == [None]
+    assert (files(bench), bench.originals.used) == (1, len(data))
+    found = read_original(bench.collection("one"), "b", [], bench.originals)
+    assert (found.data, found.of) == (data, "source")
+    bench.delete("one", ["a"])
+    bench.delete("two", where={"must": [{"key": "pixel_sha256", "exists": True}]})
+    assert files(bench) == 1
+    bench.delete("one", ["b"])
+    assert (files(bench), bench.originals.used) == (0, 0)
+
+
+def test_a_replaced_item_and_a_dropped_collection_leave_no_files(bench):
+    bench.add_images("one", [NewImage("a", photo(0), {}), NewImage("b", photo(1), {})])
+    bench.add_images("one", [NewImage("a", photo(2), {})])
+    assert files(bench) == 2
+    bench.drop("one")
+    assert files(bench) == 0
+
+
+def test_the_quota_refuses_an_image_whole(bench):
+    many = [NewImage(str(seed), photo(seed), {}) for seed in range(8)]  # 300 kB each
+    with pytest.raises(DiskFull):
+        bench.add_images("one", many)
+    assert bench.collection("one").count() == 0
+    assert files(bench) == 0
+
+
+def test_files_without_an_item_are_swept(bench):
+    data = photo(0)
+    bench.add_images("one", [NewImage("a", data, {})])
+    with bench.originals.changing:
+        bench.originals.put("0" * 64, data)
+    bench.originals.sweep()
+    assert files(bench) == 1
+    assert bench.originals.used == len(data)
+
+
+def test_uploads_are_reembedded_from_their_originals(bench, make_model):
+    bench.add_images("one", [NewImage(str(seed), photo(seed, "WEBP"), {"n": seed}) for seed in range(3)])
+    other = str(make_model(seed=1))
+    done = reembed(bench, "one", other, folders=[])
+    assert (done.items, done.left_out) == (3, ())
+    expected = bench.models.get(other).embed([photo(0, "WEBP")])[0]
+    [item] = bench.collection("one").get(["0"])
+    assert item.metadata["n"] == 0
+    np.testing.assert_allclose(item.vector, expected, atol=1e-5)
+
+
+def test_without_a_quota_nothing_is_kept_and_what_was_kept_is_still_read(bench):
+    data = photo(0)
+    bench.add_images("one", [NewImage("a", data, {})])
+    later = Workbench(bench.models, bench.store)
+    later.add_images("one", [NewImage("b", photo(1), {})])
+    assert files(bench) == 1
+    assert read_original(later.collection("one"), "a", [], later.originals).data == data
+    assert read_original(later.collection("one"), "b", [], later.originals).of == "thumbnail"
