@@ -6,6 +6,7 @@ import {make, openDialog} from './dom.js';
 
 export const ROOT = new URL('../', import.meta.url);
 const KEPT = 30;
+const POLL_MS = 500; // between two looks at a job
 
 /** An error that the server answered. `code` is stable; the message is for people. */
 export class ApiError extends Error {
@@ -79,6 +80,20 @@ export async function rest(method, path, options = {}) {
     } else {
       return as === 'json' ? response.json() : as === 'blob' ? response.blob() : response.arrayBuffer();
     }
+  }
+}
+
+/**
+ * Wait for the end of a job, and return its result.
+ * @param {string} id @param {(job: any) => void} [onProgress]
+ */
+export async function finished(id, onProgress = () => {}) {
+  for (;;) {
+    const job = await rest('GET', `jobs/${id}`);
+    onProgress(job);
+    if (job.state === 'failed' || job.state === 'cancelled') throw new Error(job.error?.detail ?? `The job was ${job.state}.`);
+    if (job.result) return job.result;
+    await sleep(POLL_MS);
   }
 }
 

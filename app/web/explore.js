@@ -3,6 +3,7 @@ import {path, rest} from './api.js';
 import {button, make, sayError} from './dom.js';
 import {Explorer} from './explorer.js';
 import {FacetList} from './facets.js';
+import {itemsOf, newest} from './findings.js';
 import {ImageGrid} from './grid.js';
 import {ItemMap} from './map.js';
 import {Labels} from './labels.js';
@@ -133,6 +134,7 @@ function addressOf(explorer, viewer) {
   if (explorer.where) address.set('where', JSON.stringify(explorer.where));
   if (explorer.order !== 'stored') address.set('order', explorer.order);
   if (explorer.group) address.set('group', explorer.group);
+  if (explorer.finding) address.set('finding', explorer.finding.key);
   if (viewer.row !== null) address.set('open', explorer.rows.ids[viewer.row]);
   const text = address.toString();
   return `#/explore/${encodeURIComponent(explorer.name)}${text ? `?${text}` : ''}`;
@@ -148,10 +150,20 @@ async function read(explorer, address) {
   explorer.filters = new Map(JSON.parse(address.get('filter') ?? '[]'));
   explorer.order = address.get('order') ?? 'stored';
   explorer.group = address.get('group') ?? '';
+  const key = address.get('finding');
+  if (key !== null) await showFinding(explorer, key);
+  else if (explorer.finding) explorer.within(null);
   const where = JSON.parse(address.get('where') ?? 'null');
   const query = {positive: address.getAll('like').map(example), negative: address.getAll('unlike').map(example)};
   if (JSON.stringify(where) !== JSON.stringify(explorer.where)) await explorer.filterBy(where);
   await explorer.search(query);
+}
+
+/** Show the items of a finding of the newest inspection. @param {Explorer} explorer @param {string} key */
+async function showFinding(explorer, key) {
+  const inspection = await newest(explorer.name);
+  const found = inspection && await itemsOf(explorer.name, inspection, key);
+  if (found) explorer.within(new Set(found.ids.flatMap(id => explorer.rows.rowOf.get(id) ?? [])), {key, title: found.title});
 }
 
 /** @param {Explorer} explorer @param {import('./viewer.js').ItemViewer} viewer @param {string} id */

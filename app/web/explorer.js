@@ -34,8 +34,10 @@ export class Explorer extends EventTarget {
     this.where = null;
     /** Rows that pass `where`; null without it. @type {Set<number> | null} */
     this.passed = null;
-    /** Rows that a lasso on the map holds; null without one. @type {Set<number> | null} */
+    /** Rows that a lasso on the map or a finding holds; null without one. @type {Set<number> | null} */
     this.area = null;
+    /** The finding of `area`, as in addresses, and its name; null for a lasso. @type {{key: string, title: string} | null} */
+    this.finding = null;
     this.order = 'stored';
     this.group = '';
     /** The key whose values have the colors of the map; '' without one. */
@@ -86,7 +88,7 @@ export class Explorer extends EventTarget {
 
   async clearFilters() {
     this.filters.clear();
-    this.where = this.passed = this.area = null;
+    this.where = this.passed = this.area = this.finding = null;
     await this._refilter();
   }
 
@@ -115,9 +117,10 @@ export class Explorer extends EventTarget {
     await this._refilter();
   }
 
-  /** Show the rows inside an area of the map only; null shows all. @param {Set<number> | null} rows */
-  within(rows) {
+  /** Show the rows inside an area of the map, or those of a finding; null shows all. @param {Set<number> | null} rows @param {{key: string, title: string} | null} [finding] */
+  within(rows, finding = null) {
     this.area = rows;
+    this.finding = finding;
     this._arrange();
   }
 

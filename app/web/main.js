@@ -1,8 +1,9 @@
-// The pages of the app, chosen by the address: #/explore/NAME, #/collections, #/training, #/api.
+// The pages of the app, chosen by the address: #/explore/NAME, #/insights/NAME, #/collections, #/training, #/api.
 import {ROOT, rest} from './api.js';
 import {make, sayError} from './dom.js';
 
-const TABS = {explore: 'Explore', collections: 'Collections', training: 'Training', api: 'API'};
+const TABS = {explore: 'Explore', insights: 'Insights', collections: 'Collections', training: 'Training', api: 'API'};
+const OF_COLLECTIONS = ['explore', 'insights'];
 const main = /** @type {HTMLElement} */ (document.getElementById('main'));
 
 const session = {
@@ -22,7 +23,8 @@ async function route() {
   if (location.hash.startsWith('#collection=')) return location.replace(ofFormerLink(location.hash));
   const [, page = '', name = ''] = location.hash.split('?')[0].split('/').map(decodeURIComponent);
   const address = new URLSearchParams(location.hash.split('?')[1] ?? '');
-  if (!(page in TABS) || (page === 'explore' && !name)) return location.replace(home());
+  if (!(page in TABS)) return location.replace(home('explore'));
+  if (OF_COLLECTIONS.includes(page) && !name) return location.replace(home(page));
   if (shown?.page === page && shown.name === name) return shown.go(address);
   shown?.leave();
   shown = null;
@@ -38,6 +40,7 @@ async function route() {
 /** @param {string} page @param {string} name @param {URLSearchParams} address */
 async function open(page, name, address) {
   if (page === 'explore') return (await import('./explore.js')).showExplore(main, name, address, session);
+  if (page === 'insights') return (await import('./insights.js')).showInsights(main, name, session);
   if (page === 'collections') return (await import('./collections.js')).showCollections(main, session);
   const pages = await import('./pages.js');
   return page === 'training' ? pages.showTraining(main) : pages.showCalls(main, session);
@@ -56,20 +59,20 @@ function ofFormerLink(hash) {
   return `#/explore/${encodeURIComponent(former.get('collection') ?? '')}?${address}`;
 }
 
-/** The collection that was shown last, else the largest; without any, the page that makes one. */
-function home() {
+/** The collection that was shown last, else the largest; without any, the page that makes one. @param {string} page */
+function home(page) {
   const last = localStorage.getItem('collection');
   const sorted = [...session.collections].sort((a, b) => b.count - a.count);
   const best = sorted.find(one => one.name === last) ?? sorted[0];
-  return best ? `#/explore/${encodeURIComponent(best.name)}` : '#/collections';
+  return best ? `#/${page}/${encodeURIComponent(best.name)}` : '#/collections';
 }
 
 /** @param {string} page */
 function drawTabs(page) {
   const name = location.hash.split('?')[0].split('/')[2];
-  if (page === 'explore' && name) localStorage.setItem('collection', decodeURIComponent(name));
+  if (OF_COLLECTIONS.includes(page) && name) localStorage.setItem('collection', decodeURIComponent(name));
   document.getElementById('tabs')?.replaceChildren(...Object.entries(TABS).map(([key, text]) =>
-    make('a', {href: key === 'explore' ? home() : `#/${key}`, 'aria-current': key === page ? 'page' : null}, text)));
+    make('a', {href: OF_COLLECTIONS.includes(key) ? home(key) : `#/${key}`, 'aria-current': key === page ? 'page' : null}, text)));
 }
 
 async function start() {

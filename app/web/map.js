@@ -1,13 +1,14 @@
 // <item-map>: the collection as points; what is near looks alike. A drag moves, a wheel zooms, a lasso chooses an area.
 import {imageUrl, path, rest} from './api.js';
 import {button, make, sayError} from './dom.js';
+import {inspect} from './findings.js';
 import {passing} from './filters.js';
 import {PALETTE} from './palette.js';
 import {Scatter} from './scatter.js';
 
 const PLAIN = [128, 132, 140];
+const MOST_ADDED = 10_000; // items that are placed without a new inspection
 const THUMBNAILS = 40; // are shown when no more points than this are on the screen
-const POLL_MS = 700;
 
 class ItemMap extends HTMLElement {
   /** @param {import('./explorer.js').Explorer} explorer @param {boolean} canWrite */
@@ -60,10 +61,11 @@ class ItemMap extends HTMLElement {
     }
     const own = `${all}/${number}`;
     const about = await rest('GET', own);
-    const [ids, places] = await Promise.all([rest('GET', `${own}/ids`), rest('GET', `${own}/coordinates`, {as: 'buffer'})]);
-    this.rows = Int32Array.from(ids.ids, (/** @type {string} */ id) => explorer.rows.rowOf.get(id) ?? -1);
+    const [{ids}, places, added] = await Promise.all([rest('GET', `${own}/ids`), rest('GET', `${own}/coordinates`, {as: 'buffer'}),
+      about.current ? [] : placements(own)]);
+    this.rows = Int32Array.from([...ids, ...added.map(one => one.id)], id => explorer.rows.rowOf.get(id) ?? -1);
     this.scatter ??= new Scatter(this.canvas);
-    this.scatter.setPlaces(new Float32Array(places));
+    this.scatter.setPlaces(Float32Array.from([...new Float32Array(places), ...added.flatMap(one => [one.x, one.y])]));
     this._fillKeys();
     this.note.replaceChildren(about.current ? '' : this._start('The collection has changed since.', 'Arrange again'));
     this._color();
@@ -87,13 +89,8 @@ class ItemMap extends HTMLElement {
       start.disabled = true;
       progress.hidden = false;
       try {
-        const {id} = await rest('POST', path(this.explorer.name, 'inspections'), {json: {}, noted: true});
-        for (let job; !job?.ended;) {
-          await new Promise(done => setTimeout(done, POLL_MS));
-          job = await rest('GET', `jobs/${id}`);
-          if (job.total) [progress.max, progress.value] = [job.total, job.done];
-          if (job.error) throw new Error(job.error.detail);
-        }
+        await inspect(this.explorer.name, progress);
+        await this.explorer.load(); // the findings are fields of the items
         await this.load();
       } catch (error) {
         sayError(error);
@@ -240,6 +237,18 @@ class ItemMap extends HTMLElement {
     pen.closePath();
     pen.stroke();
   }
+}
+
+/** The places of items that are newer than an inspection. @param {string} inspection @returns {Promise<{id: string, x: number, y: number}[]>} */
+async function placements(inspection) {
+  const all = [];
+  let cursor = null;
+  do {
+    const page = await rest('GET', `${inspection}/placements`, {query: {cursor}});
+    all.push(...page.items);
+    cursor = page.cursor;
+  } while (cursor !== null && all.length < MOST_ADDED);
+  return all;
 }
 
 /** From blue over gray to orange. @param {number} share */

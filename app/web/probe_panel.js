@@ -1,11 +1,10 @@
 // The dialog Probe: fit a linear classifier on the labels of a collection, see how good it is and what it confuses, try it
 // on an own image, and apply it to all images.
-import {ROOT, rest} from './api.js';
+import {ROOT, finished, rest} from './api.js';
 import {count, make, openDialog, say, sayError} from './dom.js';
 import {setEach} from './labels.js';
 
 const AT_ONCE = 5000; // items in one prediction
-const POLL_MS = 500;
 const Z = 1.96; // of a 95% interval
 const CONFUSIONS = 3; // are named for each class
 
@@ -56,12 +55,7 @@ class Probe {
 
   async fit() {
     const json = {name: this.name, collection: this.explorer.name, field: this.field, balanced: true, replace: true};
-    let job = await rest('POST', 'probes', {json, noted: true});
-    while (!job.ended) {
-      await new Promise(done => setTimeout(done, POLL_MS));
-      job = await rest('GET', `jobs/${job.id}`);
-    }
-    if (job.state !== 'done') throw new Error(job.error?.detail ?? `The job was ${job.state}.`);
+    await finished((await rest('POST', 'probes', {json, noted: true})).id);
     return rest('GET', `probes/${this.name}`);
   }
 

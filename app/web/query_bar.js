@@ -76,8 +76,8 @@ class QueryBar extends HTMLElement {
     const chips = [...explorer.filters].map(([key, condition]) =>
       make('span', {class: 'chip'}, textOf(key, condition), button('close', `Remove the filter on ${key}`, () => explorer.filter(key, null), {quiet: true})));
     if (explorer.where) chips.push(make('span', {class: 'chip'}, 'JSON filter', button('close', 'Remove the JSON filter', () => explorer.filterBy(null), {quiet: true})));
-    if (explorer.area) chips.push(make('span', {class: 'chip'}, `area of the map: ${count(explorer.area.size, 'image')}`,
-      button('close', 'Remove the area of the map', () => explorer.within(null), {quiet: true})));
+    if (explorer.area) chips.push(make('span', {class: 'chip'}, `${explorer.finding?.title ?? 'area of the map'}: ${count(explorer.area.size, 'image')}`,
+      button('close', `Remove the ${explorer.finding ? 'finding' : 'area of the map'}`, () => explorer.within(null), {quiet: true})));
     if (chips.length > 1) chips.push(make('button', {type: 'button', class: 'plain', onclick: () => explorer.clearFilters()}, 'Remove all filters'));
     this.chips.replaceChildren(...chips);
     const matches = explorer.matches;

@@ -7,7 +7,8 @@ export const MAX_ROWS = 200_000; // above this, a page would need more memory th
 const FIRST = 200; // fills a screen; the others follow in larger pages
 const PAGE = 5000;
 const MANY = 0.5; // a key whose values are mostly different, such as a path, is not a facet
-const HIDDEN = new Set(['root', 'mtime', 'name', 'path']);
+const CATEGORIES = 40; // whole numbers with fewer different values are categories, such as clusters
+const HIDDEN = new Set(['root', 'mtime', 'name', 'path', 'inspection.seq']);
 
 /**
  * @typedef {object} Column values of one metadata key
@@ -42,7 +43,7 @@ export class Rows {
       this.rowOf.set(id, row);
       this.ids.push(id);
     }
-    this.metadata[row] = metadata;
+    this.metadata[row] = flat(metadata);
     return row;
   }
 
@@ -80,7 +81,8 @@ export class Rows {
   get keys() {
     const seen = new Set();
     for (const metadata of this.metadata) for (const key in metadata) if (!HIDDEN.has(key)) seen.add(key);
-    return [...seen].sort().filter(key => {
+    const own = (/** @type {string} */ key) => (key.startsWith('inspection.') ? 1 : 0); // after those of the collection
+    return [...seen].sort((a, b) => own(a) - own(b) || (a < b ? -1 : 1)).filter(key => {
       const {numeric, values} = this.column(key);
       return numeric ? values.length > 1 : values.length <= Math.max(30, MANY * this.ids.length);
     });
@@ -92,6 +94,12 @@ export class Rows {
     if (!column) this._columns.set(key, column = columnOf(key, this.metadata));
     return column;
   }
+}
+
+/** Metadata with paths as keys instead of objects: {camera: {model: 'X'}} is {'camera.model': 'X'}, as in filters. @param {Record<string, any>} metadata @param {string} [prefix] @returns {Record<string, any>} */
+function flat(metadata, prefix = '') {
+  return Object.fromEntries(Object.entries(metadata).flatMap(([key, value]) =>
+    (value !== null && typeof value === 'object' && !Array.isArray(value) ? Object.entries(flat(value, `${prefix}${key}.`)) : [[prefix + key, value]])));
 }
 
 /** @param {string} key @param {Record<string, any>[]} metadata @returns {Column} */
@@ -123,7 +131,7 @@ function columnOf(key, metadata) {
   const rank = new Map(order.map((code, place) => [code, place]));
   return {
     key,
-    numeric: numeric && values.length > 0,
+    numeric: numeric && values.length > 0 && !(values.length < CATEGORIES && values.every(Number.isInteger)),
     values: order.map(code => values[code]),
     codes: codes.map(own => own && own.map(code => /** @type {number} */ (rank.get(code)))),
     numbers,

@@ -1,12 +1,10 @@
 // <selection-bar>: what can be done with the selected images.
-import {imageUrl, path, rest} from './api.js';
+import {imageUrl} from './api.js';
 import {copyToNew} from './copying.js';
 import {csvOf} from './csv.js';
-import {button, count, make, say, sayError} from './dom.js';
+import {deleteRows} from './deletion.js';
+import {button, count, make, sayError} from './dom.js';
 import {zipOf} from './zip.js';
-
-const UNDO_S = 8;
-const AT_ONCE = 5000; // items in one request
 
 class SelectionBar extends HTMLElement {
   /**
@@ -63,26 +61,6 @@ class SelectionBar extends HTMLElement {
     explorer.emit('selection');
     save(zipOf(files), `${explorer.name}.zip`);
   }
-}
-
-/**
- * Delete items after some seconds in which it can be undone; a page that is closed before deletes nothing.
- * @param {import('./explorer.js').Explorer} explorer @param {number[]} rows
- */
-export function deleteRows(explorer, rows) {
-  explorer.hide(rows, true);
-  const timer = setTimeout(async () => {
-    try {
-      for (let start = 0; start < rows.length; start += AT_ONCE) {
-        const ids = rows.slice(start, start + AT_ONCE).map(row => explorer.rows.ids[row]);
-        await rest('POST', path(explorer.name, 'delete'), {json: {ids}, noted: start === 0});
-      }
-    } catch (error) {
-      explorer.hide(rows, false);
-      sayError(error);
-    }
-  }, 1000 * UNDO_S);
-  say(`${count(rows.length, 'image')} deleted.`, {action: 'Undo', seconds: UNDO_S, run: () => { clearTimeout(timer); explorer.hide(rows, false); }});
 }
 
 /** @param {Blob} blob @param {string} name */

@@ -2,7 +2,7 @@
 // to search for a part. Arrow keys go to the next image of the view.
 import {imageUrl, path, rest} from './api.js';
 import {button, make, sayError} from './dom.js';
-import {deleteRows} from './selection_bar.js';
+import {deleteRows} from './deletion.js';
 import {ViewedImage} from './viewed_image.js';
 
 const NEIGHBORS = 8;

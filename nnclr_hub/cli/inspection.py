@@ -207,7 +207,7 @@ def _local(
         subject = collection_subject(collection, labels=named, field=field, parts=parts, report=report)
         findings = find(subject, label_next=label_next, report=report)
         if write_fields:
-            kept = kept_findings(findings, collection.name, state)
+            kept = kept_findings(findings, collection.name, state, field)
             write = collection.update_each
             kept = inspection_fields.write_fields(collection, kept, write, progress=report("writing"))
             keep_inspection(opened.records, kept)

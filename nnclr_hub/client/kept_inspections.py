@@ -31,9 +31,9 @@ def get(name: str, number: int | None = None) -> Steps[KeptInspection]:
     path = _path(name, about["number"])  # another inspection may become the newest
     ids = yield from perform(Call("GET", f"{path}/ids", lambda answer: answer.json()["ids"]))
     arrays: dict[str, np.ndarray] = {}
-    for values, kind in (("coordinates", "<f4"), ("clusters", "<i4"), ("outlier_scores", "<f4"), ("predicted", "<i4")):
+    for values in ("coordinates", "clusters", "outlier_scores", "labels", "predicted"):
         answer = yield from perform(Call("GET", f"{path}/{values}", lambda answer: answer.body))
-        arrays[values] = np.frombuffer(answer, kind)
+        arrays[values] = np.frombuffer(answer, "<f4" if values in ("coordinates", "outlier_scores") else "<i4")
     coordinates = arrays.pop("coordinates").reshape(-1, 2)
     known: dict[str, Any] = {key: about[key] for key in ("number", "made", "seq", "findings", "fields_seq")}
     return KeptInspection(collection=name, log="", ids=tuple(ids), coordinates=coordinates, **arrays, **known)

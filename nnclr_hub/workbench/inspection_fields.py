@@ -8,6 +8,7 @@
     inspection.leak         true for items whose duplicates are in another split
     inspection.suspect      true for suspect labels; inspection.proposed is the other label
     inspection.predicted    label by a probe that has not seen the item
+    inspection.problems     list of blurred, dark, bright, empty, odd_aspect, tiny
     inspection.next         1, 2, ...: what to label next
 
 An item has only the fields that apply to it. Those of an earlier inspection are removed.
@@ -25,7 +26,8 @@ from nnclr_hub.workbench.inspections import KeptInspection
 
 KEY = "inspection"
 REVIEWED = "reviewed"  # set by people: the label that they have confirmed
-FIELDS = ("seq", "cluster", "outlier", "odd", "duplicates", "leak", "suspect", "proposed", "predicted", "next")
+FIELDS = ("seq", "cluster", "outlier", "odd", "duplicates", "leak", "suspect", "proposed", "predicted")
+FIELDS += ("problems", "next")
 AT_ONCE = 5000  # items of one change
 Write = Callable[[Mapping[str, Mapping[str, Any]]], int]
 
@@ -77,11 +79,13 @@ def item_fields(kept: KeptInspection) -> dict[str, dict[str, Any]]:
     copies = {group["items"][0]: group["items"] for group in findings["exact_duplicates"]}
     for group in (*findings["exact_duplicates"], *findings["near_duplicates"]):
         for item in group["items"]:
-            for one in copies.get(item, [item]):  # the first of equal images stands for them in the near duplicates
+            for one in copies.get(item, [item]):  # the first of equal images represents them in the near duplicates
                 fields[one]["duplicates"] = group["items"][0]
     for leak in findings["leaks"]:
         for item in leak["items"]:
             fields[item]["leak"] = True
+    for one in findings["image_problems"]:
+        fields[one["item"]]["problems"] = one["problems"]
     for one in findings["label_next"]:
         fields[one["item"]]["next"] = one["rank"]
     return fields

@@ -43,8 +43,8 @@ class KeptInspection:
     coordinates: (N, 2) float32, a map.
     clusters: (N,) int32.
     outlier_scores: (N,) float32, high is odd.
-    predicted: (N,) int32, the class that a probe which has not seen the item predicts, as a place in
-        findings["classes"]; -1 for items without a label.
+    labels: (N,) int32, the class of each item, as a place in findings["classes"]; -1 for items without a label.
+    predicted: (N,) int32, the class that a probe which has not seen the item predicts; -1 for items without a label.
     findings: as in findings.json of `nnclr inspect`.
     fields_seq: number of the change that wrote the findings into the metadata; None: they were not written, or the
         collection was changed at the same time.
@@ -59,6 +59,7 @@ class KeptInspection:
     coordinates: np.ndarray
     clusters: np.ndarray
     outlier_scores: np.ndarray
+    labels: np.ndarray
     predicted: np.ndarray
     findings: Mapping[str, Any]
     fields_seq: int | None = None
@@ -93,20 +94,23 @@ def inspect_collection(
     state = state_of(collection)
     subject = collection_subject(collection, field=field, report=lambda title: progress)
     found = find(subject, label_next=label_next, report=lambda title: progress)
-    return kept_findings(found, collection.name, state)
+    return kept_findings(found, collection.name, state, field)
 
 
-def kept_findings(found: Findings, name: str, state: tuple[str, int]) -> KeptInspection:
+def kept_findings(found: Findings, name: str, state: tuple[str, int], field: str = "label") -> KeptInspection:
     """Return the findings in the form in which they are kept.
 
     Args:
         name: of the collection.
         state: see `state_of`; from before the items were read.
+        field: metadata key of the label.
     """
-    listed = found.as_json()
+    listed = {"field": field, **found.as_json()}
     for finding in ("outliers", "suspect_labels"):
         listed[finding] = [one for i, one in enumerate(listed[finding]) if i < LISTED or one["flagged"]]
-    predicted = np.full(len(found.subject.items), -1, np.int32)
+    labels = np.full(len(found.subject.items), -1, np.int32)
+    predicted = labels.copy()
+    labels[found.labeled] = [found.classes.index(found.subject.labels[i] or "") for i in found.labeled]
     if found.held_out is not None:
         predicted[found.labeled] = found.held_out.predicted
     log, seq = state
@@ -120,6 +124,7 @@ def kept_findings(found: Findings, name: str, state: tuple[str, int]) -> KeptIns
         found.map.coordinates,
         found.clusters.labels.astype(np.int32),
         found.outlier_scores.astype(np.float32),
+        labels,
         predicted,
         listed,
     )
@@ -137,6 +142,7 @@ def keep_inspection(records: Records, kept: KeptInspection) -> None:
             coordinates=kept.coordinates,
             clusters=kept.clusters,
             outlier_scores=kept.outlier_scores,
+            labels=kept.labels,
             predicted=kept.predicted,
         )
         content = {
@@ -186,8 +192,8 @@ def get_inspection(records: Records, collection: Collection, number: int | None 
         arrays["coordinates"],
         arrays["clusters"],
         arrays["outlier_scores"],
-        # inspections of earlier versions have neither
-        arrays["predicted"] if "predicted" in arrays else np.full(len(ids), -1, np.int32),
+        # inspections of earlier versions have none of the following
+        *(arrays[name] if name in arrays else np.full(len(ids), -1, np.int32) for name in ("labels", "predicted")),
         content["findings"],
         content.get("fields_seq"),
     )

@@ -29,7 +29,7 @@ from .dependencies import AppWorkbench
 from .jobs import JobResponse, Submit, answers_of_job
 
 LATEST = "latest"
-NUMBERS = {"coordinates": "<f4", "clusters": "<i4", "outlier_scores": "<f4", "predicted": "<i4"}
+NUMBERS = {"coordinates": "<f4", "clusters": "<i4", "outlier_scores": "<f4", "labels": "<i4", "predicted": "<i4"}
 MAX_PLACED = 1000
 Number = Annotated[str, Field(description="number of an inspection, or `latest`")]
 
@@ -161,13 +161,14 @@ def placements(
 def numbers(
     name: str,
     number: Number,
-    values: Literal["coordinates", "clusters", "outlier_scores", "predicted"],
+    values: Literal["coordinates", "clusters", "outlier_scores", "labels", "predicted"],
     bench: AppWorkbench,
 ) -> Response:
-    """Return numbers of all items: 2 x float32 coordinates, int32 clusters, float32 outlier scores, int32 predictions.
+    """Return numbers of all items.
 
-    A prediction is a place in the `classes` of the findings, by a probe that has not seen the item; -1 for items
-    without a label.
+    They are 2 x float32 coordinates, float32 outlier scores, or int32 clusters, labels and predictions. Labels and
+    predictions are places in the `classes` of the findings, -1 for items without a label. A prediction is
+    that of a probe which has not seen the item.
     """
     kept = get_inspection(bench.store.records, bench.collection(name), _read(number))
     array: np.ndarray = getattr(kept, values)

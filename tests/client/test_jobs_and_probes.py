@@ -156,13 +156,14 @@ def test_an_inspection_is_made_read_and_extended(client, server, encoder, image_
     local = get_inspection(server.bench.store.records, server.bench.collection("photos"))
     assert collection.inspections()[0] == kept.number == local.number
     assert kept.ids == local.ids
-    for name in ("coordinates", "clusters", "outlier_scores", "predicted"):
+    for name in ("coordinates", "clusters", "outlier_scores", "labels", "predicted"):
         assert np.array_equal(getattr(kept, name), getattr(local, name)), name
     assert kept.findings == local.findings
     assert is_current(kept, collection)
     assert collection.count({"must": [{"key": "inspection.seq", "match": kept.seq}]}) == 60
     labels = [item.metadata["label"] for item in collection.get(kept.ids)]
-    right = np.array([kept.findings["classes"][k] for k in kept.predicted]) == np.array(labels)
+    assert [kept.findings["classes"][k] for k in kept.labels] == labels
+    right = kept.predicted == kept.labels
     assert right.mean() == pytest.approx(kept.findings["accuracy"]["top1"], abs=1e-3)
     assert collection.placements().ids == ()
     collection.upsert([Item("more", encoder.embed(image_files[:1])[0])])

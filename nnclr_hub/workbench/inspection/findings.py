@@ -57,7 +57,7 @@ class Findings:
         """Return the content of findings.json."""
         items, subject = self.subject.items, self.subject
         order = np.argsort(-self.outlier_scores, kind="stable")
-        facts = [(item, one.facts) for item, one in zip(items, subject.scanned, strict=True) if one and one.facts]
+        facts = [(item, one.facts) for item, one in zip(items, subject.scanned, strict=True) if one]
         return {
             "title": subject.title,
             "model": subject.model,

@@ -42,13 +42,13 @@ class Scanned:
     pixel_hash: equal for equal pixels; None if unknown.
     small: (48, 48) uint8, gray.
     tile: a JPEG of at most 96 pixels per side.
-    facts: None if the original is not at hand.
+    facts: of the original, or of a thumbnail, whose size is another.
     """
 
     pixel_hash: str | None
     small: np.ndarray
     tile: bytes
-    facts: ImageFacts | None
+    facts: ImageFacts
 
 
 def scan_images(
@@ -85,7 +85,7 @@ def scan_image(source: Source, *, original: bool = True) -> Scanned | ImageError
 
     def take(digest: str, small: np.ndarray, tile: np.ndarray, facts: np.ndarray) -> Scanned:
         width, height, *rest = facts.tolist()
-        known = ImageFacts(int(width), int(height), *rest) if original else None
+        known = ImageFacts(int(width), int(height), *rest)
         return Scanned(digest if original else None, small.copy(), tile.tobytes(), known)
 
     try:
@@ -157,7 +157,7 @@ def _keep(kept: sqlite3.Connection, results: Sequence[tuple[bytes, Scanned | Ima
     rows = [
         (key, one.pixel_hash, one.small.tobytes(), one.tile, json.dumps(list(asdict(one.facts).values())))
         for key, one in results
-        if isinstance(one, Scanned) and one.facts is not None
+        if isinstance(one, Scanned)
     ]
     kept.executemany("INSERT OR REPLACE INTO scanned VALUES (?, ?, ?, ?, ?)", rows)
     kept.commit()

@@ -144,7 +144,7 @@ def collection_subject(
             one = scan_image(thumbnail, original=False) if thumbnail else None
             if isinstance(one, Scanned):
                 digest = item.metadata.get(PIXEL_HASH)
-                one = Scanned(digest if isinstance(digest, str) else None, one.small, one.tile, None)
+                one = Scanned(digest if isinstance(digest, str) else None, one.small, one.tile, one.facts)
             ids.append(item.id)
             vectors.append(item.vector)
             scanned.append(one if isinstance(one, Scanned) else None)

@@ -1,0 +1,258 @@
+// The page Insights: what the newest inspection of a collection found. Each finding opens its images in Explore.
+import {imageUrl, path, rest} from './api.js';
+import {deleteSoon} from './deletion.js';
+import {button, count, make, say, sayError} from './dom.js';
+import {duplicates, inspect, newest, predictions} from './findings.js';
+
+const SHOWN = 24; // images or groups of a finding; Explore shows all
+const CLASSES = 14; // rows and columns of the matrix
+const AT_ONCE = 1000; // items in one request
+
+/** @typedef {import('./findings.js').Inspection} Inspection */
+/** @typedef {{labels: Int32Array, predicted: Int32Array}} Predictions */
+/** @typedef {{name: string, inspection: Inspection, items: Map<string, any>, predictions: Predictions, errors: any[], canWrite: boolean, redraw: () => void}} Shown */
+
+/**
+ * @param {HTMLElement} main @param {string} name of the collection
+ * @param {{canWrite: boolean, collections: any[]}} session
+ */
+export async function showInsights(main, name, session) {
+  document.title = `Insights · ${name} · nnclr_hub`;
+  const body = make('div', {class: 'insights'}), run = make('div', {class: 'tools'});
+  const choice = make('select', {'aria-label': 'Collection', onchange: () => { location.hash = `#/insights/${encodeURIComponent(choice.value)}`; }},
+    ...session.collections.map(one => make('option', {value: one.name, selected: one.name === name}, `${one.name} (${one.count.toLocaleString('en')})`)));
+  main.replaceChildren(make('div', {class: 'page'}, make('header', {}, make('h1', {}, 'Insights'), make('div', {class: 'tools'}, choice)), run, body));
+  const load = async () => {
+    const inspection = await newest(name);
+    run.replaceChildren(...runner(name, inspection, session.canWrite, load));
+    if (!inspection) return body.replaceChildren(make('p', {class: 'empty'}, 'Nothing was inspected yet. An inspection finds duplicates, odd images, wrong labels and more.'));
+    const [items, predicted, errors] = await Promise.all([metadataOf(name, inspection), predictions(name, inspection), errorsOf(name)]);
+    /** @type {Shown} */
+    const shown = {name, inspection, items, predictions: predicted, errors, canWrite: session.canWrite, redraw: () => body.replaceChildren(...sections(shown))};
+    shown.redraw();
+  };
+  await load();
+  return {go: () => {}, leave: () => {}};
+}
+
+/** The state of the inspection, and the button for another. @param {string} name @param {Inspection | null} inspection @param {boolean} canWrite @param {() => Promise<void>} reload */
+function runner(name, inspection, canWrite, reload) {
+  const progress = make('progress', {hidden: true, 'aria-label': 'Inspecting'});
+  const go = async () => {
+    start.disabled = true;
+    progress.hidden = false;
+    try {
+      await inspect(name, progress);
+      await reload();
+    } catch (error) {
+      sayError(error);
+      start.disabled = false;
+      progress.hidden = true;
+    }
+  };
+  const start = button('similar', inspection ? 'Inspect again' : 'Inspect', go, {class: inspection?.current ? '' : 'strong'});
+  const when = inspection && new Date(1000 * inspection.made).toLocaleString('en', {dateStyle: 'medium', timeStyle: 'short'});
+  const state = inspection ? `${count(inspection.items, 'image')} inspected on ${when}. ${inspection.current ? '' : 'The collection has changed since.'}` : '';
+  return [make('p', {class: 'note', role: 'status'}, state), canWrite ? start : '', progress];
+}
+
+/** The metadata of the items that the page shows and that still exist. @param {string} name @param {Inspection} inspection */
+async function metadataOf(name, {findings}) {
+  const flagged = (/** @type {any[]} */ list) => list.filter(one => one.flagged).slice(0, 20 * SHOWN).map(one => one.item);
+  const ids = [...new Set([...flagged(findings.outliers), ...flagged(findings.suspect_labels), ...[...duplicates(findings), ...findings.leaks].flatMap(one => one.items),
+    ...findings.clusters.map((/** @type {any} */ one) => one.medoid), ...[...findings.label_next, ...findings.image_problems].map(one => one.item)])];
+  const items = new Map();
+  for (let start = 0; start < ids.length; start += AT_ONCE) {
+    const page = await rest('POST', path(name, 'lookup'), {json: {ids: ids.slice(start, start + AT_ONCE), with_vector: false}});
+    for (const {id, metadata} of page.items) items.set(id, metadata);
+  }
+  return items;
+}
+
+/** @param {Shown} shown */
+function sections(shown) {
+  const {inspection: {findings}, items} = shown;
+  const present = (/** @type {any[]} */ list) => list.filter(one => items.has(one.item));
+  const outliers = present(findings.outliers.filter((/** @type {any} */ one) => one.flagged));
+  const parts = [facts(shown, outliers.length), copies(shown), leaks(shown), suspects(shown)];
+  parts.push(card('Class overlap', 'Labels that a probe takes for each other, on images that it has not seen. A cell opens its images.',
+    {hidden: !findings.class_overlap.length || !findings.classes}, matrix(shown)));
+  parts.push(card('Outliers', 'Images in thin regions: foreign, broken, or rare and valuable.', {hidden: !outliers.length, open: link(shown, 'outliers', outliers.length)},
+    sheet(shown, outliers.map(one => [one.item, one.score.toFixed(3)]), 'outliers')));
+  parts.push(problems(shown, present(findings.image_problems)));
+  const next = present(findings.label_next);
+  parts.push(card('Label next', 'Typical images of regions without a label: few labels cover the collection.', {hidden: !next.length, open: link(shown, 'next', next.length)},
+    sheet(shown, next.map(one => [one.item, `${one.rank}`]), 'next')));
+  const clusters = findings.clusters.map((/** @type {any} */ one) => ({item: one.medoid, ...one}));
+  parts.push(card('Clusters', 'The most central image of each group of similar images.', {},
+    sheet(shown, present(clusters).map(one => [one.item, `${(100 * one.share).toFixed(0)} %`, `cluster/${one.cluster}`]), '')));
+  const left = Object.entries(findings.left_out);
+  parts.push(card('Left out', left.map(([suffix, number]) => `${number} ${suffix}`).join(', '), {hidden: !left.length}));
+  parts.push(card('Unreadable files', 'Of the last jobs that added images.', {hidden: !shown.errors.length},
+    make('ul', {class: 'broken'}, ...shown.errors.map(one => make('li', {}, `${one.name}: ${one.detail}`)))));
+  return parts;
+}
+
+/** @param {string} title @param {string} note @param {{hidden?: boolean, open?: Node}} options @param {...any} content */
+function card(title, note, {hidden, open}, ...content) {
+  return make('section', {class: 'card', 'aria-label': title, hidden}, make('div', {class: 'head'}, make('h2', {}, title), open), make('p', {}, note), ...content);
+}
+
+/** @param {Shown} shown @param {string} finding @param {string} [id] */
+const addressOf = ({name}, finding, id) => `#/explore/${encodeURIComponent(name)}?${new URLSearchParams({...(finding ? {finding} : {}), ...(id ? {open: id} : {})})}`;
+
+/** @param {Shown} shown @param {string} finding @param {number} number */
+const link = (shown, finding, number) => make('a', {class: 'button', href: addressOf(shown, finding)}, `Open ${count(number, 'image')}`);
+
+/** @param {Shown} shown @param {string} id */
+const titleOf = ({items}, id) => String(items.get(id)?.path ?? items.get(id)?.name ?? id);
+
+/** An image that opens in the viewer, or its finding. @param {Shown} shown @param {string} id @param {string} caption @param {string} finding @param {string} [opens] a finding to open instead of the image */
+function figure(shown, id, caption, finding, opens) {
+  const title = titleOf(shown, id);
+  return make('figure', {title}, make('a', {href: opens ? addressOf(shown, opens) : addressOf(shown, finding, id), 'aria-label': `${title}, ${caption}`},
+    make('img', {src: imageUrl(shown.name, id, 'thumbnail'), alt: '', loading: 'lazy'})), make('figcaption', {}, caption));
+}
+
+/** @param {Shown} shown @param {[string, string, string?][]} images ids with captions, and what a click opens @param {string} finding */
+const sheet = (shown, images, finding) => make('div', {class: 'images'}, ...images.slice(0, SHOWN).map(([id, caption, opens]) => figure(shown, id, caption, finding, opens)));
+
+/** @param {Shown} shown @param {number} outliers */
+function facts({inspection: {findings}, items}, outliers) {
+  const flagged = findings.suspect_labels.filter((/** @type {any} */ one) => one.flagged && items.has(one.item)).length;
+  const {accuracy} = findings, percent = (/** @type {number} */ share) => (100 * share).toFixed(0);
+  const entries = [['Groups of copies', duplicates(findings).length], ['Leaks', findings.leaks.length], ['Suspect labels', flagged], ['Outliers', outliers],
+    ['Image problems', findings.image_problems.length], ['Clusters', findings.clusters.length],
+    ...(accuracy ? [[`Right on unseen images, of ${accuracy.labels}`, `${percent(accuracy.low)}–${percent(accuracy.high)} %`]] : [])];
+  return make('dl', {class: 'facts'}, ...entries.map(([name, value]) => make('div', {}, make('dt', {}, name), make('dd', {}, typeof value === 'number' ? value.toLocaleString('en') : value))));
+}
+
+// ---- duplicates and leaks
+
+/** The copy to keep: the largest file, of equal ones the first. @param {Shown} shown @param {string[]} ids */
+function bestOf({items}, ids) {
+  return ids.reduce((best, id) => ((items.get(id).size ?? 0) > (items.get(best).size ?? 0) ? id : best));
+}
+
+/** @param {Shown} shown */
+function copies(shown) {
+  const groups = duplicates(shown.inspection.findings).map((one, place) => ({...one, place, items: one.items.filter(id => shown.items.has(id))})).filter(one => one.items.length > 1);
+  const surplus = [...new Set(groups.flatMap(one => one.items.filter(id => id !== bestOf(shown, one.items))))];
+  const remove = (/** @type {string[]} */ ids) => {
+    const kept = ids.map(id => [id, shown.items.get(id)]);
+    deleteSoon(shown.name, ids, hidden => {
+      for (const [id, metadata] of kept) hidden ? shown.items.delete(id) : shown.items.set(id, metadata);
+      shown.redraw();
+    });
+  };
+  const rows = groups.slice(0, SHOWN).map(({place, score, exact, items}) => {
+    const best = bestOf(shown, items), others = items.filter(id => id !== best);
+    return make('li', {}, make('div', {class: 'images'}, ...items.map(id => figure(shown, id, id === best ? 'best' : '', `duplicates/${place}`))),
+      make('div', {class: 'tools'}, make('span', {class: 'note'}, exact ? 'equal pixels' : `score ${score.toFixed(3)}`),
+        shown.canWrite ? button('remove', `Keep the best, delete ${others.length}`, () => remove(others)) : ''));
+  });
+  return card('Duplicates', 'Copies of one image: equal, resized, cropped, mirrored or compressed. The largest file is the best.', {hidden: !groups.length, open: link(shown, 'duplicates', new Set(groups.flatMap(one => one.items)).size)},
+    make('ul', {class: 'groups'}, ...rows), shown.canWrite ? make('div', {class: 'tools'}, button('remove', `Keep the best of ${count(groups.length, 'group')}, delete ${count(surplus.length, 'image')}`, () => remove(surplus), {class: 'danger'})) : '');
+}
+
+/** @param {Shown} shown */
+function leaks(shown) {
+  const all = shown.inspection.findings.leaks;
+  const rows = all.slice(0, SHOWN).map((/** @type {any} */ one, /** @type {number} */ place) => make('li', {}, make('div', {class: 'images'},
+    ...one.items.flatMap((/** @type {string} */ id, /** @type {number} */ i) => (shown.items.has(id) ? [figure(shown, id, one.parts[i], `leaks/${place}`)] : [])))));
+  return card('Leaks', 'The same image in different splits: scores on the test images are not held out.',
+    {hidden: !all.length, open: link(shown, 'leaks', all.flatMap((/** @type {any} */ one) => one.items).length)}, make('ul', {class: 'groups'}, ...rows));
+}
+
+/** @param {Shown} shown @param {any[]} found */
+function problems(shown, found) {
+  const kinds = [...new Set(found.flatMap(one => one.problems))];
+  const rows = kinds.map(kind => {
+    const own = found.filter(one => one.problems.includes(kind));
+    return make('li', {}, make('div', {class: 'head'}, make('h3', {}, `${kind.replace('_', ' ')}: ${own.length}`), link(shown, `problems/${kind}`, own.length)),
+      sheet(shown, own.slice(0, SHOWN / 2).map(one => [one.item, kind === 'blurred' ? one.sharpness.toFixed(0) : kind === 'odd_aspect' ? `${one.width} × ${one.height}` : one.brightness.toFixed(0)]), `problems/${kind}`));
+  });
+  return card('Image problems', 'Blurred, dark, bright, empty, tiny or very long images.', {hidden: !found.length}, make('ul', {class: 'stack'}, ...rows));
+}
+
+// ---- labels
+
+/** @param {Shown} shown */
+function suspects(shown) {
+  const {inspection: {findings}, items, canWrite} = shown, field = findings.field ?? 'label';
+  const open = findings.suspect_labels.filter((/** @type {any} */ one) => one.flagged && items.has(one.item) && String(items.get(one.item)[field]) === one.label
+    && items.get(one.item).inspection?.reviewed !== one.label);
+  const list = make('ul', {class: 'images review', onkeydown: (/** @type {KeyboardEvent} */ event) => {
+    const row = /** @type {HTMLElement} */ (event.target).closest('li');
+    const act = row && /** @type {Record<string, HTMLElement | null>} */ ({a: row.querySelector('.accept'), r: row.querySelector('.reject')})[event.key];
+    const to = row && /** @type {Record<string, Element | null>} */ ({ArrowRight: row.nextElementSibling, ArrowLeft: row.previousElementSibling})[event.key];
+    if (act) act.click();
+    else if (to) /** @type {HTMLElement} */ (to.querySelector('a')).focus();
+    else return;
+    event.preventDefault();
+  }}, ...open.slice(0, SHOWN).map((/** @type {any} */ one) => {
+    const decide = (/** @type {boolean} */ accepted) => review(shown, field, one, accepted);
+    const {firstChild: image, lastChild: caption} = figure(shown, one.item, `${one.label} → ${one.proposed}`, 'suspects');
+    return make('li', {'data-id': one.item, title: titleOf(shown, one.item)}, image, caption, canWrite ? make('div', {class: 'tools'},
+      make('button', {type: 'button', class: 'button accept', 'aria-label': `Accept ${one.proposed} instead of ${one.label}`, onclick: () => decide(true)}, 'Accept'),
+      make('button', {type: 'button', class: 'button reject', 'aria-label': `Reject ${one.proposed}, keep ${one.label}`, onclick: () => decide(false)}, 'Reject')) : '');
+  }));
+  const keys = canWrite ? make('p', {class: 'note'}, 'Keys: ', make('kbd', {}, 'A'), ' accepts the proposed label, ', make('kbd', {}, 'R'), ' rejects it, arrows move.') : '';
+  return card('Suspect labels', 'Labels that are more probably wrong than right: given label → proposed label.',
+    {hidden: !open.length, open: link(shown, 'suspects', open.length)}, list, keys);
+}
+
+/** Write a decision on a suspect label, with undo. @param {Shown} shown @param {string} field @param {any} suspect @param {boolean} accepted */
+async function review(shown, field, {item, label, proposed}, accepted) {
+  const before = shown.items.get(item), given = before[field];
+  const chosen = accepted ? (typeof given === 'number' ? Number(proposed) : proposed) : given;
+  const write = async (/** @type {any} */ value, /** @type {string | null} */ reviewed) => {
+    await rest('PATCH', path(shown.name, 'items'), {json: {ids: [item], metadata: {[field]: value, inspection: {reviewed}}}, noted: true});
+    shown.items.set(item, {...before, [field]: value, inspection: {...before.inspection, reviewed}});
+    const rows = [...document.querySelectorAll('.review li')], place = rows.findIndex(row => /** @type {HTMLElement} */ (row).dataset.id === item);
+    const focused = rows[place]?.contains(document.activeElement);
+    shown.redraw();
+    const left = document.querySelectorAll('.review li');
+    if (focused && left.length) /** @type {HTMLElement} */ (left[Math.min(place, left.length - 1)].querySelector('a')).focus();
+  };
+  try {
+    await write(chosen, String(chosen));
+    say(accepted ? `${field} is ${chosen} now.` : `${field} stays ${given}.`, {action: 'Undo', seconds: 8, run: () => write(given, null).catch(sayError)});
+  } catch (error) {
+    sayError(error);
+  }
+}
+
+/** The classes with the most mistakes: rows are labels, columns predictions. @param {Shown} shown */
+function matrix(shown) {
+  const {inspection: {findings}, predictions: {labels, predicted}} = shown;
+  /** @type {string[]} */
+  const classes = findings.classes ?? []; // inspections of earlier versions have none
+  /** @type {number[][]} */
+  const counts = classes.map(() => new Array(classes.length).fill(0));
+  labels.forEach((label, i) => { if (label >= 0 && predicted[i] >= 0) counts[label][predicted[i]]++; });
+  const mistaken = findings.class_overlap.flatMap((/** @type {any} */ one) => one.classes).map((/** @type {string} */ one) => classes.indexOf(one)).filter((/** @type {number} */ one) => one >= 0);
+  /** @type {number[]} */
+  const chosen = [...new Set(mistaken)].slice(0, CLASSES).sort((a, b) => a - b);
+  const rows = chosen.map(given => {
+    const total = counts[given].reduce((sum, one) => sum + one, 0);
+    return make('tr', {}, make('th', {scope: 'row'}, classes[given]), ...chosen.map(taken => {
+      const number = counts[given][taken];
+      const cell = make('td', {class: given === taken ? 'own' : ''}, number ? make('a', {href: addressOf(shown, `overlap/${given}/${taken}`),
+        'aria-label': `${count(number, 'image')} of ${classes[given]}, predicted as ${classes[taken]}`}, String(number)) : '');
+      cell.style.setProperty('--share', String(total ? number / total : 0));
+      return cell;
+    }));
+  });
+  const hidden = classes.length - chosen.length;
+  return make('div', {class: 'matrix', tabindex: 0, role: 'region', 'aria-label': 'Labels and predictions'}, make('table', {},
+    make('caption', {}, `Rows: the label. Columns: the prediction.${hidden ? ` ${count(hidden, 'class', 'classes')} with fewer mistakes are left out.` : ''}`),
+    make('thead', {}, make('tr', {}, make('td', {}), ...chosen.map(one => make('th', {scope: 'col'}, make('span', {}, classes[one]))))), make('tbody', {}, ...rows)));
+}
+
+/** The files that the last jobs could not read. @param {string} name @returns {Promise<{name: string, detail: string}[]>} */
+async function errorsOf(name) {
+  const {jobs} = await rest('GET', 'jobs', {query: {limit: 100, state: 'done'}});
+  const own = jobs.filter((/** @type {any} */ job) => job.params.collection === name && ['add', 'index'].includes(job.kind)).slice(0, 3);
+  return (await Promise.all(own.map((/** @type {any} */ job) => rest('GET', `jobs/${job.id}`)))).flatMap(job => job.result?.errors ?? []);
+}

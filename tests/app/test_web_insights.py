@@ -1,0 +1,176 @@
+"""The page Insights of the web app: its findings, the images that they open, and what is written."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from phone import PHONE
+
+from nnclr_hub.store import open_store
+from nnclr_hub.workbench import Encoders, Workbench
+from nnclr_hub.workbench.inspection_fields import write_fields
+from nnclr_hub.workbench.inspections import get_inspection, inspect_collection, keep_inspection
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture(scope="module")
+def served(model, photos, tmp_path_factory, serve) -> Iterator:
+    """Serve photos with an inspection whose findings are known: suspects 0 to 2, copies 3 to 5, outliers 6 to 8."""
+    store = tmp_path_factory.mktemp("insights") / "store"
+    with open_store(str(store)) as opened:
+        Workbench(Encoders(str(model), device="cpu"), opened).index_folder("photos", photos)
+        collection = opened.get("photos")
+        made = inspect_collection(collection)
+        label = {item.id: item.metadata["label"] for item in collection.get(made.ids)}
+        other = {"cat": "coffee", "coffee": "astronaut", "astronaut": "cat"}
+        suspects = [
+            {"item": i, "score": 0.9, "label": label[i], "proposed": other[label[i]], "flagged": k < 3}
+            for k, i in enumerate(made.ids)
+        ]
+        outliers = [{"item": i, "score": 0.7, "flagged": True} for i in made.ids[6:9]]
+        copies = {"exact_duplicates": [{"items": list(made.ids[3:6]), "score": 1.0}], "near_duplicates": []}
+        findings = {**made.findings, **copies, "suspect_labels": suspects, "outliers": outliers}
+        kept = write_fields(collection, replace(made, findings=findings), collection.update_each)
+        keep_inspection(opened.records, kept)
+    yield from serve(model, store, page=True, source_folders=[str(photos)])
+
+
+@pytest.fixture
+def kept(served):
+    return get_inspection(served.bench.store.records, served.bench.collection("photos"))
+
+
+@pytest.fixture
+def insights(opened):
+    def open_insights(**context):
+        page = opened(path="/#/insights/photos", **context)
+        page.wait_for_selector(".facts")
+        return page
+
+    return open_insights
+
+
+def card(page, name):
+    return page.locator(f"section[aria-label='{name}']")
+
+
+def shown(page) -> list[str]:
+    """Ids of the images of a finding in Explore, in order."""
+    page.wait_for_function("() => document.querySelector('.chip') && document.querySelector('.tile img')")
+    return ids(page)
+
+
+def ids(page) -> list[str]:
+    return page.eval_on_selector_all(
+        ".tile",
+        """tiles => tiles.sort((a, b) => a.ariaPosInSet - b.ariaPosInSet)
+                         .map(tile => decodeURIComponent(tile.querySelector('img').src.split('/').at(-2)))""",
+    )
+
+
+def test_each_finding_opens_its_images(insights, served, kept):
+    page = insights()
+    assert card(page, "Outliers").locator("img").count() == 3
+    card(page, "Outliers").get_by_role("link", name="Open 3 images").click()
+    assert shown(page) == list(kept.ids[6:9])
+    assert page.locator(".verdict").inner_text().startswith("3 of 60")
+    page.reload()
+    assert shown(page) == list(kept.ids[6:9])
+    page.get_by_role("button", name="Remove the finding").click()
+    page.wait_for_function("() => document.querySelector('.verdict').textContent.startsWith('60 ')")
+    page.go_back()
+    assert shown(page) == list(kept.ids[6:9])
+
+
+def test_a_cell_of_the_matrix_opens_the_images_that_were_confused(insights, kept):
+    page = insights()
+    wrong = (kept.labels != kept.predicted) & (kept.labels >= 0)
+    pairs, counts = np.unique(np.stack([kept.labels, kept.predicted])[:, wrong], axis=1, return_counts=True)
+    (given, taken), number = pairs[:, counts.argmax()], counts.max()
+    classes = kept.findings["classes"]
+    cell = page.get_by_role("link", name=f"of {classes[given]}, predicted as {classes[taken]}")
+    assert cell.inner_text() == str(number)
+    cell.click()
+    rows = np.flatnonzero((kept.labels == given) & (kept.predicted == taken))
+    assert shown(page) == [kept.ids[row] for row in rows]
+
+
+def test_suspect_labels_are_accepted_and_rejected_by_keys(insights, served, kept):
+    page = insights()
+    collection = served.bench.collection("photos")
+    first, second, third = kept.ids[:3]
+    before = {item.id: item.metadata["label"] for item in collection.get([first, second, third])}
+    proposed = {one["item"]: one["proposed"] for one in kept.findings["suspect_labels"]}
+    rows = card(page, "Suspect labels").locator("li")
+    assert [row.get_attribute("data-id") for row in rows.all()] == [first, second, third]
+
+    def metadata(id):
+        return collection.get([id])[0].metadata
+
+    rows.first.locator("a").focus()
+    page.keyboard.press("a")
+    page.wait_for_function("() => document.querySelectorAll('.review li').length === 2")
+    assert (metadata(first)["label"], metadata(first)["inspection"]["reviewed"]) == (proposed[first],) * 2
+    page.keyboard.press("ArrowRight")  # the focus is on the next one
+    page.keyboard.press("r")
+    page.wait_for_function("() => document.querySelectorAll('.review li').length === 1")
+    assert (metadata(third)["label"], metadata(third)["inspection"]["reviewed"]) == (before[third],) * 2
+    assert metadata(second)["label"] == before[second]
+    page.get_by_role("button", name="Undo").first.click()
+    page.wait_for_function("() => document.querySelectorAll('.review li').length === 2")
+    assert metadata(first)["label"] == before[first]
+    assert "reviewed" not in metadata(first)["inspection"]
+    page.reload()
+    page.wait_for_selector(".review li")
+    assert [row.get_attribute("data-id") for row in rows.all()] == [first, second]
+
+
+def test_the_best_copy_is_kept_and_the_others_are_deleted_after_a_while(insights, served, kept):
+    page = insights()
+    page.clock.install()
+    collection = served.bench.collection("photos")
+    copies = kept.ids[3:6]
+    sizes = [item.metadata["size"] for item in collection.get(copies)]
+    best = copies[int(np.argmax(sizes))]
+    card(page, "Duplicates").get_by_role("button", name="Keep the best, delete 2").click()
+    assert card(page, "Duplicates").is_hidden()
+    page.get_by_role("button", name="Undo").click()
+    assert card(page, "Duplicates").locator("img").count() == 3
+    page.clock.fast_forward(60_000)
+    assert len(collection.get(copies)) == 3
+    with page.expect_response(lambda answer: answer.url.endswith("/delete")):
+        card(page, "Duplicates").get_by_role("button", name="delete 2 images").click()
+        page.clock.fast_forward(10_000)
+    assert [item.id for item in collection.get(copies)] == [best]
+
+
+def test_findings_are_fields_of_the_grid(insights, served, kept):
+    page = insights()
+    page.goto(f"{served.url}/#/explore/photos?order=-inspection.outlier&group=inspection.cluster")
+    page.wait_for_selector(".heading")
+    page.wait_for_function("() => document.querySelector('.verdict').textContent.length > 0")
+    assert page.locator("[aria-label='Group by']").input_value() == "inspection.cluster"
+    page.locator("[aria-label='Group by']").select_option("")
+    score = {id: round(float(value), 4) for id, value in zip(kept.ids, kept.outlier_scores, strict=True)}
+    page.wait_for_function("() => !document.querySelector('.heading')")
+    values = [score[id] for id in ids(page)]
+    assert values == sorted(values, reverse=True)
+    page.locator("section[aria-label='inspection.cluster'] .facet").first.click()
+    page.wait_for_selector(".chip")
+    number = int(page.locator("section[aria-label='inspection.cluster'] .facet .value").first.inner_text())
+    passing = served.bench.collection("photos").count({"must": [{"key": "inspection.cluster", "match": number}]})
+    assert page.locator(".verdict").inner_text().startswith(f"{passing} of")
+
+
+def test_a_new_inspection_is_made_on_a_phone(insights, served, kept):
+    page = insights(**PHONE)
+    assert page.evaluate("document.documentElement.scrollWidth") == PHONE["viewport"]["width"]
+    served.bench.collection("photos").update_metadata({"note": 1}, ids=[kept.ids[0]])
+    with page.expect_response(lambda answer: answer.url.endswith("/inspections") and answer.request.method == "POST"):
+        page.get_by_role("button", name="Inspect again").click()
+    page.wait_for_function("() => !document.querySelector('progress:not([hidden])')")
+    made = get_inspection(served.bench.store.records, served.bench.collection("photos"))
+    assert made.number == kept.number + 1
+    assert made.fields_seq == served.bench.collection("photos").info().durable_seq
