@@ -1,11 +1,12 @@
 """Kinds of index. Everything that differs between them is in one object per kind.
 
-| kind   | finds                                         | bytes per vector (f32; f16 halves the first term) |
-|--------|-----------------------------------------------|---------------------------------------------------|
-| flat   | everything, by comparing with every vector    | 4 D                                               |
-| hnsw   | nearly everything, through a graph            | 4 D + 272 (f16: 2 D + 144)                        |
-| ivf    | nearly everything, in the nearest lists       | 4 D + 16                                          |
-| ivf_pq | candidates; their vectors are in the catalog  | D / 8 + 24                                        |
+| kind    | finds                                         | bytes per vector (f32; f16 halves the first term) |
+|---------|-----------------------------------------------|---------------------------------------------------|
+| flat    | everything, by comparing with every vector    | 4 D                                               |
+| hnsw    | nearly everything, through a graph            | 4 D + 272 (f16: 2 D + 144)                        |
+| ivf     | nearly everything, in the nearest lists       | 4 D + 16                                          |
+| ivf_sq8 | the same by bytes; vectors are in the catalog | D + 16                                            |
+| ivf_pq  | candidates; their vectors are in the catalog  | D / 8 + 24                                        |
 
 To add a kind, subclass `IndexKind` and add one object to `INDEX_KINDS`. Its name then works in
 `CollectionSpec(index=)`, REST and the command line. "auto" is not a kind: it follows `IndexKind.next` as a collection
@@ -26,6 +27,7 @@ AUTO = "auto"
 EF_CONSTRUCTION = 100
 CODES = 256  # entries of each code book of a product quantizer; fewer rows cannot train it
 ROW_ID_BYTES = 16  # per vector in an inverted file: its row id in the list, and its position
+MORE_LISTS = 2  # an inverted file is built again when a collection needs this many times its lists
 PQ_BYTES = 8  # further bytes of code per vector; short vectors get more codes than one per eight numbers
 
 
@@ -46,7 +48,6 @@ class IndexKind:
     name: as it is stored and as users write it.
     next: the kind that "auto" tries when this one does not fit into memory; None: the last resort.
     lossless: whether the index holds the vectors themselves; otherwise exact scores need the catalog.
-    trained: whether it learns from a sample, and so must be rebuilt when a collection has grown much larger.
     min_rows: with fewer rows a flat index is used instead.
     efforts: values of efSearch or nprobe, ascending, that calibration tries; () if every search is exact.
     parameters: faiss's class of search parameters.
@@ -55,7 +56,6 @@ class IndexKind:
     name: ClassVar[str]
     next: ClassVar[str | None] = None
     lossless: ClassVar[bool] = True
-    trained: ClassVar[bool] = False
     min_rows: ClassVar[int] = 0
     efforts: ClassVar[tuple[int, ...]] = ()
     parameters: ClassVar[str] = "SearchParameters"
@@ -63,6 +63,14 @@ class IndexKind:
     def bytes_per_vector(self, spec: VectorFormat) -> int:
         """Return the memory that the index uses per vector."""
         return vector_bytes(spec)
+
+    def candidates(self, k: int) -> int:
+        """Return how many rows to search for k matches, if their exact vectors are compared afterwards."""
+        return k
+
+    def outgrown(self, index: Any, rows: int, settings: StoreSettings) -> bool:
+        """Return whether an index has too many rows for what it learned, and should be trained again."""
+        return False
 
     def fits(self, spec: VectorFormat, rows: int, memory: int) -> bool:
         """Return whether the index can be built in this many bytes; building takes twice its size."""
@@ -190,20 +198,17 @@ class Ivf(IndexKind):
     """Lists of vectors around the centroids of a k-means; a search reads the nearest lists."""
 
     name = "ivf"
-    next = "ivf_pq"
-    trained = True
-    efforts = (4, 8, 16, 32, 64, 128, 256, 512)
+    next = "ivf_sq8"
+    efforts = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
     parameters = "SearchParametersIVF"
 
     def bytes_per_vector(self, spec: VectorFormat) -> int:
         return vector_bytes(spec) + ROW_ID_BYTES
 
     def create(self, spec: VectorFormat, rows: int, settings: StoreSettings) -> Any:
-        points = settings.points_per_list
-        lists = max(1, min(int(4 * np.sqrt(rows)), rows // points or 1))
-        index = _factory(spec, f"IVF{lists},{self._codes(spec)}")
+        index = _factory(spec, f"IVF{self._lists(rows, settings)},{self._codes(spec)}")
         index.cp.min_points_per_centroid = 1  # a small collection may have few; faiss would print a warning
-        index.cp.max_points_per_centroid = points
+        index.cp.max_points_per_centroid = settings.points_per_list
         self._configure(index)
         index.make_direct_map(True)  # for reading vectors back by row
         return index
@@ -212,6 +217,9 @@ class Ivf(IndexKind):
         import faiss
 
         return faiss.clone_index(index)
+
+    def outgrown(self, index: Any, rows: int, settings: StoreSettings) -> bool:
+        return self._lists(rows, settings) > MORE_LISTS * index.nlist
 
     def search_options(self, index: Any, k: int, effort: int) -> dict[str, int]:
         return {"nprobe": min(max(effort, k // 50), index.nlist)}
@@ -230,7 +238,7 @@ class Ivf(IndexKind):
 
     def milvus_exact(self, *, lite: bool) -> bool:
         # Lite can read every list; a server searches recent rows through an index of its choice
-        return lite
+        return lite and self.lossless
 
     def _codes(self, spec: VectorFormat) -> str:
         return _stored(spec)
@@ -239,8 +247,36 @@ class Ivf(IndexKind):
         index.by_residual = False  # encode f16 as the catalog does, not as the difference from a centroid
 
     @staticmethod
+    def _lists(rows: int, settings: StoreSettings) -> int:
+        """Return the number of lists for this many vectors."""
+        return max(1, min(int(4 * np.sqrt(rows)), rows // settings.points_per_list or 1))
+
+    @staticmethod
     def _milvus_lists(lite: bool) -> int:
         return 128 if lite else 1024
+
+
+class IvfSq8(Ivf):
+    """Lists of vectors with one byte per number: a quarter of the memory, and candidates that are nearly exact.
+
+    The vectors of a few candidates are read from the catalog, so that scores are exact.
+    """
+
+    name = "ivf_sq8"
+    next = "ivf_pq"
+    lossless = False
+
+    def bytes_per_vector(self, spec: VectorFormat) -> int:
+        return spec.dim + ROW_ID_BYTES
+
+    def candidates(self, k: int) -> int:
+        return 2 * k + 8
+
+    def milvus_index(self, dim: int, *, lite: bool) -> tuple[str, dict[str, int]]:
+        return "IVF_SQ8", {"nlist": self._milvus_lists(lite)}
+
+    def _codes(self, spec: VectorFormat) -> str:
+        return "SQ8"
 
 
 class IvfPq(Ivf):
@@ -250,6 +286,9 @@ class IvfPq(Ivf):
     next = None
     lossless = False
     min_rows = CODES
+
+    def candidates(self, k: int) -> int:
+        return 10 * k
 
     def bytes_per_vector(self, spec: VectorFormat) -> int:
         return _pieces(spec.dim) + ROW_ID_BYTES + PQ_BYTES
@@ -261,9 +300,6 @@ class IvfPq(Ivf):
         parts = max(parts for parts in range(1, max(1, dim // 4) + 1) if dim % parts == 0)
         return "IVF_PQ", {"nlist": self._milvus_lists(lite), "m": parts, "nbits": 8}
 
-    def milvus_exact(self, *, lite: bool) -> bool:
-        return False
-
     def _codes(self, spec: VectorFormat) -> str:
         return f"PQ{_pieces(spec.dim)}"
 
@@ -273,7 +309,7 @@ class IvfPq(Ivf):
 
 
 FLAT, HNSW = Flat(), Hnsw()
-INDEX_KINDS: dict[str, IndexKind] = {kind.name: kind for kind in (FLAT, HNSW, Ivf(), IvfPq())}
+INDEX_KINDS: dict[str, IndexKind] = {kind.name: kind for kind in (FLAT, HNSW, Ivf(), IvfSq8(), IvfPq())}
 # for schemas, which list the names
 if TYPE_CHECKING:
     IndexName = str

@@ -19,6 +19,8 @@ class CollectionInfo:
     indexed_seq: number of the last change that searches see.
     state: "ready"; "degraded", "read-only" or "damaged", with the reason.
     index: the kind of index that answers searches now; "closed" for a closed collection, "none" for a damaged one.
+    recall_estimate: share of the ten nearest items that searches find, measured on a sample; 1.0 for an exact index,
+        None if it is unknown.
     """
 
     name: str
@@ -28,6 +30,7 @@ class CollectionInfo:
     indexed_seq: int
     state: str
     index: str = "flat"
+    recall_estimate: float | None = None
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,11 +11,11 @@ from pathlib import Path
 def default_index_memory() -> int:
     """Return half of the memory of the machine, or of the container if that has less, in bytes."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        container = int(Path("/sys/fs/cgroup/memory.max").read_text())
-    except (OSError, ValueError):  # the file does not exist, or contains "max"
-        container = machine
-    return min(machine, container) // 2
+    limits = [machine]
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # of cgroup 2 and 1
+        with suppress(OSError, ValueError):  # the file does not exist, or contains "max"
+            limits.append(int(Path("/sys/fs/cgroup", name).read_text()))
+    return min(limits) // 2
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,9 @@ class CollectionResponse(BaseModel):
     indexed_seq: int
     state: str
     index_in_use: str
+    recall_estimate: float | None = Field(
+        None, description="share of the ten nearest items that searches find, by a sample; null if unknown"
+    )
 
 
 class CollectionsResponse(BaseModel):
@@ -209,7 +212,9 @@ def response_of(info: CollectionInfo) -> CollectionResponse:
     """Return the JSON of a collection's state."""
     spec = asdict(info.spec) | {"model": public_name(info.spec.model) if info.spec.model else ""}
     about = {name: getattr(info, name) for name in ("name", "count", "durable_seq", "indexed_seq")}
-    return CollectionResponse(**spec, **about, state=without_paths(info.state), index_in_use=info.index)
+    return CollectionResponse(
+        **spec, **about, state=without_paths(info.state), index_in_use=info.index, recall_estimate=info.recall_estimate
+    )
 
 
 def _spec(engines: Engines, body: CollectionRequest) -> CollectionSpec:

@@ -33,8 +33,10 @@ def test_every_commit_is_restored_exactly_or_refused(seed, tmp_path):
         store.alias("current", "c")
         for step in range(36):
             ids = [f"i{n}" for n in rng.sample(range(80), rng.choice((1, 2, 5)))]
-            if rng.random() < 0.25:
+            if rng.random() < 0.2:
                 collection.delete(ids)
+            elif rng.random() < 0.2:
+                collection.update_metadata({"edited": step}, ids=ids)
             else:
                 some = vectors(len(ids), rng.randrange(10**6))
                 thumbnail = rng.choice((None, b"jpeg"))

@@ -1,13 +1,18 @@
 """Every kind of index, in both precisions and all metrics, against numpy."""
 
+import json
+import threading
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from waiting import until
 
 from nnclr_hub import EmbeddedStore
-from nnclr_hub.store.ann import build
+from nnclr_hub.store.ann import build, fold
+from nnclr_hub.store.ann.main_index import MainIndex
 from nnclr_hub.store.base import CollectionSpec, Item
+from nnclr_hub.store.embedded import snapshots
 from nnclr_hub.store.index_kinds import HNSW, INDEX_KINDS, Flat, Hnsw, choose_kind
 from nnclr_hub.store.settings import StoreSettings
 
@@ -21,6 +26,11 @@ def clustered(n: int, seed: int) -> np.ndarray:
     centers = np.random.default_rng(7).normal(size=(60, DIM))
     rng = np.random.default_rng(seed)
     return (centers[rng.integers(0, 60, n)] + 0.6 * rng.normal(size=(n, DIM))).astype(np.float32)
+
+
+def without_clusters(n: int, seed: int) -> np.ndarray:
+    """(n, 128) float32, too much for 16 bytes of code."""
+    return np.random.default_rng(seed).normal(size=(n, 128)).astype(np.float32)
 
 
 def truly_nearest(vectors: dict[str, np.ndarray], queries: np.ndarray, metric: str) -> list[set[str]]:
@@ -39,10 +49,15 @@ def recall(found: list[list], truth: list[set[str]]) -> float:
 @pytest.mark.parametrize(
     ("kind", "precision", "metric"),
     [
-        *((kind, "f32", metric) for kind in ("flat", "hnsw", "ivf", "ivf_pq") for metric in ("cosine", "l2", "dot")),
+        *(
+            (kind, "f32", metric)
+            for kind in ("flat", "hnsw", "ivf", "ivf_sq8", "ivf_pq")
+            for metric in ("cosine", "l2", "dot")
+        ),
         ("flat", "f16", "l2"),
         ("hnsw", "f16", "cosine"),
         ("ivf", "f16", "l2"),
+        ("ivf_sq8", "f16", "cosine"),
         ("ivf_pq", "f16", "dot"),
     ],
 )
@@ -110,12 +125,128 @@ def test_the_kind_depends_on_size_and_memory():
     assert chosen("auto", 49_999) == "flat"
     assert chosen("auto", million) == "hnsw"
     assert chosen("auto", million, 2 * million * HNSW.bytes_per_vector(spec) - 1) == "ivf"
-    assert chosen("auto", million, 2 * million * INDEX_KINDS["ivf"].bytes_per_vector(spec) - 1) == "ivf_pq"
+    assert chosen("auto", million, 2 * million * INDEX_KINDS["ivf"].bytes_per_vector(spec) - 1) == "ivf_sq8"
+    assert chosen("auto", million, 2 * million * INDEX_KINDS["ivf_sq8"].bytes_per_vector(spec) - 1) == "ivf_pq"
+    # ten million vectors of 512 numbers on a machine with 24 GiB
+    assert chosen("auto", 10 * million, 12 << 30, CollectionSpec(512)) == "ivf_sq8"
     assert chosen("auto", million, 2 * million * HNSW.bytes_per_vector(half), half) == "hnsw"
     assert chosen("ivf", million) == "ivf"
     assert chosen("hnsw", 100) == "flat"
     assert HNSW.bytes_per_vector(spec) == 1024 + 272
     assert HNSW.bytes_per_vector(half) == 512 + 144
+
+
+def wait_for_recall(collection) -> float:
+    """Return the measured recall once maintenance has it."""
+    until(lambda: collection.info().recall_estimate is not None)
+    return collection.info().recall_estimate
+
+
+@pytest.mark.parametrize(("made", "low"), [(clustered, False), (without_clusters, True)])
+def test_the_recall_is_measured_and_a_low_one_is_reported(tmp_path, made, low):
+    """Few bytes per vector suffice for clusters only; the estimate agrees with the recall of further queries."""
+    vectors, queries = made(ROWS, 1), made(100, 2)
+    with EmbeddedStore(tmp_path, settings=SMALL) as store:
+        collection = store.create("c", CollectionSpec(vectors.shape[1], "l2", index="ivf_pq"))
+        assert collection.info().recall_estimate == 1.0  # a flat index
+        collection.upsert([Item(f"i{i}", vector) for i, vector in enumerate(vectors)])
+        collection.compact()
+        truth = truly_nearest({f"i{i}": vector for i, vector in enumerate(vectors)}, queries, "l2")
+        real, info = recall(collection.search_batch(queries, K), truth), collection.info()
+        assert abs(info.recall_estimate - real) < 0.06
+        assert (real < 0.9) == low
+        assert info.state.startswith("degraded") == low
+        collection.snapshot()
+    with EmbeddedStore(tmp_path, settings=SMALL) as store:
+        assert store.get("c").info().recall_estimate == info.recall_estimate
+
+
+def test_the_recall_of_an_index_of_an_earlier_version_is_measured_when_idle(tmp_path, monkeypatch):
+    with EmbeddedStore(tmp_path, settings=SMALL) as store:
+        collection = store.create("c", CollectionSpec(DIM, index="hnsw"))
+        collection.upsert([Item(f"i{i}", vector) for i, vector in enumerate(clustered(ROWS, 1))])
+        collection.compact()
+        with monkeypatch.context() as patched:  # such a snapshot has no recall
+            written = json.dumps
+            patched.setattr(snapshots.json, "dumps", lambda about: written({**about, "recall": None}))
+            collection.snapshot()
+    with EmbeddedStore(tmp_path, settings=replace(SMALL, idle_seconds=0.01)) as store:
+        assert wait_for_recall(store.get("c")) >= 0.98
+
+
+@pytest.fixture
+def builds(monkeypatch) -> list[MainIndex]:
+    """The main parts that folds build from nothing, and those that they extend."""
+    made: list[MainIndex] = []
+
+    def noting(function):
+        def call(*given, **named):
+            made.append(function(*given, **named))
+            return made[-1]
+
+        return call
+
+    for name in ("build_main", "extend"):
+        monkeypatch.setattr(fold, name, noting(getattr(fold, name)))
+    return made
+
+
+def test_an_inverted_file_gets_more_lists_as_it_grows(tmp_path, builds):
+    """Long lists would make each search slow; a rebuild at every fold would make writing slow."""
+    vectors, lists = clustered(8 * ROWS, 1), []
+    with EmbeddedStore(tmp_path, settings=replace(SMALL, points_per_list=16)) as store:
+        collection = store.create("c", CollectionSpec(DIM, index="ivf_sq8"))
+        for start in range(0, len(vectors), ROWS):
+            collection.upsert([Item(f"i{start + i}", vector) for i, vector in enumerate(vectors[start : start + ROWS])])
+            collection.compact()
+            lists.append(builds[-1].index.nlist)
+        assert len(set(lists)) in (2, 3)
+        assert lists[-1] >= 2 * lists[0]
+        queries = clustered(50, 2)
+        truth = truly_nearest({f"i{i}": vector for i, vector in enumerate(vectors)}, queries, "cosine")
+        assert recall(collection.search_batch(queries, K), truth) >= 0.98
+
+
+def test_edits_of_metadata_touch_no_index(tmp_path, builds):
+    with EmbeddedStore(tmp_path, settings=replace(SMALL, idle_seconds=0.01, idle_delta=1)) as store:
+        collection = store.create("c", CollectionSpec(DIM, index="hnsw"))
+        vectors = clustered(ROWS, 1)
+        collection.upsert([Item(f"i{i}", vector, {"n": 0}) for i, vector in enumerate(vectors)])
+        collection.compact()
+        builds.clear()
+        for n in range(3):
+            where = {"must": [{"key": "n", "match": n}]}
+            assert collection.update_metadata({"n": n + 1}, where=where) == ROWS
+        collection.compact()  # and waits for a build that maintenance may have started
+        assert builds == []
+        collection.upsert([Item("new", vectors[0])])
+        until(lambda: builds != [])
+        assert collection.count({"must": [{"key": "n", "match": 3}]}) == ROWS
+
+
+def test_writes_wait_while_a_build_is_slower_than_they_are(tmp_path, monkeypatch):
+    """Otherwise all vectors would be in memory, whatever the limit."""
+    go, build = threading.Event(), fold.build_main
+    monkeypatch.setattr(fold, "build_main", lambda *given, **named: (go.wait(60), build(*given, **named))[1])
+    vectors, written = clustered(ROWS, 1), []
+    most = 2 * SMALL.max_delta
+    with EmbeddedStore(tmp_path, settings=replace(SMALL, memory=1 << 18)) as store:
+        collection = store.create("c", CollectionSpec(DIM, index="hnsw"))
+
+        def write() -> None:
+            for start in range(0, ROWS, 100):
+                collection.upsert([Item(f"i{start + i}", row) for i, row in enumerate(vectors[start : start + 100])])
+                written.append(start)
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        until(lambda: 100 * len(written) > most)
+        thread.join(0.5)
+        assert 100 * len(written) <= most + 100
+        assert collection.search(vectors[most], 1)[0].id == f"i{most}"  # reads go on
+        go.set()
+        thread.join(60)
+        assert collection.count() == ROWS
 
 
 def test_a_kind_is_added_by_one_object(tmp_path, monkeypatch):

@@ -12,18 +12,20 @@ from typing import Any
 
 import numpy as np
 
-from nnclr_hub.store.ann.main_index import REFINED, MainIndex
+from nnclr_hub.store.ann.main_index import MainIndex
 from nnclr_hub.store.index_kinds import IndexKind
 from nnclr_hub.store.settings import StoreSettings
 from nnclr_hub.store.spec import CollectionSpec
 
 log = logging.getLogger(__name__)
 BATCH = 2000  # rows between two checks whether to stop
+SAMPLE_SHARE = 0.125  # of the memory of the index, for the vectors that k-means learns from
 # calibration looks for the smallest effort that finds this share of the ten nearest
 WANTED_RECALL = 0.99
 CALIBRATION_QUERIES = 200
 NEIGHBORHOOD = 64
 FURTHER = 1.25  # a new query may be a little further from the stored vectors than these from each other
+NO_GAIN = 0.005  # of recall: a higher effort that gains less is not worth its time
 TOLERANCE = 1e-4  # within which two scores are the same
 
 Rows = Iterator[np.ndarray]
@@ -58,7 +60,8 @@ def build_main(
     """
     index = kind.create(spec, rows, settings)
     if not index.is_trained:
-        index.train(_sample(batches, rows, settings.points_per_list * getattr(index, "nlist", 1)))
+        most = int(SAMPLE_SHARE * settings.memory) // (4 * spec.dim)
+        index.train(_sample(batches, rows, min(most, settings.points_per_list * getattr(index, "nlist", 1))))
     _add(index, batches(), min(BATCH, settings.batch), stop)
     return MainIndex(kind, index, spec.metric)
 
@@ -96,13 +99,16 @@ def _sample(batches: Callable[[], Rows], rows: int, wanted: int) -> np.ndarray:
     step = max(1, rows // max(wanted, 256))
     taken, start = [], 0
     for batch in batches():
-        taken.append(batch[(-start) % step :: step])
+        taken.append(batch[(-start) % step :: step].copy())  # a view would keep the whole batch in memory
         start += len(batch)
     return np.ascontiguousarray(np.concatenate(taken))
 
 
 def calibrate(main: MainIndex, spec: CollectionSpec, exact: Exact) -> MainIndex:
     """Return the index with the effort that finds WANTED_RECALL of the ten nearest of synthetic queries.
+
+    If no effort does, it is the one above which nothing more is found, as for vectors that are compressed too much. The
+    index knows its recall afterwards.
 
     A neighbor counts as found if another one at the same distance is found instead: copies of an image are equal.
 
@@ -117,17 +123,20 @@ def calibrate(main: MainIndex, spec: CollectionSpec, exact: Exact) -> MainIndex:
     scores, truth = exact(queries, k)
     worst = scores[:, -1:] - TOLERANCE * np.maximum(1, np.abs(scores[:, -1:]))
     effort, recall = 0, 0.0
-    for effort in main.kind.efforts:
-        found, rows = main.search(queries, k if main.lossless else REFINED * k, effort=effort)
+    for tried in main.kind.efforts:
+        found, rows = main.search(queries, main.kind.candidates(k), effort=tried)
         if main.lossless:
-            recall = ((found >= worst) & (rows >= 0)).mean()
+            share = float(((found >= worst) & (rows >= 0)).mean())
         else:  # scores of compressed vectors are approximate, so rows are compared instead
-            recall = (truth[:, :, None] == rows[:, None, :]).any(axis=2).mean()
+            share = float((truth[:, :, None] == rows[:, None, :]).any(axis=2).mean())
+        if not main.lossless and effort and share < recall + NO_GAIN and share < WANTED_RECALL:
+            break
+        effort, recall = tried, share
         if recall >= WANTED_RECALL:
             break
-    else:
+    if recall < WANTED_RECALL:
         log.warning("the %s index finds %.3f of the ten nearest at its highest effort", main.kind.name, recall)
-    return replace(main, effort=effort, calibrated_rows=len(main))
+    return replace(main, effort=effort, calibrated_rows=len(main), recall=recall)
 
 
 def _synthetic_queries(main: MainIndex, spec: CollectionSpec, exact: Exact) -> np.ndarray:

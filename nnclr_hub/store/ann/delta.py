@@ -74,6 +74,13 @@ class Delta:
             part = self._part(n, used)
             yield self._vectors[n][part][wanted[n * self._block : n * self._block + part.stop]]
 
+    def append_from(self, other: Delta, start: int) -> None:
+        """Add the rows of another delta from row `start` on, one block at a time; deletions are not copied."""
+        used = range(start, other.count)
+        for n in other._blocks(used):
+            part = other._part(n, used)
+            self.append(other._rids[n][part], other._vectors[n][part])
+
     def rows(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return copies of rows start ... stop-1: rids (n,), vectors (n, D) and their deletions (n,)."""
         parts = [(np.zeros(0, np.int64), np.zeros((0, self._dim), np.float32), np.zeros(0, np.int64))]

@@ -27,7 +27,7 @@ from nnclr_hub.store.failpoints import reached
 from nnclr_hub.store.index_kinds import FLAT, IndexKind, choose_kind, vector_bytes
 
 DELETED_SHARE = 0.25  # a main part with a larger share of deleted rows is rebuilt
-REBUILD_GROWTH = 4  # a trained kind is rebuilt when it has this many times the rows that it was calibrated with
+MEASURED_GROWTH = 1.25  # the effort is calibrated again, and the recall measured, when an index has grown so much
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,8 @@ def fold(
         _swap(index, start, index.new_parts(None, np.zeros(0, np.int64), start.seq))
         return
     if main is not None and not _must_build(index, kind, live, rebuild):
+        if start.count == 0:
+            return
         new_rows = _counted(parts.delta.batches(start.count, fresh), len(rids), progress)
         main = extend(main, index.spec, new_rows, len(rids), index.settings, stop)
         # the copy still has the deleted rows, because a graph cannot remove nodes: they stay marked
@@ -96,7 +98,7 @@ def fold(
         rows = lambda: _counted(_batches(index, start, keep, fresh, fetch), live, progress)  # noqa: E731
         main = build_main(index.spec, kind, live, rows, index.settings, stop)
         deletions = Deletions(live)
-    if len(main) >= 2 * main.calibrated_rows:
+    if len(main) >= MEASURED_GROWTH * main.calibrated_rows:
         everything = lambda: _batches(index, start, keep, fresh, fetch)  # noqa: E731
         main = calibrate(main, index.spec, lambda queries, k: nearest(index.spec.metric, everything(), queries, k))
     reached("fold.built")
@@ -106,6 +108,22 @@ def fold(
     reached("fold.swapped")
 
 
+def measure(index: AnnIndex, fetch: Fetch) -> bool:
+    """Calibrate an index whose recall is unknown, as one that an earlier version saved; return whether it did."""
+    with index.mutation:
+        parts = index.parts
+        start = _Start(parts, np.arange(len(parts.rids)), 0, index.seq)
+    main = parts.main
+    if main is None or index.recall is not None:
+        return False
+    everything = lambda: _batches(index, start, start.live, np.zeros(0, bool), fetch)  # noqa: E731
+    measured = calibrate(main, index.spec, lambda queries, k: nearest(index.spec.metric, everything(), queries, k))
+    with index.mutation:
+        if parts.main is main:
+            parts.main = measured
+    return True
+
+
 def _must_build(index: AnnIndex, kind: IndexKind, live: int, rebuild: bool) -> bool:
     parts = index.parts
     assert parts.main is not None
@@ -113,8 +131,7 @@ def _must_build(index: AnnIndex, kind: IndexKind, live: int, rebuild: bool) -> b
         return True
     if parts.deletions.count > DELETED_SHARE * len(parts.rids):
         return True
-    # lists that k-means learned from few vectors would become too long
-    return kind.trained and live > REBUILD_GROWTH * max(1, parts.main.calibrated_rows)
+    return kind.outgrown(parts.main.index, live, index.settings)
 
 
 def _batches(index: AnnIndex, start: _Start, keep: np.ndarray, fresh: np.ndarray, fetch: Fetch) -> Iterator[np.ndarray]:
@@ -143,7 +160,7 @@ def _swap(index: AnnIndex, start: _Start, new: Parts) -> None:
         if old is not start.parts:  # reloaded during the fold, so the folded rows differ from the index
             return
         rids, deleted = old.delta.tail(0)
-        new.delta.append(*old.delta.rows(start.count, old.delta.count)[:2])
+        new.delta.append_from(old.delta, start.count)
         lost = (deleted > start.seq) & (deleted < LIVE)
         late = [(seq, old.rids[rows]) for seq, rows in old.deletions.since(start.seq)]
         late += [(int(seq), rids[lost & (deleted == seq)]) for seq in np.unique(deleted[lost])]

@@ -24,7 +24,7 @@ import numpy as np
 from nnclr_hub.store.ann.among import Among, Chosen
 from nnclr_hub.store.ann.compare import Found, best, compare, merge, score
 from nnclr_hub.store.ann.delta import LIVE, Deletions, Delta, positions
-from nnclr_hub.store.ann.main_index import REFINED, MainIndex, threads
+from nnclr_hub.store.ann.main_index import MainIndex, threads
 from nnclr_hub.store.cancellation import check_cancelled
 from nnclr_hub.store.index_kinds import FLAT, IndexKind
 from nnclr_hub.store.settings import StoreSettings
@@ -172,6 +172,12 @@ class AnnIndex:
         return main.kind if main else FLAT
 
     @property
+    def recall(self) -> float | None:
+        """Share of the ten nearest that searches find, by the last measurement; None: unknown."""
+        main = self.parts.main
+        return main.recall if main is not None and main.kind.efforts else 1.0
+
+    @property
     def nbytes(self) -> int:
         """Approximate memory of the index in bytes."""
         parts = self.parts
@@ -275,7 +281,7 @@ class _Search:
         share = chosen.count / len(main)
         if share < DROP_FROM:
             return None
-        k = min(len(main), int((self.k if main.lossless else self.k * REFINED) / share * DROP_MARGIN) + SLACK)
+        k = min(len(main), int(main.kind.candidates(self.k) / share * DROP_MARGIN) + SLACK)
         scores, rows = main.search(self.queries, k, None, max(self.effort or main.effort, k))
         passed = chosen.flags[rows] & (rows >= 0)
         if passed.sum(axis=1).min() < min(self.k, chosen.count):
@@ -294,7 +300,7 @@ class _Search:
 
     def _walk(self, main: MainIndex, bitmap: np.ndarray | None, candidates: int, slack: int = 0) -> Found:
         """Search with the index, and exhaustively if that finds too few."""
-        k = (self.k if main.lossless else self.k * REFINED) + slack
+        k = main.kind.candidates(self.k) + slack
         wanted, k = min(k, candidates), min(k, len(main))
         effort = self.effort or main.effort
         if candidates < len(main):  # only this share of the nodes that a walk passes counts

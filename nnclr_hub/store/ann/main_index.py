@@ -22,8 +22,6 @@ FAISS: Any = faiss
 # queries per call: from 20 on, faiss switches to matrix products
 FEW = 16
 FEW_IN_PLACE = 2  # queries; for more, a copy of the rows pays off
-# candidates per match whose exact vectors are compared, where the index has only compressed ones
-REFINED = 10
 
 
 @dataclass(frozen=True)
@@ -35,6 +33,7 @@ class MainIndex:
     metric: of the collection.
     effort: efSearch or nprobe that calibration chose; 0 for an exact kind.
     calibrated_rows: number of rows at that time.
+    recall: share of the ten nearest that searches found then; None: unknown.
     """
 
     kind: IndexKind
@@ -42,6 +41,7 @@ class MainIndex:
     metric: str
     effort: int = 0
     calibrated_rows: int = 0
+    recall: float | None = None
 
     def __len__(self) -> int:
         return self.index.ntotal

@@ -25,7 +25,7 @@ from nnclr_hub.store.embedded.changes import read_changes
 from nnclr_hub.store.embedded.choice import first_ids, row_ids
 from nnclr_hub.store.embedded.edits import deletion, update
 from nnclr_hub.store.embedded.open_files import OpenFiles
-from nnclr_hub.store.embedded.rows import MAX_IN, Changes, to_item, write_items
+from nnclr_hub.store.embedded.rows import MAX_IN, to_item, write_items
 from nnclr_hub.store.embedded.search import Search
 from nnclr_hub.store.embedded.writer import Writer
 from nnclr_hub.store.facets import Facet, check_facets, facet
@@ -110,11 +110,10 @@ class EmbeddedCollection(Collection):
     def upsert(self, items: Sequence[Item]) -> int:
         writer = self._writable()
         chosen, metadata, vectors = checks.check_items(items, self.spec)
-
-        def apply(connection: sqlite3.Connection, changes: Changes) -> None:
-            write_items(connection, changes, chosen, metadata, vectors, self.spec)
-
-        writer.submit(apply)
+        self._files.maintenance.wait_for_fold()
+        writer.submit(
+            lambda connection, changes: write_items(connection, changes, chosen, metadata, vectors, self.spec)
+        )
         return writer.durable_seq
 
     @_in_use
@@ -265,7 +264,7 @@ class EmbeddedCollection(Collection):
             count = connection.execute("SELECT count(*) FROM items").fetchone()[0]
             durable = last_seq(connection)
             index, state = self._files.index, self._files.state
-            return CollectionInfo(self.name, self.spec, count, durable, index.seq, state, index.kind.name)
+            return CollectionInfo(self.name, self.spec, count, durable, index.seq, state, index.kind.name, index.recall)
 
     def info_if_open(self) -> CollectionInfo | None:
         """Return `info`, or None if the files are closed, which they stay, or are being opened or closed now."""

@@ -16,7 +16,8 @@ from nnclr_hub.store.sqlite import reading, translated
 
 # page cache of the first connection; each further one gets a smaller share. It holds the items of a million rows,
 # whose matches are spread over the whole file
-CACHE_KIB = 128 << 10
+CACHE_BYTES = 128 << 20
+CACHE_SHARE = 16  # of the memory of the index, at most
 MAX_IDLE = 8
 
 
@@ -25,11 +26,15 @@ class Connections:
 
     Args:
         path: of the file.
+        memory: of the index, which bounds the caches too.
         on_begin: called with a connection whose read transaction has just begun.
     """
 
-    def __init__(self, path: Path, on_begin: Callable[[sqlite3.Connection], None] = lambda connection: None) -> None:
+    def __init__(
+        self, path: Path, memory: int, on_begin: Callable[[sqlite3.Connection], None] = lambda connection: None
+    ) -> None:
         self._path = path
+        self._cache_kib = min(CACHE_BYTES, memory // CACHE_SHARE) >> 10
         self._on_begin = on_begin
         self._idle: deque[sqlite3.Connection] = deque()  # used from the end, where the caches are the warmest
         self._open = 0
@@ -52,7 +57,7 @@ class Connections:
         except IndexError:
             connection = connect(self._path, read_only=True)
             self._open += 1
-            connection.execute(f"PRAGMA cache_size = -{CACHE_KIB // self._open}")
+            connection.execute(f"PRAGMA cache_size = -{self._cache_kib // self._open}")
         try:
             with translated(self._path), cancellable_queries(connection), reading(connection):
                 self._on_begin(connection)

@@ -16,10 +16,12 @@ import numpy as np
 
 from nnclr_hub.errors import NNCLRHubError, StoreError
 from nnclr_hub.store.ann.build import Stopped
-from nnclr_hub.store.ann.fold import fold, is_due
+from nnclr_hub.store.ann.fold import fold, is_due, measure
+from nnclr_hub.store.ann.heap import trim
 from nnclr_hub.store.ann.index import AnnIndex
 from nnclr_hub.store.ann.main_index import threads
 from nnclr_hub.store.base import Progress
+from nnclr_hub.store.cancellation import check_cancelled
 from nnclr_hub.store.embedded import snapshots
 from nnclr_hub.store.embedded.catalog import can_give_back, closed_error, free_pages, give_back_pages, last_seq
 from nnclr_hub.store.embedded.connections import Connections
@@ -31,9 +33,12 @@ from nnclr_hub.store.sqlite import LOW_WATER, free_bytes, reading, translated
 
 log = logging.getLogger(__name__)
 NICE = 10
+DELTA_SHARE = 0.125  # of the memory of the index
+POLL_SECONDS = 0.02
 # of the pages, and pages, that must be free before they are given back
 FREE_SHARE = 0.1
 FREE_PAGES = 16
+PROMISED_RECALL = 0.95  # an index that finds less is reported
 SNAPSHOT_SHARE = 0.25  # of the rows: a larger collection is saved after more changes
 
 
@@ -60,7 +65,7 @@ class IndexMaintenance:
         self._saving = threading.Lock()
         self._dropped = False
         self._looked = 0.0  # when free pages were last counted
-        tasks = (self._reload, self._fold, self._snapshot, self._give_back, load_columns)
+        tasks = (self._reload, self._fold, self._snapshot, self._give_back, self._measure, load_columns)
         settings = index.settings
         self._pause = settings.idle_seconds
         self._thread = BackgroundThread(
@@ -90,7 +95,22 @@ class IndexMaintenance:
         reason = behind or self._thread.failure
         if reason is None and self.writer is not None and (free := free_bytes(self._path)) < LOW_WATER:
             reason = f"the disk has {free >> 20} MiB free, so writes are refused; items can be deleted"
+        recall = self._index.recall
+        if reason is None and recall is not None and recall < PROMISED_RECALL:
+            reason = (
+                f"searches find about {recall:.2f} of the nearest items; open the store with more memory, choose "
+                "another kind of index, or search exactly"
+            )
         return f"degraded: {reason}" if reason else "ready"
+
+    def wait_for_fold(self) -> None:
+        """Wait while the rows that are not in the index yet need too much memory: writes are faster than a build."""
+        settings, dim = self._index.settings, self._index.spec.dim
+        most = max(2 * settings.max_delta, int(DELTA_SHARE * settings.memory) // (4 * dim))
+        while self._index.parts.delta.count > most and not self._thread.failure and not self._thread.stopping():
+            check_cancelled()  # nothing is written yet
+            self.wake()
+            time.sleep(POLL_SECONDS)
 
     # ---- on request
 
@@ -101,6 +121,7 @@ class IndexMaintenance:
                 fold(self._index, self._fetch, rebuild=True, stop=self._thread.stopping, progress=progress)
         except Stopped as error:
             raise closed_error(self._dropped) from error
+        trim()
 
     def snapshot(self, due_at: int | None = None) -> None:
         """Save the index as it is now.
@@ -170,7 +191,14 @@ class IndexMaintenance:
         # half of the threads: searches and writes come first
         with self._folding, threads(max(1, faiss.omp_get_max_threads() // 2)):
             fold(self._index, self._fetch, stop=self._thread.stopping)
+        trim()
         return True
+
+    def _measure(self, idle: bool) -> bool:
+        if not idle or self._index.recall is not None:
+            return False
+        with self._folding, threads(max(1, faiss.omp_get_max_threads() // 2)):
+            return measure(self._index, self._fetch)
 
     def _snapshot(self, idle: bool) -> bool:
         due_at = max(self._index.settings.snapshot_after, int(SNAPSHOT_SHARE * len(self._index.parts.rids)))

@@ -204,6 +204,7 @@ def _write(state: State, handle: _Hashed) -> None:
         "kind": main.kind.name if main else None,
         "effort": main.effort if main else 0,
         "judged": main.calibrated_rows if main else 0,
+        "recall": main.recall if main else None,
         "rows": len(state.rids),
         "dead": len(state.deleted),
         "delta": len(state.delta_rids),
@@ -227,7 +228,7 @@ def _read(file: Path, spec: CollectionSpec) -> State:
         if about["kind"] is not None:
             index: Any = faiss.read_index(FAISS.PyCallbackIOReader(handle.read, CHUNK))
             kind = INDEX_KINDS[about["kind"]]
-            main = MainIndex(kind, index, spec.metric, about["effort"], about["judged"])
+            main = MainIndex(kind, index, spec.metric, about["effort"], about["judged"], about.get("recall"))
             if index.d != spec.dim or index.ntotal != len(rids):
                 raise ValueError("it does not fit the collection")
     return State(about["seq"], main, rids, deleted, delta_rids, vectors)
