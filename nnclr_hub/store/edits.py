@@ -59,7 +59,7 @@ def each_editor(patches: Mapping[str, Mapping[str, Any]]) -> Edit:
 
 def only_removes(patch: Mapping[str, Any]) -> bool:
     """Return whether merging a patch cannot add anything."""
-    return all(value is None for value in patch.values())
+    return isinstance(patch, Mapping) and all(value is None for value in patch.values())
 
 
 def merged(metadata: Any, patch: Any) -> Any:

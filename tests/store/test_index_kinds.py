@@ -243,7 +243,7 @@ def test_writes_wait_while_a_build_is_slower_than_they_are(tmp_path, monkeypatch
         until(lambda: 100 * len(written) > most)
         thread.join(0.5)
         assert 100 * len(written) <= most + 100
-        assert collection.search(vectors[most], 1)[0].id == f"i{most}"  # reads go on
+        assert collection.search(vectors[most], 1)[0].id == f"i{most}"  # reads continue
         go.set()
         thread.join(60)
         assert collection.count() == ROWS
