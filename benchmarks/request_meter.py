@@ -74,7 +74,7 @@ class Meter:
         body = request.body()
         Path(f"/proc/{self._pid}/clear_refs").write_text("5")  # start a new peak
         memory, cpu = self._memory("VmRSS"), self._cpu()
-        with self._polled() as turns:
+        with self.polled() as turns:
             status, size = self._send(request, body)
             self._wait_until_idle()
         memory = max(0, self._memory("VmHWM") - memory)
@@ -98,7 +98,7 @@ class Meter:
         return int(answered.split(b" ", 2)[1]) if answered else 0, size - len(answered) - 4
 
     @contextmanager
-    def _polled(self) -> Iterator[list[tuple[float, float]]]:
+    def polled(self) -> Iterator[list[tuple[float, float]]]:
         """Request /healthz all the time in a thread; yield the CPU seconds of the loop and the seconds of each answer.
 
         A turn that began before the request was sent counts as well, because the CPU time is read after an answer.

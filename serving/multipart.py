@@ -1,6 +1,6 @@
 """Parse the body of a multipart/form-data request (RFC 7578) that is in memory as a whole.
 
-    parse_form("multipart/form-data; boundary=b", body)     # [Part("files", "a.jpg", b"...")]
+    parse_form("multipart/form-data; boundary=b", [body])     # [Part("files", "a.jpg", b"...")]
 
 Images are needed as a whole anyway. Searching for the boundary is several times as fast as a parser for streams, which
 calls Python for each piece of a header and writes each file to a temporary one.
@@ -8,6 +8,7 @@ calls Python for each piece of a header and writes each file to a temporary one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from python_multipart.multipart import parse_options_header
@@ -29,8 +30,11 @@ class Part(NamedTuple):
     data: bytes
 
 
-def parse_form(content_type: str, body: bytes) -> list[Part]:
+def parse_form(content_type: str, pieces: Sequence[bytes]) -> list[Part]:
     """Return the parts of a form in order.
+
+    Args:
+        pieces: of the body.
 
     Raises:
         MalformedForm: the body is truncated, is not a form, or has too many parts or headers.
@@ -38,7 +42,7 @@ def parse_form(content_type: str, body: bytes) -> list[Part]:
     boundary = parse_options_header(content_type)[1].get(b"boundary")
     if not boundary:
         raise MalformedForm("Content-Type has no boundary")
-    delimiter = b"--" + boundary
+    body, delimiter = b"".join(pieces), b"--" + boundary
     position = len(body) - len(body.lstrip(b"\r\n"))
     if not body.startswith(delimiter, position):
         raise MalformedForm("it does not begin with its boundary")

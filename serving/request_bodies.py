@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
+from anyio import CapacityLimiter, to_thread
+from anyio.lowlevel import RunVar
 from fastapi import Depends, Request
-from fastapi.concurrency import run_in_threadpool
 from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -35,6 +37,7 @@ LARGE = 256 << 10  # bytes; handling fewer is faster than handing them to a thre
 MAX_ERRORS = 20  # of one body that are listed
 MAX_LISTS = 200_000
 MAX_VALUES = 1_250_000  # numbers and strings in JSON; parsing more keeps all other threads waiting for over 0.1 s
+_large_work: RunVar[CapacityLimiter] = RunVar("large_work")  # of the current event loop
 FORM = "multipart/form-data"
 JSON = "application/json"
 
@@ -42,12 +45,20 @@ JSON = "application/json"
 async def in_thread_if_large(size: int, work: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> R:
     """Return the result of `work`; run it in a thread if it handles more than `LARGE` bytes.
 
+    One such thread works at a time. They all hold the interpreter's lock, for which the event loop would have to wait
+    as long as there are threads.
+
     Args:
         size: bytes to work on.
     """
     if size <= LARGE:
         return work(*arguments, **named)
-    return await run_in_threadpool(work, *arguments, **named)
+    try:
+        alone = _large_work.get()
+    except LookupError:
+        alone = CapacityLimiter(1)
+        _large_work.set(alone)
+    return await to_thread.run_sync(partial(work, *arguments, **named), limiter=alone)
 
 
 def media_type(request: Request) -> str:
@@ -229,9 +240,9 @@ async def read_form(request: Request, files: Sequence[str] = ("files",), texts: 
         HTTPException: the body is malformed or truncated.
         InvalidRequest: the form has another field, or text where an image is expected. Nothing is silently ignored.
     """
-    body = b"".join([piece async for piece in request.stream()])  # `request.body` would keep it in memory
+    pieces = [piece async for piece in request.stream()]  # `request.body` would keep them in memory
     try:
-        parts = await in_thread_if_large(len(body), parse_form, request.headers["content-type"], body)
+        parts = await in_thread_if_large(sum(map(len, pieces)), parse_form, request.headers["content-type"], pieces)
     except MalformedForm as error:
         raise HTTPException(400, f"the form cannot be read: {error}") from error
     form = Form()

@@ -24,9 +24,17 @@ from ..security.access import Refusal
 from ..security.authentication import TokenBuckets
 from ..settings import Settings
 
+LARGE = 128 << 10  # bytes
+FEW = 4  # large bodies that may arrive at once without a pause
+PAUSE_S = 0.002  # longer than the event loop takes for one piece, of at most 256 KiB
+
 
 class BodyLimits:
     """Limits that apply to every body.
+
+    Large bodies take turns: one of them receives a piece in each cycle of the event loop. If many arrive at once, the
+    loop pauses between two pieces. Otherwise an ordinary request would wait for a piece of each body in each of the ten
+    cycles that it takes.
 
     Args:
         max_bytes: size of one body.
@@ -41,6 +49,8 @@ class BodyLimits:
         self._permits = math.inf if permits is None else max(permits, max_bytes)
         self._idle_s = idle_s
         self._total_s = total_s
+        self._turn = asyncio.Lock()
+        self._waiting = 0  # for the turn, or have it
 
     def refusal(self, headers: Headers) -> Refusal | None:
         """Return why the body is rejected by its headers, or None."""
@@ -52,13 +62,12 @@ class BodyLimits:
                 "unsupported_encoding",
                 f"Content-Encoding {encoding!r:.40} is not supported; send the body uncompressed.",
             )
-        length = headers.get("content-length", "0")
-        if length.isdecimal() and int(length[:20]) > self._max_bytes:
+        if _length(headers) > self._max_bytes:
             return Refusal(413, RequestTooLarge.code, self._too_large())
         return None
 
     @contextmanager
-    def limited(self, receive: Receive) -> Iterator[Receive]:
+    def limited(self, receive: Receive, headers: Headers) -> Iterator[Receive]:
         """Wrap `receive` to count and time the body. The received bytes hold permits until the context ends.
 
         Raises:
@@ -68,11 +77,14 @@ class BodyLimits:
         """
         total, complete = 0, False
         deadline: float | None = None
+        expected = _length(headers)
 
         async def counted() -> Message:
             nonlocal total, complete, deadline
             if complete:  # the next message is the disconnect, which may come at any time
                 return await receive()
+            if max(expected, total) > LARGE:
+                await self._take_turn()
             now = asyncio.get_running_loop().time()
             deadline = deadline or now + self._total_s
             try:
@@ -99,8 +111,23 @@ class BodyLimits:
         finally:
             self._permits += total
 
+    async def _take_turn(self) -> None:
+        """Wait until this large body may receive its next piece."""
+        self._waiting += 1
+        try:
+            async with self._turn:
+                await asyncio.sleep(PAUSE_S if self._waiting > FEW else 0)
+        finally:
+            self._waiting -= 1
+
     def _too_large(self) -> str:
         return f"The request body exceeds the limit of {self._max_bytes / 1e6:g} MB; send fewer images at once."
+
+
+def _length(headers: Headers) -> int:
+    """Return the length of the body that the client announces, 0 without one."""
+    length = headers.get("content-length", "0")
+    return int(length[:20]) if length.isdecimal() else 0
 
 
 @dataclass(frozen=True)
@@ -188,11 +215,12 @@ class EdgeLimits:
         if self._requests.enabled or self._images.enabled:
             send = _with_rate_headers(send, allowance)
         body = self._streamed if state.get("streamed") else self._body
-        refusal = self._refusal(Headers(scope=scope), allowance, body, counted=state.get("counted", True))
+        headers = Headers(scope=scope)
+        refusal = self._refusal(headers, allowance, body, counted=state.get("counted", True))
         if refusal is not None:
             await refusal.response(scope["path"])(scope, receive, send)
             return
-        with body.limited(receive) as receive:
+        with body.limited(receive, headers) as receive:
             await self._app(scope, receive, send)
 
     def _refusal(self, headers: Headers, allowance: Allowance, body: BodyLimits, *, counted: bool) -> Refusal | None:

@@ -1,15 +1,20 @@
 """Malicious bodies and heads, sent to a real server byte by byte; afterwards it is still ready."""
 
+import asyncio
 import gzip
 import socket
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 
 import httpx
 import pytest
+from starlette.datastructures import Headers
+from starlette.types import Message
 
-from nnclr_hub.errors import RequestTooSlow
+from nnclr_hub.errors import Overloaded, RequestTooSlow
 from serving.edge import connection_limits
+from serving.edge.limits import BodyLimits
 
 pytestmark = pytest.mark.usefixtures("well_afterwards")
 
@@ -128,27 +133,60 @@ def test_a_compressed_body_is_refused(strict, encoding):
 # ---- all bodies together
 
 
-def test_the_memory_of_all_bodies_is_limited(strict):
+class Body:
+    """A body of ready pieces; the last one is followed by silence."""
+
+    def __init__(self, size: int, pieces: int) -> None:
+        self.size, self.pieces, self.received = size, pieces, 0
+        self.headers = Headers({"content-length": str(size * pieces)})
+
+    async def receive(self) -> Message:
+        if self.received == self.pieces:
+            await asyncio.Event().wait()
+        self.received += 1
+        return {"type": "http.request", "body": b"x" * self.size, "more_body": True}
+
+
+def test_the_memory_of_all_bodies_is_limited():
     """The bodies of all clients together stay below the limit in the settings."""
-    port = int(strict.url.rpartition(":")[2])
-    head = PUT + b"Content-Length: 1900000\r\n\r\n["
-    half: list[socket.socket] = []
-    try:
-        for _ in range(3):
-            half.append(socket.create_connection(("127.0.0.1", port), timeout=10))
-            half[-1].sendall(head + b" " * 1_000_000)
-        answers = [one.recv(65536) for one in half]
-    finally:
-        for one in half:
-            one.close()
-    assert sorted(answer[9:12] for answer in answers) == [b"408", b"408", b"429"]
-    refused = next(answer for answer in answers if answer[9:12] == b"429")
-    assert b"retry-after: 1" in refused.lower()
-    assert b'"code":"overloaded"' in refused
-    for _ in range(5):  # a whole body fits again, each time
-        body = b"[" + b" " * 1_900_000 + b"]"
-        headers = {"Content-Type": "application/json", "Idempotency-Key": "k"}
-        assert httpx.put(f"{strict.url}/api/v1/collections/c/items", content=body, headers=headers).status_code != 429
+    limits = BodyLimits(max_bytes=1000, idle_s=60, total_s=60, permits=2000)
+
+    async def use():
+        for _ in range(3):  # the permits come back each time
+            with ExitStack() as held:
+                bodies = [Body(900, 1) for _ in range(3)]
+                receives = [held.enter_context(limits.limited(one.receive, one.headers)) for one in bodies]
+                for receive in receives[:2]:
+                    await receive()
+                with pytest.raises(Overloaded):
+                    await receives[2]()
+
+    asyncio.run(use())
+
+
+def test_an_ordinary_request_does_not_wait_for_all_large_bodies():
+    limits = BodyLimits(max_bytes=10**8, idle_s=60, total_s=60, permits=10**9)
+    bodies = [Body(200_000, 50) for _ in range(20)]
+
+    async def upload(body: Body) -> None:
+        with limits.limited(body.receive, body.headers) as receive:
+            while True:
+                await receive()
+
+    async def use() -> int:
+        uploads = [asyncio.create_task(upload(body)) for body in bodies]
+        for _ in range(10):  # cycles of the event loop, as many as an ordinary request takes
+            await asyncio.sleep(0)
+        received = sum(body.received for body in bodies)
+        while sum(body.received for body in bodies) < 20 * 20:
+            await asyncio.sleep(0.01)
+        for one in uploads:
+            one.cancel()
+        await asyncio.wait(uploads)
+        assert min(body.received for body in bodies) > 10  # they take turns
+        return received
+
+    assert asyncio.run(use()) <= 10
 
 
 # ---- the head

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from store.filter_oracle import KEYS, Dice, counted, merged, passes, type_of
 
-from nnclr_hub.errors import InvalidFilter, InvalidRequest
+from nnclr_hub.errors import DeadlineExceeded, InvalidFilter, InvalidRequest
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import Collection, CollectionSpec, Item, VectorStore
+from nnclr_hub.store.cancellation import cancellable
 from nnclr_hub.store.columns import columns, segment
 
 SECONDS = float(os.environ.get("NNCLR_ORACLE_SECONDS", "600"))
@@ -240,6 +241,35 @@ def test_filtered_search_is_exact_whether_few_or_many_pass(tmp_path):
             alive = [i for i in range(top) if i % 7]
             want = sorted(alive, key=lambda i: -float(made[i] @ made[1]))[:25]
             assert [m.id for m in found] == [f"i{i}" for i in want]
+
+
+def test_a_filter_on_many_new_keys_continues_where_it_was_cancelled(tmp_path, monkeypatch):
+    monkeypatch.setattr(columns, "ROWS", 32)
+    numbers = np.random.default_rng(0).integers(0, 100, (70, 64)).tolist()
+    where = {"must": [{"key": f"k{key}", "range": {"gte": 1}} for key in range(64)]}
+    left = 0
+
+    def check() -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise DeadlineExceeded
+
+    with open_store(str(tmp_path)) as store:
+        collection = store.create("c", CollectionSpec(2))
+        metadata = [{f"k{key}": number for key, number in enumerate(row)} for row in numbers]
+        collection.upsert([Item(str(i), np.ones(2, np.float32), about) for i, about in enumerate(metadata)])
+        attempts = 0
+        while True:
+            left = 6
+            try:
+                with cancellable(check):
+                    found = collection.count(where)
+                break
+            except DeadlineExceeded:
+                attempts += 1
+        assert attempts >= 3  # no attempt reads everything
+        assert found == sum(min(row) >= 1 for row in numbers)
 
 
 def test_keys_that_do_not_fit_into_memory_are_read_from_the_catalog(store, monkeypatch):

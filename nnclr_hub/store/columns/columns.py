@@ -31,6 +31,7 @@ REMEMBERED = 32  # filters
 REMEMBERED_BYTES = 128 << 20
 ROW_BYTES = 4  # of a remembered filter
 PART = 500  # parameters of a statement
+KEYS = 8  # of a segment that are read at a time, while other filters and cancellation wait
 DEAD_SHARE = 0.5  # a segment with more dead rows is built again
 
 
@@ -130,7 +131,7 @@ class Columns:
                 lacking = next((one for one in self._segments if not keys <= one.columns.keys()), None)
                 if lacking is None:
                     return
-                wanted = sorted(keys - lacking.columns.keys())
+                wanted = sorted(keys - lacking.columns.keys())[:KEYS]
                 lacking.columns |= _read(connection, lacking.rids, wanted)
                 self._evict(keys)
 
