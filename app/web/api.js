@@ -35,6 +35,8 @@ export const calls = [];
  * @property {Record<string, any>} [query] left out: null and undefined
  * @property {any} [json] the body
  * @property {FormData} [form] the body
+ * @property {Blob} [body] the body
+ * @property {Record<string, string>} [headers] more headers
  * @property {AbortSignal} [signal]
  * @property {boolean} [noted] whether the call is shown among the last calls
  * @property {[string, string][]} [downloads] see Call
@@ -49,7 +51,7 @@ export const calls = [];
  * @returns {Promise<any>} null for an answer without content
  */
 export async function rest(method, path, options = {}) {
-  const {query = {}, json, form, signal, noted = false, downloads, as = 'json'} = options;
+  const {query = {}, json, form, body, signal, noted = false, downloads, as = 'json'} = options;
   const url = new URL(`api/v1/${path}`, ROOT);
   for (const [name, value] of Object.entries(query)) {
     if (value !== null && value !== undefined) url.searchParams.set(name, typeof value === 'object' ? JSON.stringify(value) : value);
@@ -58,8 +60,9 @@ export async function rest(method, path, options = {}) {
   const headers = {Accept: as === 'json' ? 'application/json' : '*/*'};
   if (json !== undefined) headers['Content-Type'] = 'application/json';
   if (method !== 'GET') headers['Idempotency-Key'] = newKey();
+  Object.assign(headers, options.headers);
   if (noted) note(method, url, json, form, downloads);
-  const init = {method, headers, signal, body: form ?? (json === undefined ? undefined : JSON.stringify(json))};
+  const init = {method, headers, signal, body: form ?? body ?? (json === undefined ? undefined : JSON.stringify(json))};
   for (let attempt = 0; ; attempt++) {
     let response;
     try {

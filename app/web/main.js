@@ -10,10 +10,14 @@ const session = {
   canWrite: false,
   /** Whether the server needs a key. */
   keyed: false,
+  /** Bytes of original files: of the quota, and used. */
+  originals: {most: 0, used: 0},
   /** @type {any[]} */
   collections: [],
   async changed() {
     this.collections = (await rest('GET', 'collections')).collections;
+    const own = await rest('GET', 'session');
+    this.originals = {most: own.originals_bytes, used: own.originals_used};
   },
 };
 /** @type {{page: string, name: string, go: (address: URLSearchParams) => void, leave: () => void} | null} */

@@ -1,11 +1,13 @@
 """The other pages of the web app, keys, and lost servers, in a real browser."""
 
+import zipfile
 from collections.abc import Iterator
 
 import pytest
 from fake_runs import write_run
 
 from nnclr_hub.store import open_store
+from nnclr_hub.store.base import CollectionSpec
 from nnclr_hub.workbench import Encoders, Workbench
 from nnclr_hub.workbench.sources import read_original
 
@@ -22,10 +24,12 @@ def filled(model, photos, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def served(model, filled, tmp_path_factory, serve) -> Iterator:
+def served(model, filled, photos, tmp_path_factory, serve) -> Iterator:
     runs = tmp_path_factory.mktemp("runs")
     write_run(runs / "first", step=40)
-    yield from serve(model, filled, page=True, write_keys=[KEY], runs=runs, originals_bytes=10**8)
+    yield from serve(
+        model, filled, page=True, write_keys=[KEY], runs=runs, originals_bytes=10**8, source_folders=[photos]
+    )
 
 
 def log_in(page) -> None:
@@ -92,12 +96,42 @@ def test_a_collection_is_created_filled_and_deleted(opened, served, photos, tmp_
     assert "mine" not in [info.name for info in served.bench.store.list()]
 
 
-def test_a_verification_runs_as_a_job_and_is_listed(opened, served):
+def test_an_archive_is_imported_and_its_errors_are_listed(opened, served, photos, tmp_path):
+    served.bench.store.create("zipped", CollectionSpec.of(served.bench.models.get()))
+    with zipfile.ZipFile(tmp_path / "pets.zip", "w") as archive:
+        for path in sorted((photos / "cat").iterdir())[:3]:
+            archive.write(path, f"pets/cat/{path.name}")
+        archive.writestr("pets/cat/broken.jpg", b"no image")
     page = opened(path="/#/collections", allowed=("401",))
     log_in(page)
-    page.get_by_label("photos").get_by_role("button", name="Verify").click()
-    page.wait_for_selector(".jobs li")
-    assert "verify" in page.locator(".jobs li").first.inner_text()
+    page.get_by_label("zipped", exact=True).locator("input[type=file]").nth(2).set_input_files(tmp_path / "pets.zip")
+    page.wait_for_selector(".upload:has-text('3 added, 0 replaced, 1 refused')")
+    assert "broken.jpg" in page.locator(".broken").inner_text()
+    items = served.bench.collection("zipped").scroll().items
+    assert {item.metadata["label"] for item in items} == {"cat"}
+    served.bench.drop("zipped")
+
+
+def test_a_collection_is_looked_after(opened, served, photos):
+    page = opened(path="/#/collections", allowed=("401",))
+    log_in(page)
+    card = page.get_by_label("photos", exact=True)
+    card.get_by_role("button", name="Add a folder of the server").click()
+    page.get_by_label("Folder in the source folder").fill("dog" if (photos / "dog").is_dir() else "cat")
+    page.get_by_role("button", name="Add", exact=True).click()
+    card.get_by_role("button", name="Manage").click()
+    page.get_by_label("New alias").fill("current")
+    page.get_by_role("button", name="Point this alias here").click()
+    page.wait_for_selector(".alias:has-text('current')")
+    assert served.bench.store.aliases() == {"current": "photos"}
+    card.get_by_role("button", name="Manage").click()
+    page.get_by_role("button", name="Verify every vector").click()
+    page.get_by_role("button", name="Close", exact=True).first.click()
+    page.wait_for_selector(".jobs li.done:has-text('verify')")
+    assert page.locator(".jobs li.done:has-text('index')").count() == 1
+    page.locator(".jobs li", has_text="verify").get_by_role("button", name="Details").click()
+    page.wait_for_selector(".result:has-text('recall')")
+    served.bench.store.unalias("current")
 
 
 def test_runs_and_their_reports_are_shown(opened):
@@ -115,7 +149,7 @@ def test_a_read_only_server_offers_no_change(model, filled, chromium, serve, tmp
         page = chromium.new_page()
         page.goto(f"{server.url}/#/collections")
         page.wait_for_selector("article")
-        assert page.get_by_role("button").count() == 0
+        assert set(page.get_by_role("button").all_inner_texts()) <= {"Details"}
         page.goto(f"{server.url}/#/explore/photos")
         page.locator(".tile .box").first.click(force=True)
         assert page.get_by_role("button", name="Delete").count() == 0
