@@ -61,6 +61,7 @@ def export(
     support_set: bool = False,
     provenance: Mapping[str, Any] | None = None,
     force_license: bool = False,
+    graph: bool = False,
     device: str | None = None,
     console: Console | None = None,
 ) -> Exported:
@@ -70,7 +71,7 @@ def export(
         run: a run folder, or a model folder.
         encoder: "online" or "momentum"; default the one that the run scored and exported.
         data: folders, or names of data sets, to measure on.
-        provenance, force_license: see `export_run`.
+        provenance, force_license, graph: see `export_run`.
         device: for the measurement; default the GPU if there is one.
         console: console for progress; default standard error.
 
@@ -94,7 +95,8 @@ def export(
         if measured:
             about["measured_on"] = {**about.get("measured_on", {}), **digests}
             about |= {"measured_at_step": about["step"]} if "step" in about else {}
-        final = export_run(written, folder, dtype=dtype, provenance=about, support_set=parts.get("support_set"))
+        kept = parts.get("support_set")
+        final = export_run(written, folder, dtype=dtype, provenance=about, support_set=kept, graph=graph)
         return Exported(final, metrics, checks)
 
 

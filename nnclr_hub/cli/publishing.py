@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -48,6 +49,14 @@ def export(
     force_license: Annotated[
         bool, typer.Option("--force-license", help="Accept a license wider than the parents' or the images' terms.")
     ] = False,
+    graph: Annotated[
+        bool | None,
+        typer.Option(
+            "--graph/--no-graph",
+            help="Include network.onnx, with which the encoder embeds without torch. Default: if the extra onnx is "
+            "installed.",
+        ),
+    ] = None,
     device: Device = None,
     as_json: Json = False,
 ) -> None:
@@ -66,6 +75,7 @@ def export(
         support_set=support_set,
         provenance=about,
         force_license=force_license,
+        graph=all(map(find_spec, ("onnx", "onnxscript", "onnxruntime"))) if graph is None else graph,
         device=device,
         console=err,
     )

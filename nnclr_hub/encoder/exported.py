@@ -1,10 +1,12 @@
-"""Exported networks: the forward pass of a model folder, cached so that later starts need neither torch nor timm.
+"""Exported networks: the forward pass of a model folder, so that a start needs neither torch nor timm.
 
     exported = find_exported("openvino", folder, weights)       # None until `save_exported` was called
     exported.open("fp32").run(crops)                            # (N, D) float32
 
-The cache has a folder per network and runtime, named by a hash of the weights, config.json and the library's version. A
-folder is complete or does not exist, and its files are verified by their recorded sha256.
+A model folder may contain its network for ONNX Runtime (network.onnx); others are in the cache. The cache has a folder
+per network and runtime, named by a hash of the weights, config.json and the library's version. A folder is complete or
+does not exist, and its files are verified by their recorded sha256. ONNX graphs take their weights from the model
+folder.
 """
 
 from __future__ import annotations
@@ -17,15 +19,15 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import nnclr_hub
 from nnclr_hub.cache import cache_folder
 from nnclr_hub.encoder.backends.base import Backend
-from nnclr_hub.hub.integrity import digest_of
-from nnclr_hub.hub.layout import CONFIG
+from nnclr_hub.hub.integrity import Pins, check, digest_of
+from nnclr_hub.hub.layout import ABOUT_GRAPH, CONFIG, GRAPH, WEIGHTS, read_arrays, read_config
 
 if TYPE_CHECKING:
     from torch import nn
@@ -35,15 +37,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RUNTIMES = ("openvino", "onnx")  # those that need no torch
-ABOUT = "network.json"
+RECORD = "network.json"
 
 
 @dataclass(frozen=True)
 class ExportedNetwork:
-    """A network in the cache.
+    """A network of a model folder.
 
     folder: of its files.
     runtime: one of RUNTIMES.
+    weights: file of the weights in the model folder.
     fingerprint: of the encoder.
     embed_dim: D.
     heads: number of attention heads; see `Encoder.heads`.
@@ -52,6 +55,7 @@ class ExportedNetwork:
 
     folder: Path
     runtime: str
+    weights: Path
     fingerprint: str
     embed_dim: int
     heads: int | None
@@ -69,7 +73,7 @@ class ExportedNetwork:
         if self.runtime == "onnx":
             from nnclr_hub.encoder.backends.with_onnx import ONNXBackend
 
-            return ONNXBackend(self.folder)
+            return ONNXBackend((self.folder / GRAPH).read_bytes(), read_arrays(self.weights.parent, self.weights.name))
         from nnclr_hub.encoder.backends.with_openvino import OpenVINOBackend
 
         return OpenVINOBackend(self.folder, precision)
@@ -102,19 +106,27 @@ class DeferredBackbone:
 
 
 def find_exported(runtime: str, folder: Path, weights: str) -> ExportedNetwork | None:
-    """Return the exported network of a model folder; None if there is none, or a file is damaged.
+    """Return the exported network of a model folder; None if there is none, or the cached one is damaged.
 
     Args:
         runtime: one of RUNTIMES.
         folder: a verified model folder.
         weights: name of the weights file in it.
+
+    Raises:
+        ModelFilesMissing, TamperedModel: the folder records a network.onnx that is missing or differs.
     """
+    config = read_config(folder)
+    if runtime == "onnx" and weights == WEIGHTS and GRAPH in config.sha256:
+        check(folder, Pins(CONFIG, {GRAPH: config.sha256[GRAPH]}))
+        record = config.nnclr["graph"]
+        return ExportedNetwork(folder, runtime, folder / weights, **{name: record[name] for name in ABOUT_GRAPH})
     place = _place(runtime, folder, weights)
     try:
-        about = json.loads((place / ABOUT).read_text("utf-8"))
-        if any(digest_of(place / name) != digest for name, digest in about.pop("sha256").items()):
+        record = json.loads((place / RECORD).read_text("utf-8"))
+        if any(digest_of(place / name) != digest for name, digest in record["sha256"].items()):
             raise ValueError("its files have other hashes than recorded")
-        return ExportedNetwork(place, runtime, **about)
+        return ExportedNetwork(place, runtime, folder / weights, **{name: record[name] for name in ABOUT_GRAPH})
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
@@ -137,17 +149,18 @@ def save_exported(encoder: Encoder, runtime: str, folder: Path, weights: str) ->
         try:
             backend.save(part)
             digests = {path.name: digest_of(path) for path in part.iterdir()}
-            about = ExportedNetwork(
-                place, runtime, encoder.fingerprint, encoder.embed_dim, encoder.heads, encoder.weight_bytes
-            )
-            fields = {name: value for name, value in asdict(about).items() if name not in ("folder", "runtime")}
-            (part / ABOUT).write_text(json.dumps({**fields, "sha256": digests}, indent=1), "utf-8")
+            (part / RECORD).write_text(json.dumps({**described(encoder), "sha256": digests}, indent=1), "utf-8")
             shutil.rmtree(place, ignore_errors=True)  # damaged, or of another process that was as fast
             os.replace(part, place)
         finally:
             shutil.rmtree(part, ignore_errors=True)
     except (OSError, RuntimeError) as error:  # only costs the next start some seconds
         log.warning("the network cannot be saved in %s: %s", place, error)
+
+
+def described(encoder: Encoder) -> dict[str, Any]:
+    """Return what must be known of an encoder whose network is not built: the fields ABOUT_GRAPH."""
+    return {name: getattr(encoder, name) for name in ABOUT_GRAPH}
 
 
 def _place(runtime: str, folder: Path, weights: str) -> Path:

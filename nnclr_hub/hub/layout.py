@@ -4,6 +4,7 @@ config.json                timm's layout, plus the block "nnclr"
 model.safetensors          the bare timm state dict
 nnclr_heads.safetensors    projection and prediction heads, to continue pretraining
 nnclr_support_set.safetensors  optional: the support set, embeddings used as neighbors in training
+network.onnx               optional: the network without its weights, to embed without torch
 README.md                  the model card
 """
 
@@ -19,16 +20,25 @@ from typing import TYPE_CHECKING, Any
 from nnclr_hub.errors import ModelFilesMissing, ModelTooNew, WeightsMismatch
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 HEADS = "nnclr_heads.safetensors"
 SUPPORT_SET = "nnclr_support_set.safetensors"
+GRAPH = "network.onnx"
 CARD = "README.md"
 FORMAT_VERSION = 1
-OPTIONAL = (HEADS, SUPPORT_SET)  # further files whose hashes config.json may record
-TABLES = ("sha256", "metrics", "rechecked", "commands", "measured_on", "converted")  # fields of the block nnclr
+OPTIONAL = (HEADS, SUPPORT_SET, GRAPH)  # further files whose hashes config.json may record
+# fields of the block nnclr that are objects
+TABLES = ("sha256", "metrics", "rechecked", "commands", "measured_on", "converted", "graph")
+ABOUT_GRAPH = {"fingerprint", "embed_dim", "heads", "weight_bytes"}
+_DTYPES = {
+    **{f"F{bits}": f"<f{bits // 8}" for bits in (16, 32, 64)},
+    **{f"{kind}{bits}": f"<{kind.lower()}{bits // 8}" for kind in "IU" for bits in (8, 16, 32, 64)},
+    "BOOL": "?",
+}
 REQUIRED = {"architecture": str, "num_features": int, "pretrained_cfg": dict}
 
 
@@ -121,10 +131,11 @@ def _is_block(ours: Mapping[str, Any]) -> bool:
     """Return whether the fields that verification and the card read have the right types."""
     if not all(isinstance(ours.get(name) or {}, dict) for name in TABLES):
         return False
-    hashes, metrics, converted = (ours.get(name) or {} for name in ("sha256", "metrics", "converted"))
+    hashes, metrics, converted, graph = (ours.get(name) or {} for name in ("sha256", "metrics", "converted", "graph"))
     return (
         all(isinstance(one, str) and len(one) == 64 for one in hashes.values())
         and all(isinstance(one, int | float) and not isinstance(one, bool) for one in metrics.values())
+        and (GRAPH not in hashes or graph.keys() >= ABOUT_GRAPH)
         and (not converted or {"from", "branch", "file", "sha256"} <= converted.keys())
     )
 
@@ -148,6 +159,32 @@ def read_weights(folder: Path, name: str = WEIGHTS) -> dict[str, Tensor]:
         if value.is_floating_point() and not value.isfinite().all():
             raise WeightsMismatch(f"{key} in {path} contains NaN or infinity; export another checkpoint.")
     return tensors
+
+
+def read_arrays(folder: Path, name: str = WEIGHTS) -> dict[str, np.ndarray]:
+    """Read the tensors of a safetensors file without torch; bfloat16 as float32.
+
+    Raises:
+        ModelFilesMissing, WeightsMismatch: see `read_weights`.
+    """
+    import numpy as np
+    from safetensors import SafetensorError, deserialize
+
+    path = require(folder, name)
+    try:
+        read = deserialize(path.read_bytes())
+    except (SafetensorError, OSError) as error:
+        raise WeightsMismatch(f"{path} is damaged ({error}); download or export the model again.") from error
+    arrays = {}
+    for key, one in read:
+        if one["dtype"] == "BF16":  # the upper half of a float32
+            values = (np.frombuffer(one["data"], "<u2").astype("<u4") << 16).view("<f4")
+        else:
+            values = np.frombuffer(one["data"], _DTYPES.get(one["dtype"], "u1"))
+        arrays[key] = values.reshape(one["shape"]) if one["dtype"] in (*_DTYPES, "BF16") else values
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            raise WeightsMismatch(f"{key} in {path} contains NaN or infinity; export another checkpoint.")
+    return arrays
 
 
 def require(folder: Path, name: str) -> Path:

@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 
 from nnclr_hub.errors import InvalidRequest, ModelError, ModelFilesMissing, UnknownModel
-from nnclr_hub.hub.layout import CARD, CONFIG, HEADS, SUPPORT_SET, WEIGHTS
+from nnclr_hub.hub.layout import CARD, CONFIG, GRAPH, HEADS, SUPPORT_SET, WEIGHTS
 
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 _XET = re.compile("xet-(read|write)-token")
@@ -50,7 +50,7 @@ def download(reference: str, *, progress: bool = True, whole: bool = False) -> P
             snapshot_download(
                 repository,
                 revision=revision or None,
-                allow_patterns=[CONFIG, WEIGHTS, HEADS, CARD, *([SUPPORT_SET] if whole else [])],
+                allow_patterns=[CONFIG, WEIGHTS, HEADS, GRAPH, CARD, *([SUPPORT_SET] if whole else [])],
                 library_name="nnclr_hub",
                 tqdm_class=None if progress else _silent(),
             )

@@ -20,7 +20,7 @@ from typing import Any
 
 from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.errors import InvalidRequest, ModelError
-from nnclr_hub.hub.layout import CARD, CONFIG, HEADS, SUPPORT_SET, ModelConfig, read_config
+from nnclr_hub.hub.layout import CARD, CONFIG, GRAPH, HEADS, SUPPORT_SET, ModelConfig, read_config
 from nnclr_hub.publish.provenance import base_models, describe_parents
 from nnclr_hub.publish.snippets import loading, paragraph
 
@@ -315,6 +315,7 @@ def _contents(about: Mapping[str, Any]) -> str:
     texts = {
         HEADS: f" `{HEADS}` contains the heads, which continued training needs.",
         SUPPORT_SET: f" `{SUPPORT_SET}` contains the support set: `bank`, with one unit row per remembered image.",
+        GRAPH: f" `{GRAPH}` contains the network without its weights, so that it embeds without torch.",
     }
     recorded = about.get("sha256") or {}
     return f"`{CONFIG}` has timm's format. Its block `nnclr` records how the encoder was made." + "".join(

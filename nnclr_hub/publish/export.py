@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nnclr_hub.encoder.backbones import create_backbone, default_side, load_state, sized, timm_name
+from nnclr_hub.encoder.encoder import Encoder
+from nnclr_hub.encoder.exported import described
 from nnclr_hub.encoder.network_output import pooling, vector_length
 from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.errors import InvalidRequest, ModelError, ModelFilesMissing, WeightsMismatch
@@ -22,7 +24,9 @@ from nnclr_hub.hub.layout import (
     CARD,
     CONFIG,
     FORMAT_VERSION,
+    GRAPH,
     HEADS,
+    OPTIONAL,
     SUPPORT_SET,
     WEIGHTS,
     ModelConfig,
@@ -32,6 +36,7 @@ from nnclr_hub.hub.layout import (
 )
 from nnclr_hub.hub.sources import resolve
 from nnclr_hub.publish.card import NO_LICENSE, is_edited, model_card
+from nnclr_hub.publish.onnx_file import verified_graph
 from nnclr_hub.publish.provenance import check_license
 
 if TYPE_CHECKING:
@@ -52,6 +57,7 @@ def export_model(
     heads: Mapping[str, nn.Module] | None = None,
     provenance: Mapping[str, Any] | None = None,
     dtype: str = "fp32",
+    graph: bool = False,
 ) -> Path:
     """Write a model folder.
 
@@ -61,18 +67,20 @@ def export_model(
         model_args: the arguments of `create_backbone`.
         heads: by name, which continued training needs.
         provenance: the block "nnclr" of config.json; the card shows its "metrics".
+        graph: write network.onnx too, with which the encoder embeds without torch.
 
     Raises:
         InvalidRequest: the dtype is invalid, provenance is not JSON, or the target contains other files.
         ModelError: the target cannot be written.
         WeightsMismatch: weights are not finite, or not those of `architecture` with `model_args`.
+        MissingDependency: `graph` needs onnx, onnxscript and onnxruntime.
     """
     require_free(Path(folder))
     state = _tensors({"": backbone}, dtype)
     head_state = _tensors(heads or {}, "fp32")
     name = timm_name(architecture)
     arguments = _arguments(name, model_args, preprocessing)
-    _check_that_it_loads(name, arguments, state)
+    loaded = _loaded(name, arguments, state)
     about = {"format_version": FORMAT_VERSION, **(provenance or {})}
     config = ModelConfig(
         architecture=name,
@@ -82,7 +90,8 @@ def export_model(
         pretrained_cfg=_pretrained_cfg(backbone, preprocessing, about),
         nnclr=about,
     )
-    return _write(Path(folder), config, state, {HEADS: head_state})
+    network = Encoder(loaded, preprocessing, config=config, device="cpu") if graph else None
+    return _write(Path(folder), config, state, {HEADS: head_state}, network)
 
 
 def export_run(
@@ -95,6 +104,7 @@ def export_run(
     heads: Mapping[str, Tensor] | None = None,
     support_set: Tensor | None = None,
     force_license: bool = False,
+    graph: bool = False,
 ) -> Path:
     """Copy the encoder of a run, or any model folder, to another folder. See `export_model`.
 
@@ -106,12 +116,14 @@ def export_run(
         heads: replacements of the source's heads.
         support_set: (M, D) float rows to write as well.
         force_license: accept a license wider than the terms of the parents and of the training images.
+        graph: write network.onnx too, with which the encoder embeds without torch.
 
     Raises:
         ModelFilesMissing: the run does not have an encoder yet.
         InvalidRequest: the target contains other files, or the license is too wide.
         ModelError: the target cannot be written.
         TamperedModel, WeightsMismatch: the source is incomplete or damaged.
+        MissingDependency: `graph` needs onnx, onnxscript and onnxruntime.
     """
     run, folder = Path(run), Path(folder)
     source = encoder_of(run)
@@ -123,7 +135,7 @@ def export_run(
     if license is not None and license != config.nnclr.get("license") and not force_license:
         check_license(str(license), about)
     state = {key: _as(dtype, key, value.cpu()) for key, value in sorted(found.items())}
-    _check_that_it_loads(config.architecture, config.model_args, state)
+    loaded = _loaded(config.architecture, config.model_args, state)
     if heads is None:
         heads = read_weights(source, HEADS) if (source / HEADS).is_file() else {}
     optional = {HEADS: {key: _as("fp32", key, value.cpu()) for key, value in sorted(heads.items())}}
@@ -131,7 +143,8 @@ def export_run(
         optional[SUPPORT_SET] = {"bank": _as(dtype, "The support set", support_set.cpu())}
     cfg = {**config.pretrained_cfg, "license": str(about.get("license", NO_LICENSE))}
     config = replace(config, nnclr=about, pretrained_cfg=cfg)
-    return _write(folder, config, state, optional)
+    network = Encoder(loaded, Preprocessing.from_pretrained_cfg(cfg), config=config, device="cpu") if graph else None
+    return _write(folder, config, state, optional, network)
 
 
 def encoder_of(run: Path) -> Path:
@@ -181,12 +194,14 @@ def _arguments(name: str, model_args: Mapping[str, Any] | None, preprocessing: P
     return arguments
 
 
-def _check_that_it_loads(name: str, arguments: Mapping[str, Any], state: Mapping[str, Tensor]) -> None:
-    """Check that the architecture and arguments of config.json build a network with these weights."""
+def _loaded(name: str, arguments: Mapping[str, Any], state: Mapping[str, Tensor]) -> nn.Module:
+    """Return the network that the architecture and arguments of config.json build, with these weights."""
     import torch
 
     with torch.random.fork_rng(devices=[]):  # an export during a training run must not change the run
-        load_state(create_backbone(name, model_args=arguments), state, "this encoder")
+        backbone = create_backbone(name, model_args=arguments)
+    load_state(backbone, state, "this encoder")
+    return backbone
 
 
 def require_free(folder: Path) -> None:
@@ -231,9 +246,16 @@ def _pretrained_cfg(backbone: nn.Module, preprocessing: Preprocessing, about: Ma
 
 
 def _write(
-    folder: Path, config: ModelConfig, state: dict[str, Tensor], optional: Mapping[str, dict[str, Tensor]]
+    folder: Path,
+    config: ModelConfig,
+    state: dict[str, Tensor],
+    optional: Mapping[str, dict[str, Tensor]],
+    network: Encoder | None,
 ) -> Path:
     """Write all files to a staging folder, then move them into place, config.json last.
+
+    Args:
+        network: the encoder whose graph to write; None: none.
 
     Until the moves begin, an existing model does not change. If the machine stops between two moves, the hashes in
     config.json do not match, so the mixed folder is refused.
@@ -244,7 +266,7 @@ def _write(
             shutil.rmtree(left_over, ignore_errors=True)
         half = Path(tempfile.mkdtemp(prefix=STAGING, dir=folder))  # inside, because the folder may be a mount point
         try:
-            _write_inside(half, folder, config, state, optional)
+            _write_inside(half, folder, config, state, optional, network)
         finally:
             shutil.rmtree(half, ignore_errors=True)
     except OSError as error:
@@ -255,7 +277,12 @@ def _write(
 
 
 def _write_inside(
-    half: Path, folder: Path, config: ModelConfig, state: dict[str, Tensor], optional: Mapping[str, dict[str, Tensor]]
+    half: Path,
+    folder: Path,
+    config: ModelConfig,
+    state: dict[str, Tensor],
+    optional: Mapping[str, dict[str, Tensor]],
+    network: Encoder | None,
 ) -> None:
     from safetensors.torch import save
 
@@ -264,8 +291,12 @@ def _write_inside(
         # a single metadata key, because safetensors writes several in random order; not save_file, because only the
         # owner can read the files that it creates
         (half / name).write_bytes(save(tensors, metadata={"format": "pt"}))
-    hashes = {name: sha256_of(half / name) for name in files}
-    config = replace(config, nnclr={**config.nnclr, "sha256": hashes})
+    block = {name: value for name, value in config.nnclr.items() if name != "graph"}  # of the source
+    if network is not None:
+        (half / GRAPH).write_bytes(verified_graph(network))
+        block["graph"] = described(network)
+    hashes = {name: sha256_of(half / name) for name in (*files, GRAPH) if (half / name).is_file()}
+    config = replace(config, nnclr={**block, "sha256": hashes})
     _write_text(half / CONFIG, config)
     if not is_edited(folder / CARD):
         (half / CARD).write_text(model_card(folder.resolve().name, config), "utf-8")
@@ -273,8 +304,8 @@ def _write_inside(
     for name in written:
         with (half / name).open("rb+") as file:
             os.fsync(file.fileno())
-    for name in (HEADS, SUPPORT_SET):
-        if name not in files:
+    for name in OPTIONAL:
+        if name not in written:
             (folder / name).unlink(missing_ok=True)
     last = (WEIGHTS, CARD, CONFIG)
     for name in sorted(written, key=lambda name: last.index(name) if name in last else -1):

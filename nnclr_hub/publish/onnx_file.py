@@ -14,14 +14,18 @@ from __future__ import annotations
 import errno
 import json
 import os
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
+
 from nnclr_hub.encoder.backends.choice import worst_cosine
 from nnclr_hub.encoder.backends.network import Network
 from nnclr_hub.encoder.backends.probe_batch import probe_images
-from nnclr_hub.encoder.backends.with_onnx import EMBEDDING, INPUT, onnx_bytes, onnx_session
+from nnclr_hub.encoder.backends.with_onnx import EMBEDDING, INPUT, ONNXBackend, onnx_bytes, onnx_graph, onnx_session
+from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.encoder.loader import load_encoder
 from nnclr_hub.errors import InvalidRequest, ModelError, WeightsMismatch
 
@@ -73,17 +77,8 @@ def export_onnx(source: str | Path, path: Path) -> ONNXFile:
     model = onnx_bytes(Network(encoder.backbone, preprocessing), about)
     cosine = None
     if find_spec("onnxruntime"):
-        images = probe_images(preprocessing.input_size)
-        session, wanted = onnx_session(model), encoder.forward_crops(images)
-        cosine = min(
-            worst_cosine(session.run([EMBEDDING], {INPUT: images[:count]})[0], wanted[:count])
-            for count in (1, len(images))
-        )
-        if cosine < LOWEST_COSINE:
-            raise WeightsMismatch(
-                f"The ONNX model of {source} gives other vectors than torch (cosine {cosine:.4f}), so it was not "
-                "written; try other versions of torch and onnxscript."
-            )
+        session = onnx_session(model)
+        cosine = _agreement(encoder, lambda crops: session.run([EMBEDDING], {INPUT: crops})[0])
     half = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         half.write_bytes(model)
@@ -93,6 +88,37 @@ def export_onnx(source: str | Path, path: Path) -> ONNXFile:
     finally:
         half.unlink(missing_ok=True)
     return ONNXFile(path, cosine)
+
+
+def verified_graph(encoder: Encoder) -> bytes:
+    """Return the contents of network.onnx, after ONNX Runtime has given torch's vectors with it.
+
+    Raises:
+        MissingDependency: onnx, onnxscript or onnxruntime is not installed.
+        InvalidRequest: the network cannot be exported.
+        WeightsMismatch: the vectors differ.
+    """
+    graph = onnx_graph(Network(encoder.backbone, encoder.transform.preprocessing))
+    state = {name: value.numpy() for name, value in encoder.backbone.state_dict().items()}
+    _agreement(encoder, ONNXBackend(graph, state).run)
+    return graph
+
+
+def _agreement(encoder: Encoder, run: Callable[[np.ndarray], np.ndarray]) -> float:
+    """Return the lowest cosine of a network's vectors with torch's, on synthetic images in batches of two sizes.
+
+    Raises:
+        WeightsMismatch: it is too low.
+    """
+    images = probe_images(encoder.transform.preprocessing.input_size)
+    wanted = encoder.forward_crops(images)
+    cosine = min(worst_cosine(run(images[:count]), wanted[:count]) for count in (1, len(images)))
+    if cosine < LOWEST_COSINE:
+        raise WeightsMismatch(
+            f"The ONNX model of {encoder.name} gives other vectors than torch (cosine {cosine:.4f}), so it was not "
+            "written; try other versions of torch and onnxscript."
+        )
+    return cosine
 
 
 def _unwritable(path: Path, reason: str | None) -> ModelError:

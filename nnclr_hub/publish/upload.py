@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nnclr_hub.errors import InvalidRequest, PublishingError
-from nnclr_hub.hub.layout import CARD, HEADS, SUPPORT_SET
+from nnclr_hub.hub.layout import CARD, OPTIONAL
 from nnclr_hub.hub.repositories import require_endpoint
 from nnclr_hub.publish.card import is_ours, require_repository
 from nnclr_hub.publish.remote import Remote, hub_errors, look, require_known
@@ -102,7 +102,7 @@ def publish_model(
     if tag is None:
         files = _as_released(files, base, Path(folder), repository)
     changed = {name: file for name, file in files.items() if not _is_there(base, name, file)}
-    gone = [name for name in (HEADS, SUPPORT_SET) if name in base.files and name not in files]
+    gone = [name for name in OPTIONAL if name in base.files and name not in files]
     _refuse(remote, base, repository, files, bool(changed or gone), private, tag, overwrite_card)
     plan = Published(
         repository,

@@ -13,13 +13,15 @@ import numpy as np
 from nnclr_hub.encoder.backends.base import cpu_threads
 from nnclr_hub.encoder.warning_filters import ignore_warnings
 from nnclr_hub.errors import InvalidRequest, MissingDependency
+from nnclr_hub.hub.layout import GRAPH, WEIGHTS
 
 if TYPE_CHECKING:  # a saved graph runs without torch
     from torch import device as Device
 
     from nnclr_hub.encoder.backends.network import Network
 
-GRAPH = "network.onnx"
+FLOAT = 1  # onnx.TensorProto.FLOAT
+PREFIX = "network.backbone."  # of the names of weights in the graph
 INPUT, FEATURES, EMBEDDING = "pixels", "features", "embedding"
 OPSET = 18
 
@@ -33,9 +35,38 @@ def onnx_bytes(network: Network, about: Mapping[str, str] | None = None) -> byte
         MissingDependency: onnx or onnxscript is not installed.
         InvalidRequest: torch cannot export the network.
     """
+    model = _exported(network)
+    for key, value in (about or {}).items():
+        model.metadata_props.add(key=key, value=value)
+    return model.SerializeToString()
+
+
+def onnx_graph(network: Network) -> bytes:
+    """Export the model of `onnx_bytes` without the weights of the backbone, which `ONNXBackend` takes separately.
+
+    Raises:
+        MissingDependency, InvalidRequest: see `onnx_bytes`.
+    """
+    import onnx
+
+    model = _exported(network)
+    rest = [one for one in model.graph.initializer if not _is_weight(one)]
+    model.graph.ClearField("initializer")
+    model.graph.initializer.extend(rest)
+    for name, value in sorted(network.backbone.state_dict().items()):
+        if value.is_floating_point():  # also those that the network does not use, since ONNX Runtime gets them all
+            one = model.graph.initializer.add(
+                name=PREFIX + name, data_type=FLOAT, dims=value.shape, data_location=onnx.TensorProto.EXTERNAL
+            )
+            one.external_data.add(key="location", value=WEIGHTS)
+    return model.SerializeToString()
+
+
+def _exported(network: Network) -> Any:
+    """Return the ModelProto, optimized, with the float weights of the backbone as they are in its state dict."""
     try:
-        import onnx  # noqa: F401
-        import onnxscript  # noqa: F401
+        import onnx
+        import onnxscript.optimizer
     except ImportError as error:
         raise MissingDependency(
             f"The package {error.name}, which ONNX models need, is not installed; pip install 'nnclr_hub[onnx]'."
@@ -54,16 +85,37 @@ def onnx_bytes(network: Network, about: Mapping[str, str] | None = None) -> byte
                 opset_version=OPSET,
                 dynamic_shapes={"crops": {0: torch.export.Dim("batch")}},
                 dynamo=True,
+                optimize=False,
                 verbose=False,
             )
             assert program is not None
+            model = program.model_proto
+            # the optimizer would fold weights into others; as inputs, their values are unknown to it
+            weights = [one for one in model.graph.initializer if _is_weight(one)]
+            rest = [one for one in model.graph.initializer if not _is_weight(one)]
+            model.graph.ClearField("initializer")
+            model.graph.initializer.extend(rest)
+            model.graph.input.extend(
+                onnx.helper.make_tensor_value_info(one.name, one.data_type, list(one.dims)) for one in weights
+            )
+            model = onnxscript.optimizer.optimize(model)
     except torch.onnx.OnnxExporterError as error:
         reason = " ".join(str(error).split())[:200]
         raise InvalidRequest(f"torch cannot export this network to ONNX: {reason}.") from error
-    model = program.model_proto
-    for key, value in (about or {}).items():
-        model.metadata_props.add(key=key, value=value)
-    return model.SerializeToString()
+    inputs = [one for one in model.graph.input if one.name == INPUT]
+    used = {name for node in model.graph.node for name in node.input}
+    for field in ("input", "value_info", "metadata_props"):
+        model.graph.ClearField(field)
+    model.graph.input.extend(inputs)
+    model.graph.initializer.extend(one for one in weights if one.name in used)
+    for node in model.graph.node:  # paths of source files, which would be different on each machine
+        node.ClearField("metadata_props")
+        node.ClearField("doc_string")
+    return model
+
+
+def _is_weight(initializer: Any) -> bool:
+    return initializer.name.startswith(PREFIX) and initializer.data_type == FLOAT
 
 
 @contextmanager
@@ -79,8 +131,12 @@ def _silent_loggers() -> Iterator[None]:
             logging.getLogger(name).setLevel(level)
 
 
-def onnx_session(model: bytes | str) -> Any:
-    """Open a session of ONNX Runtime for a model or its file, on the CPU with as many threads as torch.
+def onnx_session(model: bytes, weights: Mapping[str, np.ndarray] | None = None) -> Any:
+    """Open a session of ONNX Runtime for a model, on the CPU with as many threads as torch.
+
+    Args:
+        model: from `onnx_bytes`, or from `onnx_graph` with the weights.
+        weights: the state of the backbone in float32, whose memory the session uses.
 
     Raises:
         MissingDependency: ONNX Runtime is not installed.
@@ -94,6 +150,9 @@ def onnx_session(model: bytes | str) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = cpu_threads()
     options.log_severity_level = 3
+    if weights is not None:
+        values = [onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(one, FLOAT) for one in weights.values()]
+        options.add_external_initializers([PREFIX + name for name in weights], values)
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
@@ -101,29 +160,38 @@ class ONNXBackend:
     """ONNX Runtime on the CPU; all batch sizes run fast.
 
     Args:
-        model: what `onnx_bytes` returned, or a folder that `save` wrote.
+        graph: what `onnx_graph` returned.
+        state: the state of the backbone by name; floats are converted to float32.
 
     Raises:
         MissingDependency: onnxruntime is not installed.
+        InvalidRequest: ONNX Runtime cannot run the graph with these weights.
     """
 
     name = "onnx"
     precision = "fp32"
     buckets: tuple[int, ...] | None = None
 
-    def __init__(self, model: bytes | Path) -> None:
-        self._model = model
-        self._session = onnx_session(model if isinstance(model, bytes) else str(model / GRAPH))
-        self.memory: int | None = len(model) if isinstance(model, bytes) else (model / GRAPH).stat().st_size
+    def __init__(self, graph: bytes, state: Mapping[str, np.ndarray]) -> None:
+        self._graph = graph
+        floats = {name: value for name, value in state.items() if value.dtype.kind == "f"}
+        self._weights = {name: np.ascontiguousarray(value, np.float32) for name, value in floats.items()}
+        try:
+            self._session = onnx_session(graph, self._weights)
+        except MissingDependency:
+            raise
+        except Exception as error:  # the errors of ONNX Runtime have no class in common
+            reason = " ".join(str(error).split())[:200]
+            raise InvalidRequest(f"ONNX Runtime cannot run this network ({reason}); use backend 'torch'.") from error
+        self.memory: int | None = sum(value.nbytes for value in self._weights.values())
 
     def run(self, crops: np.ndarray) -> np.ndarray:
         """Run the network; see `Backend.run`. Threads may share a session."""
         return self._session.run([FEATURES], {INPUT: np.ascontiguousarray(crops)})[0]
 
     def save(self, folder: Path) -> None:
-        """Write the graph with its weights, so that another process can run it without torch and without an export."""
-        if isinstance(self._model, bytes):
-            (folder / GRAPH).write_bytes(self._model)
+        """Write the graph, so that another process can run it without torch and without an export."""
+        (folder / GRAPH).write_bytes(self._graph)
 
 
 def open_onnx(network: Network, device: Device, precision: str) -> ONNXBackend:
@@ -135,4 +203,5 @@ def open_onnx(network: Network, device: Device, precision: str) -> ONNXBackend:
     """
     if device.type != "cpu":
         raise InvalidRequest(f"Backend 'onnx' runs on the CPU only, got {device}; use backend 'torch'.")
-    return ONNXBackend(onnx_bytes(network))
+    state = network.backbone.state_dict()
+    return ONNXBackend(onnx_graph(network), {name: value.detach().numpy() for name, value in state.items()})
