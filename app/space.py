@@ -31,7 +31,8 @@ PROGRAMS = ("serving", "app")
 IGNORED = shutil.ignore_patterns("__pycache__", "*.pyc", "*.pyi")
 PRIVATE = INDEXED - {"path"}  # of this machine
 REQUIREMENTS = (
-    *("torch", "torchvision", "timm", "numpy", "pillow", "safetensors", "huggingface-hub", "httpx", "faiss-cpu"),
+    *("torch", "torchvision", "timm", "matplotlib", "numpy", "pillow", "safetensors", "huggingface-hub", "httpx"),
+    *("faiss-cpu", "fsspec", "onnxruntime"),
     *("typer", "rich", "fastapi", "uvicorn", "uvloop", "httptools", "orjson", "pydantic-settings"),
     *("python-multipart", "prometheus-client"),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from textwrap import indent
 from typing import Annotated, Any
@@ -74,7 +75,7 @@ def info(source: Source, backend: Backend = "auto", as_json: Json = False) -> No
         "verified_against": found.pins.by,
         "architecture": encoder.config.architecture if encoder.config else source.partition(":")[2],
         "embed_dim": encoder.embed_dim,
-        "parameters": sum(parameter.numel() for parameter in encoder.backbone.parameters()),
+        "parameters": sum(one.numel() for one in encoder.backbone.parameters()) if find_spec("torch") else None,
         "fingerprint": encoder.fingerprint,
         "backend": encoder.backend.name,
         "preprocessing": asdict(encoder.transform.preprocessing),

@@ -6,6 +6,7 @@ import os
 import sys
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,8 @@ from nnclr_hub.encoder.backends.choice import FEW, cached_choice
 from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.encoder.exported import RUNTIMES, DeferredBackbone, ExportedNetwork, find_exported, save_exported
 from nnclr_hub.encoder.preprocessing import Preprocessing
-from nnclr_hub.errors import NNCLRHubError
-from nnclr_hub.hub.layout import read_weights
+from nnclr_hub.errors import MissingDependency, NNCLRHubError
+from nnclr_hub.hub.layout import GRAPH, read_weights
 from nnclr_hub.hub.sources import PYTHON, Resolved, resolve
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def load_encoder(
 
     The network of a model folder that runs on the CPU in OpenVINO or ONNX Runtime is exported once and cached. Later
     calls load the exported network without torch and timm, which are imported only for feature maps, attention and
-    tensors.
+    tensors. Where torch is not installed, a model folder with network.onnx runs in ONNX Runtime, whatever the backend.
 
     Args:
         source: a registered name, hf-hub:org/repo@rev, a model folder, timm:NAME, random:ARCH@SEED, ...; or
@@ -96,6 +97,8 @@ def _exported(
     """
     assert found.folder is not None
     kind, wanted = parse_backend(backend, precision)
+    if not find_spec("torch"):
+        kind, wanted, images = AUTO, None, 1
     for runtime in RUNTIMES if kind == AUTO else {kind} & set(RUNTIMES):
         exported = find_exported(runtime, found.folder, found.weights)
         if exported is None:
@@ -114,8 +117,26 @@ def _exported(
     return None
 
 
+def require_torch(name: str) -> None:
+    """Check that torch and timm are installed.
+
+    Raises:
+        MissingDependency: they are not.
+    """
+    if missing := [package for package in ("torch", "timm") if not find_spec(package)]:
+        raise MissingDependency(
+            f"{name} needs {' and '.join(missing)} for this; pip install 'nnclr_hub[torch]'. Without, a model folder "
+            f"with {GRAPH} embeds images."
+        )
+
+
 def _build(found: Resolved, name: str) -> nn.Module:
-    """Build the network of a model folder in torch, with its weights or with random ones."""
+    """Build the network of a model folder in torch, with its weights or with random ones.
+
+    Raises:
+        MissingDependency: torch is not installed.
+    """
+    require_torch(name)
     import torch
 
     from nnclr_hub.encoder.backbones import create_backbone, load_state
@@ -132,6 +153,7 @@ def _build(found: Resolved, name: str) -> nn.Module:
 
 def _load_from_timm(architecture: str, seed: int | None, options: dict[str, Any]) -> Encoder:
     """Load timm's own weights, or random ones from a seed, without advancing the global generator."""
+    require_torch(architecture)
     import torch
 
     from nnclr_hub.encoder.backbones import create_backbone

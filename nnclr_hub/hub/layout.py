@@ -33,7 +33,7 @@ FORMAT_VERSION = 1
 OPTIONAL = (HEADS, SUPPORT_SET, GRAPH)  # further files whose hashes config.json may record
 # fields of the block nnclr that are objects
 TABLES = ("sha256", "metrics", "rechecked", "commands", "measured_on", "converted", "graph")
-ABOUT_GRAPH = {"fingerprint", "embed_dim", "heads", "weight_bytes"}
+ABOUT_GRAPH = ("fingerprint", "embed_dim", "heads", "weight_bytes")
 _DTYPES = {
     **{f"F{bits}": f"<f{bits // 8}" for bits in (16, 32, 64)},
     **{f"{kind}{bits}": f"<{kind.lower()}{bits // 8}" for kind in "IU" for bits in (8, 16, 32, 64)},
@@ -135,7 +135,7 @@ def _is_block(ours: Mapping[str, Any]) -> bool:
     return (
         all(isinstance(one, str) and len(one) == 64 for one in hashes.values())
         and all(isinstance(one, int | float) and not isinstance(one, bool) for one in metrics.values())
-        and (GRAPH not in hashes or graph.keys() >= ABOUT_GRAPH)
+        and (GRAPH not in hashes or graph.keys() >= {*ABOUT_GRAPH})
         and (not converted or {"from", "branch", "file", "sha256"} <= converted.keys())
     )
 

@@ -145,7 +145,7 @@ def onnx_session(model: bytes, weights: Mapping[str, np.ndarray] | None = None) 
         import onnxruntime
     except ImportError as error:
         raise MissingDependency(
-            "ONNX Runtime, which runs ONNX models, is not installed; pip install 'nnclr_hub[onnx]'."
+            "ONNX Runtime, which runs ONNX models, is not installed; pip install onnxruntime."
         ) from error
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = cpu_threads()
