@@ -91,6 +91,32 @@ class MissingDependency(NNCLRHubError):
     """Raised when an optional package is not installed; the message names the extra that installs it."""
 
 
+# module -> the extra that installs it
+EXTRAS = {
+    **dict.fromkeys(("torch", "torchvision", "timm", "matplotlib"), "torch"),
+    **dict.fromkeys(("fastapi", "starlette", "uvicorn", "orjson", "pydantic", "pydantic_settings"), "serve"),
+    **dict.fromkeys(("prometheus_client", "python_multipart"), "serve"),
+    **dict.fromkeys(("gradio", "skimage"), "demo"),
+    **dict.fromkeys(("onnx", "onnxscript"), "onnx"),
+    **dict.fromkeys(("ray", "pymilvus", "milvus_lite"), "scale"),
+    "opentelemetry": "tracing",
+    "openvino": "openvino",
+    "pyarrow": "parquet",
+    "openTSNE": "inspect",
+    "tensorboard": "train",
+}
+
+
+def missing_package(error: ImportError) -> MissingDependency | None:
+    """Return the error of a failed import that names the extra to install; None if no extra has the package."""
+    package = (error.name or "").partition(".")[0]
+    if package not in EXTRAS:
+        return None
+    absent = isinstance(error, ModuleNotFoundError)
+    reason = "which is not installed" if absent else f"which cannot be imported ({error})"
+    return MissingDependency(f"This needs the package {package}, {reason}; pip install 'nnclr_hub[{EXTRAS[package]}]'.")
+
+
 # ---- arguments -------------------------------------------------------------------------------------------------------
 
 

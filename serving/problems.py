@@ -227,6 +227,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(NNCLRHubError, _ours)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(ImportError, _import_failed)
     app.add_exception_handler(ClientDisconnect, _disconnected)
     app.add_exception_handler(Exception, _unexpected)
 
@@ -284,6 +285,13 @@ async def _http(request: Request, error: Exception) -> JSONResponse:
         methods = request.app.openapi()["paths"].get(template, {})
         headers |= {"Allow": ", ".join(sorted(map(str.upper, methods)))} if methods else {}
     return problem(request.url.path, status, code, detail, headers=headers)
+
+
+async def _import_failed(request: Request, error: Exception) -> JSONResponse:
+    """Handle the import of a package when it is first used, such as torch for attention maps."""
+    assert isinstance(error, ImportError)
+    missing = errors.missing_package(error)
+    return await (_unexpected(request, error) if missing is None else _ours(request, missing))
 
 
 async def _unexpected(request: Request, error: Exception) -> JSONResponse:

@@ -29,9 +29,24 @@ def load_program(program: str, module: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("nnclr_hub"):
             raise
-        raise MissingDependency(
-            f"This needs the package {error.name}, which is missing; run pip install 'nnclr_hub[{EXTRAS[program]}]'."
-        ) from error
+        raise _missing(error.name, program) from error
+
+
+def require_packages(program: str, *packages: str) -> None:
+    """Check that packages of a program's extra are installed, without importing them.
+
+    Raises:
+        MissingDependency: names the first that is not.
+    """
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            raise _missing(package, program)
+
+
+def _missing(package: str, program: str) -> MissingDependency:
+    return MissingDependency(
+        f"This needs the package {package}, which is not installed; pip install 'nnclr_hub[{EXTRAS[program]}]'."
+    )
 
 
 def find_serving() -> None:

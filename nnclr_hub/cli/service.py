@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from nnclr_hub.cli.programs import load_program
+from nnclr_hub.cli.programs import load_program, require_packages
 from nnclr_hub.cli.verbs import DEFAULT_STORE, Backend, Model, chosen_model, err, out
 from nnclr_hub.errors import PortInUse
 
@@ -111,6 +111,9 @@ def demo(
     elif port:  # the demo needs the API's port before the API runs
         gradio_port = _next_free_port(port + 1)
     chosen_model(model, backend)
+    # a missing package is reported before anything is rendered
+    require_packages("app", *(["gradio"] if gradio else []), *(["skimage"] if images is None else []))
+    load_program("serving", "settings")
     gallery = load_program("app", "gallery")
     if images is not None:
         folder, message = images, f"gallery: {images}"

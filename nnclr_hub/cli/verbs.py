@@ -16,7 +16,14 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 import nnclr_hub
-from nnclr_hub.errors import InvalidFilter, InvalidRequest, MissingDependency, NNCLRHubError, UnknownModel
+from nnclr_hub.errors import (
+    InvalidFilter,
+    InvalidRequest,
+    MissingDependency,
+    NNCLRHubError,
+    UnknownModel,
+    missing_package,
+)
 
 if TYPE_CHECKING:
     from nnclr_hub.encoder.encoder import Encoder
@@ -61,20 +68,6 @@ CONTINUE = {
 }
 
 
-# module -> the extra that installs it
-EXTRAS = {
-    **dict.fromkeys(("torch", "torchvision", "timm", "matplotlib"), "torch"),
-    **dict.fromkeys(("fastapi", "starlette", "uvicorn", "orjson", "pydantic", "pydantic_settings"), "serve"),
-    **dict.fromkeys(("prometheus_client", "python_multipart"), "serve"),
-    **dict.fromkeys(("gradio", "skimage"), "demo"),
-    **dict.fromkeys(("onnx", "onnxscript"), "onnx"),
-    **dict.fromkeys(("ray", "pymilvus", "milvus_lite"), "scale"),
-    "opentelemetry": "tracing",
-    "openvino": "openvino",
-    "pyarrow": "parquet",
-    "openTSNE": "inspect",
-    "tensorboard": "train",
-}
 MISMATCH = "The installed torch and torchvision are not made for each other."
 
 
@@ -95,7 +88,9 @@ class ErrorMessages(TyperGroup):
         except OSError as error:  # a full disk or missing permissions, wherever they occur
             fail(_of_the_system(error))
         except ImportError as error:  # a package of an extra, wherever it is imported
-            fail(_of_a_package(error))
+            if (missing := missing_package(error)) is None:
+                raise
+            fail(missing)
         except RuntimeError as error:
             if "torchvision::" not in str(error):
                 raise
@@ -121,20 +116,6 @@ def _of_the_system(error: OSError) -> NNCLRHubError:
     full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     hint = "free some space, or use another disk" if full else "check its path and permissions"
     return NNCLRHubError(f"{place} ({reason}); {hint}.")
-
-
-def _of_a_package(error: ImportError) -> MissingDependency:
-    """Return the library error of a package that is missing or broken.
-
-    Raises:
-        ImportError: the same error, if no extra contains the package.
-    """
-    package = (error.name or "").partition(".")[0]
-    if package not in EXTRAS:
-        raise error
-    missing = isinstance(error, ModuleNotFoundError)
-    reason = "which is not installed" if missing else f"which cannot be imported ({error})"
-    return MissingDependency(f"This needs the package {package}, {reason}; pip install 'nnclr_hub[{EXTRAS[package]}]'.")
 
 
 def _process_prefix() -> str:

@@ -110,6 +110,7 @@ MODELS: dict[str, ModelInfo] = {
                 "config.json": "901bc472a7603199768399e4ff525e499cc18a893f2550bd61ddd4569f1d4f48",
                 "model.safetensors": "daf4950de2e95d9ee67ba6cfb1a120372a1490b329244044df16d3f8d7a49a23",
                 "nnclr_heads.safetensors": "49bf0a6473c8b8f2047db8cd6e731b004d233c1e993b2d0b51a89bf55ecf2e32",
+                "network.onnx": "425c5f053b393ddf8fcb682cb433341c829f46c308099d974487c5767f71c47f",
             },
             license="apache-2.0",
             data=(
@@ -134,6 +135,7 @@ MODELS: dict[str, ModelInfo] = {
                 "config.json": "c30ba99c9e6a6df20f458a060e4e1652565e72722f9b7da3cba8663083cc8a67",
                 "model.safetensors": "4f43ff2e55ebf1ae891dfdd6effd54524f812c2709a07d8e918569e8c54174d7",
                 "nnclr_heads.safetensors": "7f441474271c13c2ea40207e29990636714afb42c0a470e333bda4cb1668b7f8",
+                "network.onnx": "425c5f053b393ddf8fcb682cb433341c829f46c308099d974487c5767f71c47f",
             },
             license="apache-2.0",
             data=(

@@ -8,11 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from nnclr_hub import load_encoder
 from nnclr_hub.encoder.backends import choice
 from nnclr_hub.encoder.backends.probe_batch import probe_images
-from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.errors import InvalidRequest, TamperedModel
+from nnclr_hub.hub.layout import GRAPH, read_arrays, read_config
+from nnclr_hub.publish.export import export_run
 
 CROPS = probe_images(48, 3)
 # embeds images in a new process; prints the vectors and whether that imported torch
@@ -140,3 +143,39 @@ def test_a_device_that_does_not_exist_is_refused_with_an_export_too(model):
     load_encoder(model, backend="openvino")
     with pytest.raises(InvalidRequest):
         load_encoder(model, backend="openvino", device="nonsense")
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+def test_a_model_folder_with_its_graph_needs_no_export(model, tmp_path, dtype):
+    """The graph has no weights. A source that has one passes it on only if it is asked to."""
+    pytest.importorskip("onnxscript")
+    folder = export_run(model, tmp_path / "with", dtype=dtype, graph=True)
+    assert (folder / GRAPH).stat().st_size < 60_000
+    torchs = load_encoder(folder, device="cpu")
+    found = child(folder, "onnx", tmp_path)
+    assert (found["torch"], found["about"][1:4]) == (False, [torchs.fingerprint, torchs.embed_dim, torchs.heads])
+    np.testing.assert_allclose(found["vectors"], torchs.embed(list(CROPS)), atol=1e-5)
+    assert not exported(tmp_path)
+    without = export_run(folder, tmp_path / "without")
+    assert not (without / GRAPH).exists()
+    assert read_config(without).nnclr.keys() == read_config(model).nnclr.keys()
+
+
+def test_a_graph_that_was_changed_is_refused(model, tmp_path):
+    pytest.importorskip("onnxscript")
+    folder = export_run(model, tmp_path / "model", graph=True)
+    content = bytearray((folder / GRAPH).read_bytes())
+    content[-20] ^= 1
+    (folder / GRAPH).write_bytes(content)
+    with pytest.raises(TamperedModel):
+        load_encoder(folder, backend="onnx")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "int64", "uint8", "bool"])
+def test_weights_are_read_without_torch_as_with_it(tmp_path, dtype):
+    values = torch.arange(-6, 6).reshape(3, 4).to(getattr(torch, dtype))
+    save_file({"a": values, "b": values[:0].contiguous(), "c": values[0, 0].clone()}, tmp_path / "model.safetensors")
+    for name, wanted in load_file(tmp_path / "model.safetensors").items():
+        found = read_arrays(tmp_path)[name]
+        assert found.shape == tuple(wanted.shape)
+        np.testing.assert_array_equal(found, wanted.float().numpy() if dtype == "bfloat16" else wanted.numpy())

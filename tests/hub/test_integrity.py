@@ -16,7 +16,7 @@ from nnclr_hub.cache import cache_folder
 from nnclr_hub.errors import ModelFilesMissing, TamperedModel
 from nnclr_hub.hub import integrity
 from nnclr_hub.hub.integrity import Pins, check, digest_of, hash_again
-from nnclr_hub.hub.layout import CONFIG, HEADS, WEIGHTS, sha256_of
+from nnclr_hub.hub.layout import CONFIG, GRAPH, HEADS, WEIGHTS, sha256_of
 from nnclr_hub.hub.registry import default_model, model_info
 from nnclr_hub.hub.sources import resolve, verify
 
@@ -139,12 +139,12 @@ def test_a_second_load_of_a_model_reads_no_file_twice(reads):
     for path in folder.iterdir():
         os.utime(path, (LONG_AGO, LONG_AGO))
     resolve(name)
-    assert sorted(reads) == [CONFIG, WEIGHTS, HEADS]
+    assert sorted(reads) == [CONFIG, WEIGHTS, GRAPH, HEADS]
     reads.clear()
     resolve(name)
     assert reads == []
-    assert [one.pinned_by for one in verify(name)] == ["registry"] * 3
-    assert sorted(reads) == [CONFIG, WEIGHTS, HEADS]
+    assert [one.pinned_by for one in verify(name)] == ["registry"] * 4
+    assert sorted(reads) == [CONFIG, WEIGHTS, GRAPH, HEADS]
 
 
 @pytest.mark.parametrize("harm", ["flipped", "truncated", "swapped"])
