@@ -17,7 +17,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from typing import Any
@@ -52,12 +52,16 @@ class Replica:
 
     Args:
         settings, store, model, shared: see `opened_app`.
+        mount: adds the web app.
     """
 
-    def __init__(self, settings: Settings, store: str, model: str | None, shared: bool) -> None:
+    def __init__(
+        self, settings: Settings, store: str, model: str | None, shared: bool, mount: Callable[[FastAPI], None]
+    ) -> None:
         serve = import_module("ray.serve")
         self._open = ExitStack()
         self._app = self._open.enter_context(opened_app(settings, store, model, shared=shared))
+        mount(self._app)
         prepare_process(self._app, settings)
         metrics = self._app.state.metrics
         metrics.registry = LabeledRegistry(metrics.registry, replica=serve.get_replica_context().replica_id.unique_id)
@@ -103,12 +107,19 @@ class LabeledRegistry(CollectorRegistry):
 
 @contextmanager
 def deployed(
-    settings: Settings, store: str, model: str | None, *, replicas: int, address: str | None
+    settings: Settings,
+    store: str,
+    model: str | None,
+    *,
+    replicas: int,
+    address: str | None,
+    mount: Callable[[FastAPI], None] = lambda app: None,
 ) -> Iterator[None]:
     """Start replicas behind a proxy on each machine of the cluster, and drain them when the context ends.
 
     Args:
         replicas: number of replicas.
+        mount: adds the web app to each replica; a function of a module, which the other processes can import.
         address: of a Ray cluster; None starts one on this machine for the duration of the context.
 
     Raises:
@@ -124,7 +135,7 @@ def deployed(
     model = absolute(model) if model is not None else None
     with _cluster(ray, settings, replicas, address):
         try:
-            _start(ray, (settings.portable(), store, model, shared), replicas)
+            _start(ray, (settings.portable(), store, model, shared, mount), replicas)
             try:
                 yield
             finally:
@@ -219,9 +230,9 @@ def _cluster(ray: Any, settings: Settings, replicas: int, address: str | None) -
         ray.shutdown()
 
 
-def _start(ray: Any, arguments: tuple[Settings, str, str | None, bool], replicas: int) -> None:
+def _start(ray: Any, arguments: tuple[Any, ...], replicas: int) -> None:
     """Start the replicas, and return when all of them are ready."""
-    settings = arguments[0]
+    settings: Settings = arguments[0]
     quiet = {"log_level": "CRITICAL", "enable_access_log": False}  # the replicas log everything themselves
     http = {"host": settings.host, "port": settings.port, "keep_alive_timeout_s": KEEP_ALIVE_S}
     machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]

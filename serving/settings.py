@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+import secrets
 import socket
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -69,6 +70,11 @@ class Settings(BaseSettings):
     read_only: bool = Field(False, description="serve existing data, and answer every write with 403")
     insecure: bool = Field(False, description="allow access from the network without keys")
     session_hours: float = Field(12.0, gt=0, description="hours until a login to the web app expires")
+    session_secret: SecretStr = Field(
+        default_factory=lambda: SecretStr(secrets.token_hex(32)),
+        min_length=32,
+        description="signs logins; set it if several servers answer at one address. By default random at each start",
+    )
     allowed_hosts: tuple[str, ...] = Field((), description="more names allowed in the Host header, as a JSON list")
     cors_origins: tuple[str, ...] = Field((), description="other origins that may use the API (CORS), as a JSON list")
     trusted_proxies: tuple[str, ...] = Field((), description="proxies whose X-Forwarded headers count, as a JSON list")

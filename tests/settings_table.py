@@ -18,9 +18,10 @@ def table() -> str:
     from serving.settings import Settings
 
     rows = ["| variable | what it is | default |", "|---|---|---|"]
+    made = {"decode_threads": "the number of cores", "session_secret": "random"}
     for name, field in Settings.model_fields.items():
         value = list(field.default) if isinstance(field.default, tuple) else field.default
-        shown = "the number of cores" if field.default_factory else f"`{value}`" if value not in (None, []) else "none"
+        shown = made[name] if field.default_factory else f"`{value}`" if value not in (None, []) else "none"
         rows.append(f"| `NNCLR_{name.upper()}` | {field.description} | {shown} |")
     return "\n".join(rows) + "\n"
 

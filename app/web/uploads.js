@@ -1,5 +1,5 @@
 // Uploads to collections: images in small requests, and archives or tables in parts, which the server imports as a job.
-// They go on while other pages of the app are shown.
+// They continue while other pages of the app are shown.
 import {ApiError, finished, path, rest} from './api.js';
 import {count, make, say, sayError} from './dom.js';
 
@@ -26,7 +26,7 @@ async function begin(collection, label, act) {
   try {
     view.end(await act(view));
   } catch (error) {
-    view.end('The upload was ended by an error.');
+    view.end('An error stopped the upload.');
     sayError(error);
   }
   running--;

@@ -77,7 +77,7 @@ def serve(
     if replicas is None:
         _serve(store, model, flags, page=page)
     else:
-        _serve_replicas(store, model, flags, replicas, ray_address)
+        _serve_replicas(store, model, flags, replicas, ray_address, page=page)
 
 
 def demo(
@@ -174,10 +174,15 @@ def _serve(store: str, model: str | None, flags: dict[str, Any], *, page: bool, 
     settings = _settings(store, model, flags)
     with load_program("serving", "api").opened_app(settings, store, model) as app:
         if page:
-            load_program("app", "web_app").mount_web_app(app)
+            mount_web_app(app)
         err.print(_addresses(settings, page=page), soft_wrap=True)
         with _gradio_demo(settings, gradio_port):
             load_program("serving", "run").run(app, settings)
+
+
+def mount_web_app(app: Any) -> None:
+    """Add the web app to the API's app; also in the processes of replicas, which import this function."""
+    load_program("app", "web_app").mount_web_app(app)
 
 
 @contextmanager
@@ -198,14 +203,17 @@ def _gradio_demo(settings: Any, port: int | None) -> Iterator[None]:
         running.wait()
 
 
-def _serve_replicas(store: str, model: str | None, flags: dict[str, Any], replicas: int, address: str | None) -> None:
+def _serve_replicas(
+    store: str, model: str | None, flags: dict[str, Any], replicas: int, address: str | None, *, page: bool
+) -> None:
     """Run the API in several processes of Ray until a signal arrives."""
     settings = _settings(store, model, flags)
     ray_serve = load_program("serving", "ray_serve")
     cluster = f"the Ray cluster at {address}" if address else "a new Ray cluster on this machine"
     err.print(f"starting {replicas} replica{'s' * (replicas > 1)} on {cluster} ...", soft_wrap=True)
-    with ray_serve.deployed(settings, store, model, replicas=replicas, address=address):
-        err.print(f"{_addresses(settings)}   replicas: {replicas}", soft_wrap=True)
+    mount = {"mount": mount_web_app} if page else {}
+    with ray_serve.deployed(settings, store, model, replicas=replicas, address=address, **mount):
+        err.print(f"{_addresses(settings, page=page)}   replicas: {replicas}", soft_wrap=True)
         ray_serve.wait_for_signal()
 
 

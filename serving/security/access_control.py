@@ -48,7 +48,8 @@ class AccessControl:
         self._access = access
         self._read_only = read_only
         keys = settings.keys()
-        self._sessions = Sessions(settings.session_hours * 3600)
+        secret = settings.session_secret.get_secret_value().encode()
+        self._sessions = Sessions(settings.session_hours * 3600, keys, secret)
         self._authenticator = Authenticator(keys, self._sessions)
         local = is_loopback(settings.host)
         # a public server cannot know all of its names, and a page that rebinds one of them has no key

@@ -1,17 +1,21 @@
 """Find the key of a request, in its Authorization header or in the session of its cookie.
 
-The login form takes a key once, and starts a session. Its cookie is a random token; the key is kept here, until the
-session expires or the user logs out. Scripts cannot read the cookie (HttpOnly), and browsers send it only from our
-own pages (SameSite=Strict). A session can read, but not write through the API; programs send their key instead.
+The login takes a key once, and starts a session. Its cookie is a signed token, which does not reveal the key. Scripts
+cannot read the cookie (HttpOnly), and browsers send it only from our own pages (SameSite=Strict). Programs send their
+key instead.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import hashlib
+import hmac
 import ipaddress
 import logging
 import math
 import secrets
+import struct
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -28,7 +32,9 @@ from .access import SAFE, Refusal
 log = logging.getLogger(__name__)
 WRONG_KEYS_PER_MINUTE = 20
 ANYONE = Key("", (READ, WRITE), b"")  # every client of a server without keys
-MAX_SESSIONS = 10_000  # the oldest is ended above that
+MAX_ENDED = 100_000  # ended sessions that are remembered
+_NONCE, _SIGNATURE = 16, 32  # bytes
+_TOKEN = _NONCE + 8 + 2 * _SIGNATURE
 _NAME = "nnclr_session"
 _SECURE_NAME = f"__Host-{_NAME}"  # browsers accept it only over HTTPS and for exactly this host
 REMEMBERED = 10_000  # callers; the one that called least recently is forgotten, and starts with a full bucket
@@ -106,39 +112,65 @@ def _name_of_address(text: str) -> str:
 
 
 class Sessions:
-    """The open sessions of browsers.
+    """The sessions of browsers: tokens that this server, or one with the same secret, has signed.
+
+    A token names its key by a hash, and has an end. It is not stored, so that each replica accepts the tokens of the
+    others. A session that was ended is refused by the server that ended it; others accept a copy of its token until
+    its end.
 
     Args:
         seconds: lifetime of a session.
-        clock: returns seconds; tests replace it.
+        keys: of the server.
+        secret: signs the tokens.
+        clock: returns seconds since 1970; tests replace it.
     """
 
-    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, seconds: float, keys: Keys, secret: bytes, clock: Callable[[], float] = time.time) -> None:
         self._seconds = seconds
+        self._secret = secret
         self._clock = clock
-        self._open: OrderedDict[bytes, tuple[Key, float]] = OrderedDict()  # hash of the token -> key, end
+        self._keys = {self._sign(key.digest): key for key in keys}
+        self._ended: OrderedDict[bytes, None] = OrderedDict()
 
     def begin(self, key: Key, *, secure: bool) -> str:
         """Start a session and return its Set-Cookie header."""
-        token = secrets.token_urlsafe(32)
-        self._open[_hash(token)] = (key, self._clock() + self._seconds)
-        while len(self._open) > MAX_SESSIONS:
-            self._open.popitem(last=False)
+        end = struct.pack("<d", self._clock() + self._seconds)
+        signed = secrets.token_bytes(_NONCE) + end + self._sign(key.digest)
+        token = base64.urlsafe_b64encode(signed + self._sign(signed)).decode()
         return _cookie(token, int(self._seconds), secure)
 
     def key(self, headers: Headers) -> Key | None:
-        """Return the key of the request's session, or None if it has none or it expired."""
+        """Return the key of the request's session, or None if it has none or it has ended."""
         for token in _tokens(headers):
-            key, end = self._open.get(_hash(token), (None, 0.0))
-            if key is not None and self._clock() < end:
-                return key
+            signed = self._verified(token)
+            if signed is None or signed[:_NONCE] in self._ended:
+                continue
+            [end] = struct.unpack("<d", signed[_NONCE : _NONCE + 8])
+            if self._clock() < end:
+                return self._keys.get(signed[_NONCE + 8 :])
         return None
 
     def end(self, headers: Headers, *, secure: bool) -> str:
         """End the request's session and return the Set-Cookie header that removes the cookie."""
         for token in _tokens(headers):
-            self._open.pop(_hash(token), None)
+            signed = self._verified(token)
+            if signed is not None:
+                self._ended[signed[:_NONCE]] = None
+        while len(self._ended) > MAX_ENDED:
+            self._ended.popitem(last=False)
         return _cookie("", 0, secure)
+
+    def _sign(self, data: bytes) -> bytes:
+        return hmac.digest(self._secret, data, "sha256")
+
+    def _verified(self, token: str) -> bytes | None:
+        """Return the signed part of a token, or None if it is not one of ours."""
+        try:
+            data = base64.b64decode(token, altchars=b"-_", validate=True)
+        except (binascii.Error, ValueError):
+            return None
+        signed, signature = data[:-_SIGNATURE], data[-_SIGNATURE:]
+        return signed if len(data) == _TOKEN and hmac.compare_digest(self._sign(signed), signature) else None
 
 
 def _tokens(headers: Headers) -> list[str]:
@@ -147,11 +179,6 @@ def _tokens(headers: Headers) -> list[str]:
     except CookieError:
         return []
     return [cookies[name].value for name in (_SECURE_NAME, _NAME) if name in cookies]
-
-
-def _hash(token: str) -> bytes:
-    """Hash a token for the lookup, so that the lookup time reveals nothing about existing tokens."""
-    return hashlib.sha256(token.encode()).digest()
 
 
 def _cookie(token: str, seconds: int, secure: bool) -> str:

@@ -209,7 +209,7 @@ def test_replicas_get_absolute_paths_of_store_and_model(stand_in, model, tmp_pat
     for source in ("weights/x", "local-dir:weights/x", "weights/x/model.safetensors"):
         cluster = stand_in()
         deploy(Path("store"), model=source, address=None)
-        _, store, sent, _ = cluster.sent
+        _, store, sent, *_ = cluster.sent
         assert store == str(tmp_path / "store")
         assert str(tmp_path / "weights" / "x") in sent
         assert "serve.shutdown" not in cluster.calls, "Ray Serve ends with its cluster"

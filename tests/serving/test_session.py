@@ -1,5 +1,6 @@
 """Sessions of browsers: what the cookie opens, what it does not, and how it ends."""
 
+import base64
 import re
 from collections.abc import Iterator
 
@@ -9,7 +10,7 @@ from pydantic import SecretStr
 from starlette.datastructures import Headers
 
 from serving.keys import Keys
-from serving.security.authentication import MAX_SESSIONS, Sessions
+from serving.security.authentication import Sessions
 
 READER, WRITER = "reader-0123456789abcdef", "writer-0123456789abcdef"
 KEYS = Keys((SecretStr(f"phone:{READER}"),))
@@ -141,31 +142,33 @@ def test_forged_cookies_open_nothing(visitor):
         assert visitor.get("/docs", headers={"Cookie": cookie}).status_code == 303
 
 
-def test_sessions_expire_and_their_number_is_bounded():
+def test_a_session_expires_is_ended_and_holds_on_servers_with_its_secret():
     now = [0.0]
-    sessions = Sessions(10, clock=lambda: now[0])
     key = KEYS.find(READER)
     assert key is not None
-
-    def begin() -> Headers:
-        return Headers({"cookie": sessions.begin(key, secure=False).partition(";")[0]})
-
-    first = begin()
+    secrets = (b"s" * 32, b"s" * 32, b"o" * 32)
+    sessions, replica, other = (Sessions(10, KEYS, secret, lambda: now[0]) for secret in secrets)
+    cookie = sessions.begin(key, secure=False).partition(";")[0]
+    headers = Headers({"cookie": cookie})
     now[0] = 9.9
-    assert sessions.key(first) == key
+    assert (sessions.key(headers), replica.key(headers), other.key(headers)) == (key, key, None)
+    assert Sessions(10, Keys(()), secrets[0], lambda: now[0]).key(headers) is None, "the key was removed"
+    name, _, token = cookie.partition("=")
+    data = bytearray(base64.urlsafe_b64decode(token))
+    for place in range(0, len(data), 7):
+        forged = bytes(one ^ (i == place) for i, one in enumerate(data))
+        assert sessions.key(Headers({"cookie": f"{name}={base64.urlsafe_b64encode(forged).decode()}"})) is None
     now[0] = 10
-    assert sessions.key(first) is None
-    second = begin()
-    for _ in range(MAX_SESSIONS):
-        last = begin()
-    assert sessions.key(second) is None
-    assert sessions.key(last) == key
+    assert sessions.key(headers) is None
+    now[0] = 5
+    sessions.end(headers, secure=False)
+    assert sessions.key(headers) is None
 
 
 def test_over_https_the_cookie_is_secure():
     key = KEYS.find(READER)
     assert key is not None
-    cookie = Sessions(10).begin(key, secure=True)
+    cookie = Sessions(10, KEYS, b"s" * 32).begin(key, secure=True)
     assert cookie.startswith("__Host-nnclr_session=")
     assert cookie.endswith("; Secure")
 
