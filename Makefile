@@ -46,18 +46,24 @@ bench: $(VENV)/.dev  ## run the main benchmarks; each prints its command and its
 	$(BIN)/python benchmarks/linear_probe.py
 	$(BIN)/python benchmarks/queue_overhead.py
 
-$(VENV)/.demo: pyproject.toml
+# uv resolves in seconds, and picks the CPU build of torch where there is no NVIDIA GPU. Where it cannot be installed, or
+# pytorch.org cannot be reached, pip installs the build of PyPI. A second call of a target installs nothing.
+define install
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	@echo "Installing torch and the other packages; the first time takes a few minutes."
-	$(BIN)/python -m pip install --quiet -e '.[demo]'
+	@echo "Installing nnclr_hub[$(1)] into $(VENV); the first time takes a few minutes."
+	@$(BIN)/python -m pip install --quiet --upgrade pip
+	@$(BIN)/python -m pip install --quiet uv || true
+	@$(BIN)/uv pip install --python $(BIN)/python --torch-backend=auto -e '.[$(1)]' \
+		|| $(BIN)/uv pip install --python $(BIN)/python -e '.[$(1)]' \
+		|| $(BIN)/python -m pip install -e '.[$(1)]'
+endef
+
+$(VENV)/.demo: pyproject.toml
+	$(call install,demo)
 	touch $@
 
 $(VENV)/.dev: pyproject.toml
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	@echo "Installing torch and the other packages; the first time takes a few minutes."
-	$(BIN)/python -m pip install --quiet -e '.[dev]'
+	$(call install,dev)
 	touch $@ $(VENV)/.demo
 
 clean:
