@@ -3,7 +3,6 @@
     python benchmarks/forward.py                          # the starters, ResNet-50 and ViT-S at 224, this machine
     python benchmarks/forward.py --networks resnet50 --batches 1 32 --rounds 9
     python benchmarks/forward.py --threads 1 --cpu-time   # CPU seconds, for a busy machine
-    python benchmarks/forward.py --starts                 # the cost of a server's start instead
 
 The baseline is the simplest loop: timm's network in float32, images normalized by torch, under inference_mode. Every
 backend gets the same crops as uint8 and takes turns with the baseline, so that other work on the machine affects both.
@@ -16,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -39,7 +37,6 @@ from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.errors import NNCLRHubError
 from nnclr_hub.hub.registry import MODELS
 
-ROOT = Path(__file__).resolve().parents[1]
 BACKENDS = ("torch", "torch-bf16", "openvino", "openvino-bf16", "onnx")
 
 
@@ -52,11 +49,7 @@ def main() -> None:
     arguments.add_argument("--device", default=None)
     arguments.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments.add_argument("--cpu-time", action="store_true", help="CPU seconds instead of wall time")
-    arguments.add_argument("--starts", action="store_true", help="time the start of a process instead")
     chosen = arguments.parse_args()
-    if chosen.starts:
-        starts(chosen.networks, chosen.rounds)
-        return
     torch.set_num_threads(chosen.threads)
     device = find_device(chosen.device)
     clock = time.process_time if chosen.cpu_time else time.perf_counter
@@ -146,45 +139,6 @@ def plain_loop(
         return backbone(x.div_(255).sub_(mean).div_(std)).cpu().numpy()
 
     return run
-
-
-START = """
-import time; began = time.perf_counter()
-import torch, timm, faiss, fastapi
-imported = time.perf_counter()
-import sys; from nnclr_hub import load_encoder
-encoder = load_encoder(sys.argv[1], device="cpu", backend=sys.argv[2])
-import numpy as np
-side = encoder.transform.preprocessing.input_size
-encoder.forward_crops(np.zeros((1, side, side, 3), np.uint8))
-print(imported - began, time.perf_counter() - imported, encoder.backend.name)
-"""
-
-
-def starts(names: list[str], rounds: int) -> None:
-    """Measure the imports that a server needs anyway, and loading with the first image in addition."""
-    print("| network | backend | imports, s | load and first image, s | of imports + load with torch |")
-    print("|---|---|---|---|---|")
-    for name in names:
-        source = name if name in MODELS else f"random:{name}"
-        taken: dict[str, list[tuple[float, float]]] = {"torch": [], "auto": []}
-        picked = start(source, "auto")[2]  # the first time measures, and remembers
-        for _ in range(rounds):
-            for backend, times in taken.items():
-                times.append(start(source, backend)[:2])
-        for backend, times in taken.items():
-            ratio = statistics.median(sum(one) / sum(base) for one, base in zip(times, taken["torch"], strict=True))
-            imports, load = (statistics.median(column) for column in zip(*times, strict=True))
-            answer = f"auto ({picked})" if backend == "auto" else backend
-            print(f"| {name} | {answer} | {imports:.2f} | {load:.2f} | {ratio:.2f} |", flush=True)
-
-
-def start(source: str, backend: str) -> tuple[float, float, str]:
-    """Run a separate process; return the seconds of imports and loading, and the backend that it selected."""
-    command = [sys.executable, "-c", START, source, backend]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
-    imports, load, picked = done.stdout.split()[-3:]
-    return float(imports), float(load), picked
 
 
 if __name__ == "__main__":

@@ -1,0 +1,163 @@
+"""CPU seconds and memory of each verb from the start of the process to its end, and the size of each extra.
+
+    python benchmarks/startup.py                   # with this Python: torch, the exported network, and without torch
+    python benchmarks/startup.py --installs EXTRA... [--pip ARGUMENT...]    # megabytes and seconds; "base" for none
+
+The baseline is `--backend torch`, which imports torch and timm as every start did before networks were exported. The
+modes take turns. "ready" is a server from its start until /readyz answers 200.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+# blocks torch, as in an installation without it
+WITHOUT = (
+    "import sys; [sys.modules.__setitem__(name, None) for name in ('torch', 'torchvision', 'timm', 'matplotlib')]; "
+)
+MAIN = "from nnclr_hub.cli import main; main()"
+PORT = 8765
+READY_S = 120
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    arguments.add_argument("--images", type=Path, help="folder to index; default: 100 generated images")
+    arguments.add_argument("--rounds", type=int, default=3)
+    arguments.add_argument("--installs", nargs="+", help="extras to install into new environments instead")
+    arguments.add_argument("--pip", nargs="*", default=[], help="arguments of pip install")
+    chosen = arguments.parse_args()
+    if chosen.installs:
+        installs(chosen.installs, chosen.pip)
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            verbs(Path(folder), chosen.images, chosen.rounds)
+
+
+def verbs(folder: Path, images: Path | None, rounds: int) -> None:
+    """Print the table of verbs; a first round, which is not counted, fills the caches."""
+    images = images or generated(folder / "images")
+    query, place = str(next(images.rglob("*.jpg"))), ["--collection", "photos", "--store", str(folder / "store")]
+    environment = os.environ | {"NNCLR_CACHE": str(folder / "cache"), "PYTHONPATH": str(ROOT)}
+    search = ["search", query, *place]
+    modes = {
+        "--backend torch": (MAIN, ["--backend", "torch"]),
+        "auto": (MAIN, []),
+        "without torch": (WITHOUT + MAIN, []),
+    }
+    commands = {
+        "index": lambda more: run(more[0], ["index", str(images), *place, *more[1]], environment),
+        "search": lambda more: run(more[0], [*search, *more[1]], environment),
+        "serve, ready": lambda more: ready(more[0], ["serve", *place[2:], *more[1]], environment),
+    }
+    print("| verb | mode | CPU seconds | of `--backend torch` | MB |\n|---|---|---|---|---|")
+    for verb, command in commands.items():
+        taken: dict[str, list[tuple[float, float]]] = {mode: [] for mode in modes}
+        for number in range(rounds + 1):
+            for mode, how in modes.items():
+                if verb == "index":
+                    shutil.rmtree(folder / "store", ignore_errors=True)
+                measured = command(how)
+                if number:
+                    taken[mode].append(measured)
+        base = [seconds for seconds, _ in taken["--backend torch"]]
+        for mode, figures in taken.items():
+            seconds, memory = (statistics.median(column) for column in zip(*figures, strict=True))
+            ratio = statistics.median(one / other for (one, _), other in zip(figures, base, strict=True))
+            print(f"| {verb} | {mode} | {seconds:.2f} | {ratio:.2f} | {memory:.0f} |", flush=True)
+    helps = [run(MAIN, ["--help"], environment) for _ in range(rounds + 1)][1:]
+    print(f"| --help | | {statistics.median(one for one, _ in helps):.2f} | | {helps[0][1]:.0f} |")
+
+
+def run(program: str, arguments: list[str], environment: dict[str, str]) -> tuple[float, float]:
+    """Return CPU seconds and the largest resident MB of a process and its children."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, *arguments],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"{' '.join(arguments)} failed with {process.returncode}")
+    return used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
+
+
+def ready(program: str, arguments: list[str], environment: dict[str, str]) -> tuple[float, float]:
+    """Return CPU seconds of a server until it is ready, and its resident MB then, idle."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, *arguments, "--port", str(PORT)],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        began = time.monotonic()
+        while not answers(f"http://127.0.0.1:{PORT}/readyz"):
+            if process.poll() is not None or time.monotonic() - began > READY_S:
+                raise SystemExit(f"the server did not become ready; it ended with {process.poll()}")
+            time.sleep(0.2)
+        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+        seconds = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        memory = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+    return seconds, memory / 1024
+
+
+def answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as response:
+            return response.status == 200
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def generated(folder: Path) -> Path:
+    """Write 100 images of noise and gradients."""
+    import numpy as np
+    from PIL import Image
+
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for number in range(100):
+        small = Image.fromarray(rng.integers(0, 256, (6, 8, 3), np.uint8))
+        small.resize((640, 480), Image.Resampling.BICUBIC).save(folder / f"{number:03}.jpg")
+    return folder
+
+
+def installs(extras: list[str], more: list[str]) -> None:
+    """Print megabytes and seconds of a new environment per extra."""
+    print("| extra | MB | seconds |\n|---|---|---|")
+    for extra in extras:
+        with tempfile.TemporaryDirectory() as folder:
+            place = Path(folder) / "env"
+            subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
+            what = str(ROOT) if extra == "base" else f"{ROOT}[{extra}]"
+            before, began = size(place), time.monotonic()
+            command = [place / "bin" / "python", "-m", "pip", "install", "--quiet", *more, what]
+            subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+            print(f"| {extra} | {(size(place) - before) / 1e6:.0f} | {time.monotonic() - began:.0f} |", flush=True)
+
+
+def size(folder: Path) -> int:
+    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+
+
+if __name__ == "__main__":
+    main()
