@@ -30,7 +30,7 @@ MOST = 2800
 KINDS = ("crop", "jpeg40", "mirror", "resize")
 PER_KIND = 10
 FOREIGN, FLIPPED, TEST = 0.01, 0.05, 0.2
-SHOTS, DRAWS, OURS = (1, 2, 5), 10, 3
+SHOTS, DRAWS = (1, 2, 5), 10
 Pairs = set[tuple[str, str]]
 
 
@@ -122,6 +122,7 @@ def measure(work: Path, planted: dict[str, Any], model: str | None) -> dict[str,
         "auroc": _auroc(suspects, flipped),
         "precision at n": _precision_at_n(suspects, flipped),
         "accuracy": found["accuracy"]["top1"],
+        **_flags(found, flipped),
     }
     results["label next"] = label_next(subject, planted)
     results["peers"] = peers(work, planted, subject, findings)
@@ -151,7 +152,7 @@ def label_next(subject: Any, planted: dict[str, Any]) -> dict[str, Any]:
         number = min(shots * count, len(train))
         # a tenth of the images is left out at random in each draw, because the choice itself is deterministic
         ours = []
-        for _ in range(OURS):
+        for _ in range(DRAWS):
             pool = train[random.random(len(train)) < 0.9]
             ours.append(accuracy(pool[what_to_label_next(subject.vectors[pool], min(number, len(pool)))]))
         chance = [accuracy(random.choice(train, number, replace=False)) for _ in range(DRAWS)]
@@ -211,6 +212,14 @@ def _score_pairs(found: Any, planted: Iterable[Iterable[str]]) -> dict[str, floa
         "false": len(found) - right,
         **{kind: sum(kind in pair[0] + pair[1] for pair in true & set(found)) for kind in KINDS},
     }
+
+
+def _flags(found: dict[str, Any], flipped: set[str]) -> dict[str, float]:
+    """Return how many labels are flagged, with precision and recall."""
+    flagged = {one["item"] for one in found["suspect_labels"] if one["flagged"]}
+    right = len(flagged & flipped)
+    precision, recall = right / max(1, len(flagged)), right / len(flipped)
+    return {"flagged": len(flagged), "flagged precision": precision, "flagged recall": recall}
 
 
 def _auroc(scores: dict[str, float], positive: set[str]) -> float:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.probe.linear_probe import Label, LinearProbe, feature_matrix
-from nnclr_hub.probe.logistic import Rows, Solver, Stacked, calibrated_temperature, logits_of
+from nnclr_hub.probe.logistic import TOLERANCE, Rows, Solver, Stacked, calibrated_temperature, logits_of
 from nnclr_hub.probe.metrics import mean_average_precision_11, mean_per_class, top_k_accuracy
 
 Metric = Literal["top1", "mean_per_class", "map11"]
@@ -44,6 +44,7 @@ def fit_linear_probe(
     fingerprint: str = "",
     device: str | None = None,
     seed: int = 0,
+    tolerance: float = TOLERANCE,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> LinearProbe:
     """Fit a linear probe.
@@ -61,6 +62,7 @@ def fit_linear_probe(
         class_weight: "balanced" gives every class the same weight, however rare.
         threshold: see `LinearProbe`; default 0, for several labels per row 0.5.
         device: "cpu" or "cuda"; default the CPU.
+        tolerance: of the gradient at which the final fit stops.
         progress: called with (done, total), counted in penalties and the final fit.
 
     Raises:
@@ -101,7 +103,9 @@ def fit_linear_probe(
         temperature = calibrated_temperature(best[3], held_y)
     fits = 1 if basis is None else len(sweep) + 1
     progress(fits - 1, fits)
-    parameters = Solver(_weighted(rows, y, len(names), class_weight), where, basis).minimize(l2).cpu()
+    parameters = (
+        Solver(_weighted(rows, y, len(names), class_weight), where, basis).minimize(l2, tolerance=tolerance).cpu()
+    )
     progress(fits, fits)
     probe = LinearProbe(parameters[:, :-1].numpy(), parameters[:, -1].numpy(), names, l2, several=several)
     threshold = (0.5 if several else 0.0) if threshold is None else threshold

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 ITERATIONS = 300
+TOLERANCE = 1e-7
 PIECE = 1 << 24  # numbers in memory at a time
 MAX_ROTATED_DIM = 4096  # above it, decomposing the covariance would take longer than the fit
 MAX_ROTATED = 1 << 26  # numbers (256 MiB): up to this size a rotated copy of the rows is made
@@ -143,7 +144,7 @@ class Solver:
         self._rows = rows
         self._theta = torch.zeros(rows.classes, rows.x.dim + 1, device=device)  # along the axes, not scaled
 
-    def minimize(self, l2: float, *, iterations: int = ITERATIONS, tolerance: float = 1e-7) -> Tensor:
+    def minimize(self, l2: float, *, iterations: int = ITERATIONS, tolerance: float = TOLERANCE) -> Tensor:
         """Return parameters (C, D + 1) for raw rows, the last column the biases.
 
         Args:

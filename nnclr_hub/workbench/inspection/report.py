@@ -119,9 +119,7 @@ def _sections(findings: Findings) -> list[str]:
         captions = [str(rank) for rank in range(1, len(rows) + 1)]
         note = "Typical images of regions without a label, in this order. label_next.csv has them all."
         sections.append(_section("Label next", note, _sheet(findings, rows, captions)))
-    problems = [
-        (i, one.facts.problems) for i, one in enumerate(subject.scanned) if one and one.facts.problems
-    ]
+    problems = [(i, one.facts.problems) for i, one in enumerate(subject.scanned) if one and one.facts.problems]
     if problems:
         captions = [", ".join(names) for _, names in problems[:SHOWN]]
         note = f"{len(problems)} images are empty, dark, bright, blurred, tiny or unusually long."
