@@ -167,10 +167,13 @@ def main() -> None:
     truth = exact(data, data.queries(chosen.queries), K)[""]
     searched = run("search", chosen, limit)
     found = searched.pop("found")
-    found_again = [len({item_id(row) for row in rows} & set(ids)) for rows, ids in zip(truth.tolist(), found, strict=True)]
+    found_again = [
+        len({item_id(row) for row in rows} & set(ids)) for rows, ids in zip(truth.tolist(), found, strict=True)
+    ]
     print(f"searched: {searched}")
+    recall = sum(found_again) / K / len(found_again)
     print(
-        f"recall@{K} {sum(found_again) / K / len(found_again):.4f}, anonymous {searched['anonymous'] / size:.2f} of the vectors, "
+        f"recall@{K} {recall:.4f}, anonymous {searched['anonymous'] / size:.2f} of the vectors, "
         f"p50 {searched['ms']['p50']:.2f} ms"
     )
 

@@ -3,6 +3,9 @@
 import os
 import threading
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -16,6 +19,7 @@ from nnclr_hub.store.columns import columns, segment
 
 SECONDS = float(os.environ.get("NNCLR_ORACLE_SECONDS", "600"))
 KINDS = ("folder", "file")
+OTHER = "of another writer"  # key of their metadata
 # asked again and again, so that what is remembered of them must follow every change
 STANDING = [
     {"must": [{"key": "label", "exists": True}]},
@@ -34,7 +38,7 @@ def store(request, tmp_path, monkeypatch):
 
 
 class World:
-    """A collection, and what it must contain.
+    """A collection, and what it must contain, apart from the items of `writers`.
 
     Args:
         store: that has it.
@@ -45,6 +49,30 @@ class World:
         self.dice = Dice(seed)
         self.collection: Collection = store.create(f"c{seed}", CollectionSpec(4, indexed=("label", "odd key'")))
         self.truth: dict[str, tuple[np.ndarray, dict]] = {}
+
+    @contextmanager
+    def writers(self, number: int) -> Iterator[None]:
+        """Let threads write, edit and delete other items of the same collection."""
+        stop = threading.Event()
+
+        def write(seed: int) -> None:
+            dice = Dice(seed)
+            while not stop.wait(0.002):
+                ids = [f"w{seed}-{dice.below(40)}" for _ in range(1 + dice.below(5))]
+                self.collection.upsert(
+                    [Item(id, dice.rng.normal(size=4), {**dice.metadata(), OTHER: seed}) for id in ids]
+                )
+                self.collection.update_metadata({"label": "mine"}, ids=ids)
+                self.collection.delete(ids[:2])
+
+        with ThreadPoolExecutor(number or 1) as pool:
+            running = [pool.submit(write, seed) for seed in range(number)]
+            try:
+                yield
+            finally:
+                stop.set()
+            for one in running:
+                one.result()
 
     def step(self) -> None:
         """Change something at random."""
@@ -61,7 +89,7 @@ class World:
         elif kind == 4:
             where = {"must": [dice.condition(ids), dice.condition(ids)]}
             gone = self.passing(where)
-            assert self.collection.delete(where=where) == len(gone)
+            assert self.collection.delete(where=ours(where)) == len(gone)
             self._without(gone)
         elif kind == 5:
             self.collection.change_indexed(dice.some(["label", "n", "camera.model"]))
@@ -79,7 +107,7 @@ class World:
             assert self.collection.update_each(patches) == len(patches)
             self.truth |= {id: (self.truth[id][0], merged(self.truth[id][1], one)) for id, one in patches.items()}
             return
-        given = {"ids": chosen} if where is None else {"where": where}
+        given = {"ids": chosen} if where is None else {"where": ours(where)}
         assert self.collection.update_metadata(patch, **given, replace=replace) == len(set(chosen))
         for id in chosen:
             vector, before = self.truth[id]
@@ -96,10 +124,10 @@ class World:
         dice, collection = self.dice, self.collection
         where = dice.one(STANDING) if dice.below(3) == 0 else dice.where(list(self.truth))
         want = self.passing(where)
-        assert collection.count(where) == len(want), where
+        assert collection.count(ours(where)) == len(want), where
         listed, cursor = [], None
         while listed == [] or cursor is not None:
-            page = collection.scroll(cursor, 7, where, with_vector=False)
+            page = collection.scroll(cursor, 7, ours(where), with_vector=False)
             listed.append(page.items)
             cursor = page.cursor
         items = [item for some in listed for item in some]
@@ -107,17 +135,22 @@ class World:
         query, k, offset = dice.rng.normal(size=4), 1 + dice.below(12), dice.below(4)
         scores = {id: float(_unit(self.truth[id][0]) @ _unit(query)) for id in want}
         best = sorted(want, key=lambda id: -scores[id])[offset : offset + k]
-        assert [match.id for match in collection.search(query, k, where, offset=offset)] == best, where
+        assert [match.id for match in collection.search(query, k, ours(where), offset=offset)] == best, where
         self._check_facets(where, want)
 
     def _check_facets(self, where: dict, want: list[str]) -> None:
-        for key, found in self.collection.facets(KEYS, where, 1000).items():
+        for key, found in self.collection.facets(KEYS, ours(where), 1000).items():
             having, counts = counted([self.truth[id][1] for id in want], key)
             assert found.items == having, (key, where)
             assert {(type_of(value), value): number for value, number in found.values} == counts, (key, where)
             assert [number for _, number in found.values] == sorted(counts.values(), reverse=True)
             numbers = sum(number for (kind, _), number in counts.items() if kind == "number")
             assert sum(found.histogram.counts if found.histogram else [0]) == numbers
+
+
+def ours(where: dict) -> dict:
+    """Return the filter without the items of `World.writers`."""
+    return {"must": [where] if where else [], "must_not": [{"key": OTHER, "exists": True}]}
 
 
 def _unit(vector: np.ndarray) -> np.ndarray:
@@ -127,34 +160,24 @@ def _unit(vector: np.ndarray) -> np.ndarray:
 def test_everything_agrees_with_its_plain_reading(store):
     for seed in range(3):
         world = World(store, seed)
-        for _ in range(25):
-            world.step()
-            world.check()
+        with world.writers(seed):
+            for _ in range(25):
+                world.step()
+                world.check()
 
 
 @pytest.mark.slow
 def test_everything_agrees_for_long(store):
-    """NNCLR_ORACLE_SECONDS (600) of it, while another collection is written."""
-    end, seed = time.monotonic() + SECONDS, 1000
-    other, stop = store.create("other", CollectionSpec(4)), threading.Event()
-
-    def write() -> None:
-        while not stop.wait(0.01):
-            other.upsert([Item("one", np.ones(4), {"label": "a"})])
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
-        while time.monotonic() < end:
-            world = World(store, seed)
+    """NNCLR_ORACLE_SECONDS (600) of it, with none to three other writers."""
+    end, seed = time.monotonic() + SECONDS, int(os.environ.get("NNCLR_ORACLE_SEED", "1000"))
+    while time.monotonic() < end:
+        world = World(store, seed)
+        with world.writers(seed % 4):
             for _ in range(60):
                 world.step()
                 world.check()
-            store.drop(f"c{seed}")
-            seed += 1
-    finally:
-        stop.set()
-        writer.join()
+        store.drop(f"c{seed}")
+        seed += 1
 
 
 def test_a_reopened_store_and_a_reader_see_the_same(tmp_path):
