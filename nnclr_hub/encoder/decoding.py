@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -28,7 +28,7 @@ from nnclr_hub.errors import ImageError, ImageTooExpensive, ImageTooLarge, Inval
 
 log = logging.getLogger(__name__)
 
-FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "AVIF", "PPM", "ICO", "QOI", "JPEG2000")
+FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "AVIF", "PPM", "ICO", "QOI", "JPEG2000", "HEIF")
 MAX_PIXELS = 40_000_000
 OVERSAMPLING = 2  # source pixels per pixel of the resized image that a scaled JPEG must keep
 _ORIENTATION = 0x0112  # EXIF tag
@@ -235,6 +235,10 @@ def _open(source: Path | str | bytes) -> BinaryIO:
 def readable_formats() -> tuple[str, ...]:
     """Return the formats that this build of Pillow supports; it fails on every file if another one is named."""
     Image.init()
+    with suppress(ImportError):  # the extra heic, which adds a format to Pillow
+        import pillow_heif.HeifImagePlugin
+
+        pillow_heif.options.DECODE_THREADS = 1  # images are decoded side by side
     return tuple(name for name in FORMATS if name in Image.OPEN)
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, BinaryIO, NoReturn, Self
 
 from PIL import Image, TiffImagePlugin
 
 from nnclr_hub.errors import UnsupportedImage
 
-FORMATS_IN_WORDS = "JPEG, PNG, WEBP, GIF, BMP, TIFF, AVIF, PPM, ICO, QOI or JPEG 2000"
+FORMATS_IN_WORDS = "JPEG, PNG, WEBP, GIF, BMP, TIFF, AVIF, HEIC, PPM, ICO, QOI or JPEG 2000"
 MAX_CHANNELS = 4
 
 _BITS, _CHANNELS, _SAMPLE_FORMAT = 258, 277, 339  # TIFF tags
@@ -23,6 +25,7 @@ _SUPPORTED = {
     4: {(_UNSIGNED, 8), (_UNSIGNED, 16)},
 }
 _TIFF, _BIG_TIFF = (b"II*\0", b"MM\0*"), (b"II+\0", b"MM\0+")
+_HEIF = re.compile(rb"....ftyp(hei[cxms]|hev[cxms]|mif1|msf1)", re.DOTALL)
 _JPEG2000_SIZES = b"\xff\x4f\xff\x51"  # the two markers before the image sizes
 
 
@@ -84,7 +87,10 @@ def refuse_unidentified(file: BinaryIO) -> NoReturn:
         tags = _tags_of(header + (file.read(8) if header[:4] in _BIG_TIFF else b""), file)
         if _BITS in tags:
             _PixelType.of(tags).check()
-    start = (header + file.read(4096)).partition(_JPEG2000_SIZES)[2]
+    start = header + file.read(4096)
+    if _HEIF.match(start) and not find_spec("pillow_heif"):
+        raise UnsupportedImage("HEIC images need the package pillow-heif; pip install 'nnclr_hub[heic]'.")
+    start = start.partition(_JPEG2000_SIZES)[2]
     check_channels(int.from_bytes(start[36:38], "big"))
     raise UnsupportedImage(f"The file is not an image in a supported format: {FORMATS_IN_WORDS}.")
 

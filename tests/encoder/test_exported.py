@@ -147,7 +147,7 @@ def test_a_device_that_does_not_exist_is_refused_with_an_export_too(model):
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
 def test_a_model_folder_with_its_graph_needs_no_export(model, tmp_path, dtype):
-    """The graph has no weights. Another export of the folder leaves it out, unless it is told to."""
+    """The graph has no weights. Another export of the folder leaves it out."""
     pytest.importorskip("onnxscript")
     folder = export_run(model, tmp_path / "with", dtype=dtype, graph=True)
     assert (folder / GRAPH).stat().st_size < 60_000

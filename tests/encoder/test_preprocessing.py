@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
+from nnclr_hub.encoder import decoding, unsupported_formats
 from nnclr_hub.encoder.backbones import create_backbone
 from nnclr_hub.encoder.decoding import decode_image, decode_scaled
 from nnclr_hub.encoder.preprocessing import EvalTransform, Preprocessing
@@ -29,9 +30,11 @@ def encoded(image: Image.Image, format: str = "PNG", **options) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "format", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM", "ICO", "QOI", "JPEG2000"]
+    "format", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "PPM", "ICO", "QOI", "JPEG2000", "HEIF"]
 )
 def test_every_supported_format_is_read(format):
+    if format not in decoding.readable_formats():
+        pytest.skip(f"{format} cannot be read here")
     image = Image.new("RGB", (32, 32), (200, 100, 50))
     try:
         data = encoded(image, format)
@@ -40,6 +43,14 @@ def test_every_supported_format_is_read(format):
     read = decode_image(data)
     assert (read.mode, read.size) == ("RGB", (32, 32))
     assert np.abs(np.asarray(read).mean(axis=(0, 1)) - (200, 100, 50)).max() < 8
+
+
+@pytest.mark.parametrize("brand", [b"heic", b"mif1", b"heix"])
+def test_a_heic_image_without_its_package_names_the_extra(monkeypatch, brand):
+    monkeypatch.setattr(decoding, "readable_formats", lambda: ("JPEG", "PNG"))
+    monkeypatch.setattr(unsupported_formats, "find_spec", lambda name: None)
+    with pytest.raises(UnsupportedImage, match="heic"):
+        decode_image(b"\0\0\0\x18ftyp" + brand + bytes(100))
 
 
 def test_images_are_turned_upright_by_their_exif():
