@@ -66,29 +66,32 @@ class DecodingProcess:
     def __init__(self, memory: int, nice: int) -> None:
         self.is_open = True
         self._ready = False
-        self._buffer = SharedBuffer(_unnamed_file())
         self._connection, other = socket.socketpair()
+        try:
+            self._buffer = SharedBuffer(_unnamed_file())
+        except OSError:
+            self._connection.close()
+            other.close()
+            raise
         path = [str(Path(__file__).resolve().parents[2]), *sys.path]
         self._waiting = select.poll()
         self._waiting.register(self._connection, select.POLLIN)
-        with other:
-            self._process = subprocess.Popen(
-                # -I and -S: the path is given, and reading it again takes a third of the start
-                [
-                    sys.executable,
-                    "-I",
-                    "-S",
-                    "-c",
-                    _START,
-                    json.dumps(path),
-                    *map(str, (self._buffer.fd, memory, nice)),
-                ],
-                stdin=other.fileno(),
-                stdout=subprocess.DEVNULL,
-                pass_fds=(self._buffer.fd,),
-                env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
-                start_new_session=True,  # Ctrl-C in a terminal reaches the parent only
-            )
+        # -I and -S: the path is given, and reading it again takes a third of the start
+        command = [sys.executable, "-I", "-S", "-c", _START, json.dumps(path)]
+        try:
+            with other:
+                self._process = subprocess.Popen(
+                    [*command, *map(str, (self._buffer.fd, memory, nice))],
+                    stdin=other.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    pass_fds=(self._buffer.fd,),
+                    env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+                    start_new_session=True,  # Ctrl-C in a terminal reaches the parent only
+                )
+        except BaseException:
+            self._connection.close()
+            self._buffer.close()
+            raise
 
     def run(
         self,

@@ -5,16 +5,19 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import shutil
 import tempfile
+import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from nnclr_hub.errors import DiskFull, StoreClosed, StoreError, StoreLocked
 
 T = TypeVar("T")
+ID = "ID"
 TOO_MANY_FILES = "This process has too many open files; close some, or raise its limit (`ulimit -n`), then repeat."
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -117,6 +120,22 @@ class Reserve:
         except OSError:
             return False
         return True
+
+
+def read_id(folder: Path) -> str | None:
+    """Return what identifies a store, wherever its folder is moved; None if an earlier version wrote it last."""
+    try:
+        id = (folder / ID).read_bytes()
+    except OSError:
+        return None
+    return id.decode() if re.fullmatch(b"[0-9a-f]{32}", id) else None
+
+
+def write_id(folder: Path, id: str | None = None) -> None:
+    """Give a store its id, or a new one if it has none. On a full disk it gets one at a later start."""
+    if read_id(folder) is None:
+        with suppress(OSError):
+            (folder / ID).write_text(id or uuid.uuid4().hex)
 
 
 def take_lock(folder: Path) -> BinaryIO:

@@ -303,10 +303,13 @@ def test_images_of_a_folder_of_several_pages_warn_once(tmp_path, caplog):
     assert len([one for one in caplog.records if "several pages" in one.message]) == 1
 
 
-def test_a_process_that_cannot_start_is_a_service_error(monkeypatch):
-    def refuse() -> int:
+@pytest.mark.parametrize("step", ["decoding_process._unnamed_file", "decoding_process.subprocess.Popen"])
+def test_a_process_that_cannot_start_is_a_service_error(monkeypatch, step):
+    def refuse(*arguments: object, **options: object) -> int:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr("nnclr_hub.encoder.decoding_process._unnamed_file", refuse)
+    monkeypatch.setattr(f"nnclr_hub.encoder.{step}", refuse)
+    before = os.listdir("/dev/fd")
     with pytest.raises(ServiceError):
         DecodingPool(1).run(len, b"image")
+    assert len(os.listdir("/dev/fd")) == len(before)

@@ -221,6 +221,39 @@ def three_backups(tmp_path):
     return ids
 
 
+def test_stores_do_not_share_a_destination(tmp_path):
+    destination = tmp_path / "backups"
+    for name in ("one", "other"):
+        with open_small_store(tmp_path / name) as store:
+            store.create("c", CollectionSpec(2)).upsert([Item(name, np.ones(2))])
+            if name == "one":
+                back_up(store, destination)
+            else:
+                with pytest.raises(InvalidRequest):
+                    back_up(store, destination)
+    restore(destination, tmp_path / "restored")  # takes the place of the first one
+    with open_small_store(tmp_path / "restored") as store:
+        back_up(store, destination)
+    assert len(verify_backups(destination)) == 2
+
+
+def test_backups_may_be_removed_while_they_are_verified(tmp_path):
+    destination = tmp_path / "backups"
+    with open_small_store(tmp_path / "store") as store:
+        collection = store.create("c", CollectionSpec(2))
+        for name in "ab":
+            collection.upsert([Item(name, np.ones(2))])
+            first = back_up(store, destination)
+
+        def remove(done: int, total: int) -> None:
+            if done == total and len(list(destination.glob("backups/*"))) > 1:
+                collection.upsert([Item("c", np.ones(2))])
+                back_up(store, destination, keep=1)
+
+        assert verify_backups(destination, progress=remove) == {}
+        assert first.id not in verify_backups(destination)
+
+
 def test_a_damaged_description_blocks_only_its_own_backup(three_backups, tmp_path):
     first, second, third = three_backups
     description = tmp_path / "backups" / "backups" / f"{third}.json"

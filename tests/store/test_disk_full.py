@@ -189,6 +189,24 @@ def test_a_full_disk_is_opened_searched_and_emptied(left, small_disk):
         assert read_collection(collection) == wanted | {"new": 2}
 
 
+def test_a_collection_that_was_opened_on_a_full_disk_is_written_once_there_is_space(small_disk):
+    folder = small_disk / "store"
+    with open_small_store(folder) as store:
+        store.create("c", CollectionSpec(DIM)).upsert([item_of("a", 1)])
+    fill(small_disk, 0)
+    (folder / "reserve").unlink(missing_ok=True)
+    filler = fill(small_disk, 0)
+    with open_small_store(folder) as store:
+        collection = store.get("c")
+        assert collection.info().state.startswith("read-only")
+        with pytest.raises(DiskFull):
+            collection.delete(["a"])
+        filler.unlink()
+        collection.upsert([item_of("b", 2)])
+        assert collection.info().state == "ready"
+        assert read_collection(collection) == {"a": 1, "b": 2}
+
+
 def test_the_space_of_deleted_items_is_given_back_while_writes_continue(tmp_path):
     """In steps between which writes run, without a call of compact."""
     with open_small_store(tmp_path, settings=StoreSettings(idle_seconds=0.05)) as store:

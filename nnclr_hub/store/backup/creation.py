@@ -34,6 +34,7 @@ from nnclr_hub.store.embedded.integrity import Commit, last_commit
 from nnclr_hub.store.embedded.rows import size_of
 from nnclr_hub.store.embedded.store import EmbeddedStore
 from nnclr_hub.store.failpoints import reached
+from nnclr_hub.store.folder import read_id
 from nnclr_hub.store.records import RECORDS
 from nnclr_hub.store.sqlite import format_of, open_files_limit, translated
 
@@ -90,7 +91,7 @@ def back_up(
 
     Raises:
         InvalidRequest: the store is not in a folder, or an earlier version wrote it; the destination is inside of it,
-            or has other files; or `keep` is invalid.
+            or has other files, or backups of another store; or `keep` is invalid.
         MissingDependency: the driver for the address is not installed.
         StoreLocked: another backup to the destination is running.
         DiskFull, StoreError: the destination cannot be written; older backups stay usable.
@@ -113,8 +114,13 @@ def back_up(
 
 
 def _added(store: EmbeddedStore, to: Destination, verify: bool, progress: Progress) -> BackupReport:
-    ids = to.ids()
+    ids, own = to.ids(), read_id(store.folder)
     previous = _sound(to, reversed(ids))
+    if previous is not None and None not in (previous.store, own) and previous.store != own:
+        raise InvalidRequest(
+            f"{to.address} has backups of another store; use one destination for each store, because old backups are "
+            "removed by their age."
+        )
     if verify and previous is not None:
         for piece in previous.pieces.values():
             if isinstance(problem := to.check_piece(piece), str):
@@ -126,7 +132,7 @@ def _added(store: EmbeddedStore, to: Destination, verify: bool, progress: Progre
     now = max(time.time(), previous.at + 1e-5 if previous else 0.0, *(one.commit.at for one in collections))
     moment = datetime.fromtimestamp(now + 1e-6, UTC)
     reached("backup.pieces")
-    backup = Backup(backup_id(moment), moment.timestamp(), together, tuple(collections), aliases, records)
+    backup = Backup(backup_id(moment), moment.timestamp(), together, tuple(collections), aliases, records, own)
     to.put(backup)
     reached("backup.done")
     items = sum(one.commit.items for one in collections)

@@ -79,6 +79,7 @@ class Backup:
     at: seconds since 1970.
     together: whether all collections are as they were at one moment; each is at one commit in any case.
     records: an SQLite file with jobs and probes; None if there are none.
+    store: the id of the store; None if an earlier version wrote the backup, or the store.
     """
 
     id: str
@@ -87,6 +88,7 @@ class Backup:
     collections: tuple[CollectionBackup, ...]
     aliases: dict[str, str]
     records: Piece | None
+    store: str | None = None
 
     @property
     def pieces(self) -> dict[str, Piece]:
@@ -159,4 +161,12 @@ def _backup(content: dict[str, Any]) -> Backup:
         for one in content["collections"]
     )
     records = piece(content["records"]) if content["records"] else None
-    return Backup(content["id"], content["at"], content["together"], collections, content["aliases"], records)
+    return Backup(
+        content["id"],
+        content["at"],
+        content["together"],
+        collections,
+        content["aliases"],
+        records,
+        content.get("store"),
+    )

@@ -27,7 +27,7 @@ from nnclr_hub.store.base import Progress
 from nnclr_hub.store.embedded.catalog import connect, create_collection, create_root
 from nnclr_hub.store.embedded.integrity import Commit, CommitRecord, insert_commit, recounted
 from nnclr_hub.store.embedded.names import CATALOG
-from nnclr_hub.store.folder import written_whole
+from nnclr_hub.store.folder import write_id, written_whole
 from nnclr_hub.store.records import RECORDS
 from nnclr_hub.store.spec import CollectionSpec
 from nnclr_hub.store.sqlite import translated
@@ -118,6 +118,7 @@ def restore(
                 "INSERT INTO aliases VALUES (?, ?)",
                 [(alias, name) for alias, name in backup.aliases.items() if name in found],
             )
+        write_id(partial, backup.store)
         if backup.records is not None:
             with (partial / RECORDS).open("wb") as file:
                 file.write(destination.read_piece(backup.records))

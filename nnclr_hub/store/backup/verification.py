@@ -74,7 +74,10 @@ def _checked(source: Destination, piece: Piece) -> str | np.ndarray:
 
 
 def _incomplete(source: Destination, one: CollectionBackup, checked: dict[str, str | np.ndarray]) -> str | None:
-    live = unpacked(source.read_piece(one.live))
+    try:
+        live = unpacked(source.read_piece(one.live))
+    except StoreError as error:  # another process may have removed it since it was checked
+        return str(error)
     parts = [part for rows in one.rows if not isinstance(part := checked[rows.piece.sha256], str)]
     rows = np.concatenate([np.zeros((0, 2), np.int64), *parts])
     rows = rows[np.isin(rows[:, 0], live)]

@@ -377,6 +377,8 @@ class EmbeddedCollection(Collection):
         with self._life:
             if self._closed:
                 raise closed_error(self._dropped)
+            if self._files.writer is None and not self._read_only and free_bytes(self._path) > LOW_WATER:
+                self.suspend()  # the disk was full when the files were opened, and has space again
             if self._suspended is not None:
                 self._make_room()
                 self._files = self._opened()

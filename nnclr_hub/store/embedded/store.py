@@ -1,6 +1,6 @@
 """EmbeddedStore: a folder of collections, written by one process at a time.
 
-STORE/LOCK, STORE/catalog.sqlite, STORE/records.sqlite, STORE/collections/UUID.sqlite and UUID/index-N.faiss
+STORE/LOCK, STORE/ID, STORE/catalog.sqlite, STORE/records.sqlite, STORE/collections/UUID.sqlite and UUID/index-N.faiss
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from typing import BinaryIO
 from nnclr_hub.errors import CollectionNotFound, DiskFull, InvalidRequest, StoreClosed, StoreError
 from nnclr_hub.store.base import Progress, VectorStore
 from nnclr_hub.store.checks import check_name
-from nnclr_hub.store.embedded.catalog import connect, create_collection, last_seq, read_spec
+from nnclr_hub.store.embedded.catalog import SCHEMA, connect, create_collection, last_seq, read_spec
 from nnclr_hub.store.embedded.collection import EmbeddedCollection
 from nnclr_hub.store.embedded.idle import IdleCollections
+from nnclr_hub.store.embedded.integrity import last_commit
 from nnclr_hub.store.embedded.names import CATALOG, LOST, Names, has_collections, write_name
 from nnclr_hub.store.embedded.salvage import salvage
 from nnclr_hub.store.failpoints import reached
-from nnclr_hub.store.folder import Reserve, fsync_folder, give_back, take_lock
+from nnclr_hub.store.folder import Reserve, fsync_folder, give_back, take_lock, write_id
 from nnclr_hub.store.records import RECORDS, Records
 from nnclr_hub.store.reports import CollectionInfo, SalvageReport, Statistics
 from nnclr_hub.store.settings import StoreSettings
 from nnclr_hub.store.spec import CollectionSpec
-from nnclr_hub.store.sqlite import remove_files, translated
+from nnclr_hub.store.sqlite import format_of, remove_files, translated
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +86,7 @@ class EmbeddedStore(VectorStore):
             if not read_only:
                 with translated(self.folder):
                     self._clear_leftovers()
+                write_id(self.folder)
         except BaseException:
             self._release_lock()
             raise
@@ -175,7 +177,10 @@ class EmbeddedStore(VectorStore):
             path = self._path(key)
             with closing(connect(path, read_only=True)) as connection, translated(path):
                 spec = read_spec(connection)
-                count = connection.execute("SELECT count(*) FROM items").fetchone()[0]
+                if format_of(connection) == SCHEMA:
+                    count = last_commit(connection).items  # counting the rows takes time for each of them
+                else:
+                    count = connection.execute("SELECT count(*) FROM items").fetchone()[0]
                 last = last_seq(connection)
             return CollectionInfo(name, spec, count, last, last, "ready", "closed")
         except (CollectionNotFound, InvalidRequest):
