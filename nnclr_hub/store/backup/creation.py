@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nnclr_hub.errors import InvalidRequest, StoreCorrupt, StoreError
+from nnclr_hub.errors import InvalidRequest, StoreError
 from nnclr_hub.store.backup.description import Backup, CollectionBackup, Log, Piece, Rows, backup_id
 from nnclr_hub.store.backup.destination import Destination
 from nnclr_hub.store.backup.pieces import log_piece, packed, rows_piece
@@ -115,17 +115,13 @@ def back_up(
 
 def _added(store: EmbeddedStore, to: Destination, verify: bool, progress: Progress) -> BackupReport:
     ids, own = to.ids(), read_id(store.folder)
-    previous = _sound(to, reversed(ids))
-    if previous is not None and None not in (previous.store, own) and previous.store != own:
-        raise InvalidRequest(
-            f"{to.address} has backups of another store; use one destination for each store, because old backups are "
-            "removed by their age."
-        )
+    previous = to.first_sound(reversed(ids))
+    to.refuse_other_store(previous, own)
     if verify and previous is not None:
         for piece in previous.pieces.values():
             if isinstance(problem := to.check_piece(piece), str):
                 log.warning("%s", problem)
-    copier = _Copier(to, previous, _sound(to, ids), progress)
+    copier = _Copier(to, previous, to.first_sound(ids), progress)
     collections, aliases, together = _collections(store, copier)
     records = copier.records(store.folder / RECORDS)
     # ascending even if the clock is set back; a name has microseconds, so the time must not have more
@@ -138,16 +134,6 @@ def _added(store: EmbeddedStore, to: Destination, verify: bool, progress: Progre
     items = sum(one.commit.items for one in collections)
     size = sum(piece.size for piece in backup.pieces.values())
     return BackupReport(backup.id, len(collections), items, copier.written, size, together)
-
-
-def _sound(destination: Destination, ids: Iterator[str] | Sequence[str]) -> Backup | None:
-    """Return the first backup whose description is intact."""
-    for id in ids:
-        try:
-            return destination.read(id)
-        except StoreCorrupt as error:
-            log.warning("the next backup does not build on a damaged one (%s)", error)
-    return None
 
 
 # ------------------------------------------------------------------------------ reading the store

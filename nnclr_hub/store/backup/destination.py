@@ -16,7 +16,7 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -100,6 +100,18 @@ class Destination:
         if others and not self.ids() and not self.pieces():
             raise InvalidRequest(
                 f"{self.address} has other files, for example {min(others)}; choose a new or an empty folder."
+            )
+
+    def refuse_other_store(self, newest: Backup | None, id: str | None) -> None:
+        """Check that the newest backup here is of the store with this id; None: of an earlier version.
+
+        Raises:
+            InvalidRequest: it is of another store.
+        """
+        if newest is not None and None not in (newest.store, id) and newest.store != id:
+            raise InvalidRequest(
+                f"{self.address} has backups of another store; use one destination for each store, because old "
+                "backups are removed by their age."
             )
 
     @contextmanager
@@ -245,6 +257,15 @@ class Destination:
         """Store the description of a backup, which completes it."""
         with self._translated():
             self._write(f"{BACKUPS}/{backup.id}.json", written(backup))
+
+    def first_sound(self, ids: Iterable[str]) -> Backup | None:
+        """Return the first backup whose description is intact."""
+        for id in ids:
+            try:
+                return self.read(id)
+            except StoreCorrupt as error:
+                log.warning("the next backup does not build on a damaged one (%s)", error)
+        return None
 
     def read(self, id: str) -> Backup:
         """Return a backup.

@@ -283,8 +283,7 @@ class EmbeddedCollection(Collection):
                 self._users -= 1
 
     def statistics(self) -> Statistics:
-        suspended = self._suspended  # once: another thread may open the files now
-        return self._files.statistics() if suspended is None else suspended
+        return self._suspended or self._files.statistics()  # read once: another thread may open the files now
 
     @_in_use
     def snapshot(self) -> None:
