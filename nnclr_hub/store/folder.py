@@ -134,8 +134,11 @@ def read_id(folder: Path) -> str | None:
 def write_id(folder: Path, id: str | None = None) -> None:
     """Give a store its id, or a new one if it has none. On a full disk it gets one at a later start."""
     if read_id(folder) is None:
-        with suppress(OSError):
-            (folder / ID).write_text(id or uuid.uuid4().hex)
+        with suppress(OSError), (folder / ID).open("w") as file:
+            file.write(id or uuid.uuid4().hex)
+            file.flush()
+            os.fsync(file.fileno())
+            fsync_folder(folder)
 
 
 def take_lock(folder: Path) -> BinaryIO:

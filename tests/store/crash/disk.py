@@ -8,7 +8,8 @@ What was done to a folder (a file made, renamed, deleted) is volatile until
                  is what ext4, XFS, Btrfs and F2FS do
 
 Power may fail with all of the volatile lost, or with an arbitrary part of it on the disk: some pages of a file as
-they were at some moment since the last fsync, others not; a rename, but not the one before.
+they were at some moment since the last fsync, others not; a rename, but not the one before. That a file becomes shorter
+is one change of the file system, which is there as a whole or not, and what is written later is there only with it.
 """
 
 from __future__ import annotations
@@ -170,9 +171,14 @@ def _surviving(inode: Inode, rng: random.Random | None) -> bytes:
     """Return the bytes of a file after the loss: each page as it was at some moment since the last fsync."""
     if rng is None or not inode.pending:
         return inode.durable
-    moments = [inode.durable]
+    spans = [[inode.durable]]  # of moments without a cut between them
     for change in inode.pending:
-        moments.append(_after(moments[-1], [change]))
+        before = spans[-1][-1]
+        after = _after(before, [change])
+        if len(after) < len(before):
+            spans.append([])
+        spans[-1].append(after)
+    moments = rng.choice(spans)
     size = len(rng.choice(moments))
     pages = [rng.choice(moments)[start : start + PAGE].ljust(PAGE, b"\0") for start in range(0, size, PAGE)]
     return b"".join(pages)[:size]
