@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -37,6 +38,11 @@ IMAGE_SUFFIXES = frozenset(
         ".j2k",
     ]
 )
+# files that often lie next to images and are not expected to be any
+COMPANIONS = frozenset(
+    [".csv", ".tsv", ".json", ".jsonl", ".txt", ".md", ".xml", ".yaml", ".yml", ".html", ".log", ".db"]
+)
+SHOWN = 8  # suffixes in a warning
 SPLITS = ("train", "val", "test", "unlabeled", "unlabelled")
 
 
@@ -44,7 +50,7 @@ def list_images(folder: Path) -> list[Path]:
     """Return every image below a folder, by suffix, in a stable order, without hidden files and folders.
 
     Links to folders are not followed, because they may form a cycle or leave the tree that a user may read. A warning
-    reports their number.
+    reports their number, and another one the number of other files by suffix, without tables and texts.
 
     Raises:
         NoImages: the folder does not exist, is a file, or contains no image.
@@ -55,22 +61,32 @@ def list_images(folder: Path) -> list[Path]:
         raise NoImages(f"{folder} {problem}; expected a folder of images.")
     found = []
     links = []
+    others: Counter[str] = Counter()
     for parent, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         links += [path for name in folders if os.path.islink(path := os.path.join(parent, name))]
-        found += [
-            Path(parent, name)
-            for name in sorted(files)
-            if not name.startswith(".") and Path(name).suffix.lower() in IMAGE_SUFFIXES
-        ]
+        for path in (Path(parent, name) for name in sorted(files) if not name.startswith(".")):
+            suffix = path.suffix.lower()
+            if suffix in IMAGE_SUFFIXES:
+                found.append(path)
+            elif suffix not in COMPANIONS:
+                others[suffix or "without suffix"] += 1
     if links:
         whole = folder.resolve()  # the same path for every spelling of the folder
         _warn_of_links(str(whole), len(links), str(whole / Path(links[0]).relative_to(folder)))
+    if others:
+        _warn_of_others(str(folder.resolve()), ", ".join(f"{n} {suffix}" for suffix, n in others.most_common(SHOWN)))
     if not found:
         raise NoImages(
             f"{folder} and its subfolders contain no image; supported suffixes are {' '.join(sorted(IMAGE_SUFFIXES))}."
         )
     return found
+
+
+@cache
+def _warn_of_others(folder: str, counted: str) -> None:
+    """Log a warning once per folder and count."""
+    log.warning("%s also contains files that are not read as images: %s", folder, counted)
 
 
 @cache
