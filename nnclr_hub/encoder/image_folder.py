@@ -69,7 +69,7 @@ def list_images(folder: Path) -> list[Path]:
             suffix = path.suffix.lower()
             if suffix in IMAGE_SUFFIXES:
                 found.append(path)
-            elif suffix not in COMPANIONS:
+            elif suffix not in COMPANIONS and not path.is_symlink():
                 others[suffix or "without suffix"] += 1
     if links:
         whole = folder.resolve()  # the same path for every spelling of the folder
