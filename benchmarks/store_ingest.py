@@ -20,11 +20,12 @@ from contextlib import closing
 from pathlib import Path
 
 from store_data import INDEXED, Clusters, Rows
-from store_report import Report, seconds, spread
+from store_report import Report, cpu_seconds, seconds, spread
 
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import Collection, Item
 from nnclr_hub.store.embedded.catalog import connect
+from nnclr_hub.store.embedded.integrity import row_crc
 from nnclr_hub.store.spec import CollectionSpec, Precision
 
 NAME = "bench"
@@ -33,13 +34,13 @@ SMALL = 40_000
 
 
 def fill(collection: Collection, data: Clusters, batch: int) -> float:
-    """Upsert all rows; return the seconds in `upsert`, without generating vectors and items."""
+    """Upsert all rows; return the CPU seconds in `upsert`, without generating vectors and items."""
     taken = 0.0
     for rows in data.chunks():
         items = items_of(rows)
         for start in range(0, len(items), batch):
             request = items[start : start + batch]
-            taken += seconds(lambda request=request: collection.upsert(request))
+            taken += cpu_seconds(lambda request=request: collection.upsert(request))
     return taken
 
 
@@ -76,7 +77,7 @@ def collection_file(folder: Path) -> Path:
 
 
 def bare(source: Path, batch: int, data: Clusters | None = None) -> float:
-    """Measure the seconds that bare SQLite takes for the rows of `source`.
+    """Measure the CPU seconds that bare SQLite takes for the rows of `source`.
 
     Args:
         source: a collection's file, filled in requests of `batch` from `data`, each row once.
@@ -93,7 +94,7 @@ def bare(source: Path, batch: int, data: Clusters | None = None) -> float:
                     items = items_of(next(chunks))
                 first = (tables["items"][0][0] - 1) % 10_000
                 request = None if data is None else items[first : first + batch]
-                taken += seconds(lambda tables=tables, request=request: _insert(connection, tables, request))
+                taken += cpu_seconds(lambda tables=tables, request=request: _insert(connection, tables, request))
         return taken
 
 
@@ -117,7 +118,8 @@ def _requests(made: sqlite3.Connection, batch: int) -> Iterator[dict[str, list[t
             for table in ("items", "vectors")
         }
         # a snapshot trims the log: its lines are made again, each a row of an item that came
-        yield request | {"oplog": [(rid, "+", rid) for rid, *_ in request["items"]]}
+        log = [(rid, "+", rid, id) for rid, id, *_ in request["items"]]
+        yield request | {"oplog": log, "commits": [(log[-1][0], time.time(), log[-1][0], 0, 0, 0, 0)]}
 
 
 def _insert(connection: sqlite3.Connection, tables: dict[str, list[tuple]], items: list[Item] | None) -> None:
@@ -135,7 +137,10 @@ def _made(tables: dict[str, list[tuple]], items: list[Item]) -> dict[str, list[t
     texts = [json.dumps(item.metadata, allow_nan=False, ensure_ascii=False) for item in items]
     blobs = [item.vector.tobytes() for item in items]
     return {
-        "items": [(rid, item.id, text) for rid, item, text in zip(rids, items, texts, strict=True)],
+        "items": [
+            (rid, item.id, text, row_crc(rid, item.id, text, zlib.crc32(blob), None))
+            for rid, item, text, blob in zip(rids, items, texts, blobs, strict=True)
+        ],
         "vectors": [(rid, blob, zlib.crc32(blob)) for rid, blob in zip(rids, blobs, strict=True)],
     }
 

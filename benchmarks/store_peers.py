@@ -20,7 +20,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ if "--worker" in sys.argv:  # before any library starts its threads
 import numpy as np
 from store_data import Clusters, exact
 from store_peer_kinds import PEERS, Hits, Peer
-from store_report import Report, versions
+from store_report import Report, cpu_seconds, versions
 
 K = 10
 REQUEST = 1000
@@ -182,10 +181,10 @@ def fill(peer: Peer, data: Path) -> dict[str, Any]:
     for start in range(0, len(vectors), REQUEST):
         chunk = np.array(vectors[start : start + REQUEST])
         rows = range(start, start + len(chunk))
-        adding += cpu(
+        adding += cpu_seconds(
             lambda rows=rows, chunk=chunk, start=start: peer.add(rows, metadata[start : start + REQUEST], chunk)
         )
-    return {"kind": peer.kind, "durable": peer.durable, "adding": adding, "building": cpu(peer.finish)}
+    return {"kind": peer.kind, "durable": peer.durable, "adding": adding, "building": cpu_seconds(peer.finish)}
 
 
 def opened(kind: type[Peer], folder: Path, queries: np.ndarray) -> dict[str, Any]:
@@ -197,7 +196,7 @@ def opened(kind: type[Peer], folder: Path, queries: np.ndarray) -> dict[str, Any
         peers.append(kind(folder, queries.shape[1]))
         peers[0].search(queries[:1], K, kind.efforts[0], "")
 
-    seconds = cpu(first_answer)
+    seconds = cpu_seconds(first_answer)
     for query in queries:
         peers[0].search(query[None], K, kind.efforts[0], "")
     used = memory() - before
@@ -211,13 +210,6 @@ def memory() -> int:
     return 1024 * int(next(line.split()[1] for line in text.splitlines() if line.startswith("VmRSS:")))
 
 
-def cpu(work: Callable[[], Any]) -> float:
-    """Return the CPU seconds of all threads."""
-    began = time.process_time()
-    work()
-    return time.process_time() - began
-
-
 def point(peer: Peer, queries: np.ndarray, truth: np.ndarray, filter: str, effort: int | None) -> dict[str, Any]:
     """Return the recall, and queries per CPU second one by one and in batches."""
     began, found = time.process_time(), []
@@ -229,7 +221,7 @@ def point(peer: Peer, queries: np.ndarray, truth: np.ndarray, filter: str, effor
     result = {"recall": recall(found, truth[: len(found)]), "one": rate}
     if peer.batches and not filter and len(found) == len(queries):
         starts = range(0, len(queries) - BATCH + 1, BATCH)
-        taken = cpu(lambda: [peer.search(queries[start : start + BATCH], K, effort, "") for start in starts])
+        taken = cpu_seconds(lambda: [peer.search(queries[start : start + BATCH], K, effort, "") for start in starts])
         result["batch"] = len(starts) * BATCH / max(1e-9, taken)
     return result
 
