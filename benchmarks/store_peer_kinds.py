@@ -273,7 +273,7 @@ class HnswLib(Peer):
         self._index.add_items(vectors, np.array(rows), num_threads=1)
 
     def search(self, queries: np.ndarray, k: int, effort: int | None, filter: str) -> Hits:
-        self._index.set_ef(effort)
+        self._index.set_ef(effort or 10)
         return self._index.knn_query(queries, k, num_threads=1)[0].tolist()
 
 
