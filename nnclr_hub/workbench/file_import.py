@@ -87,7 +87,7 @@ def import_file(
     """
     if not format.images:
         return import_items(bench, collection, ItemFile(path, format), progress)
-    with opened_images([Staged(path.name, path)], MOST_IMAGE) as (images, left_out):
+    with opened_images(Staged(path.name, path), MOST_IMAGE) as (images, left_out):
         return ImageImport(bench, collection).run(images, left_out, progress)
 
 

@@ -4,7 +4,7 @@
     jobs        Jobs: submit, list and cancel; one queue and one thread for each kind
     runner      JobRunner: runs one job from start to end
     context     JobContext: what the work sees of its job;  RetryingEmbedder: waits while the engine is busy
-    kinds       the kinds of jobs and what each does;  add_images: the two kinds that add images
+    kinds       the kinds of jobs and what each does;  add_images: the kinds that fill a collection
     job_store   JobRecords: jobs on disk;  ActiveJobs: those that have not ended, in memory
     events      a job's progress as server-sent events
 

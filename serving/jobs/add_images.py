@@ -10,22 +10,22 @@ from nnclr_hub.workbench.folder_changes import FolderChanges
 from nnclr_hub.workbench.import_format import FORMATS
 from nnclr_hub.workbench.item_file import ItemFile
 from nnclr_hub.workbench.source_folders import SourceFolders
-from nnclr_hub.workbench.staging import note, noted, staged, staged_images
+from nnclr_hub.workbench.staging import note, noted, opened_images, staged
 
 from .context import ROOT, UPLOAD, JobContext, Outcome
 
 
 def add(context: JobContext) -> Outcome:
-    """Add the uploaded images of a ticket, and those inside uploaded archives. Unreadable images are reported."""
+    """Add the images of an uploaded archive. Unreadable images are reported."""
     ticket, name = context.params[UPLOAD], context.params["collection"]
     images_import = ImageImport(context.bench, name, noted(ticket), partial(note, ticket))
-    with staged_images(ticket, context.params["max_bytes"]) as (images, left_out):
+    with opened_images(staged(ticket), context.params["max_bytes"]) as (images, left_out):
         return _outcome(images_import.run(images, left_out, context.progress), name)
 
 
 def import_vectors(context: JobContext) -> Outcome:
     """Import items by their vectors from an uploaded file. Invalid rows are reported."""
-    [file] = staged(context.params[UPLOAD])
+    file = staged(context.params[UPLOAD])
     rows = ItemFile(file.path, FORMATS[context.params["format"]])
     name = context.params["collection"]
     return _outcome(import_items(context.bench, name, rows, context.progress), name)

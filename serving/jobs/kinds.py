@@ -21,7 +21,7 @@ from nnclr_hub.workbench.probe_fitting import FitOptions
 from nnclr_hub.workbench.probe_sources import LabeledExample, fit_on_collection, fit_on_examples
 from nnclr_hub.workbench.probes import KeptProbe, keep_probe
 from nnclr_hub.workbench.reembedding import abandon, reembed
-from nnclr_hub.workbench.staging import renew, staged_images, unstage
+from nnclr_hub.workbench.staging import renew, unstage
 
 from ..request_bodies import decode_text
 from .add_images import add, import_vectors, index
@@ -126,7 +126,7 @@ def _abandon_reembedding(bench: Workbench, params: Mapping[str, Any]) -> None:
 
 
 def _fit_probe(context: JobContext) -> Outcome:
-    """Fit on a collection, on the items submitted with the job, or on the class folders of an upload."""
+    """Fit on a collection, or on the items submitted with the job."""
     params = context.params
     options = FitOptions(**params["options"])
     errors: Errors = []
@@ -134,8 +134,6 @@ def _fit_probe(context: JobContext) -> Outcome:
         collection = context.bench.collection(params["collection"])
         field, where = params["field"], params["where"]
         kept = fit_on_collection(collection, params["name"], field, where, options, progress=context.progress)
-    elif params.get(UPLOAD) is not None:
-        kept, errors = _fit_on_upload(context, options)
     else:
         kept, errors = _fit_on_items(context, options)
     context.check()
@@ -152,17 +150,6 @@ def _fit_on_items(context: JobContext, options: FitOptions) -> tuple[KeptProbe, 
     return kept, [{"index": index, "detail": reason} for index, reason in broken]
 
 
-def _fit_on_upload(context: JobContext, options: FitOptions) -> tuple[KeptProbe, Errors]:
-    params = context.params
-    with staged_images(params[UPLOAD], params["max_bytes"]) as (images, left_out):
-        images.sort(key=lambda one: one.name)  # browsers send files in any order, and the split depends on it
-        examples = [LabeledExample(image.label, image=image.read) for image in images]
-        embedder = context.bench.models.get(params["source"])
-        kept, broken = fit_on_examples(examples, params["name"], embedder, options, progress=context.progress)
-        errors = [*left_out, *((images[index].name, reason) for index, reason in broken)]
-    return kept, [{"name": name, "detail": without_paths(reason)} for name, reason in errors]
-
-
 def _example(item: dict[str, Any], index: int) -> LabeledExample:
     vector, image = item.get("vector"), item.get("image")
     return LabeledExample(
@@ -176,20 +163,18 @@ def _example(item: dict[str, Any], index: int) -> LabeledExample:
 
 
 def _renew_upload(params: Mapping[str, Any]) -> None:
-    if params.get(UPLOAD) is not None:
-        renew(params[UPLOAD])
+    renew(params[UPLOAD])
 
 
 def _delete_upload(params: Mapping[str, Any]) -> None:
-    if params.get(UPLOAD) is not None:
-        unstage(params[UPLOAD])
+    unstage(params[UPLOAD])
 
 
 KINDS: dict[str, Kind] = {
     "add": Kind(add, renew=_renew_upload, forget=_delete_upload),
     "import": Kind(import_vectors, renew=_renew_upload, forget=_delete_upload),
     "index": Kind(index),
-    "probe_fit": Kind(_fit_probe, renew=_renew_upload, forget=_delete_upload),
+    "probe_fit": Kind(_fit_probe),
     "duplicates": Kind(_duplicates),
     "verify": Kind(_verify),
     "compact": Kind(_compact),

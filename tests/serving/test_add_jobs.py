@@ -1,6 +1,7 @@
 """The jobs that add images: staged uploads, zip files, and a folder of the server."""
 
 import hashlib
+import secrets
 import shutil
 import threading
 import time
@@ -12,22 +13,22 @@ from waiting import until
 
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.workbench import Workbench, file_import, folder_index
-from nnclr_hub.workbench.staging import stage, staged
+from nnclr_hub.workbench.staging import complete, partial_file, staged
 from serving.jobs import add_images
 from serving.jobs.context import Interrupted, JobContext, Signals
 
 
 @pytest.fixture
 def ticket(tmp_path, image_files):
-    """Return ticket({name: file or bytes}), which stages uploads and returns their ticket."""
+    """Return ticket({name: file or bytes}), which stages a zip of these images and returns its ticket."""
 
     def make(files) -> str:
-        parts = []
-        for i, (name, source) in enumerate(files.items()):
-            part = tmp_path / f"{i}.part"
-            part.write_bytes(source if isinstance(source, bytes) else source.read_bytes())
-            parts.append((name, [part]))
-        return stage(parts)
+        ticket = secrets.token_hex(16)
+        with zipfile.ZipFile(partial_file(ticket), "w") as packed:
+            for name, source in files.items():
+                packed.writestr(name, source if isinstance(source, bytes) else source.read_bytes())
+        complete(ticket, "photos.zip")
+        return ticket
 
     return make
 
@@ -148,13 +149,9 @@ def test_a_job_interrupted_before_its_write_adds_the_images_later(server, collec
     assert attempt(server, given)["added"] == 2
 
 
-def test_zips_are_added_image_by_image(server, client, collection, ticket, image_files, tmp_path):
-    """A single folder that contains everything does not become a label."""
-    with zipfile.ZipFile(tmp_path / "z.zip", "w") as file:
-        for path in image_files[:40]:
-            file.write(path, f"photos/{path.parent.name}/{path.name}")
-        file.writestr("photos/inner.zip", b"PK")
-    job = add(server, ticket({"z.zip": tmp_path / "z.zip"}))
+def test_a_single_folder_that_contains_everything_is_no_label(server, client, collection, ticket, image_files):
+    files = {f"photos/{path.parent.name}/{path.name}": path for path in image_files[:40]}
+    job = add(server, ticket({**files, "photos/inner.zip": b"PK"}))
     assert (job.result["added"], job.total) == (40, 40)
     assert [error["name"] for error in job.result["errors"]] == ["photos/inner.zip"]
     labels = {item["metadata"]["label"] for item in client.get(f"{collection}/items").json()["items"]}

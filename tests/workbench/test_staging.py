@@ -1,6 +1,7 @@
 """Files that wait for a job: kept under a ticket, and gone when they are not wanted."""
 
 import os
+import secrets
 import threading
 import time
 
@@ -8,7 +9,7 @@ import pytest
 
 from nnclr_hub.errors import InvalidRequest, Overloaded
 from nnclr_hub.workbench import staging
-from nnclr_hub.workbench.staging import renew, stage, staged, unstage
+from nnclr_hub.workbench.staging import complete, partial_file, partial_size, renew, staged, unstage
 
 
 @pytest.fixture(autouse=True)
@@ -17,55 +18,54 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
-def write(path, data: bytes):
-    path.write_bytes(data)
-    return path
+def stage(data: bytes = b"a") -> str:
+    """Stage a file, and return its ticket."""
+    ticket = secrets.token_hex(16)
+    partial_file(ticket).write_bytes(data)
+    complete(ticket, "photos.zip")
+    return ticket
 
 
-def test_staged_files_are_moved_and_found_by_their_ticket(tmp_path):
-    parts = [write(tmp_path / f"{i}.part", data) for i, data in enumerate((b"one", b"two ", b"and ", b"three"))]
-    ticket = stage([("cat/1.jpg", parts[:1]), ("../../2.zip", parts[1:])])
-    assert not any(part.exists() for part in parts)
+def test_a_file_is_found_by_its_ticket_once_it_is_complete():
+    ticket = secrets.token_hex(16)
+    partial_file(ticket).write_bytes(b"one")
+    assert partial_size(ticket) == 3
+    with pytest.raises(InvalidRequest):
+        staged(ticket)
+    with partial_file(ticket).open("ab") as file:
+        file.write(b"two")
+    complete(ticket, "../../photos.zip")
     found = staged(ticket)
-    assert [(one.name, one.path.read_bytes()) for one in found] == [
-        ("cat/1.jpg", b"one"),
-        ("../../2.zip", b"two and three"),
-    ]
+    assert (found.name, found.path.read_bytes()) == ("../../photos.zip", b"onetwo")
     unstage(ticket)
     unstage(ticket)
-    assert not found[0].path.exists()
+    assert not found.path.exists()
     with pytest.raises(InvalidRequest):
         staged(ticket)
 
 
 @pytest.mark.parametrize("ticket", ["", "..", "../adding", "0" * 31, "0" * 32])
-def test_an_invalid_ticket_finds_and_removes_nothing(cache, tmp_path, ticket):
-    stage([("a.jpg", [write(tmp_path / "a", b"a")])])
+def test_an_invalid_ticket_finds_and_removes_nothing(cache, ticket):
+    stage()
     with pytest.raises(InvalidRequest):
         staged(ticket)
     unstage(ticket)
     assert len(list((cache / "adding").iterdir())) == 1
 
 
-def test_failed_staging_leaves_no_files(cache, tmp_path):
-    with pytest.raises(FileNotFoundError):
-        stage([("a.jpg", [write(tmp_path / "a", b"a")]), ("gone.jpg", [tmp_path / "gone"])])
-    assert list((cache / "adding").iterdir()) == []
-
-
-def test_old_staged_files_are_removed_and_too_many_are_refused(cache, tmp_path, monkeypatch):
-    old = stage([("a.jpg", [write(tmp_path / "a", b"a" * 100)])])
+def test_old_staged_files_are_removed_and_too_many_are_refused(cache, monkeypatch):
+    old = stage(b"a" * 100)
     monkeypatch.setattr(staging, "MOST_BYTES", 50)
     with pytest.raises(Overloaded):
-        stage([("b.jpg", [write(tmp_path / "b", b"b")])])
+        stage()
     past = time.time() - staging.KEPT_S - 1
     os.utime(cache / "adding" / old, (past, past))
-    new = stage([("b.jpg", [tmp_path / "b"])])
+    new = stage()
     assert [path.name for path in (cache / "adding").iterdir()] == [new]
 
 
-def test_a_renewed_ticket_is_kept_for_another_week(cache, tmp_path):
-    ticket, other = (stage([(f"{name}.jpg", [write(tmp_path / name, b"a")])]) for name in "ab")
+def test_a_renewed_ticket_is_kept_for_another_week(cache):
+    ticket, other = stage(), stage()
 
     def weeks_later():
         past = time.time() - 100 * staging.KEPT_S
@@ -74,17 +74,17 @@ def test_a_renewed_ticket_is_kept_for_another_week(cache, tmp_path):
 
     weeks_later()
     renew(ticket)
-    stage([("c.jpg", [write(tmp_path / "c", b"c")])])
-    assert [one.name for one in staged(ticket)] == ["a.jpg"]
+    stage()
+    assert staged(ticket).name == "photos.zip"
     with pytest.raises(InvalidRequest):
         staged(other)
     weeks_later()
-    stage([("d.jpg", [write(tmp_path / "d", b"d")])])
+    stage()
     renew(ticket)
     assert not (cache / "adding" / ticket).exists()
 
 
-def test_staging_tolerates_jobs_that_end_concurrently(tmp_path):
+def test_staging_tolerates_jobs_that_end_concurrently():
     """Another thread takes away what waits, file by file, while more is staged."""
     ended, begun = threading.Event(), threading.Event()
     tickets: list[str] = []
@@ -99,10 +99,9 @@ def test_staging_tolerates_jobs_that_end_concurrently(tmp_path):
     thread.start()
     assert begun.wait(30)
     try:
-        for i in range(60):
-            files = [(f"{j}.jpg", [write(tmp_path / f"{i}-{j}", b"a")]) for j in range(20)]
-            tickets.append(stage(files))
+        for _ in range(60):
+            tickets.append(stage())
     finally:
         ended.set()
         thread.join()
-    assert len(staged(tickets[-1])) == 20
+    assert staged(tickets[-1]).path.read_bytes() == b"a"
