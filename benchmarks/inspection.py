@@ -1,4 +1,6 @@
-"""What `nnclr inspect` finds of planted errors, against imagededup, cleanlab and fastdup where they are installed.
+"""What `nnclr inspect` finds of planted errors, against other libraries where they are installed.
+
+The others are imagededup, cleanvision, cleanlab and fastdup.
 
     python -m benchmarks.inspection DATA WORK --out WORK/inspection.json
 
@@ -177,6 +179,16 @@ def peers(work: Path, planted: dict[str, Any], subject: Any, findings: Any) -> d
         }
         results["imagededup PHash"] = _score_pairs(pairs, planted["duplicates"])
         shutil.rmtree(flat)
+    if importlib.util.find_spec("cleanvision"):
+        from cleanvision import Imagelab
+
+        lab = Imagelab(data_path=str(work))
+        lab.find_issues({"near_duplicates": {}, "exact_duplicates": {}}, n_jobs=1, verbose=False)
+        groups = [one for kind in ("near_duplicates", "exact_duplicates") for one in lab.info[kind]["sets"]]
+        pairs = _pairs([Path(path).relative_to(work).as_posix() for path in group] for group in groups)
+        results["cleanvision"] = _score_pairs(pairs, planted["duplicates"])
+    if importlib.util.find_spec("fastdup"):
+        results |= _fastdup(work, planted)
     if importlib.util.find_spec("cleanlab"):
         from cleanlab.outlier import OutOfDistribution
         from cleanlab.rank import get_label_quality_scores
@@ -198,8 +210,31 @@ def peers(work: Path, planted: dict[str, Any], subject: Any, findings: Any) -> d
     return results
 
 
+def _fastdup(work: Path, planted: dict[str, Any]) -> dict[str, Any]:
+    """Return the scores of fastdup's own features: pairs above two thresholds, and 1 - the nearest similarity."""
+    import fastdup
+
+    found = fastdup.create(input_dir=str(work), work_dir=str(work.parent / f"{work.name}-fastdup"))
+    found.run(overwrite=True, threshold=0.0, nearest_neighbors_k=3, num_threads=1, verbose=False)
+    table = found.similarity()
+    names = {name: Path(name).resolve().relative_to(work.resolve()).as_posix() for name in set(table.filename_from)}
+    names |= {name: Path(name).resolve().relative_to(work.resolve()).as_posix() for name in set(table.filename_to)}
+    nearest: dict[str, float] = {}
+    results: dict[str, Any] = {}
+    for a, score in zip(table.filename_from, table.distance, strict=True):
+        nearest[names[a]] = max(float(score), nearest.get(names[a], -1.0))
+    for least in (0.9, 0.96):
+        near = table[table.distance >= least]
+        pairs = _pairs([names[a], names[b]] for a, b in zip(near.filename_from, near.filename_to, strict=True))
+        results[f"fastdup, similarity {least}"] = _score_pairs(pairs, planted["duplicates"])
+    scores = {name: 1 - score for name, score in nearest.items()}
+    results["fastdup outliers"] = {"auroc": _auroc(scores, set(planted["foreign"]))}
+    return results
+
+
 def _pairs(groups: Iterable[Iterable[str]]) -> Pairs:
-    return {(a, b) for group in groups for a in group for b in group if a < b}
+    listed = [list(group) for group in groups]
+    return {(a, b) for group in listed for a in group for b in group if a < b}
 
 
 def _score_pairs(found: Any, planted: Iterable[Iterable[str]]) -> dict[str, float]:

@@ -49,6 +49,8 @@ def ablate(
     data: Sequence[str | Path],
     out: Path,
     *,
+    labels: Path | None = None,
+    root: Path | None = None,
     seeds: int = 1,
     device: str | None = None,
     console: Console | None = None,
@@ -59,6 +61,7 @@ def ablate(
         recipe_name, base: the recipe that all rows share.
         data: as for `pretrain`.
         out: folder of tables.
+        labels, root: a table of labels that scores the rows; as for `pretrain`.
         seeds: runs per row, with seeds base.seed, base.seed + 1, ...
         device: as for `pretrain`.
         console: for progress and messages; default standard error.
@@ -73,14 +76,15 @@ def ablate(
     base = for_data(base, data, device, console)
     rows = table.rows(base)
     recipes = [base.with_settings(row.settings) for row in rows]  # before any run: an invalid row stops here
-    _check_data(recipes, data, console)
+    _check_data(recipes, data, labels, console)
     results: dict[int, dict[int, dict[str, float]]] = {number: {} for number in range(len(rows))}
     for seed in range(base.seed, base.seed + seeds):
         for number, (row, recipe) in enumerate(zip(rows, recipes, strict=True)):
             console.print(f"[bold]{row.label}[/], seed {seed}", highlight=False)
             run = folder / slug(row.label) / f"seed-{seed}"
             settings = recipe.with_settings([f"seed={seed}"])
-            outcome = pretrain(recipe_name, settings, data, run, resume=True, device=device, console=console)
+            options = {"resume": True, "labels": labels, "root": root, "device": device, "console": console}
+            outcome = pretrain(recipe_name, settings, data, run, **options)
             if not outcome.finished:
                 return None
             results[number][seed] = outcome.scores
@@ -103,15 +107,15 @@ def for_data(base: Recipe, data: Sequence[str | Path], device: str | None, conso
     )
 
 
-def _check_data(recipes: Sequence[Recipe], data: Sequence[str | Path], console: Console) -> None:
+def _check_data(recipes: Sequence[Recipe], data: Sequence[str | Path], labels: Path | None, console: Console) -> None:
     """Check the data before the first row for everything that would stop a later row."""
     folders = find_data(data, console)
     if any(recipe.pick == "oracle" for recipe in recipes):
         require_labels(training_files(folders).labels)
-    if not evaluation_sets(folders):
+    if labels is None and not evaluation_sets(folders):
         console.print(
-            "[yellow]note[/] No folder has labeled images in train/ and in val/ or test/. The rows will be trained "
-            "without scores to compare them.",
+            "[yellow]note[/] No folder has labeled images in train/ and in val/ or test/, and there is no table of "
+            "--labels. The rows will be trained without scores to compare them.",
             highlight=False,
         )
 

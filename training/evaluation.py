@@ -13,13 +13,15 @@ from rich.console import Console
 
 from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.encoder.preprocessing import Preprocessing
+from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.method import Learner
 from nnclr_hub.progress import bar
 
 from .checkpoint import digest
-from .data.datasets import EvaluationSet, evaluation_sets
+from .data.datasets import EvaluationSet, ImageFiles, evaluation_sets
 from .evals.frozen import knn, quick_linear
 from .evals.labeled import LabeledSet
+from .evals.task import read_task
 from .floors import Floors
 from .recipes import Recipe
 from .run_folder import network
@@ -56,6 +58,7 @@ class Evaluation:
     Args:
         preprocessing: of the exported encoder.
         recipe: determines which network is exported.
+        table: a further labeled set, see `table_set`.
 
     `images` is {"NAME": digest of the images that the set is scored with}.
     """
@@ -67,9 +70,10 @@ class Evaluation:
         recipe: Recipe,
         where: torch.device,
         console: Console,
+        table: EvaluationSet | None = None,
     ) -> None:
         self._preprocessing, self._recipe, self._where, self._say = preprocessing, recipe, where, console
-        self._sets, self.images = labeled_sets(folders, preprocessing, recipe.eval_images, console)
+        self._sets, self.images = labeled_sets(folders, preprocessing, recipe.eval_images, console, table)
 
     def scores(self, learner: Learner, name: str) -> dict[str, float]:
         """Return {"knn20/NAME": accuracy in [0, 1], "linear/NAME": ...} and put the learner back in training mode."""
@@ -94,21 +98,48 @@ class Evaluation:
 
 
 def labeled_sets(
-    folders: Sequence[Path], preprocessing: Preprocessing, most: int, console: Console
+    folders: Sequence[Path],
+    preprocessing: Preprocessing,
+    most: int,
+    console: Console,
+    table: EvaluationSet | None = None,
 ) -> tuple[list[LabeledSet], dict[str, str]]:
     """Decode the data folders that can score an encoder; also return {"NAME": digest of their images}.
 
     Args:
         folders: data folders; those without classes or a held-out split are skipped.
         most: maximum number of images per split.
+        table: a further set.
     """
     sets, digests = [], {}
-    for found in evaluation_sets(folders):
+    for found in [*evaluation_sets(folders), *([table] if table else [])]:
         one = _at_most(found, most, console)
         digests[one.name] = hashlib.sha256(f"{digest(one.train)} {digest(one.test)}".encode()).hexdigest()[:16]
         with bar(console, f"decoding {one.name} for evaluation") as advance:
             sets.append(LabeledSet(one, preprocessing, advance))
     return sets, digests
+
+
+def table_set(labels: Path, root: Path | None, data: Sequence[str | Path]) -> EvaluationSet:
+    """Return the images of a table of labels as a set, of which a fifth of each class is held out.
+
+    Args:
+        labels: a table, see `read_labeled`.
+        root: folder to which its paths are relative; None: that of the table, or else the first data folder.
+        data: folders, or names of data sets.
+
+    Raises:
+        NoImages, InvalidRequest: see `read_task`; or the table has the name of a data folder.
+    """
+    folders = [Path(one) for one in data if Path(one).is_dir()]
+    task = read_task(folders[0] if folders else labels.parent, labels=labels, root=root)
+    if labels.stem in {folder.resolve().name for folder in folders}:
+        raise InvalidRequest(f"{labels} has the name of a data folder, whose scores have that name; rename the table.")
+    parts = [
+        ImageFiles(part.paths, part.labels, task.classes, np.zeros(len(part.paths), np.int64))
+        for part in (task.train, task.test)
+    ]
+    return EvaluationSet(labels.stem, *parts)
 
 
 def _at_most(data: EvaluationSet, most: int, console: Console) -> EvaluationSet:

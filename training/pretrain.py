@@ -29,8 +29,9 @@ from nnclr_hub.progress import bar
 
 from .assemble import build_learner, place_learner
 from .checkpoint import check_same_run, digest, evaluation_changed, load_checkpoint, save_checkpoint
+from .data.datasets import EvaluationSet
 from .distributed import Ranks, joined
-from .evaluation import Evaluation
+from .evaluation import Evaluation, table_set
 from .floors import UNTRAINED, Floors
 from .health import symptoms
 from .initial_encoder import find_initial_encoder, load_initial_encoder, warn_if_worse
@@ -43,6 +44,7 @@ from .prepare import prepare
 from .recipes import Recipe
 from .report import write_report
 from .run_folder import claim, disk_errors, export_encoder, write_run_json
+from .starter import compare_with_starter
 from .step import Stepper
 
 RECENT = 20  # last lines of the log that are searched for symptoms
@@ -70,6 +72,8 @@ def pretrain(
     *,
     resume: bool = False,
     init: str | None = None,
+    labels: Path | None = None,
+    root: Path | None = None,
     device: str | None = None,
     minutes: float | None = None,
     terms: str | None = None,
@@ -84,6 +88,8 @@ def pretrain(
         data: folders, or names of data sets; see `training.data.datasets` and `training.data.named_sets`.
         resume: continue from the checkpoint in `out`, or start there without one.
         init: source of an encoder to start from.
+        labels: a table of labels. The run is scored on a fifth of each class, and in the end compared with a starter.
+        root: folder to which the paths of `labels` are relative; see `table_set`.
         device: "cpu", "cuda", "cuda:1"; default the GPU if there is one.
         minutes: time limit. The run saves a checkpoint and stops, after at least one step; saving takes extra time.
         terms: of the images, such as "cc-by-4.0", for the encoder's record; a resumed run keeps the ones it has.
@@ -93,9 +99,10 @@ def pretrain(
         RunExists, NoImages, NoRoom, CheckpointError, TrainingDiverged, OutOfMemory, InvalidRequest, ModelError.
     """
     until = None if minutes is None else time.monotonic() + 60 * minutes
+    table = None if labels is None else table_set(Path(labels), root, data)  # a wrong table stops the run at once
     with joined(device) as ranks, disk_errors(Path(out)):
         console = (console or Console(stderr=True)) if ranks.first else Console(quiet=True)
-        return _pretrain(name, recipe, data, Path(out), resume, init, until, terms, ranks, console)
+        return _pretrain(name, recipe, data, Path(out), resume, init, table, until, terms, ranks, console)
 
 
 def _pretrain(
@@ -105,6 +112,7 @@ def _pretrain(
     out: Path,
     resume: bool,
     init: str | None,
+    table: EvaluationSet | None,
     until: float | None,
     terms: str | None,
     ranks: Ranks,
@@ -157,7 +165,7 @@ def _pretrain(
     warned: set[str] = set()
 
     # ------------------------------------------------------------------------ at checkpoints and log lines
-    evaluation = Evaluation(folders, preprocessing, recipe, ranks.where, console) if ranks.first else None
+    evaluation = Evaluation(folders, preprocessing, recipe, ranks.where, console, table) if ranks.first else None
 
     def evaluate() -> None:
         if evaluation is not None and monitor is not None:
@@ -252,6 +260,9 @@ def _pretrain(
                 break
     batches.close()
     if step == steps:
+        if table is not None and ranks.first and (answer := compare_with_starter(out, table, init, console)):
+            console.print(answer, highlight=False, markup=False)
+            write_report([out], out / "report.html")
         floors.warn_if_below(scores, console)
         console.print(
             f"done: the encoder is in {out / 'encoder'}, the report in {out / 'report.html'}", highlight=False

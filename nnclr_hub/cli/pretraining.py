@@ -18,6 +18,10 @@ INTERRUPTED = 130  # exit code of a program that Ctrl-C stopped
 
 Data = Annotated[list[str], typer.Option("--data", help="Folder of images, or cifar10, imagenette, ...; repeatable.")]
 Set = Annotated[list[str], typer.Option("--set", help="KEY=VALUE; repeatable. `--settings` lists the keys.")]
+Labels = Annotated[
+    Path | None, typer.Option("--labels", help="Table with path,label; a fifth of each class scores the encoder.")
+]
+Root = Annotated[Path | None, typer.Option("--root", help="Folder to which the paths of --labels belong.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1. Default: the GPU if there is one.")]
 
 
@@ -36,6 +40,8 @@ def pretrain(
     init: Annotated[
         str | None, typer.Option("--init", help="Encoder to start from: a name, a folder, timm:...")
     ] = None,
+    labels: Labels = None,
+    root: Root = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
     gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="Processes, one per GPU; starts torchrun.")] = None,
     device: Device = None,
@@ -54,6 +60,8 @@ def pretrain(
     `auto` selects a recipe by the number of images and the device. Of a folder with train/, only that split is used.
 
     Example: nnclr pretrain auto --data photos --out runs/photos --set epochs=50
+
+    Example: nnclr pretrain auto --data photos --out runs/photos --labels labels.csv
     """
     program = load_program("training", "recipes")
     if recipes:
@@ -86,6 +94,8 @@ def pretrain(
         to,
         resume=resume,
         init=init,
+        labels=labels,
+        root=root,
         device=device,
         minutes=minutes,
         terms=terms,
@@ -110,6 +120,8 @@ def ablate(
     data: Data = [],  # noqa: B006
     to: Annotated[Path, typer.Option("--out", help="Folder for the tables.")] = Path("ablations"),
     recipe: Annotated[str, typer.Option("--recipe", help="Recipe that all rows share.")] = "small_cpu",
+    labels: Labels = None,
+    root: Root = None,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs per row.")] = 1,
     settings: Set = [],  # noqa: B006
     device: Device = None,
@@ -132,6 +144,8 @@ def ablate(
     if not data:
         raise InvalidRequest(f"Give images: nnclr ablate {table} --data PHOTOS.")
     if table == BUDGET:
+        if labels is not None:
+            raise InvalidRequest("The table budget scores folders with train/ and val/ or test/; leave out --labels.")
         try:
             budgets = [float(one) for one in minutes.split(",")]
         except ValueError:
@@ -142,7 +156,8 @@ def ablate(
             raise typer.Exit(INTERRUPTED)
         return
     program = load_program("training", "ablate")
-    if program.ablate(table, recipe, base, data, to, seeds=seeds, device=device, console=err) is None:
+    options = {"labels": labels, "root": root, "seeds": seeds, "device": device, "console": err}
+    if program.ablate(table, recipe, base, data, to, **options) is None:
         raise typer.Exit(INTERRUPTED)
 
 

@@ -15,6 +15,7 @@ from ..floors import Floors
 from ..health import symptoms
 from ..monitor import read_log, replace_text
 from ..neighbor_history import read_neighbors
+from ..starter import read_comparison, sentence
 from .neighbors import draw_neighbors
 from .plots import draw_panels
 
@@ -58,6 +59,7 @@ def write_report(runs: Sequence[Path], path: Path) -> Path:
             for name, run in zip(names, runs, strict=True)
         ),
         _settings(about),
+        *(f"<p><b>{html.escape(name)}</b>: {html.escape(one)}</p>" for name, one in _against_starter(names, runs)),
     ]
     page = (
         "<!doctype html><html lang=en><meta charset=utf-8>"
@@ -85,6 +87,12 @@ def _names(runs: Sequence[Path]) -> list[str]:
     resolved = [run.resolve() for run in runs]
     short = [run.name for run in resolved]
     return short if len(set(short)) == len(short) else ["/".join(run.parts[-2:]) for run in resolved]
+
+
+def _against_starter(names: Sequence[str], runs: Sequence[Path]) -> list[tuple[str, str]]:
+    """Return whether each run with labels is better than a starter."""
+    found = ((name, read_comparison(run)) for name, run in zip(names, runs, strict=True))
+    return [(name, sentence(one)) for name, one in found if one is not None]
 
 
 def _heading(name: str, count: int) -> str:
