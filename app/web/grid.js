@@ -2,7 +2,6 @@
 //
 // One tab stop: arrows move, Enter finds similar images, Space selects, V opens the viewer, + and - refine the search,
 // L and 1 to 9 label.
-import {imageUrl} from './api.js';
 import {button, make} from './dom.js';
 import {GAP, layOut, lineAt} from './layout.js';
 
@@ -126,7 +125,7 @@ class ImageGrid extends HTMLElement {
   /** @param {number} row @returns {HTMLElement} */
   _tile(row) {
     const {explorer} = this;
-    const image = make('img', {alt: '', decoding: 'async', src: imageUrl(explorer.name, explorer.rows.ids[row], 'thumbnail'),
+    const image = make('img', {alt: '', decoding: 'async', src: explorer.rows.thumbnail(row),
       onload: () => this._learn(row, image), onerror: () => tile.classList.add('broken')});
     const tile = make('div', {role: 'option', id: `row-${row}`, class: 'tile', 'data-row': row, 'aria-selected': 'false'},
       image, make('span', {class: 'box', 'aria-hidden': 'true'}));

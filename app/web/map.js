@@ -1,5 +1,5 @@
 // <item-map>: the collection as points; what is near looks alike. A drag moves, a wheel zooms, a lasso chooses an area.
-import {imageUrl, path, rest} from './api.js';
+import {path, rest} from './api.js';
 import {button, make, sayError} from './dom.js';
 import {inspect} from './findings.js';
 import {passing} from './filters.js';
@@ -145,7 +145,7 @@ class ItemMap extends HTMLElement {
       if (this.rows[i] >= 0 && x > 0 && y > 0 && x < clientWidth && y < clientHeight) near.push([this.rows[i], x, y]);
     }
     this.thumbnails.replaceChildren(...(near.length > THUMBNAILS ? [] : near).map(([row, x, y]) => {
-      const image = make('img', {src: imageUrl(explorer.name, explorer.rows.ids[row], 'thumbnail'), alt: ''});
+      const image = make('img', {src: explorer.rows.thumbnail(row), alt: ''});
       Object.assign(image.style, {left: `${x}px`, top: `${y}px`});
       return image;
     }));
@@ -212,7 +212,7 @@ class ItemMap extends HTMLElement {
     const [x, y] = this._at(event), point = this.scatter.nearest(x, y), row = point < 0 ? -1 : this.rows[point];
     this.preview.hidden = row < 0;
     if (row < 0) return;
-    this.preview.src = imageUrl(this.explorer.name, this.explorer.rows.ids[row], 'thumbnail');
+    this.preview.src = this.explorer.rows.thumbnail(row);
     Object.assign(this.preview.style, {left: `${Math.min(x + 14, this.canvas.clientWidth - 140)}px`, top: `${Math.max(0, Math.min(y + 14, this.canvas.clientHeight - 140))}px`});
   }
 

@@ -44,12 +44,16 @@ function runLine(run, report) {
 /** @param {HTMLElement} main @param {{keyed: boolean}} session */
 export async function showCalls(main, {keyed}) {
   document.title = 'API · nnclr_hub';
-  const copy = async (/** @type {string} */ text) => {
-    await navigator.clipboard.writeText(text);
+  const copy = async (/** @type {HTMLElement} */ shown) => {
+    getSelection()?.selectAllChildren(shown);
+    if (!navigator.clipboard) return say('The text is selected: press Ctrl+C. Browsers copy for pages at https or localhost only.');
+    await navigator.clipboard.writeText(shown.textContent ?? '');
     say('Copied.');
   };
-  const block = (/** @type {string} */ title, /** @type {string} */ text) => make('div', {class: 'code'}, make('pre', {tabindex: 0, 'aria-label': title}, text),
-    make('button', {type: 'button', class: 'button', onclick: () => copy(text)}, `Copy ${title}`));
+  const block = (/** @type {string} */ title, /** @type {string} */ text) => {
+    const shown = make('pre', {tabindex: 0, 'aria-label': title}, text);
+    return make('div', {class: 'code'}, shown, make('button', {type: 'button', class: 'button', onclick: () => copy(shown)}, `Copy ${title}`));
+  };
   main.replaceChildren(make('div', {class: 'page'}, make('header', {}, make('h1', {}, 'API')),
     make('p', {}, 'Everything that this page does is a call of the REST API. ', make('a', {href: new URL('docs', ROOT).href}, 'All routes')),
     calls.length ? make('h2', {}, 'Your last actions') : make('p', {class: 'empty'}, 'What you do on the other pages appears here as commands to copy.'),

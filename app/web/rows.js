@@ -1,7 +1,7 @@
 // The items of a collection as a table in the browser: ids, metadata, and columns of their values.
 //
 // Grid, map and facets work on row numbers. A row number stays that of its item until the collection is opened again.
-import {path, rest} from './api.js';
+import {imageUrl, path, rest} from './api.js';
 
 export const MAX_ROWS = 200_000; // above this, a page would need more memory than a phone has
 const FIRST = 200; // fills a screen; the others follow in larger pages
@@ -69,6 +69,12 @@ export class Rows {
     const {[key]: _, ...others} = this.metadata[row];
     this.metadata[row] = value === null ? others : {...this.metadata[row], [key]: value};
     this._columns.clear();
+  }
+
+  /** Address of an item's thumbnail, which a browser keeps while the image stays the same. @param {number} row */
+  thumbnail(row) {
+    const version = this.metadata[row].pixel_sha256;
+    return imageUrl(this.name, this.ids[row], 'thumbnail') + (typeof version === 'string' ? `?version=${encodeURIComponent(version.slice(0, 16))}` : '');
   }
 
   /** Name of an item for people. @param {number} row */

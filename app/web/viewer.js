@@ -155,7 +155,7 @@ class ItemViewer extends HTMLElement {
     neighbors?.replaceChildren(...matches.map((/** @type {any} */ match) => {
       const found = explorer.rows.add(match.id, match.metadata), title = explorer.rows.title(found);
       return make('li', {}, make('button', {type: 'button', 'aria-label': `${title}, ${match.score.toFixed(3)}`, title, onclick: () => this.open(found)},
-        make('img', {src: imageUrl(explorer.name, match.id, 'thumbnail'), alt: ''}), make('span', {}, match.score.toFixed(3))));
+        make('img', {src: explorer.rows.thumbnail(found), alt: ''}), make('span', {}, match.score.toFixed(3))));
     }));
   }
 

@@ -243,15 +243,27 @@ def delete_item(name: str, id: str, bench: AppWorkbench, metrics: AppMetrics) ->
     },
 )
 @requires(READ, counted=False)
-def thumbnail(name: str, id: str, request: Request, bench: AppWorkbench, metrics: AppMetrics) -> Response:
+def thumbnail(
+    name: str,
+    id: str,
+    request: Request,
+    bench: AppWorkbench,
+    metrics: AppMetrics,
+    version: Annotated[
+        str | None,
+        Query(
+            max_length=64, description="changes with the image, such as its `pixel_sha256`: a browser keeps it a day"
+        ),
+    ] = None,
+) -> Response:
     """Return the thumbnail of an item: a JPEG of at most 256 pixels per side."""
     with measured(metrics, "store"):
         jpeg = bench.collection(name).thumbnail(id)
     if jpeg is None:
         raise ItemNotFound(f"Item {id!r} has no thumbnail, because it was added by its vector.")
-    # an item may be replaced under the same id, so a browser must revalidate
+    # an item may be replaced under the same id, so a browser must revalidate an address without a version
     tag = f'"{hashlib.sha256(jpeg).hexdigest()[:16]}"'
-    headers = {"Cache-Control": "private, no-cache", "ETag": tag}
+    headers = {"Cache-Control": "private, no-cache" if version is None else "private, max-age=86400", "ETag": tag}
     if tag in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
     return Response(jpeg, media_type="image/jpeg", headers=headers)
