@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeGuard, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from PIL import Image
@@ -15,6 +15,7 @@ from nnclr_hub.errors import InvalidRequest
 
 if TYPE_CHECKING:  # only the functions for tensors need torch, and importing it takes seconds
     from torch import Tensor
+    from typing_extensions import TypeIs
 
     from nnclr_hub.encoder.preprocessing import Transform
 
@@ -65,7 +66,7 @@ def as_source(image: ImageLike | StoredImage) -> Source:
 # ---- tensors ---------------------------------------------------------------------------------------------------------
 
 
-def is_tensor(images: object) -> TypeGuard[Tensor]:
+def is_tensor(images: object) -> TypeIs[Tensor]:
     """Return whether it is a tensor of torch; before torch is imported, nobody has one."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(images, torch.Tensor)

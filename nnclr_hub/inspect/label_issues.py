@@ -85,7 +85,7 @@ def _wrong(probabilities: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, f
         scaled = np.exp((logs - logs.max(axis=1, keepdims=True)) / temperature)
         own = scaled[np.arange(len(labels)), labels] / scaled.sum(axis=1)
         other = (1 - own) / (probabilities.shape[1] - 1)  # a wrong label is one of the other classes
-        share = START
+        share, wrong = START, np.zeros(len(labels))
         for _ in range(ROUNDS):
             wrong = share * other / np.maximum(share * other + (1 - share) * own, LEAST)
             share = float(wrong.mean())

@@ -114,5 +114,5 @@ def _first_probe(features: np.ndarray, labels: np.ndarray, seed: int) -> LinearP
     from nnclr_hub.probe.linear import fit_linear_probe
 
     alone = (np.bincount(labels) < 2)[np.unique(labels)].all()
-    choice = {"l2": SWEEP[1]} if alone else {"sweep": SWEEP}
-    return fit_linear_probe(features, labels, **choice, seed=seed, tolerance=TOLERANCE)
+    l2 = SWEEP[1] if alone else None
+    return fit_linear_probe(features, labels, l2=l2, sweep=SWEEP, seed=seed, tolerance=TOLERANCE)

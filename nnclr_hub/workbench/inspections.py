@@ -181,7 +181,7 @@ def get_inspection(records: Records, collection: Collection, number: int | None 
         raise InspectionNotFound(f"Collection {collection.name!r} has no such inspection; start one.")
     arrays = np.load(io.BytesIO(record.data or b""), allow_pickle=False)
     ids = tuple(arrays["ids"].tobytes().decode().split("\n"))
-    content = record.content
+    content, unknown = record.content, np.full(len(ids), -1, np.int32)
     return KeptInspection(
         collection.name,
         number,
@@ -192,8 +192,9 @@ def get_inspection(records: Records, collection: Collection, number: int | None 
         arrays["coordinates"],
         arrays["clusters"],
         arrays["outlier_scores"],
-        # inspections of earlier versions have none of the following
-        *(arrays[name] if name in arrays else np.full(len(ids), -1, np.int32) for name in ("labels", "predicted")),
+        # inspections of earlier versions have neither of the following
+        arrays["labels"] if "labels" in arrays else unknown,
+        arrays["predicted"] if "predicted" in arrays else unknown,
         content["findings"],
         content.get("fields_seq"),
     )
