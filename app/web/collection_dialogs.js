@@ -26,7 +26,7 @@ function ask(title, action, content, act) {
 /** A choice of the encoders that the server serves. @param {string} [except] @returns {Promise<HTMLSelectElement>} */
 async function encoders(except) {
   const answer = await rest('GET', '../../v1/models');
-  return make('select', {}, ...answer.data.filter((/** @type {any} */ one) => one.id !== except).map((/** @type {any} */ one) => make('option', {value: one.id}, one.id)));
+  return make('select', {'aria-label': 'Encoder'}, ...answer.data.filter((/** @type {any} */ one) => one.id !== except).map((/** @type {any} */ one) => make('option', {value: one.id}, one.id)));
 }
 
 /** @param {() => Promise<void>} redraw */

@@ -46,8 +46,24 @@ def test_no_screen_has_findings(opened, served, axe, theme, context):
         page.wait_for_selector("dialog[open]")
         page.wait_for_timeout(300)  # the dialog fades in
         assert findings() == []
+        if key == "v":
+            page.get_by_role("button", name="Where it looks").click()
+            page.wait_for_selector("viewed-image .attention:not([hidden])")
+            assert findings() == []
         page.keyboard.press("Escape")
+    page.get_by_role("button", name="Probe").click()
+    page.get_by_role("button", name="Fit").click()
+    page.wait_for_selector(".probe table")
+    assert findings() == []
+    page.keyboard.press("Escape")
     for name in ("insights/photos", "collections", "training", "api"):
         page.goto(f"{served.url}/#/{name}")
         page.wait_for_selector(".facts" if name.startswith("insights") else ".page h1")
         assert findings() == []
+    page.goto(f"{served.url}/#/collections")
+    for name in ("Manage", "New collection", "Add a folder of the server"):
+        page.get_by_role("button", name=name).first.click()
+        page.wait_for_selector("dialog[open]")
+        page.wait_for_timeout(300)
+        assert findings() == []
+        page.keyboard.press("Escape")
