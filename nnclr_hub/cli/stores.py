@@ -83,6 +83,7 @@ def _row(info: CollectionInfo, aliases: dict[str, str]) -> dict[str, Any]:
         "fingerprint": info.spec.fingerprint,
         "index": info.index,
         "state": info.state,
+        "recall_estimate": info.recall_estimate,
         "durable_seq": info.durable_seq,
         "indexed_seq": info.indexed_seq,
     }

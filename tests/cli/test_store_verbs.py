@@ -56,6 +56,7 @@ def test_list_prints_the_state_of_collections_as_table_and_json(nnclr):
     assert (row["name"], row["aliases"], row["items"], row["dim"]) == ("photos", ["current"], 30, DIM)
     assert row["durable_seq"] == row["indexed_seq"] > 0
     assert {"index", "state", "model", "metric", "fingerprint"} <= row.keys()
+    assert row["recall_estimate"] is None  # listing opens no collection
 
 
 def test_during_a_write_lock_reading_verbs_work_and_writing_verbs_are_refused(nnclr, store, tmp_path):

@@ -106,6 +106,7 @@ def test_the_methods_of_a_collection_match_the_store(client, server, photos_ther
     assert photos_there.delete(["p0", "nobody"]) == 1
     assert [info.count for info in client.collections.list()] == [2]
     assert photos_there.info().spec == replace(own.spec, model=client.list_models()[0].name)
+    assert photos_there.info().recall_estimate == 1.0  # a flat index
     photos_there.snapshot()
 
 
