@@ -38,6 +38,13 @@ def fit(
         float | None,
         typer.Option(min=0, max=1, help="Lowest probability for which a class is predicted."),
     ] = None,
+    reject_far: Annotated[
+        float | None,
+        typer.Option(
+            "--reject-far",
+            help="Predict none for images far from all labeled ones; the share of good ones to lose: 0.05.",
+        ),
+    ] = None,
     device: Annotated[
         str | None, typer.Option(help="cpu, cuda, cuda:1. Default: the GPU if there is one; fitting uses the CPU.")
     ] = None,
@@ -66,6 +73,7 @@ def fit(
             l2=l2,
             balanced=balanced,
             threshold=threshold,
+            reject_far=reject_far,
             device=device,
             labels=labels,
             root=root,

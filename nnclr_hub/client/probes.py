@@ -66,6 +66,7 @@ def fit(
     l2: float | None = None,
     balanced: bool = False,
     threshold: float | None = None,
+    reject_far: float | None = None,
     replace: bool = False,
 ) -> Steps[Job]:
     """Start to fit a probe; `jobs.wait` waits for it.
@@ -74,7 +75,7 @@ def fit(
         collection, field: fit on the vectors of items and that metadata field; `where`: only on items that pass.
         vectors or images, labels: or fit on rows (N, D) or images, any number, with a label (or several) for each.
         model: the encoder of the vectors, or the one to embed the images with.
-        l2, balanced, threshold: see `fit_linear_probe`.
+        l2, balanced, threshold, reject_far: see `fit_linear_probe`.
         replace: replace a probe of the same name.
 
     Raises:
@@ -86,7 +87,7 @@ def fit(
     """
     body: dict[str, Any] = {"name": check_name(name, "Probe name"), "balanced": balanced, "replace": replace}
     optional = {"collection": collection, "field": field, "where": where, "model": model, "l2": l2}
-    optional |= {"threshold": threshold}
+    optional |= {"threshold": threshold, "reject_far": reject_far}
     body |= {key: value for key, value in optional.items() if value is not None}
     if vectors is not None or images is not None or labels is not None:
         known = _labels(vectors, images, labels)  # errors are reported before anything is sent

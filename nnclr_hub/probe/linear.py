@@ -23,6 +23,7 @@ from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.probe.linear_probe import Label, LinearProbe, feature_matrix
 from nnclr_hub.probe.logistic import TOLERANCE, Rows, Solver, Stacked, calibrated_temperature, logits_of
 from nnclr_hub.probe.metrics import mean_average_precision_11, mean_per_class, top_k_accuracy
+from nnclr_hub.probe.region import Region
 
 Metric = Literal["top1", "mean_per_class", "map11"]
 SWEEP = tuple(10.0**power for power in range(-7, 2))
@@ -41,6 +42,7 @@ def fit_linear_probe(
     metric: Metric | None = None,
     class_weight: Literal["balanced"] | None = None,
     threshold: float | None = None,
+    reject_far: float | None = None,
     fingerprint: str = "",
     device: str | None = None,
     seed: int = 0,
@@ -61,6 +63,8 @@ def fit_linear_probe(
         metric: used for the choice; default "top1", for several labels per row "map11".
         class_weight: "balanced" gives every class the same weight, however rare.
         threshold: see `LinearProbe`; default 0, for several labels per row 0.5.
+        reject_far: share of rows of these classes that may be taken for none of them, above 0 and below 1. Rows that
+            are farther from the rows of the fit than that share are predicted as none. None: no row is.
         device: "cpu" or "cuda"; default the CPU.
         tolerance: of the gradient at which the final fit stops.
         progress: called with (done, total), counted in penalties and the final fit.
@@ -78,6 +82,12 @@ def fit_linear_probe(
         )
     metric = metric or ("map11" if several else "top1")
     _check_options(metric, several, class_weight, l2, sweep)
+    if reject_far is not None and not 0 < reject_far < 1:
+        raise InvalidRequest(f"reject_far must be between 0 and 1, got {reject_far!r}.")
+    region = None
+    if reject_far is not None:
+        groups = np.zeros(len(x), np.int64) if several else _targets(labels, names).numpy()
+        region = Region.of(x.numpy(), groups, reject_far)
     where, y = _device(device), _targets(labels, names)
     rows, temperature, basis = Stacked((x, None)), 1.0, None
     if l2 is None:
@@ -109,7 +119,7 @@ def fit_linear_probe(
     progress(fits, fits)
     probe = LinearProbe(parameters[:, :-1].numpy(), parameters[:, -1].numpy(), names, l2, several=several)
     threshold = (0.5 if several else 0.0) if threshold is None else threshold
-    return replace(probe, temperature=temperature, threshold=threshold, fingerprint=fingerprint)
+    return replace(probe, temperature=temperature, threshold=threshold, fingerprint=fingerprint, region=region)
 
 
 # ------------------------------------------------------------------------------ inside

@@ -16,6 +16,7 @@ from nnclr_hub.errors import FingerprintMismatch, InvalidRequest
 from nnclr_hub.html_table import html_table
 from nnclr_hub.probe.labeling import Label
 from nnclr_hub.probe.metrics import require_finite
+from nnclr_hub.probe.region import Region
 
 WEIGHTS, ABOUT = "probe.safetensors", "probe.json"
 SHOWN = 5  # classes in a __repr__
@@ -27,8 +28,8 @@ SAVED = ("l2", "temperature", "threshold", "fingerprint", "several", "model")
 class Prediction:
     """The predictions for Q rows.
 
-    labels: Q labels, as they were given to the fit; None where no class reaches the threshold. For a multi-label probe,
-        tuples of all labels that reach it.
+    labels: Q labels, as they were given to the fit; None where no class reaches the threshold, or the row is far from
+        all rows of the fit. For a multi-label probe, tuples of all labels that reach it, () far from the rows.
     probabilities: (Q, C) float32, in the order of the probe's classes.
     """
 
@@ -48,6 +49,7 @@ class LinearProbe:
     fingerprint: of the encoder whose features it takes; "" if unknown.
     several: whether a row may have more than one label.
     model: source of that encoder; "" if unknown.
+    region: where the rows of the fit are; rows outside belong to none of the classes. None: all rows belong to one.
     """
 
     weight: np.ndarray
@@ -59,6 +61,7 @@ class LinearProbe:
     fingerprint: str = ""
     several: bool = False
     model: str = ""
+    region: Region | None = None
 
     def __repr__(self) -> str:
         names = ", ".join(map(str, self.classes[:SHOWN])) + ", ..." * (len(self.classes) > SHOWN)
@@ -112,13 +115,15 @@ class LinearProbe:
         Args and errors are those of `scores`.
         """
         logits = self.scores(features, fingerprint=fingerprint)
+        inside = np.ones(len(logits), bool) if self.region is None else self.region.contains(features)
         if self.several:
             probabilities = 0.5 * (1 + np.tanh(0.5 * logits))  # the sigmoid, without an overflow
-            chosen = probabilities >= self.threshold
+            chosen = (probabilities >= self.threshold) & inside[:, None]
             return Prediction([tuple(self.classes[i] for i in np.flatnonzero(row)) for row in chosen], probabilities)
         odds = np.exp(logits - logits.max(axis=1, keepdims=True, initial=-np.inf))
         probabilities = odds / odds.sum(axis=1, keepdims=True)
         best, sure = probabilities.argmax(axis=1), probabilities.max(axis=1, initial=0) >= self.threshold
+        sure &= inside
         return Prediction([self.classes[i] if ok else None for i, ok in zip(best, sure, strict=True)], probabilities)
 
     def files(self, about: tuple[str, str] = ("format", "np")) -> dict[str, bytes]:
@@ -131,6 +136,9 @@ class LinearProbe:
 
         weights = {"weight": np.ascontiguousarray(self.weight), "bias": np.ascontiguousarray(self.bias)}
         description = {"classes": list(self.classes), **{name: getattr(self, name) for name in SAVED}}
+        if self.region is not None:
+            weights |= {"region_means": self.region.means, "region_factor": self.region.factor}
+            description["region_limit"] = self.region.limit
         return {
             WEIGHTS: save(weights, metadata=dict([about])),
             ABOUT: (json.dumps(description, indent=2) + "\n").encode(),
@@ -154,7 +162,12 @@ class LinearProbe:
             classes = tuple(description["classes"])
             if not len(classes) == len(arrays["weight"]) == len(arrays["bias"]):
                 raise ValueError(f"{len(classes)} classes for {len(arrays['weight'])} rows of weights")
-            return cls(arrays["weight"], arrays["bias"], classes, **{n: description[n] for n in SAVED})
+            region = None
+            if "region_limit" in description:
+                parts = arrays["region_means"], arrays["region_factor"]
+                region = Region(*parts, float(description["region_limit"]))
+            known = {name: description[name] for name in SAVED}
+            return cls(arrays["weight"], arrays["bias"], classes, **known, region=region)
         except (SafetensorError, ValueError, KeyError, TypeError) as error:
             raise InvalidRequest(f"The probe {named} is damaged ({error}); fit it again.") from error
 

@@ -43,6 +43,7 @@ def fit_probe(
     l2: float | None = None,
     balanced: bool = False,
     threshold: float | None = None,
+    reject_far: float | None = None,
     device: str | None = None,
     labels: Path | None = None,
     root: Path | None = None,
@@ -56,6 +57,7 @@ def fit_probe(
         l2: strength of the penalty; None selects it.
         balanced: give every class the same weight, however rare it is.
         threshold: see `LinearProbe`.
+        reject_far: see `fit_linear_probe`.
         labels, root: a table used instead of folder names; see `read_labeled`.
         progress: called with (done, total).
 
@@ -84,6 +86,7 @@ def fit_probe(
             validation=validation,
             class_weight="balanced" if balanced else None,
             threshold=threshold,
+            reject_far=reject_far,
             fingerprint=encoder.fingerprint,
             device=device,
         )

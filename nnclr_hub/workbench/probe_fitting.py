@@ -34,11 +34,13 @@ class FitOptions:
     l2: strength of the penalty; None selects it.
     balanced: give every class the same weight, however rare it is.
     threshold: see `LinearProbe`.
+    reject_far: see `fit_linear_probe`.
     """
 
     l2: float | None = None
     balanced: bool = False
     threshold: float | None = None
+    reject_far: float | None = None
 
 
 @dataclass(frozen=True)
@@ -178,6 +180,7 @@ def _fit(
         l2=options.l2,
         class_weight="balanced" if options.balanced else None,
         threshold=options.threshold,
+        reject_far=options.reject_far,
         fingerprint=fingerprint,
         progress=progress,
     )

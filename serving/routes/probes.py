@@ -80,6 +80,12 @@ class ProbeRequest(Strict):
     l2: float | None = Field(None, ge=0, allow_inf_nan=False, description="L2 penalty; null: chosen on held-out rows")
     balanced: bool = Field(False, description="weight classes equally")
     threshold: float | None = Field(None, ge=0, le=1, description="lowest probability; below it, no class is predicted")
+    reject_far: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="predict none for vectors far from all labeled ones; the share of good ones to lose",
+    )
     replace: bool = Field(False, description="replace a probe of the same name")
 
     @model_validator(mode="after")
@@ -187,7 +193,7 @@ def fit(
     params = {
         **body.model_dump(include={"name", "collection", "field", "where", "model", "replace"}),
         "items": None if body.items is None else len(body.items),
-        "options": body.model_dump(include={"l2", "balanced", "threshold"}),
+        "options": body.model_dump(include={"l2", "balanced", "threshold", "reject_far"}),
         SOURCE: source,
     }
     items = None if body.items is None else json.dumps([item.model_dump() for item in body.items]).encode()

@@ -116,6 +116,10 @@ def test_a_probe_is_fitted_on_rows_and_on_images(client, encoder, image_files):
     assert [one.state for one in client.jobs.list(1)] == [job.state]
     with pytest.raises(ProbeExists):
         client.probes.fit("rows", vectors=encoder.embed(image_files), labels=labels)
+    vectors = encoder.embed(image_files)
+    client.jobs.wait(client.probes.fit("near", vectors=vectors, labels=labels, l2=0.01, reject_far=0.1).id)
+    assert {one.label for one in client.probes.predict("near", vectors=-vectors)} == {None}
+    assert {one.label for one in client.probes.predict("near", vectors=vectors)} >= {"astronaut", "cat", "coffee"}
     again = client.probes.fit("rows", vectors=encoder.embed(image_files), labels=np.arange(60) % 2, replace=True)
     client.jobs.wait(again.id)
     assert client.probes.get("rows").classes == (0, 1)

@@ -162,3 +162,33 @@ def test_of_penalties_with_equal_scores_the_one_with_the_best_probabilities_is_c
     labels = np.repeat(np.arange(3), 30)
     probe = fit_linear_probe(np.eye(3, 8)[labels] + rng.normal(0, 0.05, (90, 8)), labels)
     assert probe.predict(np.eye(3, 8)).probabilities.max(axis=1).min() > 0.95
+
+
+def test_rows_far_from_the_fit_belong_to_none_of_the_classes(tmp_path):
+    random = np.random.default_rng(0)
+    centers = random.normal(size=(3, 8)) * 3
+    # thin along one axis: far in that direction is near in Euclidean distance
+    spread = np.array([1, 1, 1, 1, 1, 1, 1, 0.05])
+    labels = np.repeat(np.arange(3), 200)
+    rows = (centers[labels] + random.normal(size=(600, 8)) * spread).astype(np.float32)
+    probe = fit_linear_probe(rows, labels, l2=1e-3, reject_far=0.05)
+    more = (centers[labels] + random.normal(size=(600, 8)) * spread).astype(np.float32)
+    inside = [label is not None for label in probe.predict(more).labels]
+    assert 0.9 < np.mean(inside) < 0.99
+    off = more + np.array([0, 0, 0, 0, 0, 0, 0, 1], np.float32)
+    assert probe.predict(off).labels == [None] * 600
+    covariance = np.cov((rows - np.stack([rows[labels == k].mean(axis=0) for k in range(3)])[labels]).T, bias=True)
+    means = np.stack([rows[labels == k].mean(axis=0) for k in range(3)])
+    weight = 8 / 608
+    shrunk = (1 - weight) * covariance + weight * np.eye(8) * np.trace(covariance) / 8
+    expected = [min((x - m) @ np.linalg.solve(shrunk, x - m) for m in means) for x in more[:20]]
+    np.testing.assert_allclose(probe.region.distances(more[:20]), expected, rtol=1e-3)
+    again = LinearProbe.load(probe.save(tmp_path / "probe"))
+    assert again.predict(off).labels == [None] * 600
+    assert again.predict(more).labels == probe.predict(more).labels
+    assert None not in fit_linear_probe(rows, labels, l2=1e-3).predict(off).labels
+    several = fit_linear_probe(rows, np.eye(3, dtype=np.float32)[labels], l2=1e-3, reject_far=0.05)
+    assert set(several.predict(off + 50).labels) == {()}
+    for share in (0, 1, -0.1):
+        with pytest.raises(InvalidRequest):
+            fit_linear_probe(rows, labels, l2=1e-3, reject_far=share)

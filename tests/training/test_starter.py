@@ -39,10 +39,13 @@ def flat(photos, tmp_path_factory):
 class Noise:
     """Vectors that say nothing about an image."""
 
-    name, fingerprint, embed_dim = "noise", "noise", 16
+    embed_dim = 16
+
+    def __init__(self, seed):
+        self.seed, self.name, self.fingerprint = seed, f"noise {seed}", f"noise {seed}"
 
     def features_each(self, images):
-        random = np.random.default_rng(0)
+        random = np.random.default_rng(self.seed)
         return [random.normal(size=16).astype(np.float32) for _ in images]
 
 
@@ -62,17 +65,19 @@ def test_a_run_with_a_table_has_a_held_out_curve_and_an_answer(flat, model, tmp_
 
 
 @pytest.mark.parametrize(
-    ("run", "other", "answer"), [("color", "noise", "yes"), ("noise", "color", "no"), ("color", "color", "cannot tell")]
+    ("run", "other", "answer"),
+    [("color", "noise", "yes"), ("noise", "color", "no"), ("noise", "other noise", "cannot tell")],
 )
 def test_the_answer_is_that_of_a_paired_interval(flat, tmp_path, monkeypatch, run, other, answer):
     folder, table = flat
-    sources = {"noise": Noise(), "color": FLOORS["color"]}
+    sources = {"noise": Noise(0), "other noise": Noise(1), "color": FLOORS["color"]}
     monkeypatch.setattr(
         starter, "load_encoder", lambda source: sources[run if source == tmp_path / "encoder" else other]
     )
     said = starter.compare_with_starter(tmp_path, table_set(table, folder, [folder]), "other", QUIET)
     about = starter.read_comparison(tmp_path)
     assert about["better"] == answer
+    assert about["difference"] != 0
     assert said == starter.sentence(about)
     assert (about["low"] > 0, about["high"] < 0) == (answer == "yes", answer == "no")
 
