@@ -4,7 +4,7 @@
     print(call.curl("http://127.0.0.1:8000"))
     print(call.python("http://127.0.0.1:8000", key=True))
 
-The API documentation and the apps show their examples with this module. The commands read files from the current
+The API documentation shows its examples with this module. The commands read files from the current
 folder, and the API key from the environment variable NNCLR_API_KEY.
 """
 
@@ -14,7 +14,6 @@ import json
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from textwrap import indent
 from typing import Any
 from urllib.parse import urlencode
 
@@ -25,28 +24,24 @@ IMAGE = "BASE64_OF_PHOTO"  # in `ApiCall.json`, represents the base64 of the fil
 LONGEST_ARGUMENT = 2000  # characters of a body on the command line; a longer one is piped in
 TIMEOUT_S = 60
 _END = "JSON"  # ends a here-document; no line of JSON is this word
-_OTHER_PACKAGES = ("httpx", "nnclr_hub")
+_OTHER_PACKAGES = ("httpx",)
 
 
 @dataclass(frozen=True)
 class ApiCall:
-    """One REST call. It may also carry the equivalent call of `nnclr_hub.Client`.
+    """One REST call.
 
     method: GET, POST, PUT, PATCH or DELETE.
-    path: below the server's address, percent-encoded; "" if the task takes several requests.
+    path: below the server's address, percent-encoded.
     params: query parameters.
     media_type: of the JSON body; one object is also a body of application/x-ndjson.
     json: the JSON body. The string IMAGE in it represents the base64 of photo.jpg.
     shell_body: replaces `json`: JSON in which the shell expands `$(...)`.
     form: text fields of a multipart form; values other than strings are sent as JSON.
     files: files of a multipart form: (field, file name).
-    downloads: files to download from the server before the call: (file name, path on the server).
     accept: the Accept header.
     save: file to write the response to, if it is not text.
-    call: the same call of `nnclr_hub.Client`: an expression over `client`; Path, Point and Box may be used.
-    program: replaces `call`: statements over `client`; `imports` lists the import lines that they need.
     standalone: replaces the whole Python program; BASE_URL and API_KEY in it are filled in.
-    note: a sentence about where to run the commands, or "".
     """
 
     method: str
@@ -57,18 +52,9 @@ class ApiCall:
     shell_body: str = ""
     form: Mapping[str, Any] = field(default_factory=dict)
     files: tuple[tuple[str, str], ...] = ()
-    downloads: tuple[tuple[str, str], ...] = ()
     accept: str = ""
     save: str = ""
-    call: str = ""
-    program: str = ""
-    imports: tuple[str, ...] = ()
     standalone: str = ""
-    note: str = ""
-
-    def __hash__(self) -> int:
-        """Hash the text: a body may be a dict, and Gradio hashes states to see whether they have changed."""
-        return hash(repr(self))
 
     @property
     def target(self) -> str:
@@ -83,12 +69,8 @@ class ApiCall:
     def curl(self, base: str = BASE, *, key: bool = False) -> str:
         """Return a shell command."""
         header = [f'-H "Authorization: Bearer ${KEY_VARIABLE}"'] if key else []
-        first = "".join(
-            " ".join(["curl -sS", *header, "-o", shlex.quote(file), shlex.quote(base + path)]) + "\n"
-            for file, path in self.downloads
-        )
         method = "" if self.method == "GET" else f" -X {self.method}"
-        parts = [f"{first}curl -sS --fail-with-body{method} {shlex.quote(base + self.path)}"]
+        parts = [f"curl -sS --fail-with-body{method} {shlex.quote(base + self.path)}"]
         parts += ["-G"] if self.params else []
         parts += [f"--data-urlencode {shlex.quote(f'{name}={value}')}" for name, value in self.params.items()]
         parts += header
@@ -103,26 +85,14 @@ class ApiCall:
         return " \\\n  ".join(parts) + rest
 
     def python(self, base: str = BASE, *, key: bool = False) -> str:
-        """Return a Python program: with `Client` if the call has an equivalent there, else with httpx."""
+        """Return a Python program, which uses httpx."""
         if self.standalone:
             secret = f'os.environ["{KEY_VARIABLE}"]' if key else '"none"'
             text = self.standalone.replace("BASE_URL", base).replace("API_KEY", secret)
             return ("import os\n" if key else "") + text
-        imports, lines = list(self.imports), []
         header = f'{{"Authorization": "Bearer " + os.environ["{KEY_VARIABLE}"]}}' if key else ""
-        if key:
-            imports.append("import os")
-        if self.downloads:
-            imports += ["from pathlib import Path", "import httpx"]
-            options = f", headers={header}" if key else ""
-            lines += [
-                f"Path({file!r}).write_bytes(httpx.get({base + path!r}{options}).raise_for_status().content)"
-                for file, path in self.downloads
-            ]
-        if self.call or self.program:
-            lines += self._with_client(imports, base, key)
-        else:
-            lines += self._with_httpx(imports, base, header)
+        imports = ["import os"] if key else []
+        lines = self._with_httpx(imports, base, header)
         return f"{_sorted_imports(imports)}\n\n" + "\n".join(lines)
 
     def _curl_body(self) -> tuple[str, str]:
@@ -138,15 +108,6 @@ class ApiCall:
             literal = body.replace("\\", r"\\").replace("$", r"\$").replace("`", r"\`")
             body, end = literal.replace(IMAGE, f"$(base64 < {PHOTO} | tr -d '\\n')"), _END
         return f"--data-binary @- <<{end}", f"\n{body}\n{_END}"
-
-    def _with_client(self, imports: list[str], base: str, key: bool) -> list[str]:
-        names = ["Client", *(name for name in ("Box", "Point") if f"{name}(" in self.call)]
-        imports.append(f"from nnclr_hub import {', '.join(sorted(names))}")
-        if "Path(" in self.call:
-            imports.append("from pathlib import Path")
-        arguments = json.dumps(base) + (f', os.environ["{KEY_VARIABLE}"]' if key else "")
-        work = indent(self.program or f"print({self.call})", "    ")
-        return [f"with Client({arguments}) as client:\n{work}"]
 
     def _with_httpx(self, imports: list[str], base: str, header: str) -> list[str]:
         imports.append("import httpx")
