@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -15,6 +17,9 @@ from nnclr_hub.cli.verbs import DEFAULT_STORE, Json, Store, err, out, parse_wher
 from nnclr_hub.errors import InvalidRequest
 
 Ids = Annotated[list[str] | None, typer.Option("--id", help="Id of an item. Repeatable.")]
+From = Annotated[
+    Path | None, typer.Option("--from", help="CSV whose column id has the ids, such as a table of `nnclr inspect`.")
+]
 Where = Annotated[str | None, typer.Option(help="Filter on metadata, as JSON, instead of ids.")]
 
 
@@ -27,8 +32,12 @@ def register(group: typer.Typer) -> None:
 
 def set_metadata(
     name: Name,
-    metadata: Annotated[str, typer.Argument(help="JSON object. null removes a key, objects are merged.")],
+    metadata: Annotated[str | None, typer.Argument(help="JSON object. null removes a key, objects are merged.")] = None,
     ids: Ids = None,
+    table: From = None,
+    columns: Annotated[
+        list[str], typer.Option("--column", help="With --from: write this column, of each item its value; repeatable.")
+    ] = [],  # noqa: B006
     where: Where = None,
     replace: Annotated[bool, typer.Option("--replace", help="Replace all metadata instead of merging.")] = False,
     store: Store = DEFAULT_STORE,
@@ -37,14 +46,28 @@ def set_metadata(
     """Change the metadata of items; vectors and the index stay as they are.
 
     Example: nnclr store set photos '{"label": "cat", "draft": null}' --id tom --id felix
+
+    Example: nnclr store set photos --from report/suspect_labels.csv --column label
     """
-    try:
-        patch = json.loads(metadata)
-    except ValueError as error:
-        raise InvalidRequest(f'METADATA is not JSON ({error}); write it like \'{{"label": "cat"}}\'.') from error
-    chosen = _chosen(ids, where)
-    with opened(store) as there:
-        updated = there.get(name).update_metadata(patch, **chosen, replace=replace)
+    if (metadata is None) == (not columns):
+        raise InvalidRequest("Give METADATA, or --from FILE with --column; exactly one of them.")
+    if columns and (table is None or ids is not None or where is not None or replace):
+        raise InvalidRequest("--column needs --from, and neither --id, --where nor --replace.")
+    if columns and table is not None:
+        rows = _rows(table)
+        if missing := [one for one in columns if one not in rows[0]]:
+            raise InvalidRequest(f"{table} has no column {missing[0]}; it has {', '.join(rows[0])}.")
+        patches = {row["id"]: {one: row[one] for one in columns} for row in rows}
+        with opened(store) as there:
+            updated = there.get(name).update_each(patches)
+    else:
+        try:
+            patch = json.loads(metadata or "")
+        except ValueError as error:
+            raise InvalidRequest(f'METADATA is not JSON ({error}); write it like \'{{"label": "cat"}}\'.') from error
+        chosen = _chosen(ids, where, table)
+        with opened(store) as there:
+            updated = there.get(name).update_metadata(patch, **chosen, replace=replace)
     if as_json:
         print_json({"collection": name, "updated": updated})
         return
@@ -54,6 +77,7 @@ def set_metadata(
 def delete(
     name: Name,
     ids: Ids = None,
+    table: From = None,
     where: Where = None,
     yes: Annotated[bool, typer.Option("--yes", help="With --where: do not ask.")] = False,
     store: Store = DEFAULT_STORE,
@@ -62,11 +86,13 @@ def delete(
     """Delete items by ids, or those that pass a filter.
 
     Example: nnclr store delete photos --where '{"must": [{"key": "draft", "match": true}]}'
+
+    Example: nnclr store delete photos --from report/duplicates.csv
     """
-    chosen = _chosen(ids, where)
+    chosen = _chosen(ids, where, table)
     with opened(store) as there:
         collection = there.get(name)
-        if ids is None and not yes and not as_json:
+        if "where" in chosen and not yes and not as_json:
             number = collection.count(chosen["where"])
             typer.confirm(f"Delete {number} items of {name}?", abort=True, err=True)
         deleted = collection.delete(**chosen)
@@ -137,7 +163,25 @@ def _counted(value: Any, number: int) -> dict[str, Any]:
     return {"value": value, "count": number}
 
 
-def _chosen(ids: list[str] | None, where: str | None) -> dict[str, Any]:
-    if (ids is None) == (where is None):
-        raise InvalidRequest("Choose items by --id, repeated as needed, or by --where; give exactly one of them.")
-    return {"ids": ids} if where is None else {"where": parse_where(where)}
+def _chosen(ids: list[str] | None, where: str | None, table: Path | None) -> dict[str, Any]:
+    if sum(one is not None for one in (ids, where, table)) != 1:
+        raise InvalidRequest("Choose items by --id, repeated as needed, by --from or by --where; give exactly one.")
+    if where is not None:
+        return {"where": parse_where(where)}
+    return {"ids": [row["id"] for row in _rows(table)] if table is not None else ids}
+
+
+def _rows(table: Path) -> list[dict[str, str]]:
+    """Return the rows of a CSV with a column id.
+
+    Raises:
+        InvalidRequest: it cannot be read, or has no such column or no rows.
+    """
+    try:
+        with table.open(newline="", encoding="utf-8-sig") as file:
+            rows = list(csv.DictReader(file, restval=""))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InvalidRequest(f"{table} is not a CSV file in UTF-8 ({error}).") from error
+    if not rows or "id" not in rows[0]:
+        raise InvalidRequest(f"{table} must have the column id and at least one row.")
+    return rows

@@ -193,8 +193,8 @@ def get_inspection(records: Records, collection: Collection, number: int | None 
         arrays["clusters"],
         arrays["outlier_scores"],
         # inspections of earlier versions have neither of the following
-        arrays["labels"] if "labels" in arrays else unknown,
-        arrays["predicted"] if "predicted" in arrays else unknown,
+        arrays.get("labels", unknown),
+        arrays.get("predicted", unknown),
         content["findings"],
         content.get("fields_seq"),
     )

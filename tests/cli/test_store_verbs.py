@@ -280,3 +280,29 @@ def test_set_delete_facets_and_indexed(nnclr, store):
         ("indexed", "photos", "a", "--none"),
     ):
         error_line(nnclr(*words), 2)
+
+
+def test_items_and_their_values_come_from_a_table(nnclr, store, tmp_path):
+    table = tmp_path / "labels.csv"
+    table.write_text("id,label,score\ni00,cat,0.5\ni01,dog,0.4\nnobody,cat,0.1\n")
+    assert json.loads(nnclr("set", "photos", "--from", table, "--column", "label", "--json")[1])["updated"] == 2
+    assert json.loads(nnclr("set", "photos", '{"odd": true}', "--from", table, "--json")[1])["updated"] == 2
+    with open_store(str(store), read_only=True) as opened:
+        before = opened.get("photos").count()
+        kept = [item.metadata for item in opened.get("photos").get(["i00", "i01"])]
+    assert [(one["label"], one["odd"], "score" in one) for one in kept] == [("cat", True, False), ("dog", True, False)]
+    other = tmp_path / "other.csv"
+    other.write_text("path\nx\n")
+    for words in (
+        ("set", "photos", "--from", table),
+        ("set", "photos", "{}", "--from", table, "--column", "label"),
+        ("set", "photos", "--from", table, "--column", "missing"),
+        ("set", "photos", "--id", "i00", "--column", "label"),
+        ("delete", "photos", "--from", other),
+        ("delete", "photos", "--from", tmp_path / "nothing.csv"),
+        ("delete", "photos", "--from", table, "--id", "i00"),
+    ):
+        error_line(nnclr(*words), 2)
+    assert json.loads(nnclr("delete", "photos", "--from", table, "--json")[1])["deleted"] == 2
+    with open_store(str(store), read_only=True) as opened:
+        assert opened.get("photos").count() == before - 2
