@@ -28,14 +28,15 @@ class FacetList extends HTMLElement {
   _draw() {
     const {explorer} = this;
     const focused = /** @type {HTMLElement | null} */ (document.activeElement)?.dataset?.facet;
-    const sections = explorer.rows.keys.map(key => {
+    const sections = explorer.rows.keys.flatMap(key => {
       const column = explorer.rows.column(key);
       const passes = passing(explorer.rows, explorer.filters, key);
       const counted = explorer.selected.size ? [...explorer.selected]
         : explorer.matches ? explorer.view
         : explorer.rows.ids.map((_, row) => row).filter(row => passes[row] && (explorer.passed?.has(row) ?? true) && (explorer.area?.has(row) ?? true));
-      return make('section', {'aria-label': key}, make('h3', {}, key),
-        column.numeric && column.values.length > SHOWN ? this._histogram(column, counted) : this._values(column, counted));
+      if (!explorer.filters.has(key) && !counted.some(row => column.codes[row])) return []; // none of the images has it
+      return [make('section', {'aria-label': key}, make('h3', {}, key),
+        column.numeric && column.values.length > SHOWN ? this._histogram(column, counted) : this._values(column, counted))];
     });
     const note = explorer.selected.size ? `Counts of ${count(explorer.selected.size, 'selected image')}.` : explorer.matches ? 'Counts of the matches.'
       : explorer.rows.complete ? '' : `Counts of the ${explorer.rows.ids.length.toLocaleString('en')} images loaded so far.`;
@@ -65,7 +66,7 @@ class FacetList extends HTMLElement {
       const swatch = column.key === explorer.colored ? make('span', {class: 'swatch'}) : null;
       if (swatch) swatch.style.background = `rgb(${PALETTE[code % PALETTE.length]})`;
       return make('li', {}, make('button', {type: 'button', class: 'facet', 'aria-pressed': String(chosen.has(value)), onclick: toggle,
-        'data-facet': `${column.key} ${value}`}, bar, swatch, make('span', {class: 'value'}, String(value)), make('span', {class: 'count'}, number.toLocaleString('en'))));
+        'data-facet': `${column.key} ${value}`}, bar, swatch, make('span', {class: 'value'}, explorer.rows.text(value)), make('span', {class: 'count'}, number.toLocaleString('en'))));
     }));
     if (shown.length <= SHOWN) return list;
     const toggle = () => { this.opened.delete(column.key) || this.opened.add(column.key); this._draw(); };

@@ -96,7 +96,7 @@ class ImageGrid extends HTMLElement {
     for (let i = first; i < lines.length && lines[i].top < bottom + MARGIN; i++) {
       const line = lines[i];
       if (line.heading !== undefined) {
-        const heading = make('div', {class: 'heading', 'aria-hidden': 'true'}, `${explorer.group}: ${line.heading}`);
+        const heading = make('div', {class: 'heading', 'aria-hidden': 'true'}, `${explorer.group}: ${explorer.rows.text(line.heading)}`);
         heading.style.top = `${line.top}px`;
         this.sheet.append(heading);
       }

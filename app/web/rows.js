@@ -83,6 +83,12 @@ export class Rows {
     return String(metadata.path ?? metadata.name ?? this.ids[row]);
   }
 
+  /** Text of a value; the id of an item is shown as its name. @param {any} value */
+  text(value) {
+    const row = this.rowOf.get(value);
+    return row === undefined ? String(value) : this.title(row);
+  }
+
   /** Keys that are worth a facet. */
   get keys() {
     const seen = new Set();

@@ -143,7 +143,7 @@ class ItemViewer extends HTMLElement {
     const entries = Object.entries({...metadata, ...(mtime ? {date: new Date(1000 * mtime).toLocaleString()} : {}), id: explorer.rows.ids[row]});
     this.metadata?.replaceChildren(...entries.flatMap(([key, value]) => [make('dt', {}, key),
       make('dd', {}, facets.has(key) && typeof value === 'string'
-        ? make('button', {type: 'button', class: 'plain', title: `Show images with this ${key}`, onclick: () => filterBy(key, value)}, value)
+        ? make('button', {type: 'button', class: 'plain', title: `Show images with this ${key}`, onclick: () => filterBy(key, value)}, explorer.rows.text(value))
         : typeof value === 'object' ? JSON.stringify(value) : String(value))]));
   }
 
