@@ -19,6 +19,7 @@ import {Similarity} from './similarity.js';
 
 const MATCHES = 200;
 const MAX_MATCHES = 1000;
+const NONE = 'none'; // group of the images without a value
 
 export class Explorer extends EventTarget {
   /** @param {any} info of the collection, as REST describes it */
@@ -150,7 +151,7 @@ export class Explorer extends EventTarget {
   /** Value by which a row is grouped. @param {number} row */
   groupOf(row) {
     const value = this.rows.metadata[row][this.group];
-    return value === undefined || value === null ? 'none' : String(value);
+    return value === undefined || value === null ? NONE : String(value);
   }
 
   _arrange() {
@@ -169,7 +170,8 @@ export class Explorer extends EventTarget {
       view.sort((a, b) => sign * compare(this.rows.metadata[a][key], this.rows.metadata[b][key]) || a - b);
     }
     if (this.group) {
-      const first = new Map();
+      /** @type {Map<string, any>} */
+      const first = new Map([[NONE, Number.MAX_SAFE_INTEGER]]); // images without a value are last
       for (const row of view) if (!first.has(this.groupOf(row))) first.set(this.groupOf(row), first.size);
       view.sort((a, b) => first.get(this.groupOf(a)) - first.get(this.groupOf(b)));
     }

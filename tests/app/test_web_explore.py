@@ -278,3 +278,18 @@ def test_a_link_of_the_former_page_reopens_its_search(explore, served, opened):
     one, two = ids(explore())[:2]
     page = opened(path=f"/ui/#collection=photos&more={one}&less={two}")
     assert found(page)[:8] == expected(served, positive=[one], negative=[two])[:8]
+
+
+def test_groups_follow_the_images_and_those_without_a_value_are_last(explore, served):
+    page = explore()
+    collection = served.bench.collection("photos")
+    last = ids(page)[6]
+    collection.update_metadata({"series": "one"}, ids=[last])
+    try:
+        page.goto(f"{served.url}/#/explore/photos?group=series")
+        page.reload()
+        page.wait_for_selector(".heading")
+        assert page.locator(".heading").all_inner_texts() == ["series: one", "series: none"]
+        assert ids(page)[0] == last
+    finally:
+        collection.update_metadata({"series": None}, ids=[last])
