@@ -1,7 +1,9 @@
 """Clusters of similar images, each with a medoid that represents it.
 
 Spherical k-means (Dhillon and Modha, 2001) on centered vectors, from several starts. If no number of clusters is
-given, the smallest of a few candidates with a nearly best simplified silhouette (Hruschka et al., 2004) is used.
+given, the smallest of a few candidates is used whose simplified silhouette (Hruschka et al., 2004) exceeds that of
+unclustered rows with the same covariance by nearly the most (a gap, as of Tibshirani et al., 2001). The silhouette
+alone falls with the number of clusters in any data.
 """
 
 from __future__ import annotations
@@ -12,11 +14,11 @@ import numpy as np
 
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.inspect.neighbors import checked
-from nnclr_hub.store.vector_transform import VectorTransform
+from nnclr_hub.store.vector_transform import VectorTransform, unit_length
 
 CANDIDATES = (4, 6, 8, 12, 16, 24, 32)
 LEAST = 5  # images of a cluster, on average, for a candidate to be tried
-NEARLY = 0.9  # share of the best silhouette for which fewer clusters are preferred
+NEARLY = 0.9  # share of the best gap for which fewer clusters are preferred
 ITERATIONS, STARTS = 20, 5
 SEED = 0
 PER_CENTER = 1000  # rows per center that are used to fit
@@ -52,8 +54,13 @@ def clusters(vectors: np.ndarray, count: int | None = None) -> Clusters:
         raise InvalidRequest(f"count must be between 1 and {len(rows)}, got {count}.")
     tried = [k for k in CANDIDATES if k * LEAST <= len(rows)] if count is None else [count]
     found = [kmeans(rows, k) for k in tried or [1]]
-    quality = [_silhouette(*one) if len(found) > 1 else 0.0 for one in found]
-    best = next(one for one, value in zip(found, quality, strict=True) if value >= NEARLY * max(quality))
+    quality = [0.0]
+    if len(found) > 1:
+        without = _unclustered(rows)
+        quality = [_silhouette(*one) - _silhouette(*kmeans(without, k)) for k, one in zip(tried, found, strict=True)]
+    most = max(quality)
+    least = most - (1 - NEARLY) * abs(most)  # the most may be negative
+    best = next(one for one, value in zip(found, quality, strict=True) if value >= least)
     return _largest_first(*best)
 
 
@@ -75,6 +82,13 @@ def kmeans(rows: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
     centers = np.asarray(fit.centroids)
     cosines = rows @ centers.T
     return cosines.argmax(axis=1), cosines
+
+
+def _unclustered(rows: np.ndarray) -> np.ndarray:
+    """Return as many unit rows of one Gaussian with the covariance of these."""
+    variance, axes = np.linalg.eigh(np.atleast_2d(np.cov(rows.T)))
+    random = np.random.default_rng(SEED).normal(size=rows.shape) * np.sqrt(variance.clip(0))
+    return np.ascontiguousarray(unit_length((random @ axes.T).astype(np.float32)))
 
 
 def _silhouette(labels: np.ndarray, cosines: np.ndarray) -> float:

@@ -87,6 +87,11 @@ def test_clusters_find_the_groups_and_their_number(groups):
     assert (np.diff(found.share) <= 0).all()
     assert (found.labels[found.medoids] == np.arange(6)).all()
     assert len(inspect.clusters(vectors, 3).share) == 3
+    for dim in (1, 2, 8):  # vectors without clusters, of which the best gap may be negative
+        for count in (2, 40, 300):
+            assert inspect.clusters(np.random.default_rng(dim).normal(size=(count, dim))).share.sum() == pytest.approx(
+                1
+            )
     with pytest.raises(InvalidRequest):
         inspect.clusters(vectors, 0)
 

@@ -53,7 +53,7 @@ def photos(tmp_path_factory):
     pattern(0, 12).crop((2, 3, 63, 63)).save(root / "train/cropped.jpg", quality=90)
     Image.new("RGB", (64, 64), "white").save(root / "train/empty.png")
     (root / "train/broken.jpg").write_text("no image")
-    for name in ("a.heic", "b.HEIC", "c.dng"):
+    for name in ("a.nef", "b.NEF", "c.dng"):
         (root / name).write_text("left out")
     with (root / "labels.csv").open("w", newline="") as file:
         csv.writer(file).writerows([("path", "label"), *rows[:40]])
@@ -75,7 +75,7 @@ def report(photos, tmp_path_factory):
 def test_the_report_has_every_planted_finding(report):
     found = json.loads((report / "findings.json").read_text())
     assert set(found) >= KEYS
-    assert found["left_out"] == {".heic": 2, ".dng": 1}
+    assert found["left_out"] == {".nef": 2, ".dng": 1}
     assert [one["item"] for one in found["broken"]] == ["train/broken.jpg"]
     assert [one["items"] for one in found["exact_duplicates"]] == [["test/copy.png", "train/10.png"]]
     assert [one["items"] for one in found["near_duplicates"]] == [["train/12.png", "train/cropped.jpg"]]
