@@ -76,9 +76,9 @@ class Answers:
             )
         budget.hold(self._admission, queries, rows * row_bytes)
 
-    def encoder(self) -> Encoder:
+    def encoder(self) -> AnswerEncoder:
         """Return the encoder of one answer."""
-        return Encoder(self._limit)
+        return AnswerEncoder(self._limit)
 
     def _metadata_bytes(self, collection: Collection) -> int:
         """Return the mean size of an item's metadata as JSON, measured on SAMPLED items every KNOWN_S seconds."""
@@ -92,7 +92,7 @@ class Answers:
         return known
 
 
-class Encoder:
+class AnswerEncoder:
     """Encodes the parts of one answer, and counts their bytes.
 
     Args:

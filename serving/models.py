@@ -22,7 +22,7 @@ from nnclr_hub.errors import ImageError, InvalidRequest, ModelError, Overloaded
 from nnclr_hub.hub.registry import MODELS, default_model
 
 from .edge.limits import charge_images
-from .engine import Engine, Result, Task
+from .engine import Engine, ImageTask, Result
 from .engine.attention import AttentionQuery
 from .model_memory import ModelMemory
 from .settings import Settings
@@ -71,9 +71,9 @@ class Model:
     def tokens(self, images: Iterable[ImageLike]) -> np.ndarray:  # type: ignore[override]
         """Return (N, h, w, D) float32 feature maps; raise the first ImageError."""
 
-        def task(encoder: Encoder) -> Task:
+        def task(encoder: Encoder) -> ImageTask:
             transform = encoder.transform
-            return Task(encoder.prepare, lambda crop: encoder.tokens(transform.normalize(crop[np.newaxis]))[0])
+            return ImageTask(encoder.prepare, lambda crop: encoder.tokens(transform.normalize(crop[np.newaxis]))[0])
 
         maps = _require_all(self._run(images, task))
         if not maps:
@@ -125,7 +125,7 @@ class Model:
     def _run(
         self,
         images: Iterable[ImageLike],
-        task: Callable[[Encoder], Task] | None = None,
+        task: Callable[[Encoder], ImageTask] | None = None,
         *,
         deadline_s: float | None = None,
     ) -> list[Any]:

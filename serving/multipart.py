@@ -1,6 +1,6 @@
 """Parse the body of a multipart/form-data request (RFC 7578) that is in memory as a whole.
 
-    parse_form("multipart/form-data; boundary=b", [body])     # [Part("files", "a.jpg", b"...")]
+    parse_form("multipart/form-data; boundary=b", [body])     # [FormPart("files", "a.jpg", b"...")]
 
 Images are needed as a whole anyway. Searching for the boundary is several times as fast as a parser for streams, which
 calls Python for each piece of a header and writes each file to a temporary one.
@@ -22,7 +22,7 @@ class MalformedForm(Exception):
     """Raised with the reason why a form cannot be read."""
 
 
-class Part(NamedTuple):
+class FormPart(NamedTuple):
     """One field of a form; `filename` is None for text."""
 
     name: str
@@ -30,7 +30,7 @@ class Part(NamedTuple):
     data: bytes
 
 
-def parse_form(content_type: str, pieces: Sequence[bytes]) -> list[Part]:
+def parse_form(content_type: str, pieces: Sequence[bytes]) -> list[FormPart]:
     """Return the parts of a form in order.
 
     Args:
@@ -46,7 +46,7 @@ def parse_form(content_type: str, pieces: Sequence[bytes]) -> list[Part]:
     position = len(body) - len(body.lstrip(b"\r\n"))
     if not body.startswith(delimiter, position):
         raise MalformedForm("it does not begin with its boundary")
-    parts: list[Part] = []
+    parts: list[FormPart] = []
     position += len(delimiter)
     while not body.startswith(_END, position):
         if not body.startswith(b"\r\n", position):
@@ -62,7 +62,7 @@ def parse_form(content_type: str, pieces: Sequence[bytes]) -> list[Part]:
         end = body.find(b"\r\n" + delimiter, start)
         if end < 0:
             raise _truncated()
-        parts.append(Part(*_names(body[position:head_end]), body[start:end]))
+        parts.append(FormPart(*_names(body[position:head_end]), body[start:end]))
         position = end + 2 + len(delimiter)
     return parts
 

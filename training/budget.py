@@ -50,7 +50,7 @@ ROWS: dict[str, str] = {
 
 
 @dataclass(frozen=True)
-class Run:
+class BudgetRun:
     """One trained run.
 
     label: a key of ROWS.
@@ -80,7 +80,7 @@ def compare_at_budgets(
     calibration: float = 0.5,
     device: str | None = None,
     console: Console | None = None,
-) -> list[Run] | None:
+) -> list[BudgetRun] | None:
     """Train every row at every budget; return None if a signal stopped it.
 
     Args:
@@ -126,7 +126,7 @@ def compare_at_budgets(
                 outcome = pretrain(recipe_name, recipe, data, run, resume=True, device=device, console=console)
                 if not outcome.finished:
                     return None
-                runs.append(Run(label, budget, seed, epochs, _core_minutes(run), outcome.scores))
+                runs.append(BudgetRun(label, budget, seed, epochs, _core_minutes(run), outcome.scores))
                 _write(folder, recipe_name, runs)
     return runs
 
@@ -143,7 +143,7 @@ def _step_cost(
     """Return the CPU seconds of a step, measured once per row; None if a signal stopped the measurement.
 
     Steps are cheaper at the start of a run with a resolution schedule; then the run costs more than its budget, which
-    `Run.spent` shows.
+    `BudgetRun.spent` shows.
     """
     stored = run / "cost.json"
     if stored.exists():
@@ -177,22 +177,22 @@ def _core_minutes(run: Path) -> float:
 # ------------------------------------------------------------------------------ output files
 
 
-def _write(folder: Path, recipe: str, runs: Sequence[Run]) -> None:
+def _write(folder: Path, recipe: str, runs: Sequence[BudgetRun]) -> None:
     document = {"recipe": recipe, "runs": [asdict(run) for run in runs]}
     replace_text(folder / "results.json", json.dumps(document, indent=1) + "\n")
     replace_text(folder / "results.md", as_markdown(recipe, runs))
     _draw(folder / "results.png", runs)
 
 
-def _by_row(runs: Sequence[Run]) -> Mapping[str, Mapping[float, list[Run]]]:
+def _by_row(runs: Sequence[BudgetRun]) -> Mapping[str, Mapping[float, list[BudgetRun]]]:
     """Return label -> budget -> runs, one per seed."""
-    found: dict[str, dict[float, list[Run]]] = {}
+    found: dict[str, dict[float, list[BudgetRun]]] = {}
     for run in runs:
         found.setdefault(run.label, {}).setdefault(run.minutes, []).append(run)
     return found
 
 
-def as_markdown(recipe: str, runs: Sequence[Run]) -> str:
+def as_markdown(recipe: str, runs: Sequence[BudgetRun]) -> str:
     """Return a table per metric: a row per method, a column per budget, means over seeds and their deviation."""
     metrics = list(dict.fromkeys(metric for run in runs for metric in run.scores if metric.startswith("knn")))
     budgets = sorted({run.minutes for run in runs})
@@ -211,7 +211,7 @@ def as_markdown(recipe: str, runs: Sequence[Run]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _cell(runs: Sequence[Run], metric: str) -> str:
+def _cell(runs: Sequence[BudgetRun], metric: str) -> str:
     values = [run.scores[metric] for run in runs if metric in run.scores]
     if not values:
         return ""
@@ -219,7 +219,7 @@ def _cell(runs: Sequence[Run], metric: str) -> str:
     return f"{mean(values):.3f}{spread} ({runs[0].epochs}, {mean(run.spent for run in runs):.1f})"
 
 
-def _draw(path: Path, runs: Sequence[Run]) -> None:
+def _draw(path: Path, runs: Sequence[BudgetRun]) -> None:
     """Draw 20-NN against core-minutes: a panel per data set, a line per method, a point per run."""
     from matplotlib.figure import Figure
 

@@ -52,7 +52,7 @@ class WorkerTask:
     backend: str
 
 
-class Worker:
+class ShardWorker:
     """A Ray actor that loads the encoder once and makes shards."""
 
     def __init__(self, job: WorkerTask) -> None:
@@ -143,7 +143,7 @@ def _results(ray: Any, job: WorkerTask, parts: list[dict[str, Any]], workers: in
     cpus = 1 if gpus else max(1, int(min(node.get("CPU", 1) for node in nodes)) // here)
     data = ray.data.from_items(parts, override_num_blocks=len(parts))
     made = data.map_batches(
-        Worker,
+        ShardWorker,
         fn_constructor_args=(job,),
         batch_size=1,
         concurrency=workers,

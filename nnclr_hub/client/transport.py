@@ -81,7 +81,7 @@ def answer_of(response: httpx.Response, body: bytes) -> Answer:
     return Answer(str(response.request.url.copy_with(query=None)), response.status_code, response.headers, body)
 
 
-class Deadline:
+class ReadingLimit:
     """Ends the reading of a response that arrives slowly: httpx limits only the time between two chunks."""
 
     def __init__(self, seconds: float, url: str) -> None:
@@ -164,7 +164,7 @@ class SyncDriver:
     def _send(self, attempt: Attempt) -> Answer:
         request = request_of(self._http, attempt)
         url = str(request.url.copy_with(query=None))
-        deadline = Deadline(attempt.seconds, url)
+        deadline = ReadingLimit(attempt.seconds, url)
         with translated(url, attempt.seconds):
             response = self._http.send(request, stream=True)
             try:

@@ -15,7 +15,7 @@ from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.probe.linear_probe import LinearProbe, Prediction
 from nnclr_hub.store.base import Collection, Progress
 from nnclr_hub.store.pages import pages
-from nnclr_hub.workbench.probe_fitting import Evaluation, held_out_rows, score_probe
+from nnclr_hub.workbench.probe_fitting import ProbeEvaluation, held_out_rows, score_probe
 
 PAGE = 1000  # items of a collection at a time
 
@@ -33,7 +33,7 @@ class Fitted:
     probe: LinearProbe
     images: int
     broken: tuple[tuple[str, str], ...]
-    held_out: Evaluation | None
+    held_out: ProbeEvaluation | None
 
 
 def fit_probe(
@@ -124,7 +124,7 @@ def evaluate_probe(
     labels: Path | None = None,
     root: Path | None = None,
     progress: Progress = lambda done, total: None,
-) -> Evaluation:
+) -> ProbeEvaluation:
     """Score a probe on labeled images; images of unknown classes are left out and reported.
 
     Raises:

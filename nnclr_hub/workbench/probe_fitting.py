@@ -81,7 +81,7 @@ class FittedProbe:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class ProbeEvaluation:
     """How accurate a probe is on labeled images.
 
     scores: top1, top5 (of more than five classes) and mean_per_class in [0, 1]; for several labels an image, map11.
@@ -102,7 +102,7 @@ class Evaluation:
 
 def score_probe(
     probe: LinearProbe, vectors: np.ndarray, labels: np.ndarray, left_out: tuple[str, ...] = ()
-) -> Evaluation:
+) -> ProbeEvaluation:
     """Score a probe on unit vectors of its encoder.
 
     Args:
@@ -113,7 +113,7 @@ def score_probe(
     names, scores = tuple(map(str, probe.classes)), probe.scores(vectors)
     if probe.several:
         value = mean_average_precision_11(scores, labels == 1, ~np.isnan(labels), absent="left out")
-        return Evaluation({"map11": value}, {}, 0.0, len(vectors), left_out)
+        return ProbeEvaluation({"map11": value}, {}, 0.0, len(vectors), left_out)
     best = scores.argmax(axis=1)
     found = {"top1": top_k_accuracy(scores, labels), "mean_per_class": mean_per_class(best, labels)}
     if len(names) > 5:
@@ -121,7 +121,7 @@ def score_probe(
     per_class = {str(names[i]): float((best[labels == i] == i).mean()) for i in np.unique(labels)}
     none = float(np.mean([label is None for label in probe.predict(vectors).labels]))
     interval = confidence_interval((best == labels).astype(np.float64))
-    return Evaluation(found, per_class, none, len(vectors), left_out, interval)
+    return ProbeEvaluation(found, per_class, none, len(vectors), left_out, interval)
 
 
 def fit_and_score(

@@ -218,7 +218,7 @@ def _catch_up(
     total, embedded = old.count(), 0
     left_out: dict[str, LeftOut] = {}
 
-    def source(change: Change) -> Image.Image | str:
+    def source(change: CopiedChange) -> Image.Image | str:
         assert change.metadata is not None
         if change.id in known and known[change.id].metadata == change.metadata:
             return known[change.id].reason
@@ -240,7 +240,7 @@ def _catch_up(
     return embedded, left_out
 
 
-def _size(change: Change) -> int:
+def _size(change: CopiedChange) -> int:
     """Return the recorded size of the item's file in bytes; metadata from clients may hold any value."""
     size = (change.metadata or {}).get("size")
     return size if isinstance(size, int) and size > 0 else 0
@@ -255,7 +255,7 @@ def _embedded(embedder: Embedder, sources: Sequence[Image.Image | str]) -> list[
 
 
 def _carry_over(
-    old: Collection, new: Collection, changes: Sequence[Change], vectors: Sequence[np.ndarray | str]
+    old: Collection, new: Collection, changes: Sequence[CopiedChange], vectors: Sequence[np.ndarray | str]
 ) -> int:
     """Store the embedded items with the metadata and thumbnails of the old ones; return how many.
 
@@ -277,7 +277,7 @@ def _carry_over(
 
 
 @dataclass(frozen=True)
-class Change:
+class CopiedChange:
     """What must be done for one item of the copy.
 
     passed: how many items of the original were compared so far.
@@ -289,7 +289,7 @@ class Change:
     metadata: Mapping[str, Any] | None
 
 
-def differences(original: Collection, copy: Collection) -> Iterator[Change]:
+def differences(original: Collection, copy: Collection) -> Iterator[CopiedChange]:
     """Yield the items that the copy lacks, has with other metadata, or should not have, in the order of their ids.
 
     Both are read page by page, so items before the last change may be stored or deleted during the iteration.
@@ -299,17 +299,17 @@ def differences(original: Collection, copy: Collection) -> Iterator[Change]:
     passed = 0
     for item in _walk(original):
         while other is not None and other.id < item.id:
-            yield Change(passed, other.id, None)
+            yield CopiedChange(passed, other.id, None)
             other = next(theirs, None)
         passed += 1
         if other is None or other.id != item.id:
-            yield Change(passed, item.id, item.metadata)
+            yield CopiedChange(passed, item.id, item.metadata)
             continue
         if other.metadata != item.metadata:
-            yield Change(passed, item.id, item.metadata)
+            yield CopiedChange(passed, item.id, item.metadata)
         other = next(theirs, None)
     while other is not None:
-        yield Change(passed, other.id, None)
+        yield CopiedChange(passed, other.id, None)
         other = next(theirs, None)
 
 

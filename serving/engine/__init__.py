@@ -19,6 +19,6 @@ An idle device starts at once and never waits for a batch to fill. A busy one fi
 """
 
 from .engine import Engine
-from .request import Result, Task
+from .request import ImageTask, Result
 
-__all__ = ["Engine", "Result", "Task"]
+__all__ = ["Engine", "ImageTask", "Result"]

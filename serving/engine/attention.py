@@ -23,7 +23,7 @@ from nnclr_hub.encoder.embedder import ImageLike
 from nnclr_hub.errors import DeadlineExceeded, ImageError, Overloaded, RequestTooLarge
 
 from ..telemetry import Metrics
-from .request import Task
+from .request import ImageTask
 
 if TYPE_CHECKING:  # they import torch, which a server needs for its first map only
     from nnclr_hub.encoder.attention.extractor import AttentionExtractor, ImageFeatures, PreparedImage
@@ -60,7 +60,7 @@ class AttentionQuery:
         settings = replace(settings, max_side=min(settings.max_side, max_side))
         extractor.check(settings, len(targets))
         self.images = [image, *targets]
-        self.task = Task(self._prepare, extractor.forward)
+        self.task = ImageTask(self._prepare, extractor.forward)
         self._extractor, self._settings, self._image = extractor, settings, image
         self._pixels = 0
         self._lock = threading.Lock()

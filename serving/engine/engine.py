@@ -26,7 +26,7 @@ from ..settings import Settings
 from ..telemetry import Metrics, current, measured
 from .admission import Admission, shutting_down, size_of
 from .batch_queue import BatchQueue
-from .request import Request, Task
+from .request import ImageTask, Request
 from .stages import DecodeWorkers, DeviceThread
 from .watchdog import Watchdog
 
@@ -65,7 +65,7 @@ class Engine:
     # ---- requests
 
     def run(
-        self, images: Iterable[ImageLike], task: Task | None = None, *, deadline_s: float | None = None
+        self, images: Iterable[ImageLike], task: ImageTask | None = None, *, deadline_s: float | None = None
     ) -> list[Any]:
         """Return one result per image: its (D,) float32 unit vector, or its ImageError. Blocks the thread.
 
@@ -95,7 +95,7 @@ class Engine:
                 _add_timings(request)
 
     async def run_async(
-        self, images: Sequence[ImageLike], task: Task | None = None, *, deadline_s: float | None = None
+        self, images: Sequence[ImageLike], task: ImageTask | None = None, *, deadline_s: float | None = None
     ) -> list[Any]:
         """Return what `run` does, for the event loop. Cancelling it drops the images that have not started."""
         if not images:
@@ -165,7 +165,7 @@ class Engine:
         size = self.encoder.transform.preprocessing.input_size
         return np.zeros((size, size, 3), np.uint8)
 
-    def _submit(self, images: Sequence[ImageLike], task: Task | None, deadline_s: float | None) -> Request:
+    def _submit(self, images: Sequence[ImageLike], task: ImageTask | None, deadline_s: float | None) -> Request:
         """Take all permits of a request and send it to the decode workers."""
         seconds = self._settings.deadline_s
         if deadline_s is not None:

@@ -19,12 +19,12 @@ import numpy as np
 from nnclr_hub.encoder.embedder import ImageLike
 from nnclr_hub.errors import DeadlineExceeded, ImageError, NNCLRHubError
 
-Result = np.ndarray | ImageError  # or whatever the forward function of a Task returns
+Result = np.ndarray | ImageError  # or whatever the forward function of an ImageTask returns
 STAGES = ("decode", "queue", "forward")
 
 
 @dataclass(frozen=True)
-class Task:
+class ImageTask:
     """A per-image job other than embedding, run on the engine's threads.
 
     prepare: takes an image as it was given, in a decode worker. An ImageError fails only that image.
@@ -53,7 +53,7 @@ class Request:
         images: Sequence[ImageLike],
         deadline: float,
         *,
-        task: Task | None = None,
+        task: ImageTask | None = None,
         on_outcome: Callable[[str], None],
         on_withdrawn: Callable[[Request], None],
         on_empty: Callable[[], None],

@@ -22,7 +22,7 @@ from nnclr_hub.workbench.privacy import public_name
 from ..telemetry import Metrics
 from .admission import shutting_down
 from .batch_queue import BatchQueue
-from .request import Task, WorkItem
+from .request import ImageTask, WorkItem
 from .worker import ReplaceableWorker, Worker
 
 log = logging.getLogger(__name__)
@@ -175,7 +175,7 @@ class DeviceThread:
             if item.request.task is not None and not worker.abandoned and item.is_wanted():
                 self._run_task(item, item.request.task, worker)
 
-    def _run_task(self, item: WorkItem, task: Task, worker: Worker) -> None:
+    def _run_task(self, item: WorkItem, task: ImageTask, worker: Worker) -> None:
         worker.note_progress()
         begun = time.perf_counter()
         try:

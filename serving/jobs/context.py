@@ -33,7 +33,7 @@ class Cancelled(BaseException):
     """Raised in the work when its job is cancelled."""
 
 
-class Interrupted(BaseException):
+class JobInterrupted(BaseException):
     """Raised in the work when the server shuts down. The job runs again at the next start."""
 
 
@@ -104,20 +104,20 @@ class JobContext:
         """Report progress.
 
         Raises:
-            Cancelled, Interrupted: the work must end.
+            Cancelled, JobInterrupted: the work must end.
         """
         self.check()
         self._report(done, total)
 
     def check(self) -> None:
-        """Raise Cancelled or Interrupted if the work must end."""
+        """Raise Cancelled or JobInterrupted if the work must end."""
         if self._signals.stop.is_set():
-            raise Interrupted
+            raise JobInterrupted
         if self._signals.cancel.is_set():
             raise Cancelled
 
     def wait(self, seconds: float) -> None:
-        """Sleep, but raise Cancelled or Interrupted as soon as the work must end."""
+        """Sleep, but raise Cancelled or JobInterrupted as soon as the work must end."""
         while seconds > 0:
             self.check()
             self._signals.cancel.wait(min(seconds, CHECK_S))

@@ -16,7 +16,7 @@ from nnclr_hub.store.records import KEPT_ELSEWHERE
 from nnclr_hub.workbench import Workbench
 
 from ..telemetry import Metrics
-from .context import Interrupted
+from .context import JobInterrupted
 from .job import JobStatus, State
 from .job_store import ActiveJob, ActiveJobs, JobRecords
 from .kinds import KINDS, Kind
@@ -228,7 +228,7 @@ class Jobs:
         while (active := waiting.get()) is not None and not self._stop.is_set():
             try:
                 self._runner.run(active)
-            except Interrupted:
+            except JobInterrupted:
                 return
             except Exception:  # the thread must stay alive for the next job
                 log.exception("job %s of kind %s could not be recorded", active.job.id, active.job.kind)

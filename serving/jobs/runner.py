@@ -13,7 +13,7 @@ from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.privacy import without_paths
 
 from ..problems import status_of
-from .context import Cancelled, Interrupted, JobContext, Signals
+from .context import Cancelled, JobContext, JobInterrupted, Signals
 from .job import log_state
 from .job_store import ActiveJob, ActiveJobs
 from .kinds import Kind
@@ -55,12 +55,12 @@ class JobRunner:
         """Do the work, and record its outcome.
 
         Raises:
-            Interrupted: the server shuts down; the job waits for the next start.
+            JobInterrupted: the server shuts down; the job waits for the next start.
         """
         try:
             if self._wait_for_disk(lambda: self._active.start(active)):
                 self._work(active, self._kinds[active.job.kind])
-        except Interrupted:
+        except JobInterrupted:
             self._requeue(active)
             raise
         except Exception as error:
@@ -68,7 +68,7 @@ class JobRunner:
             # interruption and not a failure of the job.
             if self._stop.is_set():
                 self._requeue(active)
-                raise Interrupted from error
+                raise JobInterrupted from error
             self._fail(active, error)
         self.forget(active)
 
@@ -144,7 +144,7 @@ class JobRunner:
         """Do a step that writes. On a full disk, retry until there is space: finished work must not be lost.
 
         Raises:
-            Interrupted: the server shuts down.
+            JobInterrupted: the server shuts down.
         """
         while True:
             try:
@@ -152,7 +152,7 @@ class JobRunner:
             except DiskFull as error:
                 log.error("cannot save a job, retrying in %g s (%s)", RETRY_S, error)
                 if self._stop.wait(RETRY_S):
-                    raise Interrupted from error
+                    raise JobInterrupted from error
 
 
 def problem_of(status: int, code: str, detail: str) -> dict[str, Any]:

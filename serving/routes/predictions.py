@@ -29,7 +29,7 @@ from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.payload import decode_vector
 from nnclr_hub.workbench.privacy import without_paths
 
-from ..answers import Encoder, PartsResponse
+from ..answers import AnswerEncoder, PartsResponse
 from ..edge.url_fetcher import Fetcher
 from ..keys import READ
 from ..models import Model
@@ -196,7 +196,7 @@ def _response(
     query: PredictRequest,
     images: Sequence[UploadedImage],
     results: Sequence[Labeling | NNCLRHubError],
-    encoder: Encoder,
+    encoder: AnswerEncoder,
 ) -> Response:
     """Return one entry per result, as `PredictResponse` describes them, or a problem if all of them are errors."""
     broken = [

@@ -30,7 +30,7 @@ from nnclr_hub.workbench import SearchQuery, Workbench
 from nnclr_hub.workbench.privacy import public_metadata, without_paths
 from nnclr_hub.workbench.search_batch import attempt, resolve_each, run_in_turn
 
-from ..answers import Answers, Encoder, PartsResponse
+from ..answers import AnswerEncoder, Answers, PartsResponse
 from ..deadline import Budget
 from ..edge.url_fetcher import Fetched
 from ..keys import READ
@@ -261,7 +261,7 @@ class _Batch:
         with_vector = any(query.with_vector for query in sound)
         answers.admit(budget, self.collection, queries=len(self.queries), rows=rows, with_vector=with_vector)
 
-    def run(self, vectors: Sequence[Any], encoder: Encoder) -> _Found:
+    def run(self, vectors: Sequence[Any], encoder: AnswerEncoder) -> _Found:
         """Return the matches of each query as parts of JSON, or its error."""
         found: dict[int, list[bytes] | NNCLRHubError] = {}
         for i, answer in run_in_turn(self.collection, resolve_each(self.queries, self.images, vectors)):

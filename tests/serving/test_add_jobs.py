@@ -15,7 +15,7 @@ from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.workbench import Workbench, file_import, folder_index
 from nnclr_hub.workbench.staging import complete, partial_file, staged
 from serving.jobs import add_images
-from serving.jobs.context import Interrupted, JobContext, Signals
+from serving.jobs.context import JobContext, JobInterrupted, Signals
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def attempt(server, ticket: str, *, until: int | None = None):
     params = {"collection": "photos", "upload": ticket, "max_bytes": 10**6}
     try:
         return add_images.add(JobContext(params, b"", server.bench, (), None, signals, report)).result
-    except Interrupted:
+    except JobInterrupted:
         return None
 
 
@@ -143,7 +143,7 @@ def test_an_interrupted_job_embeds_each_image_once(server, collection, ticket, i
 def test_a_job_interrupted_before_its_write_adds_the_images_later(server, collection, ticket, image_files, monkeypatch):
     given = ticket({"a.jpg": image_files[0], "b.jpg": image_files[1]})
     with monkeypatch.context() as patched:
-        patched.setattr(Workbench, "add_images", lambda *given: (_ for _ in ()).throw(Interrupted()))
+        patched.setattr(Workbench, "add_images", lambda *given: (_ for _ in ()).throw(JobInterrupted()))
         assert attempt(server, given) is None
     assert server.bench.collection("photos").count() == 0
     assert attempt(server, given)["added"] == 2
@@ -198,7 +198,7 @@ def test_an_interrupted_index_job_counts_all_its_work(server, collection, photos
         task = JobContext(params, b"", server.bench, (root,), None, signals, report, notes[-1], notes.append)
         try:
             body = add_images.index(task).result
-        except Interrupted:
+        except JobInterrupted:
             assert stop_at is not None
     assert [body[name] for name in ("added", "replaced", "unchanged", "removed")] == [40, 1, 18, 1]
     assert len(notes) == 2

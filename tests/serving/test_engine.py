@@ -13,11 +13,11 @@ from waiting import until
 
 from nnclr_hub import ImageError, load_encoder
 from nnclr_hub.errors import InvalidRequest, NotReady, Overloaded, RequestTooLarge, ServiceError
-from serving.engine import Engine, Task
+from serving.engine import Engine, ImageTask
 from serving.settings import Settings
 from serving.telemetry import Timings, current
 
-WORDS = Task(bytes.decode, str.upper)
+WORDS = ImageTask(bytes.decode, str.upper)
 
 
 @pytest.fixture(scope="module")
@@ -193,7 +193,7 @@ def test_one_thread_runs_the_network_for_vectors_and_tasks(make_engine):
 
     encoder.before = note_thread
     engine = make_engine(encoder, capacity=100)
-    task = Task(encoder.prepare, note_thread)
+    task = ImageTask(encoder.prepare, note_thread)
     with ThreadPoolExecutor(8) as pool:
         answers = [pool.submit(engine.run, [b"1", b"2"], task) for _ in range(10)]
         answers += [pool.submit(engine.run, [b"3"]) for _ in range(10)]
@@ -210,13 +210,13 @@ def test_a_task_fails_its_image_or_its_request(make_engine):
         raise InvalidRequest("wrong")
 
     engine = make_engine(FakeEncoder())
-    [result] = engine.run([b"a"], Task(broken, str))
+    [result] = engine.run([b"a"], ImageTask(broken, str))
     assert isinstance(result, ImageError)
-    for task in (Task(wrong, str), Task(bytes, wrong)):
+    for task in (ImageTask(wrong, str), ImageTask(bytes, wrong)):
         with pytest.raises(InvalidRequest, match="wrong"):
             engine.run([b"a"], task)
     with pytest.raises(ServiceError, match="ZeroDivisionError"):
-        engine.run([b"a"], Task(bytes, lambda _: 1 / 0))
+        engine.run([b"a"], ImageTask(bytes, lambda _: 1 / 0))
     assert engine.fault is None
     assert engine.run([b"a"], WORDS) == ["A"]
     engine.close()
@@ -229,7 +229,7 @@ def device_order(engine: Engine, encoder: FakeEncoder, arrivals: str) -> str:
     release, log = threading.Event(), []
     encoder.forwarding["first"] = lambda: release.wait(120)
     encoder.before = lambda: log.append("v")
-    task = Task(bytes, lambda image: log.append("t"))
+    task = ImageTask(bytes, lambda image: log.append("t"))
     with ThreadPoolExecutor(len(arrivals) + 1) as pool:
         answers = [pool.submit(engine.run, [b"first"])]
         until(lambda: log)  # the device is busy, so all others wait

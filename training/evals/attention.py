@@ -147,7 +147,7 @@ def choose_pairs(boxed: BoxedSet, *, most: int, least: float, seed: int) -> list
 
 
 @dataclass(frozen=True)
-class StoredImage:
+class ComputedImage:
     """An image after its forward pass.
 
     size: width and height, in which boxes are given and maps are returned.
@@ -181,7 +181,7 @@ class EncoderMaps:
         self._settings = AttentionSettings(similarity=similarity)
         self._extractor.check(self._settings)
 
-    def map_of(self, image: BoxedImage) -> tuple[np.ndarray, StoredImage]:
+    def map_of(self, image: BoxedImage) -> tuple[np.ndarray, ComputedImage]:
         """Return the (H, W) map of an image without a query, and what `cross_map` needs of it.
 
         Raises:
@@ -201,15 +201,15 @@ class EncoderMaps:
         self._file.flush()
         empty = np.zeros((0, 0, 0), np.float32)
         light = replace(seen, prepared=PreparedImage(NO_PIXELS, empty), grid=grid, features=empty, rows=None)
-        return grid.upsampled(found.values), StoredImage(image.size, light, start, seen.features.shape)
+        return grid.upsampled(found.values), ComputedImage(image.size, light, start, seen.features.shape)
 
-    def cross_map(self, query: StoredImage, box: np.ndarray, target: StoredImage) -> np.ndarray:
+    def cross_map(self, query: ComputedImage, box: np.ndarray, target: ComputedImage) -> np.ndarray:
         """Return the (H, W) map of a target for a box (x0, y0, x1, y1) of the query image."""
         settings = replace(self._settings, query=Box(*map(float, box)))
         (found,) = self._extractor.maps(settings, self._load(query), [self._load(target)])
         return found.grid.upsampled(found.values)
 
-    def _load(self, stored: StoredImage) -> ImageFeatures:
+    def _load(self, stored: ComputedImage) -> ImageFeatures:
         assert stored.seen is not None
         raw = os.pread(self._file.fileno(), 4 * int(np.prod(stored.shape)), stored.start)
         return replace(stored.seen, features=np.frombuffer(bytearray(raw), np.float32).reshape(stored.shape))
@@ -231,10 +231,10 @@ class Baseline:
         """Identifier in results, in place of an encoder's fingerprint."""
         return f"place-{self.name}"
 
-    def map_of(self, image: BoxedImage) -> tuple[np.ndarray, StoredImage]:
-        return self.draw(*image.size), StoredImage(image.size)
+    def map_of(self, image: BoxedImage) -> tuple[np.ndarray, ComputedImage]:
+        return self.draw(*image.size), ComputedImage(image.size)
 
-    def cross_map(self, query: StoredImage, box: np.ndarray, target: StoredImage) -> np.ndarray:
+    def cross_map(self, query: ComputedImage, box: np.ndarray, target: ComputedImage) -> np.ndarray:
         return self.draw(*target.size)
 
 

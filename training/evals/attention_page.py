@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from .attention import BASELINES, METRICS, PARTS
-from .results import Record
+from .results import EvaluationRecord
 
 SCORES = [f"{part}/{metric}" for part in PARTS for metric in METRICS]
 GAINS = [f"{part}/{metric}/over" for part in PARTS[:2] for metric in METRICS]
@@ -13,7 +13,7 @@ GAINS += [f"across/{metric}/over_control" for metric in METRICS]
 Row = tuple[str, str, Mapping[str, float]]  # source, size, and values by "within/pointing", "within/pointing/low", ...
 
 
-def as_markdown(records: Sequence[Record]) -> str:
+def as_markdown(records: Sequence[EvaluationRecord]) -> str:
     """Return a table of scores and a table of differences for each data set."""
     lines = ["# Attention, scored with boxes", "", "In brackets: 95% intervals from a bootstrap over images."]
     for data in dict.fromkeys(one.data for one in records):
@@ -34,7 +34,7 @@ def as_markdown(records: Sequence[Record]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _rows(record: Record) -> Iterator[Row]:
+def _rows(record: EvaluationRecord) -> Iterator[Row]:
     """Yield a row for each size; a baseline, which does not depend on the size, has one row."""
     start = f"attention/{record.data}/"
     named = {key.removeprefix(start): value for key, value in record.values.items() if key.startswith(start)}

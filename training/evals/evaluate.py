@@ -28,7 +28,7 @@ from .attention import BASELINES, Baseline, BoxedEvaluation
 from .boxed_images import BoxedSet, read_boxes
 from .features import Features, task_features
 from .protocols import Protocol
-from .results import Record, Results, in_percent
+from .results import EvaluationRecord, Results, in_percent
 from .score import Score
 from .task import TRANSFER_METRICS, Task, read_pair, read_task
 from .trainer import ClassifierTrainer
@@ -67,7 +67,7 @@ class EvalRequest:
     root: Path | None = None
 
 
-def evaluate(request: EvalRequest, console: Console) -> list[Record]:
+def evaluate(request: EvalRequest, console: Console) -> list[EvaluationRecord]:
     """Run every protocol on every source and data set; return the records, including existing ones.
 
     Raises:
@@ -158,7 +158,7 @@ class _EvalRun:
             own, number = f"{name}-{number}", number + 1
         return own
 
-    def record(self, protocol: Protocol, name: str, source: Source, task: Data) -> Record:
+    def record(self, protocol: Protocol, name: str, source: Source, task: Data) -> EvaluationRecord:
         """Return the existing record, or compute and write a new one."""
         empty = _empty_record(protocol, name, source, task, self.request.command)
         before = self.results.existing(empty)
@@ -209,12 +209,12 @@ class _EvalRun:
         return ClassifierTrainer(source, task, folder, torch.device(source.device), self.console)
 
 
-def _empty_record(protocol: Protocol, name: str, source: Source, task: Data, command: str) -> Record:
+def _empty_record(protocol: Protocol, name: str, source: Source, task: Data, command: str) -> EvaluationRecord:
     """Return the record of a protocol, source and data set, without values."""
     images, metric = task.counts(), task.metric
     if protocol.name == "retrieval" and isinstance(task, Task):
         images, metric = {"gallery": len(task.train.paths), "queries": len(task.test.paths)}, "map"
-    return Record(
+    return EvaluationRecord(
         protocol=protocol.name,
         source=name,
         fingerprint=source.fingerprint,

@@ -10,12 +10,12 @@ from matplotlib.figure import Figure
 
 from ..monitor import replace_text
 from .attention_page import as_markdown
-from .results import Record
+from .results import EvaluationRecord
 
 WIDE = 44  # characters of a name
 
 
-def draw(records: Sequence[Record], folder: Path) -> list[Path]:
+def draw(records: Sequence[EvaluationRecord], folder: Path) -> list[Path]:
     """Write folder/scores.png, and few_shot.png and attention.md if there are such records; return their paths."""
     pages = []
     bars = [one for one in records if one.protocol != "few_shot"]
@@ -31,7 +31,7 @@ def draw(records: Sequence[Record], folder: Path) -> list[Path]:
     return pages
 
 
-def _scores(records: Sequence[Record]) -> Figure:
+def _scores(records: Sequence[EvaluationRecord]) -> Figure:
     """Draw a panel per protocol, a group of bars per data set, and a bar per source."""
     protocols = list(dict.fromkeys(one.protocol for one in records))
     sources = list(dict.fromkeys(one.source for one in records))
@@ -54,7 +54,7 @@ def _scores(records: Sequence[Record]) -> Figure:
     return figure
 
 
-def _few_shot(records: Sequence[Record]) -> Figure:
+def _few_shot(records: Sequence[EvaluationRecord]) -> Figure:
     """Draw accuracy against labels per class: a panel per data set, a line per source, one standard deviation."""
     data = list(dict.fromkeys(one.data for one in records))
     columns = min(2, len(data))

@@ -29,7 +29,7 @@ DETAILS = ("top5", "l2", "std", "queries")
 
 
 @dataclass(frozen=True)
-class Record:
+class EvaluationRecord:
     """Result of one protocol on one source and one data set.
 
     protocol, source, fingerprint: the protocol and the encoder.
@@ -91,7 +91,7 @@ class Record:
         identity = json.dumps([getattr(self, name) for name in names], sort_keys=True)
         return hashlib.sha256(identity.encode()).hexdigest()[:32]
 
-    def same_as(self, other: Record) -> bool:
+    def same_as(self, other: EvaluationRecord) -> bool:
         """Return whether both records have the same protocol, source, data and settings."""
         return self.key == other.key
 
@@ -104,8 +104,8 @@ class Record:
 class Comparison:
     """Two records of the same protocol and images: the score of the first minus that of the other."""
 
-    first: Record
-    other: Record
+    first: EvaluationRecord
+    other: EvaluationRecord
     difference: Difference
 
 
@@ -132,7 +132,7 @@ class Results:
         self.records = self._read()
         self.skipped: list[str] = []  # notes about combinations that could not be computed
 
-    def _read(self) -> list[Record]:
+    def _read(self) -> list[EvaluationRecord]:
         if not self._path.exists():
             return []
         try:
@@ -142,11 +142,11 @@ class Results:
                 f"{self._path} was not written by nnclr eval ({error}); choose another --out."
             ) from error
 
-    def existing(self, record: Record) -> Record | None:
+    def existing(self, record: EvaluationRecord) -> EvaluationRecord | None:
         """Return the stored record with the same protocol, source, data and settings, or None."""
         return next((one for one in self.records if one.same_as(record)), None)
 
-    def put(self, record: Record, each: Mapping[str, np.ndarray] | None = None) -> None:
+    def put(self, record: EvaluationRecord, each: Mapping[str, np.ndarray] | None = None) -> None:
         """Add a record, replacing an older one of the same kind.
 
         Args:
@@ -163,7 +163,7 @@ class Results:
         replace_text(self._path, json.dumps([one.as_json() for one in self.records], indent=1) + "\n")
         self.write_page()
 
-    def values_of(self, record: Record) -> np.ndarray | None:
+    def values_of(self, record: EvaluationRecord) -> np.ndarray | None:
         """Return (N,) float32, the main score of each test image, if it was stored."""
         try:
             with np.load(self._each / f"{record.key}.npz") as stored:
@@ -171,7 +171,7 @@ class Results:
         except (OSError, KeyError, ValueError):
             return None
 
-    def differences(self, records: Sequence[Record] | None = None) -> list[Comparison]:
+    def differences(self, records: Sequence[EvaluationRecord] | None = None) -> list[Comparison]:
         """Compare each source with the first one of its protocol, on the same images.
 
         Args:
@@ -191,7 +191,7 @@ class Results:
         replace_text(self._path.with_suffix(".md"), page)
 
 
-def tables(records: Sequence[Record], differences: Sequence[Comparison] = ()) -> Iterator[Table]:
+def tables(records: Sequence[EvaluationRecord], differences: Sequence[Comparison] = ()) -> Iterator[Table]:
     """Yield a table per protocol: a row per source, a column per data set, in percent; then those of differences."""
     for title, data, rows in (*_grids(records), *_difference_grids(differences)):
         shown = Table("source", *data, title=title, title_justify="left", box=None, header_style="bold")
@@ -200,7 +200,9 @@ def tables(records: Sequence[Record], differences: Sequence[Comparison] = ()) ->
         yield shown
 
 
-def as_markdown(records: Sequence[Record], differences: Sequence[Comparison], skipped: Sequence[str] = ()) -> str:
+def as_markdown(
+    records: Sequence[EvaluationRecord], differences: Sequence[Comparison], skipped: Sequence[str] = ()
+) -> str:
     """Return the same tables as Markdown."""
     about = "Percent, with half the width of the 95% interval. results.json has the commands, settings and versions."
     lines = ["# Results", "", about, ""]
@@ -212,7 +214,7 @@ def as_markdown(records: Sequence[Record], differences: Sequence[Comparison], sk
     return "\n".join([*lines, *(f"- {note}" for note in notes)]).rstrip() + "\n"
 
 
-def _grids(records: Sequence[Record]) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+def _grids(records: Sequence[EvaluationRecord]) -> Iterator[tuple[str, list[str], list[list[str]]]]:
     """Yield (protocol, column headings, rows)."""
     for protocol in dict.fromkeys(one.protocol for one in records):
         ours = [one for one in records if one.protocol == protocol]
@@ -248,9 +250,9 @@ def _array_name(score: str) -> str:
     return score.replace("/", "|")
 
 
-def _pairs(records: Sequence[Record]) -> Iterator[tuple[Record, Record]]:
+def _pairs(records: Sequence[EvaluationRecord]) -> Iterator[tuple[EvaluationRecord, EvaluationRecord]]:
     """Yield the first record of each protocol and data set with each other one of the same images."""
-    firsts: dict[str, Record] = {}
+    firsts: dict[str, EvaluationRecord] = {}
     for record in records:
         settings = {name: value for name, value in record.settings.items() if name != "vectors"}
         same = json.dumps([record.protocol, record.digest, record.metric, settings], sort_keys=True)
@@ -259,7 +261,7 @@ def _pairs(records: Sequence[Record]) -> Iterator[tuple[Record, Record]]:
             yield first, record
 
 
-def in_percent(record: Record) -> str:
+def in_percent(record: EvaluationRecord) -> str:
     """Return the main score in percent, with half the width of its 95% interval if it has one."""
     interval = record.intervals.get(record.main_name or "")
     around = f" ± {50 * (interval[1] - interval[0]):.1f}" if interval else ""
@@ -277,7 +279,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _read_record(stored: dict[str, Any]) -> Record:
+def _read_record(stored: dict[str, Any]) -> EvaluationRecord:
     """Build a record from JSON, also from that of earlier versions."""
     images = stored.pop(OLD_IMAGES, None)
-    return Record(**{"images": images, **stored})
+    return EvaluationRecord(**{"images": images, **stored})

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from nnclr_hub.errors import InvalidRequest, StoreError
-from nnclr_hub.store.backup.description import Backup, CollectionBackup, Log, Piece, Rows, backup_id
+from nnclr_hub.store.backup.description import Backup, BackupRows, CollectionBackup, Log, Piece, backup_id
 from nnclr_hub.store.backup.destination import Destination
 from nnclr_hub.store.backup.pieces import log_piece, packed, rows_piece
 from nnclr_hub.store.backup.retention import prune
@@ -210,7 +210,7 @@ class _Copied:
     """
 
     floor: int | None
-    rows: list[Rows] = field(default_factory=list)
+    rows: list[BackupRows] = field(default_factory=list)
     log: list[Log] = field(default_factory=list)
     read_at: dict[str, int] = field(default_factory=dict)
 
@@ -282,7 +282,7 @@ class _Copier:
                 rids, data = rows_piece(view.connection, first, last)
                 at = view.commit.seq
             if len(rids):
-                copied.rows.append(Rows(int(rids[0]), int(rids[-1]), len(rids), self._put(data)))
+                copied.rows.append(BackupRows(int(rids[0]), int(rids[-1]), len(rids), self._put(data)))
                 copied.read_at[copied.rows[-1].piece.sha256] = at
             self._done += count
             self._progress(self._done, self._total)
@@ -349,7 +349,7 @@ def _missing_rows(view: _View, copied: _Copied) -> list[tuple[int, int, int]]:
     return found
 
 
-def _unedited(view: _View, copied: _Copied) -> list[Rows]:
+def _unedited(view: _View, copied: _Copied) -> list[BackupRows]:
     """Return the pieces none of whose rows was edited since."""
     since = min(copied.read_at.values(), default=0)
     if log_start(view.connection) > since:  # nobody knows what was edited
@@ -367,7 +367,7 @@ def _unedited(view: _View, copied: _Copied) -> list[Rows]:
     ]
 
 
-def _is_kept(rows: Rows, live: np.ndarray) -> bool:
+def _is_kept(rows: BackupRows, live: np.ndarray) -> bool:
     """Return whether enough rows of a piece are live."""
     alive = np.searchsorted(live, rows.last, "right") - np.searchsorted(live, rows.first, "left")
     return bool(alive >= max(1, LIVE_SHARE * rows.count))

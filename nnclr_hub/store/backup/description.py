@@ -28,7 +28,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Rows:
+class BackupRows:
     """An SQLite file with the rows first ... last that were live when it was written: items, vectors, thumbnails."""
 
     first: int
@@ -63,7 +63,7 @@ class CollectionBackup:
     spec: dict[str, Any]
     commit: Commit
     live: Piece
-    rows: tuple[Rows, ...]
+    rows: tuple[BackupRows, ...]
     log: tuple[Log, ...]
 
     @property
@@ -155,7 +155,7 @@ def _backup(content: dict[str, Any]) -> Backup:
             one["spec"],
             Commit(**one["commit"]),
             piece(one["live"]),
-            tuple(Rows(part["first"], part["last"], part["count"], piece(part["piece"])) for part in one["rows"]),
+            tuple(BackupRows(part["first"], part["last"], part["count"], piece(part["piece"])) for part in one["rows"]),
             tuple(Log(part["after"], part["to"], piece(part["piece"])) for part in one["log"]),
         )
         for one in content["collections"]

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from nnclr_hub.errors import CollectionNotFound, InvalidRequest, StoreCorrupt
-from nnclr_hub.store.backup.description import Backup, CollectionBackup, Log, Rows, backup_id
+from nnclr_hub.store.backup.description import Backup, BackupRows, CollectionBackup, Log, backup_id
 from nnclr_hub.store.backup.destination import Destination
 from nnclr_hub.store.backup.pieces import ROW_TABLES, opened_piece, unpacked
 from nnclr_hub.store.base import Progress
@@ -217,7 +217,7 @@ def _time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
-def _rows(plan: _Plan) -> list[Rows]:
+def _rows(plan: _Plan) -> list[BackupRows]:
     """Return the pieces that may contain the rows, each once."""
     pieces = [*plan.base.rows, *(plan.later.rows if plan.later else ())]
     return list({one.piece.sha256: one for one in pieces}.values())

@@ -74,7 +74,7 @@ class ExportedFile:
 
 
 @dataclass(frozen=True)
-class Shard:
+class ExchangeShard:
     """A part of the items: their number, and their two files."""
 
     count: int
@@ -103,7 +103,7 @@ class Manifest:
     spec: CollectionSpec
     items: int
     thumbnails: bool
-    shards: tuple[Shard, ...]
+    shards: tuple[ExchangeShard, ...]
 
     @property
     def size(self) -> int:
@@ -162,7 +162,7 @@ class Manifest:
         if not isinstance(spec.get("indexed"), list) or not all(isinstance(key, str) for key in spec["indexed"]):
             raise ValueError("indexed must be a list of keys")
         shards = tuple(
-            Shard(one["count"], ExportedFile(**one["items"]), ExportedFile(**one["vectors"]))
+            ExchangeShard(one["count"], ExportedFile(**one["items"]), ExportedFile(**one["vectors"]))
             for one in content["shards"]
         )
         if content["items"] != sum(shard.count for shard in shards):
@@ -199,7 +199,7 @@ def require_parquet() -> None:
         ) from error
 
 
-def write_shard(folder: Path, number: int, batches: Iterator[list[Item]], spec: CollectionSpec) -> Shard:
+def write_shard(folder: Path, number: int, batches: Iterator[list[Item]], spec: CollectionSpec) -> ExchangeShard:
     """Write items to two new files, which are on disk when this returns."""
     from pyarrow.parquet import ParquetWriter
     from safetensors.numpy import save
@@ -217,10 +217,10 @@ def write_shard(folder: Path, number: int, batches: Iterator[list[Item]], spec: 
         file.write(save({TENSOR: np.concatenate(vectors)}))
         file.flush()
         os.fsync(file.fileno())
-    return Shard(sum(map(len, vectors)), ExportedFile.of(table), ExportedFile.of(tensor))
+    return ExchangeShard(sum(map(len, vectors)), ExportedFile.of(table), ExportedFile.of(tensor))
 
 
-def check_shard(folder: Path, shard: Shard, spec: CollectionSpec, after: str) -> str:
+def check_shard(folder: Path, shard: ExchangeShard, spec: CollectionSpec, after: str) -> str:
     """Compare the contents of the files with the manifest.
 
     Args:
@@ -259,7 +259,7 @@ def check_shard(folder: Path, shard: Shard, spec: CollectionSpec, after: str) ->
     return after
 
 
-def read_shard(folder: Path, shard: Shard, batch: int) -> Iterator[list[Item]]:
+def read_shard(folder: Path, shard: ExchangeShard, batch: int) -> Iterator[list[Item]]:
     """Yield its items in batches.
 
     Raises:

@@ -35,7 +35,7 @@ LEAST_LABELS = 20
 
 
 @dataclass(frozen=True)
-class Score:
+class EncoderScore:
     """The scores of one source.
 
     linear, knn: (accuracy, low, high) of cross-validation, with a 95% interval; None without labels.
@@ -53,10 +53,10 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class EncoderComparison:
     """The scores of all sources, and one sentence on what they show."""
 
-    scores: tuple[Score, ...]
+    scores: tuple[EncoderScore, ...]
     labels: int
     images: int
     conclusion: str
@@ -90,7 +90,7 @@ def compare_sources(
     root: Path | None = None,
     *,
     report: Report = lambda title: lambda done, total: None,
-) -> Comparison:
+) -> EncoderComparison:
     """Compare sources of vectors on the images of a folder.
 
     Args:
@@ -123,7 +123,7 @@ def compare_sources(
     for k, (name, _) in enumerate(sources):
         linear, knn = right["linear"], right["knn"]
         scores.append(
-            Score(
+            EncoderScore(
                 name,
                 _interval(linear[k]) if linear else None,
                 _interval(knn[k]) if knn else None,
@@ -133,7 +133,7 @@ def compare_sources(
                 _agreement(places, k),
             )
         )
-    return Comparison(tuple(scores), len(rows) if usable else 0, len(readable), _conclusion(scores, len(rows)))
+    return EncoderComparison(tuple(scores), len(rows) if usable else 0, len(readable), _conclusion(scores, len(rows)))
 
 
 def rankme(vectors: np.ndarray) -> float:
@@ -164,7 +164,7 @@ def _interval(right: np.ndarray) -> tuple[float, float, float]:
     return (float(right.mean()), *confidence_interval(right))
 
 
-def _conclusion(scores: Sequence[Score], labels: int) -> str:
+def _conclusion(scores: Sequence[EncoderScore], labels: int) -> str:
     if scores[0].linear is None:
         return (
             f"{labels} labels are too few to compare accuracies; scores without labels show whether vectors "
