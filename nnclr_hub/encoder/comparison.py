@@ -18,7 +18,7 @@ from nnclr_hub.encoder.embedder import ImageLike
 from nnclr_hub.encoder.loader import load_encoder
 from nnclr_hub.errors import InvalidRequest, ModelError, ModelFilesMissing, UnknownModel
 
-UNAVAILABLE = "not available"  # `EncoderMaps.missing` has the reason
+UNAVAILABLE = "not available"  # `EncoderColumn.missing` has the reason
 # the paper's three kinds of weights in both families
 COMPARED = {
     "ResNet-18, random": "random:resnet18",
@@ -31,7 +31,7 @@ COMPARED = {
 
 
 @dataclass(frozen=True)
-class EncoderMaps:
+class EncoderColumn:
     """One encoder's maps.
 
     name: of the encoder, as shown.
@@ -50,7 +50,7 @@ def compare(
     *,
     max_side: int = MAX_SIDE,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> list[EncoderMaps]:
+) -> list[EncoderColumn]:
     """Make a map of each image with each encoder: the mean of F for a ResNet, the mean row of [CLS] for a transformer.
 
     Args:
@@ -66,7 +66,7 @@ def compare(
     named = sources if isinstance(sources, Mapping) else {source: source for source in sources}
     if not images or not named:
         raise InvalidRequest("A comparison needs at least one image and one encoder.")
-    columns: list[EncoderMaps] = []
+    columns: list[EncoderColumn] = []
     failed: ModelError | None = None
     for name, source in named.items():
         maps: list[AttentionMap] = []
@@ -74,19 +74,19 @@ def compare(
             encoder = load_encoder(source)
         except (ModelFilesMissing, UnknownModel) as error:
             failed = error
-            columns.append(EncoderMaps(name, (), str(error)))
+            columns.append(EncoderColumn(name, (), str(error)))
             continue
         for image in images:
             maps.append(encoder.attention(image, max_side=max_side))
             progress(len(columns) * len(images) + len(maps), len(named) * len(images))
-        columns.append(EncoderMaps(name, tuple(maps)))
+        columns.append(EncoderColumn(name, tuple(maps)))
     progress(len(named) * len(images), len(named) * len(images))
     if failed is not None and not any(column.maps for column in columns):
         raise failed
     return columns
 
 
-def comparison_figure(columns: Sequence[EncoderMaps], opacity: float = OPACITY) -> bytes:
+def comparison_figure(columns: Sequence[EncoderColumn], opacity: float = OPACITY) -> bytes:
     """Draw a PNG file with a row per image and a column per encoder; the first column shows the images.
 
     Args:
