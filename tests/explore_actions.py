@@ -6,7 +6,7 @@ from nnclr_hub.workbench import SearchQuery
 
 
 def ids(page: Any) -> list[str]:
-    """Ids of the images on the screen, in order."""
+    """Return the ids of the images on the screen, in order."""
     return page.eval_on_selector_all(
         ".tile",
         """tiles => tiles.sort((a, b) => a.ariaPosInSet - b.ariaPosInSet)

@@ -1,4 +1,4 @@
-"""Where the rows of a probe are, so that images of classes that it never saw can be told by their distance.
+"""Where the rows of a probe are, so that images of classes that it never saw can be rejected by their distance.
 
 The distance is that of Mahalanobis to the nearest class, with a covariance that all classes share (Lee et al., NeurIPS
 2018). The covariance is shrunk towards a sphere, the more the fewer rows there are.

@@ -34,7 +34,7 @@ _AT_ONCE = 1000  # hashes in one filter
 class Originals:
     """The files, in 256 subfolders.
 
-    changing: held by whoever stores or deletes items and their files, so that no file is deleted that an upload uses.
+    changing: held while items and their files are stored or deleted, so that no file is deleted that an upload uses.
 
     Args:
         store: whose items the files belong to.
