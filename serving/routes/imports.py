@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from pathlib import Path
+from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal
 
 from anyio.to_thread import run_sync
-from fastapi import APIRouter, Header, Request, Response
+from fastapi import APIRouter, Header, Path, Request, Response
 from pydantic import Field
 
 from nnclr_hub.errors import (
@@ -117,7 +117,13 @@ async def import_file(
 
 @router.get("/{key}", responses=answers(CollectionNotFound))
 @requires(READ, counted=False)
-def import_state(name: str, key: str, request: Request, bench: AppWorkbench, jobs: AppJobs) -> ImportResponse:
+def import_state(
+    name: str,
+    key: Annotated[str, Path(json_schema_extra={"pattern": "^[A-Za-z0-9_-]{1,255}$"})],
+    request: Request,
+    bench: AppWorkbench,
+    jobs: AppJobs,
+) -> ImportResponse:
     """Return how much of an upload has arrived, by its Idempotency-Key, or the job that imports it."""
     bench.collection(name)
     ticket = _ticket(request, name, key)
@@ -179,7 +185,7 @@ class _PartialFile:
         most: bytes of the whole file.
     """
 
-    def __init__(self, path: Path, offset: int, most: int) -> None:
+    def __init__(self, path: FilePath, offset: int, most: int) -> None:
         self._path = path
         self._most = most
         self.size = offset
