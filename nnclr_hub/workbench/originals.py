@@ -24,11 +24,11 @@ from nnclr_hub.read_ahead import batches
 from nnclr_hub.store.base import VectorStore
 from nnclr_hub.store.folder import NO_SPACE
 from nnclr_hub.store.pages import pages
+from nnclr_hub.store.where import MAX_IN
 from nnclr_hub.workbench.image_record import PIXEL_HASH
 
 FOLDER = "originals"
 _HASH = re.compile(r"[0-9a-f]{64}")
-_AT_ONCE = 1000  # hashes in one filter
 
 
 class Originals:
@@ -106,7 +106,7 @@ class Originals:
         """Delete the files of those hashes that no item of the store has."""
         with self.changing:
             kept = sorted({one for one in hashes if _HASH.fullmatch(one) and self._path(one).is_file()})
-            for some in batches(kept, _AT_ONCE):
+            for some in batches(kept, MAX_IN):
                 for unused in set(some) - self._in_use(some):
                     path = self._path(unused)
                     self._used = self.used - path.stat().st_size

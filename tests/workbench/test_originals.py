@@ -8,7 +8,8 @@ from PIL import Image
 
 from nnclr_hub.errors import DiskFull
 from nnclr_hub.store import open_store
-from nnclr_hub.store.base import CollectionSpec
+from nnclr_hub.store.base import CollectionSpec, Item
+from nnclr_hub.store.where import MAX_IN
 from nnclr_hub.workbench import Encoders, NewImage, Workbench
 from nnclr_hub.workbench.reembedding import reembed
 from nnclr_hub.workbench.sources import read_original
@@ -72,6 +73,30 @@ def test_files_without_an_item_are_swept(bench):
     bench.originals.sweep()
     assert files(bench) == 1
     assert bench.originals.used == len(data)
+
+
+def keep_many(bench, count: int) -> list[str]:
+    """Store items in "one", each with a kept file of its own; return the hashes."""
+    hashes = [f"{n:064x}" for n in range(count)]
+    vector = np.ones(bench.collection("one").spec.dim, np.float32)
+    with bench.originals.changing:
+        for one in hashes:
+            bench.originals.put(one, b"file")
+        bench.upsert("one", [Item(one[-8:], vector, {"pixel_sha256": one}) for one in hashes])
+    return hashes
+
+
+@pytest.mark.parametrize("way", ["delete", "drop", "sweep"])
+def test_more_originals_than_a_filter_takes_are_removed(bench, way):
+    hashes = keep_many(bench, MAX_IN + 1)
+    if way == "delete":
+        assert bench.delete("one", [one[-8:] for one in hashes]) == len(hashes)
+    elif way == "drop":
+        bench.drop("one")
+    else:
+        bench.store.drop("one")
+        bench.originals.sweep()
+    assert (files(bench), bench.originals.used) == (0, 0)
 
 
 def test_uploads_are_reembedded_from_their_originals(bench, make_model):
