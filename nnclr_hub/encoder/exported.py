@@ -18,7 +18,7 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,10 @@ from typing import TYPE_CHECKING, Any
 import nnclr_hub
 from nnclr_hub.cache import cache_folder
 from nnclr_hub.encoder.backends.base import Backend
+from nnclr_hub.encoder.backends.choice import worst_cosine
+from nnclr_hub.encoder.backends.probe_batch import probe_images
+from nnclr_hub.encoder.fingerprint import fingerprint_of_arrays
+from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.hub.integrity import Pins, check, digest_of
 from nnclr_hub.hub.layout import ABOUT_GRAPH, CONFIG, GRAPH, WEIGHTS, read_arrays, read_config
 
@@ -38,6 +42,7 @@ log = logging.getLogger(__name__)
 
 RUNTIMES = ("openvino", "onnx")  # those that need no torch
 RECORD = "network.json"
+COMPARED = 4  # images
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,7 @@ class ExportedNetwork:
     embed_dim: D.
     heads: number of attention heads; see `Encoder.heads`.
     weight_bytes: size of the weights in torch.
+    cosine: the lowest between its vectors and torch's, on synthetic images.
     """
 
     folder: Path
@@ -60,6 +66,7 @@ class ExportedNetwork:
     embed_dim: int
     heads: int | None
     weight_bytes: int
+    cosine: float = 1.0
 
     def open(self, precision: str) -> Backend:
         """Open the backend.
@@ -106,7 +113,10 @@ class DeferredBackbone:
 
 
 def find_exported(runtime: str, folder: Path, weights: str) -> ExportedNetwork | None:
-    """Return the exported network of a model folder; None if there is none, or the cached one is damaged.
+    """Return the exported network of a model folder; None if there is none, or it cannot be used.
+
+    The graph in a model folder contains the colors of its preprocessing, so it is used only with the preprocessing,
+    weights and architecture that it was exported with.
 
     Args:
         runtime: one of RUNTIMES.
@@ -119,14 +129,18 @@ def find_exported(runtime: str, folder: Path, weights: str) -> ExportedNetwork |
     config = read_config(folder)
     if runtime == "onnx" and weights == WEIGHTS and GRAPH in config.sha256:
         check(folder, Pins(CONFIG, {GRAPH: config.sha256[GRAPH]}))
-        record = config.nnclr["graph"]
-        return ExportedNetwork(folder, runtime, folder / weights, **{name: record[name] for name in ABOUT_GRAPH})
+        found = ExportedNetwork(folder, runtime, folder / weights, **_fields(config.nnclr["graph"]))
+        preprocessing = Preprocessing.from_pretrained_cfg(config.pretrained_cfg)
+        if fingerprint_of_arrays(read_arrays(folder), preprocessing, config) == found.fingerprint:
+            return found
+        log.warning("%s is not used: it does not belong to the other files of %s", GRAPH, folder)
+        return None
     place = _place(runtime, folder, weights)
     try:
         record = json.loads((place / RECORD).read_text("utf-8"))
         if any(digest_of(place / name) != digest for name, digest in record["sha256"].items()):
             raise ValueError("its files have other hashes than recorded")
-        return ExportedNetwork(place, runtime, folder / weights, **{name: record[name] for name in ABOUT_GRAPH})
+        return ExportedNetwork(place, runtime, folder / weights, **_fields(record), cosine=float(record["cosine"]))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
@@ -149,7 +163,9 @@ def save_exported(encoder: Encoder, runtime: str, folder: Path, weights: str) ->
         try:
             backend.save(part)
             digests = {path.name: digest_of(path) for path in part.iterdir()}
-            (part / RECORD).write_text(json.dumps({**described(encoder), "sha256": digests}, indent=1), "utf-8")
+            record = {**described(encoder), "cosine": _cosine(encoder), "sha256": digests}
+            (part / RECORD).write_text(json.dumps(record, indent=1), "utf-8")
+            part.chmod(0o755)  # another user may share the cache
             shutil.rmtree(place, ignore_errors=True)  # damaged, or of another process that was as fast
             os.replace(part, place)
         finally:
@@ -161,6 +177,21 @@ def save_exported(encoder: Encoder, runtime: str, folder: Path, weights: str) ->
 def described(encoder: Encoder) -> dict[str, Any]:
     """Return what must be known of an encoder whose network is not built: the fields ABOUT_GRAPH."""
     return {name: getattr(encoder, name) for name in ABOUT_GRAPH}
+
+
+def _fields(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: record[name] for name in ABOUT_GRAPH}
+
+
+def _cosine(encoder: Encoder) -> float:
+    """Return the lowest cosine of the backend's vectors with torch's, on synthetic images."""
+    from nnclr_hub.encoder.backends.network import Network
+    from nnclr_hub.encoder.backends.with_torch import TorchBackend
+
+    preprocessing = encoder.transform.preprocessing
+    images = probe_images(preprocessing.input_size)[:COMPARED]
+    network = Network(encoder.backbone, preprocessing).to(encoder.device)
+    return worst_cosine(encoder.backend.run(images), TorchBackend(network, encoder.device, "fp32").run(images))
 
 
 def _place(runtime: str, folder: Path, weights: str) -> Path:

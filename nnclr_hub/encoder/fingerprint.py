@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
+import numpy as np
 
 from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.hub.layout import ModelConfig
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def fingerprint_of(backbone: nn.Module, preprocessing: Preprocessing, config: ModelConfig | None) -> str:
@@ -18,22 +21,42 @@ def fingerprint_of(backbone: nn.Module, preprocessing: Preprocessing, config: Mo
 
     Vectors with equal fingerprints are comparable.
     """
-    # the default crop is left out, so that fingerprints from before the other modes existed stay valid
-    steps = {name: value for name, value in vars(preprocessing).items() if (name, value) != ("crop_mode", "center")}
-    digest = hashlib.sha256(json.dumps(steps, sort_keys=True).encode())
+    digest = _begin(preprocessing)
     hash_state(digest, backbone)
-    # equal weights with another architecture or other arguments are another network
-    if config is not None:
-        network: Any = [config.architecture, dict(config.model_args), config.global_pool]
-    else:
-        network = getattr(backbone, "pretrained_cfg", {}).get("architecture")
-    digest.update(json.dumps(network, sort_keys=True).encode())
-    return digest.hexdigest()[:32]
+    return _end(digest, config, getattr(backbone, "pretrained_cfg", {}).get("architecture"))
+
+
+def fingerprint_of_arrays(state: Mapping[str, np.ndarray], preprocessing: Preprocessing, config: ModelConfig) -> str:
+    """Return the fingerprint of a model folder from its weights, without torch."""
+    digest = _begin(preprocessing)
+    for key, value in sorted(state.items()):
+        # as an Encoder does, which casts its weights to float32
+        plain = np.ascontiguousarray(value, np.float32 if value.dtype.kind == "f" else None)
+        digest.update(f"{key} torch.{plain.dtype} {value.shape}".encode())
+        digest.update(plain.tobytes())
+    return _end(digest, config, None)
 
 
 def hash_state(digest: hashlib._Hash, network: nn.Module) -> None:
     """Add names, types, shapes and values of a network's state to a hash."""
+    import torch
+
     for key, value in sorted(network.state_dict().items()):
         value = value.detach().cpu().contiguous()
         digest.update(f"{key} {value.dtype} {tuple(value.shape)}".encode())
         digest.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
+
+
+def _begin(preprocessing: Preprocessing) -> hashlib._Hash:
+    # the default crop is left out, so that fingerprints from before the other modes existed stay valid
+    steps = {name: value for name, value in vars(preprocessing).items() if (name, value) != ("crop_mode", "center")}
+    return hashlib.sha256(json.dumps(steps, sort_keys=True).encode())
+
+
+def _end(digest: hashlib._Hash, config: ModelConfig | None, architecture: str | None) -> str:
+    # equal weights with another architecture or other arguments are another network
+    network: Any = architecture
+    if config is not None:
+        network = [config.architecture, dict(config.model_args), config.global_pool]
+    digest.update(json.dumps(network, sort_keys=True).encode())
+    return digest.hexdigest()[:32]

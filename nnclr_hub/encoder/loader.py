@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nnclr_hub.encoder.backends.base import AUTO, Backend, full_name, parse_backend
-from nnclr_hub.encoder.backends.choice import FEW, cached_choice
+from nnclr_hub.encoder.backends.choice import FEW, MIN_COSINE, cached_choice
 from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.encoder.exported import RUNTIMES, DeferredBackbone, ExportedNetwork, find_exported, save_exported
+from nnclr_hub.encoder.fingerprint import fingerprint_of
 from nnclr_hub.encoder.preprocessing import Preprocessing
-from nnclr_hub.errors import MissingDependency, NNCLRHubError
-from nnclr_hub.hub.layout import GRAPH, read_weights
+from nnclr_hub.errors import MissingDependency, NNCLRHubError, TamperedModel
+from nnclr_hub.hub.layout import GRAPH, ModelConfig, read_weights
 from nnclr_hub.hub.sources import PYTHON, Resolved, resolve
 
 if TYPE_CHECKING:
@@ -72,12 +73,11 @@ def load_encoder(
     exportable = found.seed is None and _runs_on_cpu(device)
     if exportable and (ready := _exported(found, backend, precision, images)) is not None:
         exported, opened = ready
-        deferred = DeferredBackbone(
-            partial(_build, found, str(source)), exported.embed_dim, exported.heads, exported.weight_bytes
-        )
+        build = partial(_rebuild, found, config, exported.fingerprint)
+        deferred = DeferredBackbone(build, exported.embed_dim, exported.heads, exported.weight_bytes)
         options |= {"device": "cpu", "fingerprint": exported.fingerprint}
         return Encoder(deferred, preprocessing, backend=opened, **options)
-    encoder = Encoder(_build(found, str(source)), preprocessing, **options, **named)
+    encoder = Encoder(_build(found, config), preprocessing, **options, **named)
     runtime = encoder.backend.name.partition("-")[0]
     if exportable and runtime in RUNTIMES:
         save_exported(encoder, runtime, found.folder, found.weights)
@@ -97,22 +97,23 @@ def _exported(
     """
     assert found.folder is not None
     kind, wanted = parse_backend(backend, precision)
+    choosing = kind == AUTO
     if not find_spec("torch"):
-        kind, wanted, images = AUTO, None, 1
+        kind, wanted, choosing = AUTO, None, False
     for runtime in RUNTIMES if kind == AUTO else {kind} & set(RUNTIMES):
         exported = find_exported(runtime, found.folder, found.weights)
         if exported is None:
             continue
         name = full_name(runtime, wanted or "fp32")
-        if kind == AUTO:
+        if choosing:
             fastest = cached_choice(exported.fingerprint, "cpu", wanted)
-            if fastest is not None and fastest.startswith(runtime):
-                name = fastest
-            elif images is None or images > FEW:
+            few = images is not None and images <= FEW and exported.cosine >= MIN_COSINE
+            if not (fastest.startswith(runtime) if fastest else few):
                 continue
+            name = fastest or name
         try:
             return exported, exported.open(parse_backend(name)[1] or "fp32")
-        except NNCLRHubError:  # such as a runtime that is not installed any more; torch reports it, or does without
+        except (NNCLRHubError, OSError):  # such as a runtime that is not installed any more; torch does without
             continue
     return None
 
@@ -130,13 +131,26 @@ def require_torch(name: str) -> None:
         )
 
 
-def _build(found: Resolved, name: str) -> nn.Module:
+def _rebuild(found: Resolved, config: ModelConfig, fingerprint: str) -> nn.Module:
+    """Build the network of an encoder that was loaded before.
+
+    Raises:
+        TamperedModel: the folder has changed since.
+        MissingDependency: torch is not installed.
+    """
+    backbone = _build(found, config)
+    if fingerprint_of(backbone, Preprocessing.from_pretrained_cfg(config.pretrained_cfg), config) != fingerprint:
+        raise TamperedModel(f"The weights in {found.folder} have changed since the encoder was loaded; load it again.")
+    return backbone
+
+
+def _build(found: Resolved, config: ModelConfig) -> nn.Module:
     """Build the network of a model folder in torch, with its weights or with random ones.
 
     Raises:
         MissingDependency: torch is not installed.
     """
-    require_torch(name)
+    require_torch(str(found.folder))
     import torch
 
     from nnclr_hub.encoder.backbones import create_backbone, load_state
@@ -145,9 +159,9 @@ def _build(found: Resolved, name: str) -> nn.Module:
     with torch.random.fork_rng(devices=[]):  # building fresh weights must not advance the caller's generator
         if found.seed is not None:
             torch.manual_seed(found.seed)
-        backbone = create_backbone(found.config.architecture, model_args=found.config.model_args)
+        backbone = create_backbone(config.architecture, model_args=config.model_args)
     if found.seed is None:
-        load_state(backbone, read_weights(found.folder, found.weights), name)
+        load_state(backbone, read_weights(found.folder, found.weights), str(found.folder))
     return backbone
 
 

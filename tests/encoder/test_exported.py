@@ -14,7 +14,7 @@ from nnclr_hub import load_encoder
 from nnclr_hub.encoder.backends import choice
 from nnclr_hub.encoder.backends.probe_batch import probe_images
 from nnclr_hub.errors import InvalidRequest, TamperedModel
-from nnclr_hub.hub.layout import GRAPH, read_arrays, read_config
+from nnclr_hub.hub.layout import CONFIG, GRAPH, read_arrays, read_config
 from nnclr_hub.publish.export import export_run
 
 CROPS = probe_images(48, 3)
@@ -179,3 +179,35 @@ def test_weights_are_read_without_torch_as_with_it(tmp_path, dtype):
         found = read_arrays(tmp_path)[name]
         assert found.shape == tuple(wanted.shape)
         np.testing.assert_array_equal(found, wanted.float().numpy() if dtype == "bfloat16" else wanted.numpy())
+
+
+def test_a_graph_is_not_used_with_other_preprocessing(model, tmp_path):
+    """The graph contains the colors, so an edited config.json must not use it."""
+    pytest.importorskip("onnxscript")
+    folder = export_run(model, tmp_path / "model", graph=True)
+    config = json.loads((folder / CONFIG).read_text())
+    config["pretrained_cfg"]["mean"] = [0.1, 0.2, 0.3]
+    (folder / CONFIG).write_text(json.dumps(config))
+    torchs, other = load_encoder(folder, device="cpu"), load_encoder(folder, backend="onnx")
+    assert other.fingerprint == torchs.fingerprint != load_encoder(model, device="cpu").fingerprint
+    np.testing.assert_allclose(other.embed(list(CROPS)), torchs.embed(list(CROPS)), atol=1e-5)
+
+
+def test_auto_keeps_a_measured_choice_for_a_few_images(model, monkeypatch):
+    pytest.importorskip("openvino")
+    load_encoder(model, backend="openvino")  # exports it
+    monkeypatch.setattr(choice, "_measure", lambda running, images: {name: float(name != "torch") for name in running})
+    assert load_encoder(model, backend="auto").backend.name == "torch"
+    assert load_encoder(model, backend="auto", images=1).backend.name == "torch"
+
+
+def test_weights_that_changed_after_the_start_are_refused(make_model, image_files, tmp_path):
+    """The vectors keep their fingerprint; a map of other weights would not belong to them."""
+    pytest.importorskip("openvino")
+    folder = export_run(make_model(seed=0), tmp_path / "run")
+    load_encoder(folder, backend="openvino")
+    encoder = load_encoder(folder, backend="openvino")
+    export_run(make_model(seed=1), folder)
+    assert encoder.embed(image_files[:1]).shape == (1, encoder.embed_dim)
+    with pytest.raises(TamperedModel):
+        encoder.tokens(image_files[:1])
