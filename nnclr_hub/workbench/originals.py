@@ -13,19 +13,22 @@ left; `sweep` deletes them at the next start.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import threading
 from collections.abc import Iterable
 from pathlib import Path
 
-from nnclr_hub.errors import DiskFull
+from nnclr_hub.errors import DiskFull, NNCLRHubError
 from nnclr_hub.read_ahead import batches
 from nnclr_hub.store.base import VectorStore
 from nnclr_hub.store.folder import NO_SPACE
 from nnclr_hub.store.pages import pages
 from nnclr_hub.store.where import MAX_IN
 from nnclr_hub.workbench.image_record import PIXEL_HASH
+
+log = logging.getLogger(__name__)
 
 FOLDER = "originals"
 _HASH = re.compile(r"[0-9a-f]{64}")
@@ -103,20 +106,30 @@ class Originals:
             return None
 
     def remove_unused(self, hashes: Iterable[str]) -> None:
-        """Delete the files of those hashes that no item of the store has."""
-        with self.changing:
-            kept = sorted({one for one in hashes if _HASH.fullmatch(one) and self._path(one).is_file()})
-            for some in batches(kept, MAX_IN):
-                for unused in set(some) - self._in_use(some):
-                    path = self._path(unused)
-                    self._used = self.used - path.stat().st_size
-                    path.unlink()
+        """Delete the files of those hashes that no item of the store has.
+
+        If a collection cannot be read, its items may use any of them. Then they are kept until the next `sweep`, and
+        the error is only logged, because the change that this follows is already committed.
+        """
+        try:
+            with self.changing:
+                self._remove_unused(hashes)
+        except (NNCLRHubError, OSError) as error:
+            log.warning("originals without an item were not deleted; the next start tries again (%s)", error)
+
+    def _remove_unused(self, hashes: Iterable[str]) -> None:
+        kept = sorted({one for one in hashes if _HASH.fullmatch(one) and self._path(one).is_file()})
+        for some in batches(kept, MAX_IN):
+            for unused in set(some) - self._in_use(some):
+                path = self._path(unused)
+                self._used = self.used - path.stat().st_size
+                path.unlink()
 
     def sweep(self) -> None:
-        """Delete all files that no item has."""
+        """Delete all files that no item has; log errors, as `remove_unused`."""
         with self.changing:
             for path in list(self._folder.glob("??/*.part")):
-                path.unlink()
+                path.unlink(missing_ok=True)
             self.remove_unused([path.name for path in self._files()])
 
     def _files(self) -> list[Path]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nnclr_hub.errors import DiskFull
+from nnclr_hub.errors import CollectionNotFound, DiskFull, StoreCorrupt
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.store.where import MAX_IN
@@ -97,6 +97,26 @@ def test_more_originals_than_a_filter_takes_are_removed(bench, way):
         bench.store.drop("one")
         bench.originals.sweep()
     assert (files(bench), bench.originals.used) == (0, 0)
+
+
+@pytest.mark.parametrize("error", [StoreCorrupt, CollectionNotFound])
+def test_originals_are_kept_while_a_collection_cannot_be_read(bench, monkeypatch, caplog, error):
+    """A deletion that is committed succeeds, and the next sweep removes its files."""
+    bench.add_images("one", [NewImage("a", photo(0), {})])
+    get = bench.store.get
+
+    def failing(name: str):
+        if name == "two":
+            raise error("unreadable")
+        return get(name)
+
+    monkeypatch.setattr(bench.store, "get", failing)
+    assert bench.delete("one", ["a"]) == 1
+    assert bench.drop("one") == ("one",)
+    assert (files(bench), "unreadable" in caplog.text) == (1, True)
+    monkeypatch.undo()
+    bench.originals.sweep()
+    assert files(bench) == 0
 
 
 def test_uploads_are_reembedded_from_their_originals(bench, make_model):
