@@ -34,6 +34,8 @@ IMAGE_BYTES = 64_000_000  # of a batch
 ROWS = 1000  # per batch
 VECTOR_BYTES = 16_000_000  # of a batch
 MAX_NAMED = 100  # errors in a result
+MAX_SHOWN = 200  # characters of an invalid path in a result
+MAX_NAME = 4096  # bytes of the path of an image in an archive, as on Linux
 Note = Callable[[Sequence[str]], None]
 
 
@@ -190,6 +192,10 @@ class ImageImport:
         names: list[tuple[str, str]] = []  # (id, name); files with the same bytes have the same id
         size = 0
         for done, image in enumerate(images, 1):
+            invalid = _invalid_path(image.name)
+            if invalid is not None:  # it becomes metadata, and the collection would refuse the whole batch
+                self.report.refuse(image.name[:MAX_SHOWN], invalid)
+                continue
             try:
                 data = image.read()
             except ImageError as error:
@@ -238,3 +244,11 @@ class ImageImport:
         self._begun.discard(id)
         self.report.added += 1
         return True
+
+
+def _invalid_path(path: str) -> str | None:
+    """Return why the path of an image cannot be stored, or None."""
+    size = len(path.encode("utf-8", "surrogatepass"))
+    if size > MAX_NAME:
+        return f"The path must be at most {MAX_NAME} bytes, got {size}; rename the image."
+    return "The path must not contain NUL characters; rename the image." if "\0" in path else None

@@ -48,7 +48,7 @@ def decode_vector(vector: Any, what: str = "vector") -> np.ndarray:
     try:
         with np.errstate(over="ignore"):  # numbers beyond float32 become infinite, which the store refuses
             row = np.asarray(vector, np.float32)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:  # OverflowError: an int beyond float64
         raise InvalidRequest(f"{what} must be a list of numbers, got {vector!r:.80}.") from error
     if row.ndim != 1:
         raise InvalidRequest(f"{what} must have shape (D,), got {row.shape}.")

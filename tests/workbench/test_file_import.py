@@ -79,14 +79,15 @@ def test_invalid_rows_are_reported_and_the_others_stored(bench, tmp_path, monkey
         "",
         json.dumps({**good, "id": "long", "metadata": {"a": "x" * 5000}}),
         "[" * 900,
+        '{"id": "large", "vector": [1' + "0" * 500 + "]}",
         json.dumps({**good, "vector": [2.0] * DIM}),  # replaces the first
         json.dumps({**good, "id": "last"}),
     ]
     path = tmp_path / "items.jsonl"
     path.write_text("\n".join(lines))
     report = import_file(bench, "vectors", path, format_of_file(path))
-    assert [error["name"] for error in report.errors] == [f"row {n}" for n in (2, 6, 7, 9, 10, 3, 4, 5)]
-    assert report.errors_count == 8
+    assert [error["name"] for error in report.errors] == [f"row {n}" for n in (2, 6, 7, 9, 10, 11, 3, 4, 5)]
+    assert report.errors_count == 9
     assert report.added == 2
     items = bench.collection("vectors").get(["good", "last"])
     assert [item.vector[0] for item in items] == [2.0, 1.0]
@@ -156,3 +157,14 @@ def test_an_archive_without_images_or_truncated_is_refused(bench, tmp_path, imag
     path.write_bytes(path.read_bytes()[:900])
     with pytest.raises(InvalidRequest):
         import_file(bench, "photos", path, FORMATS["tar"])
+
+
+def test_an_image_with_a_path_that_is_too_long_is_reported_and_the_others_are_stored(bench, tmp_path, image_files):
+    path = tmp_path / "photos.tar"
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as archive:
+        archive.add(image_files[0], "a.jpg")
+        archive.add(image_files[1], "b" * 70_000 + ".jpg")
+        archive.add(image_files[2], "c" * 70_000 + "/c.jpg")
+    bench.ensure_collection("photos", None)
+    report = import_file(bench, "photos", path, FORMATS["tar"])
+    assert (report.added, [error["name"][0] for error in report.errors]) == (1, ["b", "c"])
