@@ -49,6 +49,8 @@ def set_metadata(
 
     Example: nnclr store set photos --from report/suspect_labels.csv --column label
     """
+    from nnclr_hub.workbench.image_record import PIXEL_HASH
+
     if (metadata is None) == (not columns):
         raise InvalidRequest("Give METADATA, or --from FILE with --column; exactly one of them.")
     if columns and (table is None or ids is not None or where is not None or replace):
@@ -59,7 +61,7 @@ def set_metadata(
             raise InvalidRequest(f"{table} has no column {missing[0]}; it has {', '.join(rows[0])}.")
         patches = {row["id"]: {one: row[one] for one in columns} for row in rows}
         with opened(store) as there:
-            updated = there.get(name).update_each(patches)
+            updated = there.get(name).update_each(patches, keep=[PIXEL_HASH])
     else:
         try:
             patch = json.loads(metadata or "")
@@ -67,7 +69,7 @@ def set_metadata(
             raise InvalidRequest(f'METADATA is not JSON ({error}); write it like \'{{"label": "cat"}}\'.') from error
         chosen = _chosen(ids, where, table)
         with opened(store) as there:
-            updated = there.get(name).update_metadata(patch, **chosen, replace=replace)
+            updated = there.get(name).update_metadata(patch, **chosen, replace=replace, keep=[PIXEL_HASH])
     if as_json:
         print_json({"collection": name, "updated": updated})
         return

@@ -111,6 +111,7 @@ class Collection(Protocol):
         ids: Sequence[str] | None = None,
         where: Where | None = None,
         replace: bool = False,
+        keep: Sequence[str] = (),
     ) -> int:
         """Change the metadata of items, all or none; vectors and the index stay as they are.
 
@@ -119,6 +120,7 @@ class Collection(Protocol):
             ids: of the items; those that do not exist are left out.
             where: instead of ids, a filter; it is evaluated in the transaction that changes the items.
             replace: `metadata` replaces all metadata instead.
+            keep: keys whose value stays, whatever `metadata` says, in items that have them.
 
         Returns:
             The number of items that were found.
@@ -129,11 +131,12 @@ class Collection(Protocol):
         """
         ...
 
-    def update_each(self, metadata: Mapping[str, Mapping[str, Any]]) -> int:
+    def update_each(self, metadata: Mapping[str, Mapping[str, Any]], *, keep: Sequence[str] = ()) -> int:
         """Change the metadata of items, of each by its own merge patch; see `update_metadata`.
 
         Args:
             metadata: patches by id; items that do not exist are left out.
+            keep: see `update_metadata`.
 
         Returns:
             The number of items that were found.

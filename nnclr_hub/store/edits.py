@@ -26,12 +26,13 @@ def check_choice(ids: Sequence[str] | None, where: Where | None) -> tuple[list[s
     return (None, parse(where)) if ids is None else (list(dict.fromkeys(check_ids(ids))), None)
 
 
-def editor(patch: Mapping[str, Any], *, replace: bool) -> Edit:
+def editor(patch: Mapping[str, Any], *, replace: bool, keep: Sequence[str] = ()) -> Edit:
     """Return a function that takes an item's id and metadata, and returns the JSON of its new metadata.
 
     Args:
         patch: merged into the metadata, see `merged`; or the new metadata.
         replace: which of both.
+        keep: keys whose value stays if the item has them.
 
     Raises:
         InvalidRequest: the patch is not an object, or not JSON; or, by the function, the result is too large.
@@ -42,18 +43,19 @@ def editor(patch: Mapping[str, Any], *, replace: bool) -> Edit:
     metadata_json(Item("of the request", nothing, patch))  # also if no item is found
 
     def edit(id: str, metadata: Mapping[str, Any]) -> str:
-        return metadata_json(Item(id, nothing, patch if replace else merged(metadata, patch)))
+        kept = {key: metadata[key] for key in keep if key in metadata}
+        return metadata_json(Item(id, nothing, {**(patch if replace else merged(metadata, patch)), **kept}))
 
     return edit
 
 
-def each_editor(patches: Mapping[str, Mapping[str, Any]]) -> Edit:
+def each_editor(patches: Mapping[str, Mapping[str, Any]], *, keep: Sequence[str] = ()) -> Edit:
     """Return a function as `editor` does, with a merge patch for each id.
 
     Raises:
         InvalidRequest: as `editor`.
     """
-    edits = {id: editor(patch, replace=False) for id, patch in patches.items()}
+    edits = {id: editor(patch, replace=False, keep=keep) for id, patch in patches.items()}
     return lambda id, metadata: edits[id](id, metadata)
 
 

@@ -295,23 +295,26 @@ class Workbench:
         where: Where | None = None,
         replace: bool = False,
     ) -> int:
-        """Change the metadata of items, as `Collection.update_metadata`; return how many were found.
+        """Change the metadata of items, except the hash of their pixels; return how many were found.
 
         Raises:
             CollectionMoving: see `writing`.
         """
         with self._write_targets(name) as collections:
-            updated = [one.update_metadata(metadata, ids=ids, where=where, replace=replace) for one in collections]
+            updated = [
+                one.update_metadata(metadata, ids=ids, where=where, replace=replace, keep=[PIXEL_HASH])
+                for one in collections
+            ]
         return updated[0]
 
     def update_each(self, name: str, metadata: Mapping[str, Mapping[str, Any]]) -> int:
-        """Change the metadata of items, as `Collection.update_each`; return how many were found.
+        """Change the metadata of items, each by its own patch; otherwise as `update_metadata`.
 
         Raises:
             CollectionMoving: see `writing`.
         """
         with self._write_targets(name) as collections:
-            updated = [one.update_each(metadata) for one in collections]
+            updated = [one.update_each(metadata, keep=[PIXEL_HASH]) for one in collections]
         return updated[0]
 
     # ---- search

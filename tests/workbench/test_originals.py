@@ -119,6 +119,18 @@ def test_originals_are_kept_while_a_collection_cannot_be_read(bench, monkeypatch
     assert files(bench) == 0
 
 
+def test_a_change_of_metadata_keeps_the_link_to_the_original(bench):
+    data = photo(0)
+    bench.add_images("one", [NewImage("a", data, {"label": "cat"})])
+    bench.update_metadata("one", {"label": "dog"}, ids=["a"], replace=True)
+    bench.update_metadata("one", {"pixel_sha256": None}, where={"must": [{"key": "label", "match": "dog"}]})
+    bench.update_each("one", {"a": {"pixel_sha256": None, "n": 1}})
+    bench.originals.sweep()
+    assert read_original(bench.collection("one"), "a", [], bench.originals).data == data
+    [item] = bench.collection("one").get(["a"])
+    assert {key for key in item.metadata if key != "pixel_sha256"} == {"label", "n"}
+
+
 def test_uploads_are_reembedded_from_their_originals(bench, make_model):
     bench.add_images("one", [NewImage(str(seed), photo(seed, "WEBP"), {"n": seed}) for seed in range(3)])
     other = str(make_model(seed=1))

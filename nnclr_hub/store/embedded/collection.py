@@ -41,9 +41,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def _in_use(
-    method: Callable[Concatenate[EmbeddedCollection, P], T],
-) -> Callable[Concatenate[EmbeddedCollection, P], T]:
+def _in_use(method: Callable[Concatenate[EmbeddedCollection, P], T]) -> Callable[Concatenate[EmbeddedCollection, P], T]:
     """Make a method open the files if they are closed, and keep them open while it runs."""
 
     @wraps(method)
@@ -128,13 +126,14 @@ class EmbeddedCollection(Collection):
         ids: Sequence[str] | None = None,
         where: Where | None = None,
         replace: bool = False,
+        keep: Sequence[str] = (),
     ) -> int:
-        frees = not replace and only_removes(metadata)
-        return self._writable().submit(update(self._files, editor(metadata, replace=replace), ids, where), frees=frees)
+        edit = update(self._files, editor(metadata, replace=replace, keep=keep), ids, where)
+        return self._writable().submit(edit, frees=not replace and only_removes(metadata))
 
     @_in_use
-    def update_each(self, metadata: Mapping[str, Mapping[str, Any]]) -> int:
-        return self._writable().submit(update(self._files, each_editor(metadata), list(metadata), None))
+    def update_each(self, metadata: Mapping[str, Mapping[str, Any]], *, keep: Sequence[str] = ()) -> int:
+        return self._writable().submit(update(self._files, each_editor(metadata, keep=keep), list(metadata), None))
 
     @_in_use
     def change_indexed(self, keys: Sequence[str]) -> None:

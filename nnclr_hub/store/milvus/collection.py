@@ -110,17 +110,18 @@ class MilvusCollection(Collection):
         ids: Sequence[str] | None = None,
         where: Where | None = None,
         replace: bool = False,
+        keep: Sequence[str] = (),
     ) -> int:
         self.refuse_if_read_only()
-        edit = editor(metadata, replace=replace)
+        edit = editor(metadata, replace=replace, keep=keep)
         wanted, _ = check_choice(ids, where)
         if wanted is None:
             wanted = [row["id"] for row in self.scan(self.plan(where), ["id", "metadata"])]
         return self._edit(wanted, edit)
 
-    def update_each(self, metadata: Mapping[str, Mapping[str, Any]]) -> int:
+    def update_each(self, metadata: Mapping[str, Mapping[str, Any]], *, keep: Sequence[str] = ()) -> int:
         self.refuse_if_read_only()
-        edit = each_editor(metadata)
+        edit = each_editor(metadata, keep=keep)
         wanted, _ = check_choice(list(metadata), None)
         return self._edit(wanted or [], edit)
 
