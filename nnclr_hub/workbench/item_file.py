@@ -24,12 +24,13 @@ from nnclr_hub.store.base import Item
 from nnclr_hub.store.exchange.files import require_parquet
 from nnclr_hub.workbench.import_format import ImportFormat
 from nnclr_hub.workbench.payload import decode_vector
+from nnclr_hub.workbench.table_limits import arrow_batches, check_batch, check_parquet
 
 MOST_LINE = 4 << 20  # bytes: the longest vector as text, and 64 KiB of metadata
 ROWS = 1000
 MOST_BATCH = 512 << 20  # bytes of one batch of a table in memory
 FIELDS = ("id", "vector", "metadata")
-ARROW_FILE = b"ARROW1"  # begins an Arrow file; a stream has no such mark
+MOST_RATIO = 16  # of the decoded size of a part of a table to the size of the file, if it exceeds MOST_BATCH
 
 Row = tuple[int, Item | str]
 
@@ -79,10 +80,7 @@ class ItemFile:
     def _rows(self) -> Iterator[Row]:
         number = 0
         for batch in self._batches():
-            if batch.nbytes > MOST_BATCH:
-                raise InvalidRequest(
-                    f"{ROWS} rows of the file take {batch.nbytes >> 20} MiB; the limit is {MOST_BATCH >> 20} MiB."
-                )
+            check_batch(batch, MOST_BATCH)
             missing = {"id", "vector"} - set(batch.schema.names)
             if missing:
                 raise InvalidRequest(f"The file has no column {min(missing)!r}; it needs id and vector.")
@@ -102,23 +100,20 @@ class ItemFile:
         import pyarrow
         from pyarrow.parquet import ParquetFile
 
+        most = max(MOST_BATCH, MOST_RATIO * self.total)
         if self._format.name == "parquet":
             with ParquetFile(self._path) as table:
+                texts = check_parquet(table.metadata, most)
+            with ParquetFile(self._path, read_dictionary=texts) as table:
                 for batch in table.iter_batches(ROWS):
                     yield batch
                     self.done += self.total * len(batch) // max(1, table.metadata.num_rows)
             return
         with pyarrow.memory_map(str(self._path)) as source:
-            if source.read(len(ARROW_FILE)) == ARROW_FILE:
-                reader = pyarrow.ipc.open_file(source)
-                large = (reader.get_batch(i) for i in range(reader.num_record_batches))
-            else:
-                source.seek(0)
-                large = iter(pyarrow.ipc.open_stream(source))
-            for batch in large:
-                for start in range(0, len(batch), ROWS):
-                    yield batch.slice(start, ROWS)
-                self.done = min(self.total, self.done + batch.nbytes)
+            for large in arrow_batches(source, most):
+                for start in range(0, len(large), ROWS):
+                    yield large.slice(start, ROWS)
+                self.done = min(self.total, self.done + large.nbytes)
 
 
 def _parsed(line: bytes) -> Item | str:

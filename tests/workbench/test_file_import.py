@@ -3,6 +3,7 @@
 import io
 import json
 import tarfile
+import tracemalloc
 import zipfile
 
 import numpy as np
@@ -168,3 +169,37 @@ def test_an_image_with_a_path_that_is_too_long_is_reported_and_the_others_are_st
     bench.ensure_collection("photos", None)
     report = import_file(bench, "photos", path, FORMATS["tar"])
     assert (report.added, [error["name"][0] for error in report.errors]) == (1, ["b", "c"])
+
+
+@pytest.mark.parametrize("kind", ["dictionary", "compressed", "compressed file", "views", "parquet"])
+def test_a_small_table_that_decodes_to_a_large_one_is_refused_within_bounded_memory(bench, tmp_path, kind):
+    rows, path = 400, tmp_path / "items"
+    large = pyarrow.array(["x" * 2_000_000]).dictionary_encode()
+    large = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * rows, pyarrow.int32()), large.dictionary)
+    if kind.startswith("compressed"):
+        large = pyarrow.nulls(600 << 20, pyarrow.int8()).fill_null(0)
+        rows = len(large)
+        columns = {"n": large}
+    else:
+        columns = {"id": pyarrow.array([f"i{i}" for i in range(rows)]), "vector": pyarrow.array([[1.0]] * rows)}
+        columns["n"] = pyarrow.array(["x"] * rows, pyarrow.string_view()) if kind == "views" else large
+    content = pyarrow.table(columns)
+    if kind == "parquet":
+        parquet.write_table(content, path, compression="zstd")
+    else:
+        new = ipc.new_file if kind == "compressed file" else ipc.new_stream
+        with new(str(path), content.schema, options=ipc.IpcWriteOptions(compression="zstd")) as writer:
+            writer.write_table(content)
+    del large, columns, content
+    assert path.stat().st_size < 200_000
+    default, counted = pyarrow.default_memory_pool(), pyarrow.proxy_memory_pool(pyarrow.default_memory_pool())
+    pyarrow.set_memory_pool(counted)
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidRequest):
+            import_file(bench, "vectors", path, FORMATS["parquet" if kind == "parquet" else "arrow"])
+        assert tracemalloc.get_traced_memory()[1] < 50_000_000
+    finally:
+        tracemalloc.stop()
+        pyarrow.set_memory_pool(default)
+    assert counted.max_memory() < 50_000_000
