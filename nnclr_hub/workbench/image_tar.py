@@ -13,12 +13,21 @@ import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Self
 
 from nnclr_hub.encoder.image_folder import IMAGE_SUFFIXES
 from nnclr_hub.errors import InvalidRequest
 
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
 CHUNK = 1 << 20
+MOST_HEADER = 1 << 20  # bytes of a long name, or of other attributes of a member
+HEADERS = (
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +57,17 @@ class TarMember:
             return os.pread(file.fileno(), self.size, self.offset)
 
 
+class _BoundedHeader(tarfile.TarInfo):
+    """A header whose size is checked before tarfile reads that many bytes at once."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        header = super().frombuf(buf, encoding, errors)
+        if header.size < 0 or (header.type in HEADERS and header.size > MOST_HEADER):
+            raise tarfile.ReadError(f"a header declares {header.size} bytes; the limit is {MOST_HEADER}")
+        return header
+
+
 def members(archive: Path, name: str | None = None) -> Iterator[tuple[str, int, float, int]]:
     """Yield (name, size, mtime, offset) of each image, by suffix, in the order of the archive, which reads fastest.
 
@@ -58,14 +78,17 @@ def members(archive: Path, name: str | None = None) -> Iterator[tuple[str, int, 
         name: for error messages; None: the path.
 
     Raises:
-        InvalidRequest: it is compressed, truncated, has data after its end, or contains a sparse image.
+        InvalidRequest: it is compressed, truncated, has data after its end, or contains a sparse image or a header
+            that is too large.
     """
     name = name or str(archive)
     if archive.name.lower().endswith(COMPRESSED):
         raise InvalidRequest(f"{name} is compressed and does not allow random access; decompress it first.")
     try:
-        with tarfile.open(archive, "r:") as tar:
+        with tarfile.open(archive, "r:", tarinfo=_BoundedHeader) as tar:
             for member in tar:
+                if member.size < 0:  # from an extended header; tarfile would go back and never end
+                    raise tarfile.ReadError(f"a header declares {member.size} bytes")
                 parts = [part for part in PurePosixPath(member.name).parts if part not in ("/", "..")]
                 hidden = any(part.startswith(".") for part in parts)
                 if member.isreg() and not hidden and Path(member.name).suffix.lower() in IMAGE_SUFFIXES:
@@ -76,7 +99,7 @@ def members(archive: Path, name: str | None = None) -> Iterator[tuple[str, int, 
                     yield "/".join(parts), member.size, float(member.mtime), member.offset_data
                 tar.members.clear()  # type: ignore[attr-defined] - otherwise all members stay in memory
             end = tar.offset
-    except tarfile.TarError as error:
+    except (tarfile.TarError, RecursionError) as error:
         raise InvalidRequest(f"{name} is not a complete tar file ({error}); create it again, or unpack it.") from error
     _check_end(archive, end, name)
 

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import tarfile
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -147,3 +148,19 @@ def test_an_archive_that_changed_after_listing_is_refused(archive):
     os.utime(archive, (1, 1))
     with pytest.raises(InvalidRequest):
         next(iter(contents(sources, found))).read()
+
+
+@pytest.mark.parametrize("kind", [tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE])
+def test_a_header_of_an_archive_that_is_too_large_is_refused_before_it_is_read(tmp_path, kind):
+    header = tarfile.TarInfo("a.jpg")
+    header.type, header.size = kind, 200_000_000
+    path = tmp_path / "large.tar"
+    path.write_bytes(header.tobuf(tarfile.GNU_FORMAT))
+    os.truncate(path, header.size + 10 * 512)
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidRequest):
+            find_images([path])
+        assert tracemalloc.get_traced_memory()[1] < 20_000_000
+    finally:
+        tracemalloc.stop()
