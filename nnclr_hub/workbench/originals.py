@@ -17,13 +17,14 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from nnclr_hub.errors import DiskFull, NNCLRHubError
 from nnclr_hub.read_ahead import batches
-from nnclr_hub.store.base import VectorStore
-from nnclr_hub.store.folder import NO_SPACE
+from nnclr_hub.store.base import Collection, VectorStore, Where
+from nnclr_hub.store.folder import NO_SPACE, fsync_folder
 from nnclr_hub.store.pages import pages
 from nnclr_hub.store.where import MAX_IN
 from nnclr_hub.workbench.image_record import PIXEL_HASH
@@ -60,11 +61,9 @@ class Originals:
 
     @property
     def used(self) -> int:
-        """Bytes of all files."""
-        with self.changing:
-            if self._used is None:
-                self._used = sum(path.stat().st_size for path in self._files())
-            return self._used
+        """Bytes of all files; does not wait for `changing`, which is held while a batch is stored."""
+        used = self._used
+        return self._counted() if used is None else used
 
     def put(self, pixel_hash: str, data: bytes) -> None:
         """Keep a file durably, unless a file with these pixels is kept already.
@@ -76,25 +75,27 @@ class Originals:
         with self.changing:
             if path.is_file():
                 return
-            if self.used + len(data) > self.most_bytes:
+            used = self._used = self.used
+            if used + len(data) > self.most_bytes:
                 raise DiskFull(
-                    f"The originals of this store take {self.used / 1e6:.0f} of {self.most_bytes / 1e6:.0f} MB; "
+                    f"The originals of this store take {used / 1e6:.0f} of {self.most_bytes / 1e6:.0f} MB; "
                     "raise NNCLR_ORIGINALS_BYTES, or delete images."
                 )
             partial = path.with_suffix(".part")
             try:
-                path.parent.mkdir(parents=True, exist_ok=True)
+                self._make_folder(path.parent)
                 with partial.open("wb") as file:
                     file.write(data)
                     file.flush()
                     os.fsync(file.fileno())
                 partial.replace(path)
+                fsync_folder(path.parent)
             except OSError as error:
                 partial.unlink(missing_ok=True)
                 if error.errno not in NO_SPACE:
                     raise
                 raise DiskFull("There is no space for the original of an image; free some, and try again.") from error
-            self._used = self.used + len(data)
+            self._used = used + len(data)
 
     def read(self, pixel_hash: object) -> bytes | None:
         """Return the file of these pixels, or None if it is not kept."""
@@ -130,7 +131,32 @@ class Originals:
         with self.changing:
             for path in list(self._folder.glob("??/*.part")):
                 path.unlink(missing_ok=True)
+            self._used = self._counted()
             self.remove_unused([path.name for path in self._files()])
+
+    def of_items(
+        self, collection: Collection, ids: Sequence[str] | None = None, where: Where | None = None
+    ) -> list[str]:
+        """Return the hashes of items, by ids or by a filter; none if no file is kept."""
+        if not self.used:
+            return []
+        found = [collection.get(ids)] if ids is not None else pages(collection, where, with_vector=False)
+        hashes = (item.metadata.get(PIXEL_HASH) for items in found for item in items)
+        return [one for one in hashes if isinstance(one, str)]
+
+    def _make_folder(self, folder: Path) -> None:
+        """Create a folder of files durably."""
+        for one in (self._folder, folder):
+            if not one.is_dir():
+                one.mkdir(exist_ok=True)
+                fsync_folder(one.parent)
+
+    def _counted(self) -> int:
+        total = 0
+        for path in self._files():
+            with suppress(FileNotFoundError):  # deleted since it was listed
+                total += path.stat().st_size
+        return total
 
     def _files(self) -> list[Path]:
         return [path for path in self._folder.glob("??/*") if _HASH.fullmatch(path.name)]

@@ -91,7 +91,10 @@ def reembed(
     if not bench.reembedding.acquire(blocking=False):
         raise InvalidRequest("Another collection of this store is being re-embedded; wait until that is done.")
     try:
-        return _reembed(bench, name, embedder, skip_missing, folders, progress)
+        done = _reembed(bench, name, embedder, skip_missing, folders, progress)
+        if bench.originals is not None:
+            bench.originals.sweep()
+        return done
     finally:
         bench.built_here.clear()
         bench.reembedding.release()
@@ -150,7 +153,10 @@ def abandon(bench: Workbench, name: str) -> str:
     if replacement is None:
         raise InvalidRequest(f"Collection {name!r} is not being re-embedded, so there is nothing to abandon.")
     with bench.write_lock.alone():
-        return _give_up(bench.store, replacement)
+        dropped = _give_up(bench.store, replacement)
+    if bench.originals is not None:
+        bench.originals.sweep()
+    return dropped
 
 
 # ---- the two collections

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,6 @@ from nnclr_hub.errors import (
 )
 from nnclr_hub.probe.labeling import Labeling
 from nnclr_hub.store.base import Collection, CollectionSpec, Item, Match, Progress, VectorStore, Where
-from nnclr_hub.store.pages import pages
 from nnclr_hub.store.replacement import drop_with_replacement, write_targets
 from nnclr_hub.workbench.add_request import AddRequest, NewImage
 from nnclr_hub.workbench.folder_changes import FolderChanges, IndexReport, listed
@@ -214,7 +213,7 @@ class Workbench:
             created = True
         _, embedder = self.ensure_collection(name, model)
         try:
-            return index_folder(
+            report = index_folder(
                 partial(self.writing, name, embedder),
                 folder,
                 prune=prune,
@@ -226,6 +225,9 @@ class Workbench:
             if created:
                 self._drop_if_empty(name)
             raise
+        if self.originals is not None:
+            self.originals.sweep()
+        return report
 
     def _drop_if_empty(self, name: str) -> None:
         try:
@@ -260,7 +262,12 @@ class Workbench:
                     "cannot be converted; send images instead, wait until it is done, or cancel it with "
                     f"`nnclr store reembed {name} --abandon`."
                 )
-            return collection.upsert(items)
+            if self.originals is None:
+                return collection.upsert(items)
+            replaced = self.originals.of_items(collection, [item.id for item in items])
+            change = collection.upsert(items)
+            self.originals.remove_unused(replaced)
+            return change
 
     def delete(self, name: str, ids: Sequence[str] | None = None, *, where: Where | None = None) -> int:
         """Delete items by ids, or those that pass a filter; return how many existed.
@@ -268,23 +275,13 @@ class Workbench:
         Raises:
             CollectionMoving: see `writing`.
         """
-        with self._write_targets(name) as collections, self._without_unused_originals(collections[0], ids, where):
+        originals = self.originals
+        with self._write_targets(name) as collections, originals.changing if originals else nullcontext():
+            unused = originals.of_items(collections[0], ids, where) if originals else []
             deleted = [collection.delete(ids, where=where) for collection in collections]
+            if originals:
+                originals.remove_unused(unused)
         return deleted[0]
-
-    @contextmanager
-    def _without_unused_originals(
-        self, collection: Collection, ids: Sequence[str] | None, where: Where | None
-    ) -> Iterator[None]:
-        """Delete the kept files of items that are deleted in this context."""
-        if self.originals is None or not self.originals.used:
-            yield
-            return
-        with self.originals.changing:
-            found = [collection.get(ids)] if ids is not None else pages(collection, where, with_vector=False)
-            hashes = [item.metadata.get(PIXEL_HASH) for items in found for item in items]
-            yield
-            self.originals.remove_unused([one for one in hashes if isinstance(one, str)])
 
     def update_metadata(
         self,

@@ -1,6 +1,7 @@
 """The originals of uploaded images: kept once, deleted with their last item, and used by a re-embedding."""
 
 import io
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -129,6 +130,29 @@ def test_a_change_of_metadata_keeps_the_link_to_the_original(bench):
     assert read_original(bench.collection("one"), "a", [], bench.originals).data == data
     [item] = bench.collection("one").get(["a"])
     assert {key for key in item.metadata if key != "pixel_sha256"} == {"label", "n"}
+
+
+def test_replaced_vectors_and_pruned_files_leave_no_originals(bench, tmp_path):
+    bench.add_images("one", [NewImage("a", photo(0), {}), NewImage("b", photo(1), {})])
+    [item] = bench.collection("one").get(["a"])
+    bench.upsert("one", [Item("a", item.vector, {})])
+    assert files(bench) == 1
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for name, seed in (("b.png", 1), ("c.png", 2)):
+        (folder / name).write_bytes(photo(seed))
+    bench.index_folder("two", folder)
+    bench.delete("one", ["b"])
+    assert files(bench) == 1  # b.png has the same pixels
+    (folder / "b.png").unlink()
+    bench.index_folder("two", folder, prune=True)
+    assert files(bench) == 0
+
+
+def test_the_used_bytes_do_not_wait_for_an_upload(bench):
+    bench.add_images("one", [NewImage("a", photo(0), {})])
+    with bench.originals.changing, ThreadPoolExecutor(1) as thread:
+        assert thread.submit(lambda: bench.originals.used).result(timeout=10) == len(photo(0))
 
 
 def test_uploads_are_reembedded_from_their_originals(bench, make_model):
