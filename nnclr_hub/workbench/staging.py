@@ -38,7 +38,8 @@ from nnclr_hub.workbench.image_zip import MOST_FILES, SUFFIX, ImageZip, too_larg
 
 KEPT_S = 7 * 24 * 3600
 MOST_BYTES = 20_000_000_000  # of all waiting files
-FILE = "0"
+FILE = "0"  # of an upload that is not complete
+WHOLE = "whole"
 NAME = "names.json"
 BEGUN = "begun.txt"
 _TICKET = re.compile(r"[0-9a-f]{32}")
@@ -55,26 +56,35 @@ class Staged:
 def partial_file(ticket: str) -> Path:
     """Return the file that collects an upload, which may be new.
 
+    A complete file becomes partial again, so no job may have it.
+
     Raises:
         Overloaded: if too many bytes wait already.
     """
     _sweep()
     folder = _folder() / ticket
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / NAME).unlink(missing_ok=True)
+    with suppress(FileNotFoundError):
+        (folder / WHOLE).rename(folder / FILE)
     (folder / FILE).touch()
     return folder / FILE
 
 
 def partial_size(ticket: str) -> int:
     """Return how many bytes of an upload have arrived."""
-    return _size(_folder() / ticket / FILE)
+    return max(_size(_folder() / ticket / name) for name in (FILE, WHOLE))
 
 
 def complete(ticket: str, name: str) -> None:
-    """Make the file of `partial_file` a staged file; durable when it returns."""
+    """Make the file of `partial_file` a staged file; durable when it returns.
+
+    It is renamed, so that a connection that was replaced by another cannot write to it any more.
+    """
     folder = _folder() / ticket
     with (folder / FILE).open("rb") as file:
         os.fsync(file.fileno())
+    (folder / FILE).rename(folder / WHOLE)
     with (folder / NAME).open("w") as file:
         json.dump([name], file)
         file.flush()
@@ -92,7 +102,7 @@ def staged(ticket: str) -> Staged:
     folder = _folder() / ticket
     if not _TICKET.fullmatch(ticket) or not (folder / NAME).is_file():
         raise InvalidRequest("The uploaded file no longer exists; upload it again.")
-    return Staged(json.loads((folder / NAME).read_text())[0], folder / FILE)
+    return Staged(json.loads((folder / NAME).read_text())[0], folder / WHOLE)
 
 
 def renew(ticket: str) -> None:

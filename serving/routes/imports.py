@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import threading
 from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal
 
@@ -35,6 +36,7 @@ from nnclr_hub.workbench.import_format import FORMATS, ImportFormat
 from nnclr_hub.workbench.staging import complete, partial_file, partial_size
 
 from ..idempotency import INVALID_KEY, KEY
+from ..jobs import Jobs, JobStatus
 from ..jobs.context import UPLOAD
 from ..keys import READ, WRITE
 from ..problems import answers
@@ -45,6 +47,9 @@ from .dependencies import AppSettings, AppWorkbench
 from .jobs import LOCATION, AppJobs, JobResponse
 
 WRITTEN = 1 << 20  # bytes per write
+# Held while the file of an upload is opened, extended, or given to a job: two requests may send the same upload. A lock
+# is shared by several tickets.
+LOCKS = [threading.Lock() for _ in range(64)]
 BY_MEDIA_TYPE = {one.media_type: one for one in FORMATS.values()}
 
 
@@ -97,21 +102,21 @@ async def import_file(
         raise unsupported(request, *BY_MEDIA_TYPE)
     await run_sync(_check_collection, bench, name, format)
     ticket = _ticket(request, name, request.headers.get("idempotency-key"))
-    existing = await run_sync(jobs.submitted, ticket)
+    writer = _PartialFile(ticket, upload_offset, settings.import_bytes)
+    existing = await run_sync(writer.open, jobs)
     if existing is not None:
         async for _ in request.stream():  # a client may not read the answer before it has sent everything
             pass
         return _started(response, JobResponse.of(existing))
-    received = await _receive(request, ticket, upload_offset, settings.import_bytes)
+    await _receive(request, writer)
     if upload_complete == "?0":
-        return ImportResponse(received=received, job=None)
-    await run_sync(complete, ticket, f"upload{format.suffixes[0]}")
+        return ImportResponse(received=writer.size, job=None)
     params: dict[str, Any] = {"collection": name, UPLOAD: ticket}
     if format.images:
         kind, params = "add", {**params, "max_bytes": settings.max_bytes}
     else:
         kind, params = "import", {**params, "format": format.name}
-    job = await run_sync(lambda: jobs.submit(kind, params, mark=ticket))
+    job = await run_sync(writer.submit, jobs, f"upload{format.suffixes[0]}", kind, params)
     return _started(response, JobResponse.of(job))
 
 
@@ -159,10 +164,8 @@ def _started(response: Response, job: JobResponse) -> ImportResponse:
     return ImportResponse(received=0, job=job)
 
 
-async def _receive(request: Request, ticket: str, offset: int, most: int) -> int:
-    """Write the body behind the bytes that have arrived; return their number."""
-    writer = _PartialFile(await run_sync(partial_file, ticket), offset, most)
-    await run_sync(writer.open)
+async def _receive(request: Request, writer: _PartialFile) -> None:
+    """Write the body behind the bytes that have arrived."""
     waiting = bytearray()
     try:
         async for piece in request.stream():
@@ -173,37 +176,44 @@ async def _receive(request: Request, ticket: str, offset: int, most: int) -> int
     finally:
         if waiting:  # also if the connection is lost
             await run_sync(writer.append, bytes(waiting))
-    return writer.size
 
 
 class _PartialFile:
-    """A file that grows.
+    """The file of an upload, which grows.
 
     Args:
-        path: of the file.
+        ticket: of the upload.
         offset: where to continue; what is behind it is replaced.
         most: bytes of the whole file.
     """
 
-    def __init__(self, path: FilePath, offset: int, most: int) -> None:
-        self._path = path
+    def __init__(self, ticket: str, offset: int, most: int) -> None:
+        self._ticket = ticket
         self._most = most
+        self._lock = LOCKS[int(ticket, 16) % len(LOCKS)]
+        self._path = FilePath()
         self.size = offset
 
-    def open(self) -> None:
-        """Check the offset.
+    def open(self, jobs: Jobs) -> JobStatus | None:
+        """Check the offset; return the job that already has the file, which then stays as it is.
 
         Raises:
             InvalidRequest: fewer bytes have arrived.
         """
-        arrived = self._path.stat().st_size
-        if self.size > arrived:
-            raise InvalidRequest(
-                f"Upload-Offset is {self.size}, but {arrived} bytes have arrived; continue with Upload-Offset: "
-                f"{arrived}."
-            )
-        with self._path.open("r+b") as file:
-            file.truncate(self.size)
+        with self._lock:
+            existing = jobs.submitted(self._ticket)
+            if existing is not None:
+                return existing
+            self._path = partial_file(self._ticket)
+            arrived = self._path.stat().st_size
+            if self.size > arrived:
+                raise InvalidRequest(
+                    f"Upload-Offset is {self.size}, but {arrived} bytes have arrived; continue with Upload-Offset: "
+                    f"{arrived}."
+                )
+            with self._path.open("r+b") as file:
+                file.truncate(self.size)
+            return None
 
     def append(self, data: bytes) -> None:
         """Write data at the end.
@@ -213,8 +223,34 @@ class _PartialFile:
             RequestTooLarge: the file would become too large.
             DiskFull: there is no space.
         """
-        if self._path.stat().st_size != self.size:
+        with self._lock:
+            self._check_alone()
+            self._append(data)
+
+    def submit(self, jobs: Jobs, name: str, kind: str, params: dict[str, Any]) -> JobStatus:
+        """Give the complete file to a job, and return it.
+
+        Args:
+            name: of the file.
+            kind, params: of the job.
+
+        Raises:
+            InvalidRequest: another request continues the upload.
+            Overloaded, NotReady: see `Jobs.submit`.
+        """
+        with self._lock:
+            existing = jobs.submitted(self._ticket)
+            if existing is not None:
+                return existing
+            self._check_alone()
+            complete(self._ticket, name)
+            return jobs.submit(kind, params, mark=self._ticket)
+
+    def _check_alone(self) -> None:
+        if not self._path.is_file() or self._path.stat().st_size != self.size:
             raise InvalidRequest("Another request continues this upload; this one is ended.")
+
+    def _append(self, data: bytes) -> None:
         if self.size + len(data) > self._most:
             raise RequestTooLarge(
                 f"The file exceeds the limit of {self._most / 1e6:g} MB for imports; split it, or raise "

@@ -3,6 +3,8 @@
 import asyncio
 import json
 import socket
+import threading
+import time
 import zipfile
 
 import httpx
@@ -16,6 +18,8 @@ from nnclr_hub import AsyncClient, Client
 from nnclr_hub.cli.app import app as cli
 from nnclr_hub.client import imports
 from nnclr_hub.errors import CollectionNotFound, InvalidRequest
+from nnclr_hub.workbench.staging import complete, partial_file, partial_size, staged
+from serving.routes.imports import _PartialFile
 
 NDJSON = "application/x-ndjson"
 DIM = 4
@@ -196,3 +200,52 @@ def test_the_command_line_imports_a_zip_into_a_server_and_into_a_store(
     )
     for wrong in (["--server", server.url], ["--collection", "points", "--server", server.url, "--store", store]):
         assert CliRunner().invoke(cli, ["store", "import", str(vectors), *wrong]).exit_code == 2
+
+
+class SlowJobs:
+    """Jobs of which one is submitted while another request sends the same upload."""
+
+    def __init__(self) -> None:
+        self.job = None
+        self.meanwhile = lambda: None
+
+    def submitted(self, mark: str):
+        return self.job
+
+    def submit(self, kind, params, *, mark: str):
+        thread = threading.Thread(target=self.meanwhile)
+        thread.start()
+        thread.join(0.3)
+        self.job = "the job"
+        return self.job
+
+
+def test_a_repeated_part_never_changes_the_file_of_a_job(tmp_path, monkeypatch):
+    monkeypatch.setenv("NNCLR_CACHE", str(tmp_path))
+    ticket, jobs, found = "0" * 32, SlowJobs(), []
+    first, second, late = (_PartialFile(ticket, offset, 100) for offset in (0, 0, 0))
+    assert first.open(jobs) is None
+    first.append(b"old")
+    assert second.open(jobs) is None
+    second.append(b"all")
+    jobs.meanwhile = lambda: found.append(late.open(jobs))
+    assert second.submit(jobs, "upload.ndjson", "import", {}) == "the job"
+    for _ in range(100):
+        if not found:
+            time.sleep(0.05)
+    assert found == ["the job"]
+    with pytest.raises(InvalidRequest):
+        first.append(b"more")  # its size is that of the file
+    assert staged(ticket).path.read_bytes() == b"all"
+
+
+def test_an_upload_continues_if_its_job_could_not_be_submitted(tmp_path, monkeypatch):
+    monkeypatch.setenv("NNCLR_CACHE", str(tmp_path))
+    ticket = "1" * 32
+    partial_file(ticket).write_bytes(b"all")
+    complete(ticket, "upload.ndjson")
+    assert partial_size(ticket) == 3
+    writer = _PartialFile(ticket, 3, 100)
+    assert writer.open(SlowJobs()) is None
+    assert writer.submit(SlowJobs(), "upload.ndjson", "import", {}) == "the job"
+    assert staged(ticket).path.read_bytes() == b"all"
