@@ -38,6 +38,7 @@ class Region:
         """
         rows = np.asarray(rows, np.float64)
         held = np.random.default_rng(SEED).random(len(rows)) < HELD_OUT
+        held[np.unique(labels, return_index=True)[1]] = False  # each class keeps a row, or its others would be far
         part = cls._fit(rows[~held], labels[~held]) if held.any() and not held.all() else cls._fit(rows, labels)
         measured = part.distances(rows[held] if held.any() else rows)
         whole = cls._fit(rows, labels)

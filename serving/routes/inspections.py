@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Path, Query
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, Field
 
@@ -31,7 +31,12 @@ from .jobs import JobResponse, Submit, answers_of_job
 LATEST = "latest"
 NUMBERS = {"coordinates": "<f4", "clusters": "<i4", "outlier_scores": "<f4", "labels": "<i4", "predicted": "<i4"}
 MAX_PLACED = 1000
-Number = Annotated[str, Field(description="number of an inspection, or `latest`")]
+Number = Annotated[
+    str,
+    Path(
+        description="number of an inspection, or `latest`", json_schema_extra={"pattern": f"^({LATEST}|[0-9]{{1,8}})$"}
+    ),
+]
 
 
 class InspectionRequest(Strict):

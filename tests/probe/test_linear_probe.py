@@ -187,8 +187,20 @@ def test_rows_far_from_the_fit_belong_to_none_of_the_classes(tmp_path):
     assert again.predict(off).labels == [None] * 600
     assert again.predict(more).labels == probe.predict(more).labels
     assert None not in fit_linear_probe(rows, labels, l2=1e-3).predict(off).labels
-    several = fit_linear_probe(rows, np.eye(3, dtype=np.float32)[labels], l2=1e-3, reject_far=0.05)
+    targets = np.eye(3, dtype=np.float32)[labels]
+    several = fit_linear_probe(rows, targets, classes=[0, 1, 2], l2=1e-3, reject_far=0.05)
     assert set(several.predict(off + 50).labels) == {()}
     for share in (0, 1, -0.1):
         with pytest.raises(InvalidRequest):
             fit_linear_probe(rows, labels, l2=1e-3, reject_far=share)
+
+
+def test_two_rows_of_each_class_are_enough_to_reject_far_rows():
+    """A class must not lose both to the measurement of the limit."""
+    random = np.random.default_rng(0)
+    centers = random.normal(size=(40, 16)) * 10
+    labels = np.repeat(np.arange(40), 2)
+    rows = (centers[labels] + random.normal(size=(80, 16)) * 0.1).astype(np.float32)
+    probe = fit_linear_probe(rows, labels, l2=1e-3, reject_far=0.1)
+    others = random.normal(size=(200, 16)).astype(np.float32) * 10
+    assert np.mean([label is None for label in probe.predict(others).labels]) > 0.95

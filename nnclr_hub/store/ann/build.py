@@ -60,8 +60,10 @@ def build_main(
     """
     index = kind.create(spec, rows, settings)
     if not index.is_trained:
-        most = int(SAMPLE_SHARE * settings.memory) // (4 * spec.dim)
-        index.train(_sample(batches, rows, min(most, settings.points_per_list * getattr(index, "nlist", 1))))
+        lists = getattr(index, "nlist", 1)
+        # faiss needs a point per list, however little memory there is
+        most = max(lists, int(SAMPLE_SHARE * settings.memory) // (4 * spec.dim))
+        index.train(_sample(batches, rows, min(most, settings.points_per_list * lists)))
     _add(index, batches(), min(BATCH, settings.batch), stop)
     return MainIndex(kind, index, spec.metric)
 
