@@ -89,7 +89,7 @@ def document() -> dict[str, Any]:
     for name, operation in operations(found).items():
         for parameter in operation.get("parameters", ()):
             if parameter["in"] == "path" and operation["tags"][0] in NAMED:
-                parameter["schema"]["pattern"] = NAME_PATTERN
+                parameter["schema"].setdefault("pattern", NAME_PATTERN)
         operation["x-codeSamples"] = [
             {"lang": language, "label": label, "source": source}
             for known, example in EXAMPLES

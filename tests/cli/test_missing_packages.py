@@ -16,8 +16,8 @@ STARTER = "nnclr_resnet18_free_starter"
 # runs each command in one process in which some packages cannot be imported; prints exit codes, errors and sentences
 CHILD = """
 import json, sys
-for name in json.loads(sys.argv[1]):
-    sys.modules[name] = None
+from missing_packages import hide
+hide(*json.loads(sys.argv[1]))
 from typer.testing import CliRunner
 from nnclr_hub.cli.app import app
 results = []
@@ -30,8 +30,8 @@ print(json.dumps(results))
 # a server without torch: one embedding, three items, one search by image, one attention map
 SERVER = """
 import json, sys, time
-for name in ("torch", "torchvision", "timm", "matplotlib"):
-    sys.modules[name] = None
+from missing_packages import hide
+hide("torch", "torchvision", "timm", "matplotlib")
 from starlette.testclient import TestClient
 from serving.api import opened_app
 from serving.settings import Settings
@@ -47,6 +47,7 @@ with opened_app(Settings(), sys.argv[1], None) as app, TestClient(app, base_url=
     answers += [client.post("/api/v1/attention", files=[("image", files[0][1])])]
 print(json.dumps([[answer.status_code, answer.json()] for answer in answers]))
 """
+PATHS = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
 TORCH = ["torch", "torchvision", "timm", "matplotlib"]
 WORKS, NEEDS = 0, 1
 
@@ -58,7 +59,7 @@ def run_without(packages: list[str], commands: list[list[str]], tmp_path: Path) 
         capture_output=True,
         text=True,
         cwd=ROOT,
-        env=os.environ | {"NNCLR_CACHE": str(tmp_path / "cache"), "COLUMNS": "200"},
+        env=os.environ | PATHS | {"NNCLR_CACHE": str(tmp_path / "cache"), "COLUMNS": "200"},
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
@@ -86,6 +87,7 @@ def test_without_torch_images_are_embedded_indexed_and_searched(image_files, tmp
             (WORKS, ["info", STARTER]),
             (WORKS, ["verify", STARTER]),
             (WORKS, ["embed", str(photos), "--out", str(tmp_path / "vectors.npy"), "--model", STARTER]),
+            (WORKS, ["inspect", str(photos.parent), "--out", str(tmp_path / "report"), "--model", STARTER]),
             (NEEDS, ["attention", query, "--out", str(tmp_path / "map.png")]),
             (NEEDS, ["onnx", STARTER, str(tmp_path / "model.onnx")]),
             (NEEDS, ["info", "timm:resnet18"]),
@@ -97,6 +99,7 @@ def test_without_torch_images_are_embedded_indexed_and_searched(image_files, tmp
         "torch",
         tmp_path,
     )
+    assert (tmp_path / "report" / "findings.json").is_file()  # labels are not checked, all else is
     best = json.loads(found)["matches"][0]
     assert Path(best["metadata"]["path"]).name == image_files[0].name
     assert best["score"] == pytest.approx(1, abs=1e-4)
@@ -148,7 +151,7 @@ def test_a_server_without_torch_answers(image_files, tmp_path):
         capture_output=True,
         text=True,
         cwd=ROOT,
-        env=os.environ | {"NNCLR_CACHE": str(tmp_path / "cache"), "NNCLR_MODEL": STARTER},
+        env=os.environ | PATHS | {"NNCLR_CACHE": str(tmp_path / "cache"), "NNCLR_MODEL": STARTER},
         timeout=120,
     )
     assert done.returncode == 0, done.stderr

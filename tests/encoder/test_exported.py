@@ -1,6 +1,7 @@
 """A network that was exported once: the next process embeds without torch, with the same vectors."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -211,3 +212,20 @@ def test_weights_that_changed_after_the_start_are_refused(make_model, image_file
     assert encoder.embed(image_files[:1]).shape == (1, encoder.embed_dim)
     with pytest.raises(TamperedModel):
         encoder.tokens(image_files[:1])
+
+
+def test_onnx_runtime_sends_no_telemetry(tmp_path):
+    """It would write a device id into the home folder, and report to its maker."""
+    np.save(tmp_path / "crops.npy", CROPS)
+    home = tmp_path / "home"
+    home.mkdir()
+    inherited = {name: value for name, value in os.environ.items() if name not in ("ORT_DISABLE_TELEMETRY", "CI")}
+    command = [sys.executable, "-c", CHILD, "nnclr_resnet18_free_starter", "onnx", "0", str(tmp_path / "crops.npy")]
+    subprocess.run(
+        command,
+        capture_output=True,
+        check=True,
+        cwd=Path(__file__).parents[2],
+        env=inherited | {"HOME": str(home), "XDG_CACHE_HOME": str(home / ".cache")},
+    )
+    assert not [path for path in home.rglob("*") if path.is_file()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -141,6 +142,7 @@ def onnx_session(model: bytes, weights: Mapping[str, np.ndarray] | None = None) 
     Raises:
         MissingDependency: ONNX Runtime is not installed.
     """
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # read at the import; it would report to Microsoft otherwise
     try:
         import onnxruntime
     except ImportError as error:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from nnclr_hub.probe.cross_validation import OutOfFold, out_of_fold
 from nnclr_hub.probe.uncertainty import confidence_interval
 from nnclr_hub.workbench.inspection.subject import Report, Subject
 from nnclr_hub.workbench.inspections import LABEL_NEXT, MAX_LABEL_NEXT
+
+log = logging.getLogger(__name__)
 
 LEAST_LABELED = 20  # images per inspection of labels
 FENCE = 1.5  # interquartile ranges above the upper quartile: an outlier by Tukey's rule
@@ -191,7 +195,9 @@ def find(
     names = [subject.labels[i] or "" for i in labeled]
     classes = tuple(sorted(set(names)))
     held_out, suspects, overlap = None, None, []
-    if len(classes) >= 2 and len(labeled) >= LEAST_LABELED:
+    if len(classes) >= 2 and len(labeled) >= LEAST_LABELED and find_spec("torch") is None:
+        log.warning("Labels are not checked, because that needs torch; pip install 'nnclr_hub[torch]'.")
+    elif len(classes) >= 2 and len(labeled) >= LEAST_LABELED:
         numbers = np.array([classes.index(name) for name in names], np.int64)
         held_out = out_of_fold(vectors[labeled], numbers, progress=report("checking labels"))
         suspects = inspect.suspect_labels(held_out.probabilities, numbers)
@@ -244,7 +250,7 @@ def _rounded(facts: inspect.ImageFacts) -> dict[str, float]:
 
 
 def _write_table(path: Path, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Path:
-    with path.open("w", newline="", encoding="utf-8") as file:
+    with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
         table = csv.writer(file)
         table.writerow(columns)
         table.writerows(rows)

@@ -38,7 +38,7 @@ def write_report(findings: Findings, folder: Path) -> Path:
         .replace("{{map}}", _map_data(findings))
     )
     path = folder / "report.html"
-    path.write_text(page, encoding="utf-8")
+    path.write_text(page, encoding="utf-8", errors="replace")  # file names may be other bytes
     return path
 
 
