@@ -58,9 +58,9 @@ export async function showExplore(main, name, address, session) {
 
   // ---- the address
 
-  let going = false;
+  let going = false, left = false; // left: the address is that of another page
   const write = () => {
-    if (going) return;
+    if (going || left) return;
     const now = addressOf(explorer, viewer);
     if (location.hash !== now) history.pushState(null, '', now);
   };
@@ -103,6 +103,8 @@ export async function showExplore(main, name, address, session) {
   explorer.load().then(() => { fillKeys(explorer, order, group); map.load().catch(sayError); return go(address); }).catch(sayError);
   if (address.size) go(address);
   return {go, leave: () => {
+    left = true;
+    if (viewer.isOpen) viewer.dialog.close();
     explorer.close();
     document.removeEventListener('paste', paste);
     document.removeEventListener('dragover', over);

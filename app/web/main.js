@@ -22,6 +22,10 @@ const session = {
 };
 /** @type {{page: string, name: string, go: (address: URLSearchParams) => void, leave: () => void} | null} */
 let shown = null;
+/** Counts the pages that were opened, so that one that opens slowly does not replace a later one. */
+let turn = 0;
+/** The address of the page that is being opened; one click may cause two events. */
+let opening = '';
 
 async function route() {
   if (location.hash.startsWith('#collection=')) return location.replace(ofFormerLink(location.hash));
@@ -30,19 +34,28 @@ async function route() {
   if (!(page in TABS)) return location.replace(home('explore'));
   if (OF_COLLECTIONS.includes(page) && !name) return location.replace(home(page));
   if (shown?.page === page && shown.name === name) return shown.go(address);
+  if (opening === location.hash) return;
+  opening = location.hash;
   shown?.leave();
   shown = null;
+  const own = ++turn, place = make('div', {class: 'place'});
+  main.replaceChildren(place);
   drawTabs(page);
   try {
-    shown = {page, name, ...await open(page, name, address)};
+    const opened = await open(place, page, name, address);
+    if (own !== turn) return opened.leave();
+    shown = {page, name, ...opened};
   } catch (error) {
+    if (own !== turn) return;
     sayError(error);
-    main.replaceChildren(make('p', {class: 'empty'}, error instanceof Error ? error.message : String(error)));
+    place.replaceChildren(make('p', {class: 'empty'}, error instanceof Error ? error.message : String(error)));
+  } finally {
+    if (own === turn) opening = '';
   }
 }
 
-/** @param {string} page @param {string} name @param {URLSearchParams} address */
-async function open(page, name, address) {
+/** @param {HTMLElement} main @param {string} page @param {string} name @param {URLSearchParams} address */
+async function open(main, page, name, address) {
   if (page === 'explore') return (await import('./explore.js')).showExplore(main, name, address, session);
   if (page === 'insights') return (await import('./insights.js')).showInsights(main, name, session);
   if (page === 'collections') return (await import('./collections.js')).showCollections(main, session);

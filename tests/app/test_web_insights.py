@@ -70,6 +70,26 @@ def ids(page) -> list[str]:
     )
 
 
+def test_a_slow_page_does_not_replace_the_page_that_was_opened_after_it(opened):
+    page = opened(path="/#/explore/photos")
+    page.wait_for_selector(".tile img")
+    held = []
+    page.route("**/photos/inspections", lambda route: held.append(route))
+    with page.expect_request("**/photos/inspections"):
+        page.get_by_role("link", name="Insights").click()
+    page.get_by_role("link", name="Explore").click()
+    page.wait_for_selector(".tile img")
+    with page.expect_response("**/photos/inspections"):
+        for request in held:
+            request.continue_()
+    page.wait_for_timeout(1000)  # Insights draws what it found
+    assert page.locator(".insights").count() == 0
+    page.get_by_role("link", name="Collections").click()
+    page.wait_for_selector("h1:has-text('Collections')")
+    taken = "!document.dispatchEvent(new DragEvent('dragover', {cancelable: true}))"
+    assert not page.evaluate(taken)  # Explore was left
+
+
 def test_each_finding_opens_its_images(insights, served, kept):
     page = insights()
     assert card(page, "Outliers").locator("img").count() == 3
