@@ -12,8 +12,9 @@
         images[0].name, images[0].label, images[0].read()                       # read only when it is needed
 
 A ticket is a folder in the cache folder, so its file survives a lost connection and a restart of the server. It is
-deleted after a week. The week restarts when a job takes it, and when a server starts that has the job: jobs are in the
-store and files are not, so their age is the only sign that nobody needs them.
+deleted after a week, or after a day without new bytes if it is not complete. The week restarts when a job takes it, and
+when a server starts that has the job: jobs are in the store and files are not, so their age is the only sign that
+nobody needs them.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from nnclr_hub.workbench.image_tar import TarMember, members
 from nnclr_hub.workbench.image_zip import MOST_FILES, SUFFIX, ImageZip, too_large
 
 KEPT_S = 7 * 24 * 3600
+PARTIAL_S = 24 * 3600  # since the last bytes of an upload that is not complete
 MOST_BYTES = 20_000_000_000  # of all waiting files
 FILE = "0"  # of an upload that is not complete
 WHOLE = "whole"
@@ -146,10 +148,10 @@ def _size(file: Path) -> int:
 
 def _sweep() -> None:
     """Delete expired files, and raise Overloaded if too many bytes wait."""
-    size, oldest = 0, time.time() - KEPT_S
+    size = 0
     for folder in _folder().iterdir() if _folder().is_dir() else ():
         try:
-            if _TICKET.fullmatch(folder.name) and folder.stat().st_mtime < oldest:
+            if _TICKET.fullmatch(folder.name) and _is_expired(folder):
                 unstage(folder.name)
             else:
                 size += sum(map(_size, folder.iterdir()))
@@ -157,6 +159,13 @@ def _sweep() -> None:
             continue
     if size > MOST_BYTES:
         raise Overloaded("Too many uploaded files wait to be imported; wait until some of the jobs are done.", 60.0)
+
+
+def _is_expired(folder: Path) -> bool:
+    now = time.time()
+    with suppress(FileNotFoundError):  # the file is complete
+        return (folder / FILE).stat().st_mtime < now - PARTIAL_S
+    return folder.stat().st_mtime < now - KEPT_S
 
 
 # ---- images

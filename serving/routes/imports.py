@@ -16,6 +16,7 @@ import threading
 from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal
 
+from anyio import CancelScope
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Header, Path, Request, Response
 from pydantic import Field
@@ -33,7 +34,7 @@ from nnclr_hub.store.folder import NO_SPACE
 from nnclr_hub.store.sqlite import check_space
 from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.import_format import FORMATS, ImportFormat
-from nnclr_hub.workbench.staging import complete, partial_file, partial_size
+from nnclr_hub.workbench.staging import complete, partial_file, partial_size, unstage
 
 from ..idempotency import INVALID_KEY, KEY
 from ..jobs import Jobs, JobStatus
@@ -101,23 +102,30 @@ async def import_file(
     if format is None:
         raise unsupported(request, *BY_MEDIA_TYPE)
     await run_sync(_check_collection, bench, name, format)
-    ticket = _ticket(request, name, request.headers.get("idempotency-key"))
+    key = request.headers.get("idempotency-key")
+    ticket = _ticket(request, name, key)
     writer = _PartialFile(ticket, upload_offset, settings.import_bytes)
-    existing = await run_sync(writer.open, jobs)
-    if existing is not None:
-        async for _ in request.stream():  # a client may not read the answer before it has sent everything
-            pass
-        return _started(response, JobResponse.of(existing))
-    await _receive(request, writer)
-    if upload_complete == "?0":
-        return ImportResponse(received=writer.size, job=None)
-    params: dict[str, Any] = {"collection": name, UPLOAD: ticket}
-    if format.images:
-        kind, params = "add", {**params, "max_bytes": settings.max_bytes}
-    else:
-        kind, params = "import", {**params, "format": format.name}
-    job = await run_sync(writer.submit, jobs, f"upload{format.suffixes[0]}", kind, params)
-    return _started(response, JobResponse.of(job))
+    try:
+        existing = await run_sync(writer.open, jobs)
+        if existing is not None:
+            async for _ in request.stream():  # a client may not read the answer before it has sent everything
+                pass
+            return _started(response, JobResponse.of(existing))
+        await _receive(request, writer)
+        if upload_complete == "?0":
+            return ImportResponse(received=writer.size, job=None)
+        params: dict[str, Any] = {"collection": name, UPLOAD: ticket}
+        if format.images:
+            kind, params = "add", {**params, "max_bytes": settings.max_bytes}
+        else:
+            kind, params = "import", {**params, "format": format.name}
+        job = await run_sync(writer.submit, jobs, f"upload{format.suffixes[0]}", kind, params)
+        return _started(response, JobResponse.of(job))
+    except BaseException as error:
+        if key is None or isinstance(error, RequestTooLarge):  # nobody can continue the upload
+            with CancelScope(shield=True):
+                await run_sync(writer.discard, jobs)
+        raise
 
 
 @router.get("/{key}", responses=answers(CollectionNotFound))
@@ -245,6 +253,12 @@ class _PartialFile:
             self._check_alone()
             complete(self._ticket, name)
             return jobs.submit(kind, params, mark=self._ticket)
+
+    def discard(self, jobs: Jobs) -> None:
+        """Delete the file if no job has it."""
+        with self._lock:
+            if jobs.submitted(self._ticket) is None:
+                unstage(self._ticket)
 
     def _check_alone(self) -> None:
         if not self._path.is_file() or self._path.stat().st_size != self.size:

@@ -13,6 +13,7 @@ import pytest
 from jobs_over_rest import finished
 from rest_requests import is_problem
 from typer.testing import CliRunner
+from waiting import until
 
 from nnclr_hub import AsyncClient, Client
 from nnclr_hub.cli.app import app as cli
@@ -249,3 +250,16 @@ def test_an_upload_continues_if_its_job_could_not_be_submitted(tmp_path, monkeyp
     assert writer.open(SlowJobs()) is None
     assert writer.submit(SlowJobs(), "upload.ndjson", "import", {}) == "the job"
     assert staged(ticket).path.read_bytes() == b"all"
+
+
+def test_files_that_nobody_can_continue_are_deleted(serve, model, tmp_path, monkeypatch):
+    monkeypatch.setenv("NNCLR_CACHE", str(tmp_path / "cache"))
+    for server in serve(model, tmp_path / "store", import_bytes=len(BODY)):
+        with httpx.Client(base_url=server.url, timeout=60) as client:
+            client.put("/api/v1/collections/points", json={"dim": DIM})
+            path = "/api/v1/collections/points/imports"
+            cut(server, path, BODY, 70_000, {"Content-Type": NDJSON})
+            keyed = {"Content-Type": NDJSON, "Idempotency-Key": "large"}
+            for headers in ({"Content-Type": NDJSON}, keyed):
+                is_problem(client.post(path, content=iter([BODY, b"\n"]), headers=headers), 413, "request_too_large")
+            until(lambda: not list((tmp_path / "cache" / "adding").iterdir()))

@@ -64,6 +64,17 @@ def test_old_staged_files_are_removed_and_too_many_are_refused(cache, monkeypatc
     assert [path.name for path in (cache / "adding").iterdir()] == [new]
 
 
+def test_an_upload_that_stopped_is_removed_after_a_day(cache):
+    stopped, slow = "0" * 32, "1" * 32
+    for ticket in (stopped, slow):
+        partial_file(ticket).write_bytes(b"a")
+    past = time.time() - staging.PARTIAL_S - 1
+    os.utime(partial_file(slow).parent, (past, past))  # its file has new bytes
+    os.utime(partial_file(stopped), (past, past))
+    new = stage()
+    assert {path.name for path in (cache / "adding").iterdir()} == {slow, new}
+
+
 def test_a_renewed_ticket_is_kept_for_another_week(cache):
     ticket, other = stage(), stage()
 
