@@ -14,10 +14,10 @@ export function copyToNew(explorer, rows) {
     go.disabled = true;
     progress.hidden = false;
     try {
-      const left = await copy(explorer, rows, name.value, done => { progress.value = done; });
+      const {left, small} = await copy(explorer, rows, name.value, done => { progress.value = done; });
       dialog.close();
       const open = () => { location.hash = `#/explore/${encodeURIComponent(name.value)}`; };
-      say(`${count(rows.length - left, 'image')} added to ${name.value}${left ? `; ${left} have no image` : ''}.`, {action: 'Open', run: open, seconds: 12});
+      say(`${count(rows.length - left, 'image')} added to ${name.value}${left ? `; ${left} have no image` : ''}${small ? `; ${small} from thumbnails, since their originals are not kept` : ''}.`, {action: 'Open', run: open, seconds: 12});
     } catch (error) {
       problem.textContent = /** @type {Error} */ (error).message;
       go.disabled = false;
@@ -27,11 +27,11 @@ export function copyToNew(explorer, rows) {
 
 /**
  * @param {import('./explorer.js').Explorer} explorer @param {number[]} rows @param {string} name @param {(done: number) => void} report
- * @returns {Promise<number>} how many items have no image
+ * @returns {Promise<{left: number, small: number}>} how many items have no image, and how many only a thumbnail
  */
 async function copy(explorer, rows, name, report) {
   await rest('PUT', path(name), {json: {model: explorer.info.model}, noted: true});
-  let left = 0;
+  let left = 0, small = 0;
   for (let start = 0; start < rows.length; start += AT_ONCE) {
     const form = new FormData(), items = [];
     for (const row of rows.slice(start, start + AT_ONCE)) {
@@ -40,6 +40,7 @@ async function copy(explorer, rows, name, report) {
         left++;
         continue;
       }
+      if (answer.headers.get('X-Image') === 'thumbnail') small++;
       const {root: _, mtime: __, size: ___, pixel_sha256: ____, ...metadata} = explorer.rows.metadata[row]; // of the file on the server
       form.append('files', await answer.blob(), explorer.rows.title(row).split('/').at(-1));
       items.push({id, metadata});
@@ -48,5 +49,5 @@ async function copy(explorer, rows, name, report) {
     if (items.length) await rest('POST', path(name, 'items'), {form});
     report(start + AT_ONCE);
   }
-  return left;
+  return {left, small};
 }

@@ -293,3 +293,20 @@ def test_groups_follow_the_images_and_those_without_a_value_are_last(explore, se
         assert ids(page)[0] == last
     finally:
         collection.update_metadata({"series": None}, ids=[last])
+
+
+def test_a_copy_from_thumbnails_is_reported(explore, served):
+    def as_thumbnail(route) -> None:
+        answer = route.fetch()
+        route.fulfill(response=answer, headers={**answer.headers, "x-image": "thumbnail"})
+
+    page = explore()
+    page.route("**/original", as_thumbnail)
+    page.locator(".sheet").focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Space")
+    page.get_by_role("button", name="New collection").click()
+    page.locator("dialog[open] input").fill("copied")
+    page.get_by_role("button", name="Create", exact=True).click()
+    page.wait_for_selector("text=1 image added to copied; 1 from thumbnails", timeout=20_000)
+    served.bench.drop("copied")
