@@ -77,7 +77,7 @@ def test_files_without_an_item_are_swept(bench):
 
 
 def keep_many(bench, count: int) -> list[str]:
-    """Store items in "one", each with a kept file of its own; return the hashes."""
+    """Store items in "one", each with a kept file; return the hashes."""
     hashes = [f"{n:064x}" for n in range(count)]
     vector = np.ones(bench.collection("one").spec.dim, np.float32)
     with bench.originals.changing:
