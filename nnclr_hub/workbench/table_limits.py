@@ -52,8 +52,9 @@ def _decoded(array: Any, name: str) -> int:
     if types.is_dictionary(kind):
         values = array.dictionary
         if _is_text(values.type):
-            lengths = pc.take(pc.binary_length(values), array.indices)
-            return int(pc.sum(pc.cast(lengths, "int64")).as_py() or 0) + VALUE * len(array)
+            lengths = pc.take(pc.call_function("binary_length", [values]), array.indices)
+            total = pc.call_function("sum", [pc.cast(lengths, "int64")])
+            return int(total.as_py() or 0) + VALUE * len(array)
         if types.is_primitive(values.type):
             return VALUE * len(array)
     elif _is_text(kind) or types.is_primitive(kind) or types.is_null(kind) or types.is_decimal(kind):
