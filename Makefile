@@ -7,7 +7,7 @@ WORKERS ?= 2
 CRASH = $(addprefix tests/store/test_, crash.py power_loss.py file_faults.py disk_full.py sync_order.py state_machine.py \
 	readers_during_compaction.py last_release.py)
 
-.PHONY: demo test slow check docs gpu crash soak bench clean
+.PHONY: demo test slow check docs mutate gpu crash soak bench clean
 
 demo: $(VENV)/.demo  ## index a gallery, then serve the web page on http://127.0.0.1:8000
 	$(BIN)/nnclr demo --port $(PORT) $(ARGS)
@@ -31,9 +31,12 @@ docs: $(VENV)/.dev  ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 	@echo "The documentation is in site/index.html."
 
-gpu: $(VENV)/.dev  ## test on a CUDA device, then benchmark it for two minutes into OUT; see docs/gpu.md
+mutate: $(VENV)/.dev  ## change the method and the training program in one place each; count what tests notice
+	$(BIN)/python .ci/mutate.py --jobs $(WORKERS) $(MODULES) $(ARGS)
+
+gpu: $(VENV)/.dev  ## test on a CUDA device, then benchmark it into OUT; see docs/gpu.md
 	$(BIN)/python -m pytest -m gpu tests/gpu $(ARGS)
-	$(BIN)/python benchmarks/pretrain_gpu.py --minutes 2 --steps 8 --turns 2 --workers 0 --out $(or $(OUT),gpu-results)
+	$(BIN)/python benchmarks/pretrain_gpu.py --steps 8 --turns 2 --workers 0 --out $(or $(OUT),gpu-results)
 
 crash: $(VENV)/.dev  ## run the long crash tests for 40 minutes: kill -9, power loss, damaged files, full disks
 	NNCLR_CRASH_SECONDS=600 $(BIN)/python -m pytest -m 'slow or not slow' $(CRASH) $(ARGS)
@@ -54,7 +57,8 @@ define install
 	@$(BIN)/python -m pip install --quiet --upgrade pip
 	@$(BIN)/python -m pip install --quiet uv || true
 	@$(BIN)/uv pip install --python $(BIN)/python --torch-backend=auto -e '.[$(1)]' \
-		|| $(BIN)/uv pip install --python $(BIN)/python -e '.[$(1)]' \
+		|| { echo "Installing the build of torch on PyPI instead, which takes 6 GB with CUDA."; \
+			$(BIN)/uv pip install --python $(BIN)/python -e '.[$(1)]'; } \
 		|| $(BIN)/python -m pip install -e '.[$(1)]'
 endef
 

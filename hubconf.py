@@ -1,6 +1,6 @@
 """Entry points for torch.hub.
 
-torch.hub.load("ORG/nnclr_hub:TAG", "nnclr_resnet18_small_cpu_starter", trust_repo=True)
+torch.hub.load("ORG/nnclr_hub:TAG", "nnclr_resnet18_starter", trust_repo=True)
 """
 
 import os as _os

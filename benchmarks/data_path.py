@@ -48,7 +48,7 @@ def main() -> None:
     where = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     recipe = find_recipe("small_cpu").with_settings([*BASE, *chosen.settings])
     recipe = recipe.with_settings([f"precision={choose_precision('auto', where)}"])
-    pack = build_pack(training_files([chosen.data]).paths, recipe.pack_size)
+    pack = build_pack(training_files([chosen.data]), recipe.pack_size)
     loops = Loops(recipe, pack, where, chosen.workers)
     rates: dict[str, list[float]] = {MODEL: [], LOOP: [], TORCHVISION: []}
     for _ in range(chosen.turns):

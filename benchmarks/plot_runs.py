@@ -2,8 +2,8 @@
 
     python benchmarks/plot_runs.py NNCLR=RUN/log.jsonl SimCLR=OTHER/log.jsonl --out docs/results/small_cpu
 
-The command writes OUT_loss.png and OUT_knn.png. A name may occur several times, for several seeds: these are lines of
-one color. A second evaluation after the last step, with other settings, is drawn as a star.
+The command writes OUT_loss.png and OUT_knn.png. A name may occur several times, for several seeds: these lines
+look the same. A second evaluation after the last step, with other settings, is drawn as a star.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 Log = list[dict[str, Any]]
+STYLES = ("-", "--", ":", "-.")
 
 
 def main() -> None:
@@ -39,15 +40,15 @@ def main() -> None:
     figure = Figure(figsize=(6, 4), layout="constrained")
     for number, (name, seeds) in enumerate(logs.items()):
         for seed, log in enumerate(seeds):
-            draw_knn(figure.gca(), log, name if seed == 0 else None, f"C{number}")
+            draw_knn(figure.gca(), log, name if seed == 0 else None, STYLES[number % len(STYLES)])
     finish(figure, f"{chosen.out}_knn.png", "20-NN accuracy on test")
 
 
-def draw_knn(axes: Axes, log: Log, name: str | None, color: str) -> None:
-    """Draw a line for each evaluated set, dashed except for imagenette."""
-    for key in sorted({key for line in log for key in line if key.startswith("knn20/")}):
+def draw_knn(axes: Axes, log: Log, name: str | None, style: str) -> None:
+    """Draw a line for each evaluated set: a color per set, a style per run."""
+    for number, key in enumerate(sorted({key for line in log for key in line if key.startswith("knn20/")})):
         epochs, values = points(log, key)
-        style = "-" if "imagenette" in key else "--"
+        color = f"C{number}"
         again = len(epochs) > 1 and epochs[-1] == epochs[-2]
         end = -1 if again else None
         label = name and f"{name}, {key[6:]}"

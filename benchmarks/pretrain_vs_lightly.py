@@ -38,9 +38,10 @@ from nnclr_hub.encoder.device import find_device
 from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.encoder.loader import load_encoder
 from nnclr_hub.encoder.preprocessing import Preprocessing
-from training.data.augment import IMAGENET_MEAN, IMAGENET_STD
 from training.data.datasets import evaluation_sets, training_files
 from training.data.image_pack import ImagePack, build_pack
+from training.data.views import IMAGENET_MEAN, IMAGENET_STD
+from training.distributed import ALONE
 from training.evals.frozen import knn
 from training.evals.labeled import LabeledSet
 from training.monitor import read_log
@@ -66,15 +67,13 @@ def main() -> None:
     chosen = arguments.parse_args()
     say, until = Console(stderr=True), time.monotonic() + 60 * chosen.minutes
     where, side = find_device(chosen.device), chosen.side
-    pack = build_pack(training_files([chosen.data]).paths, chosen.pack)
+    pack = build_pack(training_files([chosen.data]), chosen.pack)
     if where.type == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32 for both
     run = chosen.out / "ours"
     recipe = ours(chosen.epochs, chosen.seed, chosen.precision, side, chosen.pack)
     left = (until - time.monotonic()) / 60
-    outcome = pretrain(
-        "small", recipe, [chosen.data], run, resume=True, device=chosen.device, minutes=left, console=say
-    )
+    outcome = pretrain(recipe, [chosen.data], run, resume=True, device=chosen.device, minutes=left, console=say)
     torch.manual_seed(chosen.seed)
     lightly = Lightly(where, side)
     rates = lightly.train(pack, chosen.epochs, chosen.workers, chosen.out, until, say)
@@ -98,7 +97,7 @@ def main() -> None:
         f"ratio {statistics.median(own) / statistics.median(rates):.2f}"
     )
     for one in evaluation_sets([chosen.data]):
-        crops = LabeledSet(one, preprocessing)
+        crops = LabeledSet(one, preprocessing, ALONE)
         for name, encoder in encoders.items():
             features = crops.embed(encoder)
             print(
@@ -124,13 +123,13 @@ class Images(Dataset[tuple[list[Tensor], int]]):
     """The decoded images as PIL, through lightly's transform."""
 
     def __init__(self, pack: ImagePack, side: int) -> None:
-        self.pixels, self.transform = pack.pixels, SimCLRTransform(input_size=side)
+        self.pack, self.transform = pack, SimCLRTransform(input_size=side)
 
     def __len__(self) -> int:
-        return len(self.pixels)
+        return len(self.pack)
 
     def __getitem__(self, index: int) -> tuple[list[Tensor], int]:
-        return self.transform(Image.fromarray(self.pixels[index])), index
+        return self.transform(Image.fromarray(self.pack.image(index))), index
 
 
 class Lightly:

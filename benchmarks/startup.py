@@ -1,10 +1,10 @@
 """CPU seconds and memory of each verb from the start of the process to its end, and the size of each extra.
 
     python benchmarks/startup.py                   # with this Python: torch, the exported network, and without torch
-    python benchmarks/startup.py --installs EXTRA... [--pip ARGUMENT...]    # megabytes and seconds; "base" for none
+    python benchmarks/startup.py --installs EXTRA...    # megabytes and packages of each; "base" for none
 
 The baseline is `--backend torch`, which imports torch and timm as every start did before networks were exported. The
-modes take turns. "ready" is a server from its start until /readyz answers 200.
+modes take turns. "ready" is a server from its start until /readyz answers 200. Verbs without `--backend` have one row.
 """
 
 from __future__ import annotations
@@ -22,12 +22,16 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+from nnclr_hub.hub.registry import default_model
+
 ROOT = Path(__file__).resolve().parents[1]
 # blocks torch, as in an installation without it
 WITHOUT = (
     "import sys; [sys.modules.__setitem__(name, None) for name in ('torch', 'torchvision', 'timm', 'matplotlib')]; "
 )
 MAIN = "from nnclr_hub.cli import main; main()"
+# the least that --help can cost
+TYPER = "import typer; app = typer.Typer(); [app.command(name)(lambda: None) for name in 'ab']; app()"
 PORT = 8765
 READY_S = 120
 
@@ -37,10 +41,9 @@ def main() -> None:
     arguments.add_argument("--images", type=Path, help="folder to index; default: 100 generated images")
     arguments.add_argument("--rounds", type=int, default=3)
     arguments.add_argument("--installs", nargs="+", help="extras to install into new environments instead")
-    arguments.add_argument("--pip", nargs="*", default=[], help="arguments of pip install")
     chosen = arguments.parse_args()
     if chosen.installs:
-        installs(chosen.installs, chosen.pip)
+        installs(chosen.installs)
     else:
         with tempfile.TemporaryDirectory() as folder:
             verbs(Path(folder), chosen.images, chosen.rounds)
@@ -58,9 +61,22 @@ def verbs(folder: Path, images: Path | None, rounds: int) -> None:
         "without torch": (WITHOUT + MAIN, []),
     }
     commands = {
+        "embed": lambda more: run(more[0], ["embed", str(images), *more[1]], environment),
         "index": lambda more: run(more[0], ["index", str(images), *place, *more[1]], environment),
         "search": lambda more: run(more[0], [*search, *more[1]], environment),
+        "info": lambda more: run(more[0], ["info", default_model(), *more[1]], environment),
         "serve, ready": lambda more: ready(more[0], ["serve", *place[2:], *more[1]], environment),
+    }
+    others = {
+        "Typer alone, --help": ["--help"],
+        "--help": ["--help"],
+        "models": ["models"],
+        "pretrain --recipes": ["pretrain", "--recipes"],
+        "store list": ["store", "list", *place[2:]],
+        "store duplicates": ["store", "duplicates", "photos", *place[2:]],
+        "inspect": ["inspect", "photos", *place[2:], "--out", str(folder / "report")],
+        "attention": ["attention", query, "--out", str(folder / "map.png")],
+        "probe predict": ["probe", "predict", str(images), "--probe", str(folder / "probe")],
     }
     print("| verb | mode | CPU seconds | of `--backend torch` | MB |\n|---|---|---|---|---|")
     for verb, command in commands.items():
@@ -77,8 +93,14 @@ def verbs(folder: Path, images: Path | None, rounds: int) -> None:
             seconds, memory = (statistics.median(column) for column in zip(*figures, strict=True))
             ratio = statistics.median(one / other for (one, _), other in zip(figures, base, strict=True))
             print(f"| {verb} | {mode} | {seconds:.2f} | {ratio:.2f} | {memory:.0f} |", flush=True)
-    helps = [run(MAIN, ["--help"], environment) for _ in range(rounds + 1)][1:]
-    print(f"| --help | | {statistics.median(one for one, _ in helps):.2f} | | {helps[0][1]:.0f} |")
+    labels = folder / "labels.csv"
+    rows = (f"{path},{number % 2}" for number, path in enumerate(sorted(images.rglob("*.jpg"))))
+    labels.write_text("\n".join(["path,label", *rows]))
+    run(MAIN, ["probe", "fit", str(labels), "--out", str(folder / "probe")], environment)
+    for verb, words in others.items():
+        figures = [run(TYPER if verb.startswith("Typer") else MAIN, words, environment) for _ in range(rounds + 1)][1:]
+        seconds, memory = (statistics.median(column) for column in zip(*figures, strict=True))
+        print(f"| {verb} | | {seconds:.2f} | | {memory:.0f} |", flush=True)
 
 
 def run(program: str, arguments: list[str], environment: dict[str, str]) -> tuple[float, float]:
@@ -141,18 +163,22 @@ def generated(folder: Path) -> Path:
     return folder
 
 
-def installs(extras: list[str], more: list[str]) -> None:
-    """Print megabytes and seconds of a new environment per extra."""
-    print("| extra | MB | seconds |\n|---|---|---|")
+def installs(extras: list[str]) -> None:
+    """Print megabytes and packages of a new environment per extra; the variables of uv and pip choose the index."""
+    print("| extra | MB | packages |\n|---|---|---|")
     for extra in extras:
         with tempfile.TemporaryDirectory() as folder:
             place = Path(folder) / "env"
             subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
             what = str(ROOT) if extra == "base" else f"{ROOT}[{extra}]"
-            before, began = size(place), time.monotonic()
-            command = [place / "bin" / "python", "-m", "pip", "install", "--quiet", *more, what]
-            subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
-            print(f"| {extra} | {(size(place) - before) / 1e6:.0f} | {time.monotonic() - began:.0f} |", flush=True)
+            before = size(place)
+            python = str(place / "bin" / "python")
+            program = (
+                ["uv", "pip", "install", "--python", python] if shutil.which("uv") else [python, "-m", "pip", "install"]
+            )
+            subprocess.run([*program, "--quiet", what], check=True)
+            packages = sum(1 for _ in place.glob("lib/python*/site-packages/*.dist-info")) - 1  # without pip
+            print(f"| {extra} | {(size(place) - before) / 1e6:.0f} | {packages} |", flush=True)
 
 
 def size(folder: Path) -> int:

@@ -63,7 +63,7 @@ def main() -> None:
             ingest_small(report, chosen.dim, chosen.items, batch, chosen.turns)
     with tempfile.TemporaryDirectory() if chosen.folder is None else nullcontext(chosen.folder) as place:
         folder = Path(place) / "f32"
-        if not folder.exists():
+        if set(sections) - {"half"} and not folder.exists():
             ingest_large(report, folder, data, "f32")
         if {"search", "filter"} & set(sections):
             with open_store(str(folder)) as store:

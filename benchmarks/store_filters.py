@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 from store_data import FILTERS, PARTS, Clusters, exact, recall
+from store_ingest import NAME, items_of
 
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import Collection, CollectionSpec, Item
@@ -35,11 +36,10 @@ def fill(folder: Path, data: Clusters) -> None:
     with open_store(str(folder)) as store:
         if store.list():
             return
-        collection = store.create("c", CollectionSpec(data.dim, indexed=("label", "half", "part")))
+        collection = store.create(NAME, CollectionSpec(data.dim, indexed=("label", "half", "part")))
         begun, cpu = time.perf_counter(), time.process_time()
         for rows in data.chunks():
-            metadata = rows.metadata()
-            items = [Item(*one) for one in zip(rows.ids(), rows.vectors, metadata, strict=True)]
+            items = items_of(rows)
             for start in range(0, len(items), BATCH):
                 collection.upsert(items[start : start + BATCH])
         print(f"written in {time.perf_counter() - begun:.0f} s, {time.process_time() - cpu:.0f} s of CPU", flush=True)
@@ -114,7 +114,7 @@ def main() -> None:
     begun = time.perf_counter()
     with open_store(str(given.folder)) as store:
         print(f"opened in {time.perf_counter() - begun:.2f} s", flush=True)
-        collection = store.get("c")
+        collection = store.get(NAME)
         stop = threading.Event()
         writer = threading.Thread(target=write, args=(collection, given.dim, given.rate, given.per_commit, stop))
         if given.rate:

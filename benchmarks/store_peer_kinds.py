@@ -58,7 +58,7 @@ class Ours(Peer):
     """This store; the index that its own rule chooses."""
 
     package, kind, batches, durable = "faiss-cpu", "store", True, "fsync at each request"
-    efforts = (None, *EFFORTS)
+    efforts = (*EFFORTS, None)
 
     def __init__(self, folder: Path, dim: int) -> None:
         from nnclr_hub.store import open_store

@@ -10,8 +10,9 @@ from typing import Any
 import faiss
 import numpy as np
 from store_data import FILTERS, Clusters, exact, recall
-from store_report import Report, seconds, spread
+from store_report import Report, cpu_seconds, spread
 
+from nnclr_hub.store.ann.main_index import threads
 from nnclr_hub.store.base import Collection
 
 K = 10
@@ -27,36 +28,21 @@ def search(report: Report, collection: Any, data: Clusters, queries: int, turns:
     score = recall(found, truth)
     report.say("recall", score, f"recall@{K} of the default ({kind}) against exact, {queries} queries: {score:.4f}")
     index, parameters, chosen = same_index(collection)
-    report.say("bare", chosen, f"bare faiss: {chosen}, {faiss.omp_get_max_threads()} threads")
+    report.say("bare", chosen, f"bare faiss: {chosen}")
     blocks = [asked[start : start + BATCH] for start in range(0, len(asked) - BATCH + 1, BATCH)]
-    ours = lambda: [collection.search_batch(block, K) for block in blocks]  # noqa: E731
-    theirs = lambda: [index.search(block, K, params=parameters) for block in blocks]  # noqa: E731
-    _compare(report, "search_batch", f"search in batches of {BATCH}", ours, theirs, len(blocks) * BATCH, turns)
-    ours = lambda: [collection.search(query, K) for query in asked]  # noqa: E731
-    theirs = lambda: [index.search(query[None], K, params=parameters) for query in asked]  # noqa: E731
-    threads = faiss.omp_get_max_threads()
-    # the better of the two for one query at a time is the baseline
-    times = {}
-    for count in {1, threads}:
-        faiss.omp_set_num_threads(count)
-        times[count] = min(seconds(theirs) for _ in range(2))
-    best = min(times, key=lambda count: times[count])
-
-    def alone() -> object:
-        faiss.omp_set_num_threads(best)
-        try:
-            return theirs()
-        finally:
-            faiss.omp_set_num_threads(threads)
-
-    faiss.omp_set_num_threads(threads)
-    label = f"search one by one (faiss with {best} thread{'s' * (best > 1)}, the faster)"
-    _compare(report, "search_one", label, ours, alone, len(asked), turns)
+    each = [query[None] for query in asked]
+    with threads(1):  # several threads take CPU time to wait for each other
+        ours = lambda: [collection.search_batch(block, K) for block in blocks]  # noqa: E731
+        theirs = lambda: [index.search(block, K, params=parameters) for block in blocks]  # noqa: E731
+        _compare(report, "search_batch", f"search in batches of {BATCH}", ours, theirs, len(blocks) * BATCH, turns)
+        ours = lambda: [collection.search(query, K) for query in asked]  # noqa: E731
+        theirs = lambda: [index.search(query, K, params=parameters) for query in each]  # noqa: E731
+        _compare(report, "search_one", "search one by one", ours, theirs, len(asked), turns)
 
 
 def same_index(collection: Any) -> tuple[Any, Any, str]:
     """Return the faiss object that answers the collection's searches, and its search parameters."""
-    parts = collection._index.parts
+    parts = collection._files.index.parts
     assert not parts.delta.count + parts.deletions.count, "the store would have more to do than bare faiss"
     main = parts.main
     chosen = f"{type(faiss.downcast_index(main.index)).__name__}"
@@ -81,7 +67,7 @@ def _compare(
     for turn in range(turns):
         # each goes first in every other turn
         first, second = (ours, theirs) if turn % 2 else (theirs, ours)
-        times = seconds(first), seconds(second)
+        times = cpu_seconds(first), cpu_seconds(second)
         pairs.append(times if turn % 2 else times[::-1])
     ratios = [bare / store for store, bare in pairs]
     rate = statistics.median(queries / store for store, _ in pairs)
@@ -89,7 +75,8 @@ def _compare(
     report.say(
         name,
         {"ratio": statistics.median(ratios), "ratios": ratios, "rate": rate, "bare_rate": bare_rate},
-        f"{label}: store over bare faiss {spread(ratios)}, median of {turns}; {rate:.0f} and {bare_rate:.0f} queries/s",
+        f"{label}: store over bare faiss {spread(ratios)}, median of {turns}; {rate:.0f} and {bare_rate:.0f} queries "
+        "per CPU second",
     )
 
 

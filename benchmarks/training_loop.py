@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -14,12 +15,15 @@ from torchvision.transforms import v2
 from nnclr_hub.method import Gather, Learner
 from training import step as steps_module
 from training.assemble import build_learner, place_learner
-from training.data.augment import IMAGENET_MEAN, IMAGENET_STD, blur_taps, make_views
+from training.data.augment import blur_taps, make_views
 from training.data.batches import Batches
-from training.data.image_pack import ImagePack
+from training.data.image_pack import ImagePack, PackedPixels
+from training.data.order import Order
+from training.data.views import IMAGENET_MEAN, IMAGENET_STD
 from training.distributed import Ranks
 from training.optimization import Schedule, make_optimizer
 from training.recipes import Recipe
+from training.run import Run
 from training.step import Stepper
 
 STEPS = 1000  # of the run that the steps are taken from
@@ -29,15 +33,14 @@ MODEL, LOOP, TORCHVISION = "model only", "whole loop", "torchvision workers"
 
 def noise_pack(images: int, side: int) -> ImagePack:
     """Return a pack of colored noise; the speed does not depend on the content."""
-    pixels = np.random.default_rng(0).integers(0, 256, (images, side, side, 3), dtype=np.uint8)
-    return ImagePack(pixels, np.ones(images, np.float32), np.arange(images), ())
+    return ImagePack.of_squares(np.random.default_rng(0).integers(0, 256, (images, side, side, 3), dtype=np.uint8))
 
 
 def batches_of(pack: ImagePack, recipe: Recipe, where: torch.device) -> Batches:
-    labels = np.full(len(pack), -1)
+    order = Order(np.array([len(pack)]), recipe.batch_size, 0)
     return Batches(
-        pack, labels, np.zeros(len(pack), np.int64), batch_size=recipe.batch_size, seed=0, where=where,
-        residency=recipe.residency,
+        PackedPixels(pack, where, recipe.residency), np.full(len(pack), -1), order,
+        views=lambda step: recipe.views_at(step / STEPS), batch_size=recipe.batch_size, seed=0, where=where,
     )  # fmt: skip
 
 
@@ -47,7 +50,9 @@ def make_stepper(recipe: Recipe, batches: Batches, where: torch.device) -> tuple
     learner = place_learner(build_learner(recipe), recipe, ranks)
     learner.train()
     optimizer = make_optimizer(learner, recipe)
-    return learner, Stepper(learner, optimizer, Schedule(optimizer, recipe, STEPS, 100), recipe, ranks, batches, STEPS)
+    return learner, Stepper(
+        Run(Path(), recipe, learner, optimizer, batches, ranks, STEPS), Schedule(optimizer, recipe, STEPS, 100)
+    )
 
 
 class Loops:
@@ -65,8 +70,7 @@ class Loops:
         self.batches = batches_of(pack, recipe, where)
         self.learner, self.stepper = make_stepper(recipe, self.batches, where)
         first = self.batches.at(0)
-        draws = torch.Generator().manual_seed(0)
-        self._once = make_views(first.images, first.aspect, self.stepper.views(0), draws)
+        self._once = make_views(first.pixels, first.views, first.numbers)
         self._fed = torchvision_views(pack, recipe, workers, where)  # its workers start with the first batch
         self._step = 0
 
@@ -120,7 +124,7 @@ class Images(Dataset[list[Tensor]]):
     """The pack's images, each through torchvision's transforms twice."""
 
     def __init__(self, pack: ImagePack, recipe: Recipe) -> None:
-        self.pixels = pack.pixels
+        self.pack = pack
         size = recipe.image_size
         blur = v2.GaussianBlur(blur_taps(size), (0.1, 2.0))
         head = [
@@ -134,10 +138,10 @@ class Images(Dataset[list[Tensor]]):
         self.second = v2.Compose([*head, v2.RandomApply([blur], 0.1), v2.RandomSolarize(128, 0.2), *tail])
 
     def __len__(self) -> int:
-        return len(self.pixels)
+        return len(self.pack)
 
     def __getitem__(self, index: int) -> list[Tensor]:
-        image = torch.from_numpy(self.pixels[index]).permute(2, 0, 1)
+        image = torch.from_numpy(self.pack.image(index)).permute(2, 0, 1)
         return [self.first(image), self.second(image)]
 
 

@@ -2,7 +2,7 @@
 
     from nnclr_hub import load_encoder, open_store
 
-    encoder = load_encoder("nnclr_resnet18_small_cpu_starter")
+    encoder = load_encoder("nnclr_resnet18_starter")
     vectors = encoder.embed(["cat.jpg", "dog.jpg"])           # (2, D) float32, unit rows
 
 Importing this package is light: torch, faiss and other libraries load with the first use of a name.
@@ -11,9 +11,16 @@ Importing this package is light: torch, faiss and other libraries load with the 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+# a wheel contains the programs training, serving and app, and a checkout has them next to this package. So they are
+# found under one name, and another module named `app` on sys.path is never imported
+_CHECKOUT = Path(__file__).resolve().parents[1]
+if (_CHECKOUT / "training" / "pretrain.py").is_file():
+    __path__.append(str(_CHECKOUT))
 
 # public name -> the module that defines it
 _HOME = {
@@ -45,11 +52,23 @@ _HOME = {
     "publish_model": "nnclr_hub.publish.upload",
     "push_to_hub": "nnclr_hub.publish.push",
 }
+# the same for names of the training program
+_TRAINING = {
+    "pretrain": "pretrain",
+    "evaluate": "evals.evaluate",
+    "Callback": "callbacks",
+    "CALLBACKS": "callbacks",
+    "AUGMENTATIONS": "data.views",
+    "View": "data.views",
+}
 
 __all__ = [
+    "AUGMENTATIONS",
+    "CALLBACKS",
     "AsyncClient",
     "AttentionMap",
     "Box",
+    "Callback",
     "Client",
     "CollectionSpec",
     "EmbeddedStore",
@@ -63,8 +82,10 @@ __all__ = [
     "NNCLRHubError",
     "Point",
     "SearchQuery",
+    "View",
     "__version__",
     "convert_checkpoint",
+    "evaluate",
     "export_model",
     "fit_linear_probe",
     "knn_classify",
@@ -72,6 +93,7 @@ __all__ = [
     "load_encoder",
     "model_info",
     "open_store",
+    "pretrain",
     "publish_model",
     "push_to_hub",
     "wrap_encoder",
@@ -79,9 +101,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOME:
+    if name in _TRAINING:
+        module = import_module("nnclr_hub.cli.programs").load_program("training", _TRAINING[name])
+    elif name in _HOME:
+        module = import_module(_HOME[name])
+    else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOME[name]), name)
+    value = getattr(module, name)
     globals()[name] = value
     return value
 
@@ -110,3 +136,10 @@ if TYPE_CHECKING:
     from nnclr_hub.store.embedded.store import EmbeddedStore
     from nnclr_hub.store.milvus.store import MilvusStore
     from nnclr_hub.workbench.search_query import Example, SearchQuery
+
+    pretrain: Any
+    evaluate: Any
+    Callback: Any
+    View: Any
+    CALLBACKS: dict[str, Any]
+    AUGMENTATIONS: dict[str, Any]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 
 def cache_folder() -> Path:
@@ -16,3 +17,8 @@ def cache_folder() -> Path:
     if chosen:
         return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "nnclr_hub"
+
+
+def is_in_cache(file: Any) -> bool:
+    """Return whether a file of an OSError, if it has one, is in the cache folder."""
+    return bool(file) and Path(os.fsdecode(file)).absolute().is_relative_to(cache_folder().absolute())

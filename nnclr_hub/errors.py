@@ -94,7 +94,7 @@ class MissingDependency(NNCLRHubError):
 # module -> the extra that installs it
 EXTRAS = {
     **dict.fromkeys(("torch", "torchvision", "timm", "matplotlib"), "torch"),
-    **dict.fromkeys(("fastapi", "starlette", "uvicorn", "orjson", "pydantic", "pydantic_settings"), "serve"),
+    **dict.fromkeys(("fastapi", "starlette", "uvicorn", "pydantic", "pydantic_settings"), "serve"),
     **dict.fromkeys(("prometheus_client", "python_multipart"), "serve"),
     **dict.fromkeys(("gradio", "skimage"), "demo"),
     **dict.fromkeys(("onnx", "onnxscript"), "onnx"),
@@ -102,8 +102,14 @@ EXTRAS = {
     "opentelemetry": "tracing",
     "openvino": "openvino",
     "pyarrow": "parquet",
+    "pydicom": "dicom",
+    "rawpy": "raw",
+    "tifffile": "tiff",
+    **dict.fromkeys(("imagecodecs", "nd2"), "microscopy"),
     "openTSNE": "inspect",
     "tensorboard": "train",
+    "wandb": "wandb",
+    "mlflow": "mlflow",
 }
 
 

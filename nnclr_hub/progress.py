@@ -1,4 +1,4 @@
-"""A progress bar with rate and remaining time, for programs; the library itself does not print.
+"""Progress bars with rate and remaining time, for programs; the library itself does not print.
 
 with bar(console, "decoding") as advance:
     advance(done, total)
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from rich.console import Console
 from rich.progress import (
@@ -55,3 +55,26 @@ def bar(console: Console, title: str, *, unit: str = "images", each: int = 1) ->
     finally:
         if task is not None:  # stopping a bar that never started would print an empty line
             progress.stop()
+
+
+@contextmanager
+def bars(console: Console) -> Iterator[Callable[[str, str], Advance]]:
+    """Yield a function that makes a bar of a title and a unit, for work in several parts.
+
+    The first step of a bar ends the one before, because only one can be on the screen.
+    """
+    with ExitStack() as shown:
+
+        def make(title: str, unit: str) -> Advance:
+            advance: Advance | None = None
+
+            def step(done: int, total: int) -> None:
+                nonlocal advance
+                if advance is None:
+                    shown.close()
+                    advance = shown.enter_context(bar(console, title, unit=unit))
+                advance(done, total)
+
+            return step
+
+        yield make

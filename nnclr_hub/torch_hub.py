@@ -101,6 +101,6 @@ def _trained(source: str, name: str, architecture: str, progress: bool, timm_kwa
     load_state(backbone, read_weights(found.folder, found.weights), source)
     if timm_kwargs:  # timm ignores missing keys when it adapts layers; load_state has excluded them
         backbone = backbone_from_folder(found.folder, {**config.model_args, **timm_kwargs}, found.weights)
-    transform = EvalTransform(Preprocessing.from_pretrained_cfg(config.pretrained_cfg))
+    transform = EvalTransform(Preprocessing.of_model(config))
     backbone.nnclr_info = {"source": source, "transform": transform, "provenance": dict(config.nnclr)}  # type: ignore[assignment]
     return backbone.eval()

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
@@ -21,6 +20,7 @@ from fastapi.responses import RedirectResponse, Response
 from starlette.types import ASGIApp
 
 import nnclr_hub
+from nnclr_hub.cores import usable_cores
 from nnclr_hub.errors import NNCLRHubError
 from nnclr_hub.store import open_store
 from nnclr_hub.workbench import Workbench
@@ -39,7 +39,7 @@ from .replies import Replies
 from .request_bodies import known_query
 from .request_log import RequestLog
 from .responses import HeadRequests
-from .routes import ROUTERS, embed
+from .routes import ROUTERS, embed, metadata, search
 from .routes import openai as openai_routes
 from .routes.attention import AT_ONCE, WAITING
 from .security.access import APP, AccessRules, requires
@@ -140,7 +140,7 @@ def _equip(app: FastAPI, settings: Settings, engines: Engines, workbench: Workbe
     state.fetcher = None  # set by `edge` if web addresses are allowed
     state.box_threads = CapacityLimiter(settings.decode_threads)
     state.answers = Answers(settings, state.metrics)
-    state.search_threads = CapacityLimiter(SEARCHES_PER_CORE * (os.cpu_count() or 1))
+    state.search_threads = CapacityLimiter(SEARCHES_PER_CORE * usable_cores())
     state.attention_slots = Slots(AT_ONCE, waiting=WAITING, metrics=state.metrics)
     state.waiting_for_changes = set()  # of the long polls of changes
     state.ingest = Ingest(settings.decode_threads)
@@ -169,8 +169,8 @@ def _route(app: FastAPI) -> AccessRules:
     def favicon() -> Response:
         return Response(status_code=204)
 
-    # embeddings first: they are the most frequent requests, and each router that is tried before costs 20 us
-    frequent = (embed.router, openai_routes.router)
+    # the most frequent requests first: each router that is tried before costs 20 us
+    frequent = (search.router, embed.router, openai_routes.router, metadata.router)
     for router in (*frequent, *(one for one in ROUTERS if one not in frequent)):
         app.include_router(router, dependencies=[Depends(known_query)])
     for router in (docs_page.router, pages):

@@ -51,6 +51,10 @@ class Budget:
         """Let the request take as long as it needs from here on: its answer has started."""
         self._end = math.inf
 
+    def expire(self) -> None:
+        """Let `check` raise: the deadline has passed."""
+        self._end = -math.inf
+
     def abandon(self) -> None:
         """Let `check` raise: nobody waits any more."""
         self._abandoned = True
@@ -158,6 +162,7 @@ class _TimedRequest:
         await self._send(message)
 
     def _expire(self) -> None:
+        self._budget.expire()  # uvloop counts whole milliseconds, so its timer may be early by the budget's clock
         self._refusing = asyncio.ensure_future(self._refuse())
         self._cancel.cancel()
 

@@ -72,6 +72,7 @@ EXAMPLES: tuple[tuple[str, ApiCall], ...] = (
     ("items-list-items", ApiCall("GET", f"{_PHOTOS}/items", params={"limit": "10", "where": _LIKE})),
     ("items-get-item", ApiCall("GET", f"{_PHOTOS}/items/tom")),
     ("items-get-items", ApiCall("POST", f"{_PHOTOS}/lookup", json={"ids": ["tom"], "with_vector": False})),
+    ("items-get-thumbnails", ApiCall("POST", f"{_PHOTOS}/thumbnails", json={"ids": ["tom"]}, save="thumbnails.bin")),
     (
         "items-update-metadata",
         ApiCall(
@@ -95,6 +96,7 @@ EXAMPLES: tuple[tuple[str, ApiCall], ...] = (
     ("collections-verify", ApiCall("POST", f"{_PHOTOS}/verify")),
     ("jobs-look-after", ApiCall("POST", "/api/v1/jobs", json={"kind": "compact", "collection": "photos"})),
     ("jobs-start-backup", ApiCall("POST", "/api/v1/store/backups")),
+    ("inspections-compare-encoders", ApiCall("POST", f"{_PHOTOS}/comparisons", json={"models": ["default", "pixels"]})),
     ("jobs-find-duplicates", ApiCall("POST", f"{_PHOTOS}/duplicates", json={"threshold": 0.95})),
     ("jobs-get-job", ApiCall("GET", "/api/v1/jobs/latest")),
     ("jobs-job-events", ApiCall("GET", "/api/v1/jobs/latest/events")),
@@ -154,6 +156,7 @@ EXAMPLES: tuple[tuple[str, ApiCall], ...] = (
         ),
     ),
     ("jobs-import-state", ApiCall("GET", f"{_POINTS}/imports/my-upload")),
+    ("jobs-discard-import", ApiCall("DELETE", f"{_POINTS}/imports/my-upload")),
     ("jobs-job-events", ApiCall("GET", "/api/v1/jobs/latest/events")),
     ("search-search", ApiCall("POST", f"{_POINTS}/search", json={"vector": [1, 2, 3.5], "k": 1})),
     ("inspections-start-inspection", ApiCall("POST", f"{_POINTS}/inspections", json={"field": "label"})),

@@ -53,6 +53,6 @@ class Ingest:
         left = [index for index, error in enumerate(ingestion.errors) if error is None]
         vectors = await cast(Model, embedder).embed_each_async([ingestion.images[index].image for index in left])
         ingestion.set_vectors(embedder, left, vectors)
-        read = partial(ingestion.read, with_image=False)
+        read = partial(ingestion.read, embedder=embedder, with_image=False)
         unread = [index for index in left if ingestion.errors[index] is None and not ingestion.is_read(index)]
         await asyncio.gather(*(to_thread.run_sync(read, index, limiter=self._decoders) for index in unread))

@@ -1,6 +1,6 @@
 """The models of a server: embedders whose engines are loaded when they are needed.
 
-engines = Engines("nnclr_resnet18_small_cpu_starter", Settings(model_memory="4GB"))
+engines = Engines("nnclr_resnet18_starter", Settings(model_memory="4GB"))
 model = engines.get("local-dir:/models/mine")
 model.embed_each([data])
 """
@@ -45,16 +45,18 @@ class Model:
 
     def __init__(self, memory: ModelMemory, source: str, engine: Engine) -> None:
         encoder = engine.encoder
-        self.name = source
+        self.name = encoder.reading.within(source)
+        self._source = source
         self.config = encoder.config
         self.preprocessing = encoder.transform.preprocessing
         self._memory = memory
+        self.reading = encoder.reading
         self.fingerprint, self.embed_dim = encoder.fingerprint, encoder.embed_dim
 
     @property
     def heads(self) -> int | None:
         """Number of attention heads that `head` selects from; None for networks without them."""
-        with self._memory.held(self.name) as engine:
+        with self._memory.held(self._source) as engine:
             return engine.encoder.heads
 
     # ---- from a thread: images count against the rate of the request that the thread works for
@@ -85,7 +87,7 @@ class Model:
     ) -> list[AttentionMap]:
         """Return attention maps; see `Encoder.attention_maps`. Too many pixels together raise RequestTooLarge."""
         charge_images(1 + len(targets))
-        with self._memory.held(self.name) as engine:
+        with self._memory.held(self._source) as engine:
             query = self._attention_query(engine, settings, image, targets)
             return query.maps(engine.run(query.images, query.task))
 
@@ -131,7 +133,7 @@ class Model:
     ) -> list[Any]:
         images = list(images)
         charge_images(len(images))
-        with self._memory.held(self.name) as engine:
+        with self._memory.held(self._source) as engine:
             self._check_same(engine)
             return engine.run(images, task and task(engine.encoder), deadline_s=deadline_s)
 
@@ -145,16 +147,16 @@ class Model:
 
     @asynccontextmanager
     async def _held_async(self) -> AsyncIterator[Engine]:
-        while (engine := self._memory.hold_loaded(self.name)) is None:
+        while (engine := self._memory.hold_loaded(self._source)) is None:
             await asyncio.to_thread(self._load)
         try:
             self._check_same(engine)
             yield engine
         finally:
-            self._memory.release(self.name)
+            self._memory.release(self._source)
 
     def _load(self) -> None:
-        with self._memory.held(self.name):
+        with self._memory.held(self._source):
             pass
 
     def _check_same(self, engine: Engine) -> None:

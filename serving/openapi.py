@@ -22,7 +22,7 @@ from .examples import EXAMPLES
 from .keys import WRITE
 from .problems import answers, problem_kind
 from .routes import ROUTERS, where_schema
-from .routes.bodies import MODELS, NAME_PATTERN, OpenAIError, Problem
+from .routes.bodies import COLLECTION_PATTERN, MODELS, NAME_PATTERN, OpenAIError, Problem
 from .security.access import access_of
 
 TITLE = "nnclr_hub"
@@ -89,7 +89,8 @@ def document() -> dict[str, Any]:
     for name, operation in operations(found).items():
         for parameter in operation.get("parameters", ()):
             if parameter["in"] == "path" and operation["tags"][0] in NAMED:
-                parameter["schema"].setdefault("pattern", NAME_PATTERN)
+                of_collection = parameter["name"] in ("name", "alias") and operation["tags"][0] != "probes"
+                parameter["schema"].setdefault("pattern", COLLECTION_PATTERN if of_collection else NAME_PATTERN)
         operation["x-codeSamples"] = [
             {"lang": language, "label": label, "source": source}
             for known, example in EXAMPLES

@@ -66,6 +66,7 @@ STATUS: dict[type[NNCLRHubError], int] = {
     errors.DeadlineExceeded: 504,
     errors.RequestTooLarge: 413,
     errors.RequestTooSlow: 408,
+    errors.MissingDependency: 501,
 }
 
 

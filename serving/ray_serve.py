@@ -36,7 +36,6 @@ from .settings import Settings
 
 log = logging.getLogger(__name__)
 NAME = "nnclr"
-HOOK = "nnclr_hub.cli.programs.find_serving"  # runs in every Ray process before any of our modules is imported
 CONTROLLER = "SERVE_CONTROLLER_ACTOR"  # the name by which programs find the Ray Serve of a cluster
 CHECK_S = 5.0  # between health checks; Ray replaces a replica that fails three in a row
 POLL_S = 0.1
@@ -204,7 +203,7 @@ def _cluster(ray: Any, settings: Settings, replicas: int, address: str | None) -
         "FORWARDED_ALLOW_IPS": ",".join(settings.trusted_proxies),
     }
     own = {} if address else {"num_cpus": max(os.cpu_count() or 1, replicas), "include_dashboard": False}
-    runtime = {"env_vars": environment, "worker_process_setup_hook": HOOK}
+    runtime = {"env_vars": environment}
     try:
         host, colon, port = (address or "").rpartition(":")
         if colon and port.isdecimal() and "/" not in host:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import json
 import logging
-import os
+import random
 import re
 import sys
 import time
@@ -87,7 +87,8 @@ class _ObservedRequest:
         self, scope: Scope, receive: Receive, send: Send, metrics: Metrics, stopping: Callable[[], bool]
     ) -> None:
         header = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"").decode("latin-1")
-        self.id = header if _ID.fullmatch(header) else os.urandom(16).hex()
+        # not a secret; `os.urandom` would release the interpreter's lock, which the event loop then waits for
+        self.id = header if _ID.fullmatch(header) else f"{random.getrandbits(128):032x}"
         self._span = RequestSpan(scope)
         self.timings = Timings(on_stage=self._span.stage)
         self.answered = False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-import os
 import re
 import secrets
 import socket
@@ -14,6 +13,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
+from nnclr_hub.cores import usable_cores
 from nnclr_hub.encoder.decoding_pool import DecodingLimits, parse_bytes
 from nnclr_hub.errors import InvalidRequest
 
@@ -31,7 +31,7 @@ class Settings(BaseSettings):
     max_batch: int = Field(32, ge=1, description="images per forward pass")
     max_wait_ms: float = Field(5.0, ge=0, description="milliseconds that a batch may wait for other images in progress")
     decode_threads: int = Field(
-        default_factory=lambda: os.cpu_count() or 1,
+        default_factory=usable_cores,
         ge=1,
         description="images decoded at once, each in its own process; by default one per core",
     )

@@ -1,5 +1,6 @@
 """Shared fixtures: images from scikit-image, data packs, and a small model folder."""
 
+import gc
 import os
 import shutil
 import tarfile
@@ -10,6 +11,9 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # most tests compare vectors with torch to 1e-5; tests of other backends select them
 os.environ.setdefault("NNCLR_BACKEND", "torch")
+# httpx would read the certificates of all authorities for each client, which takes 25 ms; no test needs them
+os.environ.pop("SSL_CERT_FILE", None)
+os.environ["SSL_CERT_DIR"] = os.devnull
 # a separate cache, so tests neither read nor fill the user's
 os.environ["MPLCONFIGDIR"] = os.environ.get("MPLCONFIGDIR", "/tmp/nnclr-hub-tests-mpl")
 
@@ -19,6 +23,7 @@ import torch
 from PIL import Image
 from torch import nn
 
+gc.disable()  # until all tests are collected: imports leave no garbage
 NARROW = {"channels": [8, 16, 24, 32]}
 
 
@@ -30,6 +35,17 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     asked_for_gpu = config.option.markexpr == "gpu"
     within = GPU_TESTS in (collection_path, *collection_path.parents) or collection_path in GPU_TESTS.parents
     return True if asked_for_gpu and not within else None
+
+
+def pytest_collection_finish() -> None:
+    """Exempt what all tests share from garbage collection: a million objects, which each full collection visits."""
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    """Undo it: otherwise libraries report frozen objects as leaks at exit."""
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

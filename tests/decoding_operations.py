@@ -27,6 +27,15 @@ def sleep(source, begun):
     return ()
 
 
+def outlive(source, begun):
+    """Return when the parent that made the call has ended, after the file `begun` was made."""
+    parent = os.getppid()
+    Path(begun).touch()
+    while os.getppid() == parent:
+        time.sleep(0.02)
+    return ()
+
+
 def spin(source, pixels):
     """Compute for ever, for an image of so many pixels."""
     decoding.announce_pixels(pixels)

@@ -10,7 +10,7 @@ def ids(page: Any) -> list[str]:
     return page.eval_on_selector_all(
         ".tile",
         """tiles => tiles.sort((a, b) => a.ariaPosInSet - b.ariaPosInSet)
-                         .map(tile => decodeURIComponent(tile.querySelector('img').src.split('/').at(-2)))""",
+                         .map(tile => tile.dataset.id)""",
     )
 
 

@@ -1,12 +1,17 @@
-"""A small fake encoder, whose images are numbers, or words that call functions of the test."""
+"""A small fake encoder, whose images are numbers, or words that call functions of the test; and its engine's work."""
 
 import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import numpy as np
 
 from nnclr_hub.encoder.decoding import attempt_each
+from nnclr_hub.encoder.image_reading import PLAIN
 from nnclr_hub.errors import ImageError
+from serving.engine import Engine
 
 SIDE = 4
 
@@ -20,8 +25,8 @@ class FakeEncoder:
         weights: number of weights of four bytes.
     """
 
-    embed_dim, config = 2, None
-    transform = SimpleNamespace(preprocessing=SimpleNamespace(input_size=SIDE))
+    embed_dim, config, reading = 2, None, PLAIN
+    transform = SimpleNamespace(preprocessing=SimpleNamespace(input_size=SIDE, in_chans=3))
 
     def __init__(self, decoding=None, forwarding=None, name="fake", fingerprint="", weights=10):
         self.decoding, self.forwarding = dict(decoding or {}), dict(forwarding or {})
@@ -60,3 +65,32 @@ class FakeEncoder:
 
     def tokens(self, images):
         return np.zeros((len(images), 1, 1, 2), np.float32)
+
+
+def numbers(*values: int) -> list[bytes]:
+    return [str(value).encode() for value in values]
+
+
+def first_column(results) -> list[float]:
+    return [float(result[0]) for result in results]
+
+
+def sample(engine: Engine, name: str, **labels: str) -> float:
+    return engine.metrics.registry.get_sample_value(name, labels) or 0.0
+
+
+def queued(engine: Engine) -> float:
+    """Return the number of decoded images that wait for the device."""
+    return sample(engine, "nnclr_queued_images", model="fake")
+
+
+@contextmanager
+def busy(engine: Engine, encoder: FakeEncoder, release: threading.Event) -> Iterator[None]:
+    """Occupy the device with one image until the release."""
+    begun = threading.Event()
+    encoder.before = lambda: (begun.set(), release.wait(120))
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(engine.run, numbers(1))
+        assert begun.wait(120)
+        yield
+        assert first_column(first.result()) == [1]

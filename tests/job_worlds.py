@@ -1,12 +1,11 @@
 """Jobs on a temporary store, whose steps a test allows one by one."""
 
 import threading
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
+import waiting
 
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.store import open_store
@@ -88,10 +87,13 @@ class World:
 
 
 def until(jobs: Jobs, id: str, *states: str):
-    for _ in range(20_000):
-        job = jobs.get(id)
+    """Return the job as it is once it reaches one of the states."""
+    seen = []
+
+    def reached() -> bool:
+        seen[:] = [job] = [jobs.get(id)]
         # a running job has a total once its work has started
-        if job.state in states and (job.state != "running" or job.total):
-            return job
-        time.sleep(0.005)
-    pytest.fail(f"{job} did not reach {states}")
+        return job.state in states and (job.state != "running" or bool(job.total))
+
+    waiting.until(reached)
+    return seen[0]

@@ -2,13 +2,12 @@
 
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
-import pytest
+import uvicorn
 from fastapi import FastAPI
+from waiting import until_served
 
 from app.web_app import mount_web_app
 from nnclr_hub.store import open_store
@@ -18,6 +17,14 @@ from serving.engine import Engine
 from serving.models import Engines
 from serving.run import Server, server_config
 from serving.settings import Settings
+
+
+class QuickServer(Server):
+    """Stops at once: no client of a test still has a request on its way."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.config.app.state.jobs.close_streams()
+        await uvicorn.Server.shutdown(self, sockets)
 
 
 class Running:
@@ -38,39 +45,22 @@ class Running:
 
 def start(model: Path, store: Path, *, page: bool = False, **settings) -> Iterator[Running]:
     """Serve until the generator is closed. A `read_only` store must exist."""
-    port = free_port()
+    listening = socket.create_server(("127.0.0.1", 0))  # held from now on: another test could take a free port
+    port = listening.getsockname()[1]
     options = Settings(port=port, **settings)
-    with open_store(str(store), read_only=options.read_only) as opened:
+    with listening, open_store(str(store), read_only=options.read_only) as opened:
         engines = Engines(str(model), options)
         bench = Workbench(engines, opened, originals_bytes=options.originals_bytes)
         app = create_app(options, engines, bench)
         if page:
             mount_web_app(app)
-        server = Server(server_config(app, options))
-        thread = threading.Thread(target=server.run)
+        server = QuickServer(server_config(app, options))
+        thread = threading.Thread(target=server.run, args=[[listening]])
         thread.start()
         try:
-            wait(f"http://127.0.0.1:{port}/readyz")
+            until_served(f"http://127.0.0.1:{port}/readyz")
             yield Running(port, engines, bench, app)
         finally:
             server.should_exit = True
             thread.join()
             engines.close()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def wait(url: str) -> None:
-    with httpx.Client(timeout=5) as client:  # a new client would load the CA certificates each time
-        for _ in range(2400):
-            try:
-                if client.get(url).status_code == 200:
-                    return
-            except httpx.TransportError:
-                pass  # the server does not listen yet
-            time.sleep(0.05)
-    pytest.fail(f"{url} did not become ready")

@@ -2,17 +2,18 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 import sysconfig
-import time
 import urllib.request
 import venv
 import zipfile
 from pathlib import Path
 
 import pytest
+from waiting import free_port, until_served
+
+from nnclr_hub.hub.registry import list_models
 
 ROOT = Path(__file__).parents[1]
 
@@ -30,8 +31,8 @@ def test_the_wheel_contains_one_package_and_a_starter(wheel):
         names = file.namelist()
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"nnclr_hub"}
     assert {"nnclr_hub/training/pretrain.py", "nnclr_hub/py.typed"} <= set(names)
-    assert [name for name in names if re.fullmatch(r"nnclr_hub/weights/\w+/model\.safetensors", name)]
-    assert wheel.stat().st_size < 45e6
+    assert {f"nnclr_hub/weights/{name}/model.safetensors" for name in list_models()} <= set(names)
+    assert wheel.stat().st_size < 70e6
 
 
 def test_an_installed_wheel_serves(wheel, tmp_path):
@@ -45,6 +46,7 @@ def test_an_installed_wheel_serves(wheel, tmp_path):
     (tmp_path / "work" / "app.py").write_text("raise RuntimeError('the wrong app')")
     # An editable install of this checkout must not leak into the environment.
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    environment["NNCLR_BACKEND"] = "onnx"  # the wheel contains the graph of a starter, so torch is not imported
     shared = (
         "import sys, site; sys.path[:] = [p for p in sys.path if p != {root!r}]; sys.path.append({packages!r}); "
         "import nnclr_hub; assert nnclr_hub.__file__.startswith({site!r}), nnclr_hub.__file__; "
@@ -56,7 +58,7 @@ def test_an_installed_wheel_serves(wheel, tmp_path):
         [python, "-c", shared, *arguments], cwd=tmp_path / "work", env=environment, stderr=subprocess.PIPE, text=True
     ) as server:
         try:
-            wait_until_ready(port, server)
+            until_served(f"http://127.0.0.1:{port}/readyz", server)
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models") as answer:
                 assert json.load(answer)["data"]
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/") as answer:
@@ -64,26 +66,5 @@ def test_an_installed_wheel_serves(wheel, tmp_path):
         finally:
             server.terminate()
             assert server.stderr is not None
-            server.stderr.read()
-        assert server.wait(30) == 0
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def wait_until_ready(port: int, server: subprocess.Popen) -> None:
-    for _ in range(900):
-        if server.poll() is not None:
-            assert server.stderr is not None
-            pytest.fail(f"The server stopped: {server.stderr.read()}")
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=2):
-                return
-        except OSError:
-            time.sleep(0.2)
-    pytest.fail("the server did not become ready")
+            sys.stderr.write(server.stderr.read())  # shown if the test fails
+        assert server.wait(120) == 0

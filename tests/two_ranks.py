@@ -1,8 +1,9 @@
-"""Two optimizer steps of every method, in one process or in two, for a test that compares them.
+"""Two optimizer steps of every method and a short run, in one process or in two, for a test that compares them.
 
-python tests/two_ranks.py OUT
+python tests/two_ranks.py DATA OUT
 
-The script writes OUT/rank0.pt and OUT/rank1.pt from two processes with the environment that torchrun sets.
+The script writes OUT/rank0.pt, OUT/rank1.pt and the run folder OUT/run from two processes with the environment that
+torchrun sets.
 """
 
 import multiprocessing
@@ -12,11 +13,14 @@ from pathlib import Path
 
 import torch
 from timm.layers import BatchNormAct2d
+from tiny_runs import recipe
 from torch import nn
-from torch.distributed.elastic.utils.distributed import get_free_port
+from waiting import free_port
 
 from nnclr_hub.method import METHODS, Learner, PredictionHead, ProjectionHead, Prototypes, SupportSet
+from training.callbacks import Callback
 from training.distributed import Ranks, joined, share_gradients, synchronize_norms
+from training.pretrain import pretrain
 
 BATCH = 12
 # name -> (method, options of the learner, share of neighbors, small views)
@@ -74,16 +78,34 @@ def one_step(case: str, ranks: Ranks) -> dict[str, torch.Tensor]:
     return {"loss": torch.stack(losses), **gradients, **state}
 
 
-def steps(rank: int, out: Path) -> None:
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+class Unreadable(Callback):
+    def on_start(self, run):
+        run.batches.unreadable.update({1: "met by all", 10 + run.ranks.rank: "met by one"})
+
+
+def short_run(data: Path, out: Path) -> None:
+    """Take ten steps, with log lines after four, eight and ten, and scores and a checkpoint after five and ten.
+
+    Each rank meets two images that it cannot read, one of them in common.
+    """
+    changes = ("epochs=2", "batch_size=8", "log_every=4", "checkpoint_every=1")
+    changes += ("warm_start=0", "ramp=0", "gate=1", "base_lr=1e-6")  # a higher rate would amplify rounding
+    assert pretrain(recipe(*changes), data, out, device="cpu", callbacks=[Unreadable()]).finished
+
+
+def work(rank: int, ports: list[str], data: Path, out: Path) -> None:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_PORT": ports[0]}
     with joined("cpu") as ranks:
         torch.save({case: one_step(case, ranks) for case in CASES}, out / f"rank{ranks.rank}.pt")
+    os.environ["MASTER_PORT"] = ports[1]
+    short_run(data, out / "run")
 
 
-def main(out: Path) -> int:
-    os.environ |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(get_free_port())}
+def main(data: Path, out: Path) -> int:
+    os.environ |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    ports = [str(free_port()), str(free_port())]
     fork = multiprocessing.get_context("fork")  # so that neither process imports torch again
-    both = [fork.Process(target=steps, args=(rank, out)) for rank in range(2)]
+    both = [fork.Process(target=work, args=(rank, ports, data, out)) for rank in range(2)]
     for one in both:
         one.start()
     for one in both:
@@ -92,4 +114,4 @@ def main(out: Path) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(Path(sys.argv[1])))
+    raise SystemExit(main(*map(Path, sys.argv[1:])))

@@ -2,7 +2,7 @@
 
 import asyncio
 import ipaddress
-import time
+import threading
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -24,6 +24,7 @@ class Site(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.image = image
         self.requests: list[tuple[str, str]] = []  # (Host, path)
+        self.go_on = threading.Event()  # for requests that are held
 
     @property
     def port(self) -> int:
@@ -55,12 +56,11 @@ class Handler(BaseHTTPRequestHandler):
         if kind == "endless":
             while True:
                 self.wfile.write(bytes(100_000))
-        elif kind == "slow":
-            time.sleep(1.5)
+        elif kind == "held":
+            self.server.go_on.wait(120)
         elif kind == "drip":
-            for _ in range(30):
+            while not self.server.go_on.wait(0.05):
                 self.wfile.write(b"x")
-                time.sleep(0.05)
         else:
             self.wfile.write(self.server.image)
 

@@ -19,15 +19,17 @@ from statistics import mean, stdev
 from rich.console import Console
 
 from nnclr_hub.encoder.device import find_device
+from nnclr_hub.errors import InvalidRequest
 
 from .assemble import require_labels
-from .data.datasets import evaluation_sets, training_files, typical_side
+from .data.datasets import evaluation_sets, training_files
 from .data.named_sets import find_data
 from .monitor import replace_text
+from .prepare import chosen_by_auto
 from .pretrain import pretrain
 from .recipes import Recipe
 from .report import write_report
-from .tables import Row, Table, find_table
+from .tables import Row, Table, find_table, parse_row
 
 # settings that differ from the paper's in recipes for small sets; they hold for every row that does not change them
 SHARED = ("epochs", "batch_size", "queue_size", "projection_dim", "prediction", "warm_start", "ramp", "gate")
@@ -44,11 +46,11 @@ class Result:
 
 def ablate(
     name: str,
-    recipe_name: str,
     base: Recipe,
     data: Sequence[str | Path],
     out: Path,
     *,
+    rows: Sequence[str] = (),
     labels: Path | None = None,
     root: Path | None = None,
     seeds: int = 1,
@@ -58,9 +60,10 @@ def ablate(
     """Run a table; return None if a signal stopped it.
 
     Args:
-        recipe_name, base: the recipe that all rows share.
+        base: the recipe that all rows share.
         data: as for `pretrain`.
         out: folder of tables.
+        rows: further ones, "LABEL: KEY=VALUE KEY=VALUE"; the table "own" has no others.
         labels, root: a table of labels that scores the rows; as for `pretrain`.
         seeds: runs per row, with seeds base.seed, base.seed + 1, ...
         device: as for `pretrain`.
@@ -74,32 +77,46 @@ def ablate(
     table = find_table(name)
     folder = Path(out) / name
     base = for_data(base, data, device, console)
-    rows = table.rows(base)
-    recipes = [base.with_settings(row.settings) for row in rows]  # before any run: an invalid row stops here
+    every = [*table.rows(base), *map(parse_row, rows)]
+    if not every:
+        raise InvalidRequest('The table "own" needs --row, such as --row "tau .2: temperature=0.2".')
+    recipes = [base.with_settings(row.settings) for row in every]  # before any run: an invalid row stops here
     _check_data(recipes, data, labels, console)
-    results: dict[int, dict[int, dict[str, float]]] = {number: {} for number in range(len(rows))}
+    names = [slug(row.label) for row in every]
+    if clash := next(
+        (row.label for row, name in zip(every, names, strict=True) if not name or names.count(name) > 1), None
+    ):
+        raise InvalidRequest(
+            f"The row {clash!r} needs another label: its folder would be that of another row, or empty."
+        )
+    results: dict[int, dict[int, dict[str, float]]] = {number: {} for number in range(len(every))}
     for seed in range(base.seed, base.seed + seeds):
-        for number, (row, recipe) in enumerate(zip(rows, recipes, strict=True)):
+        for number, (row, recipe) in enumerate(zip(every, recipes, strict=True)):
             console.print(f"[bold]{row.label}[/], seed {seed}", highlight=False)
             run = folder / slug(row.label) / f"seed-{seed}"
             settings = recipe.with_settings([f"seed={seed}"])
             options = {"resume": True, "labels": labels, "root": root, "device": device, "console": console}
-            outcome = pretrain(recipe_name, settings, data, run, **options)
+            require_same_epochs(run, settings)
+            outcome = pretrain(settings, data, run, **options)
             if not outcome.finished:
                 return None
             results[number][seed] = outcome.scores
-            _write(folder, table, recipe_name, base, _collect(rows, results))
-    done = _collect(rows, results)
+            _write(folder, table, base, _collect(every, results))
+    done = _collect(every, results)
     written = [folder / one for one in ("results.md", "results.png", "report.html") if (folder / one).exists()]
     console.print(f"done: {', '.join(map(str, written))}", highlight=False)
     return done
 
 
 def for_data(base: Recipe, data: Sequence[str | Path], device: str | None, console: Console) -> Recipe:
-    """Apply `auto`, and limit queue and batch to the number of images, so that rows differ only as they state."""
-    paths = training_files(find_data(data, console)).paths
+    """Apply `auto`, and limit queue and batch to the number of images, so that rows differ only as they state.
+
+    `auto` keeps the method: a row about neighbors would otherwise be a run of SimCLR.
+    """
+    paths = training_files(find_data(data, console))
     images = len(paths)
-    recipe = base.for_data(images, typical_side(paths), find_device(device).type == "cuda")
+    base = dataclasses.replace(base, fixed=(*base.fixed, "method"))
+    recipe = chosen_by_auto(base, paths, find_device(device), None, console)
     return dataclasses.replace(
         recipe,
         queue_size=min(recipe.queue_size, images),
@@ -118,6 +135,16 @@ def _check_data(recipes: Sequence[Recipe], data: Sequence[str | Path], labels: P
             "--labels. The rows will be trained without scores to compare them.",
             highlight=False,
         )
+
+
+def require_same_epochs(run: Path, recipe: Recipe) -> None:
+    """Raise InvalidRequest if a run of another length is in the folder; `pretrain` would prolong it."""
+    if (run / "run.json").exists():
+        before = json.loads((run / "run.json").read_text())["epochs"]
+        if before != recipe.epochs:
+            raise InvalidRequest(
+                f"{run} has a run of {before} epochs instead of {recipe.epochs}; choose another --out."
+            )
 
 
 def slug(label: str) -> str:
@@ -139,10 +166,10 @@ def _collect(rows: Sequence[Row], results: Mapping[int, Mapping[int, Mapping[str
 # ------------------------------------------------------------------------------ output files
 
 
-def _write(folder: Path, table: Table, recipe: str, base: Recipe, results: Sequence[Result]) -> None:
+def _write(folder: Path, table: Table, base: Recipe, results: Sequence[Result]) -> None:
     document = {
         "table": table.title,
-        "recipe": recipe,
+        "recipe": base.name,
         "rows": [
             {
                 "label": one.row.label,
@@ -156,7 +183,7 @@ def _write(folder: Path, table: Table, recipe: str, base: Recipe, results: Seque
     }
     shared = ", ".join(f"{name} {getattr(base, name)}" for name in SHARED)
     replace_text(folder / "results.json", json.dumps(document, indent=2) + "\n")
-    replace_text(folder / "results.md", as_markdown(table, recipe, shared, results))
+    replace_text(folder / "results.md", as_markdown(table, base.name, shared, results))
     metrics = list(dict.fromkeys(metric for one in results for metric in one.scores))
     if metrics:
         _draw(folder / "results.png", table, results, metrics)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,14 @@ from nnclr_hub.encoder.backbones import create_backbone, is_convolutional, sized
 from nnclr_hub.encoder.network_output import vector_length
 from nnclr_hub.errors import InvalidRequest, NoImages
 from nnclr_hub.method import (
+    LEARNERS,
     METHODS,
+    OBJECTIVES,
     PREDICTIONS,
     PROJECTIONS,
+    SUPPORT_SETS,
     Learner,
+    Objective,
     PredictionHead,
     ProjectionHead,
     Prototypes,
@@ -44,9 +49,7 @@ def fit_to_data(recipe: Recipe, images: int, labels: np.ndarray, world: int, con
         )
     if recipe.pick == "oracle":
         require_labels(labels)
-    changes: dict[str, Any] = {}
-    if recipe.batch_size > images // 4:
-        changes["batch_size"] = max(2, 1 << (images // 4).bit_length() - 1)  # a power of two
+    changes: dict[str, Any] = {"batch_size": recipe.batch_for(images)}
     if recipe.queue_size > images:
         changes["queue_size"] = images
     if recipe.support_set == "current_encoder":
@@ -80,11 +83,11 @@ def require_labels(labels: np.ndarray) -> None:
 
 
 def choose_precision(precision: str, where: torch.device) -> str:
-    """Return bf16 where the hardware multiplies it and fp32 elsewhere, where bf16 would be slower."""
+    """Return bf16 where the hardware multiplies it, fp16 on other GPUs, and fp32 on other CPUs."""
     if precision != "auto":
         return precision
     if where.type == "cuda":
-        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
     features = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
     return "bf16" if features.get("avx512_bf16") or features.get("amx_bf16") else "fp32"
 
@@ -127,12 +130,13 @@ def build_learner(recipe: Recipe) -> Learner:
         prediction = Prototypes(d, recipe.prototypes)
     elif method.prediction != "none":
         prediction = PredictionHead(d, recipe.prediction_hidden or PREDICTIONS[method.prediction])
-    return Learner(
+    return LEARNERS[recipe.learner](
         backbone,
         method,
         projection,
         prediction,
         _support_set(recipe, d) if method.uses_support_set else None,
+        objective=_objective(recipe.objective),
         temperature=recipe.temperature,
         target_temperature=recipe.target_temperature,
         mean_of=recipe.mean_of,
@@ -141,6 +145,24 @@ def build_learner(recipe: Recipe) -> Learner:
         chunk=recipe.chunk,
         both_views=recipe.enqueue == "both",
     )
+
+
+def _objective(name: str) -> Objective | None:
+    """Return the objective of a plug-in; None for those of the methods.
+
+    Raises:
+        InvalidRequest: it does not take the arguments of an objective.
+    """
+    found = OBJECTIVES.get(name)
+    if found is not None:
+        try:
+            signature(found).bind(None, None, 0.1, gather=None)
+        except (TypeError, ValueError) as error:  # ValueError: a function in C, such as torch.dot, has no signature
+            raise InvalidRequest(
+                f"The objective {name} must be a function (targets, predictions, temperature, *, gather), but it "
+                f"does not take these arguments ({error})."
+            ) from error
+    return found
 
 
 def place_learner(learner: Learner, recipe: Recipe, ranks: Ranks) -> Learner:
@@ -179,14 +201,13 @@ def check_network(recipe: Recipe) -> None:
 
 
 def _support_set(recipe: Recipe, d: int) -> SupportSet:
-    return SupportSet(
+    return SUPPORT_SETS[recipe.support_set](
         recipe.queue_size,
         d,
         mask_own=recipe.mask_own,
         pick=recipe.pick,
         k=recipe.k,
         soft_temperature=recipe.soft_temperature,
-        replacement="random" if recipe.support_set == "random_replacement" else "fifo",
         seed=recipe.seed,
     )
 

@@ -12,13 +12,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from statistics import mean, median, stdev
+from statistics import mean, stdev
 
 from rich.console import Console
 
 from nnclr_hub.errors import InvalidRequest
 
-from .ablate import for_data, slug
+from .ablate import for_data, require_same_epochs, slug
 from .data.datasets import evaluation_sets, training_files
 from .data.named_sets import find_data
 from .monitor import read_log, replace_text
@@ -69,7 +69,6 @@ class BudgetRun:
 
 
 def compare_at_budgets(
-    recipe_name: str,
     base: Recipe,
     data: Sequence[str | Path],
     out: Path,
@@ -84,7 +83,7 @@ def compare_at_budgets(
     """Train every row at every budget; return None if a signal stopped it.
 
     Args:
-        recipe_name, base: the recipe that all rows share.
+        base: the recipe that all rows share.
         data: as for `pretrain`; at least one folder needs labels in train/ and in val/ or test/.
         out: folder of tables.
         minutes: budgets in core-minutes.
@@ -107,14 +106,14 @@ def compare_at_budgets(
     if not evaluation_sets(folders):
         raise InvalidRequest("Methods are compared by 20-NN: name a folder with labels in train/ and in val/ or test/.")
     base = for_data(base, data, device, console)
-    steps_per_epoch = max(1, len(training_files(folders).paths) // base.batch_size)
+    steps_per_epoch = max(1, len(training_files(folders)) // base.batch_size)
     folder, runs = Path(out) / "budget", []
     for budget in sorted(minutes):
         for seed in range(base.seed, base.seed + seeds):
             for label in rows or ROWS:
                 recipe = base.with_settings([*ROWS[label].split(), f"seed={seed}"])
                 own = folder / slug(label)
-                cost = _step_cost(recipe_name, recipe, data, own / "calibration", calibration, device, console)
+                cost = _step_cost(recipe, data, own / "calibration", calibration, device, console)
                 if cost is None:
                     return None
                 epochs = max(1, round(60 * budget / (cost * steps_per_epoch)))
@@ -123,16 +122,16 @@ def compare_at_budgets(
                 )
                 recipe = recipe.with_settings([f"epochs={epochs}", f"checkpoint_every={epochs}"])
                 run = own / f"{budget:g}-minutes" / f"seed-{seed}"
-                outcome = pretrain(recipe_name, recipe, data, run, resume=True, device=device, console=console)
+                require_same_epochs(run, recipe)
+                outcome = pretrain(recipe, data, run, resume=True, device=device, console=console)
                 if not outcome.finished:
                     return None
                 runs.append(BudgetRun(label, budget, seed, epochs, _core_minutes(run), outcome.scores))
-                _write(folder, recipe_name, runs)
+                _write(folder, base.name, runs)
     return runs
 
 
 def _step_cost(
-    name: str,
     recipe: Recipe,
     data: Sequence[str | Path],
     run: Path,
@@ -153,13 +152,13 @@ def _step_cost(
     while len(lines) <= SKIPPED:
         began = time.monotonic()
         quiet = Console(quiet=True)
-        outcome = pretrain(name, recipe, data, run, resume=True, device=device, minutes=minutes, console=quiet)
+        outcome = pretrain(recipe, data, run, resume=True, device=device, minutes=minutes, console=quiet)
         lines = [line["cpu_s"] for line in read_log(run) if "cpu_s" in line]
         if outcome.finished:
             break
         if time.monotonic() - began < 60 * minutes:  # a signal stopped it, not the time
             return None
-    cost = median(lines[SKIPPED:] or lines)
+    cost = min(lines[SKIPPED:] or lines)  # other load on the machine adds to it
     replace_text(stored, json.dumps({"cpu_s": cost}) + "\n")
     return cost
 

@@ -7,28 +7,32 @@ previous checkpoint intact.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import os
 import pickle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from nnclr_hub.errors import CheckpointError
 
-from .data.datasets import ImageFiles
+from .data.image_index import ImageIndex
 from .recipes import Recipe
 from .recipes.settings import RENAMED
 
 NAME = "checkpoint.pt"
-# settings that may change between the parts of one run: the weights do not depend on them, except for rounding
-# (and except for chunk, which sets the images that one batch norm sees)
+# settings that may change between the parts of one run. The weights do not depend on them, except for rounding, and
+# except for epochs, and chunk, which sets the images that one batch norm sees
 FREE = (
-    *("eval_size", "eval_crop", "eval_images", "log_every", "checkpoint_every", "tensorboard"),
-    *("residency", "channels_last", "compile", "compile_views", "chunk", "fixed"),
+    *("epochs", "eval_size", "eval_crop", "eval_images", "log_every", "checkpoint_every", "checkpoint_minutes"),
+    *("keep_every", "collective_minutes", "callbacks", "residency", "workers", "channels_last", "compile"),
+    *("compile_views", "chunk", "fixed", "name"),
 )
+
+LEAST_SAME = 0.5  # share of the images of a checkpoint that must be among those of the resumed run
+DEFAULTS = {"objective": "method", "learner": "learner", "cut_from": "pack"}  # of settings that earlier versions lacked
 
 
 def save_checkpoint(run: Path, state: dict[str, Any]) -> None:
@@ -86,9 +90,7 @@ def rename_settings(settings: dict[str, Any]) -> dict[str, Any]:
     return renamed
 
 
-def check_same_run(
-    saved: dict[str, Any], name: str, recipe: Recipe, files: ImageFiles, start: str | None, out: Path
-) -> None:
+def check_same_run(saved: dict[str, Any], recipe: Recipe, files: ImageIndex, start: str | None, out: Path) -> None:
     """Reject a checkpoint that belongs to a different run.
 
     Raises:
@@ -97,16 +99,21 @@ def check_same_run(
     if not {"recipe", "settings", "init", "files", "step", "learner"} <= saved.keys():
         raise CheckpointError(f"The checkpoint in {out} was written by an older version; restart with another --out.")
     now = json.loads(json.dumps(dataclasses.asdict(recipe)))
-    before = json.loads(json.dumps(saved["settings"]))
+    added = {setting: default for setting, default, _ in type(recipe).settings()}  # since the checkpoint was written
+    before = json.loads(json.dumps({**added, **DEFAULTS, **saved["settings"]}))
+    if now["epochs"] < before["epochs"]:
+        raise CheckpointError(f"The run in {out} has {before['epochs']} epochs; epochs can only be raised.")
     changed = [
         f"{key} was {before.get(key)}, is {now[key]}" for key in now if key not in FREE and before.get(key) != now[key]
     ]
-    if saved["recipe"] != name:
-        changed.insert(0, f"recipe was {saved['recipe']}, is {name}")
+    if saved["recipe"] != recipe.name:
+        changed.insert(0, f"recipe was {saved['recipe']}, is {recipe.name}")
     if saved["init"] != start:
         changed.append(f"--init was {saved['init']}, is {start}")
-    if saved["files"] != digest(files):
-        changed.append("the images have changed")
+    if saved["files"] != files.digest:
+        same = np.isin(saved["images"].numpy(), files.fingerprints) if "images" in saved else np.zeros(1)
+        if same.mean() < LEAST_SAME:
+            changed.append(f"the images have changed: {same.sum():.0f} of {len(same)} are still there")
     if changed:
         raise CheckpointError(
             f"The checkpoint in {out} belongs to a different run ({'; '.join(changed)}). Resume it with its original "
@@ -117,9 +124,3 @@ def check_same_run(
 def evaluation_changed(saved: dict[str, Any], recipe: Recipe) -> bool:
     """Return whether the exported encoder's input size or crop differs from the checkpoint's."""
     return any(saved["settings"].get(name) != getattr(recipe, name) for name in ("eval_size", "eval_crop"))
-
-
-def digest(files: ImageFiles) -> str:
-    """Hash the images in their order, by folder, name and size: queue rows store positions in that list."""
-    lines = (f"{path.parent.name}/{path.name} {path.stat().st_size}" for path in files.paths)
-    return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()

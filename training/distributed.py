@@ -1,18 +1,21 @@
 """Several processes as one run: this process's rank, and the operations that all ranks perform together.
 
-torchrun starts the processes (`nnclr pretrain --gpus N` starts torchrun), torch's DistributedDataParallel averages
-their gradients, and with `GatherRanks` each process contrasts with the predictions of all.
+torchrun starts the processes (`nnclr pretrain --gpus N` starts torchrun), or Slurm's srun does. torch's
+DistributedDataParallel averages their gradients, and with `GatherRanks` each process contrasts with the predictions of
+all.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from inspect import signature
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -22,10 +25,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from nnclr_hub.encoder.device import find_device
-from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.errors import InvalidRequest, TrainingError
 from nnclr_hub.method import Gather, GatherRanks, Learner
 
-TIMEOUT = timedelta(hours=4)  # the other ranks wait while rank 0 decodes, evaluates and saves
+T = TypeVar("T")
+WAIT = timedelta(hours=4)  # the other ranks wait while rank 0 decodes, evaluates and saves
+SEARCH = 10.0  # seconds for the ranks to report a failure; torchrun ends them 30 s after the first of them has ended
+NEEDED = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+# of errors of gloo, which have no class
+LOST = ("gloo", "Connection closed by peer", "Connection reset by peer", "Timed out waiting", "monitoredBarrier")
 
 
 @dataclass(frozen=True)
@@ -35,12 +43,18 @@ class Ranks:
     rank, world: number of this process and number of processes.
     where: the device of this process.
     gather: collects tensors from all processes.
+    waiting: a group of all processes, for waiting on the CPU.
+    limit: time after which a rank that does not take part in an operation ends the run.
+    store: what all processes can read and write while their connections fail.
     """
 
     rank: int
     world: int
     where: torch.device
     gather: Gather
+    waiting: dist.ProcessGroup | None = None
+    limit: timedelta = WAIT
+    store: dist.Store | None = None
 
     @property
     def first(self) -> bool:
@@ -48,14 +62,24 @@ class Ranks:
         return self.rank == 0
 
     @property
+    def world_here(self) -> int:
+        """Number of processes on this machine."""
+        return int(os.environ.get("LOCAL_WORLD_SIZE", self.world))
+
+    @property
     def first_here(self) -> bool:
         """Whether this is the first process on its machine."""
         return self.world == 1 or os.environ.get("LOCAL_RANK", "0") == "0"
 
     def wait(self) -> None:
-        """Block until all ranks have reached this call."""
+        """Block until all ranks have reached this call, for hours if need be."""
         if self.world > 1:
-            dist.barrier()
+            dist.monitored_barrier(self.waiting, WAIT)
+
+    def wait_for_first(self) -> None:
+        """Block until the first rank has reached this call; the first blocks for the others up to `limit`."""
+        if self.world > 1:
+            dist.monitored_barrier(self.waiting, self.limit if self.first else WAIT)
 
     def any(self, flag: bool) -> bool:
         """Return whether the flag is true on any rank; all ranks get the same result."""
@@ -64,6 +88,26 @@ class Ranks:
         answer = torch.tensor(int(flag), device=self.where)
         dist.all_reduce(answer, op=dist.ReduceOp.MAX)
         return bool(answer)
+
+    def collect(self, value: Any) -> list[Any] | None:
+        """Return the values of all ranks, in order, on the first rank, and None on the others.
+
+        The others wait for the first, and it waits for them up to `limit`.
+        """
+        if self.world == 1:
+            return [value]
+        self.wait_for_first()
+        found: list[Any] | None = [None] * self.world if self.first else None
+        dist.gather_object(value, found, group=self.waiting)
+        return found
+
+    def of_first(self, compute: Callable[[], T]) -> T:
+        """Return the first rank's result of `compute` on all ranks; the others wait for it."""
+        if self.world == 1:
+            return compute()
+        found: list[Any] = [compute() if self.first else None]
+        dist.broadcast_object_list(found, group=self.waiting)
+        return found[0]
 
     def require_equal(self, **values: object) -> None:
         """Check that all ranks have the same values.
@@ -83,27 +127,141 @@ class Ranks:
                     "same images, a shared --out folder and the same kind of device on all machines."
                 )
 
+    @contextmanager
+    def losses_named(self) -> Iterator[None]:
+        """Replace the error of a lost connection by a TrainingError that names the ranks that ended or hang.
+
+        Under torchrun a handler of SIGTERM must be installed, because it sends this signal when a process has ended.
+        """
+        try:
+            yield
+        except (dist.DistError, RuntimeError) as error:
+            known = isinstance(error, dist.DistError) or any(words in str(error) for words in LOST)
+            if self.world == 1 or not known:
+                raise
+            minutes = self.limit.total_seconds() / 60
+            lost = f"the others, or one of them took more than {minutes:g} minutes for a step"
+            if silent := self._silent():
+                names = f"process{'es' if len(silent) > 1 else ''} {', '.join(map(str, silent))}"
+                lost = f"{names}, which ended or does not answer"
+            raise TrainingError(
+                f"Process {self.rank} of {self.world} lost {lost}. Look for the first message, then continue with "
+                "--resume; the last checkpoint is intact."
+            ) from error
+
+    def _silent(self) -> list[int]:
+        """Return the ranks that do not report a failure as well, after at most SEARCH seconds."""
+        assert self.store is not None
+        silent = set(range(self.world)) - {self.rank}
+        until = time.monotonic() + SEARCH
+        try:
+            self.store.set_timeout(timedelta(seconds=SEARCH))
+            self.store.set(f"lost/{self.rank}", "")
+            dist.destroy_process_group()  # so that ranks which wait for this one fail, too
+            while silent and time.monotonic() < until:
+                silent -= {rank for rank in silent if self.store.check([f"lost/{rank}"])}
+                time.sleep(0.1)
+        except (dist.DistError, RuntimeError):  # the store was in the first process, or in torchrun
+            return [0] if 0 in silent and "TORCHELASTIC_RUN_ID" not in os.environ else sorted(silent)
+        return sorted(silent)
+
+
+ALONE = Ranks(0, 1, torch.device("cpu"), Gather())
+
 
 @contextmanager
-def joined(device: str | None) -> Iterator[Ranks]:
-    """Join the processes that torchrun started, or run as a single process.
+def joined(device: str | None, minutes: float = 10.0) -> Iterator[Ranks]:
+    """Join the processes that torchrun or srun started, or run as a single process.
 
     Args:
         device: "cpu", "cuda" or "cuda:1"; default the GPU if there is one, a separate GPU for each rank.
+        minutes: after which an operation of all ranks fails because one of them does not take part.
+
+    Raises:
+        InvalidRequest: another launcher started the processes, and variables are missing.
+        TrainingError: the other ranks cannot be reached any more; see `Ranks.losses_named`.
     """
     chosen = str(find_device(device))
-    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if ":" in chosen:  # else pinned memory, among others, would take memory of the first GPU
+        torch.cuda.set_device(chosen)
+    environment = os.environ | slurm_ranks(os.environ)
+    world = int(environment.get("WORLD_SIZE", "1"))
     if world == 1:
         yield Ranks(0, 1, torch.device(chosen), Gather())
         return
+    if missing := [name for name in NEEDED if name not in environment]:
+        raise InvalidRequest(
+            f"WORLD_SIZE is {world}, but {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set. Start "
+            "the processes with nnclr pretrain --gpus N, torchrun or srun."
+        )
+    os.environ.update(environment)
     if chosen == "cuda":
-        chosen = f"cuda:{os.environ['LOCAL_RANK']}"
+        chosen = f"cuda:{_own_gpu(int(environment['LOCAL_RANK']))}"
         torch.cuda.set_device(chosen)
-    dist.init_process_group("nccl" if chosen.startswith("cuda") else "gloo", timeout=TIMEOUT)
+    where = torch.device(chosen)
+    on_gpu = where.type == "cuda"
+    limit = timedelta(minutes=minutes)
     try:
-        yield Ranks(dist.get_rank(), world, torch.device(chosen), GatherRanks())
+        store, rank, _ = next(dist.rendezvous("env://", timeout=limit))
+        dist.init_process_group(
+            "nccl" if on_gpu else "gloo",
+            timeout=limit,
+            store=dist.PrefixStore("group", store),
+            rank=rank,
+            world_size=world,
+            device_id=where if on_gpu else None,
+        )
+        waiting = dist.new_group(backend="gloo", timeout=WAIT)
+    except (dist.DistError, RuntimeError) as error:
+        meeting = f"{environment['MASTER_ADDR']}:{environment['MASTER_PORT']}"
+        raise TrainingError(
+            f"Process {environment['RANK']} of {world} did not meet the others at {meeting} ({_first_line(error)}). "
+            "Check that all processes have started, and that this address can be reached from their machines."
+        ) from error
+    assert isinstance(waiting, dist.ProcessGroup)
+    ranks = Ranks(rank, world, where, GatherRanks(), waiting, limit, store)
+    try:
+        with ranks.losses_named():
+            yield ranks
     finally:
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _own_gpu(local_rank: int) -> int:
+    """Return the GPU of a process; Slurm may show each process its own GPU alone.
+
+    Raises:
+        InvalidRequest: more processes than GPUs on this machine.
+    """
+    count = torch.cuda.device_count()
+    if count > 1 and local_rank >= count:
+        raise InvalidRequest(f"This machine has {count} GPUs, and a process number {local_rank + 1}; start fewer.")
+    return 0 if count == 1 else local_rank
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+def slurm_ranks(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of torch.distributed for a process that srun started; {} for any other process.
+
+    The first host of the job step is the meeting point, on a port that depends on the job.
+    """
+    world = environment.get("SLURM_STEP_NUM_TASKS", "1")
+    if "WORLD_SIZE" in environment or world == "1" or "SLURM_PROCID" not in environment:
+        return {}
+    hosts = environment.get("SLURM_STEP_NODELIST", "127.0.0.1")
+    first = re.sub(r"\[(\d+).*", r"\1", hosts.split(",")[0])  # node[03-05,9],other -> node03
+    return {
+        "WORLD_SIZE": world,
+        "RANK": environment["SLURM_PROCID"],
+        "LOCAL_RANK": environment["SLURM_LOCALID"],
+        "LOCAL_WORLD_SIZE": environment.get("SLURM_STEP_TASKS_PER_NODE", world).split("(")[0].split(",")[0],
+        "MASTER_ADDR": environment.get("MASTER_ADDR", first),
+        "MASTER_PORT": environment.get("MASTER_PORT", str(20_000 + int(environment.get("SLURM_JOB_ID", "0")) % 20_000)),
+    }
 
 
 def share_gradients(learner: Learner, ranks: Ranks) -> nn.Module:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,10 +18,10 @@ from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.method import Learner
 from nnclr_hub.progress import bar
 
-from .checkpoint import digest
 from .data.datasets import EvaluationSet, ImageFiles, evaluation_sets
+from .distributed import ALONE, Ranks
 from .evals.frozen import knn, quick_linear
-from .evals.labeled import LabeledSet
+from .evals.labeled import LabeledSet, scores_of
 from .evals.task import read_task
 from .floors import Floors
 from .recipes import Recipe
@@ -65,30 +66,31 @@ class Evaluation:
 
     def __init__(
         self,
-        folders: Sequence[Path],
+        folders: Sequence[Path | str],
         preprocessing: Preprocessing,
         recipe: Recipe,
-        where: torch.device,
+        ranks: Ranks,
         console: Console,
         table: EvaluationSet | None = None,
     ) -> None:
-        self._preprocessing, self._recipe, self._where, self._say = preprocessing, recipe, where, console
-        self._sets, self.images = labeled_sets(folders, preprocessing, recipe.eval_images, console, table)
+        self._preprocessing, self._recipe, self._ranks, self._say = preprocessing, recipe, ranks, console
+        self._sets, self.images = labeled_sets(folders, preprocessing, recipe.eval_images, console, ranks, table)
 
     def scores(self, learner: Learner, name: str) -> dict[str, float]:
-        """Return {"knn20/NAME": accuracy in [0, 1], "linear/NAME": ...} and put the learner back in training mode."""
-        backbone, _ = network(learner, self._recipe)
-        encoder = Encoder(backbone, self._preprocessing, name=name, device=self._where)
+        """Return {"knn20/NAME": accuracy in [0, 1], "linear/NAME": ...}; {} on the other ranks, which share the work.
+
+        A copy of the network is evaluated, because an Encoder changes the mode and the memory layout of its network.
+        """
+        if not self._sets:
+            return {}
+        backbone = copy.deepcopy(network(learner, self._recipe)[0])
+        encoder = Encoder(backbone, self._preprocessing, name=name, device=self._ranks.where)
         with exact_inference():
-            features = [one.embed(encoder) for one in self._sets]
-            # plain numbers: checkpoints keep them, and load no other types
-            scores = {key: float(one) for protocol in PROTOCOLS for part in features for key, one in protocol(part)}
-        learner.train()
-        return scores
+            return scores_of(self._sets, encoder, PROTOCOLS)
 
     def floors(self, out: Path) -> Floors:
         """Return the scores of hand-crafted vectors, read from the run folder or computed and written there."""
-        return Floors.of(out, self._sets, self.images, PROTOCOLS, self._say, str(self._preprocessing))
+        return Floors.of(out, self._sets, self.images, PROTOCOLS, self._say, str(self._preprocessing), self._ranks)
 
     def print_scores(self, epoch: float, scores: dict[str, float]) -> None:
         """Print the scores on one line."""
@@ -98,10 +100,11 @@ class Evaluation:
 
 
 def labeled_sets(
-    folders: Sequence[Path],
+    folders: Sequence[Path | str],
     preprocessing: Preprocessing,
     most: int,
     console: Console,
+    ranks: Ranks = ALONE,
     table: EvaluationSet | None = None,
 ) -> tuple[list[LabeledSet], dict[str, str]]:
     """Decode the data folders that can score an encoder; also return {"NAME": digest of their images}.
@@ -109,14 +112,15 @@ def labeled_sets(
     Args:
         folders: data folders; those without classes or a held-out split are skipped.
         most: maximum number of images per split.
+        ranks: each of them decodes a share of the images.
         table: a further set.
     """
     sets, digests = [], {}
     for found in [*evaluation_sets(folders), *([table] if table else [])]:
         one = _at_most(found, most, console)
-        digests[one.name] = hashlib.sha256(f"{digest(one.train)} {digest(one.test)}".encode()).hexdigest()[:16]
+        digests[one.name] = hashlib.sha256(f"{one.train.digest} {one.test.digest}".encode()).hexdigest()[:16]
         with bar(console, f"decoding {one.name} for evaluation") as advance:
-            sets.append(LabeledSet(one, preprocessing, advance))
+            sets.append(LabeledSet(one, preprocessing, ranks, advance))
     return sets, digests
 
 
@@ -135,10 +139,7 @@ def table_set(labels: Path, root: Path | None, data: Sequence[str | Path]) -> Ev
     task = read_task(folders[0] if folders else labels.parent, labels=labels, root=root)
     if labels.stem in {folder.resolve().name for folder in folders}:
         raise InvalidRequest(f"{labels} has the name of a data folder, whose scores have that name; rename the table.")
-    parts = [
-        ImageFiles(part.paths, part.labels, task.classes, np.zeros(len(part.paths), np.int64))
-        for part in (task.train, task.test)
-    ]
+    parts = [ImageFiles(part.paths, part.labels, task.classes) for part in (task.train, task.test)]
     return EvaluationSet(labels.stem, *parts)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,13 +18,12 @@ from nnclr_hub.encoder.hand_crafted import FLOORS
 from nnclr_hub.errors import MissingDependency
 from nnclr_hub.progress import bar
 
-from .evals.features import Features
-from .evals.labeled import LabeledSet
+from .distributed import Ranks
+from .evals.labeled import LabeledSet, Protocol, scores_of
 from .monitor import replace_text
 
 NAME = "floors.json"
 UNTRAINED = "untrained"
-Scores = Callable[[Features], Iterator[tuple[str, float]]]
 
 
 @dataclass
@@ -54,9 +53,10 @@ class Floors:
         out: Path,
         sets: Sequence[LabeledSet],
         images: dict[str, str],
-        protocols: Sequence[Scores],
+        protocols: Sequence[Protocol],
         console: Console,
         transform: str,
+        ranks: Ranks,
     ) -> Floors:
         """Return the stored floors of these images, or compute and store them.
 
@@ -69,27 +69,28 @@ class Floors:
             protocols: functions that yield (name, score).
             console: for progress.
             transform: what made the sets' crops.
+            ranks: the first reads and writes; all of them compute features of their shares of the images.
         """
         stored = cls.read(out)
-        if not sets or stored.images == images:
+        if not sets:
             return stored
         key = hashlib.sha256(f"{sorted(images.items())} {transform}".encode()).hexdigest()[:32]
         cache = cache_folder() / "floors" / key
-        floors = cls.read(cache)
-        if floors.images == images:
-            floors.write(out)
-            return floors
+        found = next((one for one in (stored, cls.read(cache)) if one.images == images), None)
+        if not ranks.any(ranks.first and found is None):
+            if ranks.first and found is not None and found is not stored:
+                found.write(out)
+            return found or cls()
         floors = cls(images, {one.name: one.tested for one in sets})
         for floor in FLOORS.values():
             try:
                 with bar(console, f"floor {floor.name}") as advance:
-                    embedded = [one.embed(floor, advance) for one in sets]
+                    floors.scores[floor.name] = scores_of(sets, floor, protocols, advance)
             except MissingDependency as error:
                 console.print(f"[yellow]note[/] {error}", highlight=False)
                 break
-            floors.scores[floor.name] = {
-                name: float(value) for protocol in protocols for one in embedded for name, value in protocol(one)
-            }
+        if not ranks.first:
+            return floors
         floors.write(out)
         if len(floors.scores) == len(FLOORS):
             cache.mkdir(parents=True, exist_ok=True)

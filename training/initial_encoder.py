@@ -35,7 +35,7 @@ class InitialEncoder:
     architecture: its name in timm.
     channels: widths of a ResNet's stages; empty for timm's widths.
     folder: its model folder; None for timm's pretrained weights.
-    preprocessing: of its input; the run uses its mean and std.
+    preprocessing: of its input; the run uses its mean and std, and its number of channels unless that is set.
     """
 
     source: str
@@ -63,24 +63,40 @@ def find_initial_encoder(source: str) -> InitialEncoder:
         )
     arguments = dict(found.config.model_args)
     arguments.pop("img_size", None)
+    arguments.pop("in_chans", None)
     channels = tuple(arguments.pop("channels", ()))
     if arguments:
         raise InvalidRequest(
             f"--init {source} was built with {arguments}, which no setting of a recipe describes; use an encoder with "
             "timm's standard shape."
         )
-    preprocessing = Preprocessing.from_pretrained_cfg(found.config.pretrained_cfg)
+    preprocessing = Preprocessing.of_model(found.config)
     return InitialEncoder(source, found.architecture, channels, found.folder, preprocessing)
 
 
 def adopt(recipe: Recipe, start: InitialEncoder, console: Console) -> Recipe:
-    """Return the recipe with the encoder's network, mean and std; --set must not name a different network.
+    """Return the recipe with the encoder's network, channels, mean and std; --set must not name a different network.
 
     Raises:
-        InvalidRequest: --set names a different network.
+        InvalidRequest: --set names a different network, or channels to which the weights cannot be adapted.
     """
-    if not {"mean", "std"} & set(recipe.fixed):
-        recipe = dataclasses.replace(recipe, mean=start.preprocessing.mean, std=start.preprocessing.std)
+    theirs_in = start.preprocessing.in_chans
+    if not {"in_chans", "reading"} & set(recipe.fixed):
+        recipe = dataclasses.replace(
+            recipe,
+            in_chans=theirs_in,
+            reading=str(start.preprocessing.reading),
+            mean=start.preprocessing.mean,
+            std=start.preprocessing.std,
+        )
+    elif theirs_in not in (3, recipe.in_chans):
+        raise InvalidRequest(
+            f"--init {start.source} takes {theirs_in} channels, and the run has {recipe.in_chans}; weights are adapted "
+            "from 3 channels only."
+        )
+    elif not {"mean", "std"} & set(recipe.fixed):
+        adapted = start.preprocessing.with_channels(recipe.in_chans)
+        recipe = dataclasses.replace(recipe, mean=adapted.mean, std=adapted.std)
     ours = (timm_name(recipe.backbone).partition(".")[0], recipe.channels)
     theirs = (start.architecture.partition(".")[0], start.channels)
     if ours == theirs:
@@ -96,8 +112,11 @@ def adopt(recipe: Recipe, start: InitialEncoder, console: Console) -> Recipe:
     return dataclasses.replace(recipe, backbone=theirs[0], channels=start.channels)
 
 
-def load_initial_encoder(learner: Learner, start: InitialEncoder, console: Console) -> None:
+def load_initial_encoder(learner: Learner, start: InitialEncoder, console: Console, in_chans: int = 3) -> None:
     """Load the backbone, and the heads if the folder has heads of the recipe's shapes.
+
+    Args:
+        in_chans: number of channels of the run.
 
     Raises:
         WeightsMismatch: the weights do not fit.
@@ -105,9 +124,12 @@ def load_initial_encoder(learner: Learner, start: InitialEncoder, console: Conso
     """
     side = input_side(learner.backbone)
     if start.folder is None:
-        trained = create_backbone(start.architecture, image_size=side, pretrained=True)
+        adapted = {"in_chans": in_chans} if in_chans != 3 else {}
+        trained = create_backbone(start.architecture, model_args=adapted, image_size=side, pretrained=True)
     else:
         arguments = {"img_size": side} if side and sized(start.architecture) else {}
+        if in_chans != start.preprocessing.in_chans:
+            arguments["in_chans"] = in_chans  # timm repeats and scales the weights of the first convolution
         trained = backbone_from_folder(start.folder, arguments)
     load_state(learner.backbone, trained.state_dict(), start.source)
     heads = [name for name in ("projection", "prediction") if _load_head(getattr(learner, name), name, start)]

@@ -13,9 +13,12 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
 
 import torch
 
+from nnclr_hub.cores import usable_cores
 from nnclr_hub.errors import InvalidRequest, TrainingError
 
 INTERRUPTED = 130
@@ -45,7 +48,8 @@ def launch(processes: int, arguments: Sequence[str], device: str | None) -> int:
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     # otherwise each process would use all cores, and torchrun would print a warning
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // processes)))
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # gloo's and NCCL's errors become a sentence
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -57,6 +61,7 @@ def launch(processes: int, arguments: Sequence[str], device: str | None) -> int:
         max_restarts=0,
     )
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the processes print their own errors
+    before = signal.signal(signal.SIGUSR1, _forward)
     try:
         elastic_launch(config, sys.executable)("-m", "nnclr_hub.cli", *arguments)
     except ChildFailedError as error:
@@ -69,4 +74,14 @@ def launch(processes: int, arguments: Sequence[str], device: str | None) -> int:
         return int(failure.exitcode)
     except SignalException:  # the processes have received it too, and have saved
         return INTERRUPTED
+    finally:
+        signal.signal(signal.SIGUSR1, before)
     return 0
+
+
+def _forward(number: int, frame: FrameType | None) -> None:
+    """Send a signal to the processes of the run; Slurm sends SIGUSR1 to this process alone."""
+    for children in Path("/proc/self/task").glob("*/children"):
+        for process in children.read_text().split():
+            if b"nnclr_hub.cli" in Path(f"/proc/{process}/cmdline").read_bytes():
+                os.kill(int(process), number)

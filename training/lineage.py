@@ -10,14 +10,14 @@ from typing import Any
 from nnclr_hub.encoder.loader import load_encoder
 from nnclr_hub.publish.provenance import parent_record
 
-from .data.datasets import ImageFiles
+from .data.image_index import ImageIndex
 from .initial_encoder import InitialEncoder
 
 ROOT = Path(__file__).parents[1]
 
 
 def lineage_of(
-    start: InitialEncoder | None, folders: Sequence[Path], files: ImageFiles, terms: str | None
+    start: InitialEncoder | None, folders: Sequence[Path | str], files: ImageIndex, terms: str | None
 ) -> dict[str, Any]:
     """Return "data", "data_images", "data_terms", "parents" and "commit", as far as they are known.
 
@@ -27,7 +27,7 @@ def lineage_of(
         files: the images that the run trains on.
         terms: of the images.
     """
-    found: dict[str, Any] = {"data": [Path(one).resolve().name for one in folders], "data_images": len(files.paths)}
+    found: dict[str, Any] = {"data": [Path(one).resolve().name for one in folders], "data_images": len(files)}
     if terms:
         found["data_terms"] = terms
     if start is not None:

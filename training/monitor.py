@@ -22,13 +22,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
-from nnclr_hub.errors import InvalidRequest, MissingDependency, TrainingDiverged
+from nnclr_hub.errors import InvalidRequest, TrainingDiverged
 from nnclr_hub.method import Step, SupportSet
+
+from .distributed import Ranks
 
 LOG = "log.jsonl"
 RENAMED = {"neighbour_share": "neighbor_share"}  # names in the logs and checkpoints of earlier versions
 
-Metrics = dict[str, tuple[Tensor, Tensor | int]]  # name -> (sum, count), scalars on the device
+Metrics = dict[str, tuple[Tensor | int, Tensor | int]]  # name -> (sum, count), scalars on the device
+NOTHING = (0, 0)  # sum and count of what another rank has
 
 
 @torch.no_grad()
@@ -78,26 +81,29 @@ class Monitor:
 
     Args:
         resumed_at: step of the checkpoint that the run resumes from; lines of later steps are dropped.
+        ranks: this process and the run's other processes. Each has a monitor, and the first one writes.
         unlogged: `unlogged` from that checkpoint; the next line then equals that of a run that never stopped.
     """
 
-    def __init__(
-        self, run: Path, resumed_at: int, unlogged: Mapping[str, Any] | None = None, *, tensorboard: bool = False
-    ) -> None:
-        self._path = run / LOG
-        self.lines = [line for line in read_log(run) if line["step"] <= resumed_at]
-        replace_text(self._path, "".join(json.dumps(line) + "\n" for line in self.lines))
+    def __init__(self, run: Path, resumed_at: int, unlogged: Mapping[str, Any] | None = None, *, ranks: Ranks) -> None:
+        self._path, self._ranks = run / LOG, ranks
+        self.lines: list[dict[str, Any]] = []
+        if ranks.first:
+            self.lines = [line for line in read_log(run) if line["step"] <= resumed_at]
+            replace_text(self._path, "".join(json.dumps(line) + "\n" for line in self.lines))
         unlogged = unlogged or {"sums": {}, "images": 0, "steps": 0, "waited": 0.0, "trained": 0.0, "cpu": 0.0}
         self._sums: Metrics = {RENAMED.get(str(name), str(name)): value for name, value in unlogged["sums"].items()}
+        if not ranks.first:
+            self._sums = dict.fromkeys(self._sums, NOTHING)
         self._images = unlogged["images"]
-        self._waited, self._trained = unlogged["waited"], unlogged["trained"]  # seconds since the last line
+        # seconds since the last line; of all ranks, and of this one
+        self._waited, self._trained = unlogged["waited"] if ranks.first else 0.0, unlogged["trained"]
         self._steps, self._cpu = unlogged.get("steps", 0), unlogged.get("cpu", 0.0)  # CPU seconds of all threads
         self._since, self._cpu_since = time.perf_counter(), time.process_time()
-        self._writer = _tensorboard(run, resumed_at) if tensorboard else None
 
     @property
     def unlogged(self) -> dict[str, Any]:
-        """Return the sums since the last line, for a checkpoint. Valid only while the monitor is paused."""
+        """Return the sums since the last line, for a checkpoint. Valid while the monitor is paused, after `collect`."""
         return {
             "sums": dict(self._sums),
             "images": self._images,
@@ -110,14 +116,27 @@ class Monitor:
     def add(self, metrics: Metrics, images: int, data_wait: float) -> None:
         """Count one step: its metrics, its images, and the seconds it waited for data."""
         for name, (total, count) in metrics.items():
-            before = self._sums.get(name, (0, 0))
+            before = self._sums.get(name, NOTHING)
             self._sums[name] = before[0] + total, before[1] + count
         self._images += images
         self._steps += 1
         self._waited += data_wait
 
+    def collect(self) -> None:
+        """Move the sums of all ranks to the first. All ranks call this, before a line and before a checkpoint."""
+        if self._ranks.world == 1:
+            return
+        names = sorted(self._sums)
+        own = [self._waited, *(value for name in names for value in self._sums[name])]
+        where = self._ranks.where
+        row = torch.stack([torch.as_tensor(one, dtype=torch.float64, device=where) for one in own])
+        waited, *sums = self._ranks.gather(row[None]).sum(dim=0).unbind()
+        pairs = zip(sums[::2], sums[1::2], strict=True)
+        self._sums = dict(zip(names, pairs, strict=True)) if self._ranks.first else dict.fromkeys(names, NOTHING)
+        self._waited = waited.item() if self._ranks.first else 0.0
+
     def log(self, step: int, epoch: float, **extra: float) -> dict[str, float]:
-        """Write a line with the means since the last one, and return it."""
+        """Return the line with the means since the last one, after `collect`; the first rank writes it."""
         seconds = self._trained + time.perf_counter() - self._since
         cpu = self._cpu + time.process_time() - self._cpu_since
         line: dict[str, float] = {"step": step, "epoch": round(epoch, 4)}
@@ -127,11 +146,11 @@ class Monitor:
         line |= {name: round(value, 8) for name, value in extra.items()}
         line |= {
             "images_per_s": round(self._images / seconds, 1),
-            "data_wait": round(self._waited / seconds, 4),
+            "data_wait": round(self._waited / self._ranks.world / seconds, 4),
             "cpu_s": round(cpu / max(self._steps, 1), 4),
-            "peak_memory_mb": peak_memory_mb(),
         }
-        self._append(line)
+        if self._ranks.first:
+            self._append(line)
         self._sums, self._images, self._waited, self._trained = {}, 0, 0.0, 0.0
         self._steps, self._cpu = 0, 0.0
         self._since, self._cpu_since = time.perf_counter(), time.process_time()
@@ -147,9 +166,11 @@ class Monitor:
         finally:
             self._since, self._cpu_since = time.perf_counter(), time.process_time()
 
-    def record(self, step: int, epoch: float, scores: dict[str, float]) -> None:
-        """Write a line of evaluation scores."""
-        self._append({"step": step, "epoch": round(epoch, 4), **scores})
+    def record(self, step: int, epoch: float, scores: Mapping[str, float]) -> dict[str, float]:
+        """Write a line of evaluation scores, and return it."""
+        line = {"step": step, "epoch": round(epoch, 4), **scores}
+        self._append(line)
+        return line
 
     def last_scored(self, names: Iterable[str]) -> int | None:
         """Return the step of the last line with scores of these names; None if the log has none."""
@@ -159,25 +180,6 @@ class Monitor:
         self.lines.append(line)
         with self._path.open("a") as file:
             file.write(json.dumps(line) + "\n")
-        if self._writer is not None:
-            for name in line.keys() - {"step", "epoch"}:
-                self._writer.add_scalar(name, line[name], line["step"])
-            self._writer.flush()
-
-    def close(self) -> None:
-        """Close the TensorBoard files."""
-        if self._writer is not None:
-            self._writer.close()
-
-
-def _tensorboard(run: Path, resumed_at: int) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ModuleNotFoundError as error:
-        raise MissingDependency(
-            "tensorboard=true needs the package tensorboard, which is not installed; run pip install tensorboard."
-        ) from error
-    return SummaryWriter(str(run / "tensorboard"), purge_step=resumed_at + 1)
 
 
 def read_log(run: Path) -> list[dict[str, Any]]:
@@ -213,10 +215,10 @@ def replace_text(path: Path, text: str) -> None:
         half.unlink(missing_ok=True)
 
 
-def peak_memory_mb() -> float:
+def peak_memory_mb(where: torch.device) -> float:
     """Return the peak memory of the device if it is a GPU, else of the process, in MiB."""
-    if torch.cuda.is_available():
-        return round(torch.cuda.max_memory_allocated() / 2**20, 1)
+    if where.type == "cuda":
+        return round(torch.cuda.max_memory_allocated(where) / 2**20, 1)
     unit = 1 if sys.platform == "darwin" else 1024  # ru_maxrss: bytes on macOS, KiB elsewhere
     return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20, 1)
 

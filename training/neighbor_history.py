@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 from torch import Tensor
 
+from nnclr_hub.encoder.channel_image import for_people
+from nnclr_hub.encoder.readers.stack import as_image
 from nnclr_hub.method import Learner
 
-from .data.augment import View, make_view
+from .data.augment import make_views
 from .data.batches import Batches
+from .data.views import View
 from .evaluation import exact_inference
 from .monitor import read_lines, replace_text
 from .recipes import Recipe
@@ -30,8 +32,8 @@ OLD_NAME = "neighbours.jsonl"  # of earlier versions
 QUERIES = 8
 NEIGHBORS = 5
 THUMBNAIL = 56  # pixels of the longer side
-# the whole image, unchanged
-PLAIN = View(scale=(1.0, 1.0), flip=0.0, jitter=0.0, gray=0.0, blur=0.0)
+# the whole image, squashed to a square
+PLAIN = View(scale=(1.0, 1.0), ratio=(1e-6, 1e6), flip=0.0, jitter=0.0, gray=0.0, blur=0.0)
 
 
 def fixed_queries(images: int, seed: int) -> Tensor:
@@ -50,9 +52,9 @@ def record_neighbors(run: Path, learner: Learner, batches: Batches, recipe: Reci
     if learner.support_set is None:
         return
     queries = fixed_queries(len(batches), recipe.seed)
-    batch = batches.of(queries)
     plain = replace(PLAIN, size=recipe.eval_size, mean=recipe.mean, std=recipe.std)
-    view = make_view(batch.images, batch.aspect, plain, torch.Generator())
+    batch = batches.of(queries, [plain], recipe.seed)
+    [view] = make_views(batch.pixels, [plain], batch.numbers)
     learner.eval()
     with exact_inference():
         z = torch.nn.functional.normalize(learner.project(view).float(), dim=1)
@@ -68,7 +70,7 @@ def record_neighbors(run: Path, learner: Learner, batches: Batches, recipe: Reci
         "queries": queries.tolist(),
         "neighbors": ids.tolist(),
         "similarity": [[round(v, 4) for v in row] for row in value.tolist()],
-        "thumbnails": _thumbnails(torch.cat([queries, ids[ids >= 0]]).unique(), batches),
+        "thumbnails": _thumbnails(torch.cat([queries, ids[ids >= 0]]).unique(), batches, recipe.in_chans),
     }
     lines = [json.dumps(one) for one in read_neighbors(run) if one["step"] < step]
     replace_text(run / NAME, "\n".join([*lines, json.dumps(line)]) + "\n")
@@ -83,13 +85,16 @@ def read_neighbors(run: Path) -> list[dict[str, Any]]:
     return [{**line, "neighbors": line["neighbours"]} for line in lines]
 
 
-def _thumbnails(ids: Tensor, batches: Batches) -> dict[str, str]:
+def _thumbnails(ids: Tensor, batches: Batches, channels: int) -> dict[str, str]:
     """Return small JPEGs in base64, with the proportions of the original images."""
-    batch = batches.of(ids)
+    plain = replace(PLAIN, size=THUMBNAIL, mean=(0.0,) * channels, std=(1.0,) * channels)
+    batch = batches.of(ids, [plain], 0)
+    [squares] = make_views(batch.pixels, [plain], batch.numbers)
+    pixels = (squares.permute(0, 2, 3, 1) * 255).round().to(torch.uint8).cpu().numpy()
     thumbnails = {}
-    for number, pixels, aspect in zip(ids.tolist(), batch.images.cpu().numpy(), batch.aspect.tolist(), strict=True):
-        width, height = (THUMBNAIL, THUMBNAIL / aspect) if aspect > 1 else (THUMBNAIL * aspect, THUMBNAIL)
+    for number, square, size in zip(ids.tolist(), pixels, batch.pixels.sizes, strict=True):
+        height, width = (max(1, round(THUMBNAIL * side / max(size))) for side in size)
         file = io.BytesIO()
-        Image.fromarray(pixels).resize((max(1, round(width)), max(1, round(height)))).save(file, "JPEG", quality=80)
+        for_people(as_image(square)).resize((width, height)).save(file, "JPEG", quality=80)
         thumbnails[str(number)] = base64.b64encode(file.getvalue()).decode()
     return thumbnails

@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 
+from nnclr_hub.cores import usable_cores
 from nnclr_hub.progress import bar
 
 from .assemble import check_network, fit_to_data, resolve_precision
-from .data.batches import Batches
-from .data.datasets import ImageFiles, training_files, typical_side
-from .data.image_pack import ImagePack, build_pack
+from .data.batches import Batches, PixelSource, channel_statistics
+from .data.crop_boxes import enlarged_share
+from .data.datasets import sampled_sizes, training_files, typical_side
+from .data.detail import kept_contrast
+from .data.image_index import ImageIndex
+from .data.image_pack import ImagePack, PackedPixels, build_pack, pack_bytes, stored_sizes
 from .data.named_sets import find_data
+from .data.order import WINDOW_BYTES, Order
+from .data.originals import Originals, steps_ahead
 from .distributed import Ranks
 from .initial_encoder import InitialEncoder, adopt
 from .recipes import Recipe
-from .recipes.auto import Auto
+from .recipes.auto import Auto, Situation
+from .resume import choices_of, sizes_of
+
+MOST_PACKED = 20_000_000_000  # bytes of a pack that cut_from=auto makes
+ENLARGED = 0.3  # share of enlarged views that calls for a warning; in the paper's experiments it is about 0.28
+TYPICAL_BYTES = 110_000  # of an image of ImageNet, where sizes are unknown
 
 
 @dataclass(frozen=True)
@@ -33,20 +47,28 @@ class Prepared:
     """
 
     recipe: Recipe
-    folders: list[Path]
-    files: ImageFiles
+    folders: list[Path | str]
+    files: ImageIndex
     batches: Batches
 
 
 def prepare(
-    recipe: Recipe, data: Sequence[str | Path], start: InitialEncoder | None, ranks: Ranks, console: Console
+    recipe: Recipe,
+    data: Sequence[str | Path],
+    start: InitialEncoder | None,
+    saved: Mapping[str, Any] | None,
+    ranks: Ranks,
+    console: Console,
+    minutes: float | None = None,
 ) -> Prepared:
     """Find the images, complete the recipe, and decode the images.
 
     Args:
         data: folders, or names of data sets.
         start: encoder to start from, if any.
+        saved: checkpoint that the run resumes from, if any.
         ranks: this process and the run's other processes.
+        minutes: time limit of the run; `auto` on a CPU chooses what fits into it.
 
     Raises:
         NoImages, NoRoom, InvalidRequest, UnknownModel.
@@ -57,24 +79,106 @@ def prepare(
         find_data(data, console)  # downloads named sets, once on each machine
     ranks.wait()
     folders = find_data(data, console)
-    files = training_files(folders)
-    recipe = _complete(recipe, files, start, where, console)  # before decoding, which may take hours
-    pack = _decode(files, recipe, console)
-    files = files.keep(pack.kept)
-    recipe = fit_to_data(recipe, len(pack), files.labels, ranks.world, console)
+    if ranks.first_here:
+        training_files(folders)
+    ranks.wait()
+    files = training_files(folders, listed=True)
+    sizes = sampled_sizes(files, recipe.preprocessing.reading)
+    output = console if saved is None else Console(quiet=True)  # a resumed run keeps its choices
+    # before decoding, which may take hours; once, since cores and readable images may differ between machines
+    asked = recipe
+    recipe = ranks.of_first(lambda: chosen_by_auto(asked, files, where, minutes, output))
+    if start:
+        recipe = adopt(recipe, start, console)
+    check_network(recipe)
+    if saved is not None and recipe.name == "auto":
+        recipe = choices_of(saved, recipe)
+    recipe = _choose_pixels(recipe, files, sizes, saved, console)
+    pack: ImagePack | None = None
+    if recipe.cut_from == "pack":
+        pack = _decode(files, recipe, console)
+        files = files.keep(pack.kept)
+    changed = saved is not None and saved["files"] != files.digest
+    # sizes that are not used are not printed
+    fitted = fit_to_data(recipe, len(files), files.labels, ranks.world, Console(quiet=True) if changed else console)
+    recipe = sizes_of(saved, recipe, fitted, len(files)) if changed and saved is not None else fitted
+    order = _order(files, recipe)
+    pixels: PixelSource
+    if pack is not None:
+        pixels = PackedPixels(pack, where, recipe.residency)
+    else:
+        workers = recipe.workers or max(1, usable_cores() // ranks.world_here)
+        pixels_of_image = sum(view.size**2 for view in recipe.views_at(1.0)) * recipe.in_chans
+        pixels = Originals(
+            files,
+            workers=workers,
+            replacement=order.replacement,
+            reading=recipe.preprocessing.reading,
+            channels=recipe.in_chans,
+            where=where,
+            ahead=steps_ahead(recipe.batch_size // ranks.world * pixels_of_image),
+        )
+    if recipe.in_chans != 3 and start is None and not {"mean", "std"} & set(recipe.fixed):
+        if saved is not None and len(saved["settings"]["mean"]) == recipe.in_chans:
+            mean, std = (tuple(saved["settings"][name]) for name in ("mean", "std"))  # the images may have changed
+        else:
+            mean, std = channel_statistics(pixels)
+        recipe = dataclasses.replace(recipe, mean=mean, std=std)
+    recipe = resolve_precision(recipe, where, console)
+    steps = recipe.epochs * order.steps_per_epoch
     batches = Batches(
-        pack,
+        pixels,
         files.labels,
-        files.origin,
+        order,
+        views=lambda step: recipe.views_at(step / steps),
         batch_size=recipe.batch_size,
         seed=recipe.seed,
         where=where,
-        one_folder=recipe.one_folder,
-        residency=recipe.residency,
         rank=ranks.rank,
         world=ranks.world,
     )
-    return Prepared(resolve_precision(recipe, where, console), folders, files, batches)
+    return Prepared(recipe, folders, files, batches)
+
+
+def _choose_pixels(
+    recipe: Recipe, files: ImageIndex, sizes: np.ndarray, saved: Mapping[str, Any] | None, console: Console
+) -> Recipe:
+    """Resolve cut_from, and print the share of enlarged views if a pack raises it."""
+    if recipe.cut_from == "auto":
+        before = saved["settings"].get("cut_from", "pack") if saved is not None else None
+        small = pack_bytes(len(files), recipe.pack_size, recipe.in_chans) <= MOST_PACKED
+        recipe = dataclasses.replace(recipe, cut_from=before or ("pack" if small else "originals"))
+    if recipe.cut_from == "pack" and len(sizes):
+        share, least = enlarged_shares(recipe, sizes)
+        if share > max(ENLARGED, least + 0.05):
+            console.print(
+                f"[yellow]warning[/] {share:.0%} of the large views are enlarged, since copies of {recipe.pack_size} "
+                f"pixels are smaller than their crops; {least:.0%} would be with --set cut_from=originals. A larger "
+                "pack_size helps, too.",
+                highlight=False,
+            )
+    return recipe
+
+
+def enlarged_shares(recipe: Recipe, sizes: np.ndarray) -> tuple[float, float]:
+    """Return the shares of large views that are enlarged: cut from a pack, and from the originals.
+
+    Args:
+        sizes: (n, 2) height and width of some of the images.
+    """
+    scale = recipe.views_at(1.0)[0].scale
+    stored = stored_sizes(sizes, recipe.pack_size)
+    one, other = (enlarged_share(sizes, copies, recipe.image_size, scale) for copies in (stored, sizes))
+    return one, other
+
+
+def _order(files: ImageIndex, recipe: Recipe) -> Order:
+    """Return the order of the images; those of archives are shuffled within windows of bounded size."""
+    blocks, window = None, 0
+    if recipe.cut_from == "originals":
+        blocks = files.blocks
+        window = WINDOW_BYTES // max(1, files.bytes // len(files) or TYPICAL_BYTES)
+    return Order(files.folders, recipe.batch_size, recipe.seed, recipe.one_folder, blocks, window)
 
 
 def _set_up_device(where: torch.device) -> None:
@@ -83,28 +187,41 @@ def _set_up_device(where: torch.device) -> None:
         torch.backends.cudnn.benchmark = True
 
 
-def _complete(
-    recipe: Recipe, files: ImageFiles, start: InitialEncoder | None, where: torch.device, console: Console
+def chosen_by_auto(
+    recipe: Recipe, files: ImageIndex, where: torch.device, minutes: float | None, console: Console
 ) -> Recipe:
-    """Return the recipe for these images, this initial encoder and this device, and print what `auto` chose."""
-    is_auto = isinstance(recipe, Auto)
-    recipe = recipe.for_data(len(files.paths), typical_side(files.paths), where.type == "cuda")
-    if start:
-        recipe = adopt(recipe, start, console)
-    if is_auto:
-        console.print(
-            f"auto: {recipe.method}, {recipe.backbone} at {recipe.image_size} pixels, batch {recipe.batch_size}, "
-            f"{recipe.epochs} epochs",
-            highlight=False,
-        )
-    check_network(recipe)
-    return recipe
+    """Return what `auto` chooses for these images, and print why; other recipes stay as they are."""
+    if not isinstance(recipe, Auto):
+        return recipe
+    reading = recipe.preprocessing.reading
+    on_gpu = where.type == "cuda"
+    now = Situation(
+        len(files),
+        typical_side(sampled_sizes(files, reading)),
+        on_gpu,
+        minutes,
+        usable_cores(),
+        {} if on_gpu or "image_size" in recipe.fixed else kept_contrast(files, reading, recipe.in_chans),
+    )
+    chosen, why = recipe.choose(now)
+    network = f"{chosen.method}, {chosen.backbone} at {chosen.image_size} pixels"
+    console.print(f"auto: {network}, batch {chosen.batch_size}, {chosen.epochs} epochs", highlight=False)
+    for sentence in why:
+        console.print(f"auto: {sentence}", highlight=False)
+    return chosen
 
 
-def _decode(files: ImageFiles, recipe: Recipe, console: Console) -> ImagePack:
+def _decode(files: ImageIndex, recipe: Recipe, console: Console) -> ImagePack:
     """Decode the images and list those that cannot be read."""
     with bar(console, "decoding") as advance:
-        pack = build_pack(files.paths, recipe.pack_size, progress=advance)
+        pack = build_pack(
+            files,
+            recipe.pack_size,
+            reading=recipe.preprocessing.reading,
+            channels=recipe.in_chans,
+            name_of=files.name,
+            progress=advance,
+        )
     for path, reason in pack.broken:
         console.print(f"[yellow]skipped[/] {path}: {reason}", highlight=False)
     return pack

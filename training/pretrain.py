@@ -3,7 +3,7 @@
     nnclr pretrain small_cpu --data PHOTOS --out RUN                    # a real run on two CPU cores
     nnclr pretrain small_cpu --data PHOTOS --out RUN --resume           # continue after an interruption
     nnclr pretrain small_cpu --data PHOTOS --out RUN --minutes 60       # stop after an hour, continue with --resume
-    nnclr pretrain auto --data PHOTOS --out RUN --init nnclr_resnet18_small_cpu_starter
+    nnclr pretrain auto --data PHOTOS --out RUN --init nnclr_resnet18_free_starter
     nnclr pretrain resnet50_imagenet --data IMAGENET --out RUN --gpus 8
 
 RUN contains `checkpoint.pt`, `log.jsonl`, `run.json`, `encoder/` (a model folder that everything else loads) and
@@ -13,10 +13,8 @@ never stopped, bit for bit.
 
 from __future__ import annotations
 
-import dataclasses
 import time
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,30 +22,30 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from nnclr_hub.encoder.preprocessing import Preprocessing
+from nnclr_hub.errors import missing_package
+from nnclr_hub.method import Learner, Objective, SupportSet
 from nnclr_hub.progress import bar
 
 from .assemble import build_learner, place_learner
-from .checkpoint import check_same_run, digest, evaluation_changed, load_checkpoint, save_checkpoint
+from .callbacks import CALLBACKS, Callback, Callbacks
+from .checkpoint import check_same_run, evaluation_changed, load_checkpoint
 from .data.datasets import EvaluationSet
+from .data.views import View
 from .distributed import Ranks, joined
-from .evaluation import Evaluation, table_set
-from .floors import UNTRAINED, Floors
-from .health import symptoms
-from .initial_encoder import find_initial_encoder, load_initial_encoder, warn_if_worse
-from .interrupt import stop_signals
+from .evaluation import table_set
+from .initial_encoder import find_initial_encoder, load_initial_encoder
+from .interrupt import requeue_job, requeue_signal, stop_signals
 from .lineage import lineage_of
-from .monitor import Monitor, rankme, stop_if_diverged
-from .neighbor_history import record_neighbors
+from .monitor import stop_if_diverged
 from .optimization import Schedule, make_optimizer
+from .plugins import load_plugins, with_parts
 from .prepare import prepare
-from .recipes import Recipe
-from .report import write_report
-from .run_folder import claim, disk_errors, export_encoder, write_run_json
-from .starter import compare_with_starter
+from .recipes import Recipe, find_recipe
+from .recorder import Recorder
+from .resume import restore
+from .run import Run
+from .run_folder import claim, disk_errors, write_run_json
 from .step import Stepper
-
-RECENT = 20  # last lines of the log that are searched for symptoms
 
 
 @dataclass(frozen=True)
@@ -64,12 +62,40 @@ class PretrainResult:
     scores: dict[str, float]
 
 
+@dataclass(frozen=True)
+class _Request:
+    """The arguments of `pretrain`, checked.
+
+    minutes: time limit.
+    until: when it ends, on the clock of `time.monotonic`.
+    plugins: {file name: sha256} of the plug-ins.
+    """
+
+    recipe: Recipe
+    data: Sequence[str | Path]
+    out: Path
+    resume: bool
+    init: str | None
+    table: EvaluationSet | None
+    minutes: float | None
+    until: float | None
+    terms: str | None
+    callbacks: Callbacks
+    plugins: Mapping[str, str]
+
+
 def pretrain(
-    name: str,
-    recipe: Recipe,
-    data: Sequence[str | Path],
-    out: Path,
+    recipe: str | Recipe,
+    data: str | Path | Sequence[str | Path],
+    out: str | Path,
     *,
+    settings: Sequence[str] | Mapping[str, Any] = (),
+    learner: Callable[..., Learner] | None = None,
+    support_set: Callable[..., SupportSet] | None = None,
+    objective: Objective | None = None,
+    augmentation: tuple[View, View] | None = None,
+    callbacks: Sequence[Callback] = (),
+    plugins: Sequence[str | Path] = (),
     resume: bool = False,
     init: str | None = None,
     labels: Path | None = None,
@@ -84,8 +110,16 @@ def pretrain(
     Under torchrun every process calls this function, and the processes work together.
 
     Args:
-        name: the recipe's name, for run.json.
+        recipe: its name, such as "auto" or "small", or a Recipe.
         data: folders, or names of data sets; see `training.data.datasets` and `training.data.named_sets`.
+        out: the run folder.
+        settings: changes of the recipe, {"epochs": 50} or ["epochs=50"].
+        learner: replaces `Learner`; called with its arguments.
+        support_set: replaces `SupportSet`; called with its arguments.
+        objective: replaces the method's loss, for methods whose targets are vectors; see `Objective`.
+        augmentation: the two large views, whose order also styles the small ones.
+        callbacks: in addition to those that the recipe names.
+        plugins: Python files that register parts; see `training.plugins`.
         resume: continue from the checkpoint in `out`, or start there without one.
         init: source of an encoder to start from.
         labels: a table of labels. The run is scored on a fifth of each class, and in the end compared with a starter.
@@ -96,175 +130,142 @@ def pretrain(
         console: for progress and messages; default standard error.
 
     Raises:
-        RunExists, NoImages, NoRoom, CheckpointError, TrainingDiverged, OutOfMemory, InvalidRequest, ModelError.
+        InvalidRequest: an unknown setting, plug-in, folder or table; among them NoImages.
+        ModelError: the source of `init` is not available.
+        MissingDependency: a callback needs a package that is not installed.
+        RunExists: `out` holds a run, and `resume` is false; or other files.
+        CheckpointError: the checkpoint is damaged, or belongs to a different run.
+        NoRoom: the disk is full or not writable.
+        OutOfMemory: a step does not fit into the device; the message names a size that does.
+        TrainingDiverged: the loss or a weight became infinite.
     """
     until = None if minutes is None else time.monotonic() + 60 * minutes
+    digests = load_plugins([Path(one) for one in plugins])
+    chosen = (find_recipe(recipe) if isinstance(recipe, str) else recipe).with_settings(settings)
+    chosen = with_parts(chosen, learner, support_set, objective, augmentation)
+    data = [data] if isinstance(data, str | Path) else data
     table = None if labels is None else table_set(Path(labels), root, data)  # a wrong table stops the run at once
-    with joined(device) as ranks, disk_errors(Path(out)):
-        console = (console or Console(stderr=True)) if ranks.first else Console(quiet=True)
-        return _pretrain(name, recipe, data, Path(out), resume, init, table, until, terms, ranks, console)
+    try:
+        called = Callbacks([*(CALLBACKS[name]() for name in chosen.callbacks), *callbacks])
+    except ModuleNotFoundError as error:
+        raise missing_package(error) or error from error
+    request = _Request(chosen, data, Path(out), resume, init, table, minutes, until, terms, called, digests)
+    console = console or Console(stderr=True)
+    with (
+        requeue_signal(console),
+        joined(device, chosen.collective_minutes) as ranks,
+        disk_errors(request.out),
+    ):
+        return _pretrain(request, ranks, console if ranks.first else Console(quiet=True))
 
 
-def _pretrain(
-    name: str,
-    recipe: Recipe,
-    data: Sequence[str | Path],
-    out: Path,
-    resume: bool,
-    init: str | None,
-    table: EvaluationSet | None,
-    until: float | None,
-    terms: str | None,
-    ranks: Ranks,
-    console: Console,
-) -> PretrainResult:
+def _pretrain(request: _Request, ranks: Ranks, console: Console) -> PretrainResult:
     # ------------------------------------------------------------------------ data
+    out, init = request.out, request.init
     start = find_initial_encoder(init) if init else None
-    claim(out, resume, ranks, console)
-    ready = prepare(recipe, data, start, ranks, console)
-    recipe, folders, files, batches = ready.recipe, ready.folders, ready.files, ready.batches
-    steps_per_epoch = batches.steps_per_epoch
-    steps = recipe.epochs * steps_per_epoch
+    claim(out, request.resume, ranks, console)
+    saved = load_checkpoint(out) if request.resume else None
+    ready = prepare(request.recipe, request.data, start, saved, ranks, console, request.minutes)
+    recipe, batches = ready.recipe, ready.batches
+    steps = recipe.epochs * batches.steps_per_epoch
 
     # ------------------------------------------------------------------------ network
     torch.manual_seed(recipe.seed)
     learner = build_learner(recipe)
-    saved = load_checkpoint(out) if resume else None
     if start and saved is None:
-        load_initial_encoder(learner, start, console)
+        load_initial_encoder(learner, start, console, recipe.in_chans)
     learner = place_learner(learner, recipe, ranks)
     optimizer = make_optimizer(learner, recipe, layer_decay=recipe.layer_decay if start else 1.0)
     heads_first = round(recipe.heads_first * steps) if start else 0
-    schedule = Schedule(optimizer, recipe, steps, steps_per_epoch, heads_first=heads_first)
+    schedule = Schedule(optimizer, recipe, steps, batches.steps_per_epoch, heads_first=heads_first)
+    run = Run(out, recipe, learner, optimizer, batches, ranks, steps)
 
     # ------------------------------------------------------------------------ resume
-    step, saved_at, scores, at_start = 0, None, {}, {}
+    terms, trained_before = request.terms, False
     if saved is not None:
-        check_same_run(saved, name, recipe, files, init, out)
-        learner.load_state_dict(saved["learner"])
-        optimizer.load_state_dict(saved["optimizer"])
-        step, scores, at_start = saved["step"], saved["scores"], saved["at_start"]
+        check_same_run(saved, recipe, ready.files, init, out)
+        restore(run, saved, ready.files, console)
         terms = terms or saved.get("terms")
-        saved_at = step
-        if step == steps and not evaluation_changed(saved, recipe):
+        trained_before = run.finished
+        if trained_before and not evaluation_changed(saved, recipe):
             console.print(
                 f"{out} is finished after {steps} steps; the encoder is in {out / 'encoder'}.", highlight=False
             )
-            return PretrainResult(True, step, scores)
-        console.print(f"continuing at step {step} of {steps}", highlight=False)
-    ranks.require_equal(images=len(batches), batch_size=recipe.batch_size, precision=recipe.precision, checkpoint=step)
-    monitor = None
+            return PretrainResult(True, run.step, run.scores)
+        console.print(f"continuing at step {run.step} of {steps}", highlight=False)
+    ranks.require_equal(
+        images=len(batches), batch_size=recipe.batch_size, precision=recipe.precision, checkpoint=run.step
+    )
+    lineage: dict[str, Any] = {}
     if ranks.first:
         out.mkdir(parents=True, exist_ok=True)
-        unlogged = None if saved is None else saved.get("unlogged")
-        monitor = Monitor(out, resumed_at=step, unlogged=unlogged, tensorboard=recipe.tensorboard)
-        write_run_json(out, name, recipe, folders, files, ranks, init, steps)
-    preprocessing = Preprocessing(recipe.eval_size, recipe.eval_crop, recipe.mean, recipe.std)
-    lineage = lineage_of(start, folders, files, terms) if ranks.first else {}
-    chance = learner.chance_loss(recipe.batch_size // recipe.accumulate)
-    warned: set[str] = set()
+        write_run_json(run, ready.folders, ready.files, init, request.plugins)
+        lineage = lineage_of(start, ready.folders, ready.files, terms)
+    recorder = Recorder(
+        run, request.callbacks, ready.folders, ready.files, init, terms, lineage, request.table, saved, console
+    )
+    request.callbacks.on_start(run)
+    try:
+        if trained_before:  # only the exported encoder's input has changed
+            recorder.evaluate()
+            recorder.save()
+        else:
+            recorder.start()
+            ranks.wait_for_first()
+            stepper = Stepper(run, schedule)
+            _train(run, stepper, recorder, request, saved is not None, console)
+            if run.finished:
+                recorder.finish()
+    finally:
+        batches.close()
+        request.callbacks.on_end(run)
+    return PretrainResult(run.finished, run.step, run.scores)
 
-    # ------------------------------------------------------------------------ at checkpoints and log lines
-    evaluation = Evaluation(folders, preprocessing, recipe, ranks.where, console, table) if ranks.first else None
 
-    def evaluate() -> None:
-        if evaluation is not None and monitor is not None:
-            scores.update(evaluation.scores(learner, out.name))
-            monitor.record(step, step / steps_per_epoch, scores)
-            evaluation.print_scores(step / steps_per_epoch, scores)
-            warn_if_worse(scores, at_start, console)
-
-    def save() -> None:
-        if monitor is not None:
-            state = {
-                "recipe": name,
-                "settings": dataclasses.asdict(recipe),
-                "init": init,
-                "terms": terms,
-                "files": digest(files),
-                "step": step,
-                "scores": scores,
-                "at_start": at_start,
-                "unlogged": monitor.unlogged,
-                "learner": learner.state_dict(),
-                "optimizer": optimizer.state_dict(),
-            }
-            save_checkpoint(out, state)
-            provenance: dict[str, Any] = {
-                "metrics": {key: round(value, 4) for key, value in scores.items()},
-                "measured_on": evaluation.images if evaluation is not None else {},
-            }
-            if (scored := monitor.last_scored(scores)) is not None:  # a stopped run saves weights without scoring them
-                provenance["measured_at_step"] = scored
-            export_encoder(
-                learner, preprocessing, recipe, out, name, step, steps, lineage | (provenance if scores else {})
-            )
-            record_neighbors(out, learner, batches, recipe, step, step / steps_per_epoch)
-            write_report([out], out / "report.html")
-        ranks.wait()
-
-    def warn(lines: Sequence[dict[str, float]]) -> None:
-        for symptom, sentence in (symptoms(lines, steps) or {}).items():
-            if symptom not in warned:
-                console.print(f"[yellow]warning[/] {sentence}", highlight=False)
-                warned.add(symptom)
-
-    if step == steps:  # trained already; only the exported encoder's input has changed
-        evaluate()
-        save()
-        return PretrainResult(True, step, scores)
-    if start and saved is None:
-        evaluate()
-        at_start.update(scores)
-    floors = Floors()
-    if evaluation is not None:
-        floors = evaluation.floors(out)
-        if step == 0 and floors.images and not start:
-            floors.scores[UNTRAINED] = evaluation.scores(learner, out.name)
-            floors.write(out)
-
-    # ------------------------------------------------------------------------ the loop
-    learner.train()
-    stepper = Stepper(learner, optimizer, schedule, recipe, ranks, batches, steps)
+def _train(run: Run, stepper: Stepper, recorder: Recorder, request: _Request, resumed: bool, console: Console) -> None:
+    """Run steps until they are done or the run is stopped."""
+    recipe, ranks = run.recipe, run.ranks
+    saved_at, saved_when = run.step if resumed else None, time.monotonic()
+    run.learner.train()
     with (
-        stop_signals(ignore_repeats=ranks.world > 1, until=until) as stop,
-        bar(console, name, each=recipe.batch_size) as advance,
+        stop_signals(
+            run.stopping, ignore_repeats=ranks.world > 1, until=request.until, on_requeue=run.stop_for_requeue
+        ),
+        ranks.losses_named(),
+        bar(console, recipe.name, each=recipe.batch_size) as advance,
     ):
-        while step < steps:
+        while not run.finished:
             started = time.perf_counter()
-            batch = batches.at(step)
+            batch = run.batches.at(run.step)
             waited = time.perf_counter() - started
-            result = stepper.run(batch, step)
-            step += 1
+            result = stepper.run(batch, run.step)
+            run.step += 1
+            request.callbacks.on_step(run, result)
 
-            log_due = step % recipe.log_every == 0 or step == steps
-            checkpoint_due = step % (recipe.checkpoint_every * steps_per_epoch) == 0 or step == steps
+            log_due = run.step % recipe.log_every == 0 or run.finished
+            periods = [one * run.batches.steps_per_epoch for one in (recipe.checkpoint_every, recipe.keep_every) if one]
+            checkpoint_due = run.finished or any(run.step % period == 0 for period in periods)
             # several ranks agree on stopping only when they log: agreeing at each step would make the device wait
-            stopping = ranks.any(stop.is_set()) if log_due or ranks.world == 1 else False
-            if log_due or checkpoint_due or stopping:
-                stop_if_diverged(learner, result.loss.item(), step, out, saved_at)
-            if monitor is not None:
-                monitor.add(result.metrics, recipe.batch_size, waited + result.augmented)
-                if log_due:
-                    monitor.log(step, step / steps_per_epoch, lr=result.lr, rankme=rankme(result.z1), **chance)
-                    warn(monitor.lines[-RECENT:])
-                advance(step, steps)
-            with monitor.paused() if monitor is not None else nullcontext():
+            agreeing = log_due or ranks.world == 1
+            stopping = agreeing and ranks.any(run.stopping.is_set())
+            minutes_due = agreeing and ranks.any(0 < recipe.checkpoint_minutes < (time.monotonic() - saved_when) / 60)
+            if log_due or checkpoint_due or stopping or minutes_due:
+                stop_if_diverged(run.learner, result.loss.item(), run.step, run.out, saved_at)
+            recorder.add(result, waited)
+            if log_due:
+                recorder.log(result)
+            advance(run.step, run.steps)
+            with recorder.paused():
                 if checkpoint_due:
-                    evaluate()
+                    recorder.evaluate()
                 if checkpoint_due or stopping:
-                    save()
-                    saved_at = step
-            if stopping and step < steps:
-                console.print(f"stopped at step {step} of {steps}; continue with --resume", highlight=False)
+                    recorder.save()
+                elif minutes_due:
+                    recorder.save_checkpoint()
+                if checkpoint_due or stopping or minutes_due:
+                    saved_at, saved_when = run.step, time.monotonic()
+            if stopping and not run.finished:
+                console.print(f"stopped at step {run.step} of {run.steps}; continue with --resume", highlight=False)
+                if run.requeue and ranks.first:
+                    requeue_job(console)
                 break
-    batches.close()
-    if step == steps:
-        if table is not None and ranks.first and (answer := compare_with_starter(out, table, init, console)):
-            console.print(answer, highlight=False, markup=False)
-            write_report([out], out / "report.html")
-        floors.warn_if_below(scores, console)
-        console.print(
-            f"done: the encoder is in {out / 'encoder'}, the report in {out / 'report.html'}", highlight=False
-        )
-    return PretrainResult(step == steps, step, scores)

@@ -28,6 +28,7 @@ from nnclr_hub.publish.export import encoder_of, export_run, require_free
 from .checkpoint import NAME, load_checkpoint, rename_settings
 from .data.named_sets import find_data
 from .evals.frozen import knn
+from .evals.labeled import scores_of
 from .evaluation import exact_inference, labeled_sets
 from .recipes import Recipe
 
@@ -172,9 +173,8 @@ def _measure(
             "or test/, each with one folder per class."
         )
     with exact_inference():
-        features = [one.embed(encoder) for one in sets]
-    values = {name: round(value, 4) for one in features for name, value in knn(one)}
-    return values, digests, {one.name: len(one.test.labels) for one in features}
+        values = {name: round(value, 4) for name, value in scores_of(sets, encoder, [knn]).items()}
+    return values, digests, {one.name: one.tested for one in sets}
 
 
 def _compare(

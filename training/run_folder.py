@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import platform
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,15 +18,17 @@ from rich.console import Console
 from torch import nn
 
 import nnclr_hub
+from nnclr_hub.cache import is_in_cache
 from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.errors import NoRoom, RunExists
 from nnclr_hub.method import Learner
 from nnclr_hub.publish.export import export_model
 
 from .checkpoint import NAME as CHECKPOINT
-from .data.datasets import ImageFiles
+from .data.image_index import ImageIndex
 from .distributed import Ranks
 from .recipes import Recipe
+from .run import Run
 
 OURS = {CHECKPOINT, "run.json", "log.jsonl"}
 REFUSALS = {
@@ -69,6 +72,9 @@ def disk_errors(out: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in REFUSALS:
             raise
+        if is_in_cache(error.filename):
+            place = f"{error.filename} cannot be written ({error.strerror})"
+            raise NoRoom(f"{place}; set NNCLR_CACHE to another folder.") from error
         raise NoRoom(
             f"{error.filename or out} cannot be written ({error.strerror}). Free some disk space or choose another "
             "--out, then continue with --resume; the last checkpoint is intact."
@@ -76,25 +82,18 @@ def disk_errors(out: Path) -> Iterator[None]:
 
 
 def write_run_json(
-    out: Path,
-    name: str,
-    recipe: Recipe,
-    data: Sequence[Path],
-    files: ImageFiles,
-    ranks: Ranks,
-    start: str | None,
-    steps: int,
+    run: Run, data: Sequence[Path | str], files: ImageIndex, start: str | None, plugins: Mapping[str, str]
 ) -> None:
     """Write RUN/run.json, which the report shows at the end of the page."""
-    where = ranks.where
+    recipe, where = run.recipe, run.ranks.where
     about = {
-        "recipe": name,
+        "recipe": recipe.name,
         "init": start,
-        "steps": steps,
+        "steps": run.steps,
         "data": [folder.name for folder in map(Path, data)],
-        "images": len(files.paths),
+        "images": len(files),
         "device": str(where) if where.type == "cpu" else torch.cuda.get_device_name(where),
-        "processes": ranks.world,
+        "processes": run.ranks.world,
         "threads": torch.get_num_threads(),
         "versions": {
             "python": platform.python_version(),
@@ -102,9 +101,20 @@ def write_run_json(
             "timm": timm.__version__,
             "nnclr_hub": nnclr_hub.__version__,
         },
+        **({"plugins": dict(plugins)} if plugins else {}),
         **{key: getattr(recipe, key) for key, _, _ in recipe.settings()},
     }
-    (out / "run.json").write_text(json.dumps(about, indent=2) + "\n")
+    (run.out / "run.json").write_text(json.dumps(about, indent=2) + "\n")
+
+
+def keep_milestone(out: Path, epoch: int) -> None:
+    """Keep the checkpoint and the encoder in RUN/kept/epoch-N, a run folder from which `--resume` continues."""
+    kept, half = out / "kept" / f"epoch-{epoch}", out / "kept" / f"epoch-{epoch}.part"
+    for folder in (kept, half):
+        shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(out / "encoder", half / "encoder")
+    shutil.copyfile(out / CHECKPOINT, half / CHECKPOINT)
+    half.rename(kept)
 
 
 def network(learner: Learner, recipe: Recipe) -> tuple[nn.Module, nn.Module]:
@@ -119,7 +129,6 @@ def export_encoder(
     preprocessing: Preprocessing,
     recipe: Recipe,
     out: Path,
-    name: str,
     step: int,
     steps: int,
     scores: Mapping[str, Any],
@@ -138,7 +147,7 @@ def export_encoder(
         preprocessing=preprocessing,
         heads={name: head for name, head in heads.items() if head.state_dict()},
         provenance={
-            "recipe": name,
+            "recipe": recipe.name,
             "method": recipe.method,
             "encoder": recipe.encoder,
             "step": step,

@@ -1,7 +1,7 @@
 """One optimizer step: views, losses, gradients, the momentum encoder and the support set, in the paper's order.
 
-Random numbers in a step depend only on seed, step and rank. A resumed run therefore equals one that never stopped,
-without a generator's state in the checkpoint.
+The random numbers of the views depend only on seed and step, and those of the network also on the rank. A resumed run
+therefore equals one that never stopped, without a generator's state in the checkpoint.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from nnclr_hub.errors import OutOfMemory
-from nnclr_hub.method import Learner, Step, momentum_at
+from nnclr_hub.method import Step, momentum_at
 
-from .data.augment import View, make_views
-from .data.batches import Batch, Batches, seed_of
-from .data.operations import EAGER, compiled
-from .distributed import Ranks, share_gradients
+from .data.augment import make_views
+from .data.batches import Batch
+from .data.operations import operations_for
+from .data.order import seed_of
+from .distributed import share_gradients
 from .monitor import Metrics, measure_step
 from .optimization import Schedule
-from .recipes import Recipe
+from .run import Run
 
 
 @dataclass(frozen=True)
@@ -47,32 +48,19 @@ class StepResult:
 
 
 class Stepper:
-    """Runs the steps of a recipe.
+    """Runs the steps of a run, of which it needs learner, optimizer, recipe, ranks and batches.
 
     Args:
-        learner: on its device.
-        recipe: with sizes that fit the data.
-        ranks: this process and the run's other processes.
-        batches: source of random images for a support set computed by the current encoder.
+        run: with a learner on its device, and sizes that fit the data.
     """
 
-    def __init__(
-        self,
-        learner: Learner,
-        optimizer: torch.optim.Optimizer,
-        schedule: Schedule,
-        recipe: Recipe,
-        ranks: Ranks,
-        batches: Batches,
-        steps: int,
-    ) -> None:
-        self._learner, self._optimizer, self._schedule = learner, optimizer, schedule
-        self._recipe, self._ranks, self._batches, self._steps = recipe, ranks, batches, steps
-        self._shared = share_gradients(learner, ranks)
-        fused = recipe.compile or recipe.compile_views
-        self._operations = compiled() if fused and ranks.where.type == "cuda" else EAGER
+    def __init__(self, run: Run, schedule: Schedule) -> None:
+        self._learner, self._optimizer, self._scaler = run.learner, run.optimizer, run.scaler
+        self._recipe, self._ranks, self._batches, self._steps = run.recipe, run.ranks, run.batches, run.steps
+        self._schedule = schedule
+        self._shared = share_gradients(run.learner, run.ranks)
+        self._operations = operations_for(run.ranks.where, run.recipe.compile_views)
         self._augmenting = 0.0  # seconds of the step
-        self._draws = torch.Generator()  # for all random numbers of the augmentation
 
     def run(self, batch: Batch, step: int) -> StepResult:
         """Run one step.
@@ -94,10 +82,6 @@ class Stepper:
         loss = torch.stack([part.loss.detach() for part in parts]).mean()
         return StepResult(loss, last.z1, metrics, lr, self._augmenting)
 
-    def views(self, step: int) -> list[View]:
-        """Return the views that a step makes of each image."""
-        return self._recipe.views_at(step / self._steps)
-
     # ---- parts of a step
 
     def _update_weights(self, batch: Batch, step: int) -> list[Step] | None:
@@ -105,8 +89,10 @@ class Stepper:
         try:
             parts = self._gradients(batch, step)
             if self._recipe.clip:
+                self._scaler.unscale_(self._optimizer)
                 nn.utils.clip_grad_norm_(self._learner.parameters(), self._recipe.clip)
-            self._optimizer.step()
+            self._scaler.step(self._optimizer)
+            self._scaler.update()
             return parts
         except (torch.OutOfMemoryError, RuntimeError) as error:
             if not _is_out_of_memory(error):
@@ -115,9 +101,8 @@ class Stepper:
             return None
 
     def _seed(self, step: int) -> None:
-        seed = seed_of(self._recipe.seed, step, self._ranks.rank)
-        torch.manual_seed(seed)  # for stochastic depth and for sampling one of the k nearest
-        self._draws.manual_seed(seed)
+        # for stochastic depth and for sampling one of the k nearest
+        torch.manual_seed(seed_of(self._recipe.seed, step, self._ranks.rank))
 
     def _gradients(self, batch: Batch, step: int) -> list[Step]:
         """Sum the gradients over the parts of the batch; most recipes have one part."""
@@ -128,7 +113,9 @@ class Stepper:
         results, self._augmenting = [], 0.0
         for last, part in self._parts(batch):
             began = time.perf_counter()
-            views = make_views(part.images, part.aspect, self.views(step), self._draws, self._operations)
+            with self._batches.side.used():
+                views = make_views(part.pixels, part.views, part.numbers, self._operations, self._recipe.chunk)
+            self._batches.side.hand_over([*views, part.ids, part.labels])
             self._augmenting += time.perf_counter() - began
             with self._autocast(), self._synchronized(last):
                 result: Step = self._shared(
@@ -137,18 +124,19 @@ class Stepper:
                     labels=part.labels,
                     neighbor_share=self._recipe.neighbor_share(progress),
                 )
-                (result.loss / self._recipe.accumulate).backward()
+                self._scaler.scale(result.loss / self._recipe.accumulate).backward()
             results.append(result)
         return results
 
     def _parts(self, batch: Batch) -> Iterator[tuple[bool, Batch]]:
         """Yield (whether it is the last part, part) for each part of the batch."""
-        size = len(batch.images) // self._recipe.accumulate
+        size = len(batch) // self._recipe.accumulate
         for number in range(self._recipe.accumulate):
             yield number == self._recipe.accumulate - 1, batch.part(number * size, (number + 1) * size)
 
     def _autocast(self) -> torch.autocast:
-        return torch.autocast(self._ranks.where.type, torch.bfloat16, enabled=self._recipe.precision == "bf16")
+        kind = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self._recipe.precision)
+        return torch.autocast(self._ranks.where.type, kind, enabled=kind is not None)
 
     @contextmanager
     def _synchronized(self, last: bool) -> Iterator[None]:
@@ -166,10 +154,11 @@ class Stepper:
         draws = torch.Generator().manual_seed(seed_of(self._recipe.seed, step, self._ranks.world))
         rows = torch.randperm(len(self._batches), generator=draws)[: support.size].chunk(self._ranks.world)
         z, ids, labels = [], [], []
+        views = self._recipe.views_at(step / self._steps)[:1]
         own, most = rows[self._ranks.rank], max(1, self._recipe.batch_size // self._ranks.world)
         for some in own.tensor_split(-(-len(own) // most)):  # equal parts: batch norm cannot process a single image
-            part = self._batches.of(some)
-            view = make_views(part.images, part.aspect, self.views(step)[:1], self._draws)[0]
+            part = self._batches.of(some, views, seed_of(self._recipe.seed, step, int(some[0])))
+            view = make_views(part.pixels, views, part.numbers)[0]
             with self._autocast():
                 z.append(self._learner.project(view))
             ids.append(part.ids)
@@ -180,24 +169,28 @@ class Stepper:
     # ---- out of memory
 
     def _explain(self, batch: Batch, step: int) -> OutOfMemory:
-        images = len(batch.images)
+        images = len(batch)
+        self._batches.side.hand_over([])  # the step may have ended before
         fits = self._largest(batch, step)
         where = torch.cuda.get_device_name(self._ranks.where) if self._ranks.where.type == "cuda" else "this machine"
+        freed = self._batches.device_bytes
+        host = f" --set residency=host frees the {freed / 1e9:.1f} GB of the decoded images." if freed else ""
         if not fits:
             return OutOfMemory(
                 f"A step of {images} images does not fit into the memory of {where}, and 2 images do not fit either; "
-                "use a smaller backbone or image_size."
+                f"use a smaller backbone or image_size.{host}"
             )
         do = "fit" if self._ranks.world == 1 else "may fit"  # a trial would leave the other ranks waiting
         return OutOfMemory(
             f"A step of {images} images does not fit into the memory of {where}; {fits} {do}. Use "
             f"--set batch_size={fits * self._ranks.world * self._recipe.accumulate}, or keep the batch and its "
-            f"negatives with --set chunk={fits}, which computes the activations twice."
+            f"negatives with --set chunk={fits}, which makes views of {fits} images at a time and computes the "
+            f"activations twice.{host}"
         )
 
     def _largest(self, batch: Batch, step: int) -> int:
         """Halve the batch until its gradients fit into memory and return that size, or 0 if 2 images do not fit."""
-        size = len(batch.images) // self._recipe.accumulate
+        size = len(batch) // self._recipe.accumulate
         while (size := size // 2) >= 2:
             if self._ranks.world > 1:
                 return size
@@ -206,7 +199,7 @@ class Stepper:
                 torch.cuda.empty_cache()
             try:
                 some = batch.part(0, size)
-                views = make_views(some.images, some.aspect, self.views(step), self._draws)
+                views = make_views(some.pixels, some.views, some.numbers)
                 with self._autocast():
                     self._learner(views, ids=some.ids, labels=some.labels).loss.backward()
             except (torch.OutOfMemoryError, RuntimeError) as error:

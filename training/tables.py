@@ -146,6 +146,30 @@ TABLES: dict[str, Table] = {
         _fixed(("nearest neighbor", "pick=nearest", 72.9), ("nearest of the same class", "pick=oracle", 75.8)),
         "300 epochs in the paper; the second row uses labels.",
     ),
+    "enqueue": Table(
+        "Views in the support set",
+        _fixed(("one view", "enqueue=first", 74.9), ("both views", "enqueue=both", None)),
+        'The paper ("Implementation details") adds one view and reports no gain from both.',
+    ),
+    "transposed_term": Table(
+        "Loss with the transposed term",
+        _fixed(("without", "transposed_term=false", 74.9), ("with", "transposed_term=true", None)),
+        'The paper ("Implementation details") reports no effect of the term. Here it is halved, as the loss is.',
+    ),
+    "crop_only_long": Table(
+        "Performance with only crop augmentation, in a longer run",
+        lambda base: [
+            Row(label, (f"augmentation={name}", f"epochs={round(base.epochs * 1000 / 300)}"), paper)
+            for label, name, paper in (("full augmentation", "byol", 74.9), ("crops alone", "crop_only", 73.3))
+        ],
+        "1000 epochs in the paper; here as many times the epochs of the recipe as that is of 300.",
+    ),
+    "vit": Table(
+        "Vision transformers",
+        _fixed(("SimCLR", "method=simclr", 74.5), ("NNCLR", "method=nnclr", 76.5)),
+        "ViT-B/16 in the paper. Use it with --recipe vit_base_imagenet, or another recipe with --set backbone=vit_...",
+    ),
+    "own": Table("Own rows", lambda base: []),
     "nnsiam": Table(
         "SimSiam with nearest-neighbor as positive",
         _fixed(
@@ -154,6 +178,20 @@ TABLES: dict[str, Table] = {
         ),
     ),
 }
+
+
+def parse_row(text: str) -> Row:
+    """Parse a user's own row, such as "tau .2: temperature=0.2".
+
+    Raises:
+        InvalidRequest: the text has another form.
+    """
+    label, colon, settings = text.partition(":")
+    if not (label.strip() and colon and settings.strip()):
+        raise InvalidRequest(
+            f'--row takes "LABEL: KEY=VALUE KEY=VALUE", such as "tau .2: temperature=0.2"; got {text!r}.'
+        )
+    return Row(label.strip(), tuple(settings.split()), None)
 
 
 def find_table(name: str) -> Table:

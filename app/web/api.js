@@ -7,6 +7,7 @@ import {make, openDialog} from './dom.js';
 export const ROOT = new URL('../', import.meta.url);
 const KEPT = 30;
 const POLL_MS = 500; // between two looks at a job
+const LOST = 8; // connections that break in a row while the server answers otherwise
 
 /** An error that the server answered. `code` is stable; the message is for people. */
 export class ApiError extends Error {
@@ -63,13 +64,15 @@ export async function rest(method, path, options = {}) {
   Object.assign(headers, options.headers);
   if (noted) note(method, url, json, form, downloads);
   const init = {method, headers, signal, body: form ?? body ?? (json === undefined ? undefined : JSON.stringify(json))};
-  for (let attempt = 0; ; attempt++) {
+  for (let attempt = 0, lost = 0; ; attempt++) {
     let response;
     try {
       response = await fetch(url, init);
     } catch (error) {
-      if (signal?.aborted || /** @type {Error} */ (error).name === 'AbortError') throw error;
-      await serverIsBack();
+      signal?.throwIfAborted();
+      await checkUnchanged(form, body);
+      if (++lost > LOST) throw new Error(`The connection broke ${lost} times during one request (${method} ${path.split('/').at(-1)}); try again later.`);
+      await serverIsBack(signal);
       continue;
     }
     if (response.status === 401) {
@@ -121,7 +124,8 @@ async function errorOf(response) {
 /** @type {Promise<void> | null} */
 let waiting = null;
 
-function serverIsBack() {
+/** Wait until the server answers; an aborted signal ends only this wait. @param {AbortSignal} [signal] */
+async function serverIsBack(signal) {
   waiting ??= (async () => {
     const notice = /** @type {HTMLElement} */ (document.getElementById('connection'));
     notice.hidden = false;
@@ -137,7 +141,18 @@ function serverIsBack() {
       waiting = null;
     }
   })();
-  return waiting;
+  const aborted = new Promise((_, fail) => signal?.addEventListener('abort', () => fail(signal.reason), {once: true}));
+  await Promise.race([waiting, aborted]);
+}
+
+/** Throw if a file of a request was changed or removed on the disk: a browser reports that like a lost connection. @param {FormData | undefined} form @param {Blob | undefined} body */
+async function checkUnchanged(form, body) {
+  for (const file of [...(form?.values() ?? []), body]) {
+    if (!(file instanceof Blob)) continue;
+    await file.slice(0, 1).arrayBuffer().catch(() => {
+      throw new Error(`${file instanceof File ? file.name : 'The file'} was changed or removed while it was sent; choose it again.`);
+    });
+  }
 }
 
 // ---- an ended session
@@ -163,6 +178,8 @@ function signIn() {
     }}, make('p', {}, 'This server needs a key. What you were doing continues afterwards.'), field, problem,
     make('button', {class: 'button strong'}, 'Log in'));
     const dialog = openDialog('Log in', form);
+    dialog.dataset.stays = '';
+    dialog.querySelector('.head button')?.remove(); // without a key, nothing can continue
     dialog.addEventListener('cancel', event => event.preventDefault());
     field.focus();
   });
@@ -182,6 +199,6 @@ function note(method, url, json, form, downloads) {
 const sleep = (/** @type {number} */ ms) => new Promise(done => setTimeout(done, ms));
 
 /** A key that no other request has; crypto.randomUUID exists on secure pages only. */
-function newKey() {
+export function newKey() {
   return [...crypto.getRandomValues(new Uint8Array(16))].map(byte => byte.toString(16).padStart(2, '0')).join('');
 }

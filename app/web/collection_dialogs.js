@@ -1,5 +1,6 @@
 // The dialogs of the page Collections.
 import {path, rest} from './api.js';
+import {createCollection} from './copying.js';
 import {button, count, make, openDialog, say, sayError} from './dom.js';
 
 /**
@@ -31,9 +32,9 @@ async function encoders(except) {
 
 /** @param {() => Promise<void>} redraw */
 export async function create(redraw) {
-  const name = make('input', {name: 'name', required: true, maxlength: 128, placeholder: 'photos', 'aria-label': 'Name'}), encoder = await encoders();
-  ask('New collection', 'Create', [make('label', {}, 'Name', name), make('label', {}, 'Encoder', encoder)], async () => {
-    await rest('PUT', path(name.value), {json: {model: encoder.value}, noted: true});
+  const name = make('input', {name: 'name', required: true, maxlength: 128, placeholder: 'photos', 'aria-label': 'Name'}), encoder = await encoders(), whiten = make('input', {type: 'checkbox', checked: true});
+  ask('New collection', 'Create', [make('label', {}, 'Name', name), make('label', {}, 'Encoder', encoder), make('label', {class: 'row'}, whiten, 'Compare whitened vectors: better neighbors from 256 images on')], async () => {
+    await createCollection(name.value, encoder.value, whiten.checked ? 'auto' : 'raw');
     await redraw();
   });
 }

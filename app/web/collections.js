@@ -3,7 +3,7 @@ import {rest} from './api.js';
 import {create, drop, manage, serverFolder} from './collection_dialogs.js';
 import {button, count, make, say, sayError} from './dom.js';
 import {jobList} from './jobs.js';
-import {IMPORTED, importFile, shown, uploadImages} from './uploads.js';
+import {IMPORTED, cutOff, importFile, shown, uploadImages} from './uploads.js';
 
 const POLL_MS = 1500;
 
@@ -52,18 +52,18 @@ function card(info, aliases, session, redraw) {
     input.value = ''; // so that the same files can be chosen again
     if (files.length) act(files);
   };
-  const files = make('input', {type: 'file', multiple: true, accept: 'image/*', hidden: true, onchange: () => chosen(files, all => uploadImages(info.name, all))});
-  const folder = make('input', {type: 'file', webkitdirectory: true, hidden: true, onchange: () => chosen(folder, all => uploadImages(info.name, all))});
+  const files = make('input', {type: 'file', multiple: true, accept: 'image/*', hidden: true, onchange: () => chosen(files, all => uploadImages(info, all))});
+  const folder = make('input', {type: 'file', webkitdirectory: true, hidden: true, onchange: () => chosen(folder, all => uploadImages(info, all))});
   const file = make('input', {type: 'file', accept: IMPORTED, hidden: true, onchange: () => chosen(file, ([first]) => importFile(info.name, first))});
   const address = `#/explore/${encodeURIComponent(info.name)}`;
   return make('article', {class: 'card', 'aria-label': info.name},
     make('h2', {}, make('a', {href: address}, info.name), ...aliases.map(one => make('span', {class: 'chip alias'}, one.alias))),
     make('p', {}, `${count(info.count, 'image')}, encoder ${info.model || 'unknown'}`),
-    make('p', {class: 'note'}, `${info.dim} numbers each, ${info.metric}, ${info.precision}; index ${info.index_in_use}`),
+    make('p', {class: 'note'}, `${info.dim} numbers each, ${info.metric}, ${info.precision}${info.vectors === 'raw' ? '' : `, ${info.vectors}`}; index ${info.index_in_use}`),
     info.state === 'ready' ? null : make('p', {role: 'alert'}, info.state),
     session.canWrite ? make('div', {class: 'tools'}, files, folder, file,
       button('upload', 'Add images', () => files.click()), button('upload', 'Add a folder', () => folder.click()),
       button('upload', 'Add a zip or table', () => file.click()), button('upload', 'Add a folder of the server', () => serverFolder(info)),
       button('facets', 'Manage', () => manage(info, aliases, redraw)), button('remove', 'Delete', () => drop(info, redraw))) : null,
-    shown.get(info.name));
+    shown.get(info.name), ...(session.canWrite ? cutOff(info.name, one => (one.key ? file : one.folder ? folder : files).click()) : []));
 }

@@ -4,25 +4,41 @@ import {count, make, openDialog, say} from './dom.js';
 
 const AT_ONCE = 16; // images in one request
 
+/** Create a collection; unlike REST, refuse a name that exists. @param {string} name as a person typed it @param {string} model @param {string} vectors what searches compare */
+export async function createCollection(name, model, vectors) {
+  const wanted = name.trim().normalize();
+  if (/[/\\]/.test(wanted)) throw new Error('A name must not contain a slash.'); // servers take it for a part of the address
+  const {collections} = await rest('GET', 'collections'), {aliases} = await rest('GET', 'aliases');
+  if ([...collections.map((/** @type {any} */ one) => one.name), ...aliases.map((/** @type {any} */ one) => one.alias)].includes(wanted)) {
+    throw new Error(`${wanted} exists already; choose another name.`);
+  }
+  await rest('PUT', path(wanted), {json: {model, vectors}, noted: true});
+}
+
 /** Ask for a name, and add the images of these rows to a new collection. @param {import('./explorer.js').Explorer} explorer @param {number[]} rows */
 export function copyToNew(explorer, rows) {
   const problem = make('p', {role: 'alert'}), progress = make('progress', {max: rows.length, value: 0, hidden: true, 'aria-label': 'Adding the images'});
-  const name = make('input', {required: true, maxlength: 128});
+  const input = make('input', {required: true, maxlength: 128});
   const go = make('button', {class: 'button strong'}, 'Create');
+  let created = ''; // by an attempt that failed later
   const dialog = openDialog(`New collection of ${count(rows.length, 'image')}`, make('form', {class: 'stack', onsubmit: async (/** @type {SubmitEvent} */ event) => {
     event.preventDefault();
+    const name = input.value.trim().normalize();
     go.disabled = true;
     progress.hidden = false;
     try {
-      const {left, small} = await copy(explorer, rows, name.value, done => { progress.value = done; });
+      if (created !== name) await createCollection(name, explorer.info.model, explorer.info.vectors);
+      created = name;
+      const {left, small} = await copy(explorer, rows, name, done => { progress.value = done; });
       dialog.close();
-      const open = () => { location.hash = `#/explore/${encodeURIComponent(name.value)}`; };
-      say(`${count(rows.length - left, 'image')} added to ${name.value}${left ? `; ${left} have no image` : ''}${small ? `; ${small} from thumbnails, since their originals are not kept` : ''}.`, {action: 'Open', run: open, seconds: 12});
+      const open = () => { location.hash = `#/explore/${encodeURIComponent(name)}`; };
+      say(`${count(rows.length - left, 'image')} added to ${name}${left ? `; ${left} have no image` : ''}${small ? `; ${small} from thumbnails, since their originals are not kept` : ''}.`, {action: 'Open', run: open, seconds: 12});
     } catch (error) {
       problem.textContent = /** @type {Error} */ (error).message;
       go.disabled = false;
+      progress.hidden = true;
     }
-  }}, make('label', {}, 'Name', name), make('p', {class: 'note'}, 'The images are embedded again, with the same encoder. The collection that they come from stays as it is.'), problem, progress, go));
+  }}, make('label', {}, 'Name', input), make('p', {class: 'note'}, 'The images are embedded again, with the same encoder. The collection that they come from stays as it is.'), problem, progress, go));
 }
 
 /**
@@ -30,7 +46,6 @@ export function copyToNew(explorer, rows) {
  * @returns {Promise<{left: number, small: number}>} how many items have no image, and how many only a thumbnail
  */
 async function copy(explorer, rows, name, report) {
-  await rest('PUT', path(name), {json: {model: explorer.info.model}, noted: true});
   let left = 0, small = 0;
   for (let start = 0; start < rows.length; start += AT_ONCE) {
     const form = new FormData(), items = [];

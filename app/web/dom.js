@@ -80,12 +80,26 @@ document.addEventListener('close', () => document.body.append(messages), true); 
 export function say(text, {action, run, seconds = 6, error = false} = {}) {
   const message = make('p', {class: error ? 'message error' : 'message', role: error ? 'alert' : null}, text);
   const remove = () => message.remove();
+  for (const one of messages.children) if (one.firstChild?.textContent === text) one.remove(); // a repeated one is shown once
   if (action && run) message.append(make('button', {type: 'button', class: 'plain', onclick: () => { remove(); run(); }}, action));
   message.append(button('close', 'Close the message', remove, {quiet: true}));
   messages.append(message);
   ([...document.querySelectorAll('dialog[open]')].at(-1) ?? document.body).append(messages); // what is outside of a dialog cannot be clicked
   setTimeout(remove, 1000 * seconds);
   return remove;
+}
+
+/**
+ * Make a function that draws soon, but after the next frame, so that what matters more is seen first; many calls draw once.
+ * @param {() => void} draw
+ */
+export function later(draw) {
+  let due = false;
+  return () => {
+    if (due) return;
+    due = true;
+    requestAnimationFrame(() => setTimeout(() => { due = false; draw(); }));
+  };
 }
 
 /** @param {unknown} error */
@@ -117,3 +131,8 @@ export function openDialog(title, ...children) {
   dialog.showModal();
   return dialog;
 }
+
+// another address is another screen, so Back closes what was opened over the last one
+addEventListener('popstate', () => {
+  for (const dialog of document.querySelectorAll('dialog[open]:not(.viewer, [data-stays])')) /** @type {HTMLDialogElement} */ (dialog).close();
+});

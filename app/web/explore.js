@@ -1,6 +1,6 @@
 // The screen Explore: facets, grid and map of one collection, with the query above them. The address keeps its state.
 import {path, rest} from './api.js';
-import {button, make, sayError} from './dom.js';
+import {button, make, say, sayError} from './dom.js';
 import {Explorer} from './explorer.js';
 import {FacetList} from './facets.js';
 import {itemsOf, newest} from './findings.js';
@@ -116,7 +116,8 @@ export async function showExplore(main, name, address, session) {
 /** @param {Explorer} explorer @param {HTMLSelectElement} order @param {HTMLSelectElement} group */
 function fillKeys(explorer, order, group) {
   const keys = explorer.rows.keys;
-  order.replaceChildren(make('option', {value: 'stored'}, 'Order: default'), make('option', {value: 'path'}, 'Order: name'),
+  const dated = explorer.rows.metadata.some(one => one.mtime !== undefined) ? [make('option', {value: '-mtime'}, 'Order: newest file'), make('option', {value: 'mtime'}, 'Order: oldest file')] : [];
+  order.replaceChildren(make('option', {value: 'stored'}, 'Order: default'), make('option', {value: 'path'}, 'Order: name'), ...dated,
     ...keys.flatMap(key => [make('option', {value: key}, `Order: ${key}`), make('option', {value: `-${key}`}, `Order: ${key}, descending`)]));
   order.value = explorer.order;
   group.replaceChildren(make('option', {value: ''}, 'No groups'), ...keys.filter(key => !explorer.rows.column(key).numeric).map(key => make('option', {value: key}, `Group by ${key}`)));
@@ -149,16 +150,26 @@ async function read(explorer, address) {
     const vector = text.slice(1);
     return {vector, name: 'your image', preview: previews()[vector]};
   };
-  explorer.filters = new Map(JSON.parse(address.get('filter') ?? '[]'));
+  explorer.filters = parsed(address, 'filter', value => new Map(value ?? []));
   explorer.order = address.get('order') ?? 'stored';
   explorer.group = address.get('group') ?? '';
   const key = address.get('finding');
   if (key !== null) await showFinding(explorer, key);
   else if (explorer.finding) explorer.within(null);
-  const where = JSON.parse(address.get('where') ?? 'null');
+  const where = parsed(address, 'where', value => value);
   const query = {positive: address.getAll('like').map(example), negative: address.getAll('unlike').map(example)};
   if (JSON.stringify(where) !== JSON.stringify(explorer.where)) await explorer.filterBy(where);
   await explorer.search(query);
+}
+
+/** What an address says as JSON; a damaged link is reported. @template T @param {URLSearchParams} address @param {string} name @param {(value: any) => T} as @returns {T} */
+function parsed(address, name, as) {
+  try {
+    return as(JSON.parse(address.get(name) ?? 'null'));
+  } catch {
+    say(`The ${name} of this link cannot be read, so it is left out.`, {error: true});
+    return as(null);
+  }
 }
 
 /** Show the items of a finding of the newest inspection. @param {Explorer} explorer @param {string} key */

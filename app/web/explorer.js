@@ -17,7 +17,8 @@ import {Similarity} from './similarity.js';
  */
 /** @typedef {{positive: Example[], negative: Example[]}} Query */
 
-const MATCHES = 200;
+const FIRST_MATCHES = 60; // twice what most screens show, because every match costs the server time
+const MORE_MATCHES = 200;
 const MAX_MATCHES = 1000;
 const NONE = 'none'; // group of the images without a value
 
@@ -71,6 +72,7 @@ export class Explorer extends EventTarget {
   close() {
     this._closing.abort();
     this._search?.abort();
+    this.rows.thumbnails.close();
   }
 
   /** @param {string} name */
@@ -201,17 +203,17 @@ export class Explorer extends EventTarget {
     }
     const own = this._search = new AbortController();
     this.searching = true;
-    this.emit('query');
     try {
-      const found = await this._find(0, own.signal);
-      this.matches = new Map(found);
+      const finding = this._find(0, own.signal);
+      this.emit('query'); // after the request, so that what is drawn now costs no time
+      this.matches = new Map(await finding);
       this.searching = false;
-      this.emit('query');
       this._arrange();
     } catch (error) {
-      if (!own.signal.aborted) throw error; // another search has begun
-    } finally {
-      if (this._search === own) this.searching = false;
+      if (own.signal.aborted) return; // another search has begun
+      this.searching = false;
+      this.emit('query');
+      throw error;
     }
   }
 
@@ -229,7 +231,7 @@ export class Explorer extends EventTarget {
 
   /** @param {number} offset @param {AbortSignal} signal @returns {Promise<[number, number][]>} rows with their scores */
   async _find(offset, signal) {
-    const k = Math.min(MATCHES, MAX_MATCHES - offset);
+    const k = Math.min(offset ? MORE_MATCHES : FIRST_MATCHES, MAX_MATCHES - offset);
     const examples = (/** @type {Example[]} */ list) => list.map(({id, vector}) => (id === undefined ? {vector} : {id}));
     const json = {
       positive: examples(this.query.positive), negative: examples(this.query.negative), k, offset,

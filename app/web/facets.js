@@ -1,5 +1,5 @@
 // <facet-list>: the values of each metadata key with their counts among the shown images; a click filters.
-import {count, make} from './dom.js';
+import {count, later, make} from './dom.js';
 import {passing, short} from './filters.js';
 import {PALETTE} from './palette.js';
 
@@ -15,12 +15,7 @@ class FacetList extends HTMLElement {
     this.opened = new Set();
     this.list = make('div', {class: 'facets'});
     this.replaceChildren(make('h2', {class: 'hidden'}, 'Filters'), this.list, this._json());
-    let due = false;
-    const redraw = () => {
-      if (due) return;
-      due = true;
-      requestAnimationFrame(() => { due = false; this._draw(); });
-    };
+    const redraw = later(() => this._draw());
     for (const event of ['rows', 'view', 'selection', 'color']) explorer.addEventListener(event, redraw);
     redraw();
   }

@@ -28,10 +28,16 @@ export async function newest(name) {
   return number === undefined ? null : rest('GET', path(name, 'inspections', String(number)));
 }
 
+/** The inspection of a collection that runs now, such as one that was started before a reload. @param {string} name @returns {Promise<string | undefined>} id of its job */
+export async function running(name) {
+  const {jobs} = await rest('GET', 'jobs', {query: {kind: 'inspection', limit: 20}});
+  return jobs.find((/** @type {any} */ job) => job.params.collection === name && ['queued', 'running'].includes(job.state))?.id;
+}
+
 /** Inspect a collection, and write the findings into the metadata. @param {string} name @param {any} [progress] a <progress> */
 export async function inspect(name, progress) {
   const field = localStorage.getItem(`field ${name}`) ?? 'label';
-  const {id} = await rest('POST', path(name, 'inspections'), {json: {field, write_fields: true}, noted: true});
+  const id = await running(name) ?? (await rest('POST', path(name, 'inspections'), {json: {field, write_fields: true}, noted: true})).id;
   return finished(id, job => { if (progress && job.total) [progress.max, progress.value] = [job.total, job.done]; });
 }
 

@@ -49,7 +49,7 @@ class ImageGrid extends HTMLElement {
     explorer.addEventListener('view', redraw);
     explorer.addEventListener('selection', () => this._mark());
     explorer.addEventListener('focus', () => this._mark(true));
-    explorer.addEventListener('query', () => { if (explorer.searching) this.classList.add('waiting'); });
+    explorer.addEventListener('query', () => this.classList.toggle('waiting', explorer.searching));
     new ResizeObserver(() => this.relayout(true)).observe(this.scroller);
   }
 
@@ -79,7 +79,7 @@ class ImageGrid extends HTMLElement {
     } else if (changed) {
       scroller.scrollTop = 0;
     }
-    this.classList.remove('waiting');
+    if (!explorer.searching) this.classList.remove('waiting'); // else this layout is of the matches before
     this.empty.hidden = view.length > 0 || !explorer.rows.complete;
     this.empty.textContent = explorer.rows.ids.length ? 'No image passes the filters.' : 'This collection is empty: add images under Collections.';
     this._draw();
@@ -125,11 +125,12 @@ class ImageGrid extends HTMLElement {
   /** @param {number} row @returns {HTMLElement} */
   _tile(row) {
     const {explorer} = this;
-    const image = make('img', {alt: '', decoding: 'async', src: explorer.rows.thumbnail(row),
+    const image = make('img', {alt: '', decoding: 'async',
       onload: () => this._learn(row, image), onerror: () => tile.classList.add('broken')});
-    const tile = make('div', {role: 'option', id: `row-${row}`, class: 'tile', 'data-row': row, 'aria-selected': 'false'},
+    const tile = make('div', {role: 'option', id: `row-${row}`, class: 'tile', 'data-row': row, 'data-id': explorer.rows.ids[row], 'aria-selected': 'false'},
       image, make('span', {class: 'box', 'aria-hidden': 'true'}));
     this.sheet.append(tile);
+    explorer.rows.thumbnails.show(image, row);
     this.tiles.set(row, tile);
     return tile;
   }

@@ -2,7 +2,8 @@
 import {imageUrl, path, rest} from './api.js';
 import {deleteSoon} from './deletion.js';
 import {button, count, make, say, sayError} from './dom.js';
-import {duplicates, inspect, newest, predictions} from './findings.js';
+import {encoderCard} from './encoders.js';
+import {duplicates, inspect, newest, predictions, running} from './findings.js';
 
 const SHOWN = 24; // images or groups of a finding; Explore shows all
 const CLASSES = 14; // rows and columns of the matrix
@@ -21,10 +22,10 @@ export async function showInsights(main, name, session) {
   const body = make('div', {class: 'insights'}), run = make('div', {class: 'tools'});
   const choice = make('select', {'aria-label': 'Collection', onchange: () => { location.hash = `#/insights/${encodeURIComponent(choice.value)}`; }},
     ...session.collections.map(one => make('option', {value: one.name, selected: one.name === name}, `${one.name} (${one.count.toLocaleString('en')})`)));
-  main.replaceChildren(make('div', {class: 'page'}, make('header', {}, make('h1', {}, 'Insights'), make('div', {class: 'tools'}, choice)), run, body));
+  main.replaceChildren(make('div', {class: 'page'}, make('header', {}, make('h1', {}, 'Insights'), make('div', {class: 'tools'}, choice)), run, body, make('div', {class: 'insights'}, encoderCard(name, session.canWrite))));
   const load = async () => {
     const inspection = await newest(name);
-    run.replaceChildren(...runner(name, inspection, session.canWrite, load));
+    run.replaceChildren(...runner(name, inspection, session.canWrite, load, session.canWrite ? await running(name) : undefined));
     if (!inspection) return body.replaceChildren(make('p', {class: 'empty'}, 'Nothing was inspected yet. An inspection finds duplicates, odd images, wrong labels and more.'));
     const [items, predicted, errors] = await Promise.all([metadataOf(name, inspection), predictions(name, inspection), errorsOf(name)]);
     /** @type {Shown} */
@@ -35,15 +36,15 @@ export async function showInsights(main, name, session) {
   return {go: () => {}, leave: () => {}};
 }
 
-/** The state of the inspection, and the button for another. @param {string} name @param {Inspection | null} inspection @param {boolean} canWrite @param {() => Promise<void>} reload */
-function runner(name, inspection, canWrite, reload) {
+/** The state of the inspection, and the button for another. @param {string} name @param {Inspection | null} inspection @param {boolean} canWrite @param {() => Promise<void>} reload @param {string} [job] that runs already */
+function runner(name, inspection, canWrite, reload, job) {
   const progress = make('progress', {hidden: true, 'aria-label': 'Inspecting'});
   const go = async () => {
     start.disabled = true;
     progress.hidden = false;
     try {
       await inspect(name, progress);
-      await reload();
+      if (progress.isConnected) await reload(); // else another page is shown
     } catch (error) {
       sayError(error);
       start.disabled = false;
@@ -51,6 +52,7 @@ function runner(name, inspection, canWrite, reload) {
     }
   };
   const start = button('similar', inspection ? 'Inspect again' : 'Inspect', go, {class: inspection?.current ? '' : 'strong'});
+  if (job) go();
   const when = inspection && new Date(1000 * inspection.made).toLocaleString('en', {dateStyle: 'medium', timeStyle: 'short'});
   const state = inspection ? `${count(inspection.items, 'image')} inspected on ${when}. ${inspection.current ? '' : 'The collection has changed since.'}` : '';
   return [make('p', {class: 'note', role: 'status'}, state), canWrite ? start : '', progress];
@@ -81,11 +83,11 @@ function sections(shown) {
     sheet(shown, outliers.map(one => [one.item, one.score.toFixed(3)]), 'outliers')));
   parts.push(problems(shown, present(findings.image_problems)));
   const next = present(findings.label_next);
-  parts.push(card('Label next', 'Typical images of regions without a label: few labels cover the collection.', {hidden: !next.length, open: link(shown, 'next', next.length)},
+  parts.push(card('Label next', 'Images that represent those without a label: few labels cover the collection.', {hidden: !next.length, open: link(shown, 'next', next.length)},
     sheet(shown, next.map(one => [one.item, `${one.rank}`]), 'next')));
   const clusters = findings.clusters.map((/** @type {any} */ one) => ({item: one.medoid, ...one}));
   parts.push(card('Clusters', 'The most central image of each group of similar images.', {},
-    sheet(shown, present(clusters).map(one => [one.item, `${(100 * one.share).toFixed(0)} %`, `cluster/${one.cluster}`]), '')));
+    sheet(shown, present(clusters).map(one => [one.item, `${(100 * one.share).toFixed(0)}%`, `cluster/${one.cluster}`]), '')));
   const left = Object.entries(findings.left_out);
   parts.push(card('Left out', left.map(([suffix, number]) => `${number} ${suffix}`).join(', '), {hidden: !left.length}));
   parts.push(card('Unreadable files', 'Of the last jobs that added images.', {hidden: !shown.errors.length},
@@ -123,7 +125,7 @@ function facts({inspection: {findings}, items}, outliers) {
   const {accuracy} = findings, percent = (/** @type {number} */ share) => (100 * share).toFixed(0);
   const entries = [['Groups of copies', duplicates(findings).length], ['Leaks', findings.leaks.length], ['Suspect labels', flagged], ['Outliers', outliers],
     ['Image problems', findings.image_problems.length], ['Clusters', findings.clusters.length],
-    ...(accuracy ? [[`Right on unseen images, of ${accuracy.labels}`, `${percent(accuracy.low)}–${percent(accuracy.high)} %`]] : [])];
+    ...(accuracy ? [[`Right on unseen images, of ${accuracy.labels}`, `${percent(accuracy.low)}–${percent(accuracy.high)}%`]] : [])];
   return make('dl', {class: 'facts'}, ...entries.map(([name, value]) => make('div', {}, make('dt', {}, name), make('dd', {}, typeof value === 'number' ? value.toLocaleString('en') : value))));
 }
 

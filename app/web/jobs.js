@@ -34,7 +34,7 @@ function jobLine(job, canWrite, open) {
     result.replaceChildren();
   }}, 'Details');
   if (open.has(job.id)) toggle.click();
-  return make('li', {class: job.state}, make('strong', {}, job.kind), make('span', {}, job.params.collection ?? ''), make('span', {}, job.state + left),
+  return make('li', {class: job.state}, make('strong', {}, job.kind), make('span', {}, [job.params.collection, job.params.file].filter(Boolean).join(', ')), make('span', {}, job.state + left),
     running && job.total ? make('progress', {max: job.total, value: job.done, 'aria-label': `Progress of ${job.kind}`}) : null,
     make('time', {datetime: new Date(1000 * job.created).toISOString(), class: 'note'}, new Date(1000 * job.created).toLocaleString()),
     job.error ? make('span', {class: 'problem'}, job.error.detail ?? String(job.error)) : null, running ? null : toggle,

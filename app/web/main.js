@@ -107,4 +107,5 @@ async function start() {
   await route();
 }
 
+addEventListener('unhandledrejection', event => sayError(event.reason)); // of an action whose caller does not wait
 start().catch(sayError);

@@ -1,7 +1,7 @@
-// <item-map>: the collection as points; what is near looks alike. A drag moves, a wheel zooms, a lasso chooses an area.
+// <item-map>: the collection as points; what is near looks alike. A drag moves, a wheel or a pinch zooms, a lasso chooses.
 import {path, rest} from './api.js';
-import {button, make, sayError} from './dom.js';
-import {inspect} from './findings.js';
+import {button, later, make, sayError} from './dom.js';
+import {inspect, running} from './findings.js';
 import {passing} from './filters.js';
 import {PALETTE} from './palette.js';
 import {Scatter} from './scatter.js';
@@ -24,6 +24,8 @@ class ItemMap extends HTMLElement {
     this.lassoing = false;
     /** Whether the view was moved from that of the whole map. */
     this.moved = false;
+    /** Where the pressed pointers are; two zoom. @type {Map<number, [number, number]>} */
+    this.pointers = new Map();
     this.keys = '';
     this.canvas = make('canvas', {role: 'img', 'aria-label': 'Map of the images'});
     this.drawing = make('canvas', {class: 'lasso', 'aria-hidden': 'true'});
@@ -42,9 +44,11 @@ class ItemMap extends HTMLElement {
     this.surface = make('div', {class: 'surface', onpointerdown: (/** @type {PointerEvent} */ event) => this._press(event),
       onpointermove: (/** @type {PointerEvent} */ event) => this._hover(event), onpointerleave: () => { this.preview.hidden = true; },
       onwheel: (/** @type {WheelEvent} */ event) => this._wheel(event)}, this.canvas, this.thumbnails, this.drawing, this.preview);
-    this.append(make('div', {class: 'tools'}, this.colorBy, this.lasso, button('view', 'Show the whole map', () => { this.moved = false; this.scatter?.fit(); this._draw(); }, {quiet: true})), this.note, this.surface);
+    this.tools = make('div', {class: 'tools', hidden: true}, this.colorBy, this.lasso, button('view', 'Show the whole map', () => { this.moved = false; this.scatter?.fit(); this._draw(); }, {quiet: true}));
+    this.append(this.tools, this.note, this.surface);
     explorer.addEventListener('rows', () => this._fillKeys());
-    for (const event of ['view', 'selection', 'query', 'focus']) explorer.addEventListener(event, () => this._color());
+    const color = later(() => this._color());
+    for (const event of ['view', 'selection', 'query', 'focus']) explorer.addEventListener(event, color);
     new ResizeObserver(() => {
       if (!this.moved) this.scatter?.fit();
       this._draw();
@@ -55,8 +59,9 @@ class ItemMap extends HTMLElement {
   async load() {
     const {explorer} = this, all = path(explorer.name, 'inspections');
     const [number] = (await rest('GET', all)).inspections;
+    const job = await running(explorer.name);
     if (number === undefined) {
-      this.note.replaceChildren(this._start('A map puts images that look alike next to each other.', 'Make the map'));
+      this.note.replaceChildren(this._start('A map puts images that look alike next to each other.', 'Make the map', job));
       return;
     }
     const own = `${all}/${number}`;
@@ -64,10 +69,11 @@ class ItemMap extends HTMLElement {
     const [{ids}, places, added] = await Promise.all([rest('GET', `${own}/ids`), rest('GET', `${own}/coordinates`, {as: 'buffer'}),
       about.current ? [] : placements(own)]);
     this.rows = Int32Array.from([...ids, ...added.map(one => one.id)], id => explorer.rows.rowOf.get(id) ?? -1);
+    this.tools.hidden = false;
     this.scatter ??= new Scatter(this.canvas);
     this.scatter.setPlaces(Float32Array.from([...new Float32Array(places), ...added.flatMap(one => [one.x, one.y])]));
     this._fillKeys();
-    this.note.replaceChildren(about.current ? '' : this._start('The collection has changed since.', 'Arrange again'));
+    this.note.replaceChildren(about.current ? '' : this._start('The collection has changed since.', 'Arrange again', job));
     this._color();
   }
 
@@ -82,23 +88,28 @@ class ItemMap extends HTMLElement {
     explorer.colorBy(this.colorBy.value);
   }
 
-  /** @param {string} text @param {string} action */
-  _start(text, action) {
+  /** @param {string} text @param {string} action @param {string} [job] that runs already */
+  _start(text, action, job) {
     const progress = make('progress', {hidden: true, 'aria-label': 'Making the map'});
     const go = async () => {
-      start.disabled = true;
+      words.textContent = 'The map is being made. ';
+      start.hidden = true;
       progress.hidden = false;
       try {
         await inspect(this.explorer.name, progress);
+        if (!this.isConnected) return; // another page is shown
         await this.explorer.load(); // the findings are fields of the items
         await this.load();
       } catch (error) {
         sayError(error);
-        start.disabled = false;
+        words.textContent = `${text} `;
+        start.hidden = false;
+        progress.hidden = true;
       }
     };
-    const start = make('button', {type: 'button', class: 'button', onclick: go}, action);
-    return make('p', {}, `${text} `, this.canWrite ? start : '', progress);
+    const words = make('span', {}, `${text} `), start = make('button', {type: 'button', class: 'button', onclick: go}, action);
+    if (job && this.canWrite) go();
+    return make('p', {}, words, this.canWrite ? start : '', progress);
   }
 
   // ---- drawing
@@ -144,11 +155,14 @@ class ItemMap extends HTMLElement {
       const [x, y] = scatter.pixel(i);
       if (this.rows[i] >= 0 && x > 0 && y > 0 && x < clientWidth && y < clientHeight) near.push([this.rows[i], x, y]);
     }
-    this.thumbnails.replaceChildren(...(near.length > THUMBNAILS ? [] : near).map(([row, x, y]) => {
-      const image = make('img', {src: explorer.rows.thumbnail(row), alt: ''});
+    const before = new Map([.../** @type {HTMLCollectionOf<HTMLImageElement>} */ (this.thumbnails.children)].map(image => [Number(image.dataset.row), image]));
+    const images = (near.length > THUMBNAILS ? [] : near).map(([row, x, y]) => {
+      const image = before.get(row) ?? make('img', {alt: '', 'data-row': row});
       Object.assign(image.style, {left: `${x}px`, top: `${y}px`});
       return image;
-    }));
+    });
+    if (images.length || before.size) this.thumbnails.replaceChildren(...images);
+    for (const image of images) if (!image.src) explorer.rows.thumbnails.show(image, Number(image.dataset.row));
   }
 
   // ---- pointer
@@ -167,10 +181,18 @@ class ItemMap extends HTMLElement {
     /** @type {[number, number][]} */
     const polygon = [start];
     let last = start, moved = false;
+    this.pointers.set(event.pointerId, start);
     const move = (/** @type {PointerEvent} */ to) => {
-      const now = this._at(to);
-      moved ||= Math.hypot(now[0] - start[0], now[1] - start[1]) > 4;
-      if (lasso) {
+      if (to.pointerId !== event.pointerId) return;
+      const now = this._at(to), other = [...this.pointers].find(([id]) => id !== event.pointerId)?.[1];
+      this.pointers.set(event.pointerId, now);
+      moved ||= other !== undefined || Math.hypot(now[0] - start[0], now[1] - start[1]) > 4;
+      if (other) {
+        const far = (/** @type {number[]} */ from) => Math.hypot(from[0] - other[0], from[1] - other[1]) || 1;
+        this.moved = true;
+        scatter.zoomAt(far(now) / far(last), (now[0] + other[0]) / 2, (now[1] + other[1]) / 2);
+        this._draw();
+      } else if (lasso) {
         polygon.push(now);
         this._drawLasso(polygon);
       } else {
@@ -181,20 +203,25 @@ class ItemMap extends HTMLElement {
       last = now;
     };
     const end = (/** @type {PointerEvent} */ to) => {
-      this.surface.removeEventListener('pointermove', move);
+      if (to.pointerId !== event.pointerId) return;
+      for (const [name, listener] of listeners) this.surface.removeEventListener(name, listener);
+      this.pointers.delete(event.pointerId);
       this._drawLasso([]);
+      if (to.type === 'pointercancel') return;
       if (lasso && moved) this._choose(scatter.inside(polygon), event);
       else if (!moved) this._click(...this._at(to));
     };
     this.surface.setPointerCapture(event.pointerId);
-    this.surface.addEventListener('pointermove', move);
-    this.surface.addEventListener('pointerup', end, {once: true});
+    /** @type {[string, any][]} */
+    const listeners = [['pointermove', move], ['pointerup', end], ['pointercancel', end]];
+    for (const [name, listener] of listeners) this.surface.addEventListener(name, listener);
   }
 
   /** Show the chosen area; Alt takes it away from the area, Ctrl adds it. @param {number[]} points @param {PointerEvent} event */
   _choose(points, event) {
     const chosen = points.map(point => this.rows[point]).filter(row => row >= 0), before = this.explorer.area ?? new Set();
-    if (event.altKey) this.explorer.within(new Set([...before].filter(row => !chosen.includes(row))));
+    const taken = new Set(chosen);
+    if (event.altKey) this.explorer.within(new Set([...before].filter(row => !taken.has(row))));
     else this.explorer.within(new Set([...(event.ctrlKey ? before : []), ...chosen]));
     this.lassoing = false;
     this.lasso.setAttribute('aria-pressed', 'false');

@@ -45,7 +45,7 @@ class Probe {
     this.explorer = explorer;
     this.field = field;
     this.dialog = dialog;
-    this.name = `${explorer.name}-${field}`.replace(/[^\w.-]/g, '-');
+    this.name = nameOf(`${explorer.name}-${field}`);
   }
 
   /** The description of the probe, or undefined if it was not fitted yet. */
@@ -78,8 +78,8 @@ class Probe {
         make('td', {}, String(one.rows)), make('td', {}, meter, right), make('td', {}, ...this._confusions(probe, code, progress)));
     });
     return make('div', {class: 'stack'},
-      top1 === undefined ? '' : make('p', {class: 'verdict'}, `Right on ${(100 * top1).toFixed(0)} % of ${count(probe.held_out, 'held-out image')}; with 95 % certainty between ${low} % and ${high} %.`),
-      probe.few_shot.length ? make('p', {class: 'note'}, `With fewer labels: ${probe.few_shot.map((/** @type {any} */ one) => `${one.labels} per class ${(100 * mean(one.top1)).toFixed(0)} %`).join(', ')}.`) : '',
+      top1 === undefined ? '' : make('p', {class: 'verdict'}, `Right on ${(100 * top1).toFixed(0)}% of ${count(probe.held_out, 'held-out image')}; with 95% certainty between ${low}% and ${high}%.`),
+      probe.few_shot.length ? make('p', {class: 'note'}, `With fewer labels: ${probe.few_shot.map((/** @type {any} */ one) => `${one.labels} per class ${(100 * mean(one.top1)).toFixed(0)}%`).join(', ')}.`) : '',
       make('div', {class: 'tools'}, apply, file, make('button', {type: 'button', class: 'button', onclick: () => file.click()}, 'Try an image'),
         make('a', {class: 'button', href: new URL(`api/v1/probes/${this.name}/export`, ROOT).href, download: ''}, 'Download'), progress), answer,
       make('table', {tabindex: 0}, make('thead', {}, make('tr', {}, ...['label', 'fitted on', 'right', probe.confusion ? 'mistaken for' : 'mistaken for (in the collection)'].map(text => make('th', {scope: 'col'}, text)))),
@@ -125,7 +125,7 @@ class Probe {
     try {
       const {results: [one]} = await rest('POST', `probes/${this.name}/predict`, {form, noted: true});
       const label = one.label ?? one.labels?.join(', ') ?? 'none of these';
-      answer.textContent = `${file.name}: ${label}. ${(one.top ?? []).map((/** @type {any} */ each) => `${each.label} ${(100 * each.probability).toFixed(0)} %`).join(', ')}`;
+      answer.textContent = `${file.name}: ${label}. ${(one.top ?? []).map((/** @type {any} */ each) => `${each.label} ${(100 * each.probability).toFixed(0)}%`).join(', ')}`;
     } catch (error) {
       answer.textContent = '';
       sayError(error);
@@ -161,7 +161,14 @@ class Probe {
   }
 }
 
-/** The 95 % interval of a share, by Wilson's score, in percent. @param {number} share @param {number} number @returns {[number, number]} */
+/** A name of a probe, which is ASCII, for any text. @param {string} text */
+function nameOf(text) {
+  const name = text.replace(/[^\w.-]/g, '-');
+  const rest = [...text].filter(letter => letter > '~'); // different texts have different names
+  return rest.length ? `${name}-${rest.map(letter => letter.codePointAt(0)?.toString(36)).join('')}`.slice(-128) : name;
+}
+
+/** The 95% interval of a share, by Wilson's score, in percent. @param {number} share @param {number} number @returns {[number, number]} */
 export function interval(share, number) {
   if (!number) return [0, 100];
   const middle = share + Z ** 2 / (2 * number), half = Z * Math.sqrt((share * (1 - share) + Z ** 2 / (4 * number)) / number), scale = 1 + Z ** 2 / number;

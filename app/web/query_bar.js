@@ -87,7 +87,7 @@ class QueryBar extends HTMLElement {
       return;
     }
     const [best] = matches.values();
-    const text = best === undefined ? 'No image passes the filters.' : `${count(matches.size, 'match', 'matches')}${explorer.hasMore ? ', and more' : ''}.`;
+    const text = best === undefined ? 'No image passes the filters.' : explorer.hasMore ? `${matches.size}+ matches.` : `${count(matches.size, 'match', 'matches')}.`;
     this.verdict.textContent = text;
     if (best === undefined) return;
     const sentence = await explorer.similarity.describe(best).catch(() => '');

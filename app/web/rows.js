@@ -2,13 +2,14 @@
 //
 // Grid, map and facets work on row numbers. A row number stays that of its item until the collection is opened again.
 import {imageUrl, path, rest} from './api.js';
+import {Thumbnails} from './thumbnails.js';
 
 export const MAX_ROWS = 200_000; // above this, a page would need more memory than a phone has
 const FIRST = 200; // fills a screen; the others follow in larger pages
 const PAGE = 5000;
 const MANY = 0.5; // a key whose values are mostly different, such as a path, is not a facet
 const CATEGORIES = 40; // whole numbers with fewer different values are categories, such as clusters
-const HIDDEN = new Set(['root', 'mtime', 'name', 'path', 'inspection.seq']);
+const HIDDEN = new Set(['root', 'mtime', 'name', 'path', 'pixel_sha256', 'inspection.seq']); // of files and of this program
 
 /**
  * @typedef {object} Column values of one metadata key
@@ -31,6 +32,7 @@ export class Rows {
     /** @type {Set<number>} */
     this.deleted = new Set();
     this.complete = false;
+    this.thumbnails = new Thumbnails(this);
     /** @type {Map<string, Column>} */
     this._columns = new Map();
   }
@@ -43,7 +45,9 @@ export class Rows {
       this.rowOf.set(id, row);
       this.ids.push(id);
     }
+    const before = this.metadata[row]?.pixel_sha256;
     this.metadata[row] = flat(metadata);
+    if (before !== undefined && before !== this.metadata[row].pixel_sha256) this.thumbnails.forget([row]);
     return row;
   }
 

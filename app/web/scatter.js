@@ -14,8 +14,8 @@ export class Scatter {
   /** @param {HTMLCanvasElement} canvas */
   constructor(canvas) {
     this.canvas = canvas;
-    /** Pixels per unit, and the point of the plot in the middle of the canvas. */
-    this.zoom = 1;
+    /** Pixels per unit, those that show all points, and the point of the plot in the middle of the canvas. */
+    this.zoom = this.whole = 1;
     this.center = [0, 0];
     /** @type {Float32Array<ArrayBuffer>} */
     this.places = new Float32Array();
@@ -69,7 +69,7 @@ export class Scatter {
     if (!this.places.length) return;
     this.center = [(low[0] + high[0]) / 2, (low[1] + high[1]) / 2];
     const {clientWidth, clientHeight} = this.canvas;
-    this.zoom = 0.94 * Math.min(clientWidth / (high[0] - low[0] || 1), clientHeight / (high[1] - low[1] || 1));
+    this.zoom = this.whole = 0.94 * Math.min(clientWidth / (high[0] - low[0] || 1), clientHeight / (high[1] - low[1] || 1));
   }
 
   draw() {
@@ -106,31 +106,43 @@ export class Scatter {
   zoomAt(factor, x, y) {
     const {clientWidth, clientHeight} = this.canvas;
     this.pan(clientWidth / 2 - x, clientHeight / 2 - y);
-    this.zoom *= factor;
+    const most = Math.max(20, Math.sqrt(this.places.length / 2)); // few points are left on the screen then
+    this.zoom = Math.min(most * this.whole, Math.max(this.whole / 2, this.zoom * factor));
     this.pan(x - clientWidth / 2, y - clientHeight / 2);
   }
 
+  /** Place of a pixel. @param {number} x @param {number} y @returns {[number, number]} */
+  _placeOf(x, y) {
+    const {clientWidth, clientHeight} = this.canvas;
+    return [this.center[0] + (x - clientWidth / 2) / this.zoom, this.center[1] - (y - clientHeight / 2) / this.zoom];
+  }
+
+  // Both searches compare places and not pixels: a conversion of each point would take ten times as long.
+
   /** The point nearest to a pixel, at most 12 pixels away; -1 if there is none. @param {number} x @param {number} y */
   nearest(x, y) {
-    let best = -1, least = 144;
-    for (let i = 0; i < this.places.length / 2; i++) {
-      const [px, py] = this.pixel(i), far = (px - x) ** 2 + (py - y) ** 2;
-      if (far < least) [best, least] = [i, far];
+    const {places} = this, [cx, cy] = this._placeOf(x, y);
+    let best = -1, least = (12 / this.zoom) ** 2;
+    for (let i = 0; i < places.length; i += 2) {
+      const far = (places[i] - cx) ** 2 + (places[i + 1] - cy) ** 2;
+      if (far < least) [best, least] = [i / 2, far];
     }
     return best;
   }
 
   /** Points inside a polygon of pixels. @param {[number, number][]} polygon @returns {number[]} */
   inside(polygon) {
-    const found = [];
-    for (let i = 0; i < this.places.length / 2; i++) {
-      const [x, y] = this.pixel(i);
+    const {places} = this, found = [], corners = polygon.map(([x, y]) => this._placeOf(x, y));
+    const xs = Float64Array.from(corners, one => one[0]), ys = Float64Array.from(corners, one => one[1]);
+    const [left, right, low, high] = [Math.min(...xs), Math.max(...xs), Math.min(...ys), Math.max(...ys)];
+    for (let i = 0; i < places.length; i += 2) {
+      const x = places[i], y = places[i + 1];
+      if (x < left || x > right || y < low || y > high) continue;
       let odd = false;
-      for (let a = 0, b = polygon.length - 1; a < polygon.length; b = a++) {
-        const [ax, ay] = polygon[a], [bx, by] = polygon[b];
-        if (ay > y !== by > y && x < ((bx - ax) * (y - ay)) / (by - ay) + ax) odd = !odd;
+      for (let a = 0, b = xs.length - 1; a < xs.length; b = a++) {
+        if (ys[a] > y !== ys[b] > y && x < ((xs[b] - xs[a]) * (y - ys[a])) / (ys[b] - ys[a]) + xs[a]) odd = !odd;
       }
-      if (odd) found.push(i);
+      if (odd) found.push(i / 2);
     }
     return found;
   }

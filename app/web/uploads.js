@@ -1,10 +1,12 @@
 // Uploads to collections: images in small requests, and archives or tables in parts, which the server imports as a job.
-// They continue while other pages of the app are shown.
-import {ApiError, finished, path, rest} from './api.js';
-import {count, make, say, sayError} from './dom.js';
+// They continue while other pages of the app are shown. One that fails, is stopped, or is cut off by a reload can continue.
+import {ApiError, finished, newKey, path, rest} from './api.js';
+import {button, count, make, say, sayError} from './dom.js';
+import {discard, forget, remember, unfinished, unfinishedOf} from './unfinished.js';
 
 const AT_ONCE = 16; // images in one request; two requests run at a time
 const PART = 8_000_000; // bytes of a file in one request
+const UNREADABLE = new Set([413, 415, 422]); // statuses about the images of a request, not about the server
 const NAMED = 200; // files that failed
 const IMAGE = /\.(jpe?g|png|webp|gif|bmp|tiff?|avif|heic|heif)$/i;
 const KINDS = /** @type {Record<string, string>} */ ({zip: 'application/zip', tar: 'application/x-tar', ndjson: 'application/x-ndjson', jsonl: 'application/x-ndjson',
@@ -12,35 +14,71 @@ const KINDS = /** @type {Record<string, string>} */ ({zip: 'application/zip', ta
 /** Names of files that can be imported. */
 export const IMPORTED = Object.keys(KINDS).map(suffix => `.${suffix}`).join(',');
 
+/** @typedef {import('./unfinished.js').Unfinished} Unfinished */
 /** What the running and ended uploads show, by collection. @type {Map<string, HTMLElement>} */
 export const shown = new Map();
+/** Collections and files of the uploads that run, or whose end is shown. @type {Map<string, string>} */
+const seen = new Map();
 let running = 0;
 addEventListener('beforeunload', event => { if (running) event.preventDefault(); });
 
-/** Show an upload's progress, and do it. @param {string} collection @param {string} label @param {(view: View) => Promise<string>} act returns a sentence on the result */
-async function begin(collection, label, act) {
-  const view = new View(label);
-  shown.set(collection, view.element);
+/** Show an upload's progress, and do it. @param {Unfinished} upload @param {(view: View) => Promise<string>} act returns a sentence on the result @param {() => void} again continues it */
+async function begin(upload, act, again) {
+  const view = new View(`Adding ${upload.label} to ${upload.collection}`);
+  shown.set(upload.collection, view.element);
+  seen.set(upload.collection, upload.files);
   running++;
   dispatchEvent(new Event('uploads'));
   try {
     view.end(await act(view));
+    forget(upload);
   } catch (error) {
-    view.end('An error stopped the upload.');
-    sayError(error);
+    const stopped = view.abort.signal.aborted;
+    view.end(stopped ? 'The upload was stopped.' : `The upload failed: ${error instanceof Error ? error.message : error}`, !stopped);
+    if (!(error instanceof JobError)) view.element.append(choice(upload, 'Continue', again));
   }
   running--;
   dispatchEvent(new Event('uploads'));
 }
 
+/** The job that imports a file has failed, so that there is nothing to continue. */
+class JobError extends Error {}
+
+/** What has arrived of an upload, and buttons to continue or to end it. @param {Unfinished} upload @param {string} action @param {() => void} go */
+function choice(upload, action, go) {
+  const end = async () => {
+    try {
+      await discard(upload);
+      shown.delete(upload.collection);
+      seen.delete(upload.collection);
+      dispatchEvent(new Event('uploads'));
+    } catch (error) {
+      sayError(error);
+    }
+  };
+  return make('div', {class: 'stack'}, make('p', {}, `${upload.label}: ${arrived(upload)} arrived.`), make('div', {class: 'tools'},
+    button('upload', action, go), button('close', upload.key ? 'Delete what arrived' : 'Leave out the rest', end)));
+}
+
+/** The uploads to a collection that a reload has cut off. @param {string} collection @param {(upload: Unfinished) => void} choose lets a person choose the files again */
+export function cutOff(collection, choose) {
+  return unfinishedOf(collection).filter(one => seen.get(collection) !== one.files)
+    .map(one => make('div', {class: 'upload'}, choice(one, one.key ? 'Choose this file again' : 'Choose these files again', () => choose(one))));
+}
+
+/** @param {Unfinished} upload */
+function arrived({key, done, total}) {
+  return key ? `${(done / 1e6).toFixed(0)} of ${(total / 1e6).toFixed(0)} MB` : `${done} of ${count(total, 'file')}`;
+}
+
 class View {
   /** @param {string} label */
   constructor(label) {
-    this.stopped = false;
+    this.abort = new AbortController();
     this.begun = performance.now();
     this.bar = make('progress', {max: 1, value: 0, 'aria-label': label});
     this.text = make('p', {role: 'status'}, 'Starting ...');
-    this.stop = make('button', {type: 'button', class: 'plain', onclick: () => { this.stopped = true; }}, 'Stop');
+    this.stop = make('button', {type: 'button', class: 'plain', onclick: () => this.abort.abort()}, 'Stop');
     this.broken = make('ul', {class: 'broken'});
     this.failed = 0;
     this.element = make('div', {class: 'upload'}, this.bar, this.text, this.stop, this.broken);
@@ -59,72 +97,97 @@ class View {
     if (this.failed <= NAMED) this.broken.append(make('li', {}, `${name}: ${problem}`));
   }
 
-  /** @param {string} text */
-  end(text) {
+  /** @param {string} text @param {boolean} [error] */
+  end(text, error = false) {
     this.bar.remove();
     this.stop.remove();
     this.text.textContent = text;
-    say(text);
+    this.text.classList.toggle('problem', error);
+    say(text, {error});
   }
 }
 
-/** Add images; those that fail are named. @param {string} collection @param {File[]} chosen */
-export function uploadImages(collection, chosen) {
-  const files = chosen.filter(file => IMAGE.test(file.name)), leftOut = chosen.length - files.length;
-  return begin(collection, `Adding images to ${collection}`, async view => {
-    const groups = Array.from({length: Math.ceil(files.length / AT_ONCE)}, (_, i) => files.slice(i * AT_ONCE, (i + 1) * AT_ONCE));
-    let done = 0, added = 0;
+/** Add images; those that fail are named. @param {any} info of the collection @param {File[]} chosen */
+export function uploadImages(info, chosen) {
+  const files = chosen.filter(file => IMAGE.test(file.name)), others = chosen.filter(file => !IMAGE.test(file.name));
+  const upload = unfinished(info.name, files, chosen[0].webkitRelativePath.split('/')[0] || count(files.length, 'image'), files.length);
+  return begin(upload, async view => {
+    const held = upload.done ? (await rest('GET', path(info.name))).count : info.count;
+    const skipped = held >= upload.least ? upload.done : 0; // fewer: they were deleted
+    const groups = Array.from({length: Math.ceil((files.length - skipped) / AT_ONCE)}, (_, i) => files.slice(skipped + i * AT_ONCE, skipped + (i + 1) * AT_ONCE));
+    const ended = groups.map(() => false);
+    let next = 0, done = skipped, added = 0, failed = false;
+    remember(upload);
     const work = async () => {
-      for (let group = groups.shift(); group && !view.stopped; group = groups.shift()) {
-        for (const result of await sent(collection, group)) {
+      while (next < groups.length && !failed) {
+        view.abort.signal.throwIfAborted();
+        const place = next++, group = groups[place];
+        const results = await sent(info.name, group, view.abort.signal).catch(error => { failed = true; throw error; });
+        for (const result of results) {
           const problem = result.error?.detail ?? (result.id ? null : result.detail);
           if (problem) view.refuse(group[result.index].name, problem);
           else added++;
         }
+        ended[place] = true;
         done += group.length;
+        const whole = ended.indexOf(false);
+        Object.assign(upload, {done: whole < 0 ? files.length : skipped + AT_ONCE * whole, least: held + added});
+        remember(upload);
         view.advance(done, files.length, `${done} of ${count(files.length, 'image')}`);
       }
     };
-    await Promise.all([work(), work()]);
-    return `${count(added, 'image')} added${view.failed ? `, ${view.failed} could not be read` : ''}`
-      + `${leftOut ? `, ${count(leftOut, 'other file')} left out` : ''}${view.stopped ? '; stopped' : ''}.`;
-  });
+    for (const one of await Promise.allSettled([work(), work()])) if (one.status === 'rejected') throw one.reason;
+    return `${count(added, 'image')} added${skipped ? ` to the ${skipped} that had arrived` : ''}${view.failed ? `, ${view.failed} could not be read` : ''}`
+      + `${others.length ? `, ${count(others.length, 'other file')} left out (${others.slice(0, 3).map(file => file.name).join(', ')}${others.length > 3 ? ', ...' : ''})` : ''}.`;
+  }, () => uploadImages(info, chosen));
 }
 
-/** @param {string} collection @param {File[]} group @returns {Promise<any[]>} an id or an error for each */
-async function sent(collection, group) {
+/** @param {string} collection @param {File[]} group @param {AbortSignal} signal @returns {Promise<any[]>} an id or an error for each */
+async function sent(collection, group, signal) {
+  const readable = await Promise.all(group.map(file => file.slice(0, 1).arrayBuffer().then(() => true, () => false)));
+  const places = group.map((_, index) => index).filter(index => readable[index]), files = places.map(index => group[index]);
+  const lost = group.flatMap((_, index) => (readable[index] ? [] : [{index, error: {detail: 'The file was changed or removed; choose it again.'}}]));
+  if (!files.length) return lost;
   const form = new FormData();
-  for (const file of group) form.append('files', file, file.name);
-  form.append('items', JSON.stringify(group.map(file => ({metadata: metadataOf(file)}))));
-  try {
-    return (await rest('POST', path(collection, 'items'), {form})).results;
-  } catch (error) {
-    if (!(error instanceof ApiError) || error.status === 507) throw error;
-    return error.body.items ?? group.map((_, index) => ({index, error: {detail: /** @type {Error} */ (error).message}}));
-  }
+  for (const file of files) form.append('files', file, file.name);
+  form.append('items', JSON.stringify(files.map(file => ({metadata: metadataOf(file)}))));
+  const results = await rest('POST', path(collection, 'items'), {form, signal}).then(answer => answer.results, error => {
+    if (!(error instanceof ApiError && (error.body.items || UNREADABLE.has(error.status)))) throw error;
+    return error.body.items ?? files.map((_, index) => ({index, error: {detail: error.message}}));
+  });
+  return [...lost, ...results.map((/** @type {any} */ one) => ({...one, index: places[one.index]}))];
 }
 
 /** Import an archive of images or a table of vectors. @param {string} collection @param {File} file */
 export function importFile(collection, file) {
-  return begin(collection, `Importing ${file.name} to ${collection}`, async view => {
+  const upload = unfinished(collection, [file], file.name, file.size);
+  return begin(upload, async view => {
     const kind = KINDS[file.name.split('.').at(-1)?.toLowerCase() ?? ''];
-    if (!kind) throw new Error(`${file.name} cannot be imported; choose a file that ends in one of ${IMPORTED}.`);
-    const key = [...crypto.getRandomValues(new Uint8Array(16))].map(byte => byte.toString(16).padStart(2, '0')).join('');
-    let job = null;
-    for (let start = 0; !job; start += PART) {
-      if (view.stopped) return 'The upload was stopped.';
+    if (!kind) throw new JobError(`${file.name} cannot be imported; choose a file that ends in one of ${IMPORTED}.`);
+    let start = 0, job = null;
+    if (upload.key) ({received: start, job} = await rest('GET', path(collection, 'imports', upload.key)));
+    upload.key ??= newKey();
+    while (!job) {
+      upload.done = start;
+      remember(upload);
       const end = Math.min(file.size, start + PART), whole = end === file.size;
-      const headers = {'Content-Type': kind, 'Idempotency-Key': key, 'Upload-Offset': String(start), 'Upload-Complete': whole ? '?1' : '?0'};
-      ({job} = await rest('POST', path(collection, 'imports'), {body: file.slice(start, end), headers}));
+      const headers = {'Content-Type': kind, 'Idempotency-Key': upload.key, 'Upload-Offset': String(start), 'Upload-Complete': whole ? '?1' : '?0',
+        'Content-Disposition': `attachment; filename*=UTF-8''${encodeURIComponent(file.name).replaceAll("'", '%27')}`};
+      ({job} = await rest('POST', path(collection, 'imports'), {body: file.slice(start, end), headers, signal: view.abort.signal}));
+      start = end;
       view.advance(end, file.size, `${(end / 1e6).toFixed(0)} of ${(file.size / 1e6).toFixed(0)} MB sent`);
     }
+    forget(upload); // the job continues without this page
     view.stop.remove(); // the job can be cancelled in the list of jobs
     view.begun = performance.now();
-    const result = await finished(job.id, ({done, total}) => { if (total) view.advance(done, total, `${done} of ${total} imported`); });
+    const result = await finished(job.id, ({done, total}) => { if (total) view.advance(done, total, `${done} of ${total} imported`); })
+      .catch(error => { throw new JobError(error.message); });
     for (const one of result.errors ?? []) view.refuse(one.name, one.detail);
     const more = (result.errors_count ?? 0) - (result.errors ?? []).length;
-    return `${result.added} added, ${result.replaced} replaced${result.errors_count ? `, ${result.errors_count} refused` : ''}${more > 0 ? ` (${more} not listed)` : ''}.`;
-  });
+    const others = Object.entries(result.left_out ?? {}).map(([suffix, number]) => `${number} ${suffix || 'without a suffix'}`);
+    return `${file.name}: ${result.added} added, ${result.replaced} replaced${result.errors_count ? `, ${result.errors_count} refused` : ''}${more > 0 ? ` (${more} not listed)` : ''}`
+      + `${others.length ? `, left out as no image: ${others.join(', ')}` : ''}.`;
+  }, () => importFile(collection, file));
 }
 
 /** @param {File} file @returns {Record<string, string>} its name, path, and its folder as label */

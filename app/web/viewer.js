@@ -37,9 +37,10 @@ class ItemViewer extends HTMLElement {
     this.viewed = new ViewedImage();
     this.viewed.addEventListener('swipe', event => this._step(/** @type {CustomEvent} */ (event).detail));
     this.viewed.addEventListener('choice', event => this._chosen(/** @type {CustomEvent} */ (event).detail));
-    this.heading = make('h2', {});
+    this.heading = make('h2', {tabindex: -1, autofocus: true}); // not the first button, whose outline would look chosen
     this.side = make('aside', {'aria-label': 'About the image'});
     this.hint = make('p', {class: 'note', role: 'status'});
+    this.head = make('select', {'aria-label': 'Attention head', hidden: true, onchange: () => this._attend({}).catch(sayError)});
     /** @type {keyof typeof HINTS | null} */
     this.mode = null;
     this.modes = {
@@ -55,7 +56,7 @@ class ItemViewer extends HTMLElement {
         button('less', 'Zoom out', () => this.viewed.zoom(1 / 1.5), {quiet: true}), button('add', 'Zoom in', () => this.viewed.zoom(1.5), {quiet: true}),
         ...this.steps, button('close', 'Close', () => this.dialog.close(), {quiet: true})),
       make('div', {class: 'columns'}, make('div', {class: 'left'}, this.viewed,
-        make('div', {class: 'tools'}, button('similar', 'Find similar images', () => this._findSimilar()), ...Object.values(this.modes), ...this.changes, this.hint)), this.side));
+        make('div', {class: 'tools'}, button('similar', 'Find similar images', () => this._findSimilar()), ...Object.values(this.modes), ...this.changes, this.head, this.hint)), this.side));
     this.replaceChildren(this.dialog);
     explorer.addEventListener('rows', () => { if (this.row !== null) this._drawMetadata(this.row); });
   }
@@ -181,6 +182,8 @@ class ItemViewer extends HTMLElement {
     this.mode = this.mode === mode ? null : mode;
     for (const [name, own] of Object.entries(this.modes)) own.setAttribute('aria-pressed', String(this.mode === name));
     this.hint.textContent = this.mode ? HINTS[this.mode] : '';
+    this.head.hidden = true;
+    this.head.value = '';
     this.viewed.cover(null);
     this.viewed.ask(this.mode === 'box' ? 'box' : this.mode === 'attention' ? 'any' : null);
     if (this.mode === 'attention') this._attend({}).catch(sayError);
@@ -207,8 +210,10 @@ class ItemViewer extends HTMLElement {
   async _attend(choice) {
     const {turn, viewed, neighbors} = this;
     const image = await this._blob(), downloads = this._download();
-    const [map] = await this._maps(image, [], choice, downloads, true);
+    const head = this.head.value && !Object.keys(choice).length ? {head: Number(this.head.value)} : {};
+    const [map] = await this._maps(image, [], {...choice, ...head}, downloads, true);
     if (this.turn !== turn || this.mode !== 'attention') return;
+    this.head.hidden = !this.head.options.length || Object.keys(choice).length > 0; // a point has no heads
     viewed.cover(map);
     const shown = /** @type {HTMLImageElement[]} */ ([...(neighbors?.querySelectorAll('img') ?? [])]).slice(0, COMPARED);
     if (!Object.keys(choice).length || !shown.length) return;
@@ -234,7 +239,7 @@ class ItemViewer extends HTMLElement {
   }
 
   /**
-   * @param {Blob} image @param {Blob[]} targets @param {import('./viewed_image.js').Choice | {}} choice
+   * @param {Blob} image @param {Blob[]} targets @param {import('./viewed_image.js').Choice | {head?: number}} choice
    * @param {[string, string][]} downloads files of the noted call @param {boolean} noted @param {string} [name]
    * @returns {Promise<string[]>} addresses of the maps
    */
@@ -245,7 +250,10 @@ class ItemViewer extends HTMLElement {
       form.append('image', image, name);
       for (const target of targets) form.append('target', target, downloads[0]?.[0] ?? 'target');
       form.append('query', JSON.stringify({collection: this.explorer.name, with_png: true, opacity: targets.length > 1 ? 0.7 : 1, max_side: SIDE, ...choice}));
-      const {maps} = await rest('POST', 'attention', {form, noted, downloads});
+      const {maps, heads} = await rest('POST', 'attention', {form, noted, downloads});
+      if (heads && heads + 1 !== this.head.options.length) {
+        this.head.replaceChildren(make('option', {value: ''}, 'All heads'), ...Array.from({length: heads}, (_, head) => make('option', {value: head}, `Head ${head + 1}`)));
+      }
       return maps.map((/** @type {any} */ map) => `data:image/png;base64,${map.png}`);
     } finally {
       this.viewed.classList.remove('waiting');

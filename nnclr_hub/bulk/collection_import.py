@@ -7,21 +7,26 @@
 
 from __future__ import annotations
 
+import logging
+import re
+from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from nnclr_hub.bulk.image_list import ListedImage, Source, named
 from nnclr_hub.bulk.plan import ShardPlan
-from nnclr_hub.bulk.shards import Shard, Shards
-from nnclr_hub.encoder.image_folder import label_of
+from nnclr_hub.bulk.shards import Shards
+from nnclr_hub.encoder.image_list import named
+from nnclr_hub.encoder.packed_image import ImageSource, ListedImage
 from nnclr_hub.errors import CollectionExists, CollectionNotFound, InvalidRequest
 from nnclr_hub.store.base import Collection, CollectionSpec, Item, Progress, VectorStore
 from nnclr_hub.store.replacement import upsert_into
-from nnclr_hub.workbench.folder_changes import item_id
+from nnclr_hub.workbench.folder_changes import BOX, item_id
 
+log = logging.getLogger(__name__)
 BATCH = 1000
+_TILE = re.compile(r"#\d+,\d+,\d+,\d+$")  # the end of the path of a tile
 
 
 def collect(
@@ -34,6 +39,8 @@ def collect(
 ) -> tuple[int, int]:
     """Add all images to a collection, which is created if necessary; call again to resume after an interruption.
 
+    Of images with the same path in one archive, the last one counts, as when it is unpacked.
+
     Args:
         into: allow a collection with other items.
         progress: called with (done, total) in images.
@@ -42,22 +49,22 @@ def collect(
         The number of images, and how many of them this call wrote.
 
     Raises:
-        InvalidRequest: shards are missing, or two images have the same path.
+        InvalidRequest: shards are missing, or two images of different sources have the same path.
         CollectionExists: the collection has other items and `into` is False, or another image of the same path.
         FingerprintMismatch: it contains vectors of another encoder.
         CollectionMoving: another process re-embeds it.
     """
     shards.require_all()
-    _refuse_duplicate_paths(shards)
+    repeats = _repeats(shards)
     collection = _target(shards.plan, store, name)
-    if not into and collection.count() > sum(len(_existing(collection, items)) for items in _all_batches(shards)):
+    if not into and collection.count() > sum(len(_existing(collection, items)) for items in _batches(shards, repeats)):
         raise CollectionExists(
             f"Collection {name!r} has other items than these shards; import them under another name, or add them with "
             "--into (into=True)."
         )
-    total = sum(shard.count for shard in shards)
+    total = sum(shard.count for shard in shards) - repeats.total()
     done = written = 0
-    for items in _all_batches(shards):
+    for items in _batches(shards, repeats):
         if new := _missing(collection, items):
             upsert_into(store, name, collection, new)
         done, written = done + len(items), written + len(new)
@@ -65,21 +72,32 @@ def collect(
     return total, written
 
 
-def _refuse_duplicate_paths(shards: Shards) -> None:
-    """Check that no two images have the same path below their source, because they would be one item."""
+def _repeats(shards: Shards) -> Counter[str]:
+    """Return how many images are replaced by a later one of the same path in their archive, by id.
+
+    Raises:
+        InvalidRequest: two images of different sources have the same path, so they would be one item.
+    """
     sources = shards.plan.sources
+    repeats = Counter[str]()
     if len(sources) == 1 and not sources[0].archive:
-        return
-    seen: set[bytes] = set()
+        return repeats
+    seen: dict[bytes, int] = {}  # number of the source, by id
     for shard in shards:
         for image in shard.images:
-            id = bytes.fromhex(_id(sources[image.source], image))
-            if id in seen:
+            id = item_id(sources[image.source], image.path)
+            if (key := bytes.fromhex(id)) not in seen:
+                seen[key] = image.source
+            elif seen[key] == image.source and sources[image.source].archive:
+                repeats[id] += 1
+            else:
                 raise InvalidRequest(
                     f"{named(sources, image)} has the same path below its folder or archive as another image and "
                     "would replace it; embed a folder that contains both folders."
                 )
-            seen.add(id)
+    if repeats:
+        log.warning("%d images are left out, because later ones in their archive replace them", repeats.total())
+    return repeats
 
 
 def _target(plan: ShardPlan, store: VectorStore, name: str) -> Collection:
@@ -91,32 +109,31 @@ def _target(plan: ShardPlan, store: VectorStore, name: str) -> Collection:
     return collection
 
 
-def _all_batches(shards: Shards) -> Iterator[list[Item]]:
+def _batches(shards: Shards, repeats: Counter[str]) -> Iterator[list[Item]]:
+    """Yield all items in order, without those that later ones replace."""
+    left = Counter(repeats)
     for shard in shards:
-        yield from _batches(shard)
+        rows = list(zip(shard.images, shard.vectors, shard.metadata, shard.labels, strict=True))
+        for start in range(0, shard.count, BATCH):
+            items = []
+            for row in rows[start : start + BATCH]:
+                item = _item(shard.plan.sources[row[0].source], *row)
+                if left[item.id]:
+                    left[item.id] -= 1
+                else:
+                    items.append(item)
+            yield items
 
 
-def _batches(shard: Shard) -> Iterator[list[Item]]:
-    vectors = shard.vectors
-    for start in range(0, shard.count, BATCH):
-        images = shard.images[start : start + BATCH]
-        yield [
-            _item(shard.plan.sources[one.source], one, vector)
-            for one, vector in zip(images, vectors[start : start + BATCH], strict=True)
-        ]
-
-
-def _item(source: Source, image: ListedImage, vector: np.ndarray) -> Item:
+def _item(
+    source: ImageSource, image: ListedImage, vector: np.ndarray, about: dict[str, Any], label: str | None
+) -> Item:
     """Return the item that `nnclr index` would write; the root of an image in an archive is the archive."""
-    label = label_of(Path(image.path), Path())
-    metadata = {"path": image.path, "root": source.absolute, "size": image.size, "mtime": image.mtime}
-    return Item(_id(source, image), vector, metadata | ({"label": label} if label else {}))
-
-
-def _id(source: Source, image: ListedImage) -> str:
-    """Return the item id; for an archive, as if it were a folder, because archives often contain equal names."""
-    root = Path(source.absolute)
-    return item_id(root / image.path, root.parent if source.archive else root)
+    path, mark, box = image.path.rpartition("#") if _TILE.search(image.path) else (image.path, "", "")
+    metadata = {"path": path, "root": source.absolute, "size": image.size, "mtime": image.mtime}
+    if mark:
+        metadata[BOX] = [int(one) for one in box.split(",")]
+    return Item(item_id(source, image.path), vector, about | metadata | ({"label": label} if label else {}))
 
 
 def _existing(collection: Collection, items: list[Item]) -> dict[str, Item]:

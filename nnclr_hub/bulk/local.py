@@ -7,23 +7,29 @@ embed_shards(Path("vectors"), [Path("photos")], encoder, part=(2, 8))      # sha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from nnclr_hub.bulk.atomic_file import sweep
-from nnclr_hub.bulk.image_list import ListedImage, Source, contents, find_images, named
 from nnclr_hub.bulk.plan import SHARD_SIZE, ShardPlan, check_part
 from nnclr_hub.bulk.shards import Shards, find_shard, write_shard
 from nnclr_hub.encoder.decoding_pool import decoding_processes
-from nnclr_hub.encoder.inputs import ImageLike, StoredImage
+from nnclr_hub.encoder.image_list import contents, find_images, in_tiles, named
+from nnclr_hub.encoder.image_reading import PLAIN
+from nnclr_hub.encoder.inputs import ImageLike
+from nnclr_hub.encoder.packed_image import ImageSource, ListedImage
+from nnclr_hub.encoder.tiles import Tiling
 from nnclr_hub.errors import ImageError
 from nnclr_hub.progress import Advance
 from nnclr_hub.store.spec import Embeds
+from nnclr_hub.workbench.sample_metadata import metadata_of
 
+READERS = 16
 STEP = 64  # images between two progress reports
 INVALID_VECTOR = "The network's output for this image is not finite, or all zero."
 
@@ -31,7 +37,7 @@ INVALID_VECTOR = "The network's output for this image is not finite, or all zero
 class Streams(Embeds, Protocol):
     """An encoder that embeds any number of images and yields their vectors one by one."""
 
-    def embed_in_order(self, images: Iterable[ImageLike | StoredImage]) -> Iterator[np.ndarray | ImageError]: ...
+    def embed_in_order(self, images: Iterable[ImageLike]) -> Iterator[np.ndarray | ImageError]: ...
 
 
 @dataclass(frozen=True)
@@ -52,13 +58,14 @@ class Embedded:
 
 def embed_shards(
     folder: Path,
-    given: Sequence[Path],
+    given: Sequence[str | Path],
     encoder: Streams,
     *,
     precision: str = "f32",
     shard_size: int = SHARD_SIZE,
     part: tuple[int, int] = (1, 1),
     retry_broken: bool = False,
+    tiling: Tiling | None = None,
     progress: Advance = lambda done, total: None,
 ) -> Embedded:
     """Embed images into a folder of shards; call again to make missing shards.
@@ -67,10 +74,11 @@ def embed_shards(
 
     Args:
         folder: created if necessary; contains nothing else.
-        given: images, folders of images, or tar archives of images.
+        given: images, folders of images, or tar archives of images; see `find_images`.
         precision: "f32", or "f16" for half the disk space.
         part: (k, n): make the k-th of n parts, from 1; each part is a separate process.
         retry_broken: remake shards with images that could not be read.
+        tiling: embed tiles of the images instead of whole images.
         progress: called with (done, total) in images of this part.
 
     Raises:
@@ -80,6 +88,8 @@ def embed_shards(
     """
     check_part(part)
     sources, images = find_images(given)
+    if tiling is not None:
+        images = in_tiles(sources, images, tiling, getattr(encoder, "reading", PLAIN))
     plan = ShardPlan.of(encoder, sources, images, precision=precision, shard_size=shard_size).begin(folder)
     numbers = range(part[0] - 1, plan.shards, part[1])
     wanted = shards_to_make(folder, plan, numbers, retry_broken=retry_broken)
@@ -106,7 +116,7 @@ def shards_to_make(folder: Path, plan: ShardPlan, numbers: Iterable[int], *, ret
 def fill(
     folder: Path,
     plan: ShardPlan,
-    sources: Sequence[Source],
+    sources: Sequence[ImageSource],
     parts: Sequence[tuple[int, Sequence[ListedImage]]],
     encoder: Streams,
     advance: Callable[[int], None] = lambda count: None,
@@ -134,8 +144,16 @@ def fill(
                 if count % STEP == 0:
                     advance(STEP)
             vectors = np.stack(rows) if rows else np.zeros((0, plan.dim), np.float32)
-            write_shard(folder, plan, number, vectors, good, broken)
+            write_shard(folder, plan, number, vectors, good, broken, _all_metadata(sources, good))
             advance(len(images) % STEP)
+
+
+def _all_metadata(sources: Sequence[ImageSource], images: Sequence[ListedImage]) -> list[dict[str, Any]]:
+    """Read the metadata of images in archives."""
+    if not any(one.texts for one in images):
+        return [metadata_of(sources[one.source], one) for one in images]
+    with ThreadPoolExecutor(READERS) as pool:  # an address answers slowly, but many requests at once
+        return list(pool.map(lambda one: metadata_of(sources[one.source], one), images))
 
 
 def summarize(folder: Path, plan: ShardPlan, numbers: Iterable[int]) -> Embedded:

@@ -18,7 +18,8 @@ from typing import Any, Self
 import numpy as np
 
 from nnclr_hub.bulk.atomic_file import written_whole
-from nnclr_hub.bulk.image_list import ListedImage, Source, digest_of
+from nnclr_hub.encoder.image_list import digest_of
+from nnclr_hub.encoder.packed_image import ImageSource, ListedImage
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.store.spec import Embeds
 
@@ -98,7 +99,7 @@ class ShardPlan:
     shard_size: int
     images: int
     listing: str
-    sources: tuple[Source, ...]
+    sources: tuple[ImageSource, ...]
 
     def __post_init__(self) -> None:
         check_form(self.precision, self.shard_size)
@@ -107,7 +108,7 @@ class ShardPlan:
     def of(
         cls,
         encoder: Embeds,
-        sources: Sequence[Source],
+        sources: Sequence[ImageSource],
         images: Sequence[ListedImage],
         *,
         precision: str = "f32",
@@ -161,10 +162,16 @@ class ShardPlan:
             InvalidRequest: the folder has another plan; or see `check_folder`.
         """
         check_folder(folder)
-        folder.mkdir(exist_ok=True)
+        try:
+            folder.mkdir(exist_ok=True)
+        except FileNotFoundError as error:  # although its parent exists, as in /proc
+            raise InvalidRequest(f"{folder} cannot be created in {folder.parent}; use another --out.") from error
         if not (folder / PLAN).exists():
             fields = {name: getattr(self, ATTRIBUTES.get(name, name)) for name in KINDS}
-            fields["sources"] = [asdict(source) for source in self.sources]
+            fields["sources"] = [
+                {name: value for name, value in asdict(source).items() if name != "left_out"}  # not in the file format
+                for source in self.sources
+            ]
             text = json.dumps({"format": FORMAT, "version": VERSION, **fields}, indent=1)
             with written_whole(folder / PLAN, first=True) as file:
                 file.write(text.encode())
@@ -195,7 +202,7 @@ class ShardPlan:
 
     @classmethod
     def _parsed(cls, given: dict[str, Any]) -> Self:
-        sources = tuple(Source(**one) for one in given["sources"])
+        sources = tuple(ImageSource(**one) for one in given["sources"])
         fields = {name: given[name] for name in KINDS}
         for name, kind in KINDS.items():
             if type(fields[name]) is not kind:

@@ -23,9 +23,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nnclr_hub.bulk.image_list import ListedImage, Source, find_images
 from nnclr_hub.bulk.local import Embedded, fill, shards_to_make, summarize
 from nnclr_hub.bulk.plan import SHARD_SIZE, ShardPlan
+from nnclr_hub.encoder.image_list import find_images
+from nnclr_hub.encoder.packed_image import ImageSource, ListedImage
 from nnclr_hub.errors import BY_CODE, InvalidRequest, MissingDependency, NNCLRHubError
 from nnclr_hub.progress import Advance
 
@@ -47,7 +48,7 @@ class WorkerTask:
 
     folder: Path
     plan: ShardPlan
-    sources: tuple[Source, ...]
+    sources: tuple[ImageSource, ...]
     model: str
     backend: str
 
@@ -91,7 +92,7 @@ class ShardWorker:
 
 def embed_shards_by_ray(
     folder: Path,
-    given: Sequence[Path],
+    given: Sequence[str | Path],
     encoder: Encoder,
     *,
     backend: str = "auto",

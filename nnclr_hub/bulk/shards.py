@@ -7,7 +7,8 @@ for shard in shards:
 
 A file shard-00003.safetensors contains `vectors` (n, D) float32 or float16, unit rows. `pictures` is JSON as uint8,
 with [source, path, size, mtime] per image. `broken` is JSON as uint8, with [path, reason] of the other images of its
-part. The header records the plan and the number of the shard.
+part. `metadata` is JSON as uint8, with an object per image; it exists only if an image came from an archive. The header
+records the plan and the number of the shard.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from nnclr_hub.bulk.atomic_file import written_whole
-from nnclr_hub.bulk.image_list import ListedImage, named
 from nnclr_hub.bulk.plan import PRECISIONS, ShardPlan
+from nnclr_hub.encoder.image_folder import label_of
+from nnclr_hub.encoder.image_list import named
+from nnclr_hub.encoder.packed_image import ListedImage
 from nnclr_hub.errors import InvalidRequest
 
-VECTORS, BROKEN = "vectors", "broken"
+VECTORS, BROKEN, METADATA = "vectors", "broken", "metadata"
 IMAGES = "pictures"  # the name in the file format
 SHARD = "shard"
 
@@ -57,6 +60,24 @@ class Shard:
     def paths(self) -> list[str]:
         """n names: each source as passed, and the path below it."""
         return [named(self.plan.sources, one) for one in self.images]
+
+    @cached_property
+    def metadata(self) -> list[dict[str, Any]]:
+        """What the archive says about each image: `__key__`, `cls`, `txt` and the fields of its JSON; {} for a file."""
+        with safe_open(self.file, "numpy") as file:
+            known = METADATA in file.keys()  # noqa: SIM118
+        return json.loads(self._tensor(METADATA).tobytes()) if known else [{} for _ in self.images]
+
+    @cached_property
+    def ids(self) -> list[str]:
+        """n ids: the key of a sample of WebDataset, and otherwise the name."""
+        return [str(one.get("__key__") or path) for one, path in zip(self.metadata, self.paths, strict=True)]
+
+    @cached_property
+    def labels(self) -> list[str | None]:
+        """n labels: `cls` of a sample, and otherwise the name of the image's folder; None directly below the source."""
+        folders = (label_of(Path(one.path), Path()) for one in self.images)
+        return [str(one["cls"]) if "cls" in one else folder for one, folder in zip(self.metadata, folders, strict=True)]
 
     @cached_property
     def broken(self) -> tuple[tuple[str, str], ...]:
@@ -128,12 +149,14 @@ def write_shard(
     vectors: np.ndarray,
     images: Sequence[ListedImage],
     broken: Sequence[tuple[str, str]],
+    metadata: Sequence[dict[str, Any]] = (),
 ) -> None:
     """Write a shard; it is on disk when this returns.
 
     Args:
         vectors: (n, D) float, unit rows.
         broken: (path, reason) of the part's other images.
+        metadata: of each image, if there is any.
 
     Raises:
         DiskFull: nothing was written.
@@ -142,6 +165,7 @@ def write_shard(
         VECTORS: np.ascontiguousarray(vectors, PRECISIONS[plan.precision]),
         IMAGES: _json([[one.source, one.path, one.size, one.mtime] for one in images]),
         BROKEN: _json(list(broken)),
+        **({METADATA: _json(list(metadata))} if any(metadata) else {}),
     }
     # a single entry, because safetensors writes several in random order, and equal shards must have equal bytes
     content = save(tensors, {SHARD: _which(plan, number)})

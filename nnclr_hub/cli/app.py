@@ -16,6 +16,7 @@ from nnclr_hub.cli import (
     service,
     store_backups,
     store_contents,
+    store_import,
     store_metadata,
     stores,
 )
@@ -36,5 +37,6 @@ for panel, groups in PANELS.items():
         if not isinstance(verb.rich_help_panel, str):
             verb.rich_help_panel = panel
 store_contents.register(stores.group)
+store_import.register(stores.group)
 store_metadata.register(stores.group)
 store_backups.register(stores.group)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from nnclr_hub.cli.reading import ReadingOptions, reads_images
 from nnclr_hub.cli.verbs import Json, Model, err, loaded_encoder, out, parse_numbers, print_json
 from nnclr_hub.errors import ImageError, InvalidRequest
 
@@ -27,7 +28,7 @@ _OTHER_IMAGES = (".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".pd
 
 def register(app: typer.Typer) -> None:
     """Add the verbs."""
-    app.command()(attention)
+    app.command()(reads_images(attention))
     app.command(name="attention-grid")(attention_grid)
 
 
@@ -50,6 +51,8 @@ def attention(
     ] = Path("attention"),
     model: Model = None,
     as_json: Json = False,
+    *,
+    reading: ReadingOptions,
 ) -> None:
     """Show what an encoder attends to: in the whole image, or relative to a point or a box.
 
@@ -63,10 +66,11 @@ def attention(
     query = _query(point, box)
     settings = AttentionSettings(query, similarity, head, threshold, max_side)
     paths = _output_paths(image, target, to)
-    decoded, *_ = [_read(one) for one in (image, *target)]
+    source = reading.within(model)
+    decoded, *_ = [_read(one, source) for one in (image, *target)]
     if query is not None:
         require_inside(query, decoded.size)
-    maps = loaded_encoder(model).attention_maps(settings, image, target)
+    maps = loaded_encoder(source).attention_maps(settings, image, target)
     shown = list(zip(target or [image], paths, maps, strict=True))
     to_folder = to.suffix != ".png"
     for _, path, one in shown:
@@ -122,12 +126,14 @@ def attention_grid(
     out.print(f"Wrote {to} ({len(images)} images x {len(columns)} encoders)")
 
 
-def _read(path: Path) -> Image.Image:
-    """Return an image; errors are reported before torch is loaded."""
-    from nnclr_hub.encoder.decoding import decode_image
+def _read(path: Path, model: str | None = None) -> Image.Image:
+    """Return an image as an encoder reads it, for people; errors are reported before torch is loaded."""
+    from nnclr_hub.encoder.channel_image import for_people
+    from nnclr_hub.encoder.decoding import decode_any
+    from nnclr_hub.encoder.image_reading import ImageReading
 
     try:
-        return decode_image(path)
+        return for_people(decode_any(path, ImageReading.of_source(model or "")))
     except ImageError as error:
         raise error.for_image(path, 0) from error
 
@@ -145,7 +151,7 @@ def _query(point: str | None, box: str | None) -> Query | None:
 def _named(source: str) -> tuple[str, str]:
     """Split NAME=SOURCE; a source without a name may be a folder or URL that contains "="."""
     name, equals, where = source.partition("=")
-    unnamed = not equals or ":" in name or Path(source).exists()
+    unnamed = not equals or ":" in name or "?" in name or Path(source).exists()
     return (source, source) if unnamed else (name, where)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nnclr_hub.cli.index import list_broken, none_read
+from nnclr_hub.cli.reading import ReadingOptions, reads_tiles
 from nnclr_hub.cli.verbs import Backend, Model, err, loaded_encoder
 from nnclr_hub.errors import ImageError, InvalidRequest, NNCLRHubError
 
@@ -17,22 +19,42 @@ if TYPE_CHECKING:
     from nnclr_hub.bulk.local import Embedded
     from nnclr_hub.encoder.encoder import Encoder
 
-ARRAY = ".npy"
 SHARD_SIZE = 4096  # as in bulk/plan.py, which would import numpy and Pillow for every verb
-OTHER_FILES = (".parquet", ".csv", ".json", ".jsonl", ".npz", ".pt", ".safetensors", ".txt", ".h5")
+OTHER_FILES = (
+    ".json",
+    ".jsonl",
+    ".pt",
+    ".safetensors",
+    ".txt",
+    ".h5",
+    ".tsv",
+    ".feather",
+    ".arrow",
+    ".xlsx",
+    ".xls",
+    ".ods",
+    ".mat",
+    ".pkl",
+)
 
 
 def register(app: typer.Typer) -> None:
     """Add the verb."""
-    app.command()(embed)
+    app.command()(reads_tiles(embed))
 
 
 def embed(
-    images: Annotated[list[Path], typer.Argument(help="Images, folders or tar files of images.")],
+    images: Annotated[
+        list[str],
+        typer.Argument(
+            help="Images, folders or tar files of images; also addresses (s3://BUCKET/DIR) and patterns "
+            "('data-{000..009}.tar').",
+        ),
+    ],
     model: Model = None,
     to: Annotated[
         Path | None,
-        typer.Option("--out", help="FILE.npy, with names in FILE.txt; or a FOLDER of shards."),
+        typer.Option("--out", help="FILE.npy, FILE.npz, FILE.parquet or FILE.csv; or a FOLDER of shards."),
     ] = None,
     precision: Annotated[str, typer.Option(help="f32, or f16 for half the space.")] = "f32",
     shard_size: Annotated[
@@ -48,20 +70,31 @@ def embed(
     ] = None,
     workers: Annotated[int | None, typer.Option(help="With --ray: number of encoders. Default: one per GPU.")] = None,
     backend: Backend = "auto",
+    *,
+    reading: ReadingOptions,
+    tiling: Any,
 ) -> None:
-    """Turn images into vectors: JSON lines, a .npy file, or shards. Run it again to continue after an interruption.
+    """Turn images into vectors: JSON lines, a file, or shards. Run it again to continue after an interruption.
 
     Example: nnclr embed photos --out photos.npy
+
+    Example: nnclr embed 's3://bucket/data-{000..009}.tar' --out vectors.parquet
     """
     _check_options(to, precision, shard_size, part, ray, workers)
+    if tiling is not None and ray is not None:
+        raise InvalidRequest("--tile and --ray cannot be combined; use --part on several machines.")
     how: dict[str, Any] = {"precision": precision, "shard_size": shard_size, "retry_broken": retry_broken}
-    how |= {"part": _part(part)} if ray is None else {"address": ray, "workers": workers, "backend": backend}
+    how |= (
+        {"part": _part(part), "tiling": tiling}
+        if ray is None
+        else {"address": ray, "workers": workers, "backend": backend}
+    )
     _check_inputs(images, to, how)
-    encoder = loaded_encoder(model, backend)
+    encoder = loaded_encoder(reading.within(model), backend, images=_count(images))
     if to is None:
-        _print_lines(images, encoder)
-    elif to.suffix == ARRAY:
-        _write_array(to, images, encoder, how)
+        _print_lines(images, encoder, tiling)
+    elif _is_file(to):
+        _write_file(to, images, encoder, how)
     else:
         report = _write_shards(to, images, encoder, how)
         missing = f"; {report.missing} of {report.shards} shards are still missing" if report.missing else ""
@@ -80,44 +113,57 @@ def _check_options(
         raise InvalidRequest("--part and --ray write shards; set --out to a folder.")
     if to is None and (precision, shard_size) != ("f32", SHARD_SIZE):
         raise InvalidRequest("--precision and --shard-size need --out; JSON lines have full precision.")
-    if to is not None and to.suffix in OTHER_FILES:
-        raise InvalidRequest(f"--out {to} has an unsupported format; use a FILE.npy, or a folder for shards.")
-    if to is not None and to.suffix == ARRAY and part != "1/1":
+    if to is not None and to.suffix.lower() in OTHER_FILES:
+        raise InvalidRequest(f"--out {to} must end in .npy, .npz, .parquet or .csv, or be a folder for shards.")
+    if to is not None and _is_file(to) and part != "1/1":
         raise InvalidRequest(f"--part writes shards; set --out to a folder, for example --out {to.with_suffix('')}.")
 
 
-def _check_inputs(images: list[Path], to: Path | None, how: dict[str, Any]) -> None:
+def _check_inputs(images: list[str], to: Path | None, how: dict[str, Any]) -> None:
     """Report what `embed_shards` would refuse, as far as it is known before an encoder is loaded."""
-    from nnclr_hub.bulk.image_list import find_images
+    from nnclr_hub.bulk.joined_file import check_format
     from nnclr_hub.bulk.plan import check_folder, check_form, check_part
+    from nnclr_hub.encoder.image_list import find_images, find_places
 
     check_form(how["precision"], how["shard_size"])
     check_part(how.get("part", (1, 1)))
     if to is not None:
-        check_folder(_shards_of(to) if to.suffix == ARRAY else to)
-    for place in images:
-        if not place.exists() or (place.is_dir() and not any(place.iterdir())):
+        check_folder(_shards_of(to) if _is_file(to) else to)
+        check_format(to)
+    for place in find_places(images):
+        if Path(place).is_dir() and not any(Path(place).iterdir()):
             find_images([place])  # raises; millions of files are listed only by the run itself
 
 
-def _print_lines(images: list[Path], encoder: Encoder) -> None:
+def _count(images: list[str]) -> int | None:
+    """Return the number of images if it is known before anything is listed."""
+    files = all(os.path.isfile(place) and not place.lower().endswith(".tar") for place in images)
+    return len(images) if files else None
+
+
+def _print_lines(images: list[str], encoder: Encoder, tiling: Any) -> None:
     """Print a line for each image as soon as it is embedded; list unreadable images at the end."""
-    from nnclr_hub.bulk.image_list import contents, find_images, named
+    from nnclr_hub.encoder.image_list import contents, find_images, in_tiles, named
+    from nnclr_hub.workbench.sample_metadata import metadata_of
 
     sources, listed = find_images(images)
+    if tiling is not None:
+        listed = in_tiles(sources, listed, tiling, encoder.reading)
     broken: list[tuple[str, str]] = []
     for one, result in zip(listed, encoder.embed_in_order(contents(sources, listed)), strict=True):
         name = named(sources, one)
         if isinstance(result, ImageError):
             broken.append((name, str(result)))
         else:
-            typer.echo(json.dumps({"path": name, "embedding": result.tolist()}))
+            metadata = metadata_of(sources[one.source], one)
+            line = {"id": one.key or name, "path": name} | ({"metadata": metadata} if metadata else {})
+            typer.echo(json.dumps(line | {"embedding": result.tolist()}))
     list_broken(broken)
     if len(broken) == len(listed):
         raise none_read(len(listed))
 
 
-def _write_shards(folder: Path, images: list[Path], encoder: Encoder, how: dict[str, Any]) -> Embedded:
+def _write_shards(folder: Path, images: list[str], encoder: Encoder, how: dict[str, Any]) -> Embedded:
     from nnclr_hub.bulk import embed_shards, embed_shards_by_ray
     from nnclr_hub.progress import bar
 
@@ -130,29 +176,35 @@ def _write_shards(folder: Path, images: list[Path], encoder: Encoder, how: dict[
     return report
 
 
-def _write_array(array: Path, images: list[Path], encoder: Encoder, how: dict[str, Any]) -> None:
-    """Write shards next to the array, join them, and remove them."""
+def _write_file(file: Path, images: list[str], encoder: Encoder, how: dict[str, Any]) -> None:
+    """Write shards next to the file, join them, and remove them."""
     from nnclr_hub.bulk import open_shards
-    from nnclr_hub.bulk.array_file import join
+    from nnclr_hub.bulk.joined_file import ARRAY, join
 
-    folder = _shards_of(array)
+    folder = _shards_of(file)
     try:
         report = _write_shards(folder, images, encoder, how)
-        count, dim = join(open_shards(folder), array)
+        count, dim = join(open_shards(folder), file)
     except FileNotFoundError as error:
         raise NNCLRHubError(
-            f"{folder} no longer exists: another process completed {array} or removed the folder. Check "
+            f"{folder} no longer exists: another process completed {file} or removed the folder. Check "
             "the file, or repeat the command."
         ) from error
     shutil.rmtree(folder, ignore_errors=True)
-    names = array.with_suffix(".txt")
+    names = f" and {file.with_suffix('.txt')}" if file.suffix.lower() == ARRAY else ""
     left_out = f"; {len(report.broken)} images could not be read" if report.broken else ""
-    err.print(f"Wrote {array} ({count} x {dim} {how['precision']}) and {names}{left_out}", markup=False)
+    err.print(f"Wrote {file} ({count} x {dim} {how['precision']}){names}{left_out}", markup=False)
 
 
-def _shards_of(array: Path) -> Path:
-    """Return the folder of the vectors of an array until all are written."""
-    return array.with_name(f"{array.name}.shards")
+def _is_file(to: Path) -> bool:
+    from nnclr_hub.bulk.joined_file import FORMATS
+
+    return to.suffix.lower() in FORMATS
+
+
+def _shards_of(file: Path) -> Path:
+    """Return the folder of the vectors of a file until all are written."""
+    return file.with_name(f"{file.name}.shards")
 
 
 def _part(text: str) -> tuple[int, int]:

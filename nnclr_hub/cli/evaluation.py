@@ -13,6 +13,7 @@ from rich.table import Table
 
 from nnclr_hub.cli.pretraining import INTERRUPTED, Device
 from nnclr_hub.cli.programs import load_program
+from nnclr_hub.cli.reading import ReadingOptions, reads_images
 from nnclr_hub.cli.verbs import Json, err, out, print_json
 
 Data = Annotated[
@@ -22,7 +23,7 @@ Data = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the verb."""
-    app.command(name="eval")(evaluate)
+    app.command(name="eval")(reads_images(evaluate))
 
 
 def evaluate(
@@ -53,6 +54,8 @@ def evaluate(
         bool, typer.Option("--protocols", help="List the protocols with their settings, and exit.")
     ] = False,
     as_json: Json = False,
+    *,
+    reading: ReadingOptions,
 ) -> None:
     """Evaluate encoders by the protocols of the paper. Run it again to continue.
 
@@ -67,12 +70,23 @@ def evaluate(
             table.add_row(name, values, about.splitlines()[0])
         out.print(table)
         return
-    chosen = program.find_protocols([name for name in protocols.split(",") if name], settings)
-    evaluation = load_program("training", "evals.evaluate")
-    command = "nnclr " + shlex.join(sys.argv[1:])
-    request = evaluation.EvalRequest(chosen, sources, data, to, queries, gallery, device, crops, command, labels, root)
+    sources = [reading.within(one) or one for one in sources]
     try:
-        records = evaluation.evaluate(request, err)
+        records = load_program("training", "evals.evaluate").evaluate(
+            [name for name in protocols.split(",") if name],
+            sources,
+            data,
+            to,
+            settings=settings,
+            queries=queries,
+            gallery=gallery,
+            device=device,
+            crops=crops,
+            labels=labels,
+            root=root,
+            command="nnclr " + shlex.join(sys.argv[1:]),
+            console=err,
+        )
     except load_program("training", "interrupt").Interrupted as stopped:
         err.print(str(stopped))
         raise typer.Exit(INTERRUPTED) from None

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from nnclr_hub.cli.reading import ReadingOptions, reads_tiles
 from nnclr_hub.cli.verbs import (
     DEFAULT_STORE,
     ApiKeyEnv,
@@ -25,29 +27,55 @@ from nnclr_hub.cli.verbs import (
     print_json,
     refuse_server_with_local,
 )
-from nnclr_hub.errors import CollectionNotFound, ImageError, InvalidRequest, NotReady, Unauthorized
+from nnclr_hub.errors import (
+    CollectionExists,
+    CollectionNotFound,
+    FingerprintMismatch,
+    ImageError,
+    InvalidRequest,
+    NotReady,
+    Unauthorized,
+)
 
 if TYPE_CHECKING:
     from nnclr_hub.client import Client
-    from nnclr_hub.workbench import IndexReport
+    from nnclr_hub.store.base import CollectionSpec
+    from nnclr_hub.workbench import IndexReport, Workbench
 
 Collection = Annotated[str, typer.Option("--collection", help="Name of the collection.")]
 SHOWN = 20  # broken files that are listed; the others are only counted
+SERVER_DEFAULT = "default"  # name of the model that the server itself selects
 START_S = 120.0  # maximum wait for a server that is starting and loads its model
 
 
 def register(app: typer.Typer) -> None:
     """Add the verb."""
-    app.command()(index)
+    app.command()(reads_tiles(index))
 
 
 def index(
-    photos: Annotated[Path, typer.Argument(help="Folder of images, read with its subfolders.")],
+    photos: Annotated[
+        str,
+        typer.Argument(
+            help="Folder of images, with its subfolders; or tar and zip files, also as a pattern "
+            "('data-{000..009}.tar') or at an address (s3://BUCKET/DIR)."
+        ),
+    ],
     collection: Collection,
     store: Store = DEFAULT_STORE,
     model: Model = None,
+    vectors: Annotated[
+        str | None,
+        typer.Option(
+            help="What searches of a new collection compare: raw, center or whiten. Default: auto, whiten if possible."
+        ),
+    ] = None,
     prune: Annotated[
-        bool, typer.Option("--prune", help="Delete items whose file was removed, except those of an empty folder.")
+        bool,
+        typer.Option(
+            "--prune",
+            help="Delete items whose file was removed, except those of an empty folder. With --server, give --source.",
+        ),
     ] = False,
     thumbnails: Annotated[
         bool, typer.Option("--thumbnails/--no-thumbnails", help="Store a thumbnail of each image.")
@@ -63,24 +91,35 @@ def index(
     ] = None,
     backend: Backend = "auto",
     as_json: Json = False,
+    *,
+    reading: ReadingOptions,
+    tiling: Any,
 ) -> None:
-    """Embed a folder of images into a collection. Run it again to update new and changed files.
+    """Embed images into a collection. Run it again to update new and changed files.
 
     Example: nnclr index photos --collection photos
+
+    Example: nnclr index photos.zip --collection photos
     """
     if server is None and (source is not None or shrink is not None):
         raise InvalidRequest("--source and --shrink need --server; a local store reads the files itself.")
+    if server is not None and tiling is not None:
+        raise InvalidRequest("--tile reads files of this machine; index into a local store, or let the server index.")
     refuse_server_with_local(server, store=store)
+    if vectors is not None:
+        _refuse_unknown(vectors)
     if server is None:
-        report, total = _index(photos, collection, store, model, prune, thumbnails, backend)
+        report, total = _index(photos, collection, store, model, vectors, prune, thumbnails, backend, reading, tiling)
     else:
         options: dict[str, Any] = {"source": source, "workers": workers, "shrink": shrink}
         options |= {"prune": prune, "thumbnails": thumbnails}
-        report, total = _upload(server, api_key_env, collection, photos, model, options)
+        report, total = _upload(server, api_key_env, collection, photos, model, vectors, reading, options)
     if as_json:
         print_json({"collection": collection, "items": total, **asdict(report)})
     else:
         list_broken(report.broken)
+        if report.empty:  # files of other formats are reported when the folder is listed
+            err.print(f"left out: {report.empty} empty tiles", markup=False)
         kept = f" {report.kept} kept (their files may exist)," if report.kept else ""
         out.print(
             f"{collection}: {report.added} added, {report.updated} updated, {report.unchanged} unchanged, "
@@ -92,52 +131,168 @@ def index(
 
 
 def _index(
-    photos: Path, collection: str, store: str, model: str | None, prune: bool, thumbnails: bool, backend: str
+    photos: str,
+    collection: str,
+    store: str,
+    model: str | None,
+    vectors: str | None,
+    prune: bool,
+    thumbnails: bool,
+    backend: str,
+    reading: ReadingOptions,
+    tiling: Any,
 ) -> tuple[IndexReport, int]:
     """Index into a local store; return the report and the number of items."""
     from nnclr_hub.progress import bar
     from nnclr_hub.store import open_store
-    from nnclr_hub.store.checks import check_name
-    from nnclr_hub.workbench.folder_changes import listed
+    from nnclr_hub.store.checks import check_collection_name
+    from nnclr_hub.workbench.folder_changes import check_images
 
     # a wrong name, folder or model must not leave an empty store behind, and is reported before torch is imported
-    check_name(collection, "Collection name")
+    check_collection_name(collection)
     exists = "://" in store or Path(store).exists()
-    listed(photos, prune=prune and exists)
+    count = check_images(photos, prune=prune and exists)
+    if reading.given and model is None and exists:
+        model = _model_of(collection, store)
+    model = reading.within(model)
     by_name = model is not None or not exists
     if by_name:
         chosen_model(model, backend)
     from nnclr_hub.workbench import Encoders, Workbench
 
-    encoders = Encoders(model, backend=backend)
+    encoders = Encoders(model, backend=backend, images=count)
     if by_name:
         encoders.get()
-    with open_store(store) as opened, bar(err, "indexing") as advance:
-        bench = Workbench(encoders, opened)
-        report = bench.index_folder(
-            collection, photos, model=model, prune=prune, thumbnails=thumbnails, progress=advance
+    unused = False
+    try:
+        with open_store(store) as opened, bar(err, "indexing") as advance:
+            bench = Workbench(encoders, opened)
+            created = vectors is not None and _create_or_check(bench, collection, model, vectors)
+            try:
+                report = bench.index_folder(
+                    collection, photos, model=model, prune=prune, thumbnails=thumbnails, tiling=tiling, progress=advance
+                )
+            except InvalidRequest:  # such as a damaged archive, which is read only now
+                if created and not opened.get(collection).count():
+                    opened.drop(collection)
+                unused = not exists and not opened.list()
+                raise
+            return report, bench.collection(collection).count()
+    except InvalidRequest:
+        if unused:
+            shutil.rmtree(store, ignore_errors=True)
+        raise
+
+
+def _create_or_check(bench: Workbench, name: str, model: str | None, vectors: Any) -> bool:
+    """Create a collection that compares its vectors in this way, or refuse one that compares them in another.
+
+    Returns:
+        Whether it was created.
+    """
+    from nnclr_hub.store.base import CollectionSpec
+
+    try:
+        _check_vectors(bench.collection(name).spec, name, vectors)
+        return False
+    except CollectionNotFound:
+        bench.store.create(name, replace(CollectionSpec.of(bench.models.get(model)), vectors=vectors))
+        return True
+
+
+def _refuse_unknown(vectors: Any) -> None:
+    from nnclr_hub.store.base import CollectionSpec
+
+    CollectionSpec(1, vectors=vectors)
+
+
+def _check_vectors(spec: CollectionSpec, name: str, vectors: str | None) -> None:
+    if vectors not in (None, "auto", spec.vectors):
+        raise InvalidRequest(
+            f"Collection {name!r} was created with --vectors {spec.vectors}, which cannot be changed; leave out "
+            "--vectors, or index into another collection."
         )
-        return report, bench.collection(collection).count()
+
+
+def _model_of(collection: str, store: str) -> str | None:
+    """Return the source of the encoder of a collection; None if the collection does not exist."""
+    from nnclr_hub.store import open_store
+
+    with open_store(store, read_only=True) as opened:
+        try:
+            return opened.get(collection).spec.model or None
+        except CollectionNotFound:
+            return None
 
 
 def _upload(
-    server: str, api_key_env: str, collection: str, photos: Path, model: str | None, options: Mapping[str, Any]
+    server: str,
+    api_key_env: str,
+    collection: str,
+    photos: str,
+    model: str | None,
+    vectors: Any,
+    reading: ReadingOptions,
+    options: Mapping[str, Any],
 ) -> tuple[IndexReport, int]:
     """Send what the server's collection lacks, creating it if necessary; return the report and the number of items."""
     from nnclr_hub.progress import bar
-    from nnclr_hub.workbench.folder_changes import listed
+    from nnclr_hub.workbench.folder_changes import check_images
 
-    listed(photos, prune=options["prune"])  # a wrong folder is reported at once
+    check_images(photos, prune=options["prune"])  # a wrong folder is reported at once
     with connected(server, api_key_env) as client, bar(err, "uploading") as advance:
         remote = client.collection(collection)
+        created = False
         try:
             spec = remote.info().spec
         except CollectionNotFound:
-            listed(photos)  # a wrong folder must not leave an empty collection behind
-            spec = client.collections.create(collection, model=model).spec
+            created = True
+            check_images(photos)
+            source = reading.within(model or SERVER_DEFAULT) if reading.given else model
+            client.collections.create(collection, model=source, vectors=vectors or "auto")
+        else:
+            _check_vectors(spec, collection, vectors)
+            _check_model(client, spec, collection, model, reading)
+        try:
+            report, total = remote.index_folder(photos, **options, progress=advance), remote.count()
+        except InvalidRequest:  # such as a damaged archive, which is read only now
+            if created and not remote.count():
+                client.collections.drop(collection)
+            raise
+        if created and not total:  # none could be read; another call may choose other channels
+            client.collections.drop(collection)
+        return report, total
+
+
+def _check_model(
+    client: Client, spec: CollectionSpec, collection: str, model: str | None, reading: ReadingOptions
+) -> None:
+    """Check that a collection of a server has the chosen model and reading.
+
+    Raises:
+        InvalidRequest: it reads images differently.
+        FingerprintMismatch: it has another model.
+    """
+    if not reading.given:
         if model is not None:
             spec.check(client.model(model), collection)
-        return remote.index_folder(photos, **options, progress=advance), remote.count()
+        return
+    reading.check(spec.model, collection)
+    if model is None:
+        return
+    from nnclr_hub.encoder.image_reading import ImageReading
+
+    source = ImageReading.of_source(spec.model).within(model)
+    same: dict[str, Any] = {
+        name: getattr(spec, name) for name in ("metric", "indexed", "index", "precision", "vectors")
+    }
+    try:  # only the server can compare them, since it does not list a model with a reading until it is loaded
+        client.collections.create(collection, model=source, **same)
+    except CollectionExists as error:
+        raise FingerprintMismatch(
+            f"Collection {collection!r} holds vectors of {spec.model}, not of {source}; leave out --model, or use "
+            "another collection."
+        ) from error
 
 
 @contextmanager
@@ -171,7 +326,9 @@ def place_of(id: str, metadata: Mapping[str, Any]) -> tuple[str, str]:
     """Return the folder that an item was indexed from and its path there; or "" and its id."""
     if "path" not in metadata:
         return "", id
-    return str(metadata.get("root", "")), str(metadata["path"])
+    box = metadata.get("box")  # of a tile
+    part = f"#{','.join(map(str, box))}" if isinstance(box, list) else ""
+    return str(metadata.get("root", "")), f"{metadata['path']}{part}"
 
 
 def none_read(count: int) -> ImageError:

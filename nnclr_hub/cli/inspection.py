@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
@@ -12,38 +14,42 @@ import typer
 from rich.table import Table
 
 from nnclr_hub.cli.index import connected
+from nnclr_hub.cli.reading import ReadingOptions, reads_tiles
 from nnclr_hub.cli.verbs import (
     DEFAULT_STORE,
     ApiKeyEnv,
     Json,
     Model,
     Server,
-    Store,
     chosen_model,
     err,
     out,
     print_json,
     refuse_server_with_local,
 )
-from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.errors import InvalidRequest, NNCLRHubError
 
 if TYPE_CHECKING:
+    from nnclr_hub.workbench.inspection.comparison import EncoderComparison
     from nnclr_hub.workbench.inspection.findings import Findings
 
 HAND_CRAFTED = ("pixels", "hog", "color", "hog+color")
 CACHE = ".cache"  # folder in --out
+OF_IMAGES = ("reading", "embedding", "writing")  # steps of an inspection that count images
+Report = Callable[[str], Callable[[int, int], None]]  # makes the progress of a step
 
 
 def register(app: typer.Typer) -> None:
     """Add the verb."""
-    app.command(name="inspect")(inspect)
+    app.command(name="inspect")(reads_tiles(inspect))
 
 
 def inspect(
     given: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="WHAT", help="Folder of images, or the name of a collection; after --compare also encoders."
+            metavar="WHAT",
+            help="Folder of images, archive, or the name of a collection; after --compare also encoders.",
         ),
     ] = None,
     to: Annotated[Path, typer.Option("--out", help="Folder for the report.")] = Path("report"),
@@ -52,7 +58,14 @@ def inspect(
     ] = None,
     root: Annotated[Path | None, typer.Option("--root", help="Folder to which the paths of --labels belong.")] = None,
     model: Model = None,
-    store: Store = DEFAULT_STORE,
+    chosen_store: Annotated[
+        str | None,
+        typer.Option(
+            "--store",
+            help="Folder of the vector store, or milvus://HOST:PORT; WHAT is then a collection, even if a folder has "
+            f"that name. Default: {DEFAULT_STORE}.",
+        ),
+    ] = None,
     parts: Annotated[
         str, typer.Option("--parts", help="Leaks between splits (train, val, test), or between all top folders.")
     ] = "splits",
@@ -65,10 +78,15 @@ def inspect(
         bool,
         typer.Option("--write-fields", help="Of a collection: write the findings into the metadata, for filters."),
     ] = False,
-    label_next: Annotated[int, typer.Option("--label-next", help="Number of images to label next, 1 to 1000.")] = 50,
+    label_next: Annotated[
+        int, typer.Option("--label-next", min=1, max=1000, help="Number of images to label next.")
+    ] = 50,
     server: Server = None,
     api_key_env: ApiKeyEnv = "NNCLR_API_KEY",
     as_json: Json = False,
+    *,
+    reading: ReadingOptions,
+    tiling: Any,
 ) -> None:
     """Report what is in a folder of images: duplicates, outliers, clusters, leaks, suspect labels, what to label next.
 
@@ -78,15 +96,23 @@ def inspect(
 
     Example: nnclr inspect pets --server http://127.0.0.1:8000 --write-fields
 
-    Example: nnclr inspect photos --labels labels.csv --compare nnclr_resnet18_small_cpu_starter pixels hog+color
+    Example: nnclr inspect photos --labels labels.csv --compare nnclr_resnet18_starter pixels hog+color
+
+    Example: nnclr inspect pets --server http://127.0.0.1:8000 --compare default --compare pixels
     """
     if parts not in ("splits", "folders"):
         raise InvalidRequest(f"--parts must be splits or folders, got {parts}.")
     if to.exists() and not to.is_dir():
         raise InvalidRequest(f"--out {to} is a file; use a folder for the report.")
+    store = chosen_store or DEFAULT_STORE
     if compare:
-        folder, others = _folder_and_encoders(given or [], labels)
-        _compare([*compare, *others], folder, labels, root, as_json)
+        if server is not None:
+            _compare_there(server, api_key_env, compare, given or [], field, as_json)
+        elif given and _is_collection(given[0], chosen_store) and Path(store).is_dir():
+            _compare_collection([*compare, *given[1:]], store, given[0], field, reading, as_json)
+        else:
+            folder, others = _folder_and_encoders(given or [], labels)
+            _compare([*compare, *others], folder, labels, root, reading, as_json)
         return
     if given is None or len(given) != 1:
         raise InvalidRequest("Name one folder of images or one collection, for example: nnclr inspect photos.")
@@ -94,21 +120,23 @@ def inspect(
     refuse_server_with_local(server, store=store, model=model)
     if server is not None and (labels is not None or root is not None or parts != "splits"):
         raise InvalidRequest("--labels, --root and --parts read files of this machine; leave them out with --server.")
+    if server is not None and (reading.given or tiling is not None):
+        raise InvalidRequest("A collection is inspected by its own vectors; leave out --channels, --page and --tile.")
     for source in [model] if model and model not in HAND_CRAFTED else []:
         chosen_model(source)
-    with ExitStack() as bars:
-        report = _bars(bars)
+    with _bars() as report:
         if server is not None:
             found = _remote(server, api_key_env, what, field, write_fields, label_next, report)
             page = f"{server.rstrip('/')}/#/insights/{quote(what)}"
         else:
-            findings = _local(what, to, labels, root, model, store, parts, field, write_fields, label_next, report)
+            options = (labels, root, model, parts, field, write_fields, label_next, reading, tiling, report)
+            findings = _local(what, to, store, _is_collection(what, chosen_store), *options)
             from nnclr_hub.workbench.inspection.report import write_report
 
             found = findings.as_json()
             to.mkdir(parents=True, exist_ok=True)
             page = str(write_report(findings, to))
-    from nnclr_hub.workbench.inspection.findings import write_findings
+    from nnclr_hub.workbench.inspection.findings import LEAST_LABELED, write_findings
 
     written = write_findings(found, to)
     if as_json:
@@ -117,6 +145,9 @@ def inspect(
     table = Table(box=None, show_header=False)
     for name, value in _counts(found).items():
         shown = ", ".join(f"{n} {suffix}" for suffix, n in value.items()) if isinstance(value, dict) else value
+        if name == "suspect_labels" and found["accuracy"] is None:
+            needed = f"{LEAST_LABELED} labels of 2 classes" if find_spec("torch") else "torch"
+            shown = f"not checked: that needs {needed}"
         table.add_row(name.replace("_", " "), str(shown if shown != "" else "none"))
     out.print(table)
     out.print(f"Wrote {len(written)} files to {to}; the report is {page}.", markup=False)
@@ -129,7 +160,7 @@ def _remote(
     field: str,
     write_fields: bool,
     label_next: int,
-    report: Callable[[str], Callable[[int, int], None]],
+    report: Report,
 ) -> dict[str, Any]:
     """Inspect a collection of a server; return the content of findings.json."""
     with connected(server, api_key_env) as client:
@@ -139,91 +170,138 @@ def _remote(
         return dict(collection.inspection().findings)
 
 
-def _folder_and_encoders(given: list[str], labels: Path | None) -> tuple[Path, list[str]]:
-    """Tell the folder of images, which has no config.json, from model folders and names; default: that of the table."""
-    folders = [one for one in given if Path(one).is_dir() and not (Path(one) / "config.json").exists()]
+def _folder_and_encoders(given: list[str], labels: Path | None) -> tuple[str, list[str]]:
+    """Tell the images, whose folder has no config.json, from model folders and names; default: that of the table."""
+    from nnclr_hub.encoder.image_list import is_packed
+
+    def is_model(one: str) -> bool:
+        return one.endswith(".safetensors") or Path(one.removeprefix("file://"), "config.json").exists()
+
+    folders = [one for one in given if not is_model(one) and (is_packed(one) or Path(one).is_dir())]
     if len(folders) > 1 or (not folders and labels is None):
         raise InvalidRequest(f"--compare needs one folder of images, got {len(folders)}.")
-    folder = Path(folders[0]) if folders else (labels or Path()).parent
+    folder = folders[0] if folders else str((labels or Path()).parent)
     return folder, [one for one in given if one not in folders]
 
 
-def _bars(stack: ExitStack) -> Callable[[str], Callable[[int, int], None]]:
-    from nnclr_hub.progress import bar
+@contextmanager
+def _bars() -> Iterator[Report]:
+    from nnclr_hub.progress import bars
 
-    open_bar: list[ExitStack] = []
+    with bars(err) as new_bar:
+        yield lambda title: new_bar(title, "images" if title in OF_IMAGES else "steps")
 
-    def report(title: str) -> Callable[[int, int], None]:
-        while open_bar:  # only one bar can be on the screen
-            open_bar.pop().close()
-        open_bar.append(stack.enter_context(ExitStack()))
-        return open_bar[0].enter_context(bar(err, title))
 
-    return report
+def _is_collection(what: str, store: str | None) -> bool:
+    """Return whether a collection is inspected.
+
+    Args:
+        store: None: the default; a folder of the name is then preferred to a collection, with a note. If the store
+            that the caller named has no such collection, a note says that the folder is inspected.
+    """
+    from nnclr_hub.encoder.image_list import is_packed
+    from nnclr_hub.store import open_store
+
+    if not (Path(what).exists() or is_packed(what)):
+        return True
+    place = store or DEFAULT_STORE
+    found = "/" not in what and ("://" in place or Path(place).exists())
+    if found:
+        try:
+            with open_store(place, read_only=True) as opened:
+                opened.get(what)
+        except NNCLRHubError:  # no such collection; a store that cannot be read does not matter for a folder
+            found = False
+    if found and store is None:
+        note = (
+            f"{what} is a folder, and also a collection; this is the folder. For the collection, add --store {place}."
+        )
+        err.print(note, markup=False, soft_wrap=True)
+    elif store is not None and not found:
+        note = f"No collection {what} was found in the store {place}; this is the folder or archive of that name."
+        err.print(note, markup=False, soft_wrap=True)
+    return found and store is not None
 
 
 def _local(
     what: str,
     to: Path,
+    store: str,
+    collection: bool,
     labels: Path | None,
     root: Path | None,
     model: str | None,
-    store: str,
     parts: Any,
     field: str,
     write_fields: bool,
     label_next: int,
-    report: Callable[[str], Callable[[int, int], None]],
+    reading: ReadingOptions,
+    tiling: Any,
+    report: Report,
 ) -> Findings:
     """Inspect a folder, or a collection of a local store."""
-    if Path(what).is_dir():
+    from nnclr_hub.encoder.image_list import image_files, is_packed
+
+    if not collection and (Path(what).is_dir() or is_packed(what)):
         if write_fields:
             raise InvalidRequest("--write-fields needs a collection; a folder has no metadata.")
-        from nnclr_hub.encoder.image_folder import list_images
         from nnclr_hub.workbench.inspection.subject import folder_subject
 
-        list_images(Path(what))  # a folder without images is reported before the encoder is loaded
+        count = None
+        if Path(what).is_dir():
+            count = len(image_files([what]))  # a folder without images is reported before the encoder is loaded
         cache = to / CACHE
         cache.mkdir(parents=True, exist_ok=True)
-        options = {"labels": labels, "root": root, "parts": parts, "cache": cache}
-        subject = folder_subject(Path(what), _source(model), **options, report=report)
+        options = {"labels": labels, "root": root, "parts": parts, "cache": cache, "tiling": tiling}
+        subject = folder_subject(what, _source(model, reading, "auto", count), **options, report=report)
         from nnclr_hub.workbench.inspection.findings import find
 
         return find(subject, label_next=label_next, report=report)
+    if not collection:
+        raise InvalidRequest(f"{what} is a file; give the folder that contains it.")
     if "/" in what or not ("://" in store or Path(store).exists()):
-        raise InvalidRequest(f"{what} is neither a folder nor a collection of the store {store}.")
+        known = f"neither a folder nor a collection of the store {store}"
+        raise InvalidRequest(f"{what} is {known}; give a folder of images, or the name of a collection.")
+    if reading.given or tiling is not None:
+        raise InvalidRequest("A collection is inspected by its own vectors; leave out --channels, --page and --tile.")
     if model is not None:
         raise InvalidRequest("A collection is inspected by its own vectors; leave out --model.")
     from nnclr_hub.store import open_store
     from nnclr_hub.workbench import inspection_fields
+    from nnclr_hub.workbench.inspection.files import listed_labels
     from nnclr_hub.workbench.inspection.findings import find
-    from nnclr_hub.workbench.inspection.subject import collection_subject, listed_labels
+    from nnclr_hub.workbench.inspection.subject import collection_subject
     from nnclr_hub.workbench.inspections import keep_inspection, kept_findings, state_of
 
     named = None if labels is None else listed_labels(labels)
     with open_store(store, read_only=not write_fields) as opened:
-        collection = opened.get(what)
-        state = state_of(collection)
-        subject = collection_subject(collection, labels=named, field=field, parts=parts, report=report)
+        items = opened.get(what)
+        state = state_of(items)
+        subject = collection_subject(items, labels=named, field=field, parts=parts, report=report)
         findings = find(subject, label_next=label_next, report=report)
         if write_fields:
-            kept = kept_findings(findings, collection.name, state, field)
-            write = collection.update_each
-            kept = inspection_fields.write_fields(collection, kept, write, progress=report("writing"))
+            kept = kept_findings(findings, items.name, state, field)
+            kept = inspection_fields.write_fields(items, kept, items.update_each, progress=report("writing"))
             keep_inspection(opened.records, kept)
     return findings
 
 
-def _source(model: str | None) -> Any:
-    """Return an encoder, or hand-crafted features."""
+def _source(model: str | None, reading: ReadingOptions, backend: str = "torch", images: int | None = None) -> Any:
+    """Return an encoder, or hand-crafted features.
+
+    Args:
+        backend: of the encoder; other commands keep the vectors of torch.
+        images: number of images to expect; None: many.
+    """
     if model in HAND_CRAFTED:
         from nnclr_hub.encoder.hand_crafted import FLOORS
+        from nnclr_hub.encoder.image_reading import PLAIN
 
-        return FLOORS[model]
-    source = chosen_model(model)
+        return replace(FLOORS[model], reading=reading.over(PLAIN))
+    source = chosen_model(reading.within(model))
     from nnclr_hub.workbench import Encoders
 
-    return Encoders(source).get()
+    return Encoders(source, backend=backend, images=images).get()
 
 
 def _counts(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -241,14 +319,49 @@ def _counts(found: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _compare(sources: list[str], folder: Path, labels: Path | None, root: Path | None, as_json: bool) -> None:
+def _compare_there(
+    server: str, api_key_env: str, compare: list[str], given: list[str], field: str, as_json: bool
+) -> None:
+    """Compare encoders of a server on one of its collections."""
+    from nnclr_hub.workbench.inspection.comparison import EncoderComparison
+
+    if not given:
+        raise InvalidRequest("Name the collection, for example: nnclr inspect pets --compare default --server URL.")
+    with _bars() as report, connected(server, api_key_env) as client:
+        job = client.collection(given[0]).compare([*compare, *given[1:]], field=field)
+        result = dict(client.jobs.wait(job.id, progress=report("comparing")).result or {})
+    _show_comparison(EncoderComparison.of_json(result), as_json)
+
+
+def _compare_collection(
+    sources: list[str], store: str, name: str, field: str, reading: ReadingOptions, as_json: bool
+) -> None:
+    """Compare encoders on a collection of a local store."""
+    from nnclr_hub.store import open_store
+    from nnclr_hub.workbench.inspection.comparison import compare_on_collection
+
+    with open_store(store, read_only=True) as opened, _bars() as report:
+        collection = opened.get(name)
+        pairs = [(one, _source(one, reading)) for one in sources]
+        found = compare_on_collection(collection, pairs, field, progress=report("comparing"))
+    _show_comparison(found, as_json)
+
+
+def _compare(
+    sources: list[str], folder: str, labels: Path | None, root: Path | None, reading: ReadingOptions, as_json: bool
+) -> None:
     for source in sources:
         if source not in HAND_CRAFTED:
             chosen_model(source)
     from nnclr_hub.workbench.inspection.comparison import compare_sources
 
-    with ExitStack() as bars:
-        found = compare_sources(folder, [(one, _source(one)) for one in sources], labels, root, report=_bars(bars))
+    with _bars() as report:
+        pairs = [(one, _source(one, reading)) for one in sources]
+        found = compare_sources(folder, pairs, labels, root, report=report)
+    _show_comparison(found, as_json)
+
+
+def _show_comparison(found: EncoderComparison, as_json: bool) -> None:
     if as_json:
         print_json(found.as_json())
         return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from importlib.util import find_spec
 from pathlib import Path
 from textwrap import indent
 from typing import Annotated, Any
@@ -60,25 +59,30 @@ def models(as_json: Json = False) -> None:
 def info(source: Source, backend: Backend = "auto", as_json: Json = False) -> None:
     """Load and verify an encoder, and show its properties.
 
-    Example: nnclr info nnclr_resnet18_small_cpu_starter
+    Example: nnclr info nnclr_resnet18_starter
     """
+    from nnclr_hub.hub.layout import parameter_count
     from nnclr_hub.hub.registry import MODELS
     from nnclr_hub.hub.sources import resolve
 
     found = resolve(chosen_model(source, backend))
     from nnclr_hub.encoder.loader import load_encoder  # imports torch, so a wrong source is reported first
 
-    encoder = load_encoder(source, device="cpu", backend=backend)
+    encoder = load_encoder(source, device="cpu", backend=backend, images=1)
+    if found.folder is None:
+        parameters = sum(one.numel() for one in encoder.backbone.parameters())
+    else:  # random weights have as many as the trained ones
+        parameters = parameter_count(found.folder, found.weights)
     facts: dict[str, Any] = {
         "source": source,
         "folder": str(found.folder) if found.folder else None,
         "verified_against": found.pins.by,
         "architecture": encoder.config.architecture if encoder.config else source.partition(":")[2],
         "embed_dim": encoder.embed_dim,
-        "parameters": sum(one.numel() for one in encoder.backbone.parameters()) if find_spec("torch") else None,
+        "parameters": parameters,
         "fingerprint": encoder.fingerprint,
         "backend": encoder.backend.name,
-        "preprocessing": asdict(encoder.transform.preprocessing),
+        "preprocessing": encoder.transform.preprocessing.steps,
         "provenance": dict(encoder.config.nnclr) if encoder.config else {},
     }
     if source in MODELS:

@@ -10,14 +10,21 @@ import typer
 from rich.table import Table
 
 from nnclr_hub.cli.programs import load_program
+from nnclr_hub.cli.reading import ReadingOptions, reads_images
 from nnclr_hub.cli.verbs import err, out
 from nnclr_hub.errors import InvalidRequest
 
 BUDGET = "budget"  # the table that compares methods at equal CPU time
 INTERRUPTED = 130  # exit code of a program that Ctrl-C stopped
 
-Data = Annotated[list[str], typer.Option("--data", help="Folder of images, or cifar10, imagenette, ...; repeatable.")]
+Data = Annotated[
+    list[str], typer.Option("--data", help="Folder, tar, Parquet or address of images, or cifar10, ...; repeatable.")
+]
 Set = Annotated[list[str], typer.Option("--set", help="KEY=VALUE; repeatable. `--settings` lists the keys.")]
+Plugin = Annotated[
+    list[Path],
+    typer.Option("--plugin", help="Python file that registers parts of a run for --set; repeatable."),
+]
 Labels = Annotated[
     Path | None, typer.Option("--labels", help="Table with path,label; a fifth of each class scores the encoder.")
 ]
@@ -27,7 +34,7 @@ Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1. Default: th
 
 def register(app: typer.Typer) -> None:
     """Add the verbs."""
-    app.command()(pretrain)
+    app.command()(reads_images(pretrain))
     app.command()(ablate)
     app.command()(report)
 
@@ -37,6 +44,7 @@ def pretrain(
     data: Data = [],  # noqa: B006
     to: Annotated[Path | None, typer.Option("--out", help="Run folder.")] = None,
     settings: Set = [],  # noqa: B006
+    plugins: Plugin = [],  # noqa: B006
     init: Annotated[
         str | None, typer.Option("--init", help="Encoder to start from: a name, a folder, timm:...")
     ] = None,
@@ -54,14 +62,19 @@ def pretrain(
     ] = None,
     show: Annotated[bool, typer.Option("--settings", help="Show the recipe with its settings, and exit.")] = False,
     recipes: Annotated[bool, typer.Option("--recipes", help="List the recipes, and exit.")] = False,
+    *,
+    reading: ReadingOptions,
 ) -> None:
     """Train an encoder on unlabeled images.
 
-    `auto` selects a recipe by the number of images and the device. Of a folder with train/, only that split is used.
+    `auto` selects a recipe for the images, the device and --minutes, and says why. Of a folder with train/,
+    only that split is used.
 
     Example: nnclr pretrain auto --data photos --out runs/photos --set epochs=50
 
     Example: nnclr pretrain auto --data photos --out runs/photos --labels labels.csv
+
+    Example: nnclr pretrain auto --data cells --out runs/cells --channels 0,1,2,3
     """
     program = load_program("training", "recipes")
     if recipes:
@@ -72,6 +85,11 @@ def pretrain(
         return
     if recipe is None:
         raise InvalidRequest("Name a recipe, for example auto; `nnclr pretrain --recipes` lists them.")
+    load_program("training", "plugins").load_plugins(plugins)
+    if reading.given:
+        from nnclr_hub.encoder.image_reading import PLAIN
+
+        settings = [f"reading={reading.over(PLAIN)}", *settings]
     chosen = program.find_recipe(recipe).with_settings(settings)
     if show:
         out.print(program.RECIPES[recipe].describe(recipe), markup=False)
@@ -88,10 +106,10 @@ def pretrain(
             raise typer.Exit(code)
         return
     outcome = load_program("training", "pretrain").pretrain(
-        recipe,
         chosen,
         data,
         to,
+        plugins=plugins,
         resume=resume,
         init=init,
         labels=labels,
@@ -116,7 +134,12 @@ def _without_gpus(arguments: list[str]) -> list[str]:
 
 
 def ablate(
-    table: Annotated[str, typer.Argument(help="positives, crop_only, epochs, queue_size, k, soft, ...; or budget.")],
+    table: Annotated[
+        str,
+        typer.Argument(
+            help="positives, crop_only, epochs, queue_size, k, soft, ...; own, for rows of --row; or budget."
+        ),
+    ],
     data: Data = [],  # noqa: B006
     to: Annotated[Path, typer.Option("--out", help="Folder for the tables.")] = Path("ablations"),
     recipe: Annotated[str, typer.Option("--recipe", help="Recipe that all rows share.")] = "small_cpu",
@@ -128,7 +151,11 @@ def ablate(
     minutes: Annotated[
         str, typer.Option("--minutes", help="table budget: core-minutes per run, several with commas.")
     ] = "10",
-    rows: Annotated[list[str], typer.Option("--row", help="table budget: only this method; repeatable.")] = [],  # noqa: B006
+    rows: Annotated[
+        list[str],
+        typer.Option("--row", help="'LABEL: KEY=VALUE ...', a further row; for budget, only this method. Repeatable."),
+    ] = [],  # noqa: B006
+    plugins: Plugin = [],  # noqa: B006
 ) -> None:
     """Train and evaluate the rows of a table of the paper, or compare methods at equal CPU time with the table budget.
 
@@ -136,8 +163,11 @@ def ablate(
 
     Example: nnclr ablate crop_only --data photos --recipe small_cpu --seeds 3 --out ablations
 
+    Example: nnclr ablate own --data photos --row "tau .1: temperature=0.1" --row "tau .2: temperature=0.2"
+
     Example: nnclr ablate budget --data photos --minutes 10,30 --row NNCLR --row SimCLR --seeds 2
     """
+    load_program("training", "plugins").load_plugins(plugins)
     base = load_program("training", "recipes").find_recipe(recipe).with_settings(settings)
     if table != BUDGET:
         load_program("training", "tables").find_table(table)
@@ -152,12 +182,12 @@ def ablate(
             raise InvalidRequest(f"--minutes takes numbers with commas, such as 10,30; got {minutes!r}.") from None
         compare = load_program("training", "budget").compare_at_budgets
         options = {"minutes": budgets, "seeds": seeds, "rows": rows, "device": device, "console": err}
-        if compare(recipe, base, data, to, **options) is None:
+        if compare(base, data, to, **options) is None:
             raise typer.Exit(INTERRUPTED)
         return
     program = load_program("training", "ablate")
-    options = {"labels": labels, "root": root, "seeds": seeds, "device": device, "console": err}
-    if program.ablate(table, recipe, base, data, to, **options) is None:
+    options = {"rows": rows, "labels": labels, "root": root, "seeds": seeds, "device": device, "console": err}
+    if program.ablate(table, base, data, to, **options) is None:
         raise typer.Exit(INTERRUPTED)
 
 

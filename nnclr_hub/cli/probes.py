@@ -13,6 +13,7 @@ import typer
 from rich.table import Table
 
 from nnclr_hub.cli.index import list_broken
+from nnclr_hub.cli.reading import ReadingOptions, reads_images
 from nnclr_hub.cli.verbs import DEFAULT_STORE, Json, Model, Store, chosen_model, err, out, print_json
 from nnclr_hub.errors import InvalidRequest
 
@@ -28,8 +29,11 @@ def register(app: typer.Typer) -> None:
 
 
 @group.command()
+@reads_images
 def fit(
-    data: Annotated[Path, typer.Argument(help="Folder with one folder per class, or CSV with path,label (or labels).")],
+    data: Annotated[
+        str, typer.Argument(help="Folder or archive with one folder per class, or CSV with path,label (or labels).")
+    ],
     to: Annotated[Path, typer.Option("--out", help="Folder for the probe.")] = Path("probe"),
     model: Model = None,
     l2: Annotated[float | None, typer.Option(help="Penalty. Default: selected on held-out images.")] = None,
@@ -50,6 +54,8 @@ def fit(
     ] = None,
     labels: Labels = None,
     root: Root = None,
+    *,
+    reading: ReadingOptions,
 ) -> None:
     """Fit a probe on labeled images.
 
@@ -61,11 +67,11 @@ def fit(
     if to.exists() and not to.is_dir():
         raise InvalidRequest(f"--out {to} is a file; use a folder for the probe.")
     read_labeled(data, labels, root)  # a wrong folder or model is reported before torch is imported
-    chosen_model(model)
+    source = chosen_model(reading.within(model))
     from nnclr_hub.workbench import Encoders
     from nnclr_hub.workbench.folder_probes import fit_probe
 
-    encoder: Any = Encoders(model, device=device).get()
+    encoder: Any = Encoders(source, device=device).get()
     with bar(err, "embedding") as advance:
         fitted = fit_probe(
             encoder,
@@ -90,13 +96,16 @@ def fit(
 
 
 @group.command(name="eval")
+@reads_images
 def evaluate(
-    data: Annotated[Path, typer.Argument(help="Labeled images that the probe has not seen; uses test/ if it exists.")],
+    data: Annotated[str, typer.Argument(help="Labeled images that the probe has not seen; uses test/ if it exists.")],
     probe: Probe = Path("probe"),
     model: Model = None,
     labels: Labels = None,
     root: Root = None,
     as_json: Json = False,
+    *,
+    reading: ReadingOptions,
 ) -> None:
     """Evaluate a probe on other labeled images.
 
@@ -105,7 +114,7 @@ def evaluate(
     from nnclr_hub.progress import bar
     from nnclr_hub.workbench.folder_probes import evaluate_probe
 
-    loaded, encoder = _load(probe, model)
+    loaded, encoder = _load(probe, model, reading)
     with bar(err, "embedding") as advance:
         result = evaluate_probe(loaded, encoder, data, labels=labels, root=root, progress=advance)
     if as_json:
@@ -124,8 +133,9 @@ def evaluate(
 
 
 @group.command()
+@reads_images
 def predict(
-    images: Annotated[list[Path] | None, typer.Argument(help="Images, or folders of images.")] = None,
+    images: Annotated[list[str] | None, typer.Argument(help="Images, folders, or tar and zip files of images.")] = None,
     probe: Probe = Path("probe"),
     model: Model = None,
     to: Annotated[Path | None, typer.Option("--out", help="CSV file. Default: standard output.")] = None,
@@ -133,6 +143,8 @@ def predict(
         str | None, typer.Option("--collection", help="Label the items of a collection, by their stored vectors.")
     ] = None,
     store: Store = DEFAULT_STORE,
+    *,
+    reading: ReadingOptions,
 ) -> None:
     """Label images: CSV with path, label, probability, and a column for each class.
 
@@ -140,7 +152,7 @@ def predict(
 
     Example: nnclr probe predict --collection photos --probe probe --out predicted.csv
     """
-    from nnclr_hub.encoder.image_folder import list_images
+    from nnclr_hub.encoder.image_list import image_files
     from nnclr_hub.progress import bar
     from nnclr_hub.workbench.folder_probes import predict_collection, predict_labels
 
@@ -148,7 +160,7 @@ def predict(
         raise InvalidRequest("Name images or --collection, and not both.")
     if collection is not None and model is not None:
         raise InvalidRequest("A collection already has its vectors; leave out --model.")
-    kept: Sequence[Path | str]
+    kept: Sequence[Any]
     if collection is not None:
         from nnclr_hub.probe.linear_probe import LinearProbe
         from nnclr_hub.store import open_store
@@ -157,8 +169,8 @@ def predict(
         with open_store(store, read_only=True) as opened, bar(err, "predicting", unit="items") as advance:
             kept, prediction = predict_collection(loaded, opened.get(collection), progress=advance)
     else:
-        paths = [path for given in images or () for path in (list_images(given) if given.is_dir() else [given])]
-        loaded, encoder = _load(probe, model)
+        paths = image_files(images or ())
+        loaded, encoder = _load(probe, model, reading)
         with bar(err, "embedding") as advance:
             kept, prediction, broken = predict_labels(loaded, encoder, paths, progress=advance)
         list_broken(broken)
@@ -167,7 +179,7 @@ def predict(
     rows: list[list[Any]] = [[column, first, "probability", *map(str, loaded.classes)]]
     for path, label, probabilities in zip(kept, prediction.labels, prediction.probabilities, strict=True):
         shown = ";".join(map(str, label)) if isinstance(label, tuple) else ("" if label is None else label)
-        rows.append([path, shown, f"{probabilities.max():.4f}", *(f"{p:.4f}" for p in probabilities)])
+        rows.append([path, shown, f"{probabilities.max():.6g}", *(f"{p:.6g}" for p in probabilities)])
     if to is None:
         csv.writer(sys.stdout).writerows(rows)
         return
@@ -179,10 +191,10 @@ def predict(
     err.print(f"Wrote {to} ({len(kept)} images)")
 
 
-def _load(folder: Path, model: str | None) -> tuple[Any, Any]:
+def _load(folder: Path, model: str | None, reading: ReadingOptions) -> tuple[Any, Any]:
     """Return the probe and its encoder, unless another encoder is named."""
     from nnclr_hub.probe.linear_probe import LinearProbe
     from nnclr_hub.workbench import Encoders
 
     probe = LinearProbe.load(folder)
-    return probe, Encoders(model or probe.model or None).get()
+    return probe, Encoders(reading.within(model or probe.model or None)).get()

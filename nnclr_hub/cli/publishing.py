@@ -95,8 +95,11 @@ def onnx(
 ) -> None:
     """Write an encoder as ONNX: pixels (N, S, S, 3) uint8 in, unit vectors out.
 
-    Example: nnclr onnx nnclr_resnet18_small_cpu_starter model.onnx
+    Example: nnclr onnx nnclr_resnet18_starter model.onnx
     """
+    for package in ("onnx", "onnxscript"):  # before torch is imported
+        if find_spec(package) is None:
+            raise ModuleNotFoundError(name=package)
     from nnclr_hub.publish.onnx_file import export_onnx
 
     written = export_onnx(source, file)
@@ -170,6 +173,8 @@ def publish(
     verbs = {"create": "created", "send": "sent", "remove": "removed", "set": "set"}
     if dry_run:
         verbs = {verb: f"would {verb}" for verb in verbs}
+    if not done.compared:
+        err.print("The Hub cannot be reached, so this is the plan for a new repository.", soft_wrap=True)
     if done.created:
         out.print(f"{verbs['create']} {repository} ({'private' if private else 'public: everyone can load it'})")
     for name, size in done.sent.items():

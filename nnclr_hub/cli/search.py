@@ -12,6 +12,7 @@ import typer
 from rich.table import Table
 
 from nnclr_hub.cli.index import Collection, connected, place_of
+from nnclr_hub.cli.reading import ReadingOptions, reads_images
 from nnclr_hub.cli.verbs import (
     DEFAULT_STORE,
     ApiKeyEnv,
@@ -34,16 +35,17 @@ from nnclr_hub.errors import ImageError, InvalidRequest, NNCLRHubError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from nnclr_hub.encoder.image_reading import ImageReading
     from nnclr_hub.workbench import SearchQuery
     from nnclr_hub.workbench.search_batch import Answer
 
-    # runs queries, and returns the thumbnail of an item
-    Searcher = tuple[Callable[[Sequence[SearchQuery]], list[Answer]], Callable[[str], bytes | None]]
+    # runs queries, returns the thumbnail of an item, and how the images of queries are read
+    Searcher = tuple[Callable[[Sequence[SearchQuery]], list[Answer]], Callable[[str], bytes | None], ImageReading]
 
 
 def register(app: typer.Typer) -> None:
     """Add the verb."""
-    app.command()(search)
+    app.command()(reads_images(search))
 
 
 def search(
@@ -81,6 +83,8 @@ def search(
     model: Model = None,
     backend: Backend = "auto",
     as_json: Json = False,
+    *,
+    reading: ReadingOptions,
 ) -> None:
     """Find the nearest images of a collection. Works while a server uses the store.
 
@@ -96,7 +100,7 @@ def search(
         check_sheet(sheet)
     region: Any = None if box is None else parse_numbers("--box", box, "X0,Y0,X1,Y1")
     _require_one_file([*(images or ())])
-    searches = [(str(image), [Example(image=image, box=region)]) for image in images or ()]
+    searches = [(str(image), [Example(image=_image(image, reading), box=region)]) for image in images or ()]
     searches += [(f"item {id}", [Example(id=id)]) for id in ids or ()]
     searches += [(f"{vector_from}[{i}]", [Example(vector=row)]) for i, row in enumerate(_rows(vector_from))]
     if positive:
@@ -104,7 +108,7 @@ def search(
             raise InvalidRequest(
                 "--positive cannot be combined with query images, --id or --vector-from; use one form."
             )
-        searches = [(" + ".join(positive), [_example(one, region) for one in positive])]
+        searches = [(" + ".join(positive), [_example(one, region, reading) for one in positive])]
     if negative:
         searches = [(" - ".join([title, *negative]), examples) for title, examples in searches]
     if region is not None and not any(example.image is not None for _, one in searches for example in one):
@@ -114,7 +118,7 @@ def search(
     queries = [
         SearchQuery(
             examples,
-            [_example(one, None) for one in negative or ()],
+            [_example(one, None, reading) for one in negative or ()],
             k=k,
             offset=offset,
             where=parse_where(where),
@@ -127,7 +131,7 @@ def search(
         for _, examples in searches
     ]
     opened = _remote(server, api_key_env, collection) if server else _local(store, collection, model, backend, queries)
-    with opened as (run, thumbnail):
+    with opened as (run, thumbnail, how):
         titles = [title for title, _ in searches]
         answers = [_named(answer, title) for title, answer in zip(titles, run(queries), strict=True)]
         found = [
@@ -137,7 +141,8 @@ def search(
         ]
         if sheet is not None and found:
             shown = {title: examples[0].image for title, examples in searches}
-            write_contact_sheet(sheet, [SheetRow(title, answer, shown[title]) for title, answer in found], thumbnail)
+            rows = [SheetRow(title, answer, shown[title]) for title, answer in found]
+            write_contact_sheet(sheet, rows, thumbnail, how)
             err.print(f"Wrote {sheet}.", markup=False, soft_wrap=True)
     if as_json and found:
         bodies = [_in_json(answer) for answer in answers]
@@ -154,19 +159,21 @@ def _local(
     store: str, collection: str, model: str | None, backend: str, queries: Sequence[SearchQuery]
 ) -> Iterator[Searcher]:
     """Open the store of this machine for reading. torch is imported only to embed images that can be read."""
+    from nnclr_hub.encoder.image_reading import ImageReading
     from nnclr_hub.store import open_store
     from nnclr_hub.workbench.search_batch import attempt, run_each
 
     with open_store(store, read_only=True) as opened:
         there = opened.get(collection)
+        reading = ImageReading.of_source(there.spec.model)
         if model is not None:
             chosen_model(model, backend)
-        checked = [attempt(partial(_read_images, query)) for query in queries]
+        checked = [attempt(partial(_read_images, query, reading)) for query in queries]
         refused: list[Answer] = [one for one in checked if isinstance(one, NNCLRHubError)]
         if not any(checked) and model is None:
-            yield partial(run_each, there), there.thumbnail
+            yield partial(run_each, there), there.thumbnail, reading
         elif len(refused) == len(queries):
-            yield lambda queries: refused, there.thumbnail
+            yield lambda queries: refused, there.thumbnail, reading
         else:
             from nnclr_hub.workbench import Encoders, Workbench
 
@@ -174,17 +181,17 @@ def _local(
                 Encoders(model, backend=backend, images=sum(one for one in checked if isinstance(one, int))), opened
             )
             bench.embedder_of(there, model)
-            yield partial(bench.search_each, collection), there.thumbnail
+            yield partial(bench.search_each, collection), there.thumbnail, reading
 
 
-def _read_images(query: SearchQuery) -> int:
+def _read_images(query: SearchQuery, reading: ImageReading) -> int:
     """Return the number of images of a query, after a check that each can be read and contains its box."""
-    from nnclr_hub.encoder.decoding import decode_image
+    from nnclr_hub.encoder.decoding import decode_any
     from nnclr_hub.workbench.search_query import crop_to_box
 
-    images = [(example.image, example.box) for example in query.examples if isinstance(example.image, Path)]
-    for path, box in images:
-        image = decode_image(path)
+    images = [(example.image, example.box) for example in query.examples if example.image is not None]
+    for given, box in images:
+        image = decode_any(given, reading)  # type: ignore[arg-type]
         if box is not None:
             crop_to_box(image, box)
     return len(images)
@@ -193,9 +200,11 @@ def _read_images(query: SearchQuery) -> int:
 @contextmanager
 def _remote(server: str, api_key_env: str, collection: str) -> Iterator[Searcher]:
     """Connect to `nnclr serve`."""
+    from nnclr_hub.encoder.image_reading import ImageReading
+
     with connected(server, api_key_env) as client:
         there = client.collection(collection)
-        yield there.search_each, there.thumbnail
+        yield there.search_each, there.thumbnail, ImageReading()
 
 
 def _require_one_file(images: Sequence[Path]) -> None:
@@ -204,12 +213,25 @@ def _require_one_file(images: Sequence[Path]) -> None:
         raise InvalidRequest(f"{images[0]} is not a file; queries are image files, not words or folders.")
 
 
-def _example(text: str, box: Any) -> Any:
+def _image(path: Path, reading: ReadingOptions) -> Any:
+    """Return a query image: its path, which the encoder reads as the collection's images, or the part chosen here."""
+    if not reading.given:
+        return path
+    from nnclr_hub.encoder.decoding import decode_any
+    from nnclr_hub.encoder.image_reading import PLAIN
+
+    try:
+        return decode_any(path, reading.over(PLAIN))
+    except ImageError as error:
+        raise error.for_image(path, 0) from error
+
+
+def _example(text: str, box: Any, reading: ReadingOptions) -> Any:
     """Return the example of an image file, or else of an item id."""
     from nnclr_hub.workbench.search_query import Example
 
     if Path(text).is_file():
-        return Example(image=Path(text), box=box)
+        return Example(image=_image(Path(text), reading), box=box)
     if "/" in text:  # no id has a slash
         raise InvalidRequest(f"{text!r} is not a file. Give an image file or the id of an item.")
     return Example(id=text)

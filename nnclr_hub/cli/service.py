@@ -93,7 +93,7 @@ def demo(
         int | None, typer.Option("--gradio-port", min=1, max=65535, help="Its port. Default: the one after --port.")
     ] = None,
 ) -> None:
-    """Index a gallery of images, and serve the web app and the Gradio demo on it.
+    """Index and inspect a gallery of images, and serve the web app and the Gradio demo on it.
 
     Each start synchronizes the gallery with its folder, so items that were deleted only in the app return.
 
@@ -102,7 +102,7 @@ def demo(
     from nnclr_hub.cache import cache_folder
     from nnclr_hub.progress import bar
     from nnclr_hub.store import open_store
-    from nnclr_hub.workbench.folder_changes import listed
+    from nnclr_hub.workbench.folder_changes import check_images
 
     # errors are reported before anything is loaded, and leave no empty store behind
     _check_port(os.environ.get("NNCLR_HOST", "127.0.0.1"), port)
@@ -120,15 +120,18 @@ def demo(
     else:
         with bar(err, "rendering the gallery") as advance:
             folder, message = gallery.default_gallery(cache_folder() / "demo", advance)
-    listed(folder)
+    check_images(folder)
     err.print(message, soft_wrap=True)
     from nnclr_hub.workbench import Encoders, Workbench
 
     where = store or cache_folder() / "demo" / f"store-{gallery.key_of(folder)}"
-    with open_store(str(where)) as opened, bar(err, "indexing") as advance:
-        Workbench(Encoders(model, backend=backend), opened).index_folder(
-            DEMO_COLLECTION, folder, model=model, prune=True, progress=advance
-        )
+    if store is None:
+        where.parent.mkdir(parents=True, exist_ok=True)  # its error names NNCLR_CACHE
+    with open_store(str(where)) as opened:
+        bench = Workbench(Encoders(model, backend=backend), opened)
+        with bar(err, "indexing") as advance:
+            bench.index_folder(DEMO_COLLECTION, folder, model=model, prune=True, progress=advance)
+        _inspect_first(bench, later=not read_only)
     flags = {"port": port, "backend": backend, "source_folders": [folder.resolve()], "originals_bytes": DEMO_ORIGINALS}
     flags |= ({"read_only": True} if read_only else {}) | ({"runs": runs} if runs else {})
     _serve(str(where), model, flags, page=True, gradio_port=gradio_port if gradio else None)
@@ -152,6 +155,28 @@ def space(
     """
     written = load_program("app", "space").write_space(folder, collection=collection, store=store, model=model)
     out.print(f"Wrote {folder} ({written / 1e6:.0f} MB). Try it: python {folder / 'app.py'}")
+
+
+def _inspect_first(bench: Any, *, later: bool) -> None:
+    """Inspect the gallery of a new store, so that the app shows its map and findings.
+
+    Args:
+        later: let a job of the server do it, whose progress the app shows; a read-only server runs no jobs.
+    """
+    from nnclr_hub.progress import bar
+    from nnclr_hub.workbench.inspection_fields import write_fields
+    from nnclr_hub.workbench.inspections import inspect_collection, keep_inspection, list_inspections
+
+    records, collection = bench.store.records, bench.collection(DEMO_COLLECTION)
+    if collection.count() < 2 or list_inspections(records, collection):
+        return
+    if later:
+        params = {"collection": DEMO_COLLECTION, "field": "label", "write_fields": True}
+        load_program("serving", "jobs.job_store").leave_job(records, "inspection", params)
+        return
+    with bar(err, "inspecting") as advance:
+        kept = inspect_collection(collection, progress=advance)
+        keep_inspection(records, write_fields(collection, kept, collection.update_each, progress=advance))
 
 
 def _keys(file: Path | None) -> Path | None:

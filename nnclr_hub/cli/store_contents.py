@@ -1,4 +1,4 @@
-"""nnclr store create, export, import, reembed, duplicates."""
+"""nnclr store create, export, reembed, duplicates."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nnclr_hub.cli.index import connected, list_broken, place_of
+from nnclr_hub.cli.index import list_broken, place_of
 from nnclr_hub.cli.stores import Name, opened
 from nnclr_hub.cli.verbs import (
     DEFAULT_STORE,
-    ApiKeyEnv,
     Json,
     Model,
-    Server,
     Store,
     chosen_model,
     err,
@@ -24,16 +22,13 @@ from nnclr_hub.cli.verbs import (
     out,
     parse_numbers,
     print_json,
-    refuse_server_with_local,
 )
 from nnclr_hub.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from nnclr_hub.store.base import Collection, Progress
-    from nnclr_hub.workbench.import_format import ImportFormat
+    from nnclr_hub.store.base import Collection
 
 SHOWN = 20  # groups of duplicates that are printed before they are only counted
-MEGABYTE = 10**6
 CHUNK = 500
 
 
@@ -41,7 +36,6 @@ def register(group: typer.Typer) -> None:
     """Add the verbs."""
     group.command()(create)
     group.command(name="export")(export)
-    group.command(name="import")(import_)
     group.command()(reembed)
     group.command()(duplicates)
 
@@ -54,6 +48,12 @@ def create(
     metric: Annotated[str, typer.Option(help="cosine, dot or l2.")] = "cosine",
     index: Annotated[str, typer.Option(help="auto (by size and memory), flat, hnsw, ivf, ivf_sq8 or ivf_pq.")] = "auto",
     precision: Annotated[str, typer.Option(help="f32, or f16 for half the space.")] = "f32",
+    vectors: Annotated[
+        str,
+        typer.Option(
+            help="What searches compare: raw (vectors as they are), center or whiten. auto: whiten, if of a model."
+        ),
+    ] = "auto",
     indexed: Annotated[
         list[str] | None, typer.Option(help="Metadata key for fast filters. Repeatable. Default: label.")
     ] = None,
@@ -65,171 +65,51 @@ def create(
     """
     from nnclr_hub.store import open_store
     from nnclr_hub.store.base import CollectionSpec
-    from nnclr_hub.store.checks import check_name
+    from nnclr_hub.store.checks import check_collection_name
     from nnclr_hub.store.where import check_key
 
     if model is not None and dim is not None:
         raise InvalidRequest("Give --model or --dim, not both; a model determines the length of its vectors.")
     # errors must not leave an empty store behind
-    check_name(name, "Collection name")
+    check_collection_name(name)
     for key in indexed or ():
         check_key(key)
-    chosen: dict[str, Any] = {"metric": metric, "index": index, "precision": precision}
+    chosen: dict[str, Any] = {"metric": metric, "index": index, "precision": precision, "vectors": vectors}
     if indexed is not None:
         chosen["indexed"] = tuple(indexed)
     spec = replace(CollectionSpec(dim) if dim is not None else CollectionSpec.of(loaded_encoder(model)), **chosen)
     with open_store(store) as there:
-        there.create(name, spec)
+        spec = there.create(name, spec).spec
     if as_json:
         print_json({"name": name, **asdict(spec)})
         return
     by = f" by {spec.model}" if spec.model else ""
-    out.print(f"Created {name}: vectors of length {spec.dim}{by}, {metric}, {precision}.", markup=False)
+    out.print(f"Created {name}: vectors of length {spec.dim}{by}, {metric}, {precision}, {spec.vectors}.", markup=False)
 
 
 def export(
     name: Name,
-    folder: Annotated[Path, typer.Argument(help="Folder to write; must not exist.")],
+    folder: Annotated[Path, typer.Argument(help="Folder to write.")],
     store: Store = DEFAULT_STORE,
     thumbnails: Annotated[bool, typer.Option("--thumbnails/--no-thumbnails", help="Include thumbnails.")] = True,
+    update: Annotated[
+        bool, typer.Option("--update", help="Write only what changed since the export in the folder, if there is one.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Export a collection as Parquet and safetensors files. Works while a server uses the store.
 
-    Example: nnclr store export photos photos-export
+    Example: nnclr store export photos photos-export --update
     """
     from nnclr_hub.progress import bar
     from nnclr_hub.store.exchange.transfer import export_collection
 
     with opened(store, read_only=True) as there, bar(err, "exporting", unit="items") as advance:
-        manifest = export_collection(there.get(name), folder, thumbnails=thumbnails, progress=advance)
+        manifest = export_collection(there.get(name), folder, thumbnails=thumbnails, update=update, progress=advance)
     if as_json:
         print_json({"folder": str(folder), **asdict(manifest), "bytes": manifest.size})
         return
-    out.print(f"{folder}: {manifest.items} items of {name}, {manifest.size / MEGABYTE:.1f} MB", markup=False)
-
-
-def import_(
-    source: Annotated[
-        Path,
-        typer.Argument(
-            help="Folder that `nnclr store export`, or `nnclr embed`, wrote; or a file: a zip or tar of images, or "
-            "vectors as NDJSON, Arrow or Parquet."
-        ),
-    ],
-    name: Annotated[
-        str | None, typer.Option("--collection", help="Name of the collection. Default: the exported name.")
-    ] = None,
-    store: Store = DEFAULT_STORE,
-    into: Annotated[bool, typer.Option("--into", help="Add to a collection that holds other items.")] = False,
-    server: Server = None,
-    api_key_env: ApiKeyEnv = "NNCLR_API_KEY",
-    as_json: Json = False,
-) -> None:
-    """Import an exported folder, shards of `nnclr embed`, or a file. Run it again to continue after an interruption.
-
-    A file is imported into an existing collection. With --server, the server imports it.
-
-    Example: nnclr store import photos-export --collection photos
-    """
-    from nnclr_hub.bulk.plan import PLAN
-
-    refuse_server_with_local(server, store=store)
-    if server is not None and source.is_dir():
-        raise InvalidRequest(f"{source} is a folder, and --server takes a file; import it into a local store.")
-    if source.is_file() or server is not None:
-        _import_file(source, name, store, server, api_key_env, as_json)
-    elif (source / PLAN).exists():
-        _import_shards(source, name, store, into, as_json)
-    else:
-        _import_export(source, name, store, into, as_json)
-
-
-def _import_export(folder: Path, name: str | None, store: str, into: bool, as_json: bool) -> None:
-    from nnclr_hub.progress import bar
-    from nnclr_hub.store import open_store
-    from nnclr_hub.store.checks import check_name
-    from nnclr_hub.store.exchange.files import Manifest
-    from nnclr_hub.store.exchange.transfer import import_collection
-
-    manifest = Manifest.read(folder)  # a wrong folder or name must not leave an empty store behind
-    name = check_name(name or manifest.name, "Collection name")
-    with open_store(store) as there, bar(err, "importing", unit="MB") as advance:
-        report = import_collection(there, name, folder, into=into, progress=_in_megabytes(advance))
-    if as_json:
-        print_json({"collection": name, **asdict(report)})
-        return
-    existing = f", the other {report.items - report.written} existed already" if report.written < report.items else ""
-    out.print(f"{name}: {report.written} of {report.items} items written{existing}", markup=False)
-
-
-def _import_file(file: Path, name: str | None, store: str, server: str | None, api_key_env: str, as_json: bool) -> None:
-    from nnclr_hub.workbench.import_format import format_of_file
-
-    if name is None:
-        raise InvalidRequest(f"Name the collection for {file} with --collection; it must exist.")
-    format = format_of_file(file)
-    if server is None:
-        result = _import_locally(file, name, store, format)
-    else:
-        result = _import_there(file, name, server, api_key_env)
-    if as_json:
-        print_json(result)
-        return
-    list_broken([(error["name"], error["detail"]) for error in result["errors"]])
-    counts = ", ".join(f"{result[what]} {what}" for what in ("added", "replaced", "unchanged"))
-    out.print(f"{name}: {counts}, {result['errors_count']} invalid", markup=False)
-
-
-def _import_locally(file: Path, name: str, store: str, format: ImportFormat) -> dict[str, Any]:
-    from nnclr_hub.progress import bar
-
-    with opened(store) as there:
-        there.get(name)  # a wrong name is reported before torch is imported
-        from nnclr_hub.workbench import Encoders, Workbench
-        from nnclr_hub.workbench.file_import import import_file
-
-        bench = Workbench(Encoders(), there)
-        with bar(err, "importing", unit="images" if format.images else "MB") as advance:
-            progress = advance if format.images else _in_megabytes(advance)
-            return import_file(bench, name, file, format, progress=progress).result(name)
-
-
-def _import_there(file: Path, name: str, server: str, api_key_env: str) -> dict[str, Any]:
-    from nnclr_hub.progress import bar
-
-    with connected(server, api_key_env) as client:
-        with bar(err, "uploading", unit="MB") as advance:
-            job = client.collection(name).import_file(file, progress=_in_megabytes(advance))
-        images = job.kind == "add"
-        with bar(err, "importing", unit="images" if images else "MB") as advance:
-            progress = advance if images else _in_megabytes(advance)
-            return dict(client.jobs.wait(job.id, progress=progress).result or {})
-
-
-def _in_megabytes(advance: Progress) -> Progress:
-    """Return the progress of work that counts bytes."""
-    return lambda done, total: advance(-(-done // MEGABYTE), -(-total // MEGABYTE))
-
-
-def _import_shards(folder: Path, name: str | None, store: str, into: bool, as_json: bool) -> None:
-    from nnclr_hub.bulk import open_shards
-    from nnclr_hub.bulk.collection_import import collect
-    from nnclr_hub.progress import bar
-    from nnclr_hub.store import open_store
-    from nnclr_hub.store.checks import check_name
-
-    if name is None:
-        raise InvalidRequest(f"{folder} holds shards of `nnclr embed`; name a collection with --collection.")
-    name = check_name(name, "Collection name")  # a wrong name must not leave an empty store behind
-    shards = open_shards(folder)
-    shards.require_all()
-    with open_store(store) as there, bar(err, "importing", unit="items") as advance:
-        total, written = collect(shards, there, name, into=into, progress=advance)
-    if as_json:
-        print_json({"collection": name, "items": total, "written": written})
-        return
-    out.print(f"{name}: {written} of {total} items written", markup=False)
+    out.print(f"{folder}: {manifest.items} items of {name}, {manifest.size / 1e6:.1f} MB", markup=False)
 
 
 def reembed(

@@ -66,7 +66,9 @@ def set_metadata(
         try:
             patch = json.loads(metadata or "")
         except ValueError as error:
-            raise InvalidRequest(f'METADATA is not JSON ({error}); write it like \'{{"label": "cat"}}\'.') from error
+            form = f"give the table with --from {metadata}" if str(metadata).endswith(".csv") else ""
+            form = form or 'write it like \'{"label": "cat"}\''
+            raise InvalidRequest(f"METADATA is not JSON ({error}); {form}.") from error
         chosen = _chosen(ids, where, table)
         with opened(store) as there:
             updated = there.get(name).update_metadata(patch, **chosen, replace=replace, keep=[PIXEL_HASH])

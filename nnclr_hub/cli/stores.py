@@ -1,6 +1,6 @@
 """nnclr store list, verify, repair, snapshot, compact, drop, alias, unalias, rename.
 
-The other verbs are in store_contents.py and store_backups.py.
+The other verbs are in store_contents.py, store_import.py and store_backups.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,18 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from nnclr_hub.cli.verbs import DEFAULT_STORE, Json, Store, err, out, print_json
+from nnclr_hub.cli.index import connected
+from nnclr_hub.cli.verbs import (
+    DEFAULT_STORE,
+    ApiKeyEnv,
+    Json,
+    Server,
+    Store,
+    err,
+    out,
+    print_json,
+    refuse_server_with_local,
+)
 from nnclr_hub.errors import StoreCorrupt
 
 if TYPE_CHECKING:
@@ -47,13 +58,26 @@ def opened(uri: str, *, read_only: bool = False) -> Iterator[VectorStore]:
 
 
 @group.command(name="list")
-def list_collections(store: Store = DEFAULT_STORE, as_json: Json = False) -> None:
+def list_collections(
+    store: Store = DEFAULT_STORE,
+    server: Server = None,
+    api_key_env: ApiKeyEnv = "NNCLR_API_KEY",
+    as_json: Json = False,
+) -> None:
     """List the collections with their size and state. Works while a server uses the store.
 
     Example: nnclr store list
+
+    Example: nnclr store list --server http://127.0.0.1:8000
     """
-    with opened(store, read_only=True) as there:
-        rows = [_row(info, there.aliases()) for info in there.list()]
+    refuse_server_with_local(server, store=store)
+    if server is None:
+        with opened(store, read_only=True) as there:
+            rows = [_row(info, there.aliases()) for info in there.list()]
+    else:
+        with connected(server, api_key_env) as client:
+            aliases = client.aliases.list()
+            rows = [_row(info, aliases) for info in client.collections.list()]
     if as_json:
         print_json(rows)
         return
@@ -66,7 +90,8 @@ def list_collections(store: Store = DEFAULT_STORE, as_json: Json = False) -> Non
     for row in rows:
         late = row["durable_seq"] - row["indexed_seq"]
         state = row["state"] + (f", index {late} changes behind" if late else "")
-        cells = [row["name"], row["items"], row["dim"], row["metric"], row["index"], state, ", ".join(row["aliases"])]
+        metric = row["metric"] if row["vectors"] == "raw" else f"{row['metric']}, {row['vectors']}"
+        cells = [row["name"], row["items"], row["dim"], metric, row["index"], state, ", ".join(row["aliases"])]
         table.add_row(*(escape(str(one)) for one in [*cells, row["model"]]))
     out.print(table if rows else "The store is empty; add images with `nnclr index`.")
 
@@ -79,6 +104,7 @@ def _row(info: CollectionInfo, aliases: dict[str, str]) -> dict[str, Any]:
         "dim": info.spec.dim,
         "metric": info.spec.metric,
         "precision": info.spec.precision,
+        "vectors": info.spec.vectors,
         "model": info.spec.model,
         "fingerprint": info.spec.fingerprint,
         "index": info.index,

@@ -8,6 +8,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
+import sys
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +18,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 import nnclr_hub
+from nnclr_hub.cache import is_in_cache
 from nnclr_hub.errors import (
     InvalidFilter,
     InvalidRequest,
@@ -68,6 +71,7 @@ CONTINUE = {
 }
 
 
+PAGES = "nnclr_hub.encoder.several_pages"
 MISMATCH = "The installed torch and torchvision are not made for each other."
 
 
@@ -76,7 +80,12 @@ class ErrorMessages(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            if noted := sys.modules.get(PAGES):  # of an earlier verb in this process
+                noted.forget()
+            try:
+                return super().invoke(ctx)
+            finally:  # also if some images could not be read, which ends a verb with an exit status
+                _report_pages()
         except NNCLRHubError as error:
             fail(error)
         except KeyboardInterrupt:
@@ -109,13 +118,41 @@ def fail(*errors: NNCLRHubError) -> None:
     raise typer.Exit(2 if isinstance(errors[0], InvalidRequest | UnknownModel) else 1)
 
 
+def _report_pages() -> None:
+    """Report the number of files of which only the first page was read; a warning has named the first file."""
+    noted = sys.modules.get(PAGES)
+    for folder, count in noted.counts().items() if noted else ():
+        if count > 1:
+            err.print(f"{count} files of {folder} have several pages, of which the first was read.", markup=False)
+
+
 def _of_the_system(error: OSError) -> NNCLRHubError:
     """Return the library error of an operating system error."""
+    if isinstance(error, shutil.Error):  # of copytree: a list of (source, destination, reason)
+        source, copy, reason = error.args[0][0]
+        return NNCLRHubError(f"{source} cannot be copied to {copy} ({reason}); check the disk and its permissions.")
     reason = error.strerror or " ".join(str(error).split()) or type(error).__name__
     place = f"{error.filename} cannot be read or written" if error.filename else "A file cannot be read or written"
     full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     hint = "free some space, or use another disk" if full else "check its path and permissions"
-    return NNCLRHubError(f"{place} ({reason}); {hint}.")
+    if error.errno == errno.ENOENT and error.filename:
+        place, reason, hint = f"{error.filename} does not exist", "", "check its path"
+        if _takes_no_files(error.filename):
+            place, reason = f"{error.filename} cannot be created", "this file system takes no new files"
+            hint = "use another folder"
+    if is_in_cache(error.filename):
+        hint = f"set NNCLR_CACHE to a folder {'on another disk' if full else 'that can be written'}"
+    elif "huggingface" in str(error.filename):
+        hint = "set HF_HOME to a folder that can be written"
+    return NNCLRHubError(f"{place}{reason and f' ({reason})'}; {hint}.")
+
+
+def _takes_no_files(file: str | bytes) -> bool:
+    """Return whether a path is in a file system without any space, such as /proc, which reports this error."""
+    try:
+        return os.statvfs(os.path.dirname(os.path.abspath(os.fsdecode(file)))).f_blocks == 0
+    except (OSError, AttributeError):  # Windows has none
+        return False
 
 
 def _process_prefix() -> str:
@@ -183,12 +220,12 @@ def chosen_model(model: str | None, backend: str = "torch") -> str:
     return source
 
 
-def loaded_encoder(model: str | None, backend: str = "torch") -> Encoder:
-    """Return the encoder of `chosen_model`."""
+def loaded_encoder(model: str | None, backend: str = "torch", images: int | None = None) -> Encoder:
+    """Return the encoder of `chosen_model` for a number of images; see `load_encoder`."""
     source = chosen_model(model, backend)
     from nnclr_hub.encoder.loader import load_encoder
 
-    return load_encoder(source, backend=backend)
+    return load_encoder(source, backend=backend, images=images)
 
 
 def refuse_server_with_local(server: str | None, *, store: str, model: str | None = None) -> None:

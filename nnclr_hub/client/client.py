@@ -13,7 +13,7 @@ from nnclr_hub.client.retry import Policy
 from nnclr_hub.client.transport import Address, AsyncDriver, SyncDriver
 from nnclr_hub.client.verbs import AsyncVerbs, NamedVerb, SyncVerbs, Verb
 from nnclr_hub.errors import InvalidRequest
-from nnclr_hub.store.checks import check_name
+from nnclr_hub.store.checks import check_collection_name
 
 TIMEOUT_S = 60.0
 
@@ -26,12 +26,14 @@ class _Collection:
     add_images = NamedVerb(uploads.add_images)
     index_folder = NamedVerb(uploads.index_folder)
     import_file = NamedVerb(imports.import_file)
+    abandon_import = NamedVerb(imports.abandon_import)
     delete = NamedVerb(collections.delete)
     update_metadata = NamedVerb(collections.update_metadata)
     get = NamedVerb(collections.get)
     facets = NamedVerb(collections.facets)
     change_indexed = NamedVerb(collections.change_indexed)
     thumbnail = NamedVerb(collections.thumbnail)
+    thumbnails = NamedVerb(collections.thumbnails)
     count = NamedVerb(collections.count)
     scroll = NamedVerb(collections.scroll)
     search = NamedVerb(searches.search)
@@ -43,6 +45,7 @@ class _Collection:
     compact = NamedVerb(jobs.compact)
     duplicates = NamedVerb(jobs.duplicates)
     inspect = NamedVerb(jobs.inspect)
+    compare = NamedVerb(jobs.compare)
     inspections = NamedVerb(kept_inspections.numbers)
     inspection = NamedVerb(kept_inspections.get)
     placements = NamedVerb(kept_inspections.placements)
@@ -130,7 +133,7 @@ class Client(SyncVerbs, _Server):
 
     def collection(self, name: str) -> RemoteCollection:
         """Return the collection of that name or alias. The first verb fails if it does not exist."""
-        return RemoteCollection(self._driver, check_name(name, "Collection name"))
+        return RemoteCollection(self._driver, check_collection_name(name))
 
     def close(self) -> None:
         """Close the connections."""
@@ -180,7 +183,7 @@ class AsyncClient(AsyncVerbs, _Server):
 
     def collection(self, name: str) -> AsyncRemoteCollection:
         """Return the collection of that name or alias. The first verb fails if it does not exist."""
-        return AsyncRemoteCollection(self._driver, check_name(name, "Collection name"))
+        return AsyncRemoteCollection(self._driver, check_collection_name(name))
 
     async def close(self) -> None:
         """Close the connections."""

@@ -10,12 +10,12 @@ from nnclr_hub.client.images import bounded
 from nnclr_hub.client.steps import Answer, Call, Steps, perform, to_json
 from nnclr_hub.errors import CollectionNotFound, InvalidRequest
 from nnclr_hub.store.base import Item, Page, Where
-from nnclr_hub.store.checks import check_ids, check_name
+from nnclr_hub.store.checks import check_collection_name, check_ids, check_name
 from nnclr_hub.store.edits import check_choice
 from nnclr_hub.store.facets import Facet, Histogram
 from nnclr_hub.store.index_kinds import IndexName
 from nnclr_hub.store.reports import Change, ChangePage, CollectionInfo, VerifyReport
-from nnclr_hub.store.spec import CollectionSpec, Metric, Precision
+from nnclr_hub.store.spec import CollectionSpec, Compared, Metric, Precision
 from nnclr_hub.workbench.payload import decode_vector, encode_vector
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ PAGE = 1000
 ALIASES = "/api/v1/aliases"
 READ_AT_ONCE = 200  # items of a request: 2048 numbers each make 5 MB of JSON
 WRITTEN_AT_ONCE = 10_000
+THUMBNAILS_AT_ONCE = 64
 
 # ---- all of them
 
@@ -39,6 +40,7 @@ def create(
     indexed: Sequence[str] = ("label",),
     index: IndexName = "auto",
     precision: Precision = "f32",
+    vectors: Compared = "auto",
 ) -> Steps[CollectionInfo]:
     """Create a collection; does nothing if it exists with the same specification.
 
@@ -46,12 +48,13 @@ def create(
         name: 1 to 128 of A-Z a-z 0-9 . _ ~ -
         model: whose vectors it holds; None: the server's default, or an unknown encoder if `dim` is given.
         dim: length of the vectors, for a collection without a model.
-        metric, indexed, index, precision: see `CollectionSpec`.
+        metric, indexed, index, precision, vectors: see `CollectionSpec`.
 
     Raises:
         CollectionExists: if it exists with another specification.
     """
     body = {"metric": metric, "indexed": list(indexed), "index": index, "precision": precision}
+    body |= {} if vectors == "auto" else {"vectors": vectors}  # which an earlier server does not know
     body |= {key: value for key, value in (("model", model), ("dim", dim)) if value is not None}
     return perform(Call("PUT", path_of(name), lambda answer: _info(answer.json()), json=body))
 
@@ -174,6 +177,21 @@ def thumbnail(name: str, id: str) -> Steps[bytes]:
     )
 
 
+def thumbnails(name: str, ids: Sequence[str]) -> Steps[list[bytes | None]]:
+    """Return the JPEG of each item; None for items without one, and for ids that do not exist."""
+    found: list[bytes | None] = []
+    checked = check_ids(ids)
+    for first in range(0, len(checked), THUMBNAILS_AT_ONCE):
+        some = checked[first : first + THUMBNAILS_AT_ONCE]
+        call = Call("POST", f"{path_of(name)}/thumbnails", lambda answer: answer.body, json={"ids": some})
+        body, start = (yield from perform(call)), 0
+        for _ in some:
+            end = start + 4 + int.from_bytes(body[start : start + 4], "little")
+            found.append(body[start + 4 : end] or None)
+            start = end
+    return found
+
+
 def count(name: str, where: Where | None = None) -> Steps[int]:
     """Return how many items exist, or pass the filter."""
     params = {"where": to_json(where)} if where is not None else {}
@@ -257,7 +275,7 @@ def forget_alias(alias: str) -> Steps[None]:
 
 def path_of(name: str) -> str:
     """Return the path of a collection on the server."""
-    return f"{ROOT}/{check_name(name, 'Collection name')}"
+    return f"{ROOT}/{check_collection_name(name)}"
 
 
 def _chosen(ids: Sequence[str] | None, where: Where | None) -> Iterator[dict[str, Any]]:
@@ -284,7 +302,7 @@ def _facets(answer: Answer) -> dict[str, Facet]:
 
 
 def _info(body: dict[str, Any]) -> CollectionInfo:
-    spec = {one.name: body[one.name] for one in fields(CollectionSpec)}
+    spec = {one.name: body[one.name] for one in fields(CollectionSpec) if one.name in body}  # of any version
     about = {one: body[one] for one in ("name", "count", "durable_seq", "indexed_seq", "state")}
     return CollectionInfo(
         **about, spec=CollectionSpec(**spec), index=body["index_in_use"], recall_estimate=body.get("recall_estimate")
@@ -301,4 +319,4 @@ def _page(answer: Answer) -> Page:
 
 
 def _alias_path(alias: str) -> str:
-    return f"{ALIASES}/{check_name(alias, 'Alias')}"
+    return f"{ALIASES}/{check_collection_name(alias, 'Alias')}"

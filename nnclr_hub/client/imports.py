@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from nnclr_hub.client.collections import describe, path_of
 from nnclr_hub.client.jobs import Job, read_job
@@ -52,6 +53,22 @@ def import_file(
             return job
 
 
+def abandon_import(name: str, path: str | Path) -> Steps[None]:
+    """Delete what the server has of an interrupted `import_file` of this file; does nothing if it has nothing.
+
+    Args:
+        path: of the file, with the same content.
+
+    Raises:
+        CollectionNotFound: the collection does not exist.
+        InvalidRequest: the file does not exist, or a job already imports it; `jobs.cancel` cancels that.
+    """
+    yield from describe(name)
+    key, _ = yield from in_thread(lambda: _digest(Path(path)))
+    key, _ = yield from _find_upload(name, key)
+    yield from perform(Call("DELETE", f"{path_of(name)}/imports/{key}", lambda answer: None))
+
+
 def _digest(path: Path) -> tuple[str, int]:
     """Return the hash of a file and its size."""
     try:
@@ -88,6 +105,7 @@ def _send_part(
     last = start + len(data) >= size
     headers = {
         "Content-Type": kind.media_type,
+        "Content-Disposition": f"attachment; filename*=UTF-8''{quote(path.name)}",
         "Idempotency-Key": key,
         "Upload-Offset": str(start),
         "Upload-Complete": "?1" if last else "?0",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from nnclr_hub.client.answers import make_error
 from nnclr_hub.client.steps import Call, Pause, Steps, perform
 from nnclr_hub.errors import DeadlineExceeded, InvalidRequest, NNCLRHubError, ServiceError
 from nnclr_hub.store.base import Where
-from nnclr_hub.store.checks import check_name
+from nnclr_hub.store.checks import check_collection_name
 from nnclr_hub.workbench.inspections import LABEL_NEXT
 
 ROOT = "/api/v1/jobs"
@@ -54,7 +54,7 @@ def compact(name: str) -> Steps[Job]:
     Raises:
         CollectionNotFound: names the existing ones.
     """
-    return _start(ROOT, {"kind": "compact", "collection": check_name(name, "Collection name")})
+    return _start(ROOT, {"kind": "compact", "collection": check_collection_name(name)})
 
 
 def duplicates(
@@ -73,7 +73,7 @@ def duplicates(
         InvalidRequest: another argument is invalid.
     """
     body = {"threshold": threshold, "where": where, "exact": exact, "limit": limit}
-    return _start(f"{COLLECTIONS}/{check_name(name, 'Collection name')}/duplicates", body)
+    return _start(f"{COLLECTIONS}/{check_collection_name(name)}/duplicates", body)
 
 
 def inspect(name: str, field: str = "label", *, write_fields: bool = False, label_next: int = LABEL_NEXT) -> Steps[Job]:
@@ -89,7 +89,23 @@ def inspect(name: str, field: str = "label", *, write_fields: bool = False, labe
         InvalidRequest: an argument is invalid.
     """
     body = {"field": field, "write_fields": write_fields, "label_next": label_next}
-    return _start(f"{COLLECTIONS}/{check_name(name, 'Collection name')}/inspections", body)
+    return _start(f"{COLLECTIONS}/{check_collection_name(name)}/inspections", body)
+
+
+def compare(name: str, models: Sequence[str] | None = None, *, field: str = "label") -> Steps[Job]:
+    """Start to compare encoders on a collection's thumbnails; the job's result has their scores and a conclusion.
+
+    Args:
+        models: that the server serves, or pixels, hog, color, hog+color; None: all models of the server, and pixels.
+        field: metadata key of the label.
+
+    Raises:
+        CollectionNotFound: the collection does not exist.
+        UnknownModel: the server does not have one of the models.
+        InvalidRequest: an argument is invalid.
+    """
+    body = {"models": None if models is None else list(models), "field": field}
+    return _start(f"{COLLECTIONS}/{check_collection_name(name)}/comparisons", body)
 
 
 def index_there(name: str, folder: str = "", *, source: str | None = None, prune: bool = False) -> Steps[Job]:
@@ -106,7 +122,7 @@ def index_there(name: str, folder: str = "", *, source: str | None = None, prune
         FingerprintMismatch: the encoder that the collection is bound to is unavailable.
         InvalidRequest: if there is no such folder, or the server accepts remote clients; use `index_folder` instead.
     """
-    path = f"{COLLECTIONS}/{check_name(name, 'Collection name')}/index"
+    path = f"{COLLECTIONS}/{check_collection_name(name)}/index"
     return _start(path, {"folder": folder, "source": source, "prune": prune})
 
 
@@ -121,7 +137,7 @@ def reembed(name: str, model: str, *, skip_missing: bool = False) -> Steps[Job]:
         UnknownModel: the server does not have the model.
         InvalidRequest: the collection cannot be re-embedded with it.
     """
-    path = f"{COLLECTIONS}/{check_name(name, 'Collection name')}/reembed"
+    path = f"{COLLECTIONS}/{check_collection_name(name)}/reembed"
     return _start(path, {"model": model, "skip_missing": skip_missing})
 
 

@@ -6,6 +6,7 @@ Errors of httpx become the library's own here.
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -104,7 +105,8 @@ def translated(url: str, seconds: float) -> Iterator[None]:
     try:
         yield
     except (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError) as error:
-        reason, server = str(error) or "no connection in time", str(httpx.URL(url).copy_with(path="/")).rstrip("/")
+        reason = re.sub(r"^\[Errno -?\d+\] ", "", str(error)) or "no connection in time"
+        server = str(httpx.URL(url).copy_with(path="/")).rstrip("/")
         raise ServerUnreachable(
             f"No server answers at {server} ({reason}); check the address, and that `nnclr serve` runs there."
         ) from error

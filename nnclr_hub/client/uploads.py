@@ -11,7 +11,7 @@ import socket
 import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from nnclr_hub.client.answers import failures, make_error
@@ -19,10 +19,11 @@ from nnclr_hub.client.collections import PAGE, ROOT, delete, describe, scroll
 from nnclr_hub.client.images import MOST, bounded, shrunk
 from nnclr_hub.client.models import image_error, reports_each
 from nnclr_hub.client.steps import Answer, Call, Steps, for_each, in_thread, perform, to_json
+from nnclr_hub.encoder.packed_image import ImageSource
 from nnclr_hub.errors import ImageError, ImageTooLarge, InvalidRequest, RequestTooLarge
-from nnclr_hub.store.checks import check_name
+from nnclr_hub.store.checks import check_collection_name
 from nnclr_hub.workbench.add_request import AddRequest, NewImage
-from nnclr_hub.workbench.folder_changes import FolderImage, IndexReport, find_changes, images_by_id
+from nnclr_hub.workbench.folder_changes import FolderImage, IndexReport, Listing, find_changes, list_images_of
 from nnclr_hub.workbench.payload import image_file
 
 WORKERS = 4
@@ -71,12 +72,15 @@ def index_folder(
     """Make the collection hold the folder's images; call it again to continue, or to update changed files.
 
     Args:
-        folder: read with its subfolders; an image's parent folder is its label.
+        folder: read with its subfolders; an image's parent folder is its label. Or an archive, an address or a
+            pattern, see `find_images`.
         prune: delete items of this source whose file was removed. Items of a subfolder that is empty, a link, or
-            unreadable are kept, since their files may exist; the report counts them as `kept`.
+            unreadable are kept, since their files may exist; the report counts them as `kept`. Without `source`, all
+            are kept, since another folder of this name may have them.
         workers: concurrent requests, 1 to 32.
         shrink: send larger images as JPEGs with this longest side; None: send the files as they are.
-        source: name of the folder in the collection; None: FOLDER@THIS-MACHINE.
+        source: name of the folder in the collection; None: FOLDER@THIS-MACHINE, also of other folders of this
+            name. That of an archive is its folder, and the name of the archive follows after a colon.
         progress: called with (done, total), counted in images to send.
 
     Raises:
@@ -88,18 +92,24 @@ def index_folder(
         raise InvalidRequest(f"workers must be between 1 and 32, got {workers}.")
     if shrink is not None and shrink < 32:
         raise InvalidRequest(f"shrink must be at least 32 pixels, got {shrink}.")
-    root = Path(folder).resolve()
-    origin = source or f"{root.name}@{socket.gethostname()}"
-    found = yield from in_thread(lambda: images_by_id(root, prune=prune))
+
+    def origin(place: ImageSource) -> str:
+        path = PurePosixPath(place.absolute)
+        folder = path.parent if place.archive else path
+        named = f"{folder.name}@{socket.gethostname()}" if source is None else source
+        # without slashes, since a server shows only the last part
+        return f"{PurePosixPath(named).name}:{path.name}" if place.archive else named
+
+    listing = yield from in_thread(lambda: list_images_of(folder, prune=prune, origin=origin))
     yield from describe(name)  # a wrong name is reported before anything is compared
-    known = _of_this_source(name, origin, root, found, (yield from _held(name)))
-    changes = yield from in_thread(lambda: find_changes(root, found, known, origin=origin, prune=prune))
+    known = _of_this_source(name, listing, (yield from _held(name)))
+    changes = yield from in_thread(lambda: find_changes(listing, known, prune=prune, unique=source is not None))
     run = _Run(name, shrink, thumbnails, len(changes.wanted), progress)
     share = min(MOST, max(SMALLEST, -(-len(changes.wanted) // workers)))  # a small folder too keeps all workers busy
     every = bounded(changes.wanted, lambda one: one.metadata["size"], most=share)
     yield from for_each(every, run.add, workers)
     removed = (yield from delete(name, changes.gone)) if prune else 0
-    return changes.report(sorted(run.failed, key=lambda one: one[0].path), removed)
+    return changes.report(sorted(run.failed, key=lambda one: one[0].name), removed, listing.left_out)
 
 
 class _Run:
@@ -114,8 +124,8 @@ class _Run:
 
     def add(self, batch: Sequence[FolderImage]) -> Steps[None]:
         """Send a batch of files, and record those that cannot be read."""
-        loaded: list[tuple[str, bytes] | ImageError] = yield from in_thread(lambda: [self._load(one) for one in batch])
-        good = [(one, file) for one, file in zip(batch, loaded, strict=True) if not isinstance(file, ImageError)]
+        loaded = yield from in_thread(lambda: [self._load(one) for one in batch])
+        good = [one for one in loaded if not isinstance(one, ImageError)]
         failed = [(one, str(error)) for one, error in zip(batch, loaded, strict=True) if isinstance(error, ImageError)]
         # files may have grown since they were listed
         for part in bounded(good, lambda one: _size(one[1], self._note(one[0]))):
@@ -130,15 +140,16 @@ class _Run:
     def _note(self, one: FolderImage) -> dict[str, Any]:
         return NewImage(one.id, one.path, one.metadata, self._thumbnails).note()
 
-    def _load(self, one: FolderImage) -> tuple[str, bytes] | ImageError:
+    def _load(self, one: FolderImage) -> tuple[FolderImage, tuple[str, bytes]] | ImageError:
         try:
             to_json(one.metadata)
-            name, data = image_file(one.path)
-            return name, data if self._shrink is None else shrunk(data, self._shrink)
-        except ImageError as error:
-            return error
         except InvalidRequest:
             return ImageError("Its name is not UTF-8, which a request cannot carry; rename it.")
+        try:
+            name, data = image_file(one.path)
+            return one.described(), (name, data if self._shrink is None else shrunk(data, self._shrink))
+        except ImageError as error:
+            return error
 
 
 def _send(name: str, files: list[tuple[str, bytes]], notes: list[dict[str, Any]]) -> Steps[list[ImageError | None]]:
@@ -171,7 +182,7 @@ def _upload(name: str, files: list[tuple[str, bytes]], notes: list[dict[str, Any
     key = uuid.uuid4().hex  # also the boundary: a retry then has the same bytes, by which the server recognizes it
     return Call(
         "POST",
-        f"{ROOT}/{check_name(name, 'Collection name')}/items",
+        f"{ROOT}/{check_collection_name(name)}/items",
         read,
         files=[("files", file) for file in files],
         fields={"items": to_json(notes)},
@@ -193,21 +204,23 @@ def _held(name: str) -> Steps[dict[str, dict[str, Any]]]:
             return held
 
 
-def _of_this_source(
-    name: str, origin: str, root: Path, found: dict[str, Path], held: dict[str, dict[str, Any]]
-) -> dict[str, dict[str, Any]]:
+def _of_this_source(name: str, listing: Listing, held: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return the held items as this source would have them: an identical file of another source is not sent again."""
     ours = dict(held)
-    for id in found.keys() & held.keys():
-        other = held[id]
-        if other.get("root") == origin or not found[id].exists():
+    for id in listing.images.keys() & held.keys():
+        image, other = listing.images[id], held[id]
+        state, theirs = listing.state(image), str(other.get("root"))
+        in_archive = image.offset is not None  # where times are often constant, and prove nothing
+        if theirs == state["root"] or not (in_archive or state["size"] or state["mtime"]):
             continue
-        stat = found[id].stat()
-        if (other.get("size"), other.get("mtime")) != (stat.st_size, stat.st_mtime):
-            path = found[id].relative_to(root).as_posix()
+        if in_archive or (other.get("size"), other.get("mtime")) != (state["size"], state["mtime"]):
+            _, path = listing.file_of(image)
+            own = f":{PurePosixPath(listing.sources[image.source].absolute).name}" if in_archive else ""
+            same = f"if that is the same {'archive' if in_archive else 'folder'}, set source="
+            same += f"{theirs.removesuffix(own)!r} (--source), otherwise "
             raise InvalidRequest(
-                f"Collection {name!r} holds a different {path!r}, of {other.get('root')}; if that is the same folder, "
-                f"set source={other.get('root')!r} (--source), otherwise index {root.name} into another collection."
+                f"Collection {name!r} holds a different {path!r}, of {theirs}; {same if theirs.endswith(own) else ''}"
+                "index it into another collection."
             )
-        ours[id] = {**other, "root": origin}
+        ours[id] = {**other, "root": state["root"]}
     return ours

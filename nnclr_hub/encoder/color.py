@@ -1,4 +1,4 @@
-"""Convert any image to 8-bit RGB: transparency blended with white, high bit depths scaled and not clipped.
+"""Convert any image to 8 bits: transparency blended with white, high bit depths scaled and not clipped.
 
 Conversions that need wider numbers work on strips of rows. So an image of 40 megapixels, which may come from a file of
 a few kilobytes, needs no more memory than itself and its result.
@@ -7,6 +7,7 @@ a few kilobytes, needs no more memory than itself and its result.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -49,23 +50,60 @@ def _blend_with_white(image: Image.Image) -> Image.Image:
 
 
 def _scaling(image: Image.Image) -> Callable[[Image.Image], Image.Image]:
-    """Return the conversion to 8 bits, scaled by one of WHITES, or by the range of the values if none applies."""
+    """Return the conversion to 8 bits."""
     ends = [(values.min(), values.max()) for values in (_values(strip) for _, strip in _strips(image))]
-    low, high = min(least for least, _ in ends), max(most for _, most in ends)
-    white = next((white for white in WHITES["F" if image.mode == "F" else "I"] if high <= white), None)
-    if low < 0 or white is None:
-        black, white = low, high
+    limits = black_and_white(min(low for low, _ in ends), max(high for _, high in ends), floats=image.mode == "F")
+    return lambda strip: Image.fromarray(_scaled(_values(strip), *limits)).convert("RGB")
+
+
+def black_and_white(low: float, high: float, *, floats: bool) -> tuple[float, float]:
+    """Return the values that become 0 and 255: 0 and one of WHITES, or the range of the values if none applies."""
+    white = next((white for white in WHITES["F" if floats else "I"] if high <= white), None)
+    return (low, high) if low < 0 or white is None else (0.0, white)
+
+
+def to_8_bits(values: np.ndarray, scale: str, window: tuple[Any, Any] | None = None) -> np.ndarray:
+    """Convert the values of an image to 8 bits.
+
+    Args:
+        values: (H, W, C) of any real type; uint8 stays as it is, unless there is a window.
+        scale: "depth" for `black_and_white` of all channels together, so that their proportions stay; "range" for the
+            range of each channel.
+        window: the values that become 0 and 255, if the file names them, also for each channel; others are clipped.
+
+    Returns:
+        (H, W, C) uint8.
+    """
+    if values.dtype == np.uint8 and window is None and scale == "depth":
+        return values
+    if values.dtype == np.bool_:
+        return values.astype(np.uint8) * 255
+    result = np.empty(values.shape, np.uint8)
+    rows = max(1, STRIP // max(1, values.shape[1] * values.shape[2]))
+    parts = [slice(top, top + rows) for top in range(0, len(values), rows)]
+    if window is None:
+        finite = [_finite(values[part]) for part in parts] if values.dtype.kind == "f" else [values[p] for p in parts]
+        low = np.min([one.min((0, 1)) for one in finite], axis=0).astype(np.float64)  # (C,)
+        high = np.max([one.max((0, 1)) for one in finite], axis=0).astype(np.float64)
+        if scale == "depth":
+            low, high = black_and_white(low.min(), high.max(), floats=values.dtype.kind == "f")  # type: ignore[assignment]
     else:
-        black = 0.0
-    span = (white - black) or 1.0  # avoid a division by zero for a constant image
+        low, high = window  # type: ignore[assignment]
+    for part in parts:
+        result[part] = _scaled(_finite(values[part]), low, high)
+    return result
 
-    def scale(strip: Image.Image) -> Image.Image:
-        scaled = (_values(strip) - black) / span * 255
-        return Image.fromarray(np.clip(np.rint(scaled), 0, 255).astype(np.uint8)).convert("RGB")
 
-    return scale
+def _scaled(values: np.ndarray, black: np.ndarray | float, white: np.ndarray | float) -> np.ndarray:
+    span = np.where(np.equal(white, black), 1.0, np.subtract(white, black))  # no division by zero for a constant image
+    return np.clip(np.rint((values - black) / span * 255), 0, 255).astype(np.uint8)
 
 
 def _values(strip: Image.Image) -> np.ndarray:
-    """Return (H, W) float64 with NaN and infinity, which mean "not measured", replaced by 0."""
-    return np.nan_to_num(np.asarray(strip, dtype=np.float64), posinf=0.0, neginf=0.0)
+    """Return (H, W) float64."""
+    return _finite(np.asarray(strip))
+
+
+def _finite(values: np.ndarray) -> np.ndarray:
+    """Return float64 with NaN and infinity, which mean "not measured", replaced by 0."""
+    return np.nan_to_num(np.asarray(values, dtype=np.float64), posinf=0.0, neginf=0.0)

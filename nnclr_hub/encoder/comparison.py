@@ -2,7 +2,7 @@
 
 from nnclr_hub.encoder.comparison import compare, comparison_figure
 
-columns = compare(["cat.jpg"], ["random:resnet18", "nnclr_resnet18_small_cpu_starter"])
+columns = compare(["cat.jpg"], ["random:resnet18", "nnclr_resnet18_starter"])
 Path("grid.png").write_bytes(comparison_figure(columns))
 """
 
@@ -23,7 +23,7 @@ UNAVAILABLE = "not available"  # `EncoderColumn.missing` has the reason
 COMPARED = {
     "ResNet-18, random": "random:resnet18",
     "ResNet-18, supervised": "timm:resnet18.a1_in1k",
-    "ResNet-18, NNCLR": "nnclr_resnet18_small_cpu_starter",
+    "ResNet-18, NNCLR": "nnclr_resnet18_starter",
     "ViT-S/16, random": "random:vit_small",
     "ViT-S/16, supervised": "timm:vit_small_patch16_224.augreg_in1k",
     "ViT-S/16, NNCLR": "nnclr_vit_small",

@@ -8,16 +8,16 @@ EMP-SSL, arXiv 2304.03977).
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
 
-from nnclr_hub.encoder.decoding import decode_image
-from nnclr_hub.encoder.inputs import ImageLike, StoredImage, as_source, as_tensor
+from nnclr_hub.cores import usable_cores
+from nnclr_hub.encoder.channel_image import AnyImage
+from nnclr_hub.encoder.inputs import ImageLike, as_source, as_tensor
 from nnclr_hub.errors import ImageError, InvalidRequest
 from nnclr_hub.read_ahead import batches, read_ahead
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 MAX_CROPS = 128
 TINY = 1e-12
+MIRROR = Image.Transpose.FLIP_LEFT_RIGHT
 MIN_SHARE = 0.3  # of the image's area
 BASES = (2, 3, 5)  # of the Halton sequence: area, position across, position down
 
@@ -64,7 +65,7 @@ class CropMean:
 
 
 def embed_crops(
-    encoder: Encoder, images: Iterable[ImageLike | StoredImage] | Tensor, crops: int, unit: bool
+    encoder: Encoder, images: Iterable[ImageLike] | Tensor, crops: int, unit: bool
 ) -> Iterator[np.ndarray | ImageError]:
     """Yield the mean of the unit vectors of several crops of each image, or the ImageError of an image.
 
@@ -83,16 +84,16 @@ def embed_crops(
     if hasattr(images, "permute"):
         raise InvalidRequest("crops needs images, not a tensor: pass files, PIL images or arrays (H, W, 3).")
 
-    def views(image: ImageLike | StoredImage) -> np.ndarray | ImageError:
+    def views(image: ImageLike) -> np.ndarray | ImageError:
         try:
-            decoded = decode_image(as_source(image))
+            decoded = encoder.transform.read_image(as_source(image))
         except ImageError as error:
             return error
         return np.stack([encoder.transform.crop(view) for view in crop_views(decoded, crops)])
 
     size = encoder.batch_size
-    listed = cast("Iterable[ImageLike | StoredImage]", images)
-    for _, prepared in read_ahead(batches(listed, max(1, size // crops)), views, os.cpu_count() or 1):
+    listed = cast("Iterable[ImageLike]", images)
+    for _, prepared in read_ahead(batches(listed, max(1, size // crops)), views, usable_cores()):
         good = [one for one in prepared if isinstance(one, np.ndarray)]
         rows = np.concatenate(good) if good else np.zeros((0, 0))
         vectors = [encoder.forward_crops(rows[start : start + size]) for start in range(0, len(rows), size)]
@@ -105,19 +106,19 @@ def embed_crops(
                 yield mean / max(float(np.linalg.norm(mean)), TINY) if unit else mean
 
 
-def crop_views(image: Image.Image, crops: int) -> Iterator[Image.Image]:
+def crop_views(image: AnyImage, crops: int) -> Iterator[AnyImage]:
     """Yield views of an upright image: itself, its mirror image, and then squares of 0.3 to 1 of its area.
 
     The squares follow a Halton sequence, so they are the same for each call and cover position and size evenly; every
     second one is mirrored. The first N of more crops are the crops of N.
 
     Args:
-        image: RGB.
+        image: upright.
         crops: N >= 1.
     """
     yield image
     if crops > 1:
-        yield ImageOps.mirror(image)
+        yield image.transpose(MIRROR)
     for number in range(1, crops - 1):
         area, across, down = (_halton(number, base) for base in BASES)
         side = (MIN_SHARE + (1 - MIN_SHARE) * area) ** 0.5
@@ -125,7 +126,7 @@ def crop_views(image: Image.Image, crops: int) -> Iterator[Image.Image]:
         length = max(1, round(side * min(image.size)))
         left, top = round(across * (image.width - length)), round(down * (image.height - length))
         view = image.crop((left, top, left + length, top + length))
-        yield ImageOps.mirror(view) if number % 2 else view
+        yield view.transpose(MIRROR) if number % 2 else view
 
 
 def _halton(index: int, base: int) -> float:

@@ -7,38 +7,55 @@ limited to a list, the size is checked before anything is decoded, and a truncat
 from __future__ import annotations
 
 import io
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar, cast
+from typing import Any, BinaryIO, Protocol, TypeVar, cast, runtime_checkable
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps, TiffImagePlugin, UnidentifiedImageError
 
+from nnclr_hub.encoder import several_pages
+from nnclr_hub.encoder.channel_image import AnyImage, ChannelImage
 from nnclr_hub.encoder.color import to_rgb
 from nnclr_hub.encoder.decoding_cost import check_cost
 from nnclr_hub.encoder.decoding_pool import active_pool
 from nnclr_hub.encoder.decoding_worker import HeavyImage
-from nnclr_hub.encoder.unsupported_formats import check_channels, check_numbers, refuse_unidentified
+from nnclr_hub.encoder.image_reading import PLAIN, ImageReading
+from nnclr_hub.encoder.packed_image import PackedImage
+from nnclr_hub.encoder.readers import ImageReader, find_reader, opened
+from nnclr_hub.encoder.readers.pillow import pillow_stack
+from nnclr_hub.encoder.readers.raw import RawReader
+from nnclr_hub.encoder.readers.stack import ImageStack, check_fit, read_selected
+from nnclr_hub.encoder.readers.tiff import MAGIC, TiffReader, has_more_channels, is_camera_raw
+from nnclr_hub.encoder.tile import Tile
+from nnclr_hub.encoder.unsupported_formats import check_channels, refuse_unidentified
 from nnclr_hub.encoder.warning_filters import ignore_warnings
 from nnclr_hub.errors import ImageError, ImageTooExpensive, ImageTooLarge, InvalidRequest
-
-log = logging.getLogger(__name__)
 
 FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "AVIF", "PPM", "ICO", "QOI", "JPEG2000", "HEIF")
 MAX_PIXELS = 40_000_000
 OVERSAMPLING = 2  # source pixels per pixel of the resized image that a scaled JPEG must keep
 _ORIENTATION = 0x0112  # EXIF tag
+_PHOTOMETRIC = 262  # tag of TIFF
 # EXIF orientations that move the last column (row) of the upright image to its start
 _TURNED = ((2, 3, 6, 7), (3, 4, 7, 8))
-
-_warned_folders: set[str] = set()
+_SWAPPED = range(5, 9)  # those that swap width and height
 
 T = TypeVar("T")
-Source = Path | str | bytes | Image.Image
+File = Path | str | bytes | Tile
+
+
+@runtime_checkable
+class StoredImage(Protocol):
+    """An image stored elsewhere; the thread that decodes it also reads its bytes."""
+
+    def read(self) -> bytes: ...
+
+
+DecodableImage = File | StoredImage | Image.Image | ChannelImage
 
 
 def announce_pixels(pixels: int, scans: int = 1) -> None:
@@ -49,27 +66,28 @@ def announce_pixels(pixels: int, scans: int = 1) -> None:
 class DecodedImage:
     """An image that may have been scaled down while it was decoded.
 
-    image: RGB, upright.
+    image: RGB or a ChannelImage, upright.
     size: width and height before scaling.
     scale: pixels of the full size per pixel of `image`.
     corner: where the content begins in `image`, in its pixels, below (1, 1). It differs from (0, 0) only if the last
         column or row, which a scaled JPEG may fill only in part, was turned to the left or the top.
     """
 
-    image: Image.Image
+    image: AnyImage
     size: tuple[int, int]
     scale: int = 1
     corner: tuple[float, float] = (0.0, 0.0)
 
 
-def decode_image(source: Source) -> Image.Image:
+def decode_image(source: DecodableImage, reading: ImageReading = PLAIN) -> Image.Image:
     """Read one image: RGB, upright by its EXIF orientation, the first frame of several.
 
     16-bit channels are scaled to 8 bits, not clipped; 12-bit gray in a 16-bit file is scaled from 12 (decision 0015).
     Gray becomes RGB. Transparent pixels are blended with white.
 
     Args:
-        source: a path, the file's bytes, or a PIL image.
+        source: a path, the file's bytes, or a PIL image, which is already read.
+        reading: the page and the channels to read of a file.
 
     Raises:
         UnsupportedImage: the format or the number of channels is not supported.
@@ -78,20 +96,26 @@ def decode_image(source: Source) -> Image.Image:
         ImageError: not an image, or a broken one.
         InvalidRequest: `source` has another type.
     """
-    pool = active_pool()
-    if pool is None or not isinstance(source, Path | str | bytes):
-        return decode_scaled(source, None).image
-    return pool.run(_decode, source, take=image_of)
+    return cast(Image.Image, run_isolated(_decode, source, reading, 3, take=image_of))
 
 
-def image_of(pixels: np.ndarray) -> Image.Image:
-    """Return an image with a copy of pixels (H, W, 3) uint8; five times as fast as `Image.fromarray`."""
+def decode_any(source: DecodableImage, reading: ImageReading) -> AnyImage:
+    """Read one image like `decode_image`, with any number of channels."""
+    return run_isolated(_decode, source, reading, None, take=image_of)
+
+
+def image_of(pixels: np.ndarray | AnyImage) -> AnyImage:
+    """Return an image with a copy of pixels (H, W, C) uint8; for RGB five times as fast as `Image.fromarray`."""
+    if not isinstance(pixels, np.ndarray):
+        return pixels
+    if pixels.shape[2] != 3:
+        return ChannelImage(pixels.copy())
     return Image.frombuffer("RGB", pixels.shape[1::-1], pixels, "raw", "RGB", 0, 1)
 
 
 def run_isolated(
     operation: Callable[..., tuple[Any, ...]],
-    source: Source,
+    source: DecodableImage,
     *arguments: Any,
     take: Callable[..., T] | None = None,
 ) -> T:
@@ -99,23 +123,30 @@ def run_isolated(
 
     A PIL image is decoded already, and stays here. See `DecodingPool.run` for `take`.
     """
-    pool = active_pool()
-    if pool is None or not isinstance(source, Path | str | bytes):
+    pool, source = active_pool(), loaded(source)
+    if pool is None or not isinstance(source, File):
         values = operation(source, *arguments)
         return cast(T, values) if take is None else take(*values)
     return pool.run(operation, source, arguments, take)
 
 
+def loaded(source: DecodableImage) -> DecodableImage:
+    """Return the bytes of an image that is stored elsewhere, and other sources as they are."""
+    if isinstance(source, PackedImage):
+        return several_pages.NamedBytes(source.read(), str(source))
+    return source.read() if isinstance(source, StoredImage) else source
+
+
 def run_isolated_each(
     operation: Callable[..., tuple[Any, ...]],
-    sources: Sequence[Source],
+    sources: Sequence[DecodableImage],
     *arguments: Any,
     take: Callable[..., T] | None = None,
 ) -> list[T | Exception]:
     """Return for each source what `run_isolated` returns, or the exception that it raises."""
     pool = active_pool()
-    if pool is not None and all(isinstance(source, Path | str | bytes) for source in sources):
-        return pool.run_each(operation, cast(Sequence[Path | str | bytes], sources), arguments, take)
+    if pool is not None and all(isinstance(source, File) for source in sources):
+        return pool.run_each(operation, cast(Sequence[File], sources), arguments, take)
     return attempt_each(lambda source: run_isolated(operation, source, *arguments, take=take), sources)
 
 
@@ -130,60 +161,136 @@ def attempt_each(work: Callable[[Any], T], sources: Sequence[Any]) -> list[T | E
     return results
 
 
-def _decode(source: Source) -> tuple[Image.Image]:
-    return (decode_scaled(source, None).image,)
+def _decode(source: DecodableImage, reading: ImageReading = PLAIN, bands: int | None = 3) -> tuple[AnyImage]:
+    return (decode_scaled(source, None, reading, bands).image,)
 
 
-def decode_squashed(source: Source, side: int) -> tuple[np.ndarray, float]:
-    """Return an image squashed to (side, side, 3) uint8, and its width / height, for `run_isolated`."""
-    image = decode_image(source)
-    squashed = image.resize((side, side), Image.Resampling.BICUBIC, reducing_gap=3.0)
-    return np.asarray(squashed), image.width / image.height
-
-
-def decode_scaled(source: Source, short: int | None) -> DecodedImage:
+def decode_scaled(
+    source: DecodableImage,
+    short: int | Callable[[int, int], float] | None,
+    reading: ImageReading = PLAIN,
+    bands: int | None = 3,
+) -> DecodedImage:
     """Read one image like `decode_image`, but scale a large JPEG down while decoding it, at a fraction of the cost.
 
     Args:
         source: see `decode_image`.
         short: side, in pixels, to which the caller resizes the short side. At least twice as many pixels are kept, so
-            that the antialiased resize determines the result. None: keep all pixels.
+            that the antialiased resize determines the result. None: keep all pixels. A function gets width and height
+            of the upright image, and returns by how much it may be scaled down.
+        reading: see `decode_image`.
+        bands: number of channels of the result: 3 for RGB, 1 for gray, other numbers for a ChannelImage; None: RGB of
+            one or three channels, and otherwise all.
     """
-    if isinstance(source, Image.Image):
-        with _image_errors():
-            return _full_size(_upright_rgb(source))
-    with _open(source) as opened, _image_errors():
-        file, scans = check_cost(opened)
-        try:
-            image = Image.open(file, formats=readable_formats())
-        except UnidentifiedImageError:
-            refuse_unidentified(file)
+    if isinstance(source, ChannelImage | Image.Image):
+        with image_errors():
+            return _full_size(fitted(source if isinstance(source, ChannelImage) else _upright_rgb(source), bands))
+    if isinstance(source, Tile):
+        from nnclr_hub.encoder.tiles import read_tile
+
+        return _full_size(fitted(read_tile(source, reading, bands), bands))
+    source = cast(Path | str | bytes, loaded(source))
+    shown = source.name if isinstance(source, several_pages.NamedBytes) else ""
+    with open_source(source) as file, image_errors():
+        checked, scans = check_cost(file)
+        name = str(getattr(file, "name", ""))
+        image, reader = _identified(checked, name, reading)
+        if reader is not None:
+            checked.seek(0)
+            with opened(reader, checked) as stack:
+                return _full_size(_read_stack(stack, shown or name, reading, bands))
+        assert image is not None
         with image:
-            _check_size(image)
-            check_numbers(image)
+            check_size(image.width, image.height)
+            if reading != PLAIN:
+                return _full_size(_read_stack(pillow_stack(image, reading), shown or name, reading, bands))
             if image.format == "TIFF" and getattr(image, "is_animated", False):
-                warn_of_pages(str(getattr(opened, "name", "")))
+                several_pages.note(shown or name)
+            check_fit(3, bands)
             announce_pixels(image.width * image.height, scans)
-            factor = 1 if short is None else min(image.size) // (OVERSAMPLING * short)
+            factor = _largest_factor(image, short)
             if factor < 2:
                 image.load()
-                return _full_size(_upright_rgb(image))
-            return _scaled(image, factor)
+                return _full_size(fitted(_upright_rgb(image), bands))
+            scaled = _scaled(image, factor)
+            return replace(scaled, image=fitted(scaled.image, bands))
 
 
-def warn_of_pages(name: str) -> None:
-    """Warn once per folder; images without a file name come from clients, who cannot see this log."""
-    folder = str(Path(name).parent)
-    if name and folder not in _warned_folders:
-        _warned_folders.add(folder)
-        log.warning(
-            "%s has several pages; only the first one is read, also for other files of its folder. Save pages that are "
-            "separate images, or channels, as separate files.",
-            name,
-        )
+def image_size(source: Path | str | bytes | StoredImage, reading: ImageReading = PLAIN) -> tuple[int, int]:
+    """Return width and height of an upright image, from its header.
+
+    Raises:
+        ImageError: it cannot be read.
+    """
+    with open_source(source) as file, image_errors():
+        image, reader = _identified(file, str(getattr(file, "name", "")), reading)
+        if reader is not None:
+            file.seek(0)
+            with opened(reader, file) as stack:
+                return stack.size
+        assert image is not None
+        with image:
+            return _upright_size(image)
 
 
-def _full_size(image: Image.Image) -> DecodedImage:
+def _upright_size(image: Image.Image) -> tuple[int, int]:
+    swapped = image.format != "TIFF" and _orientation(image) in _SWAPPED  # Pillow swaps those of TIFF
+    return (image.height, image.width) if swapped else image.size
+
+
+def _largest_factor(image: Image.Image, short: int | Callable[[int, int], float] | None) -> int:
+    if short is None:
+        return 1
+    return int(short(*_upright_size(image))) if callable(short) else min(image.size) // (OVERSAMPLING * short)
+
+
+def _identified(file: BinaryIO, name: str, reading: ImageReading) -> tuple[Image.Image | None, ImageReader | None]:
+    """Return the image that Pillow opens, or the reader of the file.
+
+    A reader takes TIFF files that Pillow does not read completely, and those of which the caller selects a part.
+
+    Raises:
+        UnsupportedImage: neither reads it.
+    """
+    if (reader := find_reader(file, name)) is not None:
+        return None, reader
+    try:
+        image = Image.open(file, formats=readable_formats())
+    except UnidentifiedImageError:
+        file.seek(0)
+        if file.read(4) not in MAGIC:
+            refuse_unidentified(file)
+        return None, TiffReader()
+    if isinstance(image, TiffImagePlugin.TiffImageFile):
+        if is_camera_raw(image.tag_v2):
+            return None, RawReader()
+        if reading != PLAIN or has_more_channels(image.tag_v2):
+            return None, TiffReader()
+    return image, None
+
+
+def _read_stack(stack: ImageStack, name: str, reading: ImageReading, bands: int | None) -> AnyImage:
+    if stack.pages > 1 and reading.page is None and not reading.project:
+        several_pages.note(name)
+    announce = lambda pixels: announce_pixels(min(pixels, MAX_PIXELS))  # noqa: E731 - bounds the CPU seconds
+    return fitted(read_selected(stack, reading, bands, check_size, announce), bands)
+
+
+def fitted(image: AnyImage, bands: int | None) -> AnyImage:
+    """Return an image with a number of channels.
+
+    Raises:
+        UnsupportedImage: it has another number.
+    """
+    if bands is None or (bands == 3 and isinstance(image, Image.Image)):
+        return image
+    if bands == 1 and isinstance(image, Image.Image):
+        return ChannelImage(np.asarray(image.convert("L"))[:, :, None])
+    check_fit(image.channels if isinstance(image, ChannelImage) else 3, bands)
+    return image
+
+
+def _full_size(image: AnyImage) -> DecodedImage:
     return DecodedImage(image, image.size)
 
 
@@ -197,7 +304,7 @@ def _scaled(image: Image.Image, factor: int) -> DecodedImage:
     missing = (image.width - filled[0], image.height - filled[1])
     scale = round(width / filled[0])
     orientation = _orientation(image)
-    if orientation >= 5:  # turned by 90 degrees
+    if orientation in _SWAPPED:
         width, height, missing = height, width, missing[::-1]
     corner = tuple(part if orientation in turned else 0.0 for part, turned in zip(missing, _TURNED, strict=True))
     return DecodedImage(_upright_rgb(image), (width, height), scale, corner)  # type: ignore[arg-type]
@@ -212,8 +319,10 @@ def _orientation(image: Image.Image) -> int:
     return orientation if orientation in range(1, 9) else 1
 
 
-def _open(source: Path | str | bytes) -> BinaryIO:
+def open_source(source: Path | str | bytes | StoredImage) -> BinaryIO:
     """Open the file without reading it: a video among the images must not be loaded into memory."""
+    if isinstance(source, StoredImage):
+        source = source.read()
     if isinstance(source, bytes):
         return io.BytesIO(source)
     if not isinstance(source, str | Path):
@@ -243,7 +352,7 @@ def readable_formats() -> tuple[str, ...]:
 
 
 @contextmanager
-def _image_errors() -> Iterator[None]:
+def image_errors() -> Iterator[None]:
     """Turn everything that Pillow raises in the block into an ImageError."""
     try:
         with ignore_warnings():
@@ -260,13 +369,14 @@ def _image_errors() -> Iterator[None]:
         raise ImageError(f"The image is broken or truncated ({_reason(error)}).") from error
 
 
-def _check_size(image: Image.Image) -> None:
-    if image.width * image.height > MAX_PIXELS:
-        raise ImageTooLarge(_too_large(f"The image of {image.width} x {image.height} pixels"))
+def check_size(width: int, height: int) -> None:
+    if width * height > MAX_PIXELS:
+        raise ImageTooLarge(_too_large(f"The image of {width} x {height} pixels"))
 
 
 def _too_large(what: str) -> str:
-    return f"{what} exceeds the limit of {MAX_PIXELS // 10**6} megapixels; use a smaller copy."
+    limit = MAX_PIXELS // 10**6
+    return f"{what} exceeds the limit of {limit} megapixels; use a smaller copy, or --tile where the verb has it."
 
 
 def _reason(error: Exception) -> str:
@@ -275,13 +385,16 @@ def _reason(error: Exception) -> str:
 
 
 def _upright_rgb(image: Image.Image) -> Image.Image:
-    _check_size(image)
+    check_size(image.width, image.height)
     if min(image.size) < 1:
         raise ImageError("The image has no pixels.")
     check_channels(len(image.getbands()))
+    # Pillow inverts white that is 0 up to 8 bits only
+    inverted = isinstance(image, TiffImagePlugin.TiffImageFile) and image.mode.startswith("I;16")
+    inverted = inverted and image.tag_v2.get(_PHOTOMETRIC) == 0  # type: ignore[attr-defined]
     try:
         # the orientation is read before any conversion, which drops the metadata
         upright = ImageOps.exif_transpose(image)
     except Exception:  # noqa: BLE001 - the metadata is too broken for an orientation
         upright = image
-    return to_rgb(upright)
+    return ImageOps.invert(to_rgb(upright)) if inverted else to_rgb(upright)

@@ -24,7 +24,8 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from nnclr_hub.encoder.decoding_process import DecodingProcess, Lane, Operation, ProcessEnded
+from nnclr_hub.cores import usable_cores
+from nnclr_hub.encoder.decoding_process import DecodingProcess, Lane, Operation, ProcessEnded, RelativeSource
 from nnclr_hub.encoder.decoding_worker import NICE, HeavyImage
 from nnclr_hub.errors import ImageError, ImageTooExpensive, InvalidRequest, NotReady, ServiceError
 
@@ -105,7 +106,7 @@ class DecodingPool:
     def run(
         self,
         operation: Operation,
-        source: Path | str | bytes,
+        source: Path | str | bytes | RelativeSource,
         arguments: tuple[Any, ...] = (),
         take: Callable[..., T] | None = None,
     ) -> T:
@@ -132,7 +133,7 @@ class DecodingPool:
     def run_each(
         self,
         operation: Operation,
-        sources: Sequence[Path | str | bytes],
+        sources: Sequence[Path | str | bytes | RelativeSource],
         arguments: tuple[Any, ...] = (),
         take: Callable[..., T] | None = None,
     ) -> list[T | Exception]:
@@ -263,7 +264,7 @@ def decoding_processes(
     with _changing:
         if _pool is None or _pool.owner != os.getpid():
             limits = limits or DecodingLimits.from_environment()
-            _pool, _users = DecodingPool(size or os.cpu_count() or 1, limits, on_killed), 0
+            _pool, _users = DecodingPool(size or usable_cores(), limits, on_killed), 0
         _users += 1
     try:
         yield

@@ -19,10 +19,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import numpy as np
 
+from nnclr_hub.encoder import several_pages
 from nnclr_hub.encoder.decoding_worker import HeavyImage, SharedBuffer, receive, send
 from nnclr_hub.errors import BY_CODE, ServiceError
 
@@ -38,6 +39,13 @@ _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from nnclr_hub.encoder.decoding_worker import main; main(*map(int, sys.argv[2:]))"
 )
+
+
+class RelativeSource(Protocol):
+    """A source for decoding that may contain a relative path, such as a `Tile`."""
+
+    def absolute(self) -> Any:
+        """Return the source with an absolute path, for a process with another working directory."""
 
 
 @dataclass(frozen=True)
@@ -108,16 +116,16 @@ class DecodingProcess:
             ProcessEnded: the process ended, or was killed.
         """
         self._wait_until_ready()
-        sent: list[int | str] = []
+        sent: list[tuple[int, str] | str | RelativeSource] = []
         with self._buffer.view(sum(len(source) for source in sources if isinstance(source, bytes))) as view:
             position = 0
             for source in sources:
                 if isinstance(source, bytes):
                     view[position : position + len(source)] = source
                     position += len(source)
-                    sent.append(len(source))
-                else:
-                    sent.append(os.path.abspath(source))  # the working directory of this process may have changed
+                    sent.append((len(source), source.name if isinstance(source, several_pages.NamedBytes) else ""))
+                else:  # the working directory of this process may have changed
+                    sent.append(os.path.abspath(source) if isinstance(source, str | Path) else source.absolute())
         message = (operation, sent, arguments, seconds, not chosen.heavy, self._buffer.size)
         self.is_open = False  # until the reply is here, also if an exception such as Ctrl-C arrives before it
         try:
@@ -128,9 +136,7 @@ class DecodingProcess:
         self.is_open = True
         self._buffer.size = reply["size"]
         for name in reply["pages"]:
-            from nnclr_hub.encoder import decoding  # imports this module
-
-            decoding.warn_of_pages(name)
+            several_pages.note(name)
         try:
             return [self._result(each, take) for each in reply["results"]]
         finally:

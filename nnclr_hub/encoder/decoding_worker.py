@@ -10,17 +10,18 @@ import json
 import mmap
 import os
 import pickle
-import resource
 import select
 import signal
 import socket
-import sys
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
+
+from nnclr_hub.encoder import several_pages
+from nnclr_hub.encoder.channel_image import ChannelImage
+from nnclr_hub.encoder.process_memory import limit_memory
 
 PARENT_S = 5.0  # seconds between two checks that the parent lives
 QUICK_S, QUICK_S_PER_PIXEL = 0.25, 0.05e-6  # CPU seconds in the quick lane
@@ -77,11 +78,13 @@ def send(connection: socket.socket, message: bytes) -> None:
 
 def receive(connection: socket.socket) -> bytes:
     """Return the next message; b"" at the end of the connection."""
-    data = connection.recv(1 << 16)
+    data = bytearray(connection.recv(1 << 16))
     while data and len(data) < _LENGTH + int.from_bytes(data[:_LENGTH], "big"):
-        more = connection.recv(1 << 16)
-        data = data + more if more else b""
-    return data[_LENGTH:]
+        more = connection.recv(1 << 20)
+        if not more:
+            return b""
+        data += more
+    return bytes(data[_LENGTH:])
 
 
 def main(fd: int, memory: int, nice: int) -> None:
@@ -99,36 +102,40 @@ def main(fd: int, memory: int, nice: int) -> None:
     for one in (signal.SIGINT, signal.SIGTERM):
         signal.signal(one, signal.SIG_IGN)  # the parent decides when its decoding processes end
     from nnclr_hub.encoder import decoding
+    from nnclr_hub.encoder.readers import readers
 
     parent = os.getppid()
     decoding.readable_formats()  # loads the codecs
-    _limit_memory(memory)
+    readers()
+    limit_memory(memory)
     connection, buffer = socket.socket(fileno=0), SharedBuffer(fd)
     waiting = select.poll()
     waiting.register(connection, select.POLLIN)
-    send(connection, b"ready")
-    while True:
-        while not waiting.poll(PARENT_S * 1000):
-            if os.getppid() != parent:  # another child of it may hold the other end open
+    with suppress(ConnectionError):  # the parent was killed
+        send(connection, b"ready")
+        while True:
+            while not waiting.poll(PARENT_S * 1000):
+                if os.getppid() != parent:  # another child of it may hold the other end open
+                    return
+            message = receive(connection)
+            if not message:
                 return
-        message = receive(connection)
-        if not message:
-            return
-        send(connection, json.dumps(_reply(message, buffer, decoding)).encode())
+            send(connection, json.dumps(_reply(message, buffer, decoding)).encode())
 
 
 def _reply(message: bytes, buffer: SharedBuffer, decoding: Any) -> dict[str, Any]:
     """Run an operation on several images; return what the parent needs to know."""
     operation, sources, arguments, seconds, quick, buffer.size = pickle.loads(message)
     pages: list[str] = []
-    decoding.warn_of_pages = pages.append
+    several_pages.note = pages.append
     images = []
     position = 0
     for source in sources:
-        if isinstance(source, int):  # so many bytes in the buffer
-            with buffer.view(position + source) as view:
-                images.append(bytes(view[position:]))
-            position += source
+        if isinstance(source, tuple):  # so many bytes in the buffer, and their name
+            size, name = source
+            with buffer.view(position + size) as view:
+                images.append(several_pages.NamedBytes(view[position:], name))
+            position += size
         else:
             images.append(source)
     results = []
@@ -182,6 +189,7 @@ def _put(values: tuple[Any, ...], buffer: SharedBuffer, position: int) -> tuple[
     """Write arrays and images into the buffer; return a description of all values for JSON, and the next position."""
     described: list[Any] = []
     end = position
+    values = tuple(value.pixels if isinstance(value, ChannelImage) else value for value in values)
     for value in values:
         if isinstance(value, Image.Image):
             described.append([end, "|u1", (value.height, value.width, 3)])
@@ -207,13 +215,3 @@ def _put_image(image: Image.Image, view: memoryview, position: int) -> None:
         pixels = image.crop((0, top, image.width, min(top + rows, image.height))).tobytes()
         view[position : position + len(pixels)] = pixels
         position += len(pixels)
-
-
-def _limit_memory(memory: int) -> None:
-    if sys.platform != "linux":  # macOS does not enforce it
-        return
-    with Path("/proc/self/statm").open() as file:
-        own = int(file.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (own + memory, own + memory))
-    with suppress(OSError):  # if the machine itself runs out of memory, this process ends before its parent does
-        Path("/proc/self/oom_score_adj").write_text("1000")

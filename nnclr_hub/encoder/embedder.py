@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from nnclr_hub.encoder.image_reading import ImageReading
 from nnclr_hub.encoder.inputs import ImageLike
 from nnclr_hub.errors import ImageError
 
@@ -22,6 +23,7 @@ class Embedder(Protocol):
     name: the source that it was loaded from.
     fingerprint: hash of weights and preprocessing; vectors with equal fingerprints are comparable.
     embed_dim: D.
+    reading: the page and the channels that it reads of a file.
     heads: number of attention heads that `AttentionSettings.head` selects from; None without [CLS], as in a ResNet.
     """
 
@@ -32,6 +34,9 @@ class Embedder(Protocol):
 
     @property
     def embed_dim(self) -> int: ...
+
+    @property
+    def reading(self) -> ImageReading: ...
 
     @property
     def heads(self) -> int | None: ...

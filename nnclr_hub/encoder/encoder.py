@@ -1,6 +1,6 @@
 """Encoder: images in, unit vectors out.
 
-encoder = load_encoder("nnclr_resnet18_small_cpu_starter")
+encoder = load_encoder("nnclr_resnet18_starter")
 encoder.embed(["a.jpg", "b.png"])               # (2, D) float32, unit rows
 encoder.embed_each(["a.jpg", "broken.jpg"])     # [(D,) float32, ImageError]
 encoder.embed_in_order(paths)                   # an iterator over the same, for any number of images
@@ -26,17 +26,18 @@ from nnclr_hub.encoder.decoding import attempt_each
 from nnclr_hub.encoder.embedder import ImageLike
 from nnclr_hub.encoder.exported import DeferredBackbone
 from nnclr_hub.encoder.features import unit_rows
+from nnclr_hub.encoder.fingerprint import fingerprint_of, with_reading
+from nnclr_hub.encoder.image_reading import ImageReading
 from nnclr_hub.encoder.inputs import (
-    StoredImage,
     as_list,
     as_source,
     as_tensor,
     crops_of,
     is_tensor,
     is_uint8,
-    transformed_batches,
+    network_inputs,
 )
-from nnclr_hub.encoder.prepared_batches import prepared_batches
+from nnclr_hub.encoder.prepared_batches import prepared_batches, readable_batches
 from nnclr_hub.encoder.preprocessing import EvalTransform, Preprocessing, Transform
 from nnclr_hub.errors import ImageError, InvalidRequest
 from nnclr_hub.html_table import html_table
@@ -55,18 +56,16 @@ class Encoder:
     """A backbone with its preprocessing; safe to call from many threads.
 
     Args:
-        backbone: (B, 3, S, S) float -> (B, D); it is put in evaluation mode and its weights are cast to float32. A
-            deferred one needs a `backend` that is already open.
+        backbone: (B, C, S, S) float -> (B, D), put in evaluation mode, with weights as float32; or a deferred one.
         preprocessing: the preprocessing that the backbone expects; or a transform that replaces it.
-        name: the source that it was loaded from.
+        name: its source.
         device: None: the GPU if there is one.
         precision: "fp32" or "bf16"; None: as named by `backend`, or else fp32.
         config: the config.json of its model folder, if any.
         batch_size: images per forward pass.
         backend: the library that runs the network, one of `nnclr_hub.encoder.backends`; "auto" for the fastest on this
-            machine; or an open one. Float tensors, `tokens` and attention always run in torch.
+            machine; or an open one, or what opens it. Float tensors, `tokens` and attention always run in torch.
         fingerprint: default: a hash of weights and preprocessing.
-        images: number of images to expect; None: many. "auto" does not measure for a few.
 
     Raises:
         InvalidRequest: an unknown precision or backend, or a device that does not exist.
@@ -83,12 +82,12 @@ class Encoder:
         precision: str | None = None,
         config: ModelConfig | None = None,
         batch_size: int = BATCH,
-        backend: str | Backend = "torch",
+        backend: str | Backend | Callable[..., Backend] = "torch",
         fingerprint: str | None = None,
-        images: int | None = None,
     ) -> None:
         if isinstance(backend, str):
             parse_backend(backend, precision)  # refuse an invalid name before the weights are moved
+            backend = partial(open_backend, backend, precision=precision)
         self._backbone = backbone
         self._device = device
         self.transform = EvalTransform(preprocessing) if isinstance(preprocessing, Preprocessing) else preprocessing
@@ -96,15 +95,13 @@ class Encoder:
         self.name = name
         self.config = config
         self.batch_size = batch_size
-        self.backend = self._open(backend, precision, images) if isinstance(backend, str) else backend
+        self.backend = self._open(backend) if callable(backend) else backend
 
-    def _open(self, backend: str, precision: str | None, images: int | None) -> Backend:
+    def _open(self, opener: Callable[..., Backend]) -> Backend:
         from nnclr_hub.encoder.backends.network import Network
 
         network = Network(self.backbone, self.transform.preprocessing).to(self.device)
-        return open_backend(
-            backend, network, self.device, precision=precision, fingerprint=lambda: self.fingerprint, images=images
-        )
+        return opener(network, self.device, fingerprint=lambda: self.network_fingerprint)
 
     def __repr__(self) -> str:
         backbone = self.config.architecture if self.config else type(self.backbone).__name__
@@ -160,11 +157,19 @@ class Encoder:
         return vector_length(self.backbone)
 
     @property
+    def reading(self) -> ImageReading:
+        """The page and the channels that are read of a file."""
+        return self.transform.preprocessing.reading
+
+    @property
     def fingerprint(self) -> str:
         """32 hex digits of the SHA-256 of weights and preprocessing; equal on every device and backend."""
-        if self._fingerprint is None:
-            from nnclr_hub.encoder.fingerprint import fingerprint_of
+        return with_reading(self.network_fingerprint, self.reading)
 
+    @property
+    def network_fingerprint(self) -> str:
+        """The fingerprint without `reading`, as an exported network serves every reading."""
+        if self._fingerprint is None:
             self._fingerprint = fingerprint_of(self.backbone, self.transform.preprocessing, self.config)
         return self._fingerprint
 
@@ -201,7 +206,7 @@ class Encoder:
         Raises:
             ImageError: of the first image that cannot be read; the message names it.
         """
-        images = as_tensor(images)
+        images = as_tensor(images, self.transform.preprocessing.in_chans)
         images = images if is_tensor(images) else as_list(images)
         rows = []
         for index, result in enumerate(self.embed_in_order(images, crops=crops)):
@@ -211,7 +216,7 @@ class Encoder:
         return np.stack(rows) if rows else np.zeros((0, self.embed_dim), np.float32)
 
     def embed_in_order(
-        self, images: Iterable[ImageLike | StoredImage] | Tensor, *, unit: bool = True, crops: int = 1
+        self, images: Iterable[ImageLike] | Tensor, *, unit: bool = True, crops: int = 1
     ) -> Iterator[np.ndarray | ImageError]:
         """Yield the results of `embed_each` one by one for any number of images, decoding ahead in other threads.
 
@@ -224,13 +229,13 @@ class Encoder:
         if crops != 1:
             yield from embed_crops(self, images, crops, unit)
             return
-        images = as_tensor(images)
+        images = as_tensor(images, self.transform.preprocessing.in_chans)
         if is_tensor(images):
             if is_uint8(images):
                 for batch in crops_of(images, self.transform, self.batch_size):
                     yield from self.forward_crops(batch, unit=unit)
                 return
-            for x in self._inputs(images):
+            for x in network_inputs(images, self.transform, self.backbone, self.name, self.batch_size):
                 yield from self._rows(self._forward(x, lambda backbone, x: backbone(x)), unit)
             return
         for prepared in prepared_batches(self.prepare_each, images, self.batch_size):
@@ -250,10 +255,14 @@ class Encoder:
             ImageError: of the first image that cannot be read.
             InvalidRequest: the list is empty.
         """
-        images = as_tensor(images)
+        images = as_tensor(images, self.transform.preprocessing.in_chans)
         from nnclr_hub.encoder.network_output import feature_map
 
-        inputs = self._inputs(images) if is_tensor(images) else self._read(as_list(images))
+        if is_tensor(images):
+            inputs = network_inputs(images, self.transform, self.backbone, self.name, self.batch_size)
+        else:
+            batches = readable_batches(self.prepare_each, as_list(images), self.batch_size)
+            inputs = map(self.transform.normalize, batches)
         maps = [self._forward(x, feature_map) for x in inputs if len(x)]
         if not maps:
             raise InvalidRequest("The list of images is empty; tokens needs at least one.")
@@ -347,7 +356,7 @@ class Encoder:
 
     # ---- the two halves of `embed`, for programs that decode and batch themselves
 
-    def prepare(self, image: ImageLike | StoredImage) -> np.ndarray:
+    def prepare(self, image: ImageLike) -> np.ndarray:
         """Decode, resize and crop one image: (S, S, 3) uint8.
 
         Raises:
@@ -355,7 +364,7 @@ class Encoder:
         """
         return self.transform.read(as_source(image))
 
-    def prepare_each(self, images: Sequence[ImageLike | StoredImage]) -> list[np.ndarray | Exception]:
+    def prepare_each(self, images: Sequence[ImageLike]) -> list[np.ndarray | Exception]:
         """Return for each image what `prepare` returns, or the exception that it raises."""
         sources = attempt_each(as_source, images)  # those stored elsewhere may be unreadable
         crops = iter(self.transform.read_each([one for one in sources if not isinstance(one, Exception)]))
@@ -364,24 +373,6 @@ class Encoder:
     def forward_crops(self, crops: np.ndarray | Tensor, *, unit: bool = True) -> np.ndarray:
         """Run one batch of crops from `prepare` through the network: (N, S, S, 3) uint8 -> (N, D) float32."""
         return self._rows(self.backend.run(np.asarray(crops)), unit)
-
-    def _read(self, images: list[ImageLike]) -> Iterator[Tensor]:
-        """Yield batches (B, 3, S, S) float of images; raise the first ImageError."""
-        seen = 0
-        for crops in prepared_batches(self.prepare_each, images, self.batch_size):
-            for index, crop in enumerate(crops, seen):
-                if isinstance(crop, ImageError):
-                    raise crop.for_image(images[index], index) from crop
-            seen += len(crops)
-            yield self.transform.normalize(np.stack(crops))  # type: ignore[arg-type]
-
-    def _inputs(self, images: Tensor) -> Iterator[Tensor]:
-        """Return batches (B, 3, S, S) float of a uint8 tensor or a transformed tensor."""
-        from nnclr_hub.encoder.backbones import input_side
-
-        if is_uint8(images):
-            return map(self.transform.normalize, crops_of(images, self.transform, self.batch_size))
-        return transformed_batches(images, input_side(self.backbone), self.name, self.batch_size)
 
     def _rows(self, features: np.ndarray, unit: bool) -> np.ndarray:
         if features.shape[1:] != (self.embed_dim,):

@@ -141,7 +141,7 @@ def find_exported(runtime: str, folder: Path, weights: str) -> ExportedNetwork |
         if any(digest_of(place / name) != digest for name, digest in record["sha256"].items()):
             raise ValueError("its files have other hashes than recorded")
         return ExportedNetwork(place, runtime, folder / weights, **_fields(record), cosine=float(record["cosine"]))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
         log.warning("the exported network %s is not used: %s", place, error)
@@ -171,12 +171,14 @@ def save_exported(encoder: Encoder, runtime: str, folder: Path, weights: str) ->
         finally:
             shutil.rmtree(part, ignore_errors=True)
     except (OSError, RuntimeError) as error:  # only costs the next start some seconds
-        log.warning("the network cannot be saved in %s: %s", place, error)
+        log.warning(
+            "the network cannot be saved in %s (%s); set NNCLR_CACHE to a folder that can be written", place, error
+        )
 
 
 def described(encoder: Encoder) -> dict[str, Any]:
     """Return what must be known of an encoder whose network is not built: the fields ABOUT_GRAPH."""
-    return {name: getattr(encoder, name) for name in ABOUT_GRAPH}
+    return {name: getattr(encoder, name) for name in ABOUT_GRAPH} | {"fingerprint": encoder.network_fingerprint}
 
 
 def _fields(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -189,7 +191,7 @@ def _cosine(encoder: Encoder) -> float:
     from nnclr_hub.encoder.backends.with_torch import TorchBackend
 
     preprocessing = encoder.transform.preprocessing
-    images = probe_images(preprocessing.input_size)[:COMPARED]
+    images = probe_images(preprocessing.input_size, COMPARED, preprocessing.in_chans)
     network = Network(encoder.backbone, preprocessing).to(encoder.device)
     return worst_cosine(encoder.backend.run(images), TorchBackend(network, encoder.device, "fp32").run(images))
 

@@ -24,8 +24,11 @@ import numpy as np
 
 from nnclr_hub.cache import cache_folder
 from nnclr_hub.encoder.embedder import ImageLike
+from nnclr_hub.encoder.packed_image import PackedImage
+from nnclr_hub.encoder.tile import Tile
 from nnclr_hub.errors import DiskFull, ImageError, NoImages, StoreLocked
 
+ImageFile = Path | Tile | PackedImage
 CHUNK = 512  # images between two commits
 TINY = 1e-12
 LOCK_TIMEOUT = 60.0  # seconds to wait while another program writes features of the same encoder
@@ -70,7 +73,7 @@ def unit_rows(raw: np.ndarray) -> np.ndarray:
 
 def extract_features(
     source: FeatureSource,
-    paths: Sequence[Path],
+    paths: Sequence[ImageFile],
     *,
     folder: Path | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
@@ -78,7 +81,7 @@ def extract_features(
     """Return the features of all files, from the cache if it has them.
 
     Args:
-        paths: N files.
+        paths: N files, tiles of files, or images in archives.
         folder: of the cache files; default "features" in the cache folder.
         progress: called with (done, N), unless all features are cached.
 
@@ -146,7 +149,11 @@ def _error_code(error: sqlite3.Error) -> int:
 
 
 def _fill(
-    raw: np.ndarray, source: FeatureSource, paths: Sequence[Path], place: Path, progress: Callable[[int, int], None]
+    raw: np.ndarray,
+    source: FeatureSource,
+    paths: Sequence[ImageFile],
+    place: Path,
+    progress: Callable[[int, int], None],
 ) -> dict[int, str]:
     """Fill rows from the cache file, compute the missing ones, and return what is broken."""
     broken: dict[int, str] = {}
@@ -167,14 +174,18 @@ def _fill(
     return broken
 
 
-def file_key(path: Path) -> bytes:
-    """Return the identity of an image: a hash of its path, size and modification time."""
+def file_key(path: ImageFile, part: str = "") -> bytes:
+    """Return the identity of an image: a hash of its path, size and modification time, and the part that is read."""
+    if isinstance(path, PackedImage):
+        return hashlib.sha256(f"{path.identity}{part}".encode("utf-8", "surrogateescape")).digest()[:16]
+    if isinstance(path, Tile):
+        path, part = Path(path.path), f"{part}{path.box}{path.window or ''}"
     try:
         stat = os.stat(path)
         identity = f"{stat.st_size} {stat.st_mtime_ns}"
     except OSError:
         identity = "-"
-    return hashlib.sha256(f"{Path(path).resolve()} {identity}".encode("utf-8", "surrogateescape")).digest()[:16]
+    return hashlib.sha256(f"{Path(path).resolve()} {identity}{part}".encode("utf-8", "surrogateescape")).digest()[:16]
 
 
 def _read(kept: sqlite3.Connection, key: bytes, row: np.ndarray) -> bool:

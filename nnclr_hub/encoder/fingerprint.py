@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nnclr_hub.encoder.image_reading import PLAIN, ImageReading
 from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.hub.layout import ModelConfig
 
@@ -47,9 +48,16 @@ def hash_state(digest: hashlib._Hash, network: nn.Module) -> None:
         digest.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
 
 
+def with_reading(fingerprint: str, reading: ImageReading) -> str:
+    """Return the fingerprint of an encoder that reads a part of each file."""
+    return fingerprint if reading == PLAIN else hashlib.sha256(f"{fingerprint}?{reading}".encode()).hexdigest()[:32]
+
+
 def _begin(preprocessing: Preprocessing) -> hashlib._Hash:
-    # the default crop is left out, so that fingerprints from before the other modes existed stay valid
-    steps = {name: value for name, value in vars(preprocessing).items() if (name, value) != ("crop_mode", "center")}
+    # the default crop is left out, so that fingerprints from before the other modes existed stay valid; a reading is
+    # added by `with_reading`, so that an exported network serves all readings
+    left_out = (("crop_mode", "center"), ("reading", preprocessing.reading))
+    steps = {name: value for name, value in vars(preprocessing).items() if (name, value) not in left_out}
     return hashlib.sha256(json.dumps(steps, sort_keys=True).encode())
 
 

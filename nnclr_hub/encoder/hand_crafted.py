@@ -20,9 +20,14 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-from nnclr_hub.encoder.decoding import decode_image
+from nnclr_hub.encoder.channel_image import for_people
+from nnclr_hub.encoder.decoding import decode_any
 from nnclr_hub.encoder.embedder import ImageLike
 from nnclr_hub.encoder.features import unit_rows
+from nnclr_hub.encoder.fingerprint import with_reading
+from nnclr_hub.encoder.image_reading import PLAIN, ImageReading
+from nnclr_hub.encoder.inputs import as_source
+from nnclr_hub.encoder.readers.stack import as_image
 from nnclr_hub.errors import ImageError, MissingDependency
 
 PIXELS_SIDE = 16
@@ -38,17 +43,20 @@ class HandCrafted:
     name: a key of FLOORS.
     embed_dim: D.
     describe: an RGB image -> (D,) float32.
+    reading: the page and the channels that are read of a file; of several channels, the first three are described.
     """
 
     name: str
     embed_dim: int
     describe: Callable[[Image.Image], np.ndarray]
+    reading: ImageReading = PLAIN
     device = "cpu"
 
     @property
     def fingerprint(self) -> str:
         """Identity of the vectors; a changed definition needs another one."""
-        return {"pixels": f"pixels-{PIXELS_SIDE}-mean-removed"}.get(self.name, f"{self.name}-{SIDE}-1")
+        plain = {"pixels": f"pixels-{PIXELS_SIDE}-mean-removed"}.get(self.name, f"{self.name}-{SIDE}-1")
+        return with_reading(plain, self.reading)
 
     def features_each(self, images: Iterable[ImageLike]) -> list[np.ndarray | ImageError]:
         """Return (D,) float32 for each image, or the error that prevented reading it.
@@ -60,12 +68,12 @@ class HandCrafted:
             return list(pool.map(self._describe_each, images))
 
     def forward_crops(self, crops: np.ndarray) -> np.ndarray:
-        """Return (N, D) float32 for (N, S, S, 3) uint8."""
-        return np.stack([self.describe(Image.fromarray(crop)) for crop in crops])
+        """Return (N, D) float32 for (N, S, S, C) uint8."""
+        return np.stack([self.describe(for_people(as_image(crop))) for crop in crops])
 
     def _describe_each(self, image: ImageLike) -> np.ndarray | ImageError:
         try:
-            return self.describe(Image.fromarray(image) if isinstance(image, np.ndarray) else decode_image(image))
+            return self.describe(for_people(decode_any(as_source(image), self.reading)))
         except ImageError as error:
             return error
 

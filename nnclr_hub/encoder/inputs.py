@@ -5,30 +5,25 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from PIL import Image
 
-from nnclr_hub.encoder.decoding import Source
+from nnclr_hub.encoder.channel_image import ChannelImage
+from nnclr_hub.encoder.decoding import DecodableImage, StoredImage, loaded
+from nnclr_hub.encoder.image_reading import MAX_CHANNELS
 from nnclr_hub.errors import InvalidRequest
 
 if TYPE_CHECKING:  # only the functions for tensors need torch, and importing it takes seconds
-    from torch import Tensor
+    from torch import Tensor, nn
     from typing_extensions import TypeIs
 
     from nnclr_hub.encoder.preprocessing import Transform
 
 T = TypeVar("T")
-ImageLike = Source | np.ndarray
+ImageLike = DecodableImage | np.ndarray
 _GRAY = (np.uint8, np.uint16, np.int32, np.float32)  # types for which Pillow has a mode
-
-
-@runtime_checkable
-class StoredImage(Protocol):
-    """An image stored elsewhere; the thread that decodes it also reads its bytes."""
-
-    def read(self) -> bytes: ...
 
 
 def as_list(images: Iterable[ImageLike]) -> list[ImageLike]:
@@ -37,30 +32,32 @@ def as_list(images: Iterable[ImageLike]) -> list[ImageLike]:
     Raises:
         InvalidRequest: it is a single image.
     """
-    one = isinstance(images, str | bytes | Path | Image.Image) or (isinstance(images, np.ndarray) and images.ndim < 4)
+    one = isinstance(images, str | bytes | Path | Image.Image | ChannelImage) or (
+        isinstance(images, np.ndarray) and images.ndim < 4
+    )
     if one or not isinstance(images, Iterable):
         raise InvalidRequest("images must be a list, even for a single image: encoder.embed([image]).")
     return list(images)
 
 
-def as_source(image: ImageLike | StoredImage) -> Source:
+def as_source(image: ImageLike) -> DecodableImage:
     """Return one image in a form that `decode_image` takes.
 
     Raises:
         InvalidRequest: an array is not an image.
     """
     if isinstance(image, StoredImage):
-        return image.read()
+        return loaded(image)
     if not isinstance(image, np.ndarray):
         return image
     if image.ndim == 2 and image.dtype.kind in "uif" and image.size:  # gray, like a TIFF of that type
         wider = np.int32 if np.can_cast(image.dtype, np.int32) else np.float32
         return Image.fromarray(image if image.dtype in _GRAY else image.astype(wider))
-    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+    if image.dtype != np.uint8 or image.ndim != 3 or not 1 <= image.shape[2] <= MAX_CHANNELS or not image.size:
         raise InvalidRequest(
-            f"An array must be (H, W, 3) uint8, or (H, W) gray, got shape {image.shape} of {image.dtype}."
+            f"An array must be (H, W, C) uint8, or (H, W) gray, got shape {image.shape} of {image.dtype}."
         )
-    return Image.fromarray(image)
+    return Image.fromarray(image) if image.shape[2] == 3 else ChannelImage(image)
 
 
 # ---- tensors ---------------------------------------------------------------------------------------------------------
@@ -79,13 +76,13 @@ def is_uint8(images: Tensor) -> bool:
     return images.dtype == torch.uint8
 
 
-def as_tensor(images: T) -> T | Tensor:
-    """Return a numpy array (N, 3, H, W) as a tensor; anything else unchanged, also (N, H, W, 3), which is N images.
+def as_tensor(images: T, channels: int = 3) -> T | Tensor:
+    """Return a numpy array (N, C, H, W) as a tensor; anything else unchanged, also (N, H, W, C), which is N images.
 
     Raises:
         InvalidRequest: its type is neither uint8 nor a float type.
     """
-    if not (isinstance(images, np.ndarray) and images.ndim == 4 and images.shape[1] == 3 and images.shape[3] != 3):
+    if not (isinstance(images, np.ndarray) and images.ndim == 4 and images.shape[1] == channels != images.shape[3]):
         return images
     if images.dtype != np.uint8 and images.dtype.kind != "f":
         raise InvalidRequest(f"An array of images must be uint8 RGB or transformed float, got {images.dtype}.")
@@ -95,32 +92,45 @@ def as_tensor(images: T) -> T | Tensor:
     return torch.from_numpy(np.require(images, native if native.itemsize <= 8 else np.float64, ["C", "W"]))
 
 
+def network_inputs(
+    images: Tensor, transform: Transform, backbone: nn.Module, name: str, batch: int
+) -> Iterator[Tensor]:
+    """Return batches (B, C, S, S) float of a tensor of uint8, or of one that is transformed; see the two functions."""
+    from nnclr_hub.encoder.backbones import input_side
+
+    if is_uint8(images):
+        return map(transform.normalize, crops_of(images, transform, batch))
+    return transformed_batches(images, input_side(backbone), name, batch, transform.preprocessing.in_chans)
+
+
 def crops_of(images: Tensor, transform: Transform, batch: int) -> Iterator[np.ndarray]:
-    """Resize and crop (N, 3, H, W) uint8 RGB; yield batches (B, S, S, 3) uint8.
+    """Resize and crop (N, C, H, W) uint8; yield batches (B, S, S, C) uint8.
 
     Raises:
         InvalidRequest: the tensor has another shape.
     """
-    _check_shape(images)
-    size = transform.preprocessing.input_size
+    channels, size = transform.preprocessing.in_chans, transform.preprocessing.input_size
+    _check_shape(images, channels)
     for part in images.split(batch):
-        crops = np.zeros((len(part), size, size, 3), np.uint8)
+        crops = np.zeros((len(part), size, size, channels), np.uint8)
         for crop, pixels in zip(crops, part.permute(0, 2, 3, 1).cpu().numpy(), strict=True):
-            crop[:] = transform.crop(Image.fromarray(np.ascontiguousarray(pixels)))
+            pixels = np.ascontiguousarray(pixels)
+            crop[:] = transform.crop(Image.fromarray(pixels) if channels == 3 else ChannelImage(pixels))
         if len(crops):
             yield crops
 
 
-def transformed_batches(images: Tensor, side: int | None, name: str, batch: int) -> Iterator[Tensor]:
-    """Check (N, 3, H, W) float that is transformed already; return batches (B, 3, H, W) float32.
+def transformed_batches(images: Tensor, side: int | None, name: str, batch: int, channels: int) -> Iterator[Tensor]:
+    """Check (N, C, H, W) float that is transformed already; return batches (B, C, H, W) float32.
 
     Args:
+        channels: C.
         side: the only input size that the network takes, in pixels; None: any.
 
     Raises:
         InvalidRequest: another shape, type or size, or values that are not finite.
     """
-    _check_shape(images)
+    _check_shape(images, channels)
     if not images.is_floating_point():
         raise InvalidRequest(f"A tensor of images must be uint8 RGB or transformed float, got {images.dtype}.")
     if side is not None and tuple(images.shape[2:]) != (side, side):
@@ -133,6 +143,6 @@ def transformed_batches(images: Tensor, side: int | None, name: str, batch: int)
     return (x.float() for x in images.split(batch))
 
 
-def _check_shape(images: Tensor) -> None:
-    if images.ndim != 4 or images.shape[1] != 3 or 0 in images.shape[2:]:
-        raise InvalidRequest(f"A tensor of images must be (N, 3, H, W), got {tuple(images.shape)}.")
+def _check_shape(images: Tensor, channels: int) -> None:
+    if images.ndim != 4 or images.shape[1] != channels or 0 in images.shape[2:]:
+        raise InvalidRequest(f"A tensor of images must be (N, {channels}, H, W), got {tuple(images.shape)}.")

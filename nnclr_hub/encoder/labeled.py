@@ -1,21 +1,24 @@
-"""Images with labels, from one folder per class or from a table.
+"""Images with labels, from one folder per class, from archives or from a table.
 
 A table is a CSV file with a header. `path` is relative to the table. `label` contains one label, or `labels` contains
 several, separated by semicolons; empty means unlabeled. `uncertain` may contain labels that are neither present nor
 absent ("difficult" in VOC). A `labels.csv` in a folder, or next to the parts of a data set (train, val, test), takes
-precedence over the folder names.
+precedence over the folder names. In an archive, the text `cls` of a sample of WebDataset does. A table names images in
+archives by their path there, or by ARCHIVE/path if several archives have it.
 """
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from nnclr_hub.encoder.image_folder import SPLITS, label_of, list_images
+from nnclr_hub.encoder.image_folder import SPLITS, label_of
+from nnclr_hub.encoder.image_list import find_images, image_files, is_packed
+from nnclr_hub.encoder.packed_image import ImageSource, PackedImage
 from nnclr_hub.errors import InvalidRequest, NoImages
 
 TABLE = "labels.csv"
@@ -25,13 +28,13 @@ TABLE = "labels.csv"
 class LabeledImages:
     """N images with labels.
 
-    paths: the files.
+    paths: the files, or the images in an archive.
     labels: the labels of each image; () if unlabeled.
     uncertain: labels of each image that count neither as present nor as absent.
     several: whether an image may have more than one label.
     """
 
-    paths: tuple[Path, ...]
+    paths: tuple[Path | PackedImage, ...]
     labels: tuple[tuple[str, ...], ...]
     uncertain: tuple[tuple[str, ...], ...]
     several: bool
@@ -44,6 +47,11 @@ class LabeledImages:
             tuple(self.uncertain[i] for i in index),
             self.several,
         )
+
+    def names(self, table: Path) -> list[Path]:
+        """Return the paths as a table spells them."""
+        paths = [Path(str(path)) for path in self.paths]
+        return [path.relative_to(table.parent) if path.is_relative_to(table.parent) else path for path in paths]
 
     @property
     def labeled(self) -> LabeledImages:
@@ -80,11 +88,11 @@ class LabeledImages:
         return matrix
 
 
-def read_labeled(source: Path, labels: Path | None = None, root: Path | None = None) -> LabeledImages:
-    """Read the images of a folder or of a table, labeled or not.
+def read_labeled(source: str | Path, labels: Path | None = None, root: Path | None = None) -> LabeledImages:
+    """Read the images of a folder, of archives or of a table, labeled or not.
 
     Args:
-        source: a folder, one split of a data set, or a CSV file.
+        source: a folder, one split of a data set, a CSV file, or what else `find_images` takes.
         labels: a table that is used instead of folder names; only its rows are read.
         root: folder to which the paths of `labels` are relative; None: that of the table, or else `source`.
 
@@ -92,30 +100,112 @@ def read_labeled(source: Path, labels: Path | None = None, root: Path | None = N
         NoImages: there is no image.
         InvalidRequest: a table has other columns, or a row that cannot be read, or none file of `labels` exists.
     """
+    if is_packed(source) or not str(source):
+        return _listed(source) if labels is None else _packed_from_table(Path(labels), source, root)
     source = Path(source)
     if labels is not None:
         return _from_table(Path(labels), source, root)
     if source.suffix.lower() == ".csv":
-        return _read_table(source)
+        return _from_table(source, source.parent, root)
     # next to a split; next to any other folder, a file of that name may have another purpose
     for root in (source, source.parent) if source.name in SPLITS else (source,):
         if (root / TABLE).is_file() and source.is_dir():
-            return _below(_read_table(root / TABLE), source)
-    paths = list_images(source)
-    names = [label_of(path, source) for path in paths]
+            images = _below(read_table(root / TABLE), source)
+            if not any(Path(str(path)).exists() for path in images.paths) and _holds_archives(source):
+                return _packed_from_table(root / TABLE, source, None)
+            return images
+    return _listed(source)
+
+
+def _listed(source: str | Path) -> LabeledImages:
+    """Return images with the labels of their folders or samples."""
+    folder = Path(source)
+    if folder.is_file() and not is_packed(source):
+        raise NoImages(f"{source} is a file; expected a folder or an archive of images, or a table .csv of labels.")
+    paths = image_files([source])
+    names = [
+        one.label if isinstance(one, PackedImage) else label_of(one, folder if folder.is_dir() else one.parent)
+        for one in paths
+    ]
     return LabeledImages(tuple(paths), tuple((name,) if name else () for name in names), ((),) * len(paths), False)
 
 
+def _packed_from_table(table: Path, source: str | Path, root: Path | None) -> LabeledImages:
+    """Return the rows of a table, whose paths are those in the archives."""
+    refuse_root(root, table)
+    images = read_table(table)
+    names = [path.as_posix() for path in images.names(table)]
+    packed = [one for one in image_files([source]) if isinstance(one, PackedImage)]
+    rows = zip(rows_of(table, names, packed), packed, strict=True)
+    found = {name: one for name, one in rows if name is not None}
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise InvalidRequest(
+            f"{source} has no image for {len(missing)} of {len(names)} rows of {table}, such as {missing[0]}; write "
+            "the paths as they are in the archive."
+        )
+    return LabeledImages(tuple(found[name] for name in names), images.labels, images.uncertain, images.several)
+
+
+def rows_of(table: Path, rows: Iterable[str], images: Sequence[PackedImage]) -> list[str | None]:
+    """Return the row that names each image of an archive: by its path there, or by that after the archive's path.
+
+    Args:
+        rows: the paths in the table; of the archive's path, any number of last parts is enough.
+
+    Raises:
+        InvalidRequest: a row names images in several archives.
+    """
+    wanted = set(rows)
+    first = {row.partition("/")[0] for row in wanted}
+    prefixes: dict[ImageSource, list[str]] = {}
+    owners: dict[str, ImageSource] = {}
+    found: list[str | None] = []
+    for one in images:
+        if one.source not in prefixes:
+            parts = PurePosixPath(one.source.given).parts
+            prefixes[one.source] = [f"{'/'.join(parts[i:])}/" for i, part in enumerate(parts) if part in first]
+        names = [name for prefix in (*prefixes[one.source], "") if (name := prefix + one.image.path) in wanted]
+        for name in names:
+            if (other := owners.setdefault(name, one.source)) != one.source:
+                raise InvalidRequest(
+                    f"{table} lists {name}, which is in {other.given} and in {one.source.given}; write the path of the "
+                    f"archive before it, such as {'/'.join(PurePosixPath(other.given).parts[-2:])}/{one.image.path}."
+                )
+        found.append(names[0] if names else None)
+    return found
+
+
+def _holds_archives(folder: Path) -> bool:
+    """Return whether the images of a folder are in archives."""
+    try:
+        return folder.is_dir() and find_images([folder])[0][0].archive
+    except NoImages:
+        return False
+
+
+def refuse_root(root: Path | None, table: Path) -> None:
+    """Refuse a folder for the paths of a table whose images are in archives or at an address."""
+    if root is not None:
+        raise InvalidRequest(
+            f"--root {root} does not apply to archives and addresses; write the paths of {table} as they are there."
+        )
+
+
 def _from_table(table: Path, folder: Path, root: Path | None) -> LabeledImages:
-    images = _read_table(table)
+    images = read_table(table)
     bases = (Path(root),) if root is not None else (table.parent, folder)
-    names = [path.relative_to(table.parent) if path.is_relative_to(table.parent) else path for path in images.paths]
-    for base in bases:
+    names = images.names(table)
+    for base in dict.fromkeys(bases):
         paths = tuple(base / name for name in names)
         if any(path.exists() for path in paths):
             return LabeledImages(paths, images.labels, images.uncertain, images.several)
-    where = " and ".join(map(str, bases))
-    raise InvalidRequest(f"None of the files in {table} exists relative to {where}, such as {names[0]}; set --root.")
+    if _holds_archives(folder):
+        return _packed_from_table(table, folder, root)
+    where = " or ".join(dict.fromkeys(map(str, bases)))
+    raise InvalidRequest(
+        f"None of the files in {table} exists in {where}, such as {names[0]}; set --root to the folder of their paths."
+    )
 
 
 def first_names(names: Sequence[str], most: int = 5) -> str:
@@ -123,7 +213,12 @@ def first_names(names: Sequence[str], most: int = 5) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def _read_table(table: Path) -> LabeledImages:
+def read_table(table: Path) -> LabeledImages:
+    """Read the rows of a table, whose paths are not looked up.
+
+    Raises:
+        NoImages, InvalidRequest: see `read_labeled`.
+    """
     try:
         with table.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file)
@@ -157,7 +252,7 @@ def _split(cell: str | None) -> tuple[str, ...]:
 def _below(images: LabeledImages, folder: Path) -> LabeledImages:
     """Return the images whose file is in the folder."""
     root = folder.resolve()
-    kept = images.keep([i for i, path in enumerate(images.paths) if root in path.resolve().parents])
+    kept = images.keep([i for i, path in enumerate(images.paths) if root in Path(str(path)).resolve().parents])
     if not kept.paths:
         raise NoImages(f"The table next to {folder} lists no image of it; add rows, or remove the table.")
     return kept

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nnclr_hub.encoder.backends.base import AUTO, Backend, full_name, parse_backend
-from nnclr_hub.encoder.backends.choice import FEW, MIN_COSINE, cached_choice
+from nnclr_hub.encoder.backends.base import AUTO, KINDS, Backend, full_name, parse_backend
+from nnclr_hub.encoder.backends.choice import FEW, MIN_COSINE, cached_choice, candidates, open_backend
 from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.encoder.exported import RUNTIMES, DeferredBackbone, ExportedNetwork, find_exported, save_exported
 from nnclr_hub.encoder.fingerprint import fingerprint_of
+from nnclr_hub.encoder.image_reading import ImageReading
 from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.errors import MissingDependency, NNCLRHubError, TamperedModel
 from nnclr_hub.hub.layout import GRAPH, ModelConfig, read_weights
-from nnclr_hub.hub.sources import PYTHON, Resolved, resolve
+from nnclr_hub.hub.sources import PYTHON, Resolved, resolve, split_reading
 
 if TYPE_CHECKING:
     from torch import nn
@@ -34,6 +36,7 @@ def load_encoder(
     backend: str = "torch",
     precision: str | None = None,
     images: int | None = None,
+    reading: ImageReading | None = None,
 ) -> Encoder:
     """Load and verify an encoder from any source that `nnclr_hub.hub.sources` supports.
 
@@ -50,6 +53,7 @@ def load_encoder(
             cosine of 0.999 or more to torch's. "auto" weighs the start against the number of images.
         precision: "fp32" or "bf16", unless the backend's name contains it; None: fp32, or any under "auto".
         images: number of images to expect, for "auto"; None: many.
+        reading: the page and the channels to read of each file; None: as in the source, or as in training.
 
     Raises:
         UnknownModel, ModelFilesMissing: the source or its files do not exist.
@@ -57,29 +61,40 @@ def load_encoder(
         InvalidRequest: the source is invalid, the device does not exist, or the backend cannot run the network.
         MissingDependency: the backend's package is not installed.
     """
-    if str(source).startswith(PYTHON):
+    plain, text = split_reading(str(source))
+    given, reading = reading, reading or ImageReading.parse(text)
+    if plain.startswith(PYTHON):
         from nnclr_hub.encoder.wrapped import load_from_file
 
-        return load_from_file(str(source))
-    options: dict[str, Any] = {"name": str(source), "device": device}
-    named: dict[str, Any] = {"backend": backend, "precision": precision, "images": images}
+        encoder = load_from_file(plain)
+        transform = encoder.transform
+        transform.preprocessing = replace(transform.preprocessing, reading=reading)
+        encoder.name = reading.within(encoder.name)
+        return encoder
+    options: dict[str, Any] = {"name": reading.within(plain), "device": device}
+    opener = partial(open_backend, backend, precision=precision, images=images)
     parse_backend(backend, precision)
-    found = resolve(str(source))
+    found = resolve(plain)
     if found.folder is None:
-        return _load_from_timm(found.architecture, found.seed, options | named)
+        return _load_from_timm(found.architecture, found.seed, options | {"backend": opener}, reading)
     config = found.config if found.seed is None else replace(found.config, nnclr={})  # it describes trained weights
-    preprocessing = Preprocessing.from_pretrained_cfg(config.pretrained_cfg)
+    preprocessing = Preprocessing.of_model(config)
+    reading = given or ImageReading.parse(text, preprocessing.reading)
+    options["name"] = reading.within(plain)
+    preprocessing = replace(preprocessing, reading=reading)
     options["config"] = config
     exportable = found.seed is None and _runs_on_cpu(device)
-    if exportable and (ready := _exported(found, backend, precision, images)) is not None:
+    networks = _networks(found, backend, precision) if exportable else {}
+    if (ready := _without_torch(networks, backend, precision, images)) is not None:
         exported, opened = ready
         build = partial(_rebuild, found, config, exported.fingerprint)
         deferred = DeferredBackbone(build, exported.embed_dim, exported.heads, exported.weight_bytes)
         options |= {"device": "cpu", "fingerprint": exported.fingerprint}
         return Encoder(deferred, preprocessing, backend=opened, **options)
-    encoder = Encoder(_build(found, config), preprocessing, **options, **named)
+    opener = partial(opener, exported={runtime: partial(one.open, "fp32") for runtime, one in networks.items()})
+    encoder = Encoder(_build(found, config), preprocessing, backend=opener, **options)
     runtime = encoder.backend.name.partition("-")[0]
-    if exportable and runtime in RUNTIMES:
+    if exportable and runtime in RUNTIMES and runtime not in networks:
         save_exported(encoder, runtime, found.folder, found.weights)
     return encoder
 
@@ -88,29 +103,37 @@ def _runs_on_cpu(device: str | None) -> bool:
     return device == "cpu" or (device is None and sys.platform == "linux" and not any(map(os.path.exists, DRIVERS)))
 
 
-def _exported(
-    found: Resolved, backend: str, precision: str | None, images: int | None
-) -> tuple[ExportedNetwork, Backend] | None:
-    """Return the exported network of a model folder, and the backend that runs it; None if torch has to.
-
-    For "auto" that is the fastest backend on this machine, if it was measured, or any for a few images.
-    """
+def _networks(found: Resolved, backend: str, precision: str | None) -> dict[str, ExportedNetwork]:
+    """Return the exported networks of a model folder that the backend can use, by runtime."""
     assert found.folder is not None
+    kind, _ = parse_backend(backend, precision)
+    some = RUNTIMES if kind == AUTO or not find_spec("torch") else [one for one in RUNTIMES if one == kind]
+    networks = {runtime: find_exported(runtime, found.folder, found.weights) for runtime in some}
+    return {runtime: one for runtime, one in networks.items() if one is not None}
+
+
+def _without_torch(
+    networks: Mapping[str, ExportedNetwork], backend: str, precision: str | None, images: int | None
+) -> tuple[ExportedNetwork, Backend] | None:
+    """Return the exported network to use, and the backend that runs it; None if torch has to.
+
+    For "auto" that is the fastest backend on this machine, if it was measured. For a few images it is any accurate one,
+    because the import of torch takes longer than they do.
+    """
     kind, wanted = parse_backend(backend, precision)
     choosing = kind == AUTO
     if not find_spec("torch"):
-        kind, wanted, choosing = AUTO, None, False
-    for runtime in RUNTIMES if kind == AUTO else {kind} & set(RUNTIMES):
-        exported = find_exported(runtime, found.folder, found.weights)
-        if exported is None:
-            continue
+        wanted, choosing = None, False
+    few = images is not None and images <= FEW
+    names = candidates("cpu", wanted, networks)
+    for runtime, exported in networks.items():
         name = full_name(runtime, wanted or "fp32")
         if choosing:
-            fastest = cached_choice(exported.fingerprint, "cpu", wanted)
-            few = images is not None and images <= FEW and exported.cosine >= MIN_COSINE
-            if not (fastest.startswith(runtime) if fastest else few):
+            fastest = cached_choice(exported.fingerprint, "cpu", names) or ""
+            if fastest.startswith(runtime):
+                name = fastest
+            elif not few or exported.cosine < MIN_COSINE or (wanted or "fp32") not in KINDS[runtime]:
                 continue
-            name = fastest or name
         try:
             return exported, exported.open(parse_backend(name)[1] or "fp32")
         except (NNCLRHubError, OSError):  # such as a runtime that is not installed any more; torch does without
@@ -165,7 +188,7 @@ def _build(found: Resolved, config: ModelConfig) -> nn.Module:
     return backbone
 
 
-def _load_from_timm(architecture: str, seed: int | None, options: dict[str, Any]) -> Encoder:
+def _load_from_timm(architecture: str, seed: int | None, options: dict[str, Any], reading: ImageReading) -> Encoder:
     """Load timm's own weights, or random ones from a seed, without advancing the global generator."""
     require_torch(architecture)
     import torch
@@ -178,4 +201,5 @@ def _load_from_timm(architecture: str, seed: int | None, options: dict[str, Any]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             backbone = create_backbone(architecture)
-    return Encoder(backbone, Preprocessing.from_pretrained_cfg(backbone.pretrained_cfg), **options)  # type: ignore[arg-type]
+    published = Preprocessing.from_pretrained_cfg(backbone.pretrained_cfg)  # type: ignore[arg-type]
+    return Encoder(backbone, replace(published, reading=reading), **options)

@@ -10,6 +10,7 @@ from typing import cast
 
 import numpy as np
 
+from nnclr_hub.cores import usable_cores
 from nnclr_hub.encoder.decoding_pool import active_pool
 from nnclr_hub.encoder.inputs import ImageLike, StoredImage
 from nnclr_hub.errors import ImageError
@@ -19,8 +20,8 @@ DECODED_TOGETHER, LIGHT = 8, 200_000  # images and bytes that a decoding process
 
 
 def prepared_batches(
-    prepare_each: Callable[[Sequence[ImageLike | StoredImage]], list[np.ndarray | Exception]],
-    images: Iterable[ImageLike | StoredImage],
+    prepare_each: Callable[[Sequence[ImageLike]], list[np.ndarray | Exception]],
+    images: Iterable[ImageLike],
     batch_size: int,
 ) -> Iterator[list[np.ndarray | ImageError]]:
     """Yield batches of crops, in order; other threads prepare the next batch while the caller uses this one.
@@ -31,7 +32,7 @@ def prepared_batches(
         batch_size: crops per batch.
     """
 
-    def attempt(images: Sequence[ImageLike | StoredImage]) -> list[np.ndarray | ImageError]:
+    def attempt(images: Sequence[ImageLike]) -> list[np.ndarray | ImageError]:
         crops = prepare_each(images)
         for crop in crops:
             if not isinstance(crop, np.ndarray | ImageError):
@@ -41,11 +42,30 @@ def prepared_batches(
     # processes take several small images at a time, which saves messages
     most = DECODED_TOGETHER if active_pool() is not None else 1
     parts = (list(batches(batch, most, _weight, LIGHT)) for batch in batches(images, batch_size))
-    for _, results in read_ahead(parts, attempt, os.cpu_count() or 1):
+    for _, results in read_ahead(parts, attempt, usable_cores()):
         yield list(chain.from_iterable(results))
 
 
-def _weight(image: ImageLike | StoredImage) -> int:
+def readable_batches(
+    prepare_each: Callable[[Sequence[ImageLike]], list[np.ndarray | Exception]],
+    images: Sequence[ImageLike],
+    batch_size: int,
+) -> Iterator[np.ndarray]:
+    """Yield batches of crops (B, S, S, C); for the arguments see `prepared_batches`.
+
+    Raises:
+        ImageError: of the first image that cannot be read; the message names it.
+    """
+    seen = 0
+    for crops in prepared_batches(prepare_each, images, batch_size):
+        for index, crop in enumerate(crops, seen):
+            if isinstance(crop, ImageError):
+                raise crop.for_image(images[index], index) from crop
+        seen += len(crops)
+        yield np.stack(crops)  # type: ignore[arg-type]
+
+
+def _weight(image: ImageLike) -> int:
     """Return the bytes of an image that a decoding process may take with others; otherwise more than LIGHT."""
     try:
         if isinstance(image, bytes | str | Path):

@@ -4,17 +4,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 from PIL import Image
 
-from nnclr_hub.encoder.decoding import DecodedImage, Source, decode_scaled, run_isolated, run_isolated_each
-from nnclr_hub.errors import InvalidRequest, WeightsMismatch
+from nnclr_hub.encoder.channel_image import AnyImage
+from nnclr_hub.encoder.decoding import (
+    DecodableImage,
+    DecodedImage,
+    decode_scaled,
+    fitted,
+    image_of,
+    run_isolated,
+    run_isolated_each,
+)
+from nnclr_hub.encoder.image_reading import MAX_CHANNELS, PLAIN, ImageReading
+from nnclr_hub.encoder.readers.stack import check_fit
+from nnclr_hub.errors import InvalidRequest, UnsupportedImage, WeightsMismatch
 
 if TYPE_CHECKING:  # decoding processes use the crop, and importing torch would make them slow to start
     from torch import Tensor
+
+    from nnclr_hub.hub.layout import ModelConfig
 
 MAX_INPUT = 8192  # pixels; a larger value is a typing error and would use up the memory
 CROP_MODES = ("center", "squash", "border")
@@ -31,6 +45,7 @@ class Preprocessing:
     interpolation: "bicubic" or "bilinear", antialiased.
     crop_mode: the side to resize: "center" the short one; "squash" both, ignoring the aspect ratio; "border" the long
         one, where the rest of the square is filled with the mean color.
+    reading: the page and the channels that are read of a file.
     """
 
     input_size: int = 224
@@ -39,6 +54,7 @@ class Preprocessing:
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
     interpolation: str = "bicubic"
     crop_mode: str = "center"
+    reading: ImageReading = PLAIN
 
     def __post_init__(self) -> None:
         if self.interpolation not in _RESAMPLING:
@@ -51,10 +67,49 @@ class Preprocessing:
                 f"{self.crop_pct}."
             )
         colors = (*self.mean, *self.std)
-        if len(self.mean) != 3 or len(self.std) != 3 or not all(map(math.isfinite, colors)) or min(self.std) <= 0:
+        same = len(self.mean) == len(self.std) <= MAX_CHANNELS
+        if not same or not self.mean or not all(map(math.isfinite, colors)) or min(self.std) <= 0:
             raise InvalidRequest(
-                f"mean and std must be three finite numbers each, std above 0, got {self.mean} and {self.std}."
+                f"mean and std must be a finite number for each channel, std above 0, got {self.mean} and {self.std}."
             )
+        self.check_reading(self.reading)
+
+    def check_reading(self, reading: ImageReading) -> None:
+        """Check that the channels of a reading fit.
+
+        Raises:
+            InvalidRequest: they do not.
+        """
+        if reading.channels:
+            try:
+                check_fit(len(reading.channels), self.in_chans, chosen=True)
+            except UnsupportedImage as error:
+                raise InvalidRequest(str(error)) from error
+
+    def with_channels(self, in_chans: int) -> Self:
+        """Return a copy for another number of channels, whose mean and std are repeated as timm repeats weights."""
+        return replace(self, mean=_repeated(self.mean, in_chans), std=_repeated(self.std, in_chans))
+
+    @property
+    def steps(self) -> dict[str, Any]:
+        """The fields as JSON values; `reading` in its text form, and only if it selects something."""
+        fields = {name: value for name, value in vars(self).items() if name != "reading"}
+        return fields if self.reading == PLAIN else {**fields, "reading": str(self.reading)}
+
+    @property
+    def in_chans(self) -> int:
+        """Number of channels of the input, as timm names it."""
+        return len(self.mean)
+
+    @classmethod
+    def of_model(cls, config: ModelConfig) -> Self:
+        """Return the preprocessing that a model folder records, with what the encoder was trained to read of a file.
+
+        Raises:
+            WeightsMismatch, InvalidRequest: a field has an invalid value.
+        """
+        reading = ImageReading.parse(str(config.nnclr.get("reading", "")))
+        return replace(cls.from_pretrained_cfg(config.pretrained_cfg), reading=reading)
 
     @classmethod
     def from_pretrained_cfg(cls, config: Mapping[str, Any]) -> Self:
@@ -66,13 +121,19 @@ class Preprocessing:
         named = config.get("interpolation")
         try:
             size = tuple(map(int, config.get("input_size", (3, cls.input_size, cls.input_size))))
-            if len(size) != 3 or size[0] != 3 or size[1] != size[2]:
-                raise ValueError(f"input_size {list(size)} is not a square (3, S, S)")
+            if len(size) != 3 or size[0] < 1 or size[1] != size[2]:
+                raise ValueError(f"input_size {list(size)} is not a square (C, S, S)")
+            mean, std = (
+                tuple(map(float, config[name])) if config.get(name) else _repeated(default, size[0])
+                for name, default in (("mean", cls.mean), ("std", cls.std))
+            )
+            if len(mean) != size[0]:
+                raise ValueError(f"mean has {len(mean)} values for {size[0]} channels")
             return cls(
                 input_size=size[-1],
                 crop_pct=float(cls.crop_pct if config.get("crop_pct") is None else config["crop_pct"]),
-                mean=tuple(map(float, config.get("mean") or cls.mean)),
-                std=tuple(map(float, config.get("std") or cls.std)),
+                mean=mean,
+                std=std,
                 interpolation=cls.interpolation if named in (None, "", "random") else str(named),
                 crop_mode=str(config.get("crop_mode") or cls.crop_mode),
             )
@@ -84,24 +145,35 @@ class Preprocessing:
             ) from error
 
 
+def _repeated(values: tuple[float, ...], count: int) -> tuple[float, ...]:
+    """Return so many values, from the first on again where there are fewer; the mean of all for a single one."""
+    if count == len(values):
+        return values
+    return (sum(values) / len(values),) if count == 1 else tuple(islice(cycle(values), count))
+
+
 class Transform(Protocol):
     """What an Encoder needs of a transform: `EvalTransform`, or a function of the user (`encoder.wrapped`)."""
 
     preprocessing: Preprocessing
 
-    def read(self, source: Source) -> np.ndarray:
+    def read(self, source: DecodableImage) -> np.ndarray:
         """Return one crop (S, S, 3) of any source that `decode_image` reads."""
         ...
 
-    def read_each(self, sources: Sequence[Source]) -> list[np.ndarray | Exception]:
+    def read_each(self, sources: Sequence[DecodableImage]) -> list[np.ndarray | Exception]:
         """Return for each source what `read` returns, or the exception that it raises."""
         ...
 
-    def crop(self, image: Image.Image) -> np.ndarray:
+    def read_image(self, source: DecodableImage) -> AnyImage:
+        """Return the upright image of any source that `decode_image` reads, for `crop` and `resized`."""
+        ...
+
+    def crop(self, image: AnyImage) -> np.ndarray:
         """Return one crop (S, S, 3) of an upright RGB image."""
         ...
 
-    def resized(self, image: Image.Image, size: tuple[int, int]) -> np.ndarray:
+    def resized(self, image: AnyImage, size: tuple[int, int]) -> np.ndarray:
         """Return (h, w, 3) uint8 of an upright RGB image, resized to a width and height."""
         ...
 
@@ -109,7 +181,7 @@ class Transform(Protocol):
         """Return the network's input (N, 3, S, S) float32 from crops."""
         ...
 
-    def __call__(self, image: Source) -> Tensor:
+    def __call__(self, image: DecodableImage) -> Tensor:
         """Return (3, S, S) float32 of any source that `decode_image` reads."""
         ...
 
@@ -124,26 +196,30 @@ class EvalTransform:
     def __init__(self, preprocessing: Preprocessing) -> None:
         self.preprocessing = preprocessing
 
-    def read(self, source: Source) -> np.ndarray:
-        """Return (S, S, 3) uint8 of any source that `decode_image` reads; a large JPEG is not decoded in full."""
+    def read(self, source: DecodableImage) -> np.ndarray:
+        """Return (S, S, C) uint8 of any source that `decode_image` reads; a large JPEG is not decoded in full."""
         return run_isolated(_crop_of, source, self.preprocessing, take=np.array)
 
-    def crop(self, image: Image.Image) -> np.ndarray:
-        """Return (S, S, 3) uint8 of an upright RGB image."""
-        return self._crop(DecodedImage(image, image.size))
+    def crop(self, image: AnyImage) -> np.ndarray:
+        """Return (S, S, C) uint8 of an upright image that `read_image` returned, or a part of it."""
+        return self._crop(DecodedImage(fitted(image, self.preprocessing.in_chans), image.size))
 
-    def resized(self, image: Image.Image, size: tuple[int, int]) -> np.ndarray:
-        """Return (h, w, 3) uint8 of an upright RGB image, resized to a width and height without a crop."""
+    def resized(self, image: AnyImage, size: tuple[int, int]) -> np.ndarray:
+        """Return (h, w, C) uint8 of an upright image, resized to a width and height without a crop."""
         resample = _RESAMPLING[self.preprocessing.interpolation]
         return np.array(image if image.size == size else image.resize(size, resample))
 
-    def read_each(self, sources: Sequence[Source]) -> list[np.ndarray | Exception]:
+    def read_image(self, source: DecodableImage) -> AnyImage:
+        """Return the upright image of any source that `decode_image` reads, with the channels of the input."""
+        return read_channels(source, self.preprocessing)
+
+    def read_each(self, sources: Sequence[DecodableImage]) -> list[np.ndarray | Exception]:
         """Return for each source what `read` returns, or the exception that it raises."""
         return run_isolated_each(_crop_of, sources, self.preprocessing, take=np.array)
 
-    def decoded(self, source: Source) -> np.ndarray:
+    def decoded(self, source: DecodableImage) -> np.ndarray:
         """Return what `read` does, decoded in this process."""
-        return self._crop(decode_scaled(source, self._side))
+        return self._crop(decode_scaled(source, self._side, self.preprocessing.reading, self.preprocessing.in_chans))
 
     @property
     def _side(self) -> int:
@@ -158,7 +234,7 @@ class EvalTransform:
         across, down = width / wide / decoded.scale, height / high / decoded.scale  # image pixels per resized pixel
         x, y = decoded.corner
         box = (x + left * across, y + top * down, x + (left + kept[0]) * across, y + (top + kept[1]) * down)
-        crop = np.empty((size, size, 3), np.uint8)
+        crop = np.empty((size, size, self.preprocessing.in_chans), np.uint8)
         crop[:] = [round(255 * value) for value in self.preprocessing.mean]
         column, row = (size - kept[0]) // 2, (size - kept[1]) // 2
         crop[row : row + kept[1], column : column + kept[0]] = np.asarray(self._resize(decoded.image, box, kept))
@@ -174,7 +250,7 @@ class EvalTransform:
             return max(1, round(width / ratio)), max(1, round(height / ratio))
         return (side, int(side * height / width)) if width <= height else (int(side * width / height), side)
 
-    def _resize(self, image: Image.Image, box: tuple[float, float, float, float], size: tuple[int, int]) -> Image.Image:
+    def _resize(self, image: AnyImage, box: tuple[float, float, float, float], size: tuple[int, int]) -> AnyImage:
         resample = _RESAMPLING[self.preprocessing.interpolation]
         if box[0] >= 0 and box[1] >= 0 and box[2] <= image.width and box[3] <= image.height:
             return image.resize(size, resample, box=box)
@@ -183,22 +259,31 @@ class EvalTransform:
         return image.resize(size, resample, box=inside)
 
     def normalize(self, crops: np.ndarray | Tensor) -> Tensor:
-        """Return (N, 3, S, S) float32 from uint8 (N, S, S, 3), which stays channels last in memory, or (N, 3, S, S)."""
+        """Return (N, C, S, S) float32 from uint8 (N, S, S, C), which stays channels last in memory, or (N, C, S, S)."""
         import torch
 
         pixels = torch.as_tensor(crops)
-        if pixels.shape[-1] == 3:
+        if pixels.shape[-1] == self.preprocessing.in_chans:
             pixels = pixels.permute(0, 3, 1, 2)  # a view: the memory layout stays
         mean, std = (
-            torch.tensor(values, device=pixels.device).view(1, 3, 1, 1)
+            torch.tensor(values, device=pixels.device).view(1, -1, 1, 1)
             for values in (self.preprocessing.mean, self.preprocessing.std)
         )
         return pixels.float().div_(255).sub_(mean).div_(std)
 
-    def __call__(self, image: Source) -> Tensor:
-        """Return (3, S, S) float32 of any source that `decode_image` reads."""
+    def __call__(self, image: DecodableImage) -> Tensor:
+        """Return (C, S, S) float32 of any source that `decode_image` reads."""
         return self.normalize(self.read(image)[None])[0]
 
 
-def _crop_of(source: Source, preprocessing: Preprocessing) -> tuple[np.ndarray]:
+def read_channels(source: DecodableImage, preprocessing: Preprocessing) -> AnyImage:
+    """Return the upright image of a source, read for an encoder with this preprocessing."""
+    return run_isolated(_image_of, source, preprocessing, take=image_of)
+
+
+def _image_of(source: DecodableImage, preprocessing: Preprocessing) -> tuple[AnyImage]:
+    return (decode_scaled(source, None, preprocessing.reading, preprocessing.in_chans).image,)
+
+
+def _crop_of(source: DecodableImage, preprocessing: Preprocessing) -> tuple[np.ndarray]:
     return (EvalTransform(preprocessing).decoded(source),)

@@ -22,7 +22,8 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from nnclr_hub.encoder.decoding import Source, attempt_each, decode_image
+from nnclr_hub.encoder.channel_image import AnyImage
+from nnclr_hub.encoder.decoding import DecodableImage, attempt_each, decode_image, fitted
 from nnclr_hub.encoder.encoder import BATCH, Encoder
 from nnclr_hub.encoder.fingerprint import hash_state
 from nnclr_hub.encoder.preprocessing import EvalTransform, Preprocessing
@@ -53,17 +54,21 @@ class WrappedTransform:
         # rounded, because versions of Pillow differ in the last digits
         self.identity = [len(probe), *(round(float(one), 2) for one in (*probe.mean((0, 1)), *probe.std((0, 1))))]
 
-    def read(self, source: Source) -> np.ndarray:
+    def read(self, source: DecodableImage) -> np.ndarray:
         """Return (S, S, 3) float32 of any source that `decode_image` reads."""
-        return self.crop(decode_image(source))
+        return self.crop(self.read_image(source))
 
-    def read_each(self, sources: Sequence[Source]) -> list[np.ndarray | Exception]:
+    def read_image(self, source: DecodableImage) -> Image.Image:
+        """Return the upright RGB image of any source that `decode_image` reads."""
+        return decode_image(source, self.preprocessing.reading)
+
+    def read_each(self, sources: Sequence[DecodableImage]) -> list[np.ndarray | Exception]:
         """Return for each source what `read` returns, or the exception that it raises."""
         return attempt_each(self.read, sources)
 
-    def crop(self, image: Image.Image) -> np.ndarray:
+    def crop(self, image: AnyImage) -> np.ndarray:
         """Return (S, S, 3) float32 of an upright RGB image."""
-        result = self._function(image)
+        result = self._function(fitted(image, 3))  # type: ignore[arg-type]
         result = result.numpy(force=True) if isinstance(result, Tensor) else np.asarray(result)
         if result.ndim != 3 or result.dtype.kind != "f":
             raise InvalidRequest(
@@ -71,7 +76,7 @@ class WrappedTransform:
             )
         return np.ascontiguousarray(result.transpose(1, 2, 0), np.float32)
 
-    def resized(self, image: Image.Image, size: tuple[int, int]) -> np.ndarray:
+    def resized(self, image: AnyImage, size: tuple[int, int]) -> np.ndarray:
         """Raise InvalidRequest: attention needs images of any size, and the function returns one size."""
         raise InvalidRequest("Attention maps need wrap_encoder(..., transform=Preprocessing(...)), not a function.")
 
@@ -79,7 +84,7 @@ class WrappedTransform:
         """Return (N, 3, S, S) float32 from crops (N, S, S, 3)."""
         return torch.as_tensor(crops).float().permute(0, 3, 1, 2)
 
-    def __call__(self, image: Source) -> Tensor:
+    def __call__(self, image: DecodableImage) -> Tensor:
         """Return (3, S, S) float32 of any source that `decode_image` reads."""
         return self.normalize(self.read(image)[None])[0]
 
@@ -160,7 +165,7 @@ def wrap_encoder(
 def _identity(
     network: nn.Module | Callable[[Tensor], Any], transform: EvalTransform | WrappedTransform, name: str, dim: int
 ) -> str:
-    steps = transform.identity if isinstance(transform, WrappedTransform) else vars(transform.preprocessing)
+    steps = transform.identity if isinstance(transform, WrappedTransform) else transform.preprocessing.steps
     digest = hashlib.sha256(json.dumps([type(network).__name__, dim, steps], sort_keys=True).encode())
     if isinstance(network, nn.Module):
         hash_state(digest, network)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,8 @@ _DTYPES = {
     **{f"{kind}{bits}": f"<{kind.lower()}{bits // 8}" for kind in "IU" for bits in (8, 16, 32, 64)},
     "BOOL": "?",
 }
+# of timm's networks, which a state dict contains next to the parameters
+BUFFERS = (".running_mean", ".running_var", ".num_batches_tracked", ".relative_position_index")
 REQUIRED = {"architecture": str, "num_features": int, "pretrained_cfg": dict}
 
 
@@ -75,6 +78,7 @@ class ModelConfig:
             "num_features": self.num_features,
             "global_pool": self.global_pool,
             "model_args": dict(self.model_args),
+            "dtype": "float32",  # transformers would compute in the precision of the file otherwise
             "pretrained_cfg": dict(self.pretrained_cfg),
             "nnclr": dict(self.nnclr),
         }
@@ -185,6 +189,23 @@ def read_arrays(folder: Path, name: str = WEIGHTS) -> dict[str, np.ndarray]:
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             raise WeightsMismatch(f"{key} in {path} contains NaN or infinity; export another checkpoint.")
     return arrays
+
+
+def parameter_count(folder: Path, name: str = WEIGHTS) -> int:
+    """Return the number of trained values in a safetensors file; only its header is read.
+
+    Raises:
+        ModelFilesMissing, WeightsMismatch: see `read_weights`.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    path = require(folder, name)
+    try:
+        with safe_open(path, "numpy") as file:
+            kept = [key for key in file.keys() if not key.endswith(BUFFERS)]  # noqa: SIM118
+            return sum(math.prod(file.get_slice(key).get_shape()) for key in kept)
+    except (SafetensorError, OSError) as error:
+        raise WeightsMismatch(f"{path} is damaged ({error}); download or export the model again.") from error
 
 
 def require(folder: Path, name: str) -> Path:

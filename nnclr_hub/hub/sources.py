@@ -1,6 +1,6 @@
 """Sources: strings that name where an encoder comes from.
 
-    nnclr_resnet18_small_cpu_starter      a registered name (see `nnclr models`); if published, also NAME@REVISION
+    nnclr_resnet18_starter      a registered name (see `nnclr models`); if published, also NAME@REVISION
     hf-hub:org/repo[@revision]            a model folder on the Hugging Face Hub
     local-dir:/models/mine, ./mine, file:///models/mine, or the .safetensors file in it
     https://host/name-<sha256>.safetensors    with its config.json next to it
@@ -8,6 +8,9 @@
     random:resnet50[@seed]                random weights, as a baseline; timm initializes a ResNet's residual
                                           branches with zero, so it is weaker than its size suggests
     random:SOURCE[@seed]                  random weights in the network of a name or model folder
+
+Any of them may end in ?channels=0,2,1&page=3, the pixels that the encoder reads of an image file (see
+`nnclr_hub.encoder.image_reading`).
 
 `resolve` returns local files with verified hashes: those that the registry or the address pins, or else those that the
 folder's config.json records (see `nnclr_hub.hub.integrity`).
@@ -31,6 +34,7 @@ from nnclr_hub.hub.repositories import download
 PYTHON = "python:"  # a file of yours that builds an encoder; see nnclr_hub.encoder.wrapped
 PICKLES = (".pth", ".pt", ".ckpt", ".bin", ".pkl", ".pickle", ".tar")
 NOBODY = Pins("nobody")
+_READING = re.compile(r"(?:channels|page|project|scale)=[\w,]*(?:&(?:channels|page|project|scale)=[\w,]*)*")
 _ON_THE_HUB = re.compile(r"\w[\w.-]*/[\w.-]+(@[\w./+-]+)?")
 
 
@@ -61,6 +65,12 @@ class Resolved:
         return read_config(self.folder)
 
 
+def split_reading(source: str) -> tuple[str, str]:
+    """Return a source without what it selects of image files, and that selection; "" if there is none."""
+    plain, mark, reading = source.rpartition("?")
+    return (plain, reading) if mark and _READING.fullmatch(reading) else (source, "")
+
+
 def resolve(source: str, *, progress: bool = True, whole: bool = False) -> Resolved:
     """Find the files of a source, download them if necessary, and verify them.
 
@@ -76,6 +86,7 @@ def resolve(source: str, *, progress: bool = True, whole: bool = False) -> Resol
         ModelError: a download failed.
         InvalidRequest: the source is malformed.
     """
+    source = split_reading(source)[0]
     if not source:
         raise InvalidRequest("The source is empty; use a model folder, or a name from `nnclr models`.")
     kind, colon, rest = source.partition(":")
@@ -106,6 +117,9 @@ def resolve(source: str, *, progress: bool = True, whole: bool = False) -> Resol
 
 def absolute(source: str) -> str:
     """Return the source with absolute paths, for a process with another working directory."""
+    plain, reading = split_reading(source)
+    if reading:
+        return f"{absolute(plain)}?{reading}"
     kind, colon, rest = source.partition(":")
     if colon and kind == "local-dir":
         return f"{kind}:{_local(rest).absolute()}"

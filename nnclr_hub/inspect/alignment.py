@@ -1,6 +1,7 @@
 """How well the details of two images agree, after one is cropped, scaled and mirrored to fit the other.
 
     aligned_correlation(small, pairs)           # (P,) float32, 1: the same image
+    aligned_correlation(small, pairs, color)    # 0 for pairs that differ in color
 
 Encoders and perceptual hashes see that two white shirts are alike. Fine structure at the same places shows that they
 are the same photo. Two steps for each pair:
@@ -8,6 +9,8 @@ are the same photo. Two steps for each pair:
 1. Coarse: normalized cross-correlation (Lewis, 1995) of one whole image with windows of the other, in both directions,
    and mirrored.
 2. Fine: the best window is moved and resized in half pixels as long as the correlation of high-passed images grows.
+
+Both steps see gray. Where colors are given, those inside the window must be the same, too.
 """
 
 from __future__ import annotations
@@ -28,62 +31,116 @@ WORTHWHILE = 0.3  # fine correlation at its start from which it is continued
 ROUNDS = 8  # of moves
 BLUR = 5  # cells of the mean that a high-pass filter subtracts
 FLAT = 1.0  # standard deviation of gray values below which an image has no details to compare
-CHUNK = 256  # pairs at a time
+CHUNK = 256  # images or pairs at a time
+COLOR_SIDE = 12  # cells per side of the colors of an image
+RECOLORED = 0.1  # share of cells of another color from which two images differ
+COLOR_STEP = 16.0  # distance of two colors, of Cb and Cr between 0 and 255, from which they differ
 HALF = 2 * SIDE  # half pixels of a side
 
 Progress = Callable[[int, int], None]
 
 
 def aligned_correlation(
-    small: np.ndarray, pairs: np.ndarray, *, progress: Progress = lambda done, total: None
+    small: np.ndarray,
+    pairs: np.ndarray,
+    color: np.ndarray | None = None,
+    *,
+    progress: Progress = lambda done, total: None,
 ) -> np.ndarray:
     """Return the correlation of the details of each pair, (P,) float32 in [-1, 1]; 0 for pairs that differ coarsely.
 
     Args:
         small: (N, 48, 48) uint8, gray images squashed to a square.
         pairs: (P, 2) int, positions in `small`.
+        color: (N, 12, 12, 2) uint8, Cb and Cr of the images squashed to a square; None: colors are not compared.
         progress: called with (done, total), counted in pairs.
     """
     found = np.zeros(len(pairs), np.float32)
-    for start in range(0, len(pairs), CHUNK):
-        some = slice(start, min(start + CHUNK, len(pairs)))
-        found[some] = _correlate(small, pairs[some])
-        progress(some.stop, len(pairs))
-    return found
-
-
-def _correlate(small: np.ndarray, pairs: np.ndarray) -> np.ndarray:
+    if not len(pairs):
+        return found
+    total = 2 * len(pairs)  # both steps
     used, place = np.unique(pairs, return_inverse=True)
-    place = place.reshape(pairs.shape)
-    images = small[used].astype(np.float32)  # (U, S, S)
-    whole, mirrored, windows = _descriptors(images)
-    count = len(pairs)
-    best, choice = np.full(count, -1.0, np.float32), np.zeros((count, 4), np.int64)
-    for a, b in ((0, 1), (1, 0)):  # the whole of a in a window of b
-        for flip, descriptor in enumerate((whole, mirrored)):
-            scores = np.matmul(windows[place[:, b]], descriptor[place[:, a]][:, :, None])[:, :, 0]  # (P, W)
-            window = scores.argmax(axis=1)
-            score = scores[np.arange(count), window]
-            better = score > best
-            best[better] = score[better]
-            choice[better] = np.stack([place[:, a], place[:, b], np.full(count, flip), window], axis=1)[better]
-    found = np.zeros(count, np.float32)
-    tried = np.flatnonzero((best >= PROMISING) & (images.std(axis=(1, 2))[place] >= FLAT).all(axis=1))
-    if len(tried):
-        a, b, flip, window = choice[tried].T
-        first = np.where(flip[:, None, None] == 1, images[a][:, :, ::-1], images[a])
-        found[tried] = _refine(first, images[b], _window_table()[1][window])
+    small, pairs = small[used], place.reshape(pairs.shape)
+    color = None if color is None else color[used]
+    best, choice = _coarse(small, pairs, lambda done: progress(done, total))
+    tried = np.flatnonzero(best >= PROMISING)
+    for start in range(0, len(tried), CHUNK):
+        some = tried[start : start + CHUNK]
+        found[some] = _fine(small, choice[some], color)
+        progress(len(pairs) + int(some[-1]), total)
+    progress(total, total)
     return found
 
 
-def _descriptors(images: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (U, C) of whole images and of their mirror images, and (U, W, C) of their windows; all of length 1."""
+def _coarse(small: np.ndarray, pairs: np.ndarray, progress: Callable[[int], None]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the best coarse correlation of each pair, (P,), and where: (P, 4) of (a, b, is mirrored, window of b).
+
+    The windows of each image are cut once, and compared with all images that it forms a pair with.
+    """
+    first, second = pairs.T
+    wholes = np.concatenate([_wholes(small[i : i + CHUNK]) for i in range(0, len(small), CHUNK)])  # (N, 2, C)
+    best, choice = np.full(len(pairs), -1.0, np.float32), np.zeros((len(pairs), 4), np.int64)
+    searched, others, own = np.concatenate([second, first]), np.concatenate([first, second]), len(pairs)
+    order = np.argsort(searched, kind="stable")
+    images, starts = np.unique(searched[order], return_index=True)
+    groups = np.split(order, starts[1:])
+    done = 0
+    for start in range(0, len(images), CHUNK):
+        some = images[start : start + CHUNK]
+        for image, group, windows in zip(some, groups[start:], _windows(small[some]), strict=False):
+            other = others[group]
+            scores = wholes[other] @ windows.T  # (G, 2, W)
+            flat = scores.reshape(len(group), -1)
+            place, pair = flat.argmax(axis=1), group % own
+            score = flat[np.arange(len(group)), place]
+            better = score > best[pair]
+            best[pair[better]] = score[better]
+            flip, window = np.divmod(place, scores.shape[2])
+            choice[pair[better]] = np.stack([other, np.full_like(other, image), flip, window], axis=1)[better]
+            done += len(group)
+        progress(done // 2)
+    return best, choice
+
+
+def _fine(small: np.ndarray, choice: np.ndarray, color: np.ndarray | None) -> np.ndarray:
+    """Return the correlation of details from the windows of `_coarse` on, (P,); 0 for other colors."""
+    a, b, flip, window = choice.T
+    first, second = small[a].astype(np.float32), small[b].astype(np.float32)
+    is_flat = np.minimum(first.std(axis=(1, 2)), second.std(axis=(1, 2))) < FLAT
+    first[flip == 1] = first[flip == 1][:, :, ::-1]
+    windows = _window_table()[1][window]
+    found = np.where(is_flat, 0, _refine(first, second, windows))
+    if color is None:
+        return found
+    for i in np.flatnonzero(found >= WORTHWHILE):
+        if not _same_color(color[a[i]], color[b[i]], windows[i], flip[i] == 1):
+            found[i] = 0
+    return found
+
+
+def _same_color(first: np.ndarray, second: np.ndarray, window: np.ndarray, is_mirrored: bool) -> bool:
+    """Return whether an image (12, 12, 2) has the colors of a window of another one."""
+    top, height, left, width = window * (COLOR_SIDE / HALF)
+    down = _resampling(top, height, COLOR_SIDE, COLOR_SIDE)
+    across = _resampling(left, width, COLOR_SIDE, COLOR_SIDE)
+    whole = (first[:, ::-1] if is_mirrored else first).astype(np.float32)
+    inside = np.einsum("gy,yxc,hx->ghc", down, second.astype(np.float32), across)
+    return float((np.linalg.norm(inside - whole, axis=2) > COLOR_STEP).mean()) < RECOLORED
+
+
+def _wholes(images: np.ndarray) -> np.ndarray:
+    """Return (U, 2, C) of whole images and of their mirror images, of length 1."""
+    axis = _window_table()[0][0]
+    grids = axis @ images.astype(np.float32) @ axis.T
+    return _unit(np.stack([grids, grids[:, :, ::-1]], axis=1))
+
+
+def _windows(images: np.ndarray) -> np.ndarray:
+    """Return (U, W, C) of the windows of images, of length 1."""
     axes, _, (rows, columns) = _window_table()
-    lines = np.einsum("vgy,nyx->nvgx", axes, images, optimize=True)  # (U, V, g, S)
+    lines = np.einsum("vgy,nyx->nvgx", axes, images.astype(np.float32), optimize=True)  # (U, V, g, S)
     both = np.einsum("nvgx,uhx->nvugh", lines, axes, optimize=True)  # (U, V, V, g, g)
-    grids = both[:, rows, columns]  # (U, W, g, g)
-    whole = grids[:, 0]
-    return _unit(whole), _unit(whole[:, :, ::-1]), _unit(grids)
+    return _unit(both[:, rows, columns])
 
 
 def _refine(first: np.ndarray, second: np.ndarray, window: np.ndarray) -> np.ndarray:
@@ -91,7 +148,7 @@ def _refine(first: np.ndarray, second: np.ndarray, window: np.ndarray) -> np.nda
 
     Args:
         first, second: (P, S, S) float32.
-        window: (P, 4) int64 of (top, height, left, width), in half pixels.
+        window: (P, 4) int64 of (top, height, left, width), in half pixels; moved in place.
     """
     table = _resampling_table()
     whole = np.tile([0, HALF, 0, HALF], (len(first), 1))
@@ -226,10 +283,10 @@ def _mean_filter(side: int) -> np.ndarray:
     return matrix
 
 
-def _resampling(start: float, length: float, cells: int) -> np.ndarray:
-    """Return the matrix (cells, S) that averages pixels over equal cells of an interval."""
+def _resampling(start: float, length: float, cells: int, side: int = SIDE) -> np.ndarray:
+    """Return the matrix (cells, side) that averages pixels over equal cells of an interval."""
     edges = start + np.arange(cells + 1) * length / cells
-    pixel = np.arange(SIDE)
+    pixel = np.arange(side)
     shared = np.minimum(edges[1:, None], pixel + 1) - np.maximum(edges[:-1, None], pixel)
     weights = np.maximum(shared, 0)
     return (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)

@@ -2,7 +2,7 @@
 
 Versions may be resized, cropped, mirrored or compressed.
 
-    near_duplicates(vectors, small).groups          # with small gray images: also crops and mirror images
+    near_duplicates(vectors, small, color).groups   # with small images: also crops and mirror images
     near_duplicates(vectors).groups                 # by vectors alone: the same image in another size or quality
     near_duplicates(vectors, threshold=0.97)        # pairs with this cosine
 
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nnclr_hub.errors import InvalidRequest
-from nnclr_hub.inspect.alignment import SIDE, Progress, aligned_correlation
+from nnclr_hub.inspect.alignment import COLOR_SIDE, SIDE, Progress, aligned_correlation
 from nnclr_hub.inspect.chance import chance_level
 from nnclr_hub.inspect.neighbors import checked, nearest
 from nnclr_hub.store.vector_transform import VectorTransform
@@ -64,6 +64,7 @@ def equal_values(ids: Sequence[str], values: Sequence[Hashable | None]) -> list[
 def near_duplicates(
     vectors: np.ndarray,
     small: np.ndarray | None = None,
+    color: np.ndarray | None = None,
     *,
     threshold: float | None = None,
     progress: Progress = lambda done, total: None,
@@ -73,6 +74,8 @@ def near_duplicates(
     Args:
         vectors: (N, D) float.
         small: (N, 48, 48) uint8, gray images squashed to a square; None: vectors are compared alone.
+        color: (N, 12, 12, 2) uint8, Cb and Cr of the same images; None: images that differ in color only are
+            duplicates. Used with `small`.
         threshold: lowest score of a pair: with `small` the correlation of its details, else the cosine of its vectors.
             None: calibrated on random pairs; vectors alone are then compared after centering.
         progress: called with (done, total), counted in candidate pairs.
@@ -84,6 +87,8 @@ def near_duplicates(
     rows = checked(vectors)
     if small is not None and np.shape(small) != (len(rows), SIDE, SIDE):
         raise InvalidRequest(f"small must have shape ({len(rows)}, {SIDE}, {SIDE}), got {np.shape(small)}.")
+    if color is not None and np.shape(color) != (shape := (len(rows), COLOR_SIDE, COLOR_SIDE, 2)):
+        raise InvalidRequest(f"color must have shape {shape}, got {np.shape(color)}.")
     check_threshold(threshold)
     if small is None:
         return _by_vectors(rows, threshold)
@@ -94,8 +99,8 @@ def near_duplicates(
         # where random pairs agree already, as frames of a video do, a duplicate must agree clearly more
         usual = np.quantile(random, 1 - max(RARE, 2 / len(rows)))  # every image may have a duplicate
         threshold = float(max(LEAST_ALIGNED, (1 + usual) / 2))
-    scores = aligned_correlation(small, pairs, progress=progress)
-    return link_pairs(pairs, scores, threshold, lambda more: aligned_correlation(small, more), COMPARED)
+    scores = aligned_correlation(small, pairs, color, progress=progress)
+    return link_pairs(pairs, scores, threshold, lambda more: aligned_correlation(small, more, color), COMPARED)
 
 
 def check_threshold(threshold: float | None) -> None:

@@ -35,7 +35,7 @@ class Prototypes(nn.Module):
     def forward(self, z: Tensor) -> Tensor:
         """Return the cosine of each projection with each prototype: (B, D) -> (B, K) float32."""
         with torch.autocast(z.device.type, enabled=False):
-            return F.normalize(z.float(), dim=-1) @ F.normalize(self.weight.float(), dim=-1).T
+            return F.normalize(z.float()) @ F.normalize(self.weight.float()).T
 
 
 @torch.no_grad()
@@ -88,6 +88,5 @@ def swapped_prediction(codes: Tensor, scores: Tensor, temperature: float = 0.1) 
             f"Codes {tuple(codes.shape)} and scores {tuple(scores.shape)} at temperature {temperature}: expected "
             "(B, K) and (B, K) or (V, B, K), and a temperature above 0."
         )
-    with torch.autocast(scores.device.type, enabled=False):
-        log_p = F.log_softmax(scores.float() / temperature, dim=-1)
-        return -(codes * log_p).sum(dim=-1).mean()
+    log_p = F.log_softmax(scores.float() / temperature, dim=-1)
+    return -(codes * log_p).sum(dim=-1).mean()

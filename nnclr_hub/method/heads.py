@@ -7,12 +7,9 @@ A linear layer before a batch norm has no bias, because the norm would remove it
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
-
 from torch import Tensor, nn
 
-LastNorm = Literal["affine", "plain", "none"]
+from nnclr_hub.method.methods import LastNorm
 
 
 class ProjectionHead(nn.Module):
@@ -62,26 +59,3 @@ class PredictionHead(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         return self.layers(z)
-
-
-@dataclass(frozen=True)
-class Projection:
-    """Sizes of one paper's projection head, as arguments of `ProjectionHead`."""
-
-    hidden_dim: int
-    out_dim: int
-    layers: int
-    last_norm: LastNorm
-
-
-PROJECTIONS: dict[str, Projection] = {
-    "nnclr": Projection(2048, 256, 3, "affine"),
-    "simclr": Projection(2048, 128, 2, "affine"),  # "A Simple Framework", section 3 and its code
-    "simsiam": Projection(2048, 2048, 3, "plain"),  # "Exploring Simple Siamese", section 3; d = 2048
-    "byol": Projection(4096, 256, 2, "none"),  # "Bootstrap Your Own Latent", section 3.3
-    "moco_v3": Projection(4096, 256, 2, "plain"),  # "An Empirical Study of Training ViTs", its code for ResNets
-    "swav": Projection(2048, 128, 2, "none"),  # "Unsupervised Learning by Contrasting Cluster Assignments", its code
-    "lejepa": Projection(2048, 64, 3, "none"),  # "LeJEPA", its minimal script with d = 16 to 64
-}
-# hidden widths; the paper uses BYOL's prediction head, and SimSiam's is a bottleneck
-PREDICTIONS: dict[str, int] = {"paper": 4096, "simsiam": 512}

@@ -11,7 +11,7 @@ learner.update_momentum_encoder(momentum_at(progress))  # does nothing for metho
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,13 +23,13 @@ from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.method.assignment import Prototypes, sinkhorn, swapped_prediction
 from nnclr_hub.method.gather import ALONE, Gather
 from nnclr_hub.method.large_batch import in_chunks
+from nnclr_hub.method.lejepa import lejepa_loss, random_directions
 from nnclr_hub.method.methods import Method
 from nnclr_hub.method.momentum import MomentumEncoder
 from nnclr_hub.method.multicrop import encode_views, loss_over_pairs
 from nnclr_hub.method.neighbors import Neighbors
-from nnclr_hub.method.objectives import info_nce, mean_shift, negative_cosine
+from nnclr_hub.method.objectives import Objective, info_nce, mean_shift, negative_cosine
 from nnclr_hub.method.relation import relation_loss
-from nnclr_hub.method.sigreg import lejepa_loss, random_directions
 from nnclr_hub.method.support_set import SupportSet
 
 DIRECTIONS = 256  # random directions of SIGReg in a step
@@ -62,6 +62,7 @@ class Learner(nn.Module):
         projection: (B, F) -> (B, D); None for z = the backbone's output.
         prediction: (B, D) -> (B, D); None for p = z.
         support_set: required by methods whose target is the neighbor, rejected by the others.
+        objective: replaces the method's, for targets of shape (B, D).
         temperature: tau of the InfoNCE loss.
         target_temperature: of a distribution over Q, see `relation_loss`, and of an assignment, see `sinkhorn`.
         transposed_term: see `info_nce`.
@@ -72,7 +73,8 @@ class Learner(nn.Module):
         gather: collects tensors over the ranks of a distributed run.
 
     Raises:
-        InvalidRequest: the support set is missing, or the method does not use one.
+        InvalidRequest: the support set is missing, or the method does not use one; or an objective for a method whose
+            targets have another shape.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class Learner(nn.Module):
         prediction: nn.Module | None = None,
         support_set: SupportSet | None = None,
         *,
+        objective: Objective | None = None,
         temperature: float = 0.1,
         target_temperature: float = 0.05,
         transposed_term: bool = False,
@@ -101,7 +104,13 @@ class Learner(nn.Module):
                 "Methods with target 'assignment' need Prototypes as their prediction head, and other methods must not "
                 f"have them; {method.name!r} has the target {method.target!r}."
             )
+        if objective is not None and method.objective not in ("info_nce", "negative_cosine"):
+            raise InvalidRequest(
+                f"The objective of the method {method.name!r} cannot be replaced, because its targets are not vectors; "
+                "choose another method, such as nnclr."
+            )
         self.method = method
+        self.objective = objective
         self.backbone = backbone
         self.projection = projection if projection is not None else nn.Identity()
         self.prediction = prediction if prediction is not None else nn.Identity()
@@ -184,6 +193,8 @@ class Learner(nn.Module):
 
         The dictionary is empty for objectives without such a reference value.
         """
+        if self.objective is not None:
+            return {}
         if self.method.objective == "info_nce":
             return {"chance": math.log(batch)}
         if self.method.objective == "relation" and self.method.positive_weight == 1 and self.support_set is not None:
@@ -227,8 +238,8 @@ class Learner(nn.Module):
     def _mean_shift_targets(self, own: Sequence[Tensor], ids: Tensor | None) -> tuple[list[Tensor], Neighbors]:
         """Return each large view's own embedding with its nearest rows of Q, (B, k, D), and the first view's rows."""
         assert self.support_set is not None
-        found = [self.support_set.nearest_k(one, max(1, self.mean_of - 1), ids) for one in own]
-        first = [F.normalize(one.detach().float(), dim=1)[:, None] for one in own]
+        found = [self.support_set.nearest_k(one, self.mean_of, ids) for one in own]
+        first = [F.normalize(one.detach().float())[:, None] for one in own]
         targets = [
             torch.cat([one, rows], dim=1)[:, : self.mean_of] for one, (rows, _) in zip(first, found, strict=True)
         ]
@@ -236,6 +247,12 @@ class Learner(nn.Module):
 
     def _objective(self, targets: Tensor, predictions: Tensor, mask: Tensor | None = None) -> Tensor:
         method = self.method
+        if self.objective is not None:
+            loss = self.objective(targets, predictions, self.temperature, gather=self.gather)
+            if not isinstance(loss, Tensor) or loss.ndim or not loss.is_floating_point():
+                shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+                raise InvalidRequest(f"The objective must return a scalar tensor, got {shape}.")
+            return loss
         if method.objective == "negative_cosine":
             return negative_cosine(targets, predictions)
         if method.objective == "mean_shift":
@@ -254,3 +271,7 @@ class Learner(nn.Module):
             anchor=method.anchor,
             gather=self.gather,
         )
+
+
+# the learners that a recipe can name; each takes the arguments of Learner. Plug-ins add theirs
+LEARNERS: dict[str, Callable[..., Learner]] = {"learner": Learner}

@@ -27,6 +27,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+LastNorm = Literal["affine", "plain", "none"]  # of a projection head
+
 
 @dataclass(frozen=True)
 class Method:
@@ -36,9 +38,9 @@ class Method:
     target: the other view; that view's nearest neighbor in the support set Q; the mean of its k nearest; its
         distribution of similarities to Q; its assignment to prototypes; or the mean of the large views.
     stop_gradient: whether the target is a constant. A neighbor always is one, because it is a row of a buffer.
-    prediction: the head g between z and p, or none (then p = z); see `heads.PREDICTIONS`.
+    prediction: the head g between z and p, or none (then p = z); see PREDICTIONS.
     objective: how targets and predictions are compared.
-    projection: row of `heads.PROJECTIONS` with the sizes of the projection head.
+    projection: row of PROJECTIONS with the sizes of the projection head.
     loss_scale: factor of the mean over both views. BYOL sums 2 - 2 cos over the views, which is four times the mean
         of the negative cosines. The factor matters to SGD, and hardly to LARS.
     anchor: whose row of the similarity matrix InfoNCE normalizes: the target's, as in eq. 3 of the paper, or the
@@ -87,3 +89,26 @@ METHODS: dict[str, Method] = {
         Method("lejepa", "online", "center", False, "none", "lejepa", "lejepa"),
     )
 }
+
+
+@dataclass(frozen=True)
+class Projection:
+    """Sizes of one paper's projection head, as arguments of `heads.ProjectionHead`."""
+
+    hidden_dim: int
+    out_dim: int
+    layers: int
+    last_norm: LastNorm
+
+
+PROJECTIONS: dict[str, Projection] = {
+    "nnclr": Projection(2048, 256, 3, "affine"),
+    "simclr": Projection(2048, 128, 2, "affine"),  # "A Simple Framework", section 3 and its code
+    "simsiam": Projection(2048, 2048, 3, "plain"),  # "Exploring Simple Siamese", section 3; d = 2048
+    "byol": Projection(4096, 256, 2, "none"),  # "Bootstrap Your Own Latent", section 3.3
+    "moco_v3": Projection(4096, 256, 2, "plain"),  # "An Empirical Study of Training ViTs", its code for ResNets
+    "swav": Projection(2048, 128, 2, "none"),  # "Unsupervised Learning by Contrasting Cluster Assignments", its code
+    "lejepa": Projection(2048, 64, 3, "none"),  # "LeJEPA", its minimal script with d = 16 to 64
+}
+# hidden widths; the paper uses BYOL's prediction head, and SimSiam's is a bottleneck
+PREDICTIONS: dict[str, int] = {"paper": 4096, "simsiam": 512}

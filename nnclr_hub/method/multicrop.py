@@ -26,9 +26,9 @@ def encode_views(encode: Callable[[Tensor], Tensor], views: Sequence[Tensor], la
         The (B, D) output for each view, in order.
     """
     encoded = [encode(x) for x in views[:large]]
-    small: dict[int, list[int]] = {}
+    small: dict[torch.Size, list[int]] = {}
     for number, x in enumerate(views[large:]):
-        small.setdefault(x.shape[-1], []).append(number)
+        small.setdefault(x.shape, []).append(number)
     places: dict[int, Tensor] = {}
     for numbers in small.values():
         together = encode(torch.cat([views[large + number] for number in numbers]))

@@ -38,7 +38,7 @@ class Neighbors:
 
 def _chunks(z: Tensor, queue: Tensor) -> Iterator[tuple[slice, Tensor]]:
     """Yield rows of the queue and the similarities to them, (B, rows), chunk by chunk."""
-    rows = max(1, CHUNK // max(1, len(z)))
+    rows = max(1, CHUNK // max(1, len(z)))  # pragma: no mutate: other sizes give the same results
     for start in range(0, len(queue), rows):
         piece = slice(start, start + rows)
         yield piece, z @ queue[piece].float().T
@@ -91,14 +91,13 @@ def nearest_other(z: Tensor, queue: Tensor, mask: Mask) -> tuple[Tensor, Tensor,
 
 def top_k(z: Tensor, queue: Tensor, k: int, mask: Mask | None = None) -> tuple[Tensor, Tensor]:
     """Find the k most similar rows, most similar first: similarity and index, both (B, min(k, M))."""
-    best = z.new_empty(len(z), 0)
-    index = torch.empty(len(z), 0, dtype=torch.int64, device=z.device)
+    values, places = [], []
     for piece, similarity in _chunks(z, queue):
-        value, place = _masked(similarity, mask, piece).topk(min(k, similarity.shape[1]), dim=1)
-        best, order = torch.cat([best, value], dim=1).sort(dim=1, descending=True, stable=True)
-        index = torch.cat([index, place + piece.start], dim=1).gather(1, order)
-        best, index = best[:, :k], index[:, :k]
-    return best, index
+        value, place = _masked(similarity, mask, piece).topk(min(k, similarity.shape[1]))
+        values.append(value)
+        places.append(place + piece.start)
+    best, order = torch.cat(values, dim=1).sort(descending=True, stable=True)
+    return best[:, :k], torch.cat(places, dim=1).gather(1, order[:, :k])
 
 
 def soft_nearest(z: Tensor, queue: Tensor, temperature: float, mask: Mask | None = None) -> Tensor:
@@ -115,14 +114,14 @@ def soft_nearest(z: Tensor, queue: Tensor, temperature: float, mask: Mask | None
     Returns:
         (B, D) float32, not normalized; zeros for a query without a candidate.
     """
-    highest = torch.full((len(z), 1), -torch.inf, device=z.device)
-    total = z.new_zeros(len(z), 1)
+    # the lowest number and not -inf, because exp(-inf - -inf) of a query without a candidate would be NaN
+    highest = z.new_full((len(z), 1), torch.finfo(z.dtype).min)
+    total = torch.zeros_like(highest)
     combined = torch.zeros_like(z)
     for piece, similarity in _chunks(z, queue):
         logits = _masked(similarity, mask, piece) / temperature
         reference = torch.maximum(highest, logits.amax(dim=1, keepdim=True))
-        shift = torch.where(reference.isfinite(), reference, 0.0)  # all masked so far: exp(-inf) is 0
-        weight, before = (logits - shift).exp(), (highest - shift).exp()
+        weight, before = (logits - reference).exp(), (highest - reference).exp()
         total = total * before + weight.sum(dim=1, keepdim=True)
         combined = combined * before + weight @ queue[piece].float()
         highest = reference

@@ -6,12 +6,23 @@ several views stacked, and return the mean over the views.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.method.gather import ALONE, Gather
+
+
+class Objective(Protocol):
+    """A loss that replaces the one of a method; see the arguments of `info_nce`. It may run under autocast."""
+
+    def __call__(self, targets: Tensor, predictions: Tensor, temperature: float, *, gather: Gather) -> Tensor: ...
+
+
+OBJECTIVES: dict[str, Objective] = {}  # those of plug-ins, by name; the methods' own are choices of `Method`
 
 
 def info_nce(
@@ -48,7 +59,7 @@ def info_nce(
         raise InvalidRequest(f"temperature must be above 0, for example 0.1; got {temperature}.")
     _require_pairs(targets, predictions)
     with torch.autocast(predictions.device.type, enabled=False):
-        targets = F.normalize(targets.float(), dim=-1)
+        targets = F.normalize(targets.float())
         predictions = F.normalize(predictions.float(), dim=-1)
         rows, columns = (targets, predictions) if anchor == "target" else (predictions, targets)
         loss = _cross_entropy(rows, columns, temperature, gather)
@@ -79,8 +90,7 @@ def negative_cosine(targets: Tensor, predictions: Tensor) -> Tensor:
         InvalidRequest: the shapes do not match.
     """
     _require_pairs(targets, predictions)
-    with torch.autocast(predictions.device.type, enabled=False):
-        return -F.cosine_similarity(targets.float(), predictions.float(), dim=-1).mean()
+    return -F.cosine_similarity(targets.float(), predictions.float(), dim=-1).mean()
 
 
 def mean_shift(neighbors: Tensor, predictions: Tensor) -> Tensor:
@@ -97,8 +107,7 @@ def mean_shift(neighbors: Tensor, predictions: Tensor) -> Tensor:
         InvalidRequest: the shapes do not match.
     """
     _require_pairs(neighbors[:, 0], predictions)
-    with torch.autocast(predictions.device.type, enabled=False):
-        return -(F.normalize(predictions.float(), dim=-1) * neighbors.float().mean(dim=1)).sum(dim=-1).mean()
+    return -(F.normalize(predictions.float(), dim=-1) * neighbors.float().mean(dim=1)).sum(dim=-1).mean()
 
 
 def _require_pairs(targets: Tensor, predictions: Tensor) -> None:

@@ -48,7 +48,7 @@ def relation_loss(
     Raises:
         InvalidRequest: shapes, temperatures or weight are outside of these ranges.
     """
-    if targets.shape != predictions.shape[-2:] or targets.shape[-1] != queue.shape[-1]:
+    if targets.shape != predictions.shape[-2:] or targets.shape[1] != queue.shape[1]:
         raise InvalidRequest(
             f"Targets {tuple(targets.shape)}, predictions {tuple(predictions.shape)} and queue {tuple(queue.shape)} do "
             "not match: expected (B, D), (B, D) or (V, B, D), and (M, D)."
@@ -59,7 +59,7 @@ def relation_loss(
             "0 < target_temperature <= temperature and a weight between 0 and 1."
         )
     with torch.autocast(predictions.device.type, enabled=False):
-        targets = F.normalize(targets.detach().float(), dim=-1)
+        targets = F.normalize(targets.detach().float())
         predictions = F.normalize(predictions.float(), dim=-1)
         queue = queue.detach().float()
         relation = targets @ queue.T / target_temperature  # (B, M)
@@ -70,8 +70,7 @@ def relation_loss(
         if weight == 0:
             own = torch.full_like(own, -torch.inf)
         log_p = F.log_softmax(torch.cat([own, others], dim=-1), dim=-1)  # (..., B, 1 + M)
-        target = torch.cat(
-            [targets.new_full((len(targets), 1), weight), (1 - weight) * relation.softmax(dim=-1)], dim=-1
-        )
+        positive = targets.new_full((len(targets), 1), weight)
+        target = torch.cat([positive, (1 - weight) * relation.softmax(dim=1)], dim=1)  # (B, 1 + M)
         # 0 * -inf of masked rows is NaN; they have no part in the sum
         return -(target * log_p.masked_fill(target == 0, 0.0)).sum(dim=-1).mean()

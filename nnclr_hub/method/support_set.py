@@ -11,6 +11,8 @@ step.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
@@ -84,7 +86,7 @@ class SupportSet(nn.Module):
         self.replacement = replacement
         self.seed = seed
         start = torch.randn(size, dim, generator=torch.Generator().manual_seed(seed))
-        self.register_buffer("queue", F.normalize(start, dim=1))
+        self.register_buffer("queue", F.normalize(start))
         self.register_buffer("ids", torch.full((size,), UNKNOWN))
         self.register_buffer("labels", torch.full((size,), UNKNOWN))
         self.register_buffer("enqueued_at", torch.full((size,), UNKNOWN))
@@ -108,10 +110,11 @@ class SupportSet(nn.Module):
             labels: (B,) int64 classes, -1 where unknown; required by the oracle.
 
         Raises:
-            InvalidRequest: pick="oracle" without labels.
+            InvalidRequest: rows of another length, or pick="oracle" without labels.
         """
+        self._require_rows(z)
         with torch.autocast(z.device.type, enabled=False):
-            z = F.normalize(z.float(), dim=1)
+            z = F.normalize(z.float())
             similarity, index, own = self._nearest(z, ids)
             mask = self._own_rows(ids) if self.mask_own and ids is not None else None
             if self.pick == "oracle":
@@ -120,7 +123,7 @@ class SupportSet(nn.Module):
                 similarity, index = _sample_one(*top_k(z, self.queue, self.k, mask))
             embeddings = self.queue[index].float()
             if self.pick == "soft":
-                embeddings = F.normalize(soft_nearest(z, self.queue, self.soft_temperature, mask), dim=1)
+                embeddings = F.normalize(soft_nearest(z, self.queue, self.soft_temperature, mask))
         return Neighbors(embeddings, index, similarity, own)
 
     @torch.no_grad()
@@ -131,10 +134,14 @@ class SupportSet(nn.Module):
             z: (B, D) float projections, not normalized.
             k: at most the size of the support set.
             ids: (B,) int64 sample numbers >= 0, for `mask_own`.
+
+        Raises:
+            InvalidRequest: rows of another length.
         """
+        self._require_rows(z)
         with torch.autocast(z.device.type, enabled=False):
             mask = self._own_rows(ids) if self.mask_own and ids is not None else None
-            similarity, index = top_k(F.normalize(z.float(), dim=1), self.queue, k, mask)
+            similarity, index = top_k(F.normalize(z.float()), self.queue, k, mask)
             rows = self.queue[index].float()
         own = torch.zeros(len(z), dtype=torch.bool, device=z.device)  # masked, or not looked for
         return rows, Neighbors(rows[:, 0], index[:, 0], similarity[:, 0], own)
@@ -194,10 +201,11 @@ class SupportSet(nn.Module):
         """
         self._require_rows(z, ids, labels)
         batch, size = len(z), self.size
-        kept = slice(max(0, batch - size), batch)
+        kept = slice(max(0, batch - size), None)
         if self.replacement == "random":
-            draws = torch.Generator().manual_seed(self.seed * 1_000_003 + self._count)
-            place = torch.randperm(size, generator=draws)[: batch - kept.start].to(z.device, non_blocking=True)
+            number = self.seed * 1_000_003 + self._count  # pragma: no mutate: any number that no other enqueue has
+            draws = torch.Generator().manual_seed(number)
+            place = torch.randperm(size, generator=draws)[:batch].to(device=z.device, non_blocking=True)
         else:
             place = (self.pointer + torch.arange(batch, device=z.device)[kept]) % size
         self._write(place, z[kept], None if ids is None else ids[kept], None if labels is None else labels[kept])
@@ -220,7 +228,7 @@ class SupportSet(nn.Module):
             raise InvalidRequest(f"refill needs {self.size} rows, the size of the support set; got {len(z)}.")
         self._write(torch.arange(self.size, device=z.device), z, ids, labels)
 
-    def _require_rows(self, z: Tensor, ids: Tensor | None, labels: Tensor | None) -> None:
+    def _require_rows(self, z: Tensor, ids: Tensor | None = None, labels: Tensor | None = None) -> None:
         if z.shape[1:] != self.queue.shape[1:] or any(one is not None and len(one) != len(z) for one in (ids, labels)):
             shapes = [tuple(one.shape) for one in (z, ids, labels) if one is not None]
             raise InvalidRequest(
@@ -229,7 +237,7 @@ class SupportSet(nn.Module):
             )
 
     def _write(self, place: Tensor, z: Tensor, ids: Tensor | None, labels: Tensor | None) -> None:
-        self.queue[place] = F.normalize(z.float(), dim=1).to(self.queue.dtype)
+        self.queue[place] = F.normalize(z.float()).to(self.queue.dtype)
         self.ids[place] = UNKNOWN if ids is None else ids
         self.labels[place] = UNKNOWN if labels is None else labels
         self.enqueued_at[place] = self.enqueues
@@ -243,6 +251,15 @@ class SupportSet(nn.Module):
 
 def _sample_one(similarity: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
     """Sample one column of each row from its candidates: (B, k) -> (B,), (B,). Each row has its own sample."""
-    candidates = similarity.isfinite().sum(dim=1, keepdim=True).clamp(min=1)
-    column = (torch.rand(len(index), 1, device=index.device) * candidates).long()
+    candidates = similarity.isfinite().sum(dim=1)
+    column = (torch.rand(len(index), device=index.device) * candidates).long()[:, None]  # 0 without a candidate
     return similarity.gather(1, column)[:, 0], index.gather(1, column)[:, 0]
+
+
+# the support sets that a recipe can name; each takes the arguments of SupportSet. Plug-ins add theirs. The rows of
+# "current_encoder" are computed again at each step by the program, see `SupportSet.refill`.
+SUPPORT_SETS: dict[str, Callable[..., SupportSet]] = {
+    "queue": SupportSet,
+    "random_replacement": partial(SupportSet, replacement="random"),
+    "current_encoder": SupportSet,
+}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -123,6 +124,15 @@ def with_counters(state: Mapping[str, Tensor], name: str, arguments: Mapping[str
 
 
 def _shapes(name: str, arguments: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    return _built_shapes(name, arguments) if arguments else _stock_shapes(name)
+
+
+@cache  # building a network takes up to half a second, and a conversion compares with each candidate
+def _stock_shapes(name: str) -> dict[str, tuple[int, ...]]:
+    return _built_shapes(name, {})
+
+
+def _built_shapes(name: str, arguments: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     with torch.device("meta"), torch.random.fork_rng(devices=[]):
         backbone = create_backbone(name, model_args=arguments)
     return {key: tuple(value.shape) for key, value in backbone.state_dict().items()}

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from nnclr_hub.encoder.backbones import create_backbone, default_side, load_state, sized, timm_name
 from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.encoder.exported import described
+from nnclr_hub.encoder.image_reading import PLAIN
 from nnclr_hub.encoder.network_output import pooling, vector_length
 from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.errors import InvalidRequest, ModelError, ModelFilesMissing, WeightsMismatch
@@ -77,11 +78,13 @@ def export_model(
     """
     require_free(Path(folder))
     state = _tensors({"": backbone}, dtype)
-    head_state = _tensors(heads or {}, "fp32")
+    head_state = _tensors(heads or {}, dtype)
     name = timm_name(architecture)
     arguments = _arguments(name, model_args, preprocessing)
     loaded = _loaded(name, arguments, state)
     about = {"format_version": FORMAT_VERSION, **(provenance or {})}
+    if preprocessing.reading != PLAIN:
+        about["reading"] = str(preprocessing.reading)
     config = ModelConfig(
         architecture=name,
         model_args=arguments,
@@ -138,7 +141,7 @@ def export_run(
     loaded = _loaded(config.architecture, config.model_args, state)
     if heads is None:
         heads = read_weights(source, HEADS) if (source / HEADS).is_file() else {}
-    optional = {HEADS: {key: _as("fp32", key, value.cpu()) for key, value in sorted(heads.items())}}
+    optional = {HEADS: {key: _as(dtype, key, value.cpu()) for key, value in sorted(heads.items())}}
     if support_set is not None:
         optional[SUPPORT_SET] = {"bank": _as(dtype, "The support set", support_set.cpu())}
     cfg = {**config.pretrained_cfg, "license": str(about.get("license", NO_LICENSE))}
@@ -187,10 +190,12 @@ def _as(dtype: str, name: str, value: Tensor) -> Tensor:
 
 
 def _arguments(name: str, model_args: Mapping[str, Any] | None, preprocessing: Preprocessing) -> dict[str, Any]:
-    """Return model_args, with the input size if parameters depend on it, because transformers reads it there."""
+    """Return model_args, with the input size if parameters depend on it, and the number of channels unless it is 3."""
     arguments = dict(model_args or {})
     if sized(name) and preprocessing.input_size != default_side(name):
         arguments.setdefault("img_size", preprocessing.input_size)
+    if preprocessing.in_chans != 3:
+        arguments["in_chans"] = preprocessing.in_chans
     return arguments
 
 
@@ -229,7 +234,7 @@ def _pretrained_cfg(backbone: nn.Module, preprocessing: Preprocessing, about: Ma
     return {
         "tag": "converted" if foreign else "nnclr",
         "custom_load": False,
-        "input_size": [3, size, size],
+        "input_size": [preprocessing.in_chans, size, size],
         "fixed_input_size": bool(timm_cfg.get("fixed_input_size", False)),
         "interpolation": preprocessing.interpolation,
         "crop_pct": preprocessing.crop_pct,
@@ -238,7 +243,8 @@ def _pretrained_cfg(backbone: nn.Module, preprocessing: Preprocessing, about: Ma
         "std": list(preprocessing.std),
         "num_classes": 0,
         "pool_size": timm_cfg.get("pool_size"),
-        "first_conv": timm_cfg.get("first_conv"),
+        # timm adapts the named layer from 3 channels to others, and its older versions drop weights that have others
+        "first_conv": timm_cfg.get("first_conv") if preprocessing.in_chans == 3 else None,
         "classifier": timm_cfg.get("classifier"),
         "license": str(about.get("license", NO_LICENSE)),
         **paper,

@@ -1,6 +1,6 @@
 """Export an encoder as one ONNX file, for runtimes without torch.
 
-    export_onnx("nnclr_resnet18_small_cpu_starter", Path("model.onnx"))
+    export_onnx("nnclr_resnet18_starter", Path("model.onnx"))
 
     session = onnxruntime.InferenceSession("model.onnx")
     vectors, = session.run(["embedding"], {"pixels": crops})        # (N, S, S, 3) uint8 -> (N, D) float32
@@ -15,7 +15,7 @@ import errno
 import json
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -72,7 +72,7 @@ def export_onnx(source: str | Path, path: Path) -> ONNXFile:
     about = {
         "source": encoder.name,
         "fingerprint": encoder.fingerprint,
-        "preprocessing": json.dumps(asdict(preprocessing)),
+        "preprocessing": json.dumps(preprocessing.steps),
     }
     model = onnx_bytes(Network(encoder.backbone, preprocessing), about)
     cosine = None
@@ -110,7 +110,8 @@ def _agreement(encoder: Encoder, run: Callable[[np.ndarray], np.ndarray]) -> flo
     Raises:
         WeightsMismatch: it is too low.
     """
-    images = probe_images(encoder.transform.preprocessing.input_size)
+    preprocessing = encoder.transform.preprocessing
+    images = probe_images(preprocessing.input_size, channels=preprocessing.in_chans)
     wanted = encoder.forward_crops(images)
     cosine = min(worst_cosine(run(images[:count]), wanted[:count]) for count in (1, len(images)))
     if cosine < LOWEST_COSINE:

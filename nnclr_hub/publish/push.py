@@ -8,12 +8,14 @@ It is a function and not a method, because the encoder package must not depend o
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from nnclr_hub.encoder.encoder import Encoder
+from nnclr_hub.encoder.image_reading import PLAIN
 from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.errors import ModelError
 from nnclr_hub.hub.layout import read_weights
@@ -78,7 +80,9 @@ def _unchanged_origin(encoder: Encoder) -> Path | None:
         return None
     if found.folder is None or found.seed is not None:
         return None
-    if encoder.transform.preprocessing != Preprocessing.from_pretrained_cfg(found.config.pretrained_cfg):
+    if replace(encoder.transform.preprocessing, reading=PLAIN) != Preprocessing.from_pretrained_cfg(
+        found.config.pretrained_cfg
+    ):
         return None
     saved, now = read_weights(found.folder, found.weights), encoder.backbone.state_dict()
     same = saved.keys() == now.keys() and all(

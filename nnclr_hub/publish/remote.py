@@ -154,6 +154,15 @@ def hub_errors(repository: str) -> Iterator[None]:
         raise _interrupted(error, repository) from error
 
 
+def is_unreachable(error: PublishingError) -> bool:
+    """Return whether there is no connection to the Hub, or HF_HUB_OFFLINE is set."""
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
+    cause = error.__cause__
+    silent = isinstance(cause, (*network_errors(), ConnectionError, TimeoutError, OfflineModeIsEnabled))
+    return silent and getattr(cause, "response", None) is None
+
+
 def _answered(error: Exception, repository: str) -> PublishingError:
     """Return the error for an HTTP status."""
     response = getattr(error, "response", None)

@@ -19,7 +19,7 @@ from nnclr_hub.errors import InvalidRequest, PublishingError
 from nnclr_hub.hub.layout import CARD, OPTIONAL
 from nnclr_hub.hub.repositories import require_endpoint
 from nnclr_hub.publish.card import is_ours, require_repository
-from nnclr_hub.publish.remote import Remote, hub_errors, look, require_known
+from nnclr_hub.publish.remote import Remote, hub_errors, is_unreachable, look, require_known
 from nnclr_hub.publish.upload_files import OutgoingFile, outgoing, outgoing_card
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class Published:
     tagged: whether the tag is new.
     sent: changed file -> bytes.
     removed: files of the previous model that this one does not have.
+    compared: whether the Hub was reached; a dry run without it plans for a new repository.
     """
 
     repository: str
@@ -52,6 +53,7 @@ class Published:
     tagged: bool = False
     sent: Mapping[str, int] = field(default_factory=dict)
     removed: Sequence[str] = ()
+    compared: bool = True
 
     @property
     def source(self) -> str | None:
@@ -78,7 +80,8 @@ def publish_model(
         private: make it private; a public repository is refused.
         tag: name of the release; never moved.
         pr: open a pull request, or continue an open one of the same user.
-        dry_run: run all checks, but change nothing. Without a token, a private repository counts as missing.
+        dry_run: run all checks, but change nothing. Without a token, a private repository counts as missing; without a
+            network, every repository does.
         overwrite_card: replace an edited README in the repository.
         token: default: HF_TOKEN, or the token of `hf auth login`.
 
@@ -90,9 +93,15 @@ def publish_model(
     check_options(repository, tag, pr)
     files = outgoing(Path(folder), repository, tag)
     api, has_token = _client(token, dry_run)
-    remote = look(api, repository)
-    if dry_run and has_token:
-        require_known(api, repository)  # without dry_run, the first write reports an unknown repository or token
+    try:
+        remote = look(api, repository)
+        if dry_run and has_token:
+            require_known(api, repository)  # without dry_run, the first write reports an unknown repository or token
+    except PublishingError as error:
+        if not dry_run or not is_unreachable(error):
+            raise
+        sizes = {name: file.size() for name, file in files.items()}
+        return Published(repository, None, tag, None, True, tag is not None, sizes, compared=False)
     number, base = None, remote
     if pr:
         if remote.head is None:

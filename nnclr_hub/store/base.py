@@ -269,6 +269,10 @@ class Collection(Protocol):
         """Run `search` for each vector, with the options as one object."""
         ...
 
+    def compared(self, vectors: np.ndarray) -> np.ndarray:
+        """Return vectors of items (n, D) float32 as searches compare them now: see `CollectionSpec.vectors`."""
+        return vectors
+
     def thumbnail(self, id: str) -> bytes | None:
         """Return the item's JPEG; None if it has none.
 

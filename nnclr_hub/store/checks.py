@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import orjson
 
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.store.base import Item, SearchOptions
@@ -25,23 +27,49 @@ UNIT_TOLERANCE = 1e-6  # a squared length this close to 1 is that of a unit vect
 MAX_LIMIT = 10_000
 MAX_METADATA = 64 * 1024
 MAX_THUMBNAIL = 32 * 1024
-_NAME = re.compile(r"[A-Za-z0-9._~-]{1,128}")
+MAX_NAME = 128
+_NAME = re.compile(rf"[A-Za-z0-9._~-]{{1,{MAX_NAME}}}")
 # circular metadata fails by the depth of recursion, so the check for it can be skipped
-_JSON = json.JSONEncoder(allow_nan=False, ensure_ascii=False, check_circular=False)
-# what `_JSON` makes for each text, made once: that takes as long as encoding the metadata of an image
-_MAKE: Any = getattr(json.encoder, "c_make_encoder", None)
-_CHUNKS = _MAKE and _MAKE(None, _JSON.default, json.encoder.encode_basestring, None, ": ", ", ", False, False, False)
+_JSON = json.JSONEncoder(allow_nan=False, ensure_ascii=False, check_circular=False, separators=(",", ":"))
+# refuse dataclasses, dates and subclasses; a UUID becomes a text, and a member of an Enum its value
+_STRICT = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
 _MAX_F16 = float(np.finfo(np.float16).max)
 
 
 def check_name(name: str, what: str) -> str:
-    """Return the name of a collection or item if it is valid.
+    """Return the name of an item or probe if it is valid.
 
     Raises:
         InvalidRequest: it is not.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name) or name in (".", ".."):
         raise InvalidRequest(f"{what} {name!r:.150} is not valid; use 1 to 128 of the characters A-Z a-z 0-9 . _ ~ -")
+    return name
+
+
+def check_collection_name(name: str, what: str = "Collection name") -> str:
+    """Return the name of a collection or alias if it is valid.
+
+    Beyond those of `check_name`, it may have letters, marks and digits of any script, and single spaces inside. It is
+    in the normal form NFC, so that equal names are equal texts, and has at most 128 bytes, so that Milvus can store it.
+
+    Raises:
+        InvalidRequest: it is not valid.
+    """
+    if isinstance(name, str) and name.isascii() and _NAME.fullmatch(name) and name not in (".", ".."):
+        return name
+    if (
+        not isinstance(name, str)
+        or name in ("", ".", "..")
+        or len(name.encode("utf-8", "replace")) > MAX_NAME
+        or name != unicodedata.normalize("NFC", name)
+        or name != " ".join(name.split())
+        or not all(one in " ._~-" or one.isalnum() or unicodedata.category(one)[0] == "M" for one in name)
+    ):
+        raise InvalidRequest(
+            f"{what} {name!r:.150} is not valid; use letters, digits, spaces inside, and . _ ~ -, at most {MAX_NAME} "
+            "bytes in UTF-8 (NFC)."
+        )
     return name
 
 
@@ -158,8 +186,11 @@ def check_vectors(vectors: Sequence[np.ndarray] | np.ndarray, spec: CollectionSp
         return rows
     _refuse_row(squares == 0, what, "is zero, so it has no direction to compare by cosine")
     # a unit vector that is read and stored again must not change, not even in its last bit
-    squares[np.abs(squares - 1) < UNIT_TOLERANCE] = 1
-    return (rows / np.sqrt(squares)[:, None]).astype(np.float32)
+    others = np.flatnonzero(np.abs(squares - 1) >= UNIT_TOLERANCE)
+    if len(others):
+        rows = rows.copy()  # which may be the caller's
+        rows[others] /= np.sqrt(squares[others])[:, None]
+    return rows
 
 
 def check_queries(vectors: Sequence[np.ndarray] | np.ndarray, spec: CollectionSpec) -> np.ndarray:
@@ -218,27 +249,40 @@ def metadata_json(item: Item) -> str:
     Raises:
         InvalidRequest: it is not an object, not JSON, or too large.
     """
-    if not isinstance(item.metadata, Mapping):
-        raise InvalidRequest(f"The metadata of item {item.id!r} must be an object, got {item.metadata!r:.80}.")
+    metadata = item.metadata
+    if not isinstance(metadata, dict):  # first, because a test for Mapping takes as long as making the JSON
+        if not isinstance(metadata, Mapping):
+            raise InvalidRequest(f"The metadata of item {item.id!r} must be an object, got {metadata!r:.80}.")
+        metadata = dict(metadata)
     try:
-        metadata = item.metadata if isinstance(item.metadata, dict) else dict(item.metadata)
-        text = "".join(_CHUNKS(metadata, 0)) if _CHUNKS else _JSON.encode(metadata)
-        size = len(text) if text.isascii() else len(text.encode())
+        text, size = _encoded(metadata)
     except UnicodeEncodeError:
         # file names may contain half surrogates, which UTF-8 cannot encode
         return metadata_json(Item(item.id, item.vector, _without_surrogates(item.metadata)))
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequest(f"The metadata of item {item.id!r} is not JSON ({error}).") from error
     # cheap tests first: this runs for every item
-    if "\\u0000" in text and _has_nul(item.metadata):
-        raise InvalidRequest(f"The metadata of item {item.id!r} must not contain NUL characters.")
     if size > 2 * MAX_DEPTH and text.count("{") + text.count("[") > MAX_DEPTH and _depth(item.metadata) > MAX_DEPTH:
         raise InvalidRequest(f"The metadata of item {item.id!r} must not be nested deeper than {MAX_DEPTH} levels.")
     if size > MAX_METADATA:
         raise InvalidRequest(
             f"The metadata of item {item.id!r} must be at most {MAX_METADATA} bytes as JSON, got {size}."
         )
+    # in the text, because a member of an Enum may contain one
+    if "\\u0000" in text and _has_nul(json.loads(text)):
+        raise InvalidRequest(f"The metadata of item {item.id!r} must not contain NUL characters.")
     return text
+
+
+def _encoded(metadata: dict[str, Any]) -> tuple[str, int]:
+    """Return JSON and its bytes."""
+    try:
+        data = orjson.dumps(metadata, option=_STRICT)
+    except TypeError:  # such as keys that are numbers and numbers of more than 64 bits, which JSON has
+        data = b"null"
+    if b"null" in data:  # which orjson writes for NaN, too
+        data = _JSON.encode(metadata).encode()
+    return data.decode(), len(data)
 
 
 def _stacked(vectors: Sequence[np.ndarray] | np.ndarray, spec: CollectionSpec, what: Any) -> np.ndarray:

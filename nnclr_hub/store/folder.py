@@ -42,7 +42,7 @@ def fsync_folder(folder: Path) -> None:
 @contextmanager
 def written_whole(folder: Path) -> Iterator[Path]:
     """Provide a temporary folder that is renamed to `folder` after the block, and removed if the block fails."""
-    try:
+    with disk_errors(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         # inside of mkdtemp's folder, which only the owner can enter: the folder gets the usual mode
         outer = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".partial", dir=folder.parent))
@@ -54,10 +54,21 @@ def written_whole(folder: Path) -> Iterator[Path]:
             fsync_folder(folder.parent)
         finally:
             shutil.rmtree(outer, ignore_errors=True)
+
+
+@contextmanager
+def disk_errors(folder: Path) -> Iterator[None]:
+    """Translate errors of the system about the files of a folder that is written.
+
+    Raises:
+        DiskFull, StoreError: it cannot be written.
+    """
+    try:
+        yield
     except OSError as error:
         if error.errno in NO_SPACE:
             raise DiskFull(
-                f"{folder} does not fit on the disk; nothing was kept. Free some space, and retry."
+                f"{folder} does not fit on the disk; nothing of this call was kept. Free some space, and retry."
             ) from error
         raise StoreError(
             f"{folder} cannot be written ({error.strerror or error}); choose a folder that can be written."
@@ -154,8 +165,9 @@ def take_lock(folder: Path) -> BinaryIO:
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise StoreError(TOO_MANY_FILES) from error
+        reason = "it is a file" if folder.is_file() else error.strerror
         raise StoreError(
-            f"The store {folder} cannot be opened ({error.strerror}); choose a folder that can be written."
+            f"The store {folder} cannot be opened ({reason}); choose a folder that can be written."
         ) from error
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

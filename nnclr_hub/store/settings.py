@@ -27,13 +27,19 @@ class StoreSettings:
         for the longest time are closed, until the next call opens them again.
     close_after: seconds without a call after which a collection is closed in the same way.
     flat_below: collections with fewer items are searched exhaustively, which is fast enough and exact.
+    fit_from: the transform of a collection that does not compare raw vectors is fitted on at least so many items: the
+        mean and the variances of fewer say little about the next ones.
     points_per_list: k-means of an inverted file samples this many vectors per list.
     delta_chunk: rows per block of the delta.
     batch: rows between two checks whether a build should stop, and rows per read of vectors.
     idle_delta: a delta of this size is folded when nothing is written.
-    min_delta: a smaller delta is not folded while writes continue.
+    min_delta: while writes continue, the delta of a small index is folded at this size, and that of a larger one at a
+        quarter of its rows. A flat index is folded at max_delta, because its delta is searched like its main part.
     max_delta: a delta of this size is always folded, because every search scans it row by row.
-    snapshot_on_close, snapshot_after: changes since the last snapshot that justify a new one, at closing and before.
+    snapshot_on_close: changes since the last snapshot that justify a new one at closing.
+    snapshot_after: the same before closing; a quarter of the rows if that is more. While writes continue, a flat index
+        is saved after eight times as many, so one that only grows is saved when nothing is written, and at closing: it
+        is read from the catalog as fast as from a snapshot.
     kept_changes: changes that the log keeps, for `Collection.changes` and for backups that restore to any of them.
     idle_seconds: time without a change after which maintenance does work that is not urgent.
     pause_seconds: time between a failure of maintenance and the next attempt.
@@ -43,6 +49,7 @@ class StoreSettings:
     total_memory: int = field(default_factory=lambda: default_index_memory() * 3 // 2)
     close_after: float = 3600.0
     flat_below: int = 50_000
+    fit_from: int = 256
     points_per_list: int = 64
     delta_chunk: int = 4096
     batch: int = 10_000

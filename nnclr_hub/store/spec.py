@@ -5,17 +5,20 @@ spec = CollectionSpec(dim=256, metric="cosine", indexed=("label",))
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, Protocol, Self, get_args
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol, Self, get_args
 
 import numpy as np
 
 from nnclr_hub.errors import FingerprintMismatch, InvalidRequest
 from nnclr_hub.store.index_kinds import AUTO, INDEX_KINDS, IndexName
+from nnclr_hub.store.vector_transform import Kind
 
 Metric = Literal["cosine", "dot", "l2"]
 Precision = Literal["f32", "f16"]
+Compared = Literal["auto", Kind]
 MAX_DIM = 65_536
+MAX_WHITENED = 4096  # whose matrix takes 64 MiB, and about a minute to fit
 MAX_INDEXED = 32
 
 
@@ -41,6 +44,9 @@ class CollectionSpec:
     indexed: metadata keys with an index for filters.
     index: kind of index, see `store.index_kinds`; "auto" changes it with size and memory as the collection grows.
     precision: of the stored vectors, "f32" or "f16", which takes half the space.
+    vectors: what searches compare. "raw": the stored vectors. "center" or "whiten", for the metric cosine: these after
+        a transform that is fitted on the collection itself; see `store.vector_transform`. "auto": "whiten" for vectors
+        of an encoder where the store can do so, else "raw"; the store decides when it creates the collection.
     """
 
     dim: int
@@ -50,6 +56,7 @@ class CollectionSpec:
     indexed: tuple[str, ...] = ("label",)
     index: IndexName = AUTO
     precision: Precision = "f32"
+    vectors: Compared = "raw"
 
     def __post_init__(self) -> None:
         if isinstance(self.dim, bool) or not isinstance(self.dim, int | np.integer):
@@ -57,10 +64,21 @@ class CollectionSpec:
         object.__setattr__(self, "dim", int(self.dim))
         if not 1 <= self.dim <= MAX_DIM:
             raise InvalidRequest(f"dim must be between 1 and {MAX_DIM}, got {self.dim}.")
-        choices = {"metric": get_args(Metric), "index": (AUTO, *INDEX_KINDS), "precision": get_args(Precision)}
+        choices = {
+            "metric": get_args(Metric),
+            "index": (AUTO, *INDEX_KINDS),
+            "precision": get_args(Precision),
+            "vectors": get_args(Compared),
+        }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise InvalidRequest(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}.")
+        if self.vectors not in (AUTO, "raw") and self.metric != "cosine":
+            raise InvalidRequest(f"vectors={self.vectors!r} needs the metric cosine, got {self.metric!r}.")
+        if self.vectors == "whiten" and self.dim > MAX_WHITENED:
+            raise InvalidRequest(
+                f"vectors='whiten' allows at most {MAX_WHITENED} numbers, got {self.dim}; use 'center'."
+            )
         if not isinstance(self.indexed, list | tuple | set | frozenset) or len(self.indexed) > MAX_INDEXED:
             raise InvalidRequest(
                 f"indexed must be a list of at most {MAX_INDEXED} metadata keys, got {self.indexed!r:.80}."
@@ -69,8 +87,19 @@ class CollectionSpec:
 
     @classmethod
     def of(cls, embedder: Embeds) -> Self:
-        """Return the specification for an embedder's vectors."""
-        return cls(embedder.embed_dim, fingerprint=embedder.fingerprint, model=embedder.name)
+        """Return the specification for an embedder's vectors, which are compared as the store does best."""
+        return cls(embedder.embed_dim, fingerprint=embedder.fingerprint, model=embedder.name, vectors=AUTO)
+
+    def decided(self, *, transforms: bool) -> Self:
+        """Replace "auto" of `vectors`, for a store that can transform vectors or one that cannot."""
+        if self.vectors != AUTO:
+            return self
+        whitens = transforms and self.fingerprint and self.metric == "cosine" and self.dim <= MAX_WHITENED
+        return replace(self, vectors="whiten" if whitens else "raw")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as files have them: without `vectors` if raw, so that earlier versions can read them."""
+        return {name: value for name, value in vars(self).items() if (name, value) != ("vectors", "raw")}
 
     def check(self, embedder: Embeds, collection: str) -> None:
         """Refuse an embedder whose vectors cannot be compared with those of the collection.
@@ -79,8 +108,12 @@ class CollectionSpec:
             FingerprintMismatch: the message names the next step.
         """
         if self.fingerprint and embedder.fingerprint != self.fingerprint:
+            names = [(self.model or "").partition("?"), embedder.name.partition("?")]
+            step = f"move it to this one with `nnclr store reembed {collection} --model {embedder.name}`"
+            if names[0][0] == names[1][0] and names[0] != names[1]:  # thumbnails lack other channels
+                step = "index the images into another collection"
             raise FingerprintMismatch(
                 f"Collection {collection!r} holds vectors of {self.model or 'another encoder'} "
                 f"({self.fingerprint[:8]}), not of {embedder.name} ({embedder.fingerprint[:8]}). Use the collection's "
-                f"model, or move it to this one with `nnclr store reembed {collection} --model {embedder.name}`."
+                f"model, or {step}."
             )

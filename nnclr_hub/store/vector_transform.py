@@ -22,6 +22,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 # Share of the mean variance that is added to each variance. Directions of (nearly) no variance are noise, and fewer
 # vectors than dimensions leave some without any: they must not be blown up. Scores hardly change between .01 and 1.
 RIDGE = 0.1
+LEAST_VARIANCE = 1e-12  # of unit vectors in float32, below which differences are rounding
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class VectorTransform:
             return cls(mean.astype(np.float32))
         centered = unit - mean
         variances, directions = np.linalg.eigh(centered.T @ centered / len(unit))
-        floor = max(RIDGE * float(variances.mean()), np.finfo(np.float32).tiny)
+        floor = max(RIDGE * float(variances.mean()), LEAST_VARIANCE)
         matrix = directions / np.sqrt(np.maximum(variances, 0) + floor)
         return cls(mean.astype(np.float32), matrix.astype(np.float32))
 

@@ -17,6 +17,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nnclr_hub.encoder.image_reading import PLAIN, ImageReading
 from nnclr_hub.errors import InvalidRequest, ItemNotFound
 from nnclr_hub.store.base import Match
 
@@ -60,11 +61,17 @@ def check_sheet(path: Path) -> None:
         raise InvalidRequest(f"{path} cannot be written, because the folder {path.parent} does not exist.")
 
 
-def write_contact_sheet(path: Path, rows: Sequence[SheetRow], thumbnail: Callable[[str], bytes | None]) -> None:
+def write_contact_sheet(
+    path: Path,
+    rows: Sequence[SheetRow],
+    thumbnail: Callable[[str], bytes | None],
+    reading: ImageReading = PLAIN,
+) -> None:
     """Write search results to a file; its suffix selects the format.
 
     Args:
         thumbnail: returns the JPEG of an item by its id, or None.
+        reading: of the images of the queries.
 
     Raises:
         InvalidRequest: if the suffix is unknown or the file cannot be written.
@@ -74,14 +81,14 @@ def write_contact_sheet(path: Path, rows: Sequence[SheetRow], thumbnail: Callabl
     if kind == ".csv":
         content = _csv(rows).encode()
     else:
-        content = _html(rows, thumbnail).encode() if kind == ".html" else _png(rows, thumbnail)
+        content = _html(rows, thumbnail, reading).encode() if kind == ".html" else _png(rows, thumbnail, reading)
     try:
         path.write_bytes(content)
     except OSError as error:
         raise InvalidRequest(f"{path} cannot be written ({error.strerror}); use another file.") from error
 
 
-def _html(rows: Sequence[SheetRow], thumbnail: Callable[[str], bytes | None]) -> str:
+def _html(rows: Sequence[SheetRow], thumbnail: Callable[[str], bytes | None], reading: ImageReading) -> str:
     parts = [
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Search results</title>',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
@@ -89,7 +96,7 @@ def _html(rows: Sequence[SheetRow], thumbnail: Callable[[str], bytes | None]) ->
     ]
     for row in rows:
         parts.append(f'<h2>{escape(row.title)}</h2><div class="grid">')
-        if (jpeg := _query_jpeg(row)) is not None:
+        if (jpeg := _query_jpeg(row, reading)) is not None:
             parts.append(f"<figure>{_img(jpeg, row.title)}<figcaption>query</figcaption></figure>")
         for match in row.matches:
             jpeg = _thumbnail(thumbnail, match.id)
@@ -115,12 +122,12 @@ def _csv(rows: Sequence[SheetRow]) -> str:
     return file.getvalue()
 
 
-def _png(rows: Sequence[SheetRow], thumbnail: Callable[[str], bytes | None]) -> bytes:
+def _png(rows: Sequence[SheetRow], thumbnail: Callable[[str], bytes | None], reading: ImageReading) -> bytes:
     from PIL import Image, ImageDraw
 
     lines: list[tuple[str, list[tuple[bytes | None, str]]]] = []
     for row in rows:
-        query = _query_jpeg(row)
+        query = _query_jpeg(row, reading)
         tiles: list[tuple[bytes | None, str]] = [] if query is None else [(query, "query")]
         for match in row.matches:
             label = str(match.metadata.get("label", ""))
@@ -149,13 +156,13 @@ def _img(jpeg: bytes, alt: str) -> str:
     return f'<img alt="{escape(alt)}" src="data:image/jpeg;base64,{base64.b64encode(jpeg).decode()}">'
 
 
-def _query_jpeg(row: SheetRow) -> bytes | None:
+def _query_jpeg(row: SheetRow, reading: ImageReading) -> bytes | None:
     """Return the image of a query as a small JPEG; None for an item or a vector."""
-    from nnclr_hub.encoder.decoding import decode_image
+    from nnclr_hub.encoder.decoding import decode_any
     from nnclr_hub.encoder.inputs import as_source
     from nnclr_hub.workbench.image_record import make_thumbnail
 
-    return None if row.image is None else make_thumbnail(decode_image(as_source(row.image)))
+    return None if row.image is None else make_thumbnail(decode_any(as_source(row.image), reading))
 
 
 def _thumbnail(thumbnail: Callable[[str], bytes | None], id: str) -> bytes | None:
@@ -167,7 +174,9 @@ def _thumbnail(thumbnail: Callable[[str], bytes | None], id: str) -> bytes | Non
 
 
 def _name(match: Match) -> str:
-    return str(match.metadata.get("path", match.id))
+    box = match.metadata.get("box")  # of a tile
+    part = f"#{','.join(map(str, box))}" if isinstance(box, list) else ""
+    return f"{match.metadata.get('path', match.id)}{part}"
 
 
 def _ascii(text: str) -> str:

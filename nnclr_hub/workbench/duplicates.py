@@ -134,7 +134,7 @@ def calibrated_threshold(collection: Collection) -> float:
         rows += [item.vector for item in items]
         if len(rows) >= SAMPLE:
             break
-    vectors = unit_length(np.stack(rows).astype(np.float32))
+    vectors = unit_length(collection.compared(np.stack(rows).astype(np.float32)))
     pairs = random_pairs(len(vectors), RANDOM_PAIRS)
     scores = (vectors[pairs[:, 0]] * vectors[pairs[:, 1]]).sum(axis=1)
     return chance_level(scores, total * (total - 1) / 2, EXPECTED)

@@ -11,22 +11,25 @@ An import that was interrupted can be repeated: items that the collection has ar
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from nnclr_hub.encoder.image_zip import MOST_IMAGE
 from nnclr_hub.errors import ImageError, InvalidRequest
 from nnclr_hub.store.base import Item, Progress
 from nnclr_hub.store.checks import check_items
 from nnclr_hub.store.exchange.transfer import same_item
 from nnclr_hub.store.spec import CollectionSpec
 from nnclr_hub.workbench.add_request import NewImage
-from nnclr_hub.workbench.image_zip import MOST_IMAGE
+from nnclr_hub.workbench.image_record import PIXEL_HASH
 from nnclr_hub.workbench.import_format import ImportFormat
+from nnclr_hub.workbench.indexed_again import refreshed
+from nnclr_hub.workbench.ingestion import read_image
 from nnclr_hub.workbench.item_file import ItemFile
 from nnclr_hub.workbench.privacy import without_paths
-from nnclr_hub.workbench.staging import Staged, StagedImage, opened_images
+from nnclr_hub.workbench.staging import Archive, Staged, opened_images
 from nnclr_hub.workbench.workbench import Workbench
 
 IMAGES = 32  # per batch
@@ -46,6 +49,7 @@ class ImportReport:
     added, replaced, unchanged: numbers of items.
     errors: the name of the image, or "row N", and the reason; only the first ones.
     errors_count: number of all errors.
+    left_out: numbers of files in an archive that are not images, by suffix.
     """
 
     added: int = 0
@@ -53,6 +57,7 @@ class ImportReport:
     unchanged: int = 0
     errors: list[dict[str, str]] = field(default_factory=list)
     errors_count: int = 0
+    left_out: dict[str, int] = field(default_factory=dict)
 
     def refuse(self, name: str, reason: str) -> None:
         """Record an error."""
@@ -89,8 +94,8 @@ def import_file(
     """
     if not format.images:
         return import_items(bench, collection, ItemFile(path, format), progress)
-    with opened_images(Staged(path.name, path), MOST_IMAGE) as (images, left_out):
-        return ImageImport(bench, collection).run(images, left_out, progress)
+    with opened_images(Staged(path.name, path), MOST_IMAGE) as archive:
+        return ImageImport(bench, collection).run(archive, progress)
 
 
 # ------------------------------------------------------------------------------ vectors
@@ -175,17 +180,16 @@ class ImageImport:
         self._begun = set(begun)
         self._note = note
 
-    def run(
-        self, images: Sequence[StagedImage], left_out: Sequence[tuple[str, str]], progress: Progress
-    ) -> ImportReport:
+    def run(self, archive: Archive, progress: Progress) -> ImportReport:
         """Add images; those that an earlier attempt added are counted as added, and are not embedded again.
 
         Args:
-            images: read one after another.
-            left_out: name and reason of others, for the report.
+            archive: whose images are read one after another.
             progress: called with (done, total) in images.
         """
-        for name, reason in left_out:
+        images = archive.images
+        self.report.left_out.update(archive.others)
+        for name, reason in archive.left_out:
             self.report.refuse(name, reason)
         progress(0, len(images))
         batch: dict[str, NewImage] = {}  # by id
@@ -220,22 +224,50 @@ class ImageImport:
         """Add a batch, and report what became of each file."""
         if not batch:
             return
-        known = {item.id for item in self._bench.collection(self._name).get(list(batch))}
+        kept = {item.id: item for item in self._bench.collection(self._name).get(list(batch))}
+        known = set(kept)
         left = [(id, name) for id, name in names if not self._was_added(id, known)]
         # Noted before they are added: after a crash in between, the next attempt must not report them as replaced.
         self._note([id for id, _ in left if id not in known])
         new = {id: batch[id] for id, _ in left}
+        unchanged = set()
+        for id in new.keys() & kept.keys():
+            new[id] = replace(new[id], metadata=self._metadata(kept[id], new[id]))
+            if self._is_held(kept[id], new[id]):
+                unchanged.add(id)
+                del new[id]
         errors = self._bench.add_images(self._name, list(new.values())) if new else []
         reasons = dict(zip(new, errors, strict=True))
         for id, name in left:
-            reason = reasons[id]
+            reason = reasons.get(id)
             if reason is not None:
                 self.report.refuse(name, str(reason))
+            elif id in unchanged:
+                self.report.unchanged += 1
             elif id in known:
                 self.report.replaced += 1
             else:
                 self.report.added += 1
                 known.add(id)
+
+    def _metadata(self, kept: Item, image: NewImage) -> Mapping[str, Any]:
+        """Return the metadata to store of an image whose item the collection has; without a hash if it is unreadable.
+
+        Its pixels are compared, because an item may have been replaced under its id.
+        """
+        embedder = self._bench.embedder_of(self._bench.collection(self._name))
+        result = read_image(image, embedder.reading, with_image=False)
+        return image.metadata if isinstance(result, ImageError) else refreshed(kept.metadata, result[1].metadata)
+
+    def _is_held(self, kept: Item, image: NewImage) -> bool:
+        """Return whether the collection has all that adding the image would store."""
+        originals = self._bench.originals
+        return (
+            kept.thumbnail is not None
+            and PIXEL_HASH in image.metadata
+            and image.metadata == kept.metadata
+            and (not originals or not originals.most_bytes or originals.read(kept.metadata[PIXEL_HASH]) is not None)
+        )
 
     def _was_added(self, id: str, known: set[str]) -> bool:
         """Return whether an earlier attempt added the image, and count it once."""

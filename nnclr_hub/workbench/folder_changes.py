@@ -1,4 +1,4 @@
-"""Compare a folder of images with a collection: new, changed and removed files.
+"""Compare a folder of images, or archives of images, with a collection: new, changed and removed images.
 
 The id of an indexed image is a hash of its path relative to the folder. Its metadata records where it came from
 (`root`, `path`) and the state of its file (`size`, `mtime`); a file whose state differs is embedded again.
@@ -9,24 +9,39 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import starmap
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nnclr_hub.encoder.image_folder import label_of, list_images
-from nnclr_hub.errors import NoImages
+from nnclr_hub.encoder.image_folder import label_of, left_out
+from nnclr_hub.encoder.image_list import find_images, find_places, in_tiles, is_archive, is_packed, named
+from nnclr_hub.encoder.image_reading import PLAIN, ImageReading
+from nnclr_hub.encoder.packed_image import ImageSource, ListedImage, PackedImage
+from nnclr_hub.encoder.tile import Tile
+from nnclr_hub.errors import InvalidRequest, NoImages
+from nnclr_hub.workbench.sample_metadata import metadata_of
+
+if TYPE_CHECKING:
+    from nnclr_hub.encoder.tiles import Tiling
 
 log = logging.getLogger(__name__)
+BOX, WINDOW = "box", "window"  # metadata of a tile; see `Tile`
+OFFSET = "archive_offset"  # metadata of an image in an archive; see `ListedImage`
 
 
 @dataclass(frozen=True)
 class IndexReport:
     """The result of indexing a folder; `broken` holds (path, reason).
 
-    kept: items that pruning kept, because their files may exist in a folder that cannot be read; the log names it.
+    kept: items that pruning kept, because their files may exist in a folder that cannot be read, or in another folder
+        that a server does not distinguish from this one; the log names it.
+    left_out: number of files that are not read as images, by suffix.
+    empty: number of tiles without content that were left out.
     """
 
     added: int
@@ -35,15 +50,39 @@ class IndexReport:
     removed: int
     kept: int
     broken: tuple[tuple[str, str], ...]
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    empty: int = 0
 
 
 @dataclass(frozen=True)
 class FolderImage:
-    """A file to embed, with its id and the metadata to store."""
+    """A file, a tile or an image in an archive, with its id.
+
+    metadata: to store, as far as it is known without reading the texts of its sample.
+    """
 
     id: str
-    path: Path
+    path: Path | Tile | PackedImage
     metadata: Mapping[str, Any]
+
+    def described(self) -> FolderImage:
+        """Return it with all metadata; read the texts of its sample, which takes a request for each at an address.
+
+        Raises:
+            OSError, NNCLRHubError: a text cannot be read.
+        """
+        if not isinstance(self.path, PackedImage):
+            return self
+        texts = self.path.read_texts()
+        label = _label(self.path.label_in(texts))
+        return replace(
+            self, metadata=metadata_of(self.path.source, self.path.image, texts) | dict(self.metadata) | label
+        )
+
+    @property
+    def name(self) -> str:
+        """The name to show."""
+        return self.path.name if isinstance(self.path, Tile) else str(self.path)
 
 
 @dataclass(frozen=True)
@@ -51,16 +90,16 @@ class FolderChanges:
     """The difference between a folder and a collection.
 
     wanted: files that are new or changed.
-    broken: (path, reason) of files that cannot be opened.
     unchanged: number of files that the collection holds in their present state.
+    moved: metadata to change of unchanged images that are now elsewhere in their archive, by id.
     gone: ids of this folder's items whose file was removed.
-    kept: number of items whose file is missing but may exist in a folder that cannot be read.
+    kept: number of items whose file is missing but may exist in a folder that cannot be read, or in another one.
     known: ids that the collection holds already.
     """
 
     wanted: tuple[FolderImage, ...]
-    broken: tuple[tuple[str, str], ...]
     unchanged: int
+    moved: Mapping[str, Mapping[str, Any]]
     gone: tuple[str, ...]
     kept: int
     known: frozenset[str]
@@ -71,113 +110,236 @@ class FolderChanges:
         changed = sum(one.id in self.known for one in self.wanted)
         return {"new": len(self.wanted) - changed, "changed": changed, "gone": len(self.gone)}
 
-    def report(self, failed: Sequence[tuple[FolderImage, str]], removed: int) -> IndexReport:
+    def report(
+        self,
+        failed: Sequence[tuple[FolderImage, str]],
+        removed: int,
+        left_out: Mapping[str, int],
+        empty: Sequence[FolderImage] = (),
+    ) -> IndexReport:
         """Return the report, once all wanted files have been tried.
 
         Args:
             failed: files that could not be read, with the reason.
             removed: how many items were deleted.
+            left_out: number of other files, by suffix.
+            empty: tiles that were left out.
         """
-        updated = self.counts["changed"] - sum(one.id in self.known for one, _ in failed)
+        without = [*(one for one, _ in failed), *empty]
+        updated = self.counts["changed"] - sum(one.id in self.known for one in without)
         return IndexReport(
-            added=len(self.wanted) - len(failed) - updated,
+            added=len(self.wanted) - len(without) - updated,
             updated=updated,
             unchanged=self.unchanged,
             removed=removed,
             kept=self.kept,
-            broken=(*self.broken, *((str(one.path), reason) for one, reason in failed)),
+            broken=tuple((one.name, reason) for one, reason in failed),
+            left_out=left_out,
+            empty=len(empty),
         )
 
 
-def item_id(path: Path, root: Path) -> str:
-    """Return the id of an indexed file: 32 hex digits of the SHA-256 of its path relative to the indexed folder."""
-    relative = Path(path).relative_to(root).as_posix()
-    return hashlib.sha256(relative.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+@dataclass(frozen=True)
+class Listing:
+    """The images of a folder, of archives or at an address, as a collection identifies them.
+
+    sources: its folders and archives.
+    origins: of each source, its name in the collection (`root`).
+    images: by item id; with tiles instead of files if it is cut into tiles.
+    untiled: (origin, path) of files whose tiles could not be listed.
+    folder: the local folder that was listed; None: something else.
+    """
+
+    sources: Sequence[ImageSource]
+    origins: Sequence[str]
+    images: Mapping[str, ListedImage]
+    untiled: frozenset[tuple[str, str]] = frozenset()
+    folder: Path | None = None
+
+    @property
+    def left_out(self) -> dict[str, int]:
+        """The number of files of its folders and archives that are not images, by suffix."""
+        counts = Counter[str]()
+        for one in self.sources:
+            counts.update(dict(one.left_out))
+            counts.update(left_out(Path(one.absolute)) if one.is_local and not one.archive else {})
+        return dict(counts.most_common())
+
+    def file_of(self, image: ListedImage) -> tuple[str, str]:
+        """Return the origin and the path of an image's file."""
+        path = image.path.rpartition("#")[0] if image.tile is not None else image.path
+        return self.origins[image.source], path
+
+    def state(self, image: ListedImage) -> dict[str, Any]:
+        """Return the metadata by which a change of a file is noticed, besides its path, which its id contains."""
+        return {"root": self.origins[image.source], "size": image.size, "mtime": image.mtime}
+
+    def offset(self, image: ListedImage) -> dict[str, int]:
+        """Return the metadata by which an image is found in its archive; {} if `root` is not the archive itself."""
+        here = self.origins[image.source] == self.sources[image.source].absolute
+        return {OFFSET: image.offset} if image.offset is not None and here else {}
+
+    def item(self, id: str, image: ListedImage) -> FolderImage:
+        """Return an image; see `FolderImage`."""
+        source = self.sources[image.source]
+        metadata = {"path": self.file_of(image)[1]} | self.state(image)
+        if image.offset is not None or not source.is_local:
+            return FolderImage(id, PackedImage(source, image), metadata | self.offset(image))
+        metadata |= _label(label_of(Path(image.path), Path()))
+        if image.tile is not None:
+            box = {BOX: list(image.tile.box)} | ({WINDOW: list(image.tile.window)} if image.tile.window else {})
+            return FolderImage(id, image.tile, metadata | box)
+        return FolderImage(id, Path(source.absolute, image.path), metadata)
 
 
-def images_by_id(root: Path, *, prune: bool = False) -> dict[str, Path]:
-    """Return the paths of `listed` by item id."""
-    return {item_id(path, root): path for path in listed(root, prune=prune)}
+def _label(label: str | None) -> dict[str, str]:
+    return {"label": label} if label else {}
 
 
-def listed(root: Path, *, prune: bool = False) -> list[Path]:
-    """Return the paths of all images below the folder.
+def item_id(source: ImageSource, path: str) -> str:
+    """Return the id of an image: 32 hex digits of the SHA-256 of its path below the folder.
+
+    For a tile, the path ends in its box: `slide.svs#0,0,512,512`. For an image in an archive, it begins with the
+    archive's name, because archives often contain equal names.
+    """
+    name = f"{PurePosixPath(source.absolute).name}/{path}" if source.archive else path
+    return hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+
+
+def list_images_of(
+    given: str | Path,
+    *,
+    prune: bool = False,
+    tiling: Tiling | None = None,
+    reading: ImageReading = PLAIN,
+    origin: Callable[[ImageSource], str] = lambda source: source.absolute,
+) -> Listing:
+    """List the images of a folder, an archive, an address or a pattern.
 
     Args:
         prune: accept a folder without images, since its last image may have been removed. A folder that is completely
             empty is refused all the same: its disk may not be mounted, and then nothing must be deleted.
+        tiling: list tiles of the images. A file that is damaged stays as it is, and is reported when it is read.
+        reading: of the tiles.
+        origin: returns the name of a source in the collection.
 
     Raises:
         NoImages: if there are none.
+        InvalidRequest: two images have the same path, or see `find_images`.
     """
+    sources, images = _found(given, prune=prune)
+    origins = [origin(source) for source in sources]
+    untiled = set()
+    if tiling is not None:
+        images = in_tiles(sources, images, replace(tiling, skip_empty=False), reading)
+        untiled = {(origins[one.source], one.path) for one in images if one.tile is None}
+    by_id: dict[str, ListedImage] = {}
+    for one in images:
+        id = item_id(sources[one.source], one.path)
+        other = by_id.get(id)
+        # within an archive, the last one counts, as when it is unpacked: `tar -r` adds the new state of a file
+        if other is not None and (other.source != one.source or one.offset is None):
+            raise InvalidRequest(
+                f"{named(sources, other)} and {named(sources, one)} have the same path below their folder or archive, "
+                "so one would replace the other; index them into different collections."
+            )
+        by_id[id] = one
+    folder = Path(given).resolve() if Path(given).is_dir() else None
+    return Listing(sources, origins, by_id, frozenset(untiled), folder)
+
+
+def check_images(given: str | Path, *, prune: bool = False) -> int | None:
+    """Report what `list_images_of` would refuse, as far as it is known quickly.
+
+    Returns:
+        The number of images of a folder; None for archives and addresses, which are listed only once.
+
+    Raises:
+        NoImages, InvalidRequest: see `list_images_of`.
+    """
+    if not is_packed(given):
+        return len(_found(given, prune=prune)[1])
+    find_places([given])
+    return None
+
+
+def _found(given: str | Path, *, prune: bool) -> tuple[list[ImageSource], list[ListedImage]]:
+    place = Path(given)
+    if place.is_file() and not is_archive(place.name):
+        raise NoImages(f"{given} is a file; expected a folder of images, or a tar or zip file of images.")
     try:
-        return list_images(root)
+        return find_images([given])
     except NoImages:
-        if not prune or not root.is_dir():
+        if not prune or not place.is_dir():
             raise
-    if not any(root.iterdir()):
+    if not any(place.iterdir()):
         raise NoImages(
-            f"{root} is empty, which may mean that its disk is not mounted, so nothing was deleted. Mount the disk; if "
-            "the images were removed on purpose, put any other file into the folder and prune again."
+            f"{given} is empty, which may mean that its disk is not mounted, so nothing was deleted. Mount the disk; "
+            "if the images were removed on purpose, put any other file into the folder and prune again."
         )
-    return []
+    return [ImageSource(str(given), str(place.resolve()))], []
 
 
 def find_changes(
-    root: Path,
-    found: Mapping[str, Path],
-    known: Mapping[str, Mapping[str, Any]],
-    *,
-    origin: str,
-    prune: bool = False,
+    listing: Listing, known: Mapping[str, Mapping[str, Any]], *, prune: bool = False, unique: bool = True
 ) -> FolderChanges:
-    """Compare a folder's files with the metadata of the items that a collection holds.
+    """Compare images with the metadata of the items that a collection holds.
 
     Args:
-        found: its images, from `images_by_id`.
         known: metadata of indexed items by id.
-        origin: stored as `root`, the folder's name in the collection.
         prune: removed files will be deleted from the collection; log the folders whose items are kept.
+        unique: no other folder has these origins; otherwise pruning keeps all items, since their files may be there.
 
     Raises:
-        NoImages: if the folder holds no image, and the collection none of its items.
+        NoImages: there is no image, and the collection holds none of these folders.
     """
-    gone, kept = _gone(root, found, known, origin, prune=prune)
-    if not (found or gone or kept):
-        raise NoImages(f"{root} holds no images, and the collection holds none of its images; give a folder of images.")
-    wanted, broken = [], []
-    for id, path in found.items():
-        try:
-            stat = path.stat()
-        except OSError as error:  # a dangling link, or removed since the folder was listed
-            broken.append((str(path), f"The file cannot be opened ({error.strerror})."))
-            continue
-        state = {"root": origin, "size": stat.st_size, "mtime": stat.st_mtime}
-        if id in known and all(known[id].get(name) == value for name, value in state.items()):
-            continue
-        label = label_of(path, root)
-        metadata = {"path": path.relative_to(root).as_posix(), **state} | ({"label": label} if label else {})
-        wanted.append(FolderImage(id, path, metadata))
+    gone, kept = _gone(listing, known, prune=prune)
+    if prune and not unique:
+        _log_other_folder(listing, [str(known[id]["root"]) for id in gone])
+        gone, kept = (), kept + len(gone)
+    if not (listing.images or gone or kept):
+        raise NoImages(
+            f"{listing.sources[0].given} holds no images, and the collection holds none of its images; give a folder "
+            "of images."
+        )
+    wanted = {
+        id: image
+        for id, image in listing.images.items()
+        if id not in known or not listing.state(image).items() <= known[id].items()
+    }
     return FolderChanges(
-        wanted=tuple(wanted),
-        broken=tuple(broken),
-        unchanged=len(found) - len(wanted) - len(broken),
+        wanted=tuple(starmap(listing.item, wanted.items())),
+        unchanged=len(listing.images) - len(wanted),
+        moved={
+            id: listing.offset(image)
+            for id, image in listing.images.items()
+            if id not in wanted and not listing.offset(image).items() <= known[id].items()
+        },
         gone=gone,
         kept=kept if prune else 0,
         known=frozenset(known),
     )
 
 
-def _gone(
-    root: Path, found: Mapping[str, Path], known: Mapping[str, Mapping[str, Any]], origin: str, *, prune: bool
-) -> tuple[tuple[str, ...], int]:
+def _gone(listing: Listing, known: Mapping[str, Mapping[str, Any]], *, prune: bool) -> tuple[tuple[str, ...], int]:
     """Return the items whose file was removed; and how many more have a file that may exist but cannot be seen."""
     hidden = cache(_why_hidden)
+    roots = {name: Path(one.absolute) for name, one in zip(listing.origins, listing.sources, strict=True)}
+    folders = {name for name, one in zip(listing.origins, listing.sources, strict=True) if not one.archive}
+    removed = cache(lambda origin: listing.folder in Path(origin).parents and not os.path.lexists(origin))
     gone: list[str] = []
     kept = Counter[Path]()
     for id, one in known.items():
-        if one.get("root") == origin and id not in found:
-            above = (root / up for up in PurePosixPath(str(one.get("path", ""))).parents[:-1])
+        origin, path = str(one.get("root")), str(one.get("path", ""))
+        if id in listing.images:
+            continue
+        lost = origin not in roots and OFFSET in one and removed(origin)  # an archive of the folder
+        if lost or (origin in roots and (origin, path) not in listing.untiled):
+            above: Iterable[Path] = ()
+            if lost:
+                above = (up for up in Path(origin).parents if listing.folder in (up, *up.parents))
+            elif origin in folders:
+                above = (roots[origin] / up for up in PurePosixPath(path).parents[:-1])
             place = next(filter(hidden, above), None)
             if place is None:
                 gone.append(id)
@@ -191,6 +353,24 @@ def _gone(
             count,
         )
     return tuple(gone), sum(kept.values())
+
+
+def _log_other_folder(listing: Listing, origins: Iterable[str]) -> None:
+    """Log the origins of missing items that another folder may have."""
+    archives = {
+        name: f":{PurePosixPath(one.absolute).name}"
+        for name, one in zip(listing.origins, listing.sources, strict=True)
+        if one.archive
+    }
+    for origin, count in Counter(origins).items():
+        log.warning(
+            "%d items of source %s are not in %s but are kept, because another folder of this name on this machine "
+            "would have the same source; to delete them, repeat with --source %s",
+            count,
+            origin,
+            listing.sources[0].given,
+            shlex.quote(origin.removesuffix(archives.get(origin, ""))),
+        )
 
 
 def _why_hidden(folder: Path) -> str | None:

@@ -1,4 +1,4 @@
-"""Put a folder of images into a collection, and update it when the folder changes.
+"""Put a folder of images, or archives of images, into a collection, and update it when they change.
 
 Running it again adds new files, embeds changed files (by size or modification time) again, and with `prune` deletes the
 items whose file was removed. Every batch is durable when it is done, so an interrupted run continues where it stopped.
@@ -7,18 +7,30 @@ items whose file was removed. Every batch is durable when it is done, so an inte
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-
+from nnclr_hub.encoder.channel_image import AnyImage
 from nnclr_hub.encoder.decoding_pool import decoding_processes
+from nnclr_hub.encoder.image_reading import ImageReading
+from nnclr_hub.encoder.tile import Tile
+from nnclr_hub.encoder.tiles import Tiling, is_empty
 from nnclr_hub.errors import ImageError, InvalidRequest
 from nnclr_hub.read_ahead import batches, read_ahead
+from nnclr_hub.remote_files import is_address
 from nnclr_hub.store.base import Collection, Progress
 from nnclr_hub.store.pages import pages
 from nnclr_hub.workbench.add_request import AddRequest, NewImage
-from nnclr_hub.workbench.folder_changes import FolderChanges, FolderImage, IndexReport, find_changes, images_by_id
+from nnclr_hub.workbench.folder_changes import (
+    BOX,
+    FolderChanges,
+    FolderImage,
+    IndexReport,
+    Listing,
+    find_changes,
+    list_images_of,
+)
 from nnclr_hub.workbench.ingestion import Draft, Ingestion, read_image
 from nnclr_hub.workbench.write_lock import OpenTargets
 
@@ -30,10 +42,11 @@ PAGE = 1000
 
 def index_folder(
     open_targets: OpenTargets,
-    folder: Path,
+    folder: str | Path,
     *,
     prune: bool = False,
     thumbnails: bool = True,
+    tiling: Tiling | None = None,
     begin: Callable[[FolderChanges], None] = lambda changes: None,
     progress: Progress = lambda done, total: None,
 ) -> IndexReport:
@@ -41,9 +54,11 @@ def index_folder(
 
     Args:
         open_targets: opens what to write to; called once per batch.
-        folder: read with all its subfolders; an image's parent folder is its label.
+        folder: read with all its subfolders; an image's parent folder is its label. Or an archive, an address or a
+            pattern, see `find_images`.
         prune: delete items of this folder whose file was removed. Items of a subfolder that is empty, a link, or
             unreadable are kept, since their files may exist; the report counts them as `kept`.
+        tiling: embed tiles of the images instead of whole images; None: whole images.
         begin: called with the changes before the work starts.
         progress: called with (done, total), counted in images to embed.
 
@@ -51,38 +66,66 @@ def index_folder(
         NoImages: if the folder holds no image; with `prune`, if it never held one or is empty.
         InvalidRequest: if the collection holds images of another folder under the same relative paths.
     """
-    root = Path(folder).resolve()
-    found = images_by_id(root, prune=prune)
     with open_targets() as targets:
-        collection = targets[0].collection
+        collection, reading = targets[0].collection, targets[0].embedder.reading
+    listing = list_images_of(folder, prune=prune, tiling=tiling, reading=reading)
     known = _known(collection)
-    _refuse_clash(collection, root, found, known)
-    changes = find_changes(root, found, known, origin=str(root), prune=prune)
+    _refuse_clash(collection, listing, known)
+    if not prune:
+        _refuse_other_tiles(collection, listing, known)
+    changes = find_changes(listing, known, prune=prune)
     begin(changes)
     new = [(one, NewImage(one.id, one.path, one.metadata, thumbnails)) for one in changes.wanted]
-    failed = _add(open_targets, new, progress)
+    for moved in batches(changes.moved.items(), PAGE):
+        with open_targets() as targets:
+            for target in targets:
+                target.collection.update_each(dict(moved))
+    failed, empty = _add(open_targets, new, reading, tiling, progress)
     removed = sum(_delete(open_targets, ids) for ids in batches(changes.gone, PAGE)) if prune else 0
-    return changes.report(failed, removed)
+    return changes.report(failed, removed, listing.left_out, empty)
 
 
 def _add(
-    open_targets: OpenTargets, new: Sequence[tuple[FolderImage, NewImage]], progress: Progress
-) -> list[tuple[FolderImage, str]]:
-    """Store images batch by batch; return those that could not be read, with the reason."""
+    open_targets: OpenTargets,
+    new: Sequence[tuple[FolderImage, NewImage]],
+    reading: ImageReading,
+    tiling: Tiling | None,
+    progress: Progress,
+) -> tuple[list[tuple[FolderImage, str]], list[FolderImage]]:
+    """Store images batch by batch; return those that could not be read, with the reason, and empty tiles."""
     failed: list[tuple[FolderImage, str]] = []
+    empty: list[FolderImage] = []
     done = 0
-    every = batches(new, BATCH, lambda one: one[0].metadata["size"], MAX_BATCH_BYTES)
-    with decoding_processes(images=len(new)):
-        for batch, results in read_ahead(every, lambda one: read_image(one[1])):
+    every = batches(new, BATCH, lambda one: _bytes(one[0]), MAX_BATCH_BYTES)
+    with decoding_processes(images=None if tiling is not None else len(new)):
+        for batch, results in read_ahead(every, lambda one: _read(*one, reading)):
+            if tiling is not None and tiling.skip_empty:
+                blank = [not isinstance(one, ImageError) and one[0] is not None and is_empty(one[0]) for one in results]
+                empty += [file for (file, _), skip in zip(batch, blank, strict=True) if skip]
+                done += sum(blank)
+                batch = [one for one, skip in zip(batch, blank, strict=True) if not skip]
+                results = [one for one, skip in zip(results, blank, strict=True) if not skip]
             errors = _store(Ingestion(open_targets, AddRequest([image for _, image in batch])), results)
             failed += [(file, str(error)) for (file, _), error in zip(batch, errors, strict=True) if error is not None]
             done += len(batch)
             progress(done, len(new))
-    return failed
+    return failed, empty
+
+
+def _read(file: FolderImage, new: NewImage, reading: ImageReading) -> tuple[AnyImage | None, Draft] | ImageError:
+    return read_image(replace(new, metadata=file.described().metadata), reading)
+
+
+def _bytes(one: FolderImage) -> int:
+    """Return the size of an image; a tile is read alone, and its pixels count as if they were compressed."""
+    if not isinstance(one.path, Tile):
+        return one.metadata["size"]
+    left, top, right, bottom = one.path.box
+    return (right - left) * (bottom - top)
 
 
 def _store(
-    ingestion: Ingestion, results: Sequence[tuple[Image.Image | None, Draft] | ImageError]
+    ingestion: Ingestion, results: Sequence[tuple[AnyImage | None, Draft] | ImageError]
 ) -> list[ImageError | None]:
     """Embed images that were read, and upsert them in one durable write; return an error or None for each."""
     images = {i: image for i, one in enumerate(results) if (image := ingestion.set_read(i, one)) is not None}
@@ -99,20 +142,46 @@ def _delete(open_targets: OpenTargets, ids: Sequence[str]) -> int:
     return deleted[0]
 
 
+def _refuse_other_tiles(collection: Collection, listing: Listing, known: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse to add tiles next to other tiles, or whole images, of the same files; pruning replaces them."""
+    files = set(map(listing.file_of, listing.images.values())) - listing.untiled
+    other = [
+        one for id, one in known.items() if id not in listing.images and (one.get("root"), one.get("path")) in files
+    ]
+    if other:
+        raise InvalidRequest(
+            f"Collection {collection.name!r} has {_cut(other)} of these files, such as {other[0]['path']}; index them "
+            "in the same way, or replace them with --prune."
+        )
+
+
+def _cut(items: Sequence[Mapping[str, Any]]) -> str:
+    """Describe how the files of items were cut."""
+    path = items[0]["path"]
+    # clients can write metadata, too
+    found = [one[BOX] for one in items if one["path"] == path and isinstance(one.get(BOX), list)]
+    boxes = [box for box in found if len(box) == 4 and all(isinstance(side, int) for side in box)]
+    if not boxes:
+        return f"{len(items)} whole images (no --tile)"
+    side = max(right - left for left, _, right, _ in boxes)
+    # the last tiles are moved inside, so only the first ones have the regular distance
+    starts = max((sorted({box[axis] for box in boxes}) for axis in (0, 1)), key=len)
+    overlap = f" --overlap {side - starts[1]}" if len(starts) > 2 and starts[1] < side else ""
+    return f"{len(items)} tiles (--tile {side}{overlap})"
+
+
 def _known(collection: Collection) -> dict[str, dict[str, Any]]:
     """Return the metadata of the items that came from a folder, by id."""
     indexed = pages(collection, {"must": [{"key": "root", "exists": True}]}, limit=PAGE, with_vector=False)
     return {item.id: dict(item.metadata) for items in indexed for item in items}
 
 
-def _refuse_clash(
-    collection: Collection, root: Path, found: Mapping[str, Path], known: Mapping[str, Mapping[str, Any]]
-) -> None:
+def _refuse_clash(collection: Collection, listing: Listing, known: Mapping[str, Mapping[str, Any]]) -> None:
     """Refuse a second folder with the same relative paths, which would overwrite the first; a moved folder is fine."""
-    for id in found.keys() & known.keys():
-        other = known[id]["root"]
-        if other != str(root) and Path(other, known[id]["path"]).exists():
+    for id in listing.images.keys() & known.keys():
+        other, root = str(known[id]["root"]), listing.origins[listing.images[id].source]
+        if other != root and (is_address(other) or Path(other).is_file() or Path(other, known[id]["path"]).exists()):
             raise InvalidRequest(
-                f"Collection {collection.name!r} already holds {known[id]['path']!r} of {other}; index {root} into "
-                "another collection, or index a folder that contains both."
+                f"Collection {collection.name!r} already has {known[id]['path']} of {other}; index {root} into another "
+                "collection, or index a folder that contains both."
             )

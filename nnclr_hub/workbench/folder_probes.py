@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from nnclr_hub.encoder.features import FeatureSource, extract_features, unit_rows
+from nnclr_hub.encoder.features import FeatureSource, ImageFile, extract_features, unit_rows
 from nnclr_hub.encoder.labeled import LabeledImages, first_names, read_labeled
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.probe.linear_probe import LinearProbe, Prediction
@@ -38,7 +38,7 @@ class Fitted:
 
 def fit_probe(
     encoder: FeatureSource,
-    data: Path,
+    data: str | Path,
     *,
     l2: float | None = None,
     balanced: bool = False,
@@ -52,8 +52,8 @@ def fit_probe(
     """Fit a probe on the unit vectors of labeled images.
 
     Args:
-        data: a folder with one folder per class, or a table. If it has train/, only that is fitted on, and val/ selects
-            the L2 penalty.
+        data: a folder or an archive with one folder per class, or a table. If a folder has train/, only that is fitted
+            on, and val/ selects the L2 penalty.
         l2: strength of the penalty; None selects it.
         balanced: give every class the same weight, however rare it is.
         threshold: see `LinearProbe`.
@@ -66,15 +66,16 @@ def fit_probe(
     """
     from nnclr_hub.probe.linear import fit_linear_probe  # imports torch
 
-    parts = data / "train" if (data / "train").is_dir() and labels is None else data
+    folder = Path(data)
+    parts = folder / "train" if (folder / "train").is_dir() and labels is None else data
     images = read_labeled(parts, labels, root).labeled
     classes = images.classes
     _refuse_one_class(parts, images)
     vectors, kept, broken = _vectors(encoder, images.paths, progress)
     images = images.keep(kept)
     validation = None
-    if parts != data and (data / "val").is_dir() and l2 is None:
-        validation, more = _validation(encoder, data / "val", classes, progress)
+    if parts != data and (folder / "val").is_dir() and l2 is None:
+        validation, more = _validation(encoder, folder / "val", classes, progress)
         broken += more
 
     def fit(rows: np.ndarray) -> LinearProbe:
@@ -107,7 +108,7 @@ def _validation(
     return (vectors, _targets(images.keep(kept), classes)), broken
 
 
-def _refuse_one_class(parts: Path, images: LabeledImages) -> None:
+def _refuse_one_class(parts: str | Path, images: LabeledImages) -> None:
     classes = images.classes
     if len(classes) < (1 if images.several else 2):
         raise InvalidRequest(
@@ -119,7 +120,7 @@ def _refuse_one_class(parts: Path, images: LabeledImages) -> None:
 def evaluate_probe(
     probe: LinearProbe,
     encoder: FeatureSource,
-    data: Path,
+    data: str | Path,
     *,
     labels: Path | None = None,
     root: Path | None = None,
@@ -132,7 +133,7 @@ def evaluate_probe(
         InvalidRequest: if no image has one of its classes.
     """
     probe.require(encoder.fingerprint)
-    split = next((data / part for part in ("test", "val") if (data / part).is_dir()), data)
+    split = next((one for part in ("test", "val") if (one := Path(data, part)).is_dir()), data)
     parts = data if labels is not None else split
     every = read_labeled(parts, labels, root)
     if every.several != probe.several:
@@ -161,10 +162,10 @@ def evaluate_probe(
 def predict_labels(
     probe: LinearProbe,
     encoder: FeatureSource,
-    paths: Sequence[Path],
+    paths: Sequence[ImageFile],
     *,
     progress: Progress = lambda done, total: None,
-) -> tuple[list[Path], Prediction, list[tuple[str, str]]]:
+) -> tuple[list[ImageFile], Prediction, list[tuple[str, str]]]:
     """Return the readable images, the probe's prediction for them, and the other files with the reason.
 
     Raises:
@@ -201,7 +202,7 @@ def predict_collection(
 
 
 def _vectors(
-    encoder: FeatureSource, paths: Sequence[Path], progress: Progress
+    encoder: FeatureSource, paths: Sequence[ImageFile], progress: Progress
 ) -> tuple[np.ndarray, list[int], list[tuple[str, str]]]:
     """Return unit rows of the readable images, their positions, and the other files with the reason."""
     found = extract_features(encoder, paths, progress=progress)

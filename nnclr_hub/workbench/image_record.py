@@ -11,7 +11,9 @@ import io
 import numpy as np
 from PIL import Image
 
-from nnclr_hub.encoder.decoding import Source, decode_image
+from nnclr_hub.encoder.channel_image import AnyImage, ChannelImage, for_people
+from nnclr_hub.encoder.decoding import DecodableImage, decode_any
+from nnclr_hub.encoder.image_reading import ImageReading
 from nnclr_hub.store.checks import MAX_THUMBNAIL
 
 # metadata key of every indexed image: SHA-256 of its size and upright RGB pixels
@@ -21,22 +23,24 @@ SIDE = 256  # pixels of the longer side
 QUALITIES = (85, 60, 30, 10)
 
 
-def record(source: Source, with_thumbnail: bool, with_image: bool) -> tuple[str, np.ndarray | None, Image.Image | None]:
+def record(
+    source: DecodableImage, reading: ImageReading, with_thumbnail: bool, with_image: bool
+) -> tuple[str, np.ndarray | None, AnyImage | None]:
     """Decode an image; return its hash, its thumbnail as (N,) uint8, and itself."""
-    image = decode_image(source)
+    image = decode_any(source, reading)
     thumbnail = np.frombuffer(make_thumbnail(image), np.uint8) if with_thumbnail else None
     return pixel_hash(image), thumbnail, image if with_image else None
 
 
-def make_thumbnail(image: Image.Image) -> bytes:
+def make_thumbnail(image: AnyImage) -> bytes:
     """Return a JPEG of at most 256 pixels per side, in the best quality that the store accepts.
 
     Smaller images are not enlarged.
 
     Args:
-        image: RGB, upright.
+        image: upright; of several channels, the first three are shown as red, green and blue.
     """
-    small = image.copy()
+    small = for_people(image).copy()
     small.thumbnail((SIDE, SIDE), reducing_gap=2.0)
     for quality in QUALITIES[:-1]:
         if len(jpeg := _jpeg(small, quality)) <= MAX_THUMBNAIL:
@@ -44,15 +48,16 @@ def make_thumbnail(image: Image.Image) -> bytes:
     return _jpeg(small, QUALITIES[-1])
 
 
-def pixel_hash(image: Image.Image) -> str:
+def pixel_hash(image: AnyImage) -> str:
     """Return a hash that is equal for equal images, whatever their files are.
 
-    It is the SHA-256, in hex, of width and height (8 bytes each, little-endian) and the RGB bytes row by row.
+    It is the SHA-256, in hex, of width and height (8 bytes each, little-endian) and the bytes of RGB, or of all
+    channels, row by row.
 
     Args:
-        image: as `decode_image` returns it: RGB, upright.
+        image: as `decode_any` returns it, upright.
     """
-    rgb = image if image.mode == "RGB" else image.convert("RGB")
+    rgb = image if isinstance(image, ChannelImage) else for_people(image)
     digest = hashlib.sha256(b"".join(side.to_bytes(8, "little") for side in rgb.size))
     digest.update(rgb.tobytes())
     return digest.hexdigest()

@@ -4,7 +4,7 @@
     while (embedder := ingestion.store()) is not None:      # until no encoder misses an image
         ingestion.set_vectors(embedder, range(len(images)), embedder.embed_each([...]))
         for i in range(len(images)):
-            ingestion.read(i)
+            ingestion.read(i, embedder)
     ingestion.errors
 
 No lock is held while images are decoded and embedded, so other writers wait only for a write. If a re-embedding of the
@@ -15,20 +15,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
+from nnclr_hub.encoder.channel_image import AnyImage
 from nnclr_hub.encoder.decoding import image_of, run_isolated
 from nnclr_hub.encoder.embedder import Embedder
+from nnclr_hub.encoder.image_reading import ImageReading
 from nnclr_hub.encoder.inputs import as_source
 from nnclr_hub.errors import ImageError, ModelError
 from nnclr_hub.read_ahead import batches, read_ahead
-from nnclr_hub.store.base import Item
+from nnclr_hub.store.base import Collection, Item
 from nnclr_hub.workbench.add_request import AddRequest, NewImage
 from nnclr_hub.workbench.image_record import PIXEL_HASH, record
+from nnclr_hub.workbench.indexed_again import is_indexed, refreshed
 from nnclr_hub.workbench.originals import Originals
 from nnclr_hub.workbench.write_lock import OpenTargets, Target
 
@@ -48,22 +51,25 @@ class Draft:
         return Item(self.id, vector, self.metadata, self.thumbnail)
 
 
-def read_image(new: NewImage, *, with_image: bool = True) -> tuple[Image.Image | None, Draft] | ImageError:
-    """Return the image, RGB and upright, with what is stored of it; or why it cannot be read.
+def read_image(
+    new: NewImage, reading: ImageReading, *, with_image: bool = True
+) -> tuple[AnyImage | None, Draft] | ImageError:
+    """Return the upright image with what is stored of it; or why it cannot be read.
 
     Args:
+        reading: of the encoder that embeds it.
         with_image: False: return None instead of the image.
     """
 
     def take(
-        pixel_hash: str, thumbnail: np.ndarray | None, image: np.ndarray | Image.Image | None
-    ) -> tuple[Image.Image | None, Draft]:
+        pixel_hash: str, thumbnail: np.ndarray | None, image: np.ndarray | AnyImage | None
+    ) -> tuple[AnyImage | None, Draft]:
         jpeg = None if thumbnail is None else thumbnail.tobytes()
         draft = Draft(new.item_id, {**new.metadata, PIXEL_HASH: pixel_hash}, jpeg)
-        return image_of(image) if isinstance(image, np.ndarray) else image, draft
+        return None if image is None else image_of(image), draft
 
     try:
-        return run_isolated(record, as_source(new.image), new.thumbnail, with_image, take=take)
+        return run_isolated(record, as_source(new.image), reading, new.thumbnail, with_image, take=take)
     except ImageError as error:
         return error
 
@@ -84,11 +90,11 @@ class Ingestion:
         self._drafts: dict[int, Draft] = {}
         self._vectors: dict[str, dict[int, np.ndarray]] = {}  # by the encoder's fingerprint, then by position
 
-    def read(self, index: int, *, with_image: bool = True) -> Image.Image | None:
-        """Decode an image and keep its draft, or its error. Blocks; safe in several threads."""
-        return self.set_read(index, read_image(self.images[index], with_image=with_image))
+    def read(self, index: int, embedder: Embedder, *, with_image: bool = True) -> AnyImage | None:
+        """Decode an image for an encoder, and keep its draft or its error. Blocks; safe in several threads."""
+        return self.set_read(index, read_image(self.images[index], embedder.reading, with_image=with_image))
 
-    def set_read(self, index: int, result: tuple[Image.Image | None, Draft] | ImageError) -> Image.Image | None:
+    def set_read(self, index: int, result: tuple[AnyImage | None, Draft] | ImageError) -> AnyImage | None:
         """Keep the result of `read_image`, for a caller that has run it already."""
         if isinstance(result, ImageError):
             self.errors[index] = result
@@ -130,13 +136,24 @@ class Ingestion:
                     self._vectors[target.embedder.fingerprint] = {}
                     return target.embedder
             good = [index for index, error in enumerate(self.errors) if error is None]
+            drafts = self._refreshed(targets[0].collection, good)
             with self._keeping(targets, good) if good else nullcontext():
                 for target in targets:
                     vectors = self._vectors[target.embedder.fingerprint]
-                    items = [self._drafts[index].item(vectors[index]) for index in good]
+                    items = [draft.item(vectors[index]) for index, draft in zip(good, drafts, strict=True)]
                     if items:
                         target.collection.upsert(items)
         return None
+
+    def _refreshed(self, collection: Collection, indices: Sequence[int]) -> list[Draft]:
+        """Return drafts; those of images that are indexed again with the metadata that a user added."""
+        drafts = [self._drafts[index] for index in indices]
+        indexed = [draft.id for draft in drafts if is_indexed(draft.metadata)]
+        kept = {item.id: item.metadata for item in collection.get(indexed)} if indexed else {}
+        return [
+            replace(draft, metadata=refreshed(kept[draft.id], draft.metadata)) if draft.id in kept else draft
+            for draft in drafts
+        ]
 
     @contextmanager
     def _keeping(self, targets: Sequence[Target], indices: Sequence[int]) -> Iterator[None]:
@@ -174,7 +191,8 @@ def add_images(
     """
     ingestion = Ingestion(open_targets, request, originals)
     while (embedder := ingestion.store()) is not None:
-        for batch, decoded in read_ahead(batches(range(len(request.images)), DECODED_AT_ONCE), ingestion.read):
+        read = partial(ingestion.read, embedder=embedder)
+        for batch, decoded in read_ahead(batches(range(len(request.images)), DECODED_AT_ONCE), read):
             good = [(index, image) for index, image in zip(batch, decoded, strict=True) if image is not None]
             vectors = embedder.embed_each([image for _, image in good])
             ingestion.set_vectors(embedder, [index for index, _ in good], vectors)

@@ -6,14 +6,17 @@
     file.done, file.total               # bytes
 
 NDJSON has one object with `id`, `vector` and `metadata` per line. A table has the columns `id` and `vector`. Its column
-`metadata` is JSON text or a struct, and all other columns become metadata, too.
+`metadata` is JSON text or a struct, and all other columns become metadata, too: dates and times as ISO 8601, and
+neither null nor NaN, which pandas writes for a missing number.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import date, time
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,8 +26,9 @@ from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.store.base import Item
 from nnclr_hub.store.exchange.files import require_parquet
 from nnclr_hub.workbench.import_format import ImportFormat
+from nnclr_hub.workbench.parquet_process import parquet_batches
 from nnclr_hub.workbench.payload import decode_vector
-from nnclr_hub.workbench.table_limits import arrow_batches, check_batch, check_parquet
+from nnclr_hub.workbench.table_limits import arrow_batches, check_batch
 
 MOST_LINE = 4 << 20  # bytes: the longest vector as text, and 64 KiB of metadata
 ROWS = 1000
@@ -80,10 +84,12 @@ class ItemFile:
     def _rows(self) -> Iterator[Row]:
         number = 0
         for batch in self._batches():
-            check_batch(batch, MOST_BATCH)
             missing = {"id", "vector"} - set(batch.schema.names)
             if missing:
-                raise InvalidRequest(f"The file has no column {min(missing)!r}; it needs id and vector.")
+                raise InvalidRequest(
+                    f"The file has no column {min(missing)!r}; it needs id and vector. For a table of images, "
+                    "use `nnclr index`."
+                )
             vectors = batch.column("vector")
             others = [name for name in batch.schema.names if name not in FIELDS]
             columns = {name: batch.column(name).to_pylist() for name in ("id", *others)}
@@ -91,28 +97,26 @@ class ItemFile:
                 columns["metadata"] = batch.column("metadata").to_pylist()
             for i in range(len(batch)):
                 number += 1
-                extra = {name: columns[name][i] for name in others if columns[name][i] is not None}
+                extra = {name: value for name in others if (value := _plain(columns[name][i])) is not None}
                 metadata = columns["metadata"][i] if "metadata" in columns else None
                 yield number, _item(columns["id"][i], _numbers(vectors[i]), metadata, extra)
 
     def _batches(self) -> Iterator[Any]:
-        """Yield record batches of at most ROWS rows."""
+        """Yield record batches of at most ROWS rows, which take at most MOST_BATCH when decoded."""
         import pyarrow
-        from pyarrow.parquet import ParquetFile
 
         most = max(MOST_BATCH, MOST_RATIO * self.total)
         if self._format.name == "parquet":
-            with ParquetFile(self._path) as table:
-                texts = check_parquet(table.metadata, most)
-            with ParquetFile(self._path, read_dictionary=texts) as table:
-                for batch in table.iter_batches(ROWS):
-                    yield batch
-                    self.done += self.total * len(batch) // max(1, table.metadata.num_rows)
+            for batch, rows in parquet_batches(self._path, ROWS, MOST_BATCH, 2 * most):
+                yield batch
+                self.done = min(self.total, self.done + self.total * len(batch) // max(1, rows))
             return
         with pyarrow.memory_map(str(self._path)) as source:
             for large in arrow_batches(source, most):
                 for start in range(0, len(large), ROWS):
-                    yield large.slice(start, ROWS)
+                    batch = large.slice(start, ROWS)
+                    check_batch(batch, MOST_BATCH)
+                    yield batch
                 self.done = min(self.total, self.done + large.nbytes)
 
 
@@ -134,9 +138,18 @@ def _item(id: Any, vector: Any, metadata: Any, extra: Mapping[str, Any]) -> Item
             metadata = json.loads(metadata)
         if not isinstance(metadata, Mapping | None):
             return f"The metadata must be an object, got {metadata!r:.80}."
+        if type(id) is int:
+            id = str(id)
         return Item(id, decode_vector(vector), {**extra, **(metadata or {})})
     except (InvalidRequest, ValueError, RecursionError) as error:
         return str(error)
+
+
+def _plain(value: Any) -> Any:
+    """Return what JSON has for the value of a cell."""
+    if isinstance(value, date | time):
+        return value.isoformat()
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def _numbers(value: Any) -> Any:

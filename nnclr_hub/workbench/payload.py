@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nnclr_hub.encoder.packed_image import PackedImage
 from nnclr_hub.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -103,6 +104,8 @@ def image_file(image: ImageLike) -> tuple[str, bytes]:
     """
     if isinstance(image, bytes):
         return "image", image
+    if isinstance(image, PackedImage):
+        return image.name.encode("utf-8", "replace").decode(), image.read()
     if isinstance(image, Path | str):
         from nnclr_hub.errors import ImageError
 

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from PIL import Image
 
+from nnclr_hub.encoder.channel_image import AnyImage
 from nnclr_hub.encoder.decoding_pool import decoding_processes
 from nnclr_hub.encoder.embedder import Embedder
+from nnclr_hub.encoder.image_reading import ImageReading
 from nnclr_hub.errors import CollectionNotFound, ImageError, InvalidRequest, StoreError
 from nnclr_hub.read_ahead import batches, read_ahead
 from nnclr_hub.store.base import Collection, CollectionSpec, Item, Progress, VectorStore
@@ -113,11 +114,18 @@ def _reembed(
     store, old = bench.store, bench.store.get(name)
     if old.spec.fingerprint == embedder.fingerprint:
         return Reembedded(None, old.count(), 0, kept=None)
+    reading = ImageReading.of_source(old.spec.model)
+    if embedder.reading != reading:
+        raise InvalidRequest(
+            f"Collection {name!r} reads {str(reading) or 'all channels of the first page'} of each image, and "
+            f"{embedder.name} reads {str(embedder.reading) or 'all'}; re-embed it with "
+            f"{reading.within(embedder.name)!r}, or index its images into another collection."
+        )
     with bench.write_lock.alone():  # running writes go to the old collection only, so they must end first
         replacement = _replacement(store, name, old, embedder)
         bench.built_here.add(replacement.collection.name)
     new = replacement.collection
-    read = partial(read_source, folders=folders, originals=bench.originals)
+    read = partial(read_source, reading=embedder.reading, folders=folders, originals=bench.originals)
     embedded, left_out = _catch_up(old, new, embedder, {}, read, bench.write_lock.alone, progress)
     with bench.write_lock.alone():
         more, left_out = _catch_up(old, new, embedder, left_out, read, nullcontext, lambda done, total: None)
@@ -209,7 +217,7 @@ def _catch_up(
     new: Collection,
     embedder: Embedder,
     known: Mapping[str, LeftOut],
-    read: Callable[[Mapping[str, Any]], Image.Image | str],
+    read: Callable[[Mapping[str, Any]], AnyImage | str],
     exclusively: Callable[[], AbstractContextManager[None]],
     progress: Progress,
 ) -> tuple[int, dict[str, LeftOut]]:
@@ -224,7 +232,7 @@ def _catch_up(
     total, embedded = old.count(), 0
     left_out: dict[str, LeftOut] = {}
 
-    def source(change: CopiedChange) -> Image.Image | str:
+    def source(change: CopiedChange) -> AnyImage | str:
         assert change.metadata is not None
         if change.id in known and known[change.id].metadata == change.metadata:
             return known[change.id].reason
@@ -252,7 +260,7 @@ def _size(change: CopiedChange) -> int:
     return size if isinstance(size, int) and size > 0 else 0
 
 
-def _embedded(embedder: Embedder, sources: Sequence[Image.Image | str]) -> list[np.ndarray | str]:
+def _embedded(embedder: Embedder, sources: Sequence[AnyImage | str]) -> list[np.ndarray | str]:
     """Return the vector of each image, or the reason why it has none."""
     images = [source for source in sources if not isinstance(source, str)]
     vectors = iter(embedder.embed_each(images) if images else [])

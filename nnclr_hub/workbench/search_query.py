@@ -32,9 +32,9 @@ from nnclr_hub.store.where import parse
 from nnclr_hub.workbench.payload import decode_base64, decode_vector, encode_image, encode_vector
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
-
+    from nnclr_hub.encoder.channel_image import AnyImage
     from nnclr_hub.encoder.embedder import ImageLike
+    from nnclr_hub.encoder.image_reading import ImageReading
 
 Box = tuple[float, float, float, float]
 _SHORT_FORM = ("id", "image", "vector", "box")
@@ -76,8 +76,11 @@ class Example:
             return cls(image=value)
         return cls(id=value) if isinstance(value, str) else cls(vector=value)
 
-    def embeddable(self) -> ImageLike:
+    def embeddable(self, reading: ImageReading | None = None) -> ImageLike:
         """Return the image, or the part of it in the box.
+
+        Args:
+            reading: of the encoder; None: all channels of the first page.
 
         Raises:
             ImageError: if there is a box and the image cannot be read.
@@ -86,10 +89,11 @@ class Example:
         assert self.image is not None
         if self.box is None:
             return self.image  # decoded by the embedder, in its own threads
-        from nnclr_hub.encoder.decoding import decode_image
+        from nnclr_hub.encoder.decoding import decode_any
+        from nnclr_hub.encoder.image_reading import PLAIN
         from nnclr_hub.encoder.inputs import as_source
 
-        return crop_to_box(decode_image(as_source(self.image)), self.box)
+        return crop_to_box(decode_any(as_source(self.image), reading or PLAIN), self.box)
 
     def to_json(self, encode: Callable[[ImageLike], str | None] = encode_image) -> dict[str, Any]:
         """Return the JSON form; see `SearchQuery.to_json`."""
@@ -229,14 +233,14 @@ class SearchQuery:
 
     # ---- from images to matches
 
-    def images(self) -> list[ImageLike]:
-        """Return the images that must be embedded, in the order of `examples`. Decodes those that have a box.
+    def images(self, reading: ImageReading | None = None) -> list[ImageLike]:
+        """Return the images that must be embedded, in the order of `examples`; for `reading` see `Example.embeddable`.
 
         Raises:
             ImageError: if an image with a box cannot be read.
             InvalidRequest: if a box is not inside its image.
         """
-        return [example.embeddable() for example in self.examples if example.image is not None]
+        return [example.embeddable(reading) for example in self.examples if example.image is not None]
 
     def resolve(self, vectors: Iterable[np.ndarray | ImageError]) -> Self:
         """Return the same query with a vector in place of each image.
@@ -354,7 +358,7 @@ class SearchQuery:
         return cls(**examples, **options)
 
 
-def crop_to_box(image: Image, box: Box) -> Image:
+def crop_to_box(image: AnyImage, box: Box) -> AnyImage:
     """Return the part of an upright image inside a box, to whole pixels.
 
     Raises:

@@ -14,11 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
-from nnclr_hub.encoder.decoding import decode_image
-from nnclr_hub.errors import ImageError, ItemNotFound
+from nnclr_hub.encoder.channel_image import AnyImage, for_people
+from nnclr_hub.encoder.decoding import decode_any
+from nnclr_hub.encoder.image_reading import PLAIN, ImageReading
+from nnclr_hub.encoder.packed_image import ImageSource, ListedImage, PackedImage
+from nnclr_hub.encoder.tile import Tile
+from nnclr_hub.errors import ImageError, InvalidRequest, ItemNotFound
 from nnclr_hub.store.base import Collection
+from nnclr_hub.workbench.folder_changes import BOX, OFFSET, WINDOW
 from nnclr_hub.workbench.image_record import PIXEL_HASH, pixel_hash
 from nnclr_hub.workbench.originals import Originals
 
@@ -56,7 +61,7 @@ def read_original(
     [item] = collection.get([id]) or [None]
     if item is None:
         raise ItemNotFound(f"Collection {collection.name!r} has no item {id!r:.150}.")
-    found = _read(item.metadata, folders, originals)
+    found = _read(item.metadata, ImageReading.of_source(collection.spec.model), folders, originals)
     if not isinstance(found, str):
         return _shown(*found)
     if item.thumbnail is None:
@@ -65,14 +70,18 @@ def read_original(
 
 
 def read_source(
-    metadata: Mapping[str, Any], folders: Sequence[Path] | None, originals: Originals | None = None
-) -> Image.Image | str:
-    """Return the image that an item was made from, RGB and upright, or why it is unavailable.
+    metadata: Mapping[str, Any],
+    folders: Sequence[Path] | None,
+    originals: Originals | None = None,
+    reading: ImageReading = PLAIN,
+) -> AnyImage | str:
+    """Return the image that an item was made from, upright, or why it is unavailable.
 
     Args:
         folders, originals: as in `read_original`.
+        reading: of the collection's encoder.
     """
-    found = _read(metadata, folders, originals)
+    found = _read(metadata, reading, folders, originals)
     return found if isinstance(found, str) else found[1]
 
 
@@ -80,44 +89,64 @@ def read_source(
 
 
 def _read(
-    metadata: Mapping[str, Any], folders: Sequence[Path] | None, originals: Originals | None
-) -> tuple[bytes, Image.Image] | str:
+    metadata: Mapping[str, Any], reading: ImageReading, folders: Sequence[Path] | None, originals: Originals | None
+) -> tuple[bytes, AnyImage] | str:
     """Return the file's bytes and its image. Reads once, so the checked bytes are those that are returned."""
     kept = None if originals is None else originals.read(metadata.get(PIXEL_HASH))
     if kept is not None:
-        return _checked(kept, metadata)
+        return _checked(kept, metadata, reading)
     root, relative = metadata.get("root"), metadata.get("path")
     if not isinstance(root, str) or not isinstance(relative, str):
         return "it has no source file: it was not added by `nnclr index`, and the original of an upload was not kept"
     if not Path(root).is_absolute():  # FOLDER@HOST of `nnclr index --server`, or whatever its --source says
-        return f"it was uploaded from {root}, and its file is not on this machine"
-    path = Path(root, relative)
-    recorded = metadata.get(PIXEL_HASH)
+        return f"it comes from {root}, and its file is not on this machine"
+    recorded, offset = metadata.get(PIXEL_HASH), metadata.get(OFFSET)
+    path = Path(root, relative) if offset is None else Path(root)  # of the archive
     try:
         if folders is not None and not any(path.resolve().is_relative_to(folder.resolve()) for folder in folders):
             return "its file is not in a folder that may be read"
         stat = path.stat()
         if recorded is None and (stat.st_size, stat.st_mtime) != (metadata.get("size"), metadata.get("mtime")):
             return "its file has changed"
-        data = path.read_bytes()
-    except (OSError, ValueError):
+        box = metadata.get(BOX)
+        if box is not None:  # a tile of an image that may be too large to read as a whole
+            return _tile(Tile(str(path), tuple(box), metadata.get(WINDOW)), metadata, reading)
+        if offset is None:
+            data = path.read_bytes()
+        else:
+            archive = ImageSource(root, root, True, stat.st_mtime)
+            data = PackedImage(archive, ListedImage(0, relative, metadata["size"], 0.0, offset)).read()
+    except (OSError, ValueError, TypeError, KeyError):
         return "its file is missing"
-    return _checked(data, metadata)
+    except (ImageError, InvalidRequest) as error:
+        return str(error)
+    return _checked(data, metadata, reading)
 
 
-def _checked(data: bytes, metadata: Mapping[str, Any]) -> tuple[bytes, Image.Image] | str:
+def _tile(tile: Tile, metadata: Mapping[str, Any], reading: ImageReading) -> tuple[bytes, AnyImage] | str:
     try:
-        image = decode_image(data)
+        image = decode_any(tile, reading)
+    except ImageError as error:
+        return str(error)
+    return (b"", image) if metadata.get(PIXEL_HASH) in (None, pixel_hash(image)) else "its file has changed"
+
+
+def _checked(data: bytes, metadata: Mapping[str, Any], reading: ImageReading) -> tuple[bytes, AnyImage] | str:
+    try:
+        image = decode_any(data, reading)
     except ImageError as error:
         return str(error)
     return (data, image) if metadata.get(PIXEL_HASH) in (None, pixel_hash(image)) else "its file has changed"
 
 
-def _shown(data: bytes, image: Image.Image) -> Original:
-    with Image.open(io.BytesIO(data)) as opened:
-        media_type = SHOWN.get(opened.format or "")
+def _shown(data: bytes, image: AnyImage) -> Original:
+    try:
+        with Image.open(io.BytesIO(data)) as opened:
+            media_type = SHOWN.get(opened.format or "")
+    except UnidentifiedImageError:  # a reader's format
+        media_type = None
     if media_type is not None:
         return Original(data, media_type, "source")
     file = io.BytesIO()
-    image.save(file, "PNG", compress_level=1)
+    for_people(image).save(file, "PNG", compress_level=1)
     return Original(file.getvalue(), "image/png", "source")

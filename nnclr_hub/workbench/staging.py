@@ -8,8 +8,9 @@
     note(ticket, ["id"])                        # records that these are being added; see `noted`
     unstage(ticket)
 
-    with opened_images(file, most_bytes=20_000_000) as (images, left_out):
-        images[0].name, images[0].label, images[0].read()                       # read only when it is needed
+    with opened_images(file, most_bytes=20_000_000) as archive:
+        image = archive.images[0]
+        image.name, image.label, image.read()                                  # read only when it is needed
 
 A ticket is a folder in the cache folder, so its file survives a lost connection and a restart of the server. It is
 deleted after a week, or after a day without new bytes if it is not complete. The week restarts when a job takes it, and
@@ -24,6 +25,7 @@ import os
 import re
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -32,10 +34,10 @@ from pathlib import Path, PurePosixPath
 
 from nnclr_hub.cache import cache_folder
 from nnclr_hub.encoder.image_folder import label_of
+from nnclr_hub.encoder.image_tar import TarMember, members
+from nnclr_hub.encoder.image_zip import MOST_FILES, SUFFIX, ImageZip, too_large
 from nnclr_hub.errors import InvalidRequest, Overloaded
 from nnclr_hub.store.folder import fsync_folder
-from nnclr_hub.workbench.image_tar import TarMember, members
-from nnclr_hub.workbench.image_zip import MOST_FILES, SUFFIX, ImageZip, too_large
 
 KEPT_S = 7 * 24 * 3600
 PARTIAL_S = 24 * 3600  # since the last bytes of an upload that is not complete
@@ -185,18 +187,32 @@ class StagedImage:
     read: Callable[[], bytes]
 
 
+@dataclass(frozen=True)
+class Archive:
+    """The content of an archive.
+
+    left_out: name of an entry, and why it cannot be read.
+    others: numbers of files that are not images, by suffix.
+    """
+
+    images: list[StagedImage]
+    left_out: list[tuple[str, str]]
+    others: Mapping[str, int]
+
+
 @contextmanager
-def opened_images(file: Staged, most_bytes: int) -> Iterator[tuple[list[StagedImage], list[tuple[str, str]]]]:
-    """Open the images of a zip or tar; also yields (name, reason) of entries that are left out.
+def opened_images(file: Staged, most_bytes: int) -> Iterator[Archive]:
+    """Open the images of a zip or tar.
 
     Raises:
         InvalidRequest: if it cannot be accepted.
     """
     if Path(file.name).suffix.lower() == SUFFIX:
         with ImageZip(file.path, file.name, most_bytes) as zip:
-            yield _labeled({name: partial(zip.read, name) for name in zip.names}), zip.left_out
+            yield Archive(_labeled({name: partial(zip.read, name) for name in zip.names}), zip.left_out, zip.others)
     else:
-        yield _labeled(_of_tar(file, most_bytes)), []
+        others: Counter[str] = Counter()
+        yield Archive(_labeled(_of_tar(file, most_bytes, others)), [], others)
 
 
 def _labeled(reads: Mapping[str, Callable[[], bytes]]) -> list[StagedImage]:
@@ -211,10 +227,10 @@ def root_of(names: Sequence[str]) -> Path:
     return Path(tops.pop()) if len(tops) == 1 else Path()
 
 
-def _of_tar(file: Staged, most_bytes: int) -> dict[str, Callable[[], bytes]]:
+def _of_tar(file: Staged, most_bytes: int, others: Counter[str]) -> dict[str, Callable[[], bytes]]:
     changed = file.path.stat().st_mtime
     reads: dict[str, Callable[[], bytes]] = {}
-    for name, size, _, offset in members(file.path, file.name):
+    for name, size, _, offset in members(file.path, file.name, others):
         if len(reads) == MOST_FILES:
             raise InvalidRequest(f"{file.name} holds more than {MOST_FILES:,} images; split it into several archives.")
         reads[name] = partial(_read_member, TarMember(str(file.path), changed, offset, size), most_bytes)

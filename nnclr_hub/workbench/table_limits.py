@@ -1,6 +1,5 @@
 """Limits of tables from files, checked before they are decoded: a few kilobytes may decode to gigabytes.
 
-texts = check_parquet(metadata, most)               # columns to read as dictionaries, which are not expanded
 for batch in arrow_batches(source, most):
     check_batch(batch, most)                        # before values become Python objects
 """
@@ -15,7 +14,6 @@ from nnclr_hub.errors import InvalidRequest
 
 ARROW_FILE = b"ARROW1"  # begins an Arrow file; a stream has no such mark
 VALUE = 8  # bytes: the least that a value takes in a Python list
-TEXTS = ("STRING", "JSON", "ENUM", "NONE")
 DICTIONARY_BATCH, RECORD_BATCH = 2, 3  # types of messages in Arrow's Message.fbs
 
 
@@ -72,24 +70,6 @@ def _is_text(kind: Any) -> bool:
     return any(
         is_type(kind) for is_type in (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
     )
-
-
-def check_parquet(metadata: Any, most: int) -> list[str]:
-    """Check the decoded sizes in the metadata of a Parquet file; return the paths of its columns of texts.
-
-    Raises:
-        InvalidRequest: a column of a row group is too large.
-    """
-    texts = []
-    for number in range(metadata.num_columns):
-        column = metadata.schema.column(number)
-        if column.physical_type == "BYTE_ARRAY" and column.logical_type.type in TEXTS:
-            texts.append(column.path)
-        width = max(VALUE, column.length) if column.physical_type == "FIXED_LEN_BYTE_ARRAY" else VALUE
-        for group in range(metadata.num_row_groups):
-            chunk = metadata.row_group(group).column(number)
-            _check(max(chunk.total_uncompressed_size, chunk.num_values * width), most, f"Column {column.path!r:.80}")
-    return texts
 
 
 def _check(size: int, most: int, what: str) -> None:

@@ -19,6 +19,7 @@ import numpy as np
 from PIL import Image
 
 from nnclr_hub.encoder.embedder import Embedder
+from nnclr_hub.encoder.tiles import Tiling
 from nnclr_hub.errors import (
     CollectionNotFound,
     FingerprintMismatch,
@@ -34,11 +35,11 @@ from nnclr_hub.probe.labeling import Labeling
 from nnclr_hub.store.base import Collection, CollectionSpec, Item, Match, Progress, VectorStore, Where
 from nnclr_hub.store.replacement import drop_with_replacement, write_targets
 from nnclr_hub.workbench.add_request import AddRequest, NewImage
-from nnclr_hub.workbench.folder_changes import FolderChanges, IndexReport, listed
+from nnclr_hub.workbench.folder_changes import FolderChanges, IndexReport, check_images
 from nnclr_hub.workbench.folder_index import index_folder
 from nnclr_hub.workbench.image_record import PIXEL_HASH
 from nnclr_hub.workbench.ingestion import Ingestion, add_images
-from nnclr_hub.workbench.models import Models, embedder_for
+from nnclr_hub.workbench.models import Models, bind_again, embedder_for
 from nnclr_hub.workbench.originals import Originals
 from nnclr_hub.workbench.probes import get_probe, label_images, label_items, label_rows
 from nnclr_hub.workbench.search_batch import Answer, attempt, resolve_each, run_each
@@ -49,7 +50,7 @@ log = logging.getLogger(__name__)
 
 
 class Workbench:
-    """Encoders and a store, and what programs do with both.
+    """What programs do with encoders and a store.
 
     Args:
         store: holds the collections. If it is read-only, every method that writes raises OpenedForReading.
@@ -76,7 +77,7 @@ class Workbench:
         return self.store.get(name)
 
     def ensure_collection(self, name: str, model: str | None = None) -> tuple[Collection, Embedder]:
-        """Return the collection, created for the model if it does not exist, with its embedder.
+        """Return the collection, created for the model if it does not exist or was never written to, with its embedder.
 
         Args:
             model: source; None: the collection's own model, or the default for a new one.
@@ -85,7 +86,7 @@ class Workbench:
             FingerprintMismatch: if the collection is bound to another encoder.
         """
         try:
-            collection = self.store.get(name)
+            collection = bind_again(self.store, self.write_lock, name, self.models, model)
         except CollectionNotFound:
             embedder = self.models.get(model)
             return self.store.create(name, CollectionSpec.of(embedder)), embedder
@@ -106,9 +107,7 @@ class Workbench:
     def drop(self, name: str) -> tuple[str, ...]:
         """Delete a collection and the one that was being built to replace it; return the names of both.
 
-        Raises:
-            CollectionNotFound: names the existing ones.
-            InvalidRequest: if the name is an alias.
+        Raises CollectionNotFound, or InvalidRequest if the name is an alias.
         """
         with self.write_lock.alone():
             dropped = drop_with_replacement(self.store, name)
@@ -192,11 +191,12 @@ class Workbench:
     def index_folder(
         self,
         name: str,
-        folder: Path,
+        folder: str | Path,
         *,
         model: str | None = None,
         prune: bool = False,
         thumbnails: bool = True,
+        tiling: Tiling | None = None,
         begin: Callable[[FolderChanges], None] = lambda changes: None,
         progress: Progress = lambda done, total: None,
     ) -> IndexReport:
@@ -209,7 +209,7 @@ class Workbench:
         try:
             self.collection(name)
         except CollectionNotFound:
-            listed(folder)
+            check_images(folder)
             created = True
         _, embedder = self.ensure_collection(name, model)
         try:
@@ -218,6 +218,7 @@ class Workbench:
                 folder,
                 prune=prune,
                 thumbnails=thumbnails,
+                tiling=tiling,
                 begin=begin,
                 progress=progress,
             )
@@ -339,7 +340,9 @@ class Workbench:
             FingerprintMismatch: the encoder that the collection is bound to is unavailable.
         """
         collection = self.collection(name)
-        images = [attempt(query.images) for query in queries]
+        boxes = any(example.box is not None for query in queries for example in query.examples)
+        reading = self.embedder_of(collection).reading if boxes else None
+        images = [attempt(partial(query.images, reading)) for query in queries]
         together = [image for own in images if not isinstance(own, NNCLRHubError) for image in own]
         vectors = self.embedder_of(collection).embed_each(together) if together else []
         return run_each(collection, resolve_each(queries, images, vectors))

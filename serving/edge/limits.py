@@ -87,14 +87,13 @@ class BodyLimits:
                 await self._take_turn()
             now = asyncio.get_running_loop().time()
             deadline = deadline or now + self._total_s
+            if now > deadline:  # a timeout ends only a `receive` that waits; a part may be here whenever it is called
+                raise RequestTooSlow(self._too_slow())
             try:
                 async with asyncio.timeout(min(self._idle_s, deadline - now)):  # `wait_for` would start a task
                     message = await receive()
             except TimeoutError as error:
-                raise RequestTooSlow(
-                    f"The request body did not arrive within {self._total_s:g} s, or paused for {self._idle_s:g} s; "
-                    "send fewer images at once."
-                ) from error
+                raise RequestTooSlow(self._too_slow()) from error
             if message["type"] == "http.request":
                 size = len(message.get("body", b""))
                 if total + size > self._max_bytes:
@@ -119,6 +118,12 @@ class BodyLimits:
                 await asyncio.sleep(PAUSE_S if self._waiting > FEW else 0)
         finally:
             self._waiting -= 1
+
+    def _too_slow(self) -> str:
+        return (
+            f"The request body did not arrive within {self._total_s:g} s, or paused for {self._idle_s:g} s; "
+            "send fewer images at once."
+        )
 
     def _too_large(self) -> str:
         return f"The request body exceeds the limit of {self._max_bytes / 1e6:g} MB; send fewer images at once."

@@ -143,6 +143,8 @@ def size_of(image: ImageLike) -> int:
         return image.nbytes
     if isinstance(image, Image.Image):
         return image.width * image.height * len(image.getbands())
+    if not isinstance(image, str | Path):
+        return 0
     try:
         return Path(image).stat().st_size
     except OSError:

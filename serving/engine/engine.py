@@ -13,6 +13,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -91,7 +92,7 @@ class Engine:
                 request.expire()
                 return request.answer.result()
             finally:
-                request.answer.cancel()  # takes effect only if the wait itself was interrupted, as by Ctrl-C
+                request.cancel()  # takes effect only if the wait itself was interrupted, as by Ctrl-C
                 _add_timings(request)
 
     async def run_async(
@@ -102,11 +103,14 @@ class Engine:
             return []
         with measured(self.metrics, "embed" if task is None else "map"):
             request = self._submit(images, task, deadline_s)
-            timer = asyncio.get_running_loop().call_later(request.remaining, request.expire)
+            loop = asyncio.get_running_loop()
+            timer = loop.call_later(request.remaining, request.expire)
             try:
-                return await asyncio.wrap_future(request.answer)
+                await _done(request.answer, loop)
+                return request.answer.result()
             finally:
                 timer.cancel()
+                request.cancel()
                 _add_timings(request)
 
     # ---- health and lifecycle
@@ -162,8 +166,8 @@ class Engine:
 
     @property
     def _blank_crop(self) -> np.ndarray:
-        size = self.encoder.transform.preprocessing.input_size
-        return np.zeros((size, size, 3), np.uint8)
+        preprocessing = self.encoder.transform.preprocessing
+        return np.zeros((preprocessing.input_size,) * 2 + (preprocessing.in_chans,), np.uint8)
 
     def _submit(self, images: Sequence[ImageLike], task: ImageTask | None, deadline_s: float | None) -> Request:
         """Take all permits of a request and send it to the decode workers."""
@@ -211,6 +215,22 @@ def _send(queue: BatchQueue | DecodeWorkers, request: Request) -> None:
     if not queue.put(request.items):
         for item in request.items:
             item.fail(shutting_down())
+
+
+async def _done(answer: Future[Any], loop: asyncio.AbstractEventLoop) -> None:
+    """Wait until the answer is set. `asyncio.wrap_future` leaves cycles, which only garbage collection frees."""
+    done = loop.create_future()
+
+    def wake() -> None:
+        if not done.done():
+            done.set_result(None)
+
+    def wake_loop(_: object) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(wake)
+
+    answer.add_done_callback(wake_loop)
+    await done
 
 
 def _add_timings(request: Request) -> None:

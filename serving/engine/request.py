@@ -43,7 +43,7 @@ class Request:
         deadline: by time.monotonic(); the request expires then.
         task: what to do with the images; None means embed.
         on_outcome: called with the outcome of each image that leaves: embedded or mapped, broken, failed, expired,
-            cancelled.
+            cancelled. Must not use the request.
         on_withdrawn: called once if the request is over before all of its images have left.
         on_empty: called once when the last image has left.
     """
@@ -69,7 +69,6 @@ class Request:
         self._inside = set(range(len(images)))
         self._results: list[Result | None] = [None] * len(images)
         self._seconds: dict[str, float] = dict.fromkeys(STAGES, 0.0)
-        self.answer.add_done_callback(self._check_cancelled)
 
     @property
     def remaining(self) -> float:
@@ -105,6 +104,16 @@ class Request:
             "expired",
         )
 
+    def cancel(self) -> None:
+        """Drop the images that have not started, if the request is not over: nobody waits for its answer."""
+        if not self.answer.cancel():
+            return
+        with self._lock:
+            if self.over:
+                return
+            self.over, self._outcome_of_rest = True, "cancelled"
+        self._on_withdrawn(self)
+
     def finish(self, index: int, result: Result) -> None:
         """Record the result of one image."""
         done = "embedded" if self.task is None else "mapped"
@@ -123,21 +132,14 @@ class Request:
             empty = not self._inside
             complete = empty and not self.over
             self.over = self.over or complete
-        self._on_outcome(outcome)
+            self._on_outcome(outcome)  # with the lock: when the last image has left, all are counted
         if empty:
+            self.items = []  # they refer to the request, and only garbage collection would free them together
             # Permits go back before the answer: a client that sends its next request at once must find them. They go
             # back only now, and not when a request expires, because its images still use memory until they leave.
             self._on_empty()
         if complete and self.answer.set_running_or_notify_cancel():
             self.answer.set_result([one for one in self._results if one is not None])
-
-    def _check_cancelled(self, answer: Future[list[Result]]) -> None:
-        if answer.cancelled():
-            with self._lock:
-                if self.over:
-                    return
-                self.over, self._outcome_of_rest = True, "cancelled"
-            self._on_withdrawn(self)
 
 
 @dataclass(slots=True, eq=False)

@@ -72,7 +72,6 @@ class DecodeWorkers:
             items = [item for item in items if item.is_wanted()]
             self._working.update(items)
             lane.set(Lane(heavy, lambda items=items: not all(item.request.over for item in items)))  # type: ignore[misc]
-            begun = time.perf_counter()
             try:
                 self._decode([item for item in items if item.request.task is None], self._encoder.prepare_each)
                 for item in items:
@@ -83,10 +82,6 @@ class DecodeWorkers:
                 for item in items:
                     item.fail(ServiceError(f"Decoding failed ({type(error).__name__}); see the server's log."))
             self._working.difference_update(items)
-            for item in items:
-                seconds = (time.perf_counter() - begun) / len(items)
-                self._decode_seconds.observe(seconds)
-                item.request.add_seconds("decode", seconds)
             self._pass_on([item for item in items if item.prepared is not None])
 
     def _share(self) -> int:
@@ -96,7 +91,13 @@ class DecodeWorkers:
     def _decode(self, items: Sequence[WorkItem], prepare_each: Callable[[list[Any]], list[Any]]) -> None:
         if not items:
             return
-        for item, result in zip(items, prepare_each([item.image for item in items]), strict=True):
+        begun = time.perf_counter()
+        results = prepare_each([item.image for item in items])
+        seconds = (time.perf_counter() - begun) / len(items)
+        for item in items:  # before the first result: it may complete the answer, which reports the time
+            self._decode_seconds.observe(seconds)
+            item.request.add_seconds("decode", seconds)
+        for item, result in zip(items, results, strict=True):
             match result:
                 case HeavyImage():
                     if not self._heavy.put([item]):

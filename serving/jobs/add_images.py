@@ -19,8 +19,8 @@ def add(context: JobContext) -> Outcome:
     """Add the images of an uploaded archive. Unreadable images are reported."""
     ticket, name = context.params[UPLOAD], context.params["collection"]
     images_import = ImageImport(context.bench, name, noted(ticket), partial(note, ticket))
-    with opened_images(staged(ticket), context.params["max_bytes"]) as (images, left_out):
-        return _outcome(images_import.run(images, left_out, context.progress), name)
+    with opened_images(staged(ticket), context.params["max_bytes"]) as archive:
+        return _outcome(images_import.run(archive, context.progress), name)
 
 
 def import_vectors(context: JobContext) -> Outcome:
@@ -51,6 +51,7 @@ def index(context: JobContext) -> Outcome:
     report = ImportReport(indexed.added + before["new"], indexed.updated + before["changed"], unchanged)
     for path, reason in indexed.broken:
         report.refuse(Path(path).relative_to(folder).as_posix(), reason)
+    report.left_out.update(indexed.left_out)
     removed = indexed.removed + before["gone"] if prune else 0
     return Outcome({**report.result(name), "removed": removed, "kept": indexed.kept})
 

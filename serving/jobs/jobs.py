@@ -162,7 +162,8 @@ class Jobs:
             id = active.records.latest() or id
         with active.lock:
             found = active.get(id)  # a job that is no longer active is on disk
-        job = found.job if found else active.records.get(id)
+            job = found.job if found else None  # with the lock: an end that can be seen is also logged and counted
+        job = job or active.records.get(id)
         if job is None:
             raise JobNotFound(f"Job {id!r:.100} does not exist; jobs are deleted some time after they end.")
         return job

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
+from nnclr_hub.encoder.hand_crafted import FLOORS
 from nnclr_hub.errors import CollectionNotFound, InvalidRequest, NNCLRHubError
 from nnclr_hub.store.backup import back_up
 from nnclr_hub.workbench import Workbench
@@ -75,6 +76,17 @@ def _inspect(context: JobContext) -> Outcome:
         write = partial(context.bench.update_each, collection.name)
         kept = write_fields(collection, kept, write, progress=context.progress)
     return Outcome({"collection": collection.name, **kept.about}, partial(keep_inspection, kept=kept))
+
+
+def _compare(context: JobContext) -> Outcome:
+    """Compare encoders on a collection; names of hand-crafted features are not models."""
+    from nnclr_hub.workbench.inspection.comparison import compare_on_collection
+
+    collection, params = context.bench.collection(context.params["collection"]), context.params
+    pairs = zip(params["models"], params["source"], strict=True)
+    sources = [(name, FLOORS[name] if source is None else context.bench.models.get(source)) for name, source in pairs]
+    found = compare_on_collection(collection, sources, params["field"], progress=context.progress)
+    return Outcome({"collection": collection.name, "field": params["field"], **found.as_json()})
 
 
 def _verify(context: JobContext) -> Outcome:
@@ -180,5 +192,6 @@ KINDS: dict[str, Kind] = {
     "compact": Kind(_compact),
     "backup": Kind(_backup),
     "inspection": Kind(_inspect),
+    "comparison": Kind(_compare),
     "reembed": Kind(_reembed, _abandon_reembedding),
 }

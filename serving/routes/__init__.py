@@ -8,6 +8,7 @@ from . import (
     attention,
     changes,
     collections,
+    comparisons,
     embed,
     health,
     imports,
@@ -41,6 +42,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     probes.router,
     predictions.router,
     inspections.router,
+    comparisons.router,
     runs.router,
     session.router,
 )

@@ -29,6 +29,7 @@ from nnclr_hub.errors import (
     CollectionNotFound,
     FingerprintMismatch,
     InvalidRequest,
+    MissingDependency,
     ModelError,
     RequestTooLarge,
     UnknownModel,
@@ -52,7 +53,7 @@ from ..request_bodies import (
 from ..responses import NPY, PNG, VectorResponse, array_response, wanted, while_connected
 from ..security.access import requires
 from ..telemetry import measured
-from .bodies import FIRST_WRONG, Box, ImageText, Integer, Name, Strict, binary, form_body
+from .bodies import FIRST_WRONG, Box, CollectionName, ImageText, Integer, Strict, binary, form_body
 from .dependencies import (
     AppAttentionSlots,
     AppEngines,
@@ -89,7 +90,7 @@ class AttentionOptions(Strict):
     model: str | None = Field(
         None, description="an id from GET /v1/models; null: the default model, or the model of the collection"
     )
-    collection: Name | None = Field(None, description="use the encoder of this collection")
+    collection: CollectionName | None = Field(None, description="use the encoder of this collection")
 
 
 class AttentionRequest(AttentionOptions):
@@ -116,6 +117,7 @@ class AttentionEntry(BaseModel):
 
 class AttentionResponse(BaseModel):
     model: str
+    heads: int | None = Field(None, description="number of heads that `head` selects from; null for networks without")
     maps: list[AttentionEntry] = Field(description="one map of the image, or one per target")
 
 
@@ -144,6 +146,7 @@ class AttentionInput:
             ModelError,
             CollectionNotFound,
             FingerprintMismatch,
+            MissingDependency,
             "unsupported_media_type",
         ),
         200: {
@@ -183,8 +186,9 @@ async def attention(
     end = time.monotonic() + settings.deadline_s
 
     def render(maps: list[AttentionMap]) -> Response:
+        about = {"model": name_of(engines, model), "heads": model.heads}
         with measured(metrics, "render"):
-            return _rendered(maps, kind, options, name_of(engines, model), len(query.targets))
+            return _rendered(maps, kind, options, about, len(query.targets))
 
     async def answer() -> Response:
         async with slots.slot(settings.deadline_s):
@@ -268,8 +272,12 @@ def _check_format(options: AttentionOptions, kind: str, targets: int) -> None:
 # ---- responses
 
 
-def _rendered(maps: Sequence[AttentionMap], kind: str, options: AttentionOptions, model: str, targets: int) -> Response:
-    """Return the maps as JSON, NPY or PNG. Blocks: rendering a large image takes seconds.
+def _rendered(
+    maps: Sequence[AttentionMap], kind: str, options: AttentionOptions, about: dict[str, Any], targets: int
+) -> Response:
+    """Return the maps as NPY, PNG, or JSON with these facts about the model.
+
+    Blocks: rendering a large image takes seconds.
 
     Raises:
         InvalidRequest: maps of several shapes, which do not fit into one array.
@@ -285,7 +293,7 @@ def _rendered(maps: Sequence[AttentionMap], kind: str, options: AttentionOptions
             f"with_png would render {pixels / 1e6:.0f} megapixels, above the limit of {MAX_RENDERED_PIXELS / 1e6:g}; "
             "request image/png, one target at a time."
         )
-    return VectorResponse({"model": model, "maps": [_entry(one, options) for one in maps]}, headers={"Vary": "Accept"})
+    return VectorResponse({**about, "maps": [_entry(one, options) for one in maps]}, headers={"Vary": "Accept"})
 
 
 def _stacked(maps: Sequence[AttentionMap]) -> np.ndarray:

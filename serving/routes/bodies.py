@@ -23,8 +23,17 @@ class _FailFast(FailFast):
 # for every list that a client sends: one error is reported, however many members are wrong
 FIRST_WRONG = _FailFast()
 NAME_PATTERN = r"^(?!\.{1,2}$)[A-Za-z0-9._~-]{1,128}$"  # for OpenAPI; `check_name` checks it
+# for OpenAPI: no ASCII punctuation but . _ ~ -; `check_collection_name` checks more
+COLLECTION_PATTERN = r"^(?! )(?!\.{1,2}$)[^\x00-\x1f!-,/:-@\[-^`{-}\x7f-\xa9]{1,128}(?<! )$"
 Name = Annotated[
     str, Field(description="1 to 128 characters of A-Z a-z 0-9 . _ ~ -", json_schema_extra={"pattern": NAME_PATTERN})
+]
+CollectionName = Annotated[
+    str,
+    Field(
+        description="letters and digits of any script, spaces inside, and . _ ~ -; 1 to 128 bytes in UTF-8 (NFC)",
+        json_schema_extra={"pattern": COLLECTION_PATTERN},
+    ),
 ]
 Metadata = Annotated[dict[str, Any], Field(description="JSON values by key, at most 64 KiB")]
 Where = Annotated[dict[str, Any], AfterValidator(public_where), WithJsonSchema(WHERE)]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+import threading
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -22,12 +23,13 @@ from nnclr_hub.errors import (
     StoreReadOnly,
     UnknownModel,
 )
+from nnclr_hub.hub.sources import split_reading
 from nnclr_hub.store.base import CollectionSpec
 from nnclr_hub.store.cancellation import check_cancelled
-from nnclr_hub.store.index_kinds import IndexName
+from nnclr_hub.store.index_kinds import AUTO, IndexName
 from nnclr_hub.store.replacement import NEXT, WAS
 from nnclr_hub.store.reports import CollectionInfo, VerifyReport
-from nnclr_hub.store.spec import MAX_DIM, MAX_INDEXED
+from nnclr_hub.store.spec import MAX_DIM, MAX_INDEXED, Compared
 from nnclr_hub.store.where import check_key
 from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.privacy import public_name, without_paths
@@ -38,9 +40,9 @@ from ..problems import answers
 from ..request_bodies import json_of
 from ..responses import in_thread_while_connected
 from ..security.access import requires
-from ..telemetry import measured
-from .bodies import FIRST_WRONG, INTEGRAL, Name, Strict, json_body
-from .dependencies import AppAnswers, AppEngines, AppLongThreads, AppMetrics, AppWorkbench, served_engine
+from ..telemetry import Metrics, measured
+from .bodies import FIRST_WRONG, INTEGRAL, CollectionName, Strict, json_body
+from .dependencies import AppAnswers, AppEngines, AppLongThreads, AppMetrics, AppWorkbench, source_with_reading
 from .listings import WhereText, read_where
 from .where_schema import KEY
 
@@ -58,6 +60,11 @@ class CollectionRequest(Strict):
     )
     index: IndexName = "auto"
     precision: Literal["f32", "f16"] = "f32"
+    vectors: Compared = Field(
+        "auto",
+        description="what searches compare: stored vectors, or these centered or whitened; auto: whitened if they are "
+        "of a model and the store can do it",
+    )
 
 
 class CollectionResponse(BaseModel):
@@ -69,6 +76,7 @@ class CollectionResponse(BaseModel):
     indexed: list[str]
     index: str
     precision: str
+    vectors: str
     count: int
     durable_seq: int
     indexed_seq: int
@@ -100,7 +108,7 @@ class CountResponse(BaseModel):
 
 
 class AliasRequest(Strict):
-    collection: Name
+    collection: CollectionName
 
 
 class AliasResponse(BaseModel):
@@ -142,9 +150,7 @@ async def create(
     metrics: AppMetrics,
 ) -> CollectionResponse:
     """Create a collection (201). If it exists with the same specification, `indexed` aside, nothing changes (200)."""
-    spec = await run_in_threadpool(_spec, engines, body)
-    with measured(metrics, "store"):
-        info, created = await run_in_threadpool(_create, bench, name, spec)
+    info, created = await run_in_threadpool(_create_of, engines, bench, metrics, name, body)
     response.status_code = 201 if created else 200
     return response_of(info)
 
@@ -217,14 +223,27 @@ def response_of(info: CollectionInfo) -> CollectionResponse:
     )
 
 
-def _spec(engines: Engines, body: CollectionRequest) -> CollectionSpec:
+_counting = threading.Lock()  # between the count of readings and the collection that adds one
+
+
+def _create_of(
+    engines: Engines, bench: Workbench, metrics: Metrics, name: str, body: CollectionRequest
+) -> tuple[CollectionInfo, bool]:
+    with _counting if split_reading(body.model or "")[1] else nullcontext():
+        spec = _spec(engines, bench, body)
+        with measured(metrics, "store"):
+            return _create(bench, name, spec)
+
+
+def _spec(engines: Engines, bench: Workbench, body: CollectionRequest) -> CollectionSpec:
     """Return the specification: of a model, or of vectors of unknown origin if only `dim` is given."""
     if body.dim is not None and body.model is None:
         spec = CollectionSpec(body.dim, body.metric)
     else:
-        engine = served_engine(engines, body.model)
+        engine = engines.get(source_with_reading(engines, bench, body.model))
         spec = CollectionSpec(body.dim or engine.embed_dim, body.metric, engine.fingerprint, engine.name)
-    return replace(spec, indexed=tuple(map(check_key, body.indexed)), index=body.index, precision=body.precision)
+    indexed = tuple(map(check_key, body.indexed))
+    return replace(spec, indexed=indexed, index=body.index, precision=body.precision, vectors=body.vectors)
 
 
 def _create(bench: Workbench, name: str, spec: CollectionSpec) -> tuple[CollectionInfo, bool]:
@@ -234,9 +253,12 @@ def _create(bench: Workbench, name: str, spec: CollectionSpec) -> tuple[Collecti
         with suppress(CollectionExists):
             return bench.store.create(name, spec).info(), True
         existing = bench.collection(name)  # another request created it just now
-    if replace(existing.spec, indexed=spec.indexed) != spec:  # which keys are indexed can change at any time
+    # which keys are indexed can change at any time, and "auto" is content with what an existing collection compares
+    vectors = spec.vectors if spec.vectors == AUTO else existing.spec.vectors
+    there = vars(replace(existing.spec, indexed=spec.indexed, vectors=vectors))
+    if other := [field for field, value in vars(spec).items() if value != there[field]]:
         raise CollectionExists(
-            f"Collection {name!r} exists with another specification; drop it first, or choose another name."
+            f"Collection {name!r} exists with another {' and another '.join(other)}; choose another name."
         )
     return existing.info(), False
 

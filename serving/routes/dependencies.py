@@ -10,7 +10,9 @@ from fastapi import Depends, Request
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
 
-from nnclr_hub.errors import UnknownModel
+from nnclr_hub.encoder.image_reading import ImageReading
+from nnclr_hub.errors import InvalidRequest, UnknownModel
+from nnclr_hub.hub.sources import split_reading
 from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.privacy import public_name
 
@@ -23,6 +25,7 @@ from ..settings import Settings
 from ..telemetry import Metrics
 
 DEFAULT = "default"
+MAX_READINGS = 32
 
 
 class DirectRoute(APIRoute):
@@ -92,6 +95,34 @@ def served_source(engines: Engines, name: str | None) -> str:
     source = names.get(name, name)
     if source not in names.values():
         raise UnknownModel(f"This server has no model {name!r:.150}; it serves {', '.join(names)}.")
+    return source
+
+
+def source_with_reading(engines: Engines, bench: Workbench, name: str | None) -> str:
+    """Return the source of the model that a request names; the name may end in a reading: `default?channels=0,2,1`.
+
+    Each reading is a further model in memory, so the number of readings of existing collections is limited. Blocks.
+
+    Raises:
+        UnknownModel: see `served_source`.
+        InvalidRequest: the reading is invalid or does not fit the model, or there are too many.
+    """
+    plain, text = split_reading(name or DEFAULT)
+    if not text:
+        return served_source(engines, name)
+    if name in served_names(engines):
+        source = served_source(engines, name)
+    else:
+        base = served_source(engines, plain)
+        reading = ImageReading.parse(text, ImageReading.of_source(base))
+        engines.get(base).preprocessing.check_reading(reading)
+        source = reading.within(base)
+    used = {model for info in bench.store.list() if split_reading(model := info.spec.model or "")[1]}
+    if source not in (engines.default, *used) and len(used) >= MAX_READINGS:
+        raise InvalidRequest(
+            f"The collections of this server read images in {MAX_READINGS} ways already; use one of them, or drop a "
+            "collection."
+        )
     return source
 
 

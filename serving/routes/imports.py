@@ -1,11 +1,12 @@
 """/api/v1/collections/{name}/imports: upload a file of images or vectors, which a job imports.
 
-    POST /api/v1/collections/photos/imports     Content-Type: application/zip     Idempotency-Key: 5f0c...
-    GET  /api/v1/collections/photos/imports/5f0c...
+    POST   /api/v1/collections/photos/imports   Content-Type: application/zip     Idempotency-Key: 5f0c...
+    GET    /api/v1/collections/photos/imports/5f0c...
+    DELETE /api/v1/collections/photos/imports/5f0c...
 
 The body is written to disk as it arrives. The key names the upload: after a lost connection, GET returns how many bytes
 arrived, and the next POST with `Upload-Offset` continues there. A file may also be sent in parts, all but the last with
-`Upload-Complete: ?0`.
+`Upload-Complete: ?0`. `Content-Disposition` may name the file for messages.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import threading
+from email.message import Message
 from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal
 
@@ -48,6 +50,7 @@ from .dependencies import AppSettings, AppWorkbench
 from .jobs import LOCATION, AppJobs, JobResponse
 
 WRITTEN = 1 << 20  # bytes per write
+MOST_NAME = 100  # characters of a file's name in messages
 # Held while the file of an upload is opened, extended, or given to a job: two requests may send the same upload. A lock
 # is shared by several tickets.
 LOCKS = [threading.Lock() for _ in range(64)]
@@ -119,7 +122,8 @@ async def import_file(
             kind, params = "add", {**params, "max_bytes": settings.max_bytes}
         else:
             kind, params = "import", {**params, "format": format.name}
-        job = await run_sync(writer.submit, jobs, f"upload{format.suffixes[0]}", kind, params)
+        file = _file_name(request, format)
+        job = await run_sync(writer.submit, jobs, file, kind, {**params, "file": file})
         return _started(response, JobResponse.of(job))
     except BaseException as error:
         if key is None or isinstance(error, RequestTooLarge):  # nobody can continue the upload
@@ -146,6 +150,25 @@ def import_state(
     return ImportResponse(received=partial_size(ticket), job=None)
 
 
+@router.delete("/{key}", status_code=204, responses=answers(CollectionNotFound, StoreReadOnly, DiskFull))
+@requires(WRITE)
+def discard_import(
+    name: str,
+    key: Annotated[str, Path(json_schema_extra={"pattern": "^[A-Za-z0-9_-]{1,255}$"})],
+    request: Request,
+    bench: AppWorkbench,
+    jobs: AppJobs,
+) -> None:
+    """Delete what has arrived of an upload that will not be continued.
+
+    If a job has the file already, nothing is deleted; cancel the job instead.
+    """
+    bench.collection(name)
+    job = _PartialFile(_ticket(request, name, key), 0, 0).discard(jobs)
+    if job is not None and not job.has_ended:
+        raise InvalidRequest(f"Job {job.id} already imports this file; cancel it with DELETE /api/v1/jobs/{job.id}.")
+
+
 # ---- inside
 
 
@@ -165,6 +188,19 @@ def _ticket(request: Request, name: str, key: str | None) -> str:
         raise InvalidRequest(INVALID_KEY)
     caller = request.scope["state"].get("key_name") or request.headers.get("authorization", "")
     return hashlib.sha256(repr((caller, name, key)).encode()).hexdigest()[:32]
+
+
+def _file_name(request: Request, format: ImportFormat) -> str:
+    """Return the name that the client gives the file, for messages; it ends in a suffix of the format."""
+    header = Message()
+    header["Content-Disposition"] = request.headers.get("content-disposition", "")
+    try:
+        file_name = header.get_filename() or "upload"
+    except (TypeError, ValueError, LookupError):  # `email` raises these for parameters that RFC 2231 does not allow
+        file_name = "upload"
+    given = FilePath(file_name.replace("\\", "/")).name
+    name = "".join(letter for letter in given if letter.isprintable())[-MOST_NAME:] or "upload"
+    return name if name.lower().endswith(format.suffixes) else name + format.suffixes[0]
 
 
 def _started(response: Response, job: JobResponse) -> ImportResponse:
@@ -254,11 +290,13 @@ class _PartialFile:
             complete(self._ticket, name)
             return jobs.submit(kind, params, mark=self._ticket)
 
-    def discard(self, jobs: Jobs) -> None:
-        """Delete the file if no job has it."""
+    def discard(self, jobs: Jobs) -> JobStatus | None:
+        """Delete the file, unless a job has it; return that job."""
         with self._lock:
-            if jobs.submitted(self._ticket) is None:
+            job = jobs.submitted(self._ticket)
+            if job is None:
                 unstage(self._ticket)
+            return job
 
     def _check_alone(self) -> None:
         if not self._path.is_file() or self._path.stat().st_size != self.size:

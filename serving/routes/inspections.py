@@ -24,7 +24,7 @@ from ..keys import READ, WRITE
 from ..problems import answers
 from ..request_bodies import json_of
 from ..security.access import requires
-from .bodies import Integer, MetadataKey, Strict, binary, json_body
+from .bodies import NAME_PATTERN, Integer, MetadataKey, Strict, binary, json_body
 from .dependencies import AppWorkbench
 from .jobs import JobResponse, Submit, answers_of_job
 
@@ -142,7 +142,10 @@ def placements(
     name: str,
     number: Number,
     bench: AppWorkbench,
-    cursor: str | None = None,
+    cursor: Annotated[
+        str | None,
+        Query(description="cursor from the previous page", json_schema_extra={"pattern": NAME_PATTERN}),
+    ] = None,
     limit: Annotated[int, Query(ge=1, le=MAX_PLACED)] = MAX_PLACED,
 ) -> JSONResponse:
     """Place items that were added since on the map and in the clusters, by their nearest inspected items."""

@@ -36,14 +36,24 @@ from ..keys import READ, WRITE
 from ..problems import answers
 from ..request_bodies import json_of
 from ..security.access import requires
-from .bodies import Integer, Name, Strict, Where, json_body
+from .bodies import CollectionName, Integer, Strict, Where, json_body
 from .dependencies import AppEngines, AppSettings, AppWorkbench, served_engine
 
 # job parameters that are not shown: paths of this machine (a model's source may be one), and secrets
 SOURCE = "source"
 HIDDEN = (SOURCE, "given_by", ROOT, UPLOAD)  # `given_by` is in jobs of earlier versions
 JobKind = Literal[
-    "probe_fit", "reembed", "duplicates", "verify", "compact", "add", "import", "index", "backup", "inspection"
+    "probe_fit",
+    "reembed",
+    "duplicates",
+    "verify",
+    "compact",
+    "add",
+    "import",
+    "index",
+    "backup",
+    "inspection",
+    "comparison",
 ]
 JobState = Literal["queued", "running", "done", "failed", "cancelled"]
 
@@ -95,7 +105,7 @@ class JobRequest(Strict):
     """Maintenance of a collection in the background."""
 
     kind: Literal["verify", "compact"]
-    collection: Name
+    collection: CollectionName
 
 
 class ReembedRequest(Strict):

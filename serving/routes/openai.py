@@ -233,6 +233,6 @@ def _card(engines: Engines, name: str, source: str, engine: Model | None = None)
             "dim": engine.embed_dim,
             "fingerprint": engine.fingerprint,
             "license": card.license or pretrained.get("license"),
-            "preprocessing": vars(engine.preprocessing),
+            "preprocessing": engine.preprocessing.steps,
         }
     )

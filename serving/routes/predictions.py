@@ -37,7 +37,7 @@ from ..problems import UNREADABLE, answers, problem
 from ..request_bodies import UploadedImage, decode_each, is_form, parse, read_form, read_json
 from ..responses import encoded, in_thread_while_connected, while_connected
 from ..security.access import requires
-from .bodies import ImageText, Integer, ItemError, Name, Strict, form_body, one_of
+from .bodies import CollectionName, ImageText, Integer, ItemError, Strict, form_body, one_of
 from .dependencies import AppAnswers, AppFetcher, AppSettings, AppWorkbench
 from .probes import Label
 
@@ -52,7 +52,7 @@ class PredictRequest(Strict):
 
     model_config = ConfigDict(json_schema_extra=one_of("ids collection", "vectors", "images"))
 
-    collection: Name | None = None
+    collection: CollectionName | None = None
     ids: list[str] | None = Field(None, min_length=1, max_length=MAX_LIMIT)
     vectors: list[list[FiniteFloat] | str] | None = Field(
         None, min_length=1, max_length=MAX_LIMIT, description="numbers, or base64 of little-endian float32"

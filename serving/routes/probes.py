@@ -38,7 +38,7 @@ from ..keys import READ, WRITE
 from ..problems import answers
 from ..request_bodies import check_count, read_json
 from ..security.access import requires
-from .bodies import ImageText, MetadataKey, Name, Strict, Where, json_body, one_of
+from .bodies import CollectionName, ImageText, MetadataKey, Name, Strict, Where, json_body, one_of
 from .dependencies import AppEngines, AppSettings, AppWorkbench, served_engine
 from .jobs import SOURCE, JobResponse, Submit, answers_of_job
 
@@ -70,7 +70,7 @@ class ProbeRequest(Strict):
     model_config = ConfigDict(json_schema_extra=one_of("collection field", "items"))
 
     name: Name
-    collection: Name | None = None
+    collection: CollectionName | None = None
     field: MetadataKey | None = Field(
         None, description="metadata key that holds the label of an item, or a list of labels"
     )

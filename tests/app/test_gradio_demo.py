@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from labeling import fit_probe
-from running_server import free_port, wait
+from waiting import free_port, until_served
 
 from nnclr_hub.store import open_store
 from nnclr_hub.workbench import Encoders, SearchQuery, Workbench
@@ -30,11 +30,11 @@ def demo(served) -> Iterator[str]:
     command = [sys.executable, "-m", "app.gradio_demo", "--url", served.url, "--port", str(port)]
     running = subprocess.Popen(command)
     try:
-        wait(f"http://127.0.0.1:{port}/config")
+        until_served(f"http://127.0.0.1:{port}/config", running)
         yield f"http://127.0.0.1:{port}"
     finally:
         running.terminate()
-        running.wait(30)
+        running.wait(120)
 
 
 @pytest.fixture(scope="module")
@@ -76,10 +76,14 @@ def test_server_files_cannot_be_read(client, demo):
     import httpx
 
     for path in ("/etc/passwd", "/proc/self/environ"):
-        assert httpx.get(f"{demo}/gradio_api/file={path}").status_code in (403, 404)
+        assert httpx.get(f"{demo}/gradio_api/file={path}", timeout=60).status_code in (403, 404)
     data = [{"path": "/etc/passwd", "meta": {"_type": "gradio.FileData"}}]
-    answer = httpx.post(f"{demo}/gradio_api/call/search", json={"data": data}).json()
-    events = httpx.get(f"{demo}/gradio_api/call/search/{answer['event_id']}").text if "event_id" in answer else "error"
+    answer = httpx.post(f"{demo}/gradio_api/call/search", json={"data": data}, timeout=60).json()
+    events = (
+        httpx.get(f"{demo}/gradio_api/call/search/{answer['event_id']}", timeout=60).text
+        if "event_id" in answer
+        else "error"
+    )
     assert "error" in events
     assert "root:" not in json.dumps(events)
 

@@ -58,7 +58,8 @@ def test_a_page_of_another_origin_can_neither_read_nor_use_the_login(page, serve
         def log_message(self, format: str, *args: object) -> None:
             """Log nothing."""
 
-    image = page.locator(".tile img").first.get_attribute("src")
+    id = page.locator(".tile").first.get_attribute("data-id")
+    image = f"{served.url}/api/v1/collections/photos/items/{id}/thumbnail"
     other = HTTPServer(("127.0.0.1", 0), Elsewhere)
     thread = Thread(target=other.serve_forever, args=(0.05,))
     thread.start()

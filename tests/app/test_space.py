@@ -9,8 +9,8 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from running_server import free_port, wait
 from typer.testing import CliRunner
+from waiting import free_port, until_served
 
 from nnclr_hub.cli.app import app as cli
 from nnclr_hub.store import open_store
@@ -112,20 +112,10 @@ def test_the_space_runs_where_the_package_is_not_installed(space, tmp_path):
             stderr=out,
         )
     try:
-        wait_long(f"http://127.0.0.1:{port}/config", running, log)
-        [collection] = httpx.get(f"http://127.0.0.1:{port + 1}/api/v1/collections").json()["collections"]
+        until_served(f"http://127.0.0.1:{port}/config", running, log, patience_s=1200)  # it indexes its images first
+        [collection] = httpx.get(f"http://127.0.0.1:{port + 1}/api/v1/collections", timeout=60).json()["collections"]
         assert collection["count"] == 300
-        assert httpx.delete(f"http://127.0.0.1:{port + 1}/api/v1/collections/gallery").status_code == 403
+        assert httpx.delete(f"http://127.0.0.1:{port + 1}/api/v1/collections/gallery", timeout=60).status_code == 403
     finally:
         running.terminate()
         running.wait(60)
-
-
-def wait_long(url: str, running: subprocess.Popen, log: Path) -> None:
-    """Wait longer than usual: the Space indexes its images before it listens."""
-    for _ in range(10):
-        try:
-            return wait(url)
-        except pytest.fail.Exception:
-            assert running.poll() is None, log.read_text()
-    pytest.fail(log.read_text())

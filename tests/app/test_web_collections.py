@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 from fake_runs import write_run
+from PIL import Image
 
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec
@@ -12,6 +13,7 @@ from nnclr_hub.workbench import Encoders, Workbench
 from nnclr_hub.workbench.sources import read_original
 
 pytestmark = pytest.mark.browser
+MINE = "Ferien 2024 ü"
 KEY = "a-key-that-nobody-guesses-0123456789"
 
 
@@ -52,7 +54,8 @@ def test_an_ended_session_asks_again_and_repeats_the_action(opened):
     log_in(page)
     page.wait_for_selector(".tile img")
     page.context.clear_cookies()
-    page.locator(".tile[aria-posinset='1']").click()
+    # a request still in flight may have opened the dialog already, which the mouse could not pass
+    page.locator(".tile[aria-posinset='1']").dispatch_event("click")
     log_in(page)
     page.wait_for_selector(".tile .score")
 
@@ -76,24 +79,33 @@ def test_a_collection_is_created_filled_and_deleted(opened, served, photos, tmp_
     page = opened(path="/#/collections", allowed=("401",))
     log_in(page)
     page.get_by_role("button", name="New collection").click()
-    page.locator("dialog[open] input").fill("mine")
+    for wrong, text in (("a/b", "slash"), ("photos", "photos")):  # the dialog stays open
+        page.get_by_label("Name", exact=True).fill(wrong)
+        page.get_by_role("button", name="Create", exact=True).click()
+        page.wait_for_selector(f"dialog[open] [role=alert]:has-text('{text}')")
+    page.get_by_label("Name", exact=True).fill(f" {MINE}")
+    assert page.get_by_label("whitened").is_checked()
     page.get_by_role("button", name="Create", exact=True).click()
-    card = page.locator("article", has_text="mine")
+    card = page.locator("article", has_text=MINE)
     card.locator("input[type=file]").first.set_input_files(files)
     page.wait_for_function("() => document.body.innerText.includes('3 images added, 1 could not be read')")
-    collection = served.bench.collection("mine")
+    collection = served.bench.collection(MINE)
+    assert collection.spec.vectors == "whiten"
     kept = {read_original(collection, item.id, [], served.bench.originals).data for item in collection.scroll().items}
     assert kept == {path.read_bytes() for path in files[:3]}
-    card.get_by_role("link", name="mine").click()
-    page.wait_for_selector(".tile img")
-    page.goto(f"{served.url}/#/collections")
-    page.get_by_label("mine").get_by_role("button", name="Delete").click()
+    card.get_by_role("link", name=MINE).click()
+    page.wait_for_selector(".tile img[src]")
+    page.get_by_role("button", name="Probe").click()
+    page.wait_for_selector("dialog[open]")
+    page.go_back()
+    page.wait_for_selector("dialog[open]", state="detached")
+    page.get_by_label(MINE).get_by_role("button", name="Delete").click()
     delete = page.get_by_role("button", name="Delete 3 images")
     assert delete.is_disabled()
-    page.get_by_label("Name of the collection").fill("mine")
+    page.get_by_label("Name of the collection").fill(MINE)
     delete.click()
-    page.wait_for_function("() => !document.querySelector('article[aria-label=mine]')")
-    assert "mine" not in [info.name for info in served.bench.store.list()]
+    page.wait_for_function("name => !document.querySelector(`article[aria-label='${name}']`)", arg=MINE)
+    assert MINE not in [info.name for info in served.bench.store.list()]
 
 
 def test_an_archive_is_imported_and_its_errors_are_listed(opened, served, photos, tmp_path):
@@ -102,14 +114,98 @@ def test_an_archive_is_imported_and_its_errors_are_listed(opened, served, photos
         for path in sorted((photos / "cat").iterdir())[:3]:
             archive.write(path, f"pets/cat/{path.name}")
         archive.writestr("pets/cat/broken.jpg", b"no image")
+        archive.writestr("pets/cat/notes.txt", b"no image either")
     page = opened(path="/#/collections", allowed=("401",))
     log_in(page)
     page.get_by_label("zipped", exact=True).locator("input[type=file]").nth(2).set_input_files(tmp_path / "pets.zip")
-    page.wait_for_selector(".upload:has-text('3 added, 0 replaced, 1 refused')")
+    page.wait_for_selector(".upload:has-text('pets.zip: 3 added, 0 replaced, 1 refused, left out as no image: 1 .txt')")
     assert "broken.jpg" in page.locator(".broken").inner_text()
     items = served.bench.collection("zipped").scroll().items
     assert {item.metadata["label"] for item in items} == {"cat"}
     served.bench.drop("zipped")
+
+
+def test_a_stopped_import_continues_after_a_reload_or_is_deleted(opened, tmp_path):
+    (tmp_path / "items.ndjson").write_bytes(b" " * 20_000_000)  # three parts
+    page = opened(path="/#/collections", allowed=("401",))
+    log_in(page)
+    sent: list[str] = []
+
+    def hold_later(route) -> None:
+        sent.append(route.request.headers["upload-offset"])
+        if sent[-1] == "0":
+            route.continue_()
+
+    def send_and_stop() -> None:
+        card = page.get_by_label("photos", exact=True)
+        with page.expect_request(lambda one: one.headers.get("upload-offset") == "8000000"):
+            card.locator("input[type=file]").nth(2).set_input_files(tmp_path / "items.ndjson")
+        page.get_by_role("button", name="Stop").click()
+        page.wait_for_selector(".upload:has-text('The upload was stopped.')")
+        page.wait_for_selector(".upload:has-text('items.ndjson: 8 of 20 MB arrived.')")
+
+    page.route("**/imports", hold_later)
+    send_and_stop()
+    page.reload()
+    page.wait_for_selector(".upload:has-text('items.ndjson: 8 of 20 MB arrived.')")
+    send_and_stop()
+    assert sent == ["0", "8000000", "8000000"]
+    with page.expect_response(lambda one: one.request.method == "DELETE") as answer:
+        page.get_by_role("button", name="Delete what arrived").click()
+    page.wait_for_selector(".upload", state="detached")
+    state = page.evaluate("async url => (await fetch(url)).json()", answer.value.url)
+    assert state == {"received": 0, "job": None}
+
+
+def test_images_that_arrived_before_a_reload_are_not_sent_again(opened, served, tmp_path):
+    served.bench.store.create("many", CollectionSpec.of(served.bench.models.get()))
+    files = [tmp_path / f"{i:02d}.png" for i in range(20)]  # two requests
+    for i, path in enumerate(files):
+        Image.new("RGB", (8, 8), (10 * i, 0, 0)).save(path)
+    page = opened(path="/#/collections", allowed=("401", "507"))
+    log_in(page)
+    card = page.get_by_label("many", exact=True)
+    posts: list[str] = []
+
+    def refuse_second(route) -> None:
+        posts.append(route.request.method)
+        if len(posts) == 2:
+            route.fulfill(status=507, json={"code": "disk_full", "detail": "The disk is full."})
+        else:
+            route.continue_()
+
+    page.route("**/items", refuse_second)
+    card.locator("input[type=file]").first.set_input_files(files)
+    page.wait_for_selector(".upload:has-text('20 images: 16 of 20 files arrived.')")
+    page.reload()
+    with page.expect_file_chooser() as chooser:
+        page.get_by_role("button", name="Choose these files again").click()
+    chooser.value.set_files(files)
+    page.wait_for_selector(".upload:has-text('4 images added to the 16 that had arrived.')")
+    assert (len(posts), served.bench.collection("many").count()) == (3, 20)
+    page.reload()
+    page.wait_for_selector("article")
+    assert page.locator(".upload").count() == 0
+    served.bench.drop("many")
+
+
+def test_a_file_that_changes_during_its_upload_ends_it(opened, tmp_path):
+    path = tmp_path / "items.ndjson"
+    path.write_bytes(b" " * 20_000_000)
+    page = opened(path="/#/collections", allowed=("401", "ERR_UPLOAD_FILE_CHANGED"))
+    log_in(page)
+
+    sent: list[str] = []
+
+    def change(route) -> None:
+        sent.append(route.request.method)
+        path.write_bytes(b"other")
+        route.continue_()
+
+    page.route("**/imports", change)
+    page.get_by_label("photos", exact=True).locator("input[type=file]").nth(2).set_input_files(path)
+    page.wait_for_selector(".upload .problem")
+    assert sent == ["POST"]  # a request that can never succeed is not repeated
 
 
 def test_a_collection_is_looked_after(opened, served, photos):

@@ -66,7 +66,7 @@ def ids(page) -> list[str]:
     return page.eval_on_selector_all(
         ".tile",
         """tiles => tiles.sort((a, b) => a.ariaPosInSet - b.ariaPosInSet)
-                         .map(tile => decodeURIComponent(tile.querySelector('img').src.split('/').at(-2)))""",
+                         .map(tile => tile.dataset.id)""",
     )
 
 
@@ -194,3 +194,16 @@ def test_a_new_inspection_is_made_on_a_phone(insights, served, kept):
     made = get_inspection(served.bench.store.records, served.bench.collection("photos"))
     assert made.number == kept.number + 1
     assert made.fields_seq == served.bench.collection("photos").info().durable_seq
+
+
+def test_encoders_are_compared(insights, served):
+    page = insights()
+    encoders = card(page, "Encoders")
+    encoders.get_by_role("button", name="Compare encoders").click()
+    encoders.locator("tbody tr").nth(1).wait_for()
+    [job], _ = served.app.state.jobs.list(10, None, kind="comparison")
+    scores = served.app.state.jobs.get(job.id).result["scores"]
+    assert encoders.locator("tbody th").all_inner_texts() == [one["source"] for one in scores]
+    shown = encoders.locator("tbody td:nth-child(2)").all_inner_texts()
+    assert [float(text.split("%")[0]) for text in shown] == [round(100 * one["linear"][0], 1) for one in scores]
+    assert encoders.locator("tbody tr").first.inner_text().endswith("in use")

@@ -1,7 +1,9 @@
 """The viewer of the web app in a real browser: parts, attention, why an image was found, and own images."""
 
 import json
+from functools import partial
 
+import numpy as np
 import pytest
 from explore_actions import expected, found, ids
 from PIL import Image
@@ -112,3 +114,30 @@ def test_an_image_is_labeled_and_deleted_in_the_viewer(explore, served):
     page.wait_for_function("id => !location.hash.includes(id)", arg=first)
     page.get_by_role("button", name="Undo").last.click()
     assert served.bench.collection("photos").get([first])
+
+
+def test_each_head_of_a_transformer_is_shown(chromium, make_model, photos, serve, tmp_path):
+    from nnclr_hub import load_encoder
+    from nnclr_hub.store import open_store
+    from nnclr_hub.workbench import Encoders, Workbench
+
+    vit = make_model("vit_tiny_patch16_224", {"depth": 1, "img_size": 32}, 32)
+    with open_store(str(tmp_path / "store")) as store:
+        Workbench(Encoders(str(vit), device="cpu"), store).index_folder("photos", photos / "cat")
+    for served in serve(vit, tmp_path / "store", page=True, source_folders=[str(photos)]):
+        page = chromium.new_page()
+        page.goto(f"{served.url}/#/explore/photos")
+        page.wait_for_selector(".tile img[src]")
+        [item] = served.bench.collection("photos").get(ids(page)[:1])
+        view(page)
+        heads = page.get_by_label("Attention head")
+        assert heads.is_hidden()
+        attention(page, page.get_by_role("button", name="Where it looks").click)
+        assert heads.locator("option").all_inner_texts() == ["All heads", "Head 1", "Head 2", "Head 3"]
+        query, answer = attention(page, partial(heads.select_option, label="Head 2"))
+        assert query["head"] == 1
+        own = load_encoder(str(vit), device="cpu").attention(
+            photos / "cat" / item.metadata["path"], head=1, max_side=512
+        )
+        np.testing.assert_allclose(answer["maps"][0]["values"], own.values, atol=1e-3)
+        page.close()

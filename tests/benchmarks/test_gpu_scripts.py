@@ -1,4 +1,4 @@
-"""The GPU benchmark runs on the CPU at toy size and writes its rows; the comparison with lightly needs lightly."""
+"""The GPU benchmark runs on the CPU at toy size and writes its rows."""
 
 import importlib
 import json
@@ -57,30 +57,3 @@ def test_the_benchmark_writes_a_row_for_every_measurement(script, tmp_path, caps
     table = (tmp_path / "pretrain_gpu.md").read_text()
     assert table.count("\n| ") == 1 + len(written)
     assert "aten::" in (tmp_path / "profile_resnet50_224.txt").read_text()
-
-
-def test_a_row_that_fails_does_not_stop_the_others(script, tmp_path, monkeypatch, capsys):
-    pretrain_gpu = script("pretrain_gpu")
-
-    def fail(*_) -> None:
-        raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Bus error.\nMore of it.")
-
-    monkeypatch.setattr(pretrain_gpu, "Loops", fail)
-    pretrain_gpu.main(["--toy", "--device", "cpu", "--out", str(tmp_path), "--only", "resnet50_224", "lookup"])
-    notes = {row["what"]: row.get("note") for row in rows(tmp_path)[1:]}
-    assert notes["resnet50_224"] == "RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error."
-    assert "lookup, B 16, M 64" in notes
-
-
-def test_no_row_starts_after_the_time_limit(script, tmp_path, capsys):
-    script("pretrain_gpu").main(["--toy", "--device", "cpu", "--minutes", "0", "--out", str(tmp_path)])
-    assert len(rows(tmp_path)) == 1 + 3  # the machine and the rates of the device
-    assert "skipped: resnet50_224" in (tmp_path / "pretrain_gpu.md").read_text()
-
-
-def test_the_comparison_with_lightly_exits_without_lightly(script, monkeypatch):
-    monkeypatch.setitem(sys.modules, "lightly", None)
-    monkeypatch.setitem(sys.modules, "lightly.loss", None)
-    monkeypatch.delitem(sys.modules, "pretrain_vs_lightly", raising=False)
-    with pytest.raises(SystemExit, match="lightly"):
-        script("pretrain_vs_lightly")

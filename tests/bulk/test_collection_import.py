@@ -2,6 +2,7 @@
 
 import shutil
 import tarfile
+import zipfile
 
 import numpy as np
 import pytest
@@ -70,6 +71,28 @@ def test_equal_paths_in_two_archives_are_different_items(encoder, photos, store,
     found = store.get("both").scroll(limit=100).items
     assert {item.metadata["label"] for item in found} == {"cat"}
     assert {item.metadata["root"] for item in found} == {str(tmp_path / "a.tar"), str(tmp_path / "b.tar")}
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")  # of zipfile
+@pytest.mark.parametrize("kind", ["zip", "tar"])
+def test_the_last_of_the_same_paths_in_an_archive_counts(encoder, photos, model, store, tmp_path, kind):
+    images = [(photos / "cat" / f"{n:02}.jpg", "a.jpg" if n % 3 else f"{n}.jpg") for n in range(6)]
+    if kind == "zip":
+        with zipfile.ZipFile(tmp_path / "a.zip", "w") as file:
+            for path, name in images:
+                file.write(path, name)
+    else:
+        with tarfile.open(tmp_path / "a.tar", "w") as file:
+            for path, name in images:
+                file.add(path, name)
+    embed_shards(tmp_path / "w", [tmp_path / f"a.{kind}"], encoder, shard_size=2)
+    assert collect(open_shards(tmp_path / "w"), store, "unpacked") == (3, 3)
+    assert collect(open_shards(tmp_path / "w"), store, "unpacked") == (3, 0)
+    found = {item.metadata["path"]: item for item in store.get("unpacked").scroll().items}
+    for path, name in images[:1] + images[3:4] + images[5:]:
+        np.testing.assert_allclose(found[name].vector, encoder.embed([path])[0], atol=1e-5)
+    report = Workbench(Encoders(str(model), device="cpu"), store).index_folder("unpacked", tmp_path / f"a.{kind}")
+    assert report.unchanged == 3
 
 
 def test_two_images_with_the_same_path_are_refused_before_the_first_write(encoder, photos, store, tmp_path):

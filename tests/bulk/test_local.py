@@ -1,11 +1,9 @@
 """A bulk run: the vectors that the encoder gives, in shards that any stop leaves whole."""
 
 import json
-import multiprocessing
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,11 +15,12 @@ from waiting import until
 
 from nnclr_hub import load_encoder
 from nnclr_hub.bulk import embed_shards, open_shards
-from nnclr_hub.bulk import local as bulk_local
-from nnclr_hub.bulk.atomic_file import _host, sweep, written_whole
+from nnclr_hub.bulk.atomic_file import sweep, written_whole
 from nnclr_hub.errors import DiskFull, InvalidRequest
 
-PAGE = Path(__file__).parents[2] / "docs" / "bulk.md"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "bulk.md"
+STARTER = "nnclr_resnet18_free_starter"  # has its graph, so a process can embed without the import of torch
 
 
 @pytest.fixture(scope="module")
@@ -165,31 +164,32 @@ def test_a_full_disk_is_reported_and_complete_shards_remain(encoder, photos, tmp
     assert embed_shards(tmp_path / "v", [photos], encoder, shard_size=20).missing == 0
 
 
-def _slowly(folder: Path, photos: Path, model: Path) -> None:
-    """A run that waits to be killed in its third shard, when half of that is written."""
-    encoder = load_encoder(model, device="cpu")
-    write = bulk_local.write_shard
+# waits to be killed in its third shard, when half of that is written
+STUCK = """
+import os, signal, sys
+from pathlib import Path
+from nnclr_hub import load_encoder
+from nnclr_hub.bulk import embed_shards, local
+from nnclr_hub.bulk.atomic_file import _host
+write = local.write_shard
+def stuck(folder, plan, number, *rest):
+    if number == 2:
+        (folder / f".shard-00002.safetensors.{_host()}.{os.getpid()}.unfinished").write_bytes(b"half")
+        signal.pause()
+    write(folder, plan, number, *rest)
+local.write_shard = stuck
+embed_shards(Path(sys.argv[1]), [Path(sys.argv[2])], load_encoder(sys.argv[3], backend="onnx"), shard_size=10)
+"""
 
-    def stuck(folder, plan, number, *rest):
-        if number == 2:
-            (folder / f".shard-00002.safetensors.{_host()}.{os.getpid()}.unfinished").write_bytes(b"half")
-            signal.pause()
-        write(folder, plan, number, *rest)
 
-    bulk_local.write_shard = stuck
-    embed_shards(folder, [photos], encoder, shard_size=10)
-
-
-def test_a_killed_run_loses_one_shard_and_the_next_run_removes_its_files(encoder, photos, model, expected, tmp_path):
-    folder = tmp_path / "v"
-    process = multiprocessing.get_context("spawn").Process(target=_slowly, args=(folder, photos, model))
-    process.start()
-    until(lambda: list(folder.glob(".shard-00002.*.unfinished")))
-    os.kill(process.pid, signal.SIGKILL)
-    process.join()
+def test_a_killed_run_loses_one_shard_and_the_next_run_removes_its_files(photos, image_files, tmp_path):
+    folder, starter = tmp_path / "v", load_encoder(STARTER, backend="onnx")
+    with subprocess.Popen([sys.executable, "-c", STUCK, folder, photos, STARTER], cwd=ROOT) as process:
+        until(lambda: list(folder.glob(".shard-00002.*.unfinished")))
+        process.kill()
     assert open_shards(folder).missing == (2, 3, 4, 5)
-    embed_shards(folder, [photos], encoder, shard_size=10)
-    np.testing.assert_allclose(rows(folder), expected, atol=1e-6)
+    embed_shards(folder, [photos], starter, shard_size=10)
+    np.testing.assert_allclose(rows(folder), starter.embed(image_files), atol=1e-6)
     assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
 
 
@@ -211,14 +211,14 @@ def test_the_plan_records_what_produced_the_shards(encoder, photos, tmp_path):
         open_shards(tmp_path / "v")
 
 
-def test_a_machine_without_faiss_embeds_shards(photos, model, tmp_path):
+def test_a_machine_without_faiss_embeds_shards(photos, tmp_path):
     """Computing vectors does not need faiss."""
     code = (
         "import sys; sys.modules['faiss'] = None; from pathlib import Path; from nnclr_hub import load_encoder; "
         "from nnclr_hub.bulk import embed_shards; "
-        f"embed_shards(Path({str(tmp_path / 'v')!r}), [Path({str(photos)!r})], load_encoder({str(model)!r}))"
+        "embed_shards(Path(sys.argv[1]), [Path(sys.argv[2])], load_encoder(sys.argv[3], backend='onnx'))"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+    subprocess.run([sys.executable, "-c", code, tmp_path / "v", photos, STARTER], check=True, cwd=ROOT)
     assert open_shards(tmp_path / "v").missing == ()
 
 

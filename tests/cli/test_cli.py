@@ -115,7 +115,7 @@ def test_invalid_calls_are_explained_and_create_nothing(folder, store, model, tm
     empty = tmp_path / "empty"
     empty.mkdir()
     call = ("--collection", "c", "--store", store)
-    assert "no image" in refused("index", empty, *call, "--model", model, code=2)
+    assert str(empty) in refused("index", empty, *call, "--model", model, code=2)
     assert not store.exists()
     index(folder, store, model=model)
     assert "d" in refused("search", image_files[0], "--collection", "d", "--store", store, code=1)
@@ -131,15 +131,27 @@ def test_invalid_calls_are_explained_and_create_nothing(folder, store, model, tm
     assert "KEY=VALUE" in refused("pretrain", "small_cpu", "--set", "epochs", code=2)
     assert "must be above 0" in refused("pretrain", "small_cpu", "--set", "epochs=0", code=2)
     assert "--data" in refused("pretrain", "small_cpu", code=2)
-    assert "no image" in refused("pretrain", "small_cpu", "--data", empty, "--out", run, code=2)
+    assert str(empty) in refused("pretrain", "small_cpu", "--data", empty, "--out", run, code=2)
     assert not run.exists()
+
+
+def test_index_chooses_what_a_new_collection_compares(folder, store, model):
+    call = ("index", folder, "--collection", "c", "--store", store, "--model", model, "--vectors")
+    assert "'pca'" in refused(*call, "pca", code=2)
+    assert not store.exists()
+    assert json.loads(output_of(*call, "whiten", "--json"))["added"] == 60
+    assert "whiten" in refused(*call, "raw", code=2)
+    assert json.loads(output_of(*call, "auto", "--json"))["unchanged"] == 60
+    with open_store(str(store), read_only=True) as opened:
+        assert opened.get("c").spec.vectors == "whiten"
+        assert opened.get("c").count() == 60
 
 
 def test_two_folders_with_the_same_names_do_not_overwrite_each_other(folder, store, model, tmp_path):
     index(folder, store, model=model)
     other = shutil.copytree(folder, tmp_path / "other")
     sentence = refused("index", other, "--collection", "c", "--store", store, "--model", model, code=2)
-    assert "already holds" in sentence
+    assert str(folder) in sentence
     moved = folder.rename(tmp_path / "moved")  # a moved folder may be indexed again
     assert index(moved, store, model=model)["items"] == 60
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from commands import nnclr, output_of, refused
-from hub.stand_in import stand_in
+from hub_server import running_hub
 from safetensors.torch import load_file, save_file
 
 from nnclr_hub import load_encoder
@@ -38,6 +38,7 @@ def test_info_reports_what_a_load_was_verified_against(model):
     assert "{}" not in output_of("info", model)
     facts = json.loads(output_of("info", model, "--json"))
     assert (facts["verified_against"], facts["folder"]) == ("config.json", str(model))
+    assert facts["parameters"] == sum(one.numel() for one in load_encoder(model, device="cpu").backbone.parameters())
     assert json.loads(output_of("info", "random:test_resnet", "--json"))["verified_against"] == "nobody"
 
 
@@ -60,7 +61,7 @@ def test_download_takes_an_address(model, tmp_path, monkeypatch):
     file = f"model-{sha256_of(model / WEIGHTS)}.safetensors"
     shutil.copy(model / CONFIG, root)
     shutil.copy(model / WEIGHTS, root / file)
-    with stand_in({}, root=root) as server:
+    with running_hub({}, root=root) as server:
         output_of("download", f"{server.url}/{file}", "--to", tmp_path / "kept")
         assert "address" in output_of("verify", f"{server.url}/{file}")
     assert sha256_of(tmp_path / "kept" / WEIGHTS) == sha256_of(model / WEIGHTS)

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from commands import error_line, nnclr, output_of
 
+from nnclr_hub import Client, open_store
+
 
 @pytest.fixture(scope="module")
 def server(model, tmp_path_factory, serve):
@@ -31,7 +33,8 @@ def index(request, model, tmp_path):
         where = ["--server", request.getfixturevalue("server").url]
 
     def run(folder, *more, into="c"):
-        answer = nnclr("index", folder, "--collection", into, "--json", *where, *more)
+        source = ["--source", f"{Path(folder).name}@here"] if request.param == "server" else []
+        answer = nnclr("index", folder, "--collection", into, "--json", *where, *source, *more)
         return json.loads(answer[1]) if answer[0] == 0 else error_line(answer, answer[0])
 
     yield run
@@ -39,6 +42,19 @@ def index(request, model, tmp_path):
         bench = request.getfixturevalue("server").bench
         for info in bench.store.list():
             bench.drop(info.name)
+
+
+@pytest.fixture
+def collections(request, tmp_path):
+    """Return a function that returns the names of the collections of `index`."""
+
+    def names() -> list[str]:
+        if "server" in request.node.callspec.params["index"]:
+            return [info.name for info in request.getfixturevalue("server").bench.store.list()]
+        with open_store(tmp_path / "store", read_only=True) as store:
+            return [info.name for info in store.list()]
+
+    return names
 
 
 def test_pruning_removes_the_last_item_with_the_last_image(index, folder):
@@ -67,15 +83,23 @@ def test_pruning_an_empty_folder_deletes_nothing(index, folder, image_files):
     assert (report["removed"], report["items"]) == (3, 0)
 
 
-def test_a_wrong_folder_is_refused_and_creates_nothing(index, folder, tmp_path):
+def test_a_wrong_source_is_refused_and_creates_nothing(index, collections, folder, tmp_path):
     other = tmp_path / "other"
     (other / "texts").mkdir(parents=True)
     assert "other" in index(other, "--prune")
     assert not (tmp_path / "store").exists()
+    packed = [shutil.make_archive(str(tmp_path / "a"), form, folder) for form in ("zip", "gztar")]
+    Path(packed[0]).write_bytes(Path(packed[0]).read_bytes()[:-99])  # damaged
+    packed.append(shutil.make_archive(str(tmp_path / "b"), "tar", other))  # without images
+    for archive in packed:
+        assert archive in index(archive)
+    assert not (tmp_path / "store").exists()
     index(folder)
     assert "other" in index(other, "--prune")
-    assert "other" in index(other, "--prune", into="d")
+    for wrong in (other, *packed):
+        assert str(wrong) in index(wrong, into="d")
     assert index(folder)["items"] == 3
+    assert collections() == ["c"]
 
 
 def test_images_in_an_unreadable_folder_are_not_pruned(index, folder, monkeypatch):
@@ -93,6 +117,36 @@ def test_images_in_an_unreadable_folder_are_not_pruned(index, folder, monkeypatc
         assert index(folder, "--prune")["removed"] == 0
     shutil.rmtree(folder / "cat")
     assert index(folder, "--prune")["removed"] == 2
+
+
+def test_a_server_keeps_items_of_another_folder_of_this_name_unless_a_source_is_given(
+    server, image_files, tmp_path, caplog
+):
+    """A server knows both folders by one default source, so either may hold the missing files."""
+    first, second = tmp_path / "a" / "images", tmp_path / "b" / "images"
+    for folder, numbers in ((first, range(3)), (second, range(3, 5))):
+        folder.mkdir(parents=True)
+        for i in numbers:
+            shutil.copy(image_files[i], folder / f"{i}.jpg")
+
+    def index(folder, *more) -> tuple[int, int, int]:
+        code, out, err = nnclr("index", folder, "--collection", "two", "--server", server.url, "--json", *more)
+        assert code == 0, err
+        report = json.loads(out)
+        return report["removed"], report["kept"], report["items"]
+
+    with Client(server.url) as client:
+        assert index(first) == (0, 0, 3)
+        assert index(second, "--prune") == (0, 3, 5)
+        two = client.collection("two")
+        source = two.scroll().items[0].metadata["root"]
+        assert any(f"--source {source}" in message for message in caplog.messages)
+        assert two.index_folder(second).kept == 0
+        (first / "0.jpg").unlink()
+        assert index(first, "--prune") == (0, 3, 5)
+        report = two.index_folder(second, prune=True)
+        assert (report.removed, report.kept) == (0, 3)
+        assert index(second, "--prune", "--source", source) == (3, 0, 2)
 
 
 def test_the_last_line_counts_kept_items(folder, model, tmp_path):

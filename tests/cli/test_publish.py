@@ -9,6 +9,7 @@ import torch
 from commands import nnclr
 
 from nnclr_hub import load_encoder
+from nnclr_hub.hub.layout import GRAPH
 
 
 def test_export_reports_skipped_checks(model, tmp_path):
@@ -17,8 +18,10 @@ def test_export_reports_skipped_checks(model, tmp_path):
     assert "knn20/made_up 0.5: not checked" in text
     card = (tmp_path / "copy" / "README.md").read_text()
     assert "Weights: mit. Training images: my own." in card
-    code, text, _ = nnclr("export", model, tmp_path / "again", "--json")
+    assert (tmp_path / "copy" / GRAPH).is_file()
+    code, text, _ = nnclr("export", model, tmp_path / "again", "--json", "--no-graph")
     assert json.loads(text)["rechecked"] == {"knn20/made_up": None}
+    assert not (tmp_path / "again" / GRAPH).exists()
 
 
 def test_card_prints_or_writes_and_keeps_edits(model, tmp_path):

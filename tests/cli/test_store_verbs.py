@@ -140,11 +140,14 @@ def test_create_applies_every_option(nnclr, store, model):
     code, out, _ = nnclr("create", "own", "--dim", 4, "--metric", "l2", "--index", "flat", "--precision", "f16", *keys)
     assert code == 0
     assert "l2, f16" in out
-    assert json.loads(nnclr("create", "by-model", "--model", model, "--precision", "f16", "--json")[1])["dim"] == 32
+    more = ("--precision", "f16", "--vectors", "whiten")
+    assert json.loads(nnclr("create", "by-model", "--model", model, *more, "--json")[1])["dim"] == 32
+    assert json.loads(nnclr("create", "decided", "--model", model, "--json")[1])["vectors"] == "whiten"
     with open_store(str(store), read_only=True) as opened:
         assert opened.get("own").spec == CollectionSpec(4, "l2", "", "", ("label", "album"), "flat", "f16")
-        wanted = replace(CollectionSpec.of(load_encoder(model, device="cpu")), precision="f16")
+        wanted = replace(CollectionSpec.of(load_encoder(model, device="cpu")), precision="f16", vectors="whiten")
         assert opened.get("by-model").spec == wanted
+        assert opened.get("decided").spec == replace(wanted, precision="f32")
     assert "'own'" in error_line(nnclr("create", "own", "--dim", 4), 1)
     assert "'current'" in error_line(nnclr("create", "current", "--dim", 4), 1)
 
@@ -164,6 +167,27 @@ def test_export_and_import_copy_a_collection_to_another_store(nnclr, tmp_path):
         opened.get("photos").upsert([Item("another", np.ones(DIM))])
     assert "--into" in error_line(nnclr("import", tmp_path / "out", *there), 1)
     assert nnclr("import", tmp_path / "out", "--into", *there)[0] == 0
+
+
+def test_the_command_that_creates_a_missing_collection_is_named_and_works(nnclr, store, tmp_path):
+    lines = ["no row", *(json.dumps({"id": f"i{n}", "vector": [n, 1, 0, 0, 2]}) for n in range(3))]
+    (tmp_path / "items.ndjson").write_text("\n".join(lines))
+    call = ("import", tmp_path / "items.ndjson", "--collection", "five")
+    _, command, _ = error_line(nnclr(*call), 1).split("`")
+    assert nnclr(*command.removeprefix("nnclr store ").split())[0] == 0
+    assert nnclr(*call, "--json")[0] == 0
+    with open_store(str(store)) as opened:
+        assert opened.get("five").count() == 3
+    there = ("--store", tmp_path / "there")
+    _, command, _ = error_line(nnclr(*call, *there), 2).split("`")
+    assert nnclr(*command.removeprefix("nnclr store ").split())[0] == 0
+    assert nnclr(*call, *there)[0] == 0
+    (tmp_path / "items.ndjson").write_text("no row")
+    assert "Nothing" in error_line(nnclr(*call), 2)
+    (tmp_path / "photos.zip").write_bytes(b"")  # is not read yet
+    assert "`nnclr store create more --store " in error_line(
+        nnclr("import", tmp_path / "photos.zip", "--collection", "more"), 1
+    )
 
 
 def test_duplicates_are_listed_by_path(nnclr, store):
@@ -191,9 +215,8 @@ def test_invalid_calls_are_explained_and_create_nothing(nnclr, tmp_path):
     for call in (("list",), ("verify",), ("repair", "x"), ("drop", "x", "--yes"), ("reembed", "x", "--model", "m")):
         assert "not a store" in error_line(nnclr(*call, "--store", nowhere), 2)
     assert "not an exported collection" in error_line(nnclr("import", tmp_path, "--store", nowhere), 2)
-    for wrong in (tmp_path, tmp_path / "no-export"):
-        sentence = error_line(nnclr("import", wrong, "--collection", "x", "--store", nowhere), 2)
-        assert "not an exported collection" in sentence
+    for wrong, words in ((tmp_path, "not an exported collection"), (tmp_path / "none.zip", "does not exist")):
+        assert words in error_line(nnclr("import", wrong, "--collection", "x", "--store", nowhere), 2)
     assert not nowhere.exists()
     for call in (("verify", "x"), ("repair", "x"), ("drop", "x"), ("alias", "a", "x"), ("export", "x", nowhere)):
         assert "existing" in error_line(nnclr(*call), 1), call

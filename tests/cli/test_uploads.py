@@ -5,8 +5,14 @@ import shutil
 import socket
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
+import tifffile
 from commands import error_line, nnclr
+
+from nnclr_hub import Client
+from nnclr_hub.encoder.loader import load_encoder
+from nnclr_hub.errors import InvalidRequest, UnknownModel
 
 KEY = "0123456789abcdefghijklmnop"
 
@@ -30,7 +36,7 @@ def test_an_upload_reports_like_a_local_index_and_continues_where_it_stopped(
 ):
     monkeypatch.setenv("NNCLR_API_KEY", KEY)
     (folder / "cat" / "bad.jpg").write_bytes(b"garbage")
-    there = ("--collection", "c", "--server", server.url)
+    there = ("--collection", "c", "--server", server.url, "--source", "mine")
     code, out, err = index(folder, *there, "--json")
     assert code == 0, err
     report = json.loads(out)
@@ -61,11 +67,42 @@ def test_a_failed_upload_is_explained_in_one_line(server, folder, monkeypatch, t
     assert error_line(index(folder, *there, "--model", "nothing"), 2)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        closed = f"http://127.0.0.1:{probe.getsockname()[1]}"
-    assert closed in error_line(index(folder, "--collection", "d", "--server", closed), 1)
+        closed = f"http://127.0.0.1:{probe.getsockname()[1]}"  # held, but it does not listen
+        assert closed in error_line(index(folder, "--collection", "d", "--server", closed), 1)
     assert error_line(index(tmp_path / "nowhere", *there), 2)
     assert error_line(index(folder, *there, "--workers", 0), 2)
     assert error_line(index(folder, *there, "--store", "s"), 2)
     assert error_line(index(folder, "--collection", "d", "--shrink", 320), 2)
     # nothing of all this has made the collection, but for the last one that had a server and a folder
     assert "d" not in {info.name for info in server.bench.store.list() if info.count}
+
+
+def test_a_collection_of_a_server_reads_the_chosen_channels(server, model, monkeypatch, tmp_path):
+    """The reading goes into the new collection, so that later uploads and searches need no options."""
+    monkeypatch.setenv("NNCLR_API_KEY", KEY)
+    cells = tmp_path / "cells"
+    cells.mkdir()
+    values = np.random.default_rng(0).integers(0, 256, (2, 40, 50, 4), np.uint8)
+    for number in range(2):
+        tifffile.imwrite(cells / f"{number}.tif", values[number], photometric="minisblack", planarconfig="contig")
+    there = ("--collection", "cells", "--server", server.url)
+    assert nnclr("index", cells, *there, "--channels", "3,0,2")[0] == 0
+    with Client(server.url, KEY) as client:
+        collection = client.collection("cells")
+        found = {item.metadata["path"]: item.vector for item in collection.scroll().items}
+        expected = load_encoder(model, device="cpu").embed(
+            [np.ascontiguousarray(one[..., [3, 0, 2]]) for one in values]
+        )
+        np.testing.assert_allclose([found["0.tif"], found["1.tif"]], expected, atol=1e-3)
+        with pytest.raises(UnknownModel):
+            client.collections.create("other", model="nowhere?channels=0")
+        with pytest.raises(InvalidRequest):
+            client.collections.create("other", model="default?page=1&project=max")
+    listed = json.loads(nnclr("store", "list", "--server", server.url, "--json")[1])
+    assert [(one["name"], one["items"]) for one in listed if one["name"] == "cells"] == [("cells", 2)]
+    assert "2 unchanged" in nnclr("index", cells, *there)[1]
+    assert "2 unchanged" in nnclr("index", cells, *there, "--channels", "3,0,2")[1]
+    error_line(nnclr("index", cells, *there, "--channels", "0,1,2"), 2)
+    assert "2 unchanged" in nnclr("index", cells, *there, "--channels", "3,0,2", "--model", "default")[1]
+    error_line(nnclr("index", cells, *there, "--channels", "3,0,2", "--model", "nothing"), 2)
+    assert server.bench.collection("cells").count() == 2

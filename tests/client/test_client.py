@@ -34,7 +34,7 @@ def server(model, tmp_path_factory, serve) -> Iterator:
 
 @pytest.fixture
 def client(server) -> Iterator[Client]:
-    with Client(server.url, timeout=30) as opened:
+    with Client(server.url, timeout=120) as opened:
         yield opened
 
 
@@ -211,6 +211,12 @@ def test_add_images_returns_an_error_per_image(photos_there, image_files):
     assert [item.id for item in photos_there.scroll().items] == ["a", "c"]
     assert photos_there.get(["a"])[0].metadata["n"] == 1
     assert photos_there.thumbnail("a").startswith(b"\xff\xd8")
+    photos_there.upsert([Item("bare", photos_there.get(["a"])[0].vector)])
+    one, none, missing, other = photos_there.thumbnails(["c", "bare", "nobody", "a"])
+    assert (one, none, missing, other) == (photos_there.thumbnail("c"), None, None, photos_there.thumbnail("a"))
+    many = photos_there.thumbnails(["a"] * 65 + ["c"])  # two requests
+    assert many == [other] * 65 + [one]
+    photos_there.delete(["bare"])
     assert all(photos_there.add_images([NewImage("d", b"x"), NewImage("e", b"y")]))
 
 
@@ -220,6 +226,7 @@ def test_errors_have_the_classes_of_the_library(client, photos_there):
         (lambda: nowhere.count(), CollectionNotFound),
         (lambda: client.collections.drop("nowhere"), CollectionNotFound),
         (lambda: client.collections.create("photos", metric="l2"), CollectionExists),
+        (lambda: client.collections.create("photos", vectors="center"), CollectionExists),
         (lambda: photos_there.thumbnail("nobody"), ItemNotFound),
         (lambda: photos_there.search(id="nobody"), ItemNotFound),
         (lambda: photos_there.count({"must": [{"key": "label", "oops": 1}]}), InvalidFilter),
@@ -256,7 +263,7 @@ def test_every_method_blocks_in_client_and_is_awaitable_in_async_client():
 
 def test_the_async_client_gives_the_same_results(server, encoder, image_files):
     async def work() -> None:
-        async with AsyncClient(server.url, timeout=30) as client:
+        async with AsyncClient(server.url, timeout=120) as client:
             assert await client.ready()
             many = [*image_files, *image_files[:10]]
             np.testing.assert_allclose(await client.embed(many), encoder.embed(many), atol=1e-5)

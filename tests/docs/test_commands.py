@@ -12,6 +12,7 @@ from PIL import Image
 from nnclr_hub.cli.app import app
 
 ROOT = Path(__file__).parents[2]
+COMMAND = typer.main.get_command(app)
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
@@ -26,7 +27,7 @@ def commands_of(text: str) -> list[str]:
 def test_every_command_and_option_exists(page):
     for line in commands_of(page.read_text()):
         words = shlex.split(line, comments=True)[1:]
-        command = typer.main.get_command(app)
+        command = COMMAND
         while hasattr(command, "commands") and words and not words[0].startswith("-"):
             assert words[0] in command.commands, line
             command = command.commands[words.pop(0)]
@@ -43,4 +44,4 @@ def test_the_first_python_example_runs(name, tmp_path, monkeypatch):
     code = re.findall(r"^```python\n(.*?)^```", (ROOT / name).read_text(), re.DOTALL | re.MULTILINE)[0]
     names: dict[str, object] = {}
     exec(compile(code, name, "exec"), names)
-    assert names["vectors"].shape == (2, 256)
+    assert names["vectors"].shape == (2, 512)

@@ -60,6 +60,7 @@ def test_every_page_is_reachable_by_links_from_the_index():
 def test_the_reference_lists_every_public_name(site):
     text = "\n".join(page.read_text() for page in (DOCS / "reference").glob("*.md"))
     listed = set(re.findall(r"^::: nnclr_hub\.([\w.]+)", text, re.MULTILINE))
+    listed |= set(re.findall(r"^::: training\.[\w.]+\.(\w+)", text, re.MULTILINE))
     assert listed >= set(nnclr_hub.__all__) - {"__version__", "ImageError", "NNCLRHubError"}
     assert listed >= {f"method.{name}" for name in nnclr_hub.method.__all__}
     errors = (site / "reference" / "errors.html").read_text()

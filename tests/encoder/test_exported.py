@@ -2,8 +2,10 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +14,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from nnclr_hub import load_encoder
-from nnclr_hub.encoder.backends import choice
+from nnclr_hub.encoder.backends import choice, with_onnx
 from nnclr_hub.encoder.backends.probe_batch import probe_images
 from nnclr_hub.errors import InvalidRequest, TamperedModel
 from nnclr_hub.hub.layout import CONFIG, GRAPH, read_arrays, read_config
 from nnclr_hub.publish.export import export_run
 
 CROPS = probe_images(48, 3)
+STARTER = "nnclr_resnet18_free_starter"
 # embeds images in a new process; prints the vectors and whether that imported torch
 CHILD = """
 import json, sys
@@ -37,7 +40,14 @@ def _own_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("NNCLR_CACHE", str(tmp_path / "cache"))
 
 
-def child(model: Path, backend: str, tmp_path: Path, images: int = 0) -> dict:
+@pytest.fixture(scope="module")
+def with_graph(model, tmp_path_factory) -> Path:
+    """Export the model with its graph, which takes seconds; copy the folder before changing it."""
+    pytest.importorskip("onnxscript")
+    return export_run(model, tmp_path_factory.mktemp("graph") / "model", graph=True)
+
+
+def child(model: Path | str, backend: str, tmp_path: Path, images: int = 0) -> dict:
     """Return what a new process prints that embeds CROPS."""
     np.save(tmp_path / "crops.npy", CROPS)
     command = [sys.executable, "-c", CHILD, str(model), backend, str(images), str(tmp_path / "crops.npy")]
@@ -147,10 +157,9 @@ def test_a_device_that_does_not_exist_is_refused_with_an_export_too(model):
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
-def test_a_model_folder_with_its_graph_needs_no_export(model, tmp_path, dtype):
+def test_a_model_folder_with_its_graph_needs_no_export(model, with_graph, tmp_path, dtype):
     """The graph has no weights. Another export of the folder leaves it out."""
-    pytest.importorskip("onnxscript")
-    folder = export_run(model, tmp_path / "with", dtype=dtype, graph=True)
+    folder = export_run(model, tmp_path / "with", dtype=dtype, graph=True) if dtype == "fp16" else with_graph
     assert (folder / GRAPH).stat().st_size < 60_000
     torchs = load_encoder(folder, device="cpu")
     found = child(folder, "onnx", tmp_path)
@@ -162,9 +171,8 @@ def test_a_model_folder_with_its_graph_needs_no_export(model, tmp_path, dtype):
     assert read_config(without).nnclr.keys() == read_config(model).nnclr.keys()
 
 
-def test_a_graph_that_was_changed_is_refused(model, tmp_path):
-    pytest.importorskip("onnxscript")
-    folder = export_run(model, tmp_path / "model", graph=True)
+def test_a_graph_that_was_changed_is_refused(with_graph, tmp_path):
+    folder = shutil.copytree(with_graph, tmp_path / "model")
     content = bytearray((folder / GRAPH).read_bytes())
     content[-20] ^= 1
     (folder / GRAPH).write_bytes(content)
@@ -182,10 +190,9 @@ def test_weights_are_read_without_torch_as_with_it(tmp_path, dtype):
         np.testing.assert_array_equal(found, wanted.float().numpy() if dtype == "bfloat16" else wanted.numpy())
 
 
-def test_a_graph_is_not_used_with_other_preprocessing(model, tmp_path):
+def test_a_graph_is_not_used_with_other_preprocessing(model, with_graph, tmp_path):
     """The graph contains the colors, so an edited config.json must not use it."""
-    pytest.importorskip("onnxscript")
-    folder = export_run(model, tmp_path / "model", graph=True)
+    folder = shutil.copytree(with_graph, tmp_path / "model")
     config = json.loads((folder / CONFIG).read_text())
     config["pretrained_cfg"]["mean"] = [0.1, 0.2, 0.3]
     (folder / CONFIG).write_text(json.dumps(config))
@@ -194,12 +201,36 @@ def test_a_graph_is_not_used_with_other_preprocessing(model, tmp_path):
     np.testing.assert_allclose(other.embed(list(CROPS)), torchs.embed(list(CROPS)), atol=1e-5)
 
 
-def test_auto_keeps_a_measured_choice_for_a_few_images(model, monkeypatch):
+def test_auto_uses_an_exported_network_for_a_few_images_even_if_torch_is_faster(model, monkeypatch):
+    """The import of torch takes longer than a few images. For many, the measured choice holds."""
     pytest.importorskip("openvino")
     load_encoder(model, backend="openvino")  # exports it
     monkeypatch.setattr(choice, "_measure", lambda running, images: {name: float(name != "torch") for name in running})
     assert load_encoder(model, backend="auto").backend.name == "torch"
-    assert load_encoder(model, backend="auto", images=1).backend.name == "torch"
+    assert load_encoder(model, backend="auto", images=1).backend.name == "openvino"
+    assert load_encoder(model, backend="auto", images=choice.FEW + 1).backend.name == "torch"
+
+
+@pytest.mark.parametrize("images", [1, None])
+def test_auto_takes_the_graph_of_a_model_folder_without_an_export(tmp_path, monkeypatch, images):
+    """Without OpenVINO and the exporter, as `pip install nnclr_hub[torch]` leaves it."""
+    measured, hidden = [], ("openvino", "onnxscript")
+
+    def measure(running, images):
+        measured.append(sorted(running))
+        return {name: float(name != "onnx") for name in running}
+
+    def export(*given):
+        raise AssertionError("the network was exported")
+
+    monkeypatch.setattr(choice, "find_spec", lambda name: None if name in hidden else find_spec(name))
+    monkeypatch.setattr(choice, "_measure", measure)
+    monkeypatch.setattr(with_onnx, "_exported", export)
+    for _ in range(2):
+        assert load_encoder(STARTER, backend="auto", images=images).backend.name == "onnx"
+    assert len(measured) == (images is None)  # once for all processes
+    assert not exported(tmp_path)
+    assert child(STARTER, "onnx", tmp_path)["torch"] is False
 
 
 def test_weights_that_changed_after_the_start_are_refused(make_model, image_files, tmp_path):
@@ -220,7 +251,7 @@ def test_onnx_runtime_sends_no_telemetry(tmp_path):
     home = tmp_path / "home"
     home.mkdir()
     inherited = {name: value for name, value in os.environ.items() if name not in ("ORT_DISABLE_TELEMETRY", "CI")}
-    command = [sys.executable, "-c", CHILD, "nnclr_resnet18_free_starter", "onnx", "0", str(tmp_path / "crops.npy")]
+    command = [sys.executable, "-c", CHILD, STARTER, "onnx", "0", str(tmp_path / "crops.npy")]
     subprocess.run(
         command,
         capture_output=True,

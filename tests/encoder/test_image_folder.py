@@ -35,10 +35,10 @@ def test_links_to_folders_are_not_followed_and_reported_once(folder, tmp_path, c
 
 def test_files_that_are_no_images_are_counted_once(folder, caplog):
     """By suffix, in both cases; tables and hidden files are not counted."""
-    for name in ("a.MOV", "cat/b.mov", "cat/c.cr2", "labels.csv", ".hidden.mov", "dog/README"):
+    for name in ("a.MOV", "cat/b.mov", "cat/c.cr9", "labels.csv", ".hidden.mov", "dog/README"):
         (folder / name).touch()
     with caplog.at_level(logging.WARNING):
         assert names(folder) == names(folder) == ["cat/a.png", "dog/b.png"]
     (warning,) = (record.getMessage() for record in caplog.records)
     assert warning.startswith(str(folder))
-    assert warning.endswith("2 .mov, 1 .cr2, 1 without suffix")
+    assert warning.endswith("2 .mov, 1 .cr9, 1 without suffix")

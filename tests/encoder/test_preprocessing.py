@@ -168,7 +168,7 @@ def test_missing_settings_have_timms_defaults():
         {"input_size": []},
         {"input_size": [3, 0, 0]},
         {"input_size": [3, 48, 64]},
-        {"input_size": [1, 28, 28]},
+        {"input_size": [4, 28, 29]},
         {"input_size": [3, 10**6, 10**6]},
         {"crop_pct": 1.5},
         {"interpolation": "magic"},

@@ -18,14 +18,14 @@ def test_overlapping_threads_leave_the_filters_as_they_were():
     def first():
         with ignore_warnings():
             first_in.set()
-            second_in.wait(10)
+            second_in.wait(120)
         first_out.set()
 
     def second():
-        first_in.wait(10)
+        first_in.wait(120)
         with ignore_warnings():
             second_in.set()
-            first_out.wait(10)
+            first_out.wait(120)
             inside.append(list(warnings.filters))
 
     inside: list[list] = []

@@ -3,22 +3,27 @@
 make gpu            # or, uninstalled: python -m pytest -m gpu tests/gpu
 """
 
+from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from packed_batches import packed_batches
 
 from nnclr_hub.method import METHODS, Gather, Learner, PredictionHead, ProjectionHead, SupportSet
 from training.assemble import build_learner, place_learner
-from training.data.augment import AUGMENTATIONS, make_view
+from training.data.augment import make_view, make_views
 from training.data.batches import Batches
-from training.data.image_pack import ImagePack
 from training.data.operations import compiled
+from training.data.side_stream import SideStream
+from training.data.views import AUGMENTATIONS
 from training.distributed import Ranks
 from training.monitor import rankme
 from training.optimization import Schedule, make_optimizer
 from training.recipes import find_recipe
+from training.run import Run
 from training.step import Stepper
 
 # warnings of torch on a GPU, such as its check for synchronization being a prototype, must not fail the tests
@@ -110,13 +115,12 @@ def stepper_on(device: str, *settings: str) -> tuple[Learner, Stepper, Batches]:
     )
     where = torch.device(device)
     pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 64, 3), dtype=np.uint8)
-    pack = ImagePack(pixels, np.ones(64, np.float32), np.arange(64), ())
-    labels = np.zeros(64, np.int64)
-    batches = Batches(pack, labels, labels, batch_size=16, seed=0, where=where, residency=recipe.residency)
+    views = lambda step: recipe.views_at(step / 8)  # noqa: E731
+    batches = packed_batches(pixels, 16, views, where=where, residency=recipe.residency)
     ranks = Ranks(0, 1, where, Gather())
     learner = place_learner(build_learner(recipe), recipe, ranks)
     optimizer = make_optimizer(learner, recipe)
-    stepper = Stepper(learner, optimizer, Schedule(optimizer, recipe, 8, 4), recipe, ranks, batches, 8)
+    stepper = Stepper(Run(Path(), recipe, learner, optimizer, batches, ranks, 8), Schedule(optimizer, recipe, 8, 4))
     return learner, stepper, batches
 
 
@@ -142,10 +146,23 @@ def test_a_step_never_makes_the_device_wait(cuda, settings):
         torch.cuda.set_sync_debug_mode("default")
 
 
+@pytest.mark.parametrize("settings", [[], ["residency=host"], ["accumulate=2"]], ids=" ".join)
+def test_views_of_the_side_stream_are_those_of_the_default_one(settings, device, full_precision, monkeypatch):
+    """Without it, no step can begin before the one before has ended; the order of additions changes a little."""
+    losses = []
+    for used in (True, False):
+        if not used:
+            monkeypatch.setattr(SideStream, "used", lambda self: nullcontext())
+        torch.manual_seed(0)
+        _, stepper, batches = stepper_on(device, "precision=fp32", *settings)
+        losses.append(torch.stack([stepper.run(batches.at(step), step).loss for step in range(4)]).cpu())
+    torch.testing.assert_close(*losses, atol=1e-3, rtol=1e-3)
+
+
 def test_views_and_weights_are_channels_last(device):
     learner, stepper, batches = stepper_on(device, "channels_last=true", "precision=fp32")
     batch = batches.at(0)
-    view = make_view(batch.images, batch.aspect, stepper.views(0)[0], torch.Generator())
+    [view] = make_views(batch.pixels, batch.views[:1], batch.numbers[:1])
     kernel = learner.backbone.conv1.weight
     assert all(one.is_contiguous(memory_format=torch.channels_last) for one in (view, kernel))
     stepper.run(batch, 0)
@@ -156,8 +173,7 @@ def test_views_and_weights_are_channels_last(device):
 
 def test_images_that_fit_are_on_the_device(device):
     _, _, batches = stepper_on(device)
-    assert batches.resident
-    assert batches.at(0).images.device.type == device
+    assert batches.at(0).pixels.images.device.type == device
 
 
 def test_rankme_equals_that_of_the_cpu(device):

@@ -30,9 +30,9 @@ def recipe(*settings):
     return find_recipe("small_cpu").with_settings([*TINY, *settings])
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
 def test_a_run_writes_an_encoder(blobs, tmp_path, precision, device):
-    assert pretrain("small_cpu", recipe(f"precision={precision}"), [blobs], tmp_path / "run", device=device).finished
+    assert pretrain(recipe(f"precision={precision}"), [blobs], tmp_path / "run", device=device).finished
     paths = sorted(blobs.rglob("*.jpg"))
     on_cpu, on_gpu = (load_encoder(tmp_path / "run" / "encoder", device=d).embed(paths) for d in ("cpu", device))
     assert (on_cpu * on_gpu).sum(axis=1).min() > 0.999
@@ -44,6 +44,7 @@ def test_a_run_writes_an_encoder(blobs, tmp_path, precision, device):
         ["compile=true", "local_crops=2", "local_size=32", "early_size=32", "early_share=0.5"],
         ["chunk=5"],
         ["residency=host"],
+        ["cut_from=originals", "workers=2", "local_crops=2", "local_size=32"],
         ["local_crops=2", "local_size=32", "degrade=0.5"],
         ["optimizer=lars"],
         [
@@ -62,7 +63,7 @@ def test_a_run_writes_an_encoder(blobs, tmp_path, precision, device):
 )
 def test_options_run_on_the_device(blobs, tmp_path, settings, device):
     chosen = recipe("method=momentum_nnclr", "encoder=momentum", *settings)
-    assert pretrain("small_cpu", chosen, [blobs], tmp_path / "run", device=device).finished
+    assert pretrain(chosen, [blobs], tmp_path / "run", device=device).finished
     vectors = load_encoder(tmp_path / "run" / "encoder", device=device).embed(sorted(blobs.rglob("*.jpg"))[:3])
     assert np.isfinite(vectors).all()
 
@@ -73,9 +74,9 @@ def test_a_run_continues_on_another_device(blobs, tmp_path, monkeypatch, device,
     order = ("cpu", device) if first == "cpu" else (device, "cpu")
     with monkeypatch.context() as patch:
         stop_in_step(1, patch)
-        outcome = pretrain("small_cpu", recipe("precision=fp32"), [blobs], tmp_path / "run", device=order[0])
+        outcome = pretrain(recipe("precision=fp32"), [blobs], tmp_path / "run", device=order[0])
     assert outcome.step == 1
-    run = pretrain("small_cpu", recipe("precision=fp32"), [blobs], tmp_path / "run", resume=True, device=order[1])
+    run = pretrain(recipe("precision=fp32"), [blobs], tmp_path / "run", resume=True, device=order[1])
     assert run.finished
     checkpoint = load_checkpoint(tmp_path / "run")
     assert checkpoint is not None
@@ -88,11 +89,11 @@ def test_a_resumed_run_nearly_equals_one_that_never_stopped(blobs, tmp_path, mon
     deterministic = torch.backends.cudnn.deterministic
     torch.backends.cudnn.deterministic = True
     try:
-        pretrain("small_cpu", recipe("precision=fp32"), [blobs], tmp_path / "whole", device=device)
+        pretrain(recipe("precision=fp32"), [blobs], tmp_path / "whole", device=device)
         with monkeypatch.context() as patch:
             stop_in_step(3, patch)
-            pretrain("small_cpu", recipe("precision=fp32"), [blobs], tmp_path / "cut", device=device)
-        pretrain("small_cpu", recipe("precision=fp32"), [blobs], tmp_path / "cut", resume=True, device=device)
+            pretrain(recipe("precision=fp32"), [blobs], tmp_path / "cut", device=device)
+        pretrain(recipe("precision=fp32"), [blobs], tmp_path / "cut", resume=True, device=device)
     finally:
         torch.backends.cudnn.deterministic = deterministic
     whole, cut = (load_checkpoint(tmp_path / name)["learner"] for name in ("whole", "cut"))
@@ -135,7 +136,7 @@ def test_out_of_memory_names_a_batch_that_fits(blobs, tmp_path, cuda):
     held = torch.cuda.memory_reserved(cuda)  # memory of other tests, such as CUDA graphs, which cannot be freed
     torch.cuda.set_per_process_memory_fraction((held + 700 * 2**20) / total)
     try:
-        with pytest.raises(OutOfMemory, match="batch_size="):
-            pretrain("small_cpu", chosen, [blobs], tmp_path / "run", device="cuda")
+        with pytest.raises(OutOfMemory, match=r"batch_size=.*residency=host"):
+            pretrain(chosen, [blobs], tmp_path / "run", device="cuda")
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)

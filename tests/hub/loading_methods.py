@@ -1,6 +1,6 @@
 """Load model folders by every method, in a process whose Hub is the stand-in; run by test_loading_methods.py.
 
-    python loading_methods.py JOB.json OUT.npz
+    python loading_methods.py JOB.json OUT.npz [JOB.json OUT.npz ...]
 
 It writes arrays (N, D), not normalized, under the names MODEL|METHOD|OUTPUT. OUTPUT is "x" for a random tensor, "jpeg"
 for an image with the method's preprocessing, and "classes", "gray", "map" and "larger" for adapted networks.
@@ -9,6 +9,7 @@ for an image with the method's preprocessing, and "classes", "gray", "map" and "
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -99,7 +100,7 @@ def methods(job: dict[str, Any]) -> Iterator[tuple[str, Iterator[Output]]]:
             **arguments,
         )
 
-    if "cached" in job:  # in a separate process, because two checkouts cannot run in one
+    if "cached" in job:
         yield "torch.hub cache", torch_hub(job, lambda **more: from_cache(job["folder"], **more))
         yield "torch.hub cache, hf-hub:", torch_hub(job, lambda **more: from_cache(f"hf-hub:{job['hub']}", **more))
         return
@@ -112,7 +113,7 @@ def methods(job: dict[str, Any]) -> Iterator[tuple[str, Iterator[Output]]]:
     yield "transformers tasks", transformers_tasks(job, job["folder"])
 
 
-def main(jobs: Path, out: Path) -> None:
+def run(jobs: Path, out: Path) -> None:
     found = {}
     with torch.inference_mode():
         for name, job in json.loads(jobs.read_text()).items():
@@ -122,4 +123,11 @@ def main(jobs: Path, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    import timm  # noqa: F401 - before the forks, because imports take longest
+    import torchvision  # noqa: F401
+
+    for jobs, out in zip(sys.argv[1::2], sys.argv[2::2], strict=True):
+        if os.fork() == 0:  # two checkouts cannot run in one process
+            run(Path(jobs), Path(out))
+            sys.exit()
+        assert os.wait()[1] == 0

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from hub.stand_in import Hub, stand_in
+from hub_server import HubServer, running_hub
 
 from nnclr_hub import load_encoder
 from nnclr_hub.cache import cache_folder
@@ -32,7 +32,7 @@ def server(model, name, tmp_path, monkeypatch):
     root.mkdir()
     shutil.copy(model / CONFIG, root)
     shutil.copy(model / WEIGHTS, root / name)
-    with stand_in({}, root=root) as server:
+    with running_hub({}, root=root) as server:
         yield server
 
 
@@ -40,7 +40,7 @@ def kept() -> list[Path]:
     return [path for path in (cache_folder() / "models").rglob("*") if path.is_file()]
 
 
-def refusal(server: Hub, name: str) -> str:
+def refusal(server: HubServer, name: str) -> str:
     """Return the message; nothing may be left in the cache."""
     with pytest.raises(ModelError) as caught:
         resolve(f"{server.url}/{name}", progress=False)
@@ -92,7 +92,7 @@ def test_a_file_that_is_not_there(server, name):
 
 @pytest.mark.parametrize(("status", "kind"), [(401, UnknownModel), (403, UnknownModel), (503, ModelError)])
 def test_a_refusal_names_its_status(server, name, status, kind):
-    server.refusals = {CONFIG: (status, "", "")}
+    server.refusals = {CONFIG: (status, "")}
     with pytest.raises(kind):
         resolve(f"{server.url}/{name}")
 
@@ -187,7 +187,7 @@ def test_an_invalid_config_is_not_kept(server, name, model, make_model):
 
 def test_a_signature_is_not_shown(server, name):
     """Of an address, and of what it is called in every refusal."""
-    server.refusals = {CONFIG: (403, "", "")}
+    server.refusals = {CONFIG: (403, "")}
     assert "secret" not in refusal(server, f"{name}?X-Signature=secret")
     for source in (
         f"http://example.com/{name}?secret",

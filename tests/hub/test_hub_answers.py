@@ -7,16 +7,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from hub.stand_in import TAG, Hub, commit_of, stand_in
+from hub_server import TAG, TOKEN, HubServer, running_hub
 
 from nnclr_hub.hub.layout import WEIGHTS, sha256_of
 
-REFUSALS = {  # repository -> status, and the header by which the Hub tells them apart
-    "org/gone": (404, "RepoNotFound", ""),
-    "org/private": (401, "RepoNotFound", ""),
-    "org/gated": (403, "GatedRepo", ""),
-    "org/ill": (418, "", ""),
-    "org/asleep": (503, "", ""),
+REFUSALS = {  # repository -> status, and the header by which the Hub tells refusals apart
+    "org/removed": (404, "RepoNotFound"),
+    "org/gated": (403, "GatedRepo"),
+    "org/ill": (418, ""),
+    "org/asleep": (503, ""),
 }
 RESOLVE = """
 import json, sys
@@ -31,7 +30,7 @@ print(json.dumps(answers))
 """
 
 
-def fetch(hub: Hub, cache: Path, *sources: str, code: str = RESOLVE, **environment: str) -> dict[str, str]:
+def fetch(hub: HubServer, cache: Path, *sources: str, code: str = RESOLVE, **environment: str) -> dict[str, str]:
     """source -> sha256 of the weights, or the error's class and sentence, from a process that talks to the server."""
     command = [sys.executable, "-c", code, *(f"hf-hub:{source}" for source in sources)]
     done = subprocess.run(
@@ -52,7 +51,9 @@ def hub(model, make_model, tmp_path_factory):
     repositories = {"org/name": model, "org/token": model, "org/spoilt": spoilt, "org/empty": empty}
     root = shutil.copytree(model, tmp_path_factory.mktemp("root") / "files")
     (root / WEIGHTS).rename(root / f"named-{sha256_of(root / WEIGHTS)[:8]}.safetensors")
-    with stand_in(repositories, refusals=REFUSALS, tokens={"org/token": "hf_right"}, root=root) as hub:
+    with running_hub(repositories, root) as hub:
+        hub.repositories["org/token"].private = True
+        hub.refusals |= REFUSALS
         yield hub
 
 
@@ -62,9 +63,9 @@ def cache(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def answers(hub, cache, model) -> dict[str, str]:
-    sources = ["org/name", f"org/name@{TAG}", f"org/name@{commit_of(model)}", "org/name@v9", *REFUSALS]
-    return fetch(hub, cache, *sources, "org/..", "org/na--me", "org/token", "org/spoilt", "org/empty")
+def answers(hub, cache) -> dict[str, str]:
+    sources = ["org/name", f"org/name@{TAG}", f"org/name@{hub.head('org/name')}", "org/name@v9", *REFUSALS]
+    return fetch(hub, cache, *sources, "org/gone", "org/..", "org/na--me", "org/token", "org/spoilt", "org/empty")
 
 
 @pytest.fixture(scope="module")
@@ -72,14 +73,14 @@ def want(model) -> str:
     return sha256_of(model / WEIGHTS)
 
 
-def test_a_repository_is_downloaded(answers, model, want):
-    assert [answers[f"org/name{at}"] for at in ("", f"@{TAG}", f"@{commit_of(model)}")] == [want] * 3
+def test_a_repository_is_downloaded(answers, hub, want):
+    assert [answers[f"org/name{at}"] for at in ("", f"@{TAG}", f"@{hub.head('org/name')}")] == [want] * 3
 
 
 @pytest.mark.parametrize(
     ("kind", "sources"),
     [
-        ("UnknownModel", ["org/gone", "org/private", "org/token", "org/gated", "org/name@v9"]),
+        ("UnknownModel", ["org/gone", "org/removed", "org/token", "org/gated", "org/name@v9"]),
         ("ModelError", ["org/ill", "org/asleep"]),
         ("InvalidRequest", ["org/..", "org/na--me"]),
         ("TamperedModel", ["org/spoilt"]),
@@ -91,7 +92,7 @@ def test_each_refusal_is_reported_in_one_line(answers, kind, sources):
 
 
 def test_a_token_opens_a_private_repository_and_a_wrong_one_is_named(hub, tmp_path, want):
-    assert fetch(hub, tmp_path, "org/token", HF_TOKEN="hf_right") == {"org/token": want}
+    assert fetch(hub, tmp_path, "org/token", HF_TOKEN=TOKEN) == {"org/token": want}
     refused = fetch(hub, tmp_path / "2", "org/token", HF_TOKEN="hf_wrong")["org/token"]
     assert refused.startswith("UnknownModel: ")
     assert "HF_TOKEN" in refused
@@ -99,10 +100,10 @@ def test_a_token_opens_a_private_repository_and_a_wrong_one_is_named(hub, tmp_pa
 
 
 @pytest.mark.slow
-def test_cached_files_need_no_network(hub, answers, cache, model, want):
+def test_cached_files_need_no_network(hub, answers, cache, want):
     """Check offline mode and an unreachable server; a missing file names the variable and the cache."""
     asked = len(hub.asked)
-    commit = commit_of(model)
+    commit = hub.head("org/name")
     answer = fetch(hub, cache, "org/name", f"org/name@{commit}", "org/new", f"org/new@{commit}", HF_HUB_OFFLINE="1")
     assert len(hub.asked) == asked
     assert answer["org/name"] == answer[f"org/name@{commit}"] == want

@@ -8,7 +8,9 @@ import sys
 import numpy as np
 import pytest
 from hub.conftest import FETCHED, ROOT
-from hub.stand_in import stand_in
+from hub_server import running_hub
+
+from nnclr_hub.hub.layout import CARD, CONFIG, OPTIONAL, WEIGHTS
 
 PAGE = (ROOT / "docs" / "hub.md").read_text("utf-8")
 VERBS = """
@@ -35,15 +37,15 @@ def run(model, make_model, image_files, torch_home, tmp_path_factory):
     shutil.copytree(ROOT / "weights", work / "weights")
     vit = {"embed_dim": 48, "depth": 4, "num_heads": 3, "img_size": 64}
     shutil.copytree(make_model("vit_small_patch16_224", vit, 64), work / "my-vit")
-    with stand_in({"ORG/my-encoder": model}) as hub:
+    with running_hub({"ORG/my-encoder": model}) as hub:
         environment = hub.environment(work / "cache", TORCH_HOME=str(torch_home), PYTHONPATH=str(ROOT))
 
-        def process(code: str, stdin: str = "", **more: str) -> str:
+        def process(code: str, stdin: str) -> str:
             done = subprocess.run(
                 [sys.executable, "-W", "ignore", "-c", code],
                 input=stdin,
                 cwd=work,
-                env=environment | more,
+                env=environment,
                 capture_output=True,
                 text=True,
                 timeout=300,
@@ -58,21 +60,30 @@ def run(model, make_model, image_files, torch_home, tmp_path_factory):
 SAVED = "\nimport numpy as np; np.savez({0!r}, features={1})\n"
 
 
+# runs the snippet that loads the fetched checkout, and not this one; a fork, because imports take longest
+FORK = """
+import os, sys, timm, torch, torchvision
+if os.fork() == 0:
+    sys.path.remove({root!r})
+    exec({fetched!r})
+    sys.exit()
+assert os.wait()[1] == 0
+CHECKOUT = {root!r}
+"""
+
+
 @pytest.fixture(scope="module")
 def output(run) -> str:
-    """Run the snippets and then the commands in one process, because imports take longest; return its output."""
+    """Run the snippets and then the commands in one process; return its output."""
     here = [block for block in blocks("python") if FETCHED not in block]
-    ours = f"CHECKOUT = {str(ROOT)!r}\n" + here[0] + SAVED.format("ours.npz", "vectors")
+    (fetched,) = (block for block in blocks("python") if FETCHED in block)
+    fork = FORK.format(root=str(ROOT), fetched=fetched + SAVED.format("fetched.npz", "features.detach()"))
+    ours = here[0] + SAVED.format("ours.npz", "vectors")
     rest = "\n".join(here[1:]) + "\nassert len(maps(torch.zeros(1, 3, 48, 48))) == 5\n"
-    return run(ours + rest + VERBS, "".join(blocks("console")))
+    return run(fork + ours + rest + VERBS, "".join(blocks("console")))
 
 
 def test_every_python_snippet_runs(run, output):
-    """Run the snippet that loads the fetched checkout in a separate process."""
-    fetched = [block for block in blocks("python") if FETCHED in block]
-    assert len(fetched) == 1
-    # without PYTHONPATH, so that the fetched checkout runs and not this one
-    run(fetched[0] + SAVED.format("fetched.npz", "features.detach()"), PYTHONPATH="")
     theirs = np.load(run.work / "fetched.npz")["features"][0]
     assert np.load(run.work / "ours.npz")["features"][0] @ theirs / np.linalg.norm(theirs) > 0.9995
 
@@ -85,6 +96,11 @@ def test_every_command_runs(output):
 def test_every_kind_of_source_is_on_the_page():
     for kind in ("local-dir:", "file://", "hf-hub:", "https://", "timm:", "random:", "model.safetensors", "@REVISION"):
         assert f"| `{kind}" in PAGE or kind in PAGE.split("## Sources")[1].split("##")[0], kind
+
+
+def test_every_file_of_a_model_folder_is_on_the_page():
+    table = PAGE.split("## Load an encoder")[0]
+    assert {name for name in (CONFIG, WEIGHTS, CARD, *OPTIONAL) if f"| `{name}` |" not in table} == set()
 
 
 def test_every_variable_that_an_error_names_is_on_the_page():

@@ -2,16 +2,15 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from waiting import free_port, until_served
 
 ROOT = Path(__file__).parents[2]
 # takes the place of the cable: loaded by Python before anything else of the process
@@ -37,9 +36,7 @@ def started(folder: Path, *arguments: object) -> Iterator[str]:
     """The address of a program without network, once it is ready."""
     (folder / "cable").mkdir()
     (folder / "cable" / "sitecustomize.py").write_text(NO_CABLE)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "NNCLR_"))}
     environment |= {
         "PYTHONPATH": f"{folder / 'cable'}{os.pathsep}{ROOT}",
@@ -51,22 +48,11 @@ def started(folder: Path, *arguments: object) -> Iterator[str]:
     with (folder / "log").open("w") as log:
         server = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
     try:
-        wait(f"http://127.0.0.1:{port}/readyz", server, folder / "log")
+        until_served(f"http://127.0.0.1:{port}/readyz", server, folder / "log")
         yield f"http://127.0.0.1:{port}"
     finally:
         server.terminate()
         assert server.wait(60) == 0, (folder / "log").read_text()
-
-
-def wait(address: str, server: subprocess.Popen, log: Path) -> None:
-    for _ in range(900):
-        assert server.poll() is None, log.read_text()
-        try:
-            with urllib.request.urlopen(address, timeout=5):
-                return
-        except OSError:
-            time.sleep(0.2)
-    pytest.fail(log.read_text())
 
 
 def get(address: str) -> bytes:

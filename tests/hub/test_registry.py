@@ -4,8 +4,8 @@ import dataclasses
 import shutil
 
 import pytest
-from hub.stand_in import Hub, commit_of, stand_in
 from hub.test_hub_answers import fetch
+from hub_server import HubServer, running_hub
 
 from nnclr_hub import load_encoder
 from nnclr_hub.errors import ModelFilesMissing, UnknownModel
@@ -19,7 +19,7 @@ NAME = "nnclr_made_up"
 
 def test_the_input_in_the_registry_is_that_of_the_encoder():
     for name, info in MODELS.items():
-        done = dataclasses.asdict(load_encoder(name, device="cpu").transform.preprocessing)
+        done = load_encoder(name, device="cpu").transform.preprocessing.steps
         done["size"] = done.pop("input_size")
         assert done == dataclasses.asdict(info.input)
 
@@ -68,14 +68,13 @@ def test_a_starter_outside_the_wheel_is_reported_as_such(model, monkeypatch, tmp
 def hub(model, tmp_path_factory):
     changed = shutil.copytree(model, tmp_path_factory.mktemp("changed") / "model")
     (changed / CONFIG).write_text((changed / CONFIG).read_text().replace('"crop_pct": 0.875', '"crop_pct": 0.5'))
-    with stand_in({"org/name": model, "org/changed": changed}) as hub:
-        hub.changed = changed  # type: ignore[attr-defined]
+    with running_hub({"org/name": model, "org/changed": changed}) as hub:
         yield hub
 
 
-def registered(hub: Hub, cache, model, repository: str, folder, *sources: str) -> list[str]:
+def registered(hub: HubServer, cache, model, repository: str, *sources: str) -> list[str]:
     """What a process answers in which the made-up model is registered as published there."""
-    info = made_up(model, repository=repository, revision=commit_of(folder))
+    info = made_up(model, repository=repository, revision=hub.head(repository))
     code = (
         "from nnclr_hub.hub.registry import MODELS, ModelInfo, InputContract\n"
         f"MODELS[{NAME!r}] = {info!r}\n"
@@ -92,14 +91,14 @@ def registered(hub: Hub, cache, model, repository: str, folder, *sources: str) -
 
 def test_a_published_model_comes_from_the_hub_pinned(hub, model, tmp_path):
     """Our revision is held against the registry's hashes, another one against what the Hub announced of it."""
-    at = f"{NAME}@{commit_of(model)}"
-    answers = registered(hub, tmp_path, model, "org/name", model, NAME, at, f"{NAME}@v1.0", f"{NAME}@v9")
+    at = f"{NAME}@{hub.head('org/name')}"
+    answers = registered(hub, tmp_path, model, "org/name", NAME, at, f"{NAME}@v1.0", f"{NAME}@v9")
     assert answers[:3] == ["registry registry", "registry registry", "nobody Hub"]
     assert answers[3].startswith("UnknownModel: ")
 
 
 def test_a_published_model_with_another_config_is_refused(hub, model, tmp_path):
     """Its weights are right; its preprocessing would change every vector."""
-    (answer,) = registered(hub, tmp_path, model, "org/changed", hub.changed, NAME)
+    (answer,) = registered(hub, tmp_path, model, "org/changed", NAME)
     assert answer.startswith("TamperedModel: ")
     assert f"{CONFIG} is not the published file" in answer

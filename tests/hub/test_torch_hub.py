@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch
 from hub.conftest import FETCHED, ROOT
-from hub.stand_in import stand_in
+from hub_server import running_hub
 from safetensors.torch import load_file, save_file
 
 from nnclr_hub.errors import InvalidRequest, TamperedModel, UnknownModel, WeightsMismatch
@@ -95,7 +95,7 @@ def test_weights_come_from_a_name_folder_file_and_address(load, model, tmp_path)
     shutil.copy(model / CONFIG, tmp_path)
     shutil.copy(model / WEIGHTS, tmp_path / name)
     file, x = tmp_path / name, torch.randn(2, 3, 48, 48)
-    with torch.no_grad(), stand_in({}, root=tmp_path) as server:
+    with torch.no_grad(), running_hub({}, root=tmp_path) as server:
         want = load(weights=model)(x)
         sources = [f"local-dir:{model}", model.as_uri(), model / WEIGHTS, file, file.as_uri(), f"{server.url}/{name}"]
         for source in sources:

@@ -1,6 +1,7 @@
 """`nnclr inspect`: a folder and a collection, with planted findings, through the command line."""
 
 import csv
+import io
 import json
 import shutil
 
@@ -11,9 +12,10 @@ from typer.testing import CliRunner
 
 from nnclr_hub import CollectionSpec, Item, open_store
 from nnclr_hub.cli.app import app
+from nnclr_hub.encoder.hand_crafted import FLOORS
 from nnclr_hub.errors import InvalidRequest
-from nnclr_hub.workbench.inspection.comparison import rankme, uniformity
-from nnclr_hub.workbench.inspection.subject import table_labels
+from nnclr_hub.workbench.inspection.comparison import compare_on_collection, compare_vectors, rankme, uniformity
+from nnclr_hub.workbench.inspection.files import inspected_files
 
 KEYS = {
     "left_out",
@@ -53,7 +55,7 @@ def photos(tmp_path_factory):
     pattern(0, 12).crop((2, 3, 63, 63)).save(root / "train/cropped.jpg", quality=90)
     Image.new("RGB", (64, 64), "white").save(root / "train/empty.png")
     (root / "train/broken.jpg").write_text("no image")
-    for name in ("a.nef", "b.NEF", "c.dng"):
+    for name in ("a.mov", "b.MOV", "c.xcf"):
         (root / name).write_text("left out")
     with (root / "labels.csv").open("w", newline="") as file:
         csv.writer(file).writerows([("path", "label"), *rows[:40]])
@@ -75,7 +77,7 @@ def report(photos, tmp_path_factory):
 def test_the_report_has_every_planted_finding(report):
     found = json.loads((report / "findings.json").read_text())
     assert set(found) >= KEYS
-    assert found["left_out"] == {".nef": 2, ".dng": 1}
+    assert found["left_out"] == {".mov": 2, ".xcf": 1}
     assert [one["item"] for one in found["broken"]] == ["train/broken.jpg"]
     assert [one["items"] for one in found["exact_duplicates"]] == [["test/copy.png", "train/10.png"]]
     assert [one["items"] for one in found["near_duplicates"]] == [["train/12.png", "train/cropped.jpg"]]
@@ -114,7 +116,7 @@ def test_the_page_loads_nothing(report):
 def test_a_second_run_reads_no_image_again(photos, report, monkeypatch):
     from nnclr_hub.workbench.inspection import scan
 
-    monkeypatch.setattr(scan, "_read", lambda source: pytest.fail("read again"))
+    monkeypatch.setattr(scan, "_read", lambda source, reading: pytest.fail("read again"))
     (photos / "train/broken.jpg").rename(photos / "broken.txt")  # errors are not kept
     try:
         assert run("inspect", photos, "--model", "pixels", "--out", report).exit_code == 0
@@ -136,6 +138,27 @@ def test_a_collection_is_inspected_by_its_vectors(tmp_path):
     assert len(found["suspect_labels"]) == 60
 
 
+def test_a_folder_is_preferred_to_a_collection_of_its_name_unless_a_store_is_given(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c").mkdir()
+    for i in range(3):
+        pattern(0, i).save(tmp_path / "c" / f"{i}.png")
+    with open_store(tmp_path / "nnclr-store") as store:
+        store.create("c", CollectionSpec(4)).upsert([Item(f"i{k}", row) for k, row in enumerate(np.eye(4))])
+
+    def images(*arguments):
+        done = run("inspect", *arguments, "--out", "report", "--json")
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout)["images"], "--store nnclr-store" in done.stderr
+
+    assert images("c", "--model", "pixels") == (3, True)
+    assert images("./c", "--model", "pixels") == (3, False)
+    assert images("c", "--store", "nnclr-store") == (4, False)
+    done = run("inspect", "c", "--model", "pixels", "--store", "elsewhere", "--out", "report")
+    assert done.exit_code == 0
+    assert "elsewhere" in done.stderr  # a typing error in --store is not passed over
+
+
 def test_wrong_calls_are_refused(photos, tmp_path):
     (tmp_path / "file").write_text("")
     (tmp_path / "other.csv").write_text("path,label\nnowhere.png,a\n")
@@ -151,18 +174,22 @@ def test_wrong_calls_are_refused(photos, tmp_path):
 
 
 def test_paths_of_a_table_are_relative_to_it_to_the_folder_or_to_root(photos, tmp_path):
-    paths = [photos / "train/00.png", photos / "train/01.png"]
     table = tmp_path / "labels.csv"
     for name, root in (
         ("train/00.png", None),
         ("train/00.png", photos),
         ("00.png", photos / "train"),
-        (paths[0], None),
+        (photos / "train/00.png", None),
     ):
         table.write_text(f"path,label\n{name},a\n")
-        assert table_labels(table, paths, photos, root) == ["a", None]
+        listed = inspected_files(photos, table, root)
+        assert dict(zip(listed.names, listed.labels, strict=True)) == {
+            name: "a" if name == "train/00.png" else None for name in listed.names
+        }
+    (tmp_path / "other").mkdir()
+    shutil.copy(photos / "train/01.png", tmp_path / "other")
     with pytest.raises(InvalidRequest):
-        table_labels(table, paths[1:], photos, None)
+        inspected_files(tmp_path / "other", table)
 
 
 def test_compared_sources_answer_for_the_same_images(photos):
@@ -175,6 +202,27 @@ def test_compared_sources_answer_for_the_same_images(photos):
         assert one["linear"][1] <= one["linear"][0] <= one["linear"][2]
     assert hog["against_first"]["mean"] == pytest.approx(hog["linear"][0] - pixels["linear"][0])
     assert found["conclusion"]
+
+
+def test_an_address_can_be_compared(photos):
+    done = run("inspect", f"file://{photos}", "--compare", "pixels", "--labels", photos / "labels.csv", "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["labels"] == 40
+
+
+def test_unreadable_thumbnails_and_classes_of_few_images_are_left_out_of_a_comparison(tmp_path):
+    with open_store(tmp_path / "store") as store:
+        collection = store.create("photos", CollectionSpec(2))
+        for i in range(42):
+            pattern(i % 2, i).save(jpeg := io.BytesIO(), "JPEG")
+            content = b"no image" if i == 7 else jpeg.getvalue()
+            label = "one" if i == 6 else "rows" if i % 2 else "columns"
+            collection.upsert([Item(f"i{i}", np.ones(2, np.float32), {"label": label}, content)])
+        found = compare_on_collection(collection, [("pixels", FLOORS["pixels"])])
+        assert (found.images, found.labels, found.scores[0].linear is None) == (41, 40, False)
+    vectors = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+    found = compare_vectors(["a"], [vectors], ["rows"] * 39 + ["one"])
+    assert (found.images, found.labels, found.scores[0].linear) == (40, 0, None)
 
 
 def test_scores_without_labels_have_their_known_values():

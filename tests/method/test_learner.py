@@ -1,6 +1,7 @@
 """A step of each method equals the algorithm of its paper."""
 
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -10,8 +11,6 @@ from torch import nn
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.method import (
     METHODS,
-    PREDICTIONS,
-    PROJECTIONS,
     Learner,
     PredictionHead,
     ProjectionHead,
@@ -57,16 +56,64 @@ def test_nnclr_is_algorithm_1(views):
     step = learner(views)
     torch.testing.assert_close(step.loss, want)
     assert torch.equal(learner.support_set.queue, queue), "the lookup must not write"
+    torch.testing.assert_close((step.neighbors.embeddings, step.neighbor_share), (nn1, torch.ones(())))
     learner.enqueue(step)
     torch.testing.assert_close(learner.support_set.queue[:10], F.normalize(z1, dim=1))
     assert torch.equal(learner.support_set.queue[10:], queue[10:]), "only one view is enqueued"
 
 
 def test_simclr_is_equation_2_over_both_views(views):
-    learner = make("simclr")
+    """With the transposed term, rows and columns change places in half of each loss."""
+    learner = make("simclr", temperature=0.2)
     z1, z2 = (learner.projection(learner.backbone(x)) for x in views)
-    want = cross_entropy_of_pairs(z1, z2) / 2 + cross_entropy_of_pairs(z2, z1) / 2
+    want = cross_entropy_of_pairs(z1, z2, 0.2) / 2 + cross_entropy_of_pairs(z2, z1, 0.2) / 2
     torch.testing.assert_close(learner(views).loss, want)
+    nnclr = make("nnclr", transposed_term=True)
+    z = [encode(nnclr, x) for x in views]
+    p, near = [nnclr.prediction(one) for one in z], [nnclr.support_set.lookup(one).embeddings for one in z]
+    losses = [cross_entropy_of_pairs(near[i], p[1 - i]) + cross_entropy_of_pairs(p[1 - i], near[i]) for i in (0, 1)]
+    torch.testing.assert_close(nnclr(views).loss, sum(losses) / 4)
+
+
+def test_an_objective_gets_targets_predictions_and_temperature(views):
+    def product(targets, predictions, temperature, *, gather):
+        assert gather.world == 1
+        return temperature * (targets * predictions).sum(dim=-1).mean()
+
+    learner = make("nnclr", objective=product, temperature=0.3)
+    z = [encode(learner, x) for x in views]
+    near = [learner.support_set.lookup(one).embeddings for one in z]
+    want = sum((near[i] * learner.prediction(z[1 - i])).sum(dim=1).mean() for i in (0, 1)) * 0.3 / 2
+    torch.testing.assert_close(learner(views).loss, want)
+    assert learner.chance_loss(10) == {}
+    for wrong in (1.5, torch.ones(2), torch.tensor(1)):
+        with pytest.raises(InvalidRequest):
+            make("nnclr", objective=lambda *_, wrong=wrong, **__: wrong)(views)
+
+
+def test_ids_and_labels_reach_the_support_set(views):
+    """The same views again: each image finds its own row, which is skipped."""
+    for method in ("nnclr", "msf"):
+        learner, ids, labels = make(method), torch.arange(10), torch.arange(10) % 2
+        support = learner.support_set
+        learner.enqueue(learner(views, ids=ids), ids, labels)
+        assert torch.equal(support.labels[:10], labels)
+        assert support.ids[learner(views).neighbors.index].tolist() == ids.tolist()
+        assert (support.ids[learner(views, ids=ids).neighbors.index] != ids).all()
+    learner.support_set.pick = "oracle"
+    learner.method = METHODS["momentum_nnclr"]
+    found = learner(views, ids=ids, labels=1 - labels).neighbors
+    assert torch.equal(support.labels[found.index], 1 - labels)
+
+
+def test_the_loss_of_a_guess_is_the_entropy_of_the_choices():
+    chance = {name: make(name).chance_loss(10).get("chance") for name in METHODS}
+    known = {name: math.log(10) for name in METHODS if METHODS[name].objective == "info_nce"}
+    assert {name: loss for name, loss in chance.items() if loss} == {
+        **known,
+        "moco_v2": pytest.approx(math.log(1 + 40)),
+        "swav": pytest.approx(math.log(6)),
+    }
 
 
 def cosines(targets, predictions):
@@ -121,6 +168,7 @@ def test_momentum_nnclr_is_algorithm_2(views):
     torch.testing.assert_close(step.loss, want)
     learner.enqueue(step)
     torch.testing.assert_close(learner.support_set.queue[:10], F.normalize(zm1, dim=1))
+    torch.testing.assert_close(learner.project(views[0]), zm1)
     before = [p.clone() for p in learner.momentum.parameters()]
     learner.update_momentum_encoder(0.9)
     for was, now, online in zip(before, learner.momentum.parameters(), learner.online.parameters(), strict=True):
@@ -158,24 +206,25 @@ def test_moco_v3_has_predictions_as_rows_and_momentum_keys_as_columns(views):
     torch.testing.assert_close(learner(views).loss, want)
 
 
-def test_mean_shift_pulls_to_the_target_and_its_nearest_rows(views):
+@pytest.mark.parametrize("k", [1, 3])
+def test_mean_shift_pulls_to_the_target_and_its_nearest_rows(k, views):
     """2 - 2 cos, averaged over the target and its k - 1 nearest rows of Q, summed over the views."""
-    learner = moved_away(make("msf", mean_of=3))
+    learner = moved_away(make("msf", mean_of=k))
     queue, want = learner.support_set.queue, 0.0
     for x, other in (views, views[::-1]):
         p, zm = learner.prediction(encode(learner, x)), F.normalize(learner.momentum(other), dim=1)
         for i in range(10):
-            nearest = queue[(queue @ zm[i]).topk(2).indices]
+            nearest = queue[(queue @ zm[i]).topk(k - 1).indices]
             rows = torch.cat([zm[i][None], nearest])
-            want = want + sum(2 - 2 * F.cosine_similarity(p[i], row, dim=0) for row in rows) / 3 / 10
+            want = want + sum(2 - 2 * F.cosine_similarity(p[i], row, dim=0) for row in rows) / k / 10
     torch.testing.assert_close(learner(views).loss + 4, want)
 
 
 def test_swav_predicts_the_assignment_of_the_other_view(views):
-    learner = make("swav")
+    learner = make("swav", temperature=0.2, target_temperature=0.1)
     scores = [learner.prediction(encode(learner, x)) for x in views]
-    codes = [sinkhorn(one) for one in scores]
-    want = sum(-(codes[i] * (scores[1 - i] / 0.1).log_softmax(1)).sum(1).mean() for i in range(2)) / 2
+    codes = [sinkhorn(one, 0.1) for one in scores]
+    want = sum(-(codes[i] * (scores[1 - i] / 0.2).log_softmax(1)).sum(1).mean() for i in range(2)) / 2
     torch.testing.assert_close(learner(views).loss, want)
 
 
@@ -184,10 +233,12 @@ def test_lejepa_is_agreement_with_the_mean_of_the_large_views_and_sigreg(views):
     small = torch.randn(10, 3, 2, 2)
     z = torch.stack([encode(learner, x) for x in (*views, small)])
     torch.manual_seed(7)
-    loss = learner([*views, small]).loss
+    step = learner([*views, small])
+    loss = step.loss
     torch.manual_seed(7)
     directions = torch.randn(8, 256)
     gaussian = sigreg(z, directions / directions.norm(dim=0))
+    torch.testing.assert_close((step.z1, step.z2), (z[0], z[1]))
     torch.testing.assert_close(loss, 0.9 * (z - z[:2].mean(0)).square().mean() + 0.1 * gaussian)
 
 
@@ -216,10 +267,13 @@ def test_only_targets_without_a_stop_gradient_have_one(method, views):
 
 
 def test_in_the_warm_start_the_view_is_the_positive(views):
-    """With a neighbor share of 0 and no prediction head, NNCLR's step is SimCLR's."""
+    """With a neighbor share of 0 and no prediction head, NNCLR's step is SimCLR's, with its gradient on both sides."""
     simclr = make("simclr")
     nnclr = Learner(simclr.backbone, METHODS["nnclr"], simclr.projection, None, SupportSet(40, 8))
-    torch.testing.assert_close(nnclr(views, neighbor_share=0.0).loss, simclr(views).loss)
+    one, other = nnclr(views, neighbor_share=0.0).loss, simclr(views).loss
+    torch.testing.assert_close(one, other)
+    weights = list(simclr.online.parameters())
+    torch.testing.assert_close(torch.autograd.grad(one, weights), torch.autograd.grad(other, weights))
 
 
 def test_nnsiam_without_neighbors_is_simsiam_with_its_stop_gradient(views):
@@ -245,6 +299,7 @@ def test_the_gate_gives_neighbors_to_the_most_similar(views):
     assert takes.sum() == 3
     assert found.similarity[takes].min() >= found.similarity[~takes].max()
     assert torch.equal(targets[~takes], z[~takes])
+    assert learner(views, neighbor_share=0.3).neighbor_share == pytest.approx(0.3)
 
 
 def test_the_support_set_must_fit_the_method():
@@ -258,11 +313,12 @@ def test_the_support_set_must_fit_the_method():
 def test_multi_crop_takes_targets_from_the_large_views_and_averages_over_pairs(views):
     """Every large view's neighbor against every other view's prediction; 2 large and 3 small make 8 pairs."""
     learner = make("nnclr")
-    small = [torch.randn(10, 3, 2, 2) for _ in range(3)]
+    small = [torch.randn(10, 3, side, side) for side in (2, 3, 2)]  # those of a size pass the network together
     with torch.no_grad():
         z = [learner.projection(learner.backbone(x)) for x in views]
-        together = learner.projection(learner.backbone(torch.cat(small)))
-        p = [learner.prediction(one) for one in z] + list(learner.prediction(together).chunk(3))
+        first, third = encode(learner, torch.cat(small[::2])).chunk(2)
+        p = [learner.prediction(one) for one in z]
+        p += learner.prediction(torch.cat([first, encode(learner, small[1]), third])).chunk(3)
         queue = learner.support_set.queue
         nn_z = [queue[(F.normalize(one, dim=1) @ queue.T).argmax(1)] for one in z]
         pairs = [(i, j) for i in range(2) for j in range(5) if i != j]
@@ -311,31 +367,3 @@ def test_without_a_projection_head_z_is_the_output_of_the_backbone(views):
     learner = Learner(made.backbone, dataclasses.replace(METHODS["simclr"], projection="none"))
     h1, h2 = (made.backbone(x) for x in views)
     torch.testing.assert_close(learner(views).loss, info_nce(h1, h2) / 2 + info_nce(h2, h1) / 2)
-
-
-def test_every_method_has_the_heads_of_its_paper():
-    widths = {name: (p.layers, p.hidden_dim, p.out_dim, p.last_norm) for name, p in PROJECTIONS.items()}
-    assert widths == {
-        "nnclr": (3, 2048, 256, "affine"),
-        "simclr": (2, 2048, 128, "affine"),
-        "simsiam": (3, 2048, 2048, "plain"),
-        "byol": (2, 4096, 256, "none"),
-        "moco_v3": (2, 4096, 256, "plain"),
-        "swav": (2, 2048, 128, "none"),
-        "lejepa": (3, 2048, 64, "none"),
-    }
-    assert PREDICTIONS == {"paper": 4096, "simsiam": 512}
-    layers = [type(one).__name__ for one in ProjectionHead(64, 32, 16, layers=2, last_norm="none").layers]
-    assert layers == ["Linear", "BatchNorm1d", "ReLU", "Linear"]
-    last = ProjectionHead(64, 32, 16, last_norm="plain").layers[-1]
-    assert isinstance(last, nn.BatchNorm1d)
-    assert not last.affine
-
-
-def test_heads_are_the_papers():
-    """Projection [2048, 2048, 256], batch norm after each, ReLU on the first two; prediction [4096, 256]."""
-    projection = [type(layer).__name__ for layer in ProjectionHead(2048).layers]
-    assert projection == ["Linear", "BatchNorm1d", "ReLU"] * 2 + ["Linear", "BatchNorm1d"]
-    assert [m.out_features for m in ProjectionHead(2048).layers if isinstance(m, nn.Linear)] == [2048, 2048, 256]
-    assert [type(layer).__name__ for layer in PredictionHead().layers] == ["Linear", "BatchNorm1d", "ReLU", "Linear"]
-    assert [m.out_features for m in PredictionHead().layers if isinstance(m, nn.Linear)] == [4096, 256]

@@ -8,9 +8,9 @@ import torch
 from scipy.integrate import quad
 
 from nnclr_hub.errors import InvalidRequest
-from nnclr_hub.method.assignment import sinkhorn, swapped_prediction
+from nnclr_hub.method.assignment import Prototypes, sinkhorn, swapped_prediction
+from nnclr_hub.method.lejepa import lejepa_loss, random_directions, sigreg
 from nnclr_hub.method.relation import relation_loss
-from nnclr_hub.method.sigreg import lejepa_loss, random_directions, sigreg
 
 
 def unit(x: torch.Tensor) -> torch.Tensor:
@@ -33,12 +33,20 @@ def sinkhorn_by_loops(scores: np.ndarray, epsilon: float, iterations: int) -> np
     return (q * batch).T
 
 
-@pytest.mark.parametrize("epsilon", [0.05, 0.5])
-def test_sinkhorn_equals_the_algorithm(epsilon):
+def test_scores_are_cosines_with_the_prototypes():
+    torch.manual_seed(0)
+    prototypes, z = Prototypes(5, 3), 4 * torch.randn(7, 5)
+    with torch.autocast("cpu", torch.bfloat16):
+        scores = prototypes(z)
+    torch.testing.assert_close(scores, torch.cosine_similarity(z[:, None], prototypes.weight[None], dim=-1))
+
+
+@pytest.mark.parametrize(("options", "epsilon", "iterations"), [({}, 0.05, 3), ({"iterations": 1}, 0.05, 1)])
+def test_sinkhorn_equals_the_algorithm(options, epsilon, iterations):
     torch.manual_seed(0)
     scores = unit(torch.randn(24, 8)) @ unit(torch.randn(6, 8)).T
-    got = sinkhorn(scores, epsilon, iterations=3)
-    np.testing.assert_allclose(got, sinkhorn_by_loops(scores.numpy(), epsilon, 3), atol=1e-5)
+    got = sinkhorn(scores, **options)
+    np.testing.assert_allclose(got, sinkhorn_by_loops(scores.numpy(), epsilon, iterations), atol=1e-5)
     torch.testing.assert_close(got.sum(dim=1), torch.ones(24))
 
 
@@ -50,7 +58,7 @@ def test_swapped_prediction_equals_a_loop():
         for code, row in zip(codes.tolist(), view, strict=True):
             below = sum(math.exp(s / 0.1) for s in row)
             total -= sum(c * math.log(math.exp(s / 0.1) / below) for c, s in zip(code, row, strict=True))
-    assert swapped_prediction(codes, scores, 0.1).item() == pytest.approx(total / 8, rel=1e-5)
+    assert swapped_prediction(codes, scores).item() == pytest.approx(total / 8, rel=1e-5)
 
 
 # ---- ReSSL and SCE
@@ -68,14 +76,15 @@ def relation_by_loops(targets, predictions, queue, tau, target_tau, weight, mask
     return total / len(targets)
 
 
-@pytest.mark.parametrize("weight", [0.0, 0.5, 1.0])
-def test_the_relation_loss_equals_its_equations(weight):
+@pytest.mark.parametrize(("weight", "target_tau"), [(0.0, 0.05), (0.5, 0.05), (1.0, 0.05), (0.7, 0.1)])
+def test_the_relation_loss_equals_its_equations(weight, target_tau):
     torch.manual_seed(0)
     targets, predictions, queue = torch.randn(5, 8), torch.randn(5, 8), unit(torch.randn(11, 8))
     mask = torch.rand(5, 11) < 0.2
-    got = relation_loss(targets, predictions, queue, 0.1, 0.05, weight, mask)
+    chosen = {} if weight == 0.5 else {"temperature": 0.1, "target_temperature": target_tau, "weight": weight}
+    got = relation_loss(targets, predictions, queue, mask=mask, **chosen)
     assert got.item() == pytest.approx(
-        relation_by_loops(targets, predictions, queue, 0.1, 0.05, weight, mask), rel=1e-5
+        relation_by_loops(targets, predictions, queue, 0.1, target_tau, weight, mask), rel=1e-5
     )
 
 
@@ -83,10 +92,10 @@ def test_the_relation_loss_equals_its_equations(weight):
 
 
 def test_sigreg_is_the_epps_pulley_integral():
-    """A numerical integral of the definition, one direction and one sample at a time."""
+    """A numerical integral of the definition, one direction and one sample at a time, exact and with 17 knots."""
     torch.manual_seed(0)
     z, directions = 0.5 + 2 * torch.randn(20, 6), random_directions(6, 4)
-    total = 0.0
+    total, knots, by_knots = 0.0, np.linspace(0, 3, 17), 0.0
     for direction in directions.T:
         x = (z @ direction).double().numpy()
 
@@ -95,7 +104,11 @@ def test_sigreg_is_the_epps_pulley_integral():
             return abs(phi - math.exp(-t * t / 2)) ** 2 * math.exp(-t * t / 2)
 
         total += len(x) * quad(integrand, -3, 3, limit=200)[0]
-    assert sigreg(z, directions).item() == pytest.approx(total / 4, rel=0.02)  # 17 knots against an exact integral
+        by_knots += 2 * len(x) * np.trapezoid([integrand(t) for t in knots], knots)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = sigreg(z, directions).item()
+    assert got == pytest.approx(total / 4, rel=0.02)
+    assert got == pytest.approx(by_knots / 4, rel=1e-5)
 
 
 def test_the_prediction_term_pulls_every_view_to_the_mean_of_the_large_ones():
@@ -105,7 +118,8 @@ def test_the_prediction_term_pulls_every_view_to_the_mean_of_the_large_ones():
     want = sum(float(((view - center) ** 2).mean()) for view in z) / 4
     assert lejepa_loss(z, directions, weight=0.0).item() == pytest.approx(want, rel=1e-5)
     mixed = 0.98 * want + 0.02 * sigreg(z, directions).item()
-    assert lejepa_loss(z, directions, weight=0.02).item() == pytest.approx(mixed, rel=1e-5)
+    assert lejepa_loss(z, directions).item() == pytest.approx(mixed, rel=1e-5)
+    torch.testing.assert_close(lejepa_loss(z, directions, weight=1.0), sigreg(z, directions))
 
 
 @pytest.mark.parametrize(
@@ -114,6 +128,9 @@ def test_the_prediction_term_pulls_every_view_to_the_mean_of_the_large_ones():
         lambda: sinkhorn(torch.zeros(2, 2), epsilon=0),
         lambda: sinkhorn(torch.zeros(2, 2), iterations=0),
         lambda: swapped_prediction(torch.zeros(2, 2), torch.zeros(2, 3)),
+        lambda: swapped_prediction(torch.zeros(2, 2), torch.zeros(2, 2), temperature=0),
+        lambda: relation_loss(torch.ones(2, 3), torch.ones(2, 3), torch.ones(4, 3), target_temperature=0),
+        lambda: lejepa_loss(torch.zeros(2, 4, 3), torch.ones(3, 5), weight=1.5),
         lambda: relation_loss(torch.zeros(2, 3), torch.zeros(2, 3), torch.zeros(4, 2)),
         lambda: relation_loss(torch.ones(2, 3), torch.ones(2, 3), torch.ones(4, 3), weight=2),
         lambda: sigreg(torch.zeros(4, 3), torch.zeros(2, 5)),

@@ -42,13 +42,14 @@ def test_the_queue_holds_the_last_rows_in_first_in_first_out_order(size, batches
     for batch in batches:
         z = torch.randn(batch, 3)
         ids = torch.arange(number, number + batch)
-        support.enqueue(z, ids=ids)
+        support.enqueue(z, ids=ids, labels=ids + 1000)
         number += batch
         before = [*before, *F.normalize(z, dim=1)][-size:]
         now = torch.roll(support.queue, -int(support.pointer), 0)
         torch.testing.assert_close(now, torch.stack(before))
     held = sorted(support.ids[support.ids >= 0].tolist())
     assert held == list(range(max(0, number - size), number))
+    assert torch.equal(support.labels[support.ids >= 0], support.ids[support.ids >= 0] + 1000)
 
 
 def test_a_sample_never_gets_its_own_older_embedding():
@@ -62,9 +63,34 @@ def test_a_sample_never_gets_its_own_older_embedding():
     assert (support.ids[found.index] != torch.arange(10)).all()
     similarity = F.normalize(z, dim=1) @ support.queue.T
     assert found.index.tolist() == similarity.fill_diagonal_(-2).argmax(1).tolist()
+    assert support.lookup(z, ids=torch.arange(10, 20)).own.tolist() == [False] * 10
     unmasked = SupportSet(10, 4, mask_own=False)
     unmasked.enqueue(z, ids=torch.arange(10))
-    assert unmasked.lookup(z, ids=torch.arange(10)).index.tolist() == list(range(10))
+    found = unmasked.lookup(z, ids=torch.arange(10))
+    assert found.index.tolist() == list(range(10))
+    assert found.own.tolist() == [True] * 10
+    assert unmasked.lookup(z).own.tolist() == [False] * 10
+    assert unmasked.lookup(z).own.dtype == torch.bool
+
+
+@pytest.mark.parametrize("chunk", [1 << 23, 140])
+def test_the_k_nearest_rows_are_those_of_other_images(monkeypatch, chunk):
+    monkeypatch.setattr(neighbors_module, "CHUNK", chunk)
+    torch.manual_seed(0)
+    support, z, ids = SupportSet(50, 6), 5 * torch.randn(20, 6), torch.arange(20)
+    support.enqueue(z + torch.randn(20, 6), ids=ids)
+    own = ids[:, None] == support.ids[None]
+    similarity, index = (F.normalize(z, dim=1) @ support.queue.T).masked_fill(own, -2).topk(3, dim=1)
+    with torch.autocast("cpu", torch.bfloat16):
+        rows, found = support.nearest_k(z, 3, ids)
+    torch.testing.assert_close(rows, support.queue[index])
+    torch.testing.assert_close((found.embeddings, found.similarity), (rows[:, 0], similarity[:, 0]))
+    assert (found.index.tolist(), found.own.tolist()) == (index[:, 0].tolist(), [False] * 20)
+    assert found.own.dtype == torch.bool
+    best, place = neighbors_module.nearest(F.normalize(z, dim=1), support.queue, lambda piece: own[:, piece])
+    torch.testing.assert_close(best, similarity[:, 0])
+    assert torch.equal(place, index[:, 0])
+    assert (neighbors_module.nearest(support.queue[20:], support.queue.repeat(3, 1))[1] == torch.arange(20, 50)).all()
 
 
 def test_a_neighbor_is_never_a_row_of_the_same_step():
@@ -129,19 +155,21 @@ def test_a_module_of_another_precision_still_looks_up_in_float32(dtype, variant)
 # ---- the paper's variants
 
 
-@pytest.mark.parametrize("chunk", [1 << 23, 140])
-def test_one_of_the_k_nearest_is_sampled_separately_for_each_query(monkeypatch, chunk):
+@pytest.mark.parametrize(("chunk", "k"), [(1 << 23, 4), (140, 2)])
+def test_one_of_the_k_nearest_is_sampled_separately_for_each_query(monkeypatch, chunk, k):
     monkeypatch.setattr(neighbors_module, "CHUNK", chunk)
     torch.manual_seed(0)
-    support = SupportSet(50, 6, k=4)
-    z = torch.randn(20, 6)
-    nearest_four = (F.normalize(z, dim=1) @ support.queue.T).argsort(dim=1, descending=True)[:, :4].tolist()
+    support = SupportSet(50, 6, k=k)
+    z, ids = torch.randn(20, 6), torch.arange(20)
+    support.enqueue(z, ids=ids)
+    similarity = (F.normalize(z, dim=1) @ support.queue.T).masked_fill(ids[:, None] == support.ids[None], -2)
+    nearest_k = similarity.argsort(dim=1, descending=True)[:, :k].tolist()
     seen = [set() for _ in z]
     for _ in range(100):
-        for i, place in enumerate(support.lookup(z).index.tolist()):
+        for i, place in enumerate(support.lookup(z, ids).index.tolist()):
             seen[i].add(place)
-    assert [sorted(one) for one in seen] == [sorted(four) for four in nearest_four]
-    ranks = {four.index(place) for four, place in zip(nearest_four, support.lookup(z).index.tolist(), strict=True)}
+    assert [sorted(one) for one in seen] == [sorted(near) for near in nearest_k]
+    ranks = {near.index(place) for near, place in zip(nearest_k, support.lookup(z, ids).index.tolist(), strict=True)}
     assert len(ranks) > 1, "not one rank for the whole batch"
 
 
@@ -156,7 +184,11 @@ def test_a_soft_neighbor_is_the_mean_of_the_queue_weighted_by_similarity(monkeyp
     z, ids = torch.randn(20, 6), torch.arange(20)
     weight = (F.normalize(z, dim=1) @ support.queue.T / temperature).double().exp()
     weight[ids[:, None] == support.ids[None]] = 0
-    want = F.normalize(weight @ support.queue.double() / weight.sum(1, keepdim=True), dim=1)
+    mean = weight @ support.queue.double() / weight.sum(1, keepdim=True)
+    want = F.normalize(mean, dim=1)
+    own = ids[:, None] == support.ids[None]
+    got = neighbors_module.soft_nearest(F.normalize(z, dim=1), support.queue, temperature, lambda rows: own[:, rows])
+    torch.testing.assert_close(got, mean.float(), atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(support.lookup(z, ids=ids).embeddings, want.float(), atol=1e-5, rtol=1e-4)
 
 
@@ -165,14 +197,27 @@ def test_the_oracle_picks_the_nearest_of_the_same_class_or_else_the_nearest():
     support = SupportSet(30, 4, pick="oracle")
     support.enqueue(torch.randn(20, 4), ids=torch.arange(20), labels=torch.arange(20) % 3)
     z, labels = torch.randn(9, 4), torch.tensor([0, 1, 2, 0, 1, 2, 7, -1, 0])
-    found = support.lookup(z, ids=torch.arange(100, 109), labels=labels)
-    similarity = F.normalize(z, dim=1) @ support.queue.T
-    for i, label in enumerate(labels.tolist()):
-        same = (support.labels == label) & (support.labels >= 0)
-        candidates = similarity[i].masked_fill(~same, -2) if same.any() else similarity[i]
-        assert found.index[i] == candidates.argmax(), label
+    for ids in (None, torch.arange(9)):
+        own = torch.zeros(9, 30, dtype=torch.bool) if ids is None else ids[:, None] == support.ids[None]
+        found = support.lookup(z, ids=ids, labels=labels)
+        similarity = (F.normalize(z, dim=1) @ support.queue.T).masked_fill(own, -2)
+        for i, label in enumerate(labels.tolist()):
+            same = (support.labels == label) & (support.labels >= 0) & ~own[i]
+            candidates = similarity[i].masked_fill(~same, -2) if same.any() else similarity[i]
+            assert found.index[i] == candidates.argmax(), label
     with pytest.raises(InvalidRequest, match="labels"):
         support.lookup(z)
+
+
+def test_the_oracle_samples_only_rows_of_the_class():
+    """Classes with one row and with several, in one batch."""
+    torch.manual_seed(0)
+    support, labels = SupportSet(8, 4, pick="oracle", k=3), torch.tensor([0, 1, 1, 1, 2, 2, 3, 3])
+    support.enqueue(torch.randn(8, 4), labels=labels)
+    z = torch.randn(8, 4)
+    for _ in range(30):
+        found = support.lookup(z, labels=labels.flip(0))
+        assert torch.equal(support.labels[found.index], labels.flip(0))
 
 
 def test_random_replacement_overwrites_rows_anywhere_and_alike_on_all_ranks():
@@ -211,8 +256,10 @@ def test_refill_replaces_every_row():
     support.refill(z, ids=torch.arange(12), labels=torch.arange(12))
     torch.testing.assert_close(support.queue, F.normalize(z, dim=1))
     assert support.fill() == 1
-    with pytest.raises(InvalidRequest, match="11"):
-        support.refill(z[:11])
+    assert support.ids.tolist() == support.labels.tolist() == list(range(12))
+    for wrong in ({"z": z[:11]}, {"z": z, "ids": torch.arange(11)}, {"z": z, "labels": torch.arange(11)}):
+        with pytest.raises(InvalidRequest):
+            support.refill(**wrong)
 
 
 @pytest.mark.parametrize(
@@ -229,6 +276,7 @@ def test_an_invalid_choice_is_rejected(choice):
 def test_rows_that_do_not_fit_are_rejected_before_any_write(z, given):
     support = SupportSet(10, 3)
     before = copy.deepcopy(support.state_dict())
-    with pytest.raises(InvalidRequest, match="rows of 3"):
-        support.enqueue(torch.randn(z), **{name: torch.tensor(one) for name, one in given.items()})
+    for call in (support.enqueue, *([] if given else [support.lookup, lambda z: support.nearest_k(z, 2)])):
+        with pytest.raises(InvalidRequest, match="rows of 3"):
+            call(torch.randn(z), **{name: torch.tensor(one) for name, one in given.items()})
     assert all(torch.equal(before[name], now) for name, now in support.state_dict().items())

@@ -5,8 +5,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from hub_server import TOKEN, HubServer, running_hub
 from huggingface_hub import constants
-from publish.hub_server import TOKEN, HubServer, running_hub
 
 from nnclr_hub.publish.export import export_run
 

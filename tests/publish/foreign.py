@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import copy
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,11 @@ Written = tuple[Path, nn.Module]  # the file, and the network whose output the c
 
 def resnet(seed: int = 0) -> nn.Module:
     """Return torchvision's ResNet-18 without classifier: (B, 3, H, W) -> (B, 512)."""
+    return copy.deepcopy(_resnet(seed))
+
+
+@cache  # random initialization takes longer than all else in most tests of conversion
+def _resnet(seed: int) -> nn.Module:
     torch.manual_seed(seed)
     network = randomized(torchvision.models.resnet18(), seed)
     network.fc = nn.Identity()
@@ -276,13 +281,8 @@ def lightly_lightning(folder: Path) -> Written:
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
     model = NNCLR()
-    quiet = {
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-    }
-    trainer = pytorch_lightning.Trainer(accelerator="cpu", **quiet)
+    shown = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    trainer = pytorch_lightning.Trainer(accelerator="cpu", **dict.fromkeys(shown, False))
     model.trainer = trainer
     trainer.strategy.connect(model)
     trainer.save_checkpoint(folder / "lightly.ckpt", weights_only=True)

@@ -37,6 +37,7 @@ def test_the_file_gives_torchs_vectors_for_any_batch(exported):
     crops = probe_images(encoder.transform.preprocessing.input_size, 9)
     for count in (1, 2, 9):
         features, vectors = session.run(["features", "embedding"], {"pixels": crops[:count]})
+        np.testing.assert_array_equal(session.run(None, {"pixels": crops[:count]})[0], vectors)
         np.testing.assert_allclose(vectors, encoder.forward_crops(crops[:count]), atol=1e-5)
         np.testing.assert_allclose(features, encoder.forward_crops(crops[:count], unit=False), rtol=1e-3, atol=1e-4)
     about = session.get_modelmeta().custom_metadata_map

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from hub_server import READ_ONLY, TOKEN, HubServer
 from huggingface_hub import constants
-from publish.hub_server import READ_ONLY, TOKEN, HubServer
 from safetensors.torch import load_file, save
 
 from nnclr_hub import load_encoder, push_to_hub
@@ -139,6 +139,11 @@ def test_an_unreachable_hub_is_named(folder, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     with pytest.raises(PublishingError, match="HF_ENDPOINT"):
         publish_model(folder, NAME)
+    monkeypatch.delenv("HF_TOKEN")
+    plan = publish_model(folder, NAME, dry_run=True)
+    assert (plan.compared, plan.created) == (False, True)
+    sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
+    assert plan.sent == {**sizes, "README.md": plan.sent["README.md"]}
     monkeypatch.setattr(constants, "ENDPOINT", "hub.example.com")
     with pytest.raises(InvalidRequest):
         publish_model(folder, NAME)

@@ -8,8 +8,8 @@ import httpx
 import pytest
 from fake_runs import write_run
 from job_worlds import World
-from jobs_over_rest import ended
 from model_shelf import Shelf
+from rest_requests import ended
 
 from nnclr_hub import load_encoder
 from nnclr_hub.store.base import Item
@@ -36,10 +36,10 @@ def server(model, photos, tmp_path_factory, serve) -> Iterator:
 
 @pytest.fixture(scope="module")
 def strict(model, tmp_path_factory, serve) -> Iterator:
-    """Run a server with limits of 2 MB and one second on bodies, and a collection `c` of 2-dimensional vectors."""
+    """Run a server with a limit of 2 MB on bodies, and a collection `c` of 2-dimensional vectors."""
     folder = tmp_path_factory.mktemp("strict") / "store"
-    for server in serve(model, folder, body_idle_s=0.3, body_s=1.0, max_bytes=2_000_000, bodies_bytes=2_500_000):
-        httpx.put(f"{server.url}/api/v1/collections/c", json={"dim": 2})
+    for server in serve(model, folder, max_bytes=2_000_000, bodies_bytes=2_500_000):
+        httpx.put(f"{server.url}/api/v1/collections/c", json={"dim": 2}, timeout=60)
         yield server
 
 
@@ -47,7 +47,7 @@ def strict(model, tmp_path_factory, serve) -> Iterator:
 def well_afterwards(strict) -> Iterator[None]:
     """Check that the server is ready after the test."""
     yield
-    assert httpx.get(f"{strict.url}/readyz").status_code == 200
+    assert httpx.get(f"{strict.url}/readyz", timeout=60).status_code == 200
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +148,7 @@ def make_engine():
     made = []
 
     def start(encoder, **settings) -> Engine:
-        settings = {"decode_threads": 2, "max_batch": 8, "stall_s": 5, **settings}
+        settings = {"decode_threads": 2, "max_batch": 8, "stall_s": 120, **settings}
         made.append(Engine(encoder, Settings(**settings), Metrics()))
         return made[-1]
 

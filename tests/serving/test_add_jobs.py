@@ -4,7 +4,6 @@ import hashlib
 import secrets
 import shutil
 import threading
-import time
 import zipfile
 
 import pytest
@@ -45,11 +44,8 @@ def run(server, kind: str, **params):
     """Run a job, and return it when it has ended."""
     jobs = server.app.state.jobs
     job = jobs.submit(kind, params)
-    for _ in range(2000):
-        if jobs.get(job.id).has_ended:
-            return jobs.get(job.id)
-        time.sleep(0.01)
-    raise TimeoutError
+    until(lambda: jobs.get(job.id).has_ended)
+    return jobs.get(job.id)
 
 
 def add(server, ticket: str, most: int = 20_000_000):
@@ -91,7 +87,7 @@ def test_uploads_of_a_job_are_deleted_however_it_ends(server, client, collection
     """Check jobs that are cancelled while they wait, cancelled while they run, and failed."""
     going = threading.Event()
     add_images = Workbench.add_images
-    monkeypatch.setattr(Workbench, "add_images", lambda *given: (going.wait(30), add_images(*given))[1])
+    monkeypatch.setattr(Workbench, "add_images", lambda *given: (going.wait(120), add_images(*given))[1])
     jobs, tickets = server.app.state.jobs, [ticket({"a.jpg": image_files[i]}) for i in range(20)]
     made = [jobs.submit("add", {"collection": "photos", "upload": one, "max_bytes": 10**6}) for one in tickets]
     failing = ticket({"a.jpg": image_files[0]})

@@ -1,15 +1,16 @@
 """Requests that end early: past their deadline, cancelled, or overtaken by the engine's shutdown."""
 
 import asyncio
+import gc
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from engine_work import busy, first_column, numbers, sample
-from fake_encoder import FakeEncoder
+from fake_encoder import FakeEncoder, busy, first_column, numbers, sample
 from waiting import until
 
 from nnclr_hub.errors import DeadlineExceeded, InvalidRequest, NotReady
+from serving.engine.request import WorkItem
 
 
 def cancel_when(engine, images: list[bytes], started: threading.Event) -> None:
@@ -35,6 +36,26 @@ def test_an_expired_request_is_dropped(make_engine):
     until(lambda: engine.in_work == 0)
     assert len(encoder.batches) <= 1
     assert sample(engine, "nnclr_images_total", model="fake", outcome="expired") >= 7  # one may be on the device
+
+
+def test_requests_are_freed_without_garbage_collection(make_engine):
+    engine = make_engine(FakeEncoder(), decode_threads=1)
+
+    async def embed(n: int) -> list:
+        return await engine.run_async(numbers(n))
+
+    def items() -> list[WorkItem]:
+        return [one for one in gc.get_objects() if type(one) is WorkItem]
+
+    others = items()  # cycles of other tests, which are not collected yet
+    gc.disable()
+    try:
+        for n in range(20):
+            engine.run(numbers(n))
+            asyncio.run(embed(n))
+        until(lambda: len(items()) <= len(others) + 3)  # variables of the threads that wait for the next one
+    finally:
+        gc.enable()
 
 
 def test_a_caller_may_set_a_shorter_deadline(make_engine):

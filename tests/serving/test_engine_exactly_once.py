@@ -74,7 +74,7 @@ def test_every_image_leaves_exactly_once(plan, threads, max_batch, max_wait_ms):
         max_batch=max_batch,
         max_wait_ms=max_wait_ms,
         stall_s=0.05,
-        deadline_s=5,
+        deadline_s=PATIENCE_S,
     )
     engine = Engine(encoder, options, Metrics())
     outcomes = asyncio.run(run_all(engine, plan))
@@ -89,7 +89,7 @@ def test_every_image_leaves_exactly_once(plan, threads, max_batch, max_wait_ms):
         if not isinstance(outcome, Overloaded | RequestTooLarge | Refused)
     )
     assert sum(counts(engine).values()) == admitted
-    results = engine.run([b"5", b"bad", b"6"])
+    results = until_answered(engine, [b"5", b"bad", b"6"])
     assert (results[0][0], type(results[1]), results[2][0]) == (5, ImageError, 6)
     engine.close(1)
 
@@ -152,6 +152,15 @@ def counts(engine: Engine) -> Counter:
             if sample.name.endswith("_total")
         }
     )
+
+
+def until_answered(engine: Engine, images: list[bytes]) -> list:
+    """Return the results. On a busy machine, any step may take longer than stall_s."""
+    while True:
+        try:
+            return engine.run(images)
+        except NotReady:
+            until_recovered(engine)
 
 
 def until_recovered(engine: Engine) -> None:

@@ -1,11 +1,12 @@
 """Threads that die or stall, and encoders that always fail: requests fail, and the engine recovers."""
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
-from engine_work import sample
-from fake_encoder import FakeEncoder
+from fake_encoder import FakeEncoder, sample
 from waiting import until
 
 from nnclr_hub.errors import NotReady, ServiceError
@@ -33,10 +34,27 @@ def test_a_thread_that_dies_is_replaced(make_engine):
     assert engine.in_work == 0
 
 
-def test_a_thread_that_stalls_is_replaced_and_its_late_result_is_ignored(make_engine):
+@pytest.fixture
+def pass_seconds(monkeypatch) -> Callable[[float], None]:
+    """Stop the clock by which threads stall, and return a function that advances it: a busy machine causes no fault."""
+    now = [0.0]
+    monkeypatch.setattr("serving.engine.worker.time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def advance(seconds: float) -> None:
+        now[0] += seconds
+
+    return advance
+
+
+def test_a_thread_that_stalls_is_replaced_and_its_late_result_is_ignored(make_engine, pass_seconds):
     release, returned = threading.Event(), threading.Event()
-    encoder = FakeEncoder(forwarding={"endless": lambda: (release.wait(120), returned.set())})
-    engine = make_engine(encoder, decode_threads=1, stall_s=0.2)
+
+    def stall():
+        pass_seconds(0.3)
+        release.wait(120)
+        returned.set()
+
+    engine = make_engine(FakeEncoder(forwarding={"endless": stall}), decode_threads=1, stall_s=0.2)
     with pytest.raises(NotReady):
         engine.run([b"endless"])
     until(lambda: engine.fault is None)
@@ -68,6 +86,7 @@ def test_a_fault_is_reported_and_refuses_requests_until_a_test_image_passes(make
     assert engine.run([b"7"])[0][0] == 7
 
 
+@pytest.mark.usefixtures("pass_seconds")
 def test_an_encoder_that_always_fails_is_a_fault_until_it_works_again(make_engine):
     broken = True
 

@@ -13,9 +13,10 @@ from serving.settings import Settings
 
 
 @pytest.fixture(autouse=True)
-def unfrozen():
+def frozen_as_before():
     yield
     gc.unfreeze()
+    gc.freeze()  # as tests/conftest.py does
 
 
 def test_the_server_freezes_its_objects_while_it_runs(monkeypatch):

@@ -1,17 +1,16 @@
 """Files are imported by REST, by both clients and by the command line, whole, in parts, and after lost connections."""
 
 import asyncio
+import hashlib
 import json
 import socket
 import threading
-import time
 import zipfile
 
 import httpx
 import numpy as np
 import pytest
-from jobs_over_rest import finished
-from rest_requests import is_problem
+from rest_requests import finished, is_problem
 from typer.testing import CliRunner
 from waiting import until
 
@@ -84,8 +83,8 @@ def test_a_cut_connection_continues_where_it_stopped(server, client, points):
     received = 0
     for stop in (70_000, 150_001):
         cut(server, points, BODY[received:], stop - received, {**headers, "Upload-Offset": str(received)})
-        state = client.get(f"{points}/imports/cut").json()
-        assert state == {"received": stop, "job": None}
+        # the connection closes before the handler has written the bytes that it had read
+        until(lambda stop=stop: client.get(f"{points}/imports/cut").json() == {"received": stop, "job": None})
         received = stop
     refused = client.post(f"{points}/imports", content=b"x", headers={**headers, "Upload-Offset": "150002"})
     is_problem(refused, 422, "invalid_request")
@@ -183,11 +182,19 @@ def test_the_command_line_imports_a_zip_into_a_server_and_into_a_store(
     with zipfile.ZipFile(path, "w") as archive:
         for one in image_files[:3]:
             archive.write(one, f"cats/{one.name}")
-    done = CliRunner().invoke(
-        cli, ["store", "import", str(path), "--collection", "photos", "--server", server.url, "--json"]
-    )
-    assert (done.exit_code, json.loads(done.stdout)["added"]) == (0, 3)
+        archive.writestr("cats/notes.txt", "not an image")
+    there = ["store", "import", str(path), "--collection", "photos", "--server", server.url, "--json"]
+    done = CliRunner().invoke(cli, there)
+    found = json.loads(done.stdout)
+    assert (done.exit_code, found["added"], found["left_out"], found["errors"]) == (0, 3, {".txt": 1}, [])
     assert client.get(collection).json()["count"] == 3
+    with Client(server.url) as opened:
+        photos = opened.collection("photos")
+        noted = {item.id: item.metadata | {"label": "MINE", "note": "x"} for item in photos.scroll().items}
+        photos.update_metadata({"label": "MINE", "note": "x"}, ids=list(noted))
+        found = json.loads(CliRunner().invoke(cli, there).stdout)
+        assert (found["added"], found["replaced"], found["unchanged"]) == (0, 0, 3)
+        assert {item.id: item.metadata for item in photos.scroll().items} == noted
     vectors = tmp_path / "items.ndjson"
     vectors.write_bytes(BODY + b"broken\n")
     store = str(tmp_path / "store")
@@ -203,20 +210,56 @@ def test_the_command_line_imports_a_zip_into_a_server_and_into_a_store(
         assert CliRunner().invoke(cli, ["store", "import", str(vectors), *wrong]).exit_code == 2
 
 
+def test_an_interrupted_upload_is_deleted_on_request(server, client, points, tmp_path):
+    body = "".join(LINES[:500]).encode()  # unlike the files of the other tests, whose content names their uploads
+    path, key = tmp_path / "points.ndjson", hashlib.sha256(body).hexdigest()
+    path.write_bytes(body)
+    part = {"Content-Type": NDJSON, "Upload-Complete": "?0"}
+    state = f"{points}/imports/{key}"
+
+    def delete_by_client():
+        with Client(server.url) as opened:
+            opened.collection("points").abandon_import(path)
+
+    verb = ["store", "import", str(path), "--collection", "points", "--server", server.url, "--abandon"]
+    ways = (lambda: client.delete(state), delete_by_client, lambda: CliRunner().invoke(cli, verb))
+    for delete in ways:
+        sent = client.post(f"{points}/imports", content=body[:9000], headers={**part, "Idempotency-Key": key})
+        assert (sent.json(), client.get(state).json()["received"]) == ({"received": 9000, "job": None}, 9000)
+        delete()
+        assert client.get(state).json() == {"received": 0, "job": None}
+    assert client.delete(state).status_code == 204
+    with Client(server.url) as opened:  # nothing hinders another attempt
+        opened.jobs.wait(opened.collection("points").import_file(path).id)
+    assert stored(client, points) == {f"i{i}": i for i in range(500)}
+    assert CliRunner().invoke(cli, ["store", "import", str(path), "--abandon"]).exit_code == 2
+
+
+def test_messages_name_the_file_of_the_user(client, collection):
+    for header, name in (
+        ("attachment; filename*=UTF-8''m%C3%A4rz.zip", "märz.zip"),
+        ("x; filename=../a/b", "b.zip"),
+        ("attachment; filename*;filename*0*=x", "upload.zip"),  # `email` raises TypeError
+    ):
+        headers = {"Content-Type": "application/zip", "Content-Disposition": header}
+        job = client.post(f"{collection}/imports", content=b"not a zip", headers=headers).json()["job"]
+        ended = finished(client, f"/api/v1/jobs/{job['id']}")
+        assert (ended["params"]["file"], name in ended["error"]["detail"]) == (name, True)
+
+
 class SlowJobs:
     """Jobs of which one is submitted while another request sends the same upload."""
 
     def __init__(self) -> None:
         self.job = None
-        self.meanwhile = lambda: None
+        self.meanwhile = threading.Thread()
 
     def submitted(self, mark: str):
         return self.job
 
     def submit(self, kind, params, *, mark: str):
-        thread = threading.Thread(target=self.meanwhile)
-        thread.start()
-        thread.join(0.3)
+        self.meanwhile.start()
+        self.meanwhile.join(0.3)  # it must wait for the end of this call
         self.job = "the job"
         return self.job
 
@@ -229,11 +272,9 @@ def test_a_repeated_part_never_changes_the_file_of_a_job(tmp_path, monkeypatch):
     first.append(b"old")
     assert second.open(jobs) is None
     second.append(b"all")
-    jobs.meanwhile = lambda: found.append(late.open(jobs))
+    jobs.meanwhile = threading.Thread(target=lambda: found.append(late.open(jobs)))
     assert second.submit(jobs, "upload.ndjson", "import", {}) == "the job"
-    for _ in range(100):
-        if not found:
-            time.sleep(0.05)
+    jobs.meanwhile.join(120)
     assert found == ["the job"]
     with pytest.raises(InvalidRequest):
         first.append(b"more")  # its size is that of the file

@@ -10,7 +10,7 @@ EVIL = "a\r\nX-Evil: 1\r\n\r\n<script>\x1b[31m\u2028"
 
 
 def raw(server, head: bytes) -> bytes:
-    with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=120) as connection:
         connection.sendall(head)
         answer = b""
         while chunk := connection.recv(65536):

@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 import pytest
-from jobs_over_rest import ended
+from rest_requests import ended
 
 from nnclr_hub.client import Client
 from nnclr_hub.store.backup import restore, verify_backups

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -14,6 +13,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+from waiting import free_port, until_served
 
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec, Item
@@ -38,9 +38,7 @@ def store(tmp_path_factory):
 @contextmanager
 def served(store, model):
     """Run the server as a process, and yield it with a client."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "nnclr_hub.cli", "serve", "--store", str(store), "--model", str(model)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with (
@@ -48,14 +46,7 @@ def served(store, model):
         httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client,
     ):
         try:
-            for _ in range(2400):
-                assert child.poll() is None, "the server crashed"
-                try:
-                    if client.get("/readyz").status_code == 200:
-                        break
-                except httpx.TransportError:
-                    pass  # the server does not listen yet
-                time.sleep(0.05)
+            until_served(f"http://127.0.0.1:{port}/readyz", child)
             yield child, client
         finally:
             child.kill()

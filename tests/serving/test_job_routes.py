@@ -6,7 +6,8 @@ import time
 
 import httpx
 import pytest
-from jobs_over_rest import ended, finished
+from rest_requests import ended, finished
+from waiting import until
 
 from nnclr_hub.store.base import CollectionSpec
 from serving.jobs import KINDS, Kind, Outcome
@@ -47,9 +48,9 @@ def steps(server, monkeypatch):
     server.bench.drop(name)
 
 
-def events(lines, until=lambda event: False):
-    """Return the events of a stream, as (id, name, data), until it ends or one satisfies `until`."""
-    found, one = [], {}
+def events(lines, last=lambda event: False, found=None):
+    """Return the events of a stream, as (id, name, data), until its end or `last`; add each to `found` at once."""
+    found, one = [] if found is None else found, {}
     for line in lines:
         if line.startswith(":"):
             found.append(("", "comment", line))
@@ -59,7 +60,7 @@ def events(lines, until=lambda event: False):
         elif one:
             if "data" in one:
                 found.append((one["id"], one["event"], json.loads(one["data"])))
-                if until(found[-1]):
+                if last(found[-1]):
                     break
             one = {}
     return found
@@ -76,16 +77,17 @@ def test_events_report_progress_to_several_clients_and_end_with_the_job(client, 
         ):
             assert stream.headers["content-type"].startswith("text/event-stream")
             assert stream.headers["cache-control"] == "no-cache"
-            to += events(stream.iter_lines())
+            events(stream.iter_lines(), found=to)
 
     threads = [threading.Thread(target=listen, args=[to]) for to in heard]
     for thread in threads:
         thread.start()
-    for _ in range(3):
-        time.sleep(0.6)
-        steps.steps.release()
+    until(lambda: all(heard))
+    steps.steps.release()
+    until(lambda: all(any(name == "progress" for _, name, _ in to) for to in heard))
+    steps.steps.release(2)
     for thread in threads:
-        thread.join(20)
+        thread.join(120)
         assert not thread.is_alive(), "the stream did not end"
     for seen in heard:
         assert {one["id"] for _, _, one in seen} == {job["id"]}
@@ -100,7 +102,7 @@ def test_a_client_that_reconnects_gets_only_new_events(client, server, steps):
     job = client.post(JOBS, json=steps.body).json()
     url = f"{JOBS}/{job['id']}/events"
     with client.stream("GET", url) as stream:
-        first = events(stream.iter_lines(), until=lambda event: event[2]["total"] == 3)[-1]
+        first = events(stream.iter_lines(), last=lambda event: event[2]["total"] == 3)[-1]
     for _ in range(3):
         steps.steps.release()
     with client.stream("GET", url, headers={"Last-Event-ID": first[0]}) as stream:
@@ -148,8 +150,7 @@ def test_a_client_may_disconnect_from_a_stream(client, server, steps):
 
 def test_cancelling_is_idempotent_and_too_many_are_refused(client, steps):
     jobs = [client.post(JOBS, json=steps.body).json()]
-    while client.get(f"{JOBS}/{jobs[0]['id']}").json()["state"] != "running":
-        time.sleep(0.01)
+    until(lambda: client.get(f"{JOBS}/{jobs[0]['id']}").json()["state"] == "running")
     jobs += [client.post(JOBS, json=steps.body).json() for _ in range(2)]
     refused = client.post(JOBS, json=steps.body)
     assert (refused.status_code, refused.json()["code"]) == (429, "overloaded")

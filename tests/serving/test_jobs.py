@@ -2,7 +2,6 @@
 
 import time
 
-import pytest
 from job_worlds import until
 
 from serving.jobs.job_store import INPUT
@@ -16,8 +15,7 @@ def test_a_job_reports_its_progress_and_result(world):
         time.sleep(0.005)
     running = world.jobs.get(job.id)
     assert (running.state, running.done, running.total) == ("running", 2, 4)
-    assert running.rate is not None
-    assert running.eta_s == pytest.approx(2 / running.rate, rel=0.5)
+    assert 2 / running.rate <= running.eta_s <= 2 / running.rate  # the rate falls until the next step
     assert world.made() == []
     world.work.let(2)
     done = until(world.jobs, job.id, "done")

@@ -4,14 +4,13 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import httpx
 import pytest
-from running_server import wait
+from waiting import free_port, until_served
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,9 +20,7 @@ def output(model, tmp_path):
     """output(format) -> lines of `nnclr serve` on all addresses, for three requests."""
 
     def run(form: str) -> list[str]:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         command = ["-m", "nnclr_hub.cli", "serve", "--model", str(model), "--store", str(tmp_path / "store")]
         environment = os.environ | {
             "NNCLR_LOG_FORMAT": form,
@@ -37,8 +34,8 @@ def output(model, tmp_path):
                 [sys.executable, *command, "--port", str(port), "--no-page"], cwd=ROOT, env=environment, stderr=file
             )
             try:
-                wait(f"http://127.0.0.1:{port}/readyz")
-                with httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
+                until_served(f"http://127.0.0.1:{port}/readyz", process, log)
+                with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
                     client.get("/v1/models", headers={"X-Request-ID": "me"})
                     key = {"Authorization": "Bearer a-secret-of-sixteen-letters", "X-Request-ID": "anna-1"}
                     client.get("/v1/models", headers=key)

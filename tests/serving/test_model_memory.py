@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -16,9 +15,10 @@ from serving.settings import Settings
 
 
 def test_the_least_recently_used_model_is_unloaded_and_loads_again(make_engines):
-    shelf = Shelf(a=KB, b=KB, c=KB)
+    shelf, others = Shelf(a=KB, b=KB, c=KB), threading.active_count()
     engines = make_engines(shelf, model_memory=2500)
     a, b = engines.get("a"), engines.get("b")
+    per_engine = (threading.active_count() - others) / 2
     a.embed_each([b"1"])
     engines.get("c")
     assert [engines.loaded(source) is not None for source in "abc"] == [True, False, True]
@@ -29,7 +29,7 @@ def test_the_least_recently_used_model_is_unloaded_and_loads_again(make_engines)
     assert sample(engines, "nnclr_models_loaded") == 2
     assert sample(engines, "nnclr_model_bytes") == 2000
     assert sample(engines, "nnclr_model_evictions_total") == 3
-    assert threading.active_count() < 40
+    until(lambda: threading.active_count() - others <= 2 * per_engine)  # of the two engines that are left
 
 
 def test_a_model_in_use_is_never_unloaded(make_engines):
@@ -95,21 +95,21 @@ def test_the_size_of_a_model_is_estimated_from_its_file(model):
 def test_many_callers_with_memory_for_one_model_all_get_their_vectors(make_engines):
     shelf = Shelf(a=KB, b=KB, c=KB)
     engines = make_engines(shelf, model_memory=1000)
-    failures = []
 
     def use(i: int) -> None:
         model = "abc"[i % 3]
-        for attempt in range(200):
+        number = str(i).encode()
+
+        def answered() -> bool:
             try:
-                assert engines.get(model).embed_each([str(i).encode()])[0][0] == i
-                return
+                return engines.get(model).embed_each([number])[0][0] == i
             except Overloaded:
-                time.sleep(0.01 * (attempt % 5))
-        failures.append(i)
+                return False
+
+        until(answered, pause_s=0.01)
 
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(use, range(60)))
-    assert failures == []
     assert sample(engines, "nnclr_models_loaded") == 1
 
 

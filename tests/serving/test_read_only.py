@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from labeling import fit_probe
 from rest_requests import as_text, is_problem, upload
-from running_server import free_port
 from typer.testing import CliRunner
+from waiting import free_port
 
 from nnclr_hub import Client
 from nnclr_hub.cli.app import app as cli

@@ -62,7 +62,11 @@ def test_thousands_of_parts_are_refused(strict, part, count, path):
     ],
 )
 def test_a_malformed_form_is_refused(strict, body):
-    assert httpx.post(f"{strict.url}/api/v1/embed", content=body, headers=FORM).status_code in (400, 413, 422)
+    assert httpx.post(f"{strict.url}/api/v1/embed", content=body, headers=FORM, timeout=60).status_code in (
+        400,
+        413,
+        422,
+    )
 
 
 @strict_server
@@ -70,9 +74,9 @@ def test_a_truncated_form_is_refused_as_a_whole(strict):
     item = b'--b\r\nContent-Disposition: form-data; name="files"; filename="%s"\r\n\r\nx\r\n'
     whole = item % b"one.jpg" + item % b"two.jpg" + b"--b--"
     for end in range(1, len(whole), 7):
-        answer = httpx.post(f"{strict.url}/api/v1/embed", content=whole[:end], headers=FORM)
+        answer = httpx.post(f"{strict.url}/api/v1/embed", content=whole[:end], headers=FORM, timeout=60)
         assert (answer.status_code, answer.json()["code"]) == (400, "malformed"), whole[:end]
-    answer = httpx.post(f"{strict.url}/api/v1/embed", content=whole, headers=FORM)
+    answer = httpx.post(f"{strict.url}/api/v1/embed", content=whole, headers=FORM, timeout=60)
     assert (answer.status_code, answer.json()["code"]) == (422, "undecodable_image")  # a whole form without images
 
 

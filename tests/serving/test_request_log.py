@@ -87,8 +87,8 @@ def test_a_failure_is_answered_counted_and_logged_once(failing, caplog):
     assert "only in the log" not in response.text
     assert sum(record.exc_info is not None for record in caplog.records) == 1
     assert b'route="/fails/{secret}",status="500"} 1.0' in generate_latest(metrics.registry)
-    [line] = [record for record in caplog.records if record.name == "nnclr_hub.access"]
-    assert line.fields["route"] == "/fails/{secret}"
+    lines = [record for record in caplog.records if record.name == "nnclr_hub.access"]
+    assert [line.fields["route"] for line in lines].count("/fails/{secret}") == 1  # others end late
 
 
 @pytest.mark.parametrize("root", ["", "/behind/a/proxy"])
@@ -114,7 +114,7 @@ def lines(server, formatter: logging.Formatter, send) -> list[str]:
     before = log.level
     log.setLevel(logging.INFO)
     try:
-        with httpx.Client(base_url=server.url) as client:
+        with httpx.Client(base_url=server.url, timeout=60) as client:
             send(client)
             client.get("/healthz")  # the line of a request is written after its answer
     finally:
@@ -139,5 +139,6 @@ def test_json_lines_contain_no_private_data(server, collection, image_files):
 
 
 def test_text_lines(server):
-    [line, *_] = lines(server, Text(), lambda client: client.get("/v1/models", headers={"X-Request-ID": "me"}))
+    found = lines(server, Text(), lambda client: client.get("/v1/models", headers={"X-Request-ID": "me"}))
+    [line] = [line for line in found if "id=me" in line]
     assert re.fullmatch(r"\S+Z info +GET /v1/models 200 id=me ms=[\d.]+", line)

@@ -1,11 +1,18 @@
 """Collections and their aliases over REST."""
 
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from urllib.parse import quote
 
 import pytest
 from rest_requests import as_text, is_problem, upload
 
+from nnclr_hub import Client, open_store
+from nnclr_hub.encoder.preprocessing import Preprocessing
+from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.store.base import CollectionSpec
+from serving.routes import dependencies
+from serving.routes.dependencies import source_with_reading
 
 
 def test_collections_are_created_once_and_described(client):
@@ -13,6 +20,11 @@ def test_collections_are_created_once_and_described(client):
     assert client.put(path, json={"dim": 4, "metric": "l2"}).status_code == 201
     assert client.put(path, json={"dim": 4, "metric": "l2"}).status_code == 200
     is_problem(client.put(path, json={"dim": 5}), 409, "collection_exists")
+    white = "/api/v1/collections/white"
+    assert client.put(white, json={"dim": 4, "vectors": "whiten"}).json()["vectors"] == "whiten"
+    is_problem(client.put(white, json={"dim": 4, "vectors": "raw"}), 409, "collection_exists")
+    is_problem(client.put(path + "2", json={"dim": 4, "metric": "l2", "vectors": "center"}), 422, "invalid_request")
+    assert client.delete(white).status_code == 204
     assert "plain" in [one["name"] for one in client.get("/api/v1/collections").json()["collections"]]
     assert client.delete(path).status_code == 204
     is_problem(client.get(path), 404, "collection_not_found")
@@ -51,10 +63,28 @@ def test_an_alias_works_in_every_route(client, collection):
     client.delete("/api/v1/collections/other")
 
 
+def test_a_name_of_any_script_works_over_rest_and_in_the_client(client, server, image_files):
+    name = "Früh ling 春"
+    path = f"/api/v1/collections/{quote(name)}"
+    with Client(server.url) as opened:
+        assert opened.collections.create(name).name == name
+        assert client.post(f"{path}/items", files=upload(image_files[:3])).status_code == 200
+        found = opened.collection(name).search(id=opened.collection(name).scroll().items[0].id, k=3)
+        assert len(found) == 2  # all but the example
+        opened.aliases.point("ü", name)
+        assert client.get("/api/v1/collections/%C3%BC").json()["name"] == name
+        job = opened.collection(name).inspect()
+        assert opened.jobs.wait(job.id).state == "done"
+        assert opened.collection(name).inspections() == [1]
+        opened.collections.drop(name)
+    for wrong in ("a%CC%88", "a%00", "a%20%20b", "%20a"):
+        is_problem(client.put(f"/api/v1/collections/{wrong}", json={"dim": 4}), 422, "invalid_request")
+
+
 def test_invalid_aliases_are_refused(client, collection):
     is_problem(client.put(f"{ALIASES}/photos", json={"collection": "photos"}), 409, "collection_exists")
     is_problem(client.put(f"{ALIASES}/x", json={"collection": "nothing"}), 404, "collection_not_found")
-    is_problem(client.put(f"{ALIASES}/a b", json={"collection": "photos"}), 422, "invalid_request")
+    is_problem(client.put(f"{ALIASES}/a  b", json={"collection": "photos"}), 422, "invalid_request")
     is_problem(client.delete(f"{ALIASES}/nothing"), 404, "collection_not_found")
     for ending in ("~next", "~was"):  # reserved for re-embedding
         response = client.put(f"{ALIASES}/photos{ending}", json={"collection": "photos"})
@@ -75,3 +105,32 @@ def test_a_collection_of_another_encoder_is_a_conflict(client, server, image_fil
         assert "nnclr store reembed alien" in detail
         assert is_served or "elsewhere" in detail
     server.bench.store.drop("alien")
+
+
+def test_selections_of_channels_are_limited_by_those_in_use(tmp_path, monkeypatch):
+    monkeypatch.setattr(dependencies, "MAX_READINGS", 2)
+    ever = ["m"]
+    fitting = SimpleNamespace(preprocessing=Preprocessing())
+    engines = SimpleNamespace(default="m", served=lambda: ever, get=lambda source: fitting)
+    with open_store(tmp_path / "store") as store:
+        bench = SimpleNamespace(store=store)
+        for number in range(2):
+            source = source_with_reading(engines, bench, f"default?channels={number}")
+            assert source == f"m?channels={number}"
+            ever.append(source)
+            store.create(f"c{number}", CollectionSpec(2, model=source))
+        for name in ("default?channels=0", "m?channels=0"):
+            assert source_with_reading(engines, bench, name) == "m?channels=0"
+        with pytest.raises(InvalidRequest):
+            source_with_reading(engines, bench, "default?channels=2")
+        store.drop("c0")
+        assert source_with_reading(engines, bench, "default?channels=2") == "m?channels=2"
+        with pytest.raises(InvalidRequest):
+            source_with_reading(engines, bench, "default?channels=0,1")  # the model takes three
+
+
+def test_channels_that_do_not_fit_the_model_are_refused(client):
+    answer = client.put("/api/v1/collections/odd", json={"model": "default?channels=0,1"})
+    is_problem(answer, 422, "invalid_request")
+    assert client.put("/api/v1/collections/odd", json={"model": "default?channels=2,1,0"}).status_code == 201
+    assert client.delete("/api/v1/collections/odd").status_code == 204

@@ -54,7 +54,7 @@ def images_by(server, outcome: str) -> float:
 
 def ask_and_leave(request: httpx.Request, begun: threading.Event) -> None:
     """Send a request, and disconnect when its work has begun."""
-    with socket.create_connection((request.url.host, request.url.port), 10) as connection:
+    with socket.create_connection((request.url.host, request.url.port)) as connection:
         lines = [f"{request.method} {request.url.path} HTTP/1.1", *(f"{k}: {v}" for k, v in request.headers.items())]
         connection.sendall("\r\n".join([*lines, "", ""]).encode() + request.read())
         assert begun.wait(120)
@@ -82,8 +82,10 @@ def test_a_retry_with_the_same_key_finishes_an_interrupted_request(server, clien
     asked = client.build_request(
         "POST", "/api/v1/embed", files=upload(image_files[:COUNT]), headers={"Idempotency-Key": "left-and-came-back"}
     )
+    cancelled = images_by(server, "cancelled")
     with held_up(server, monkeypatch) as begun:
         ask_and_leave(asked, begun)
+        until(lambda: images_by(server, "cancelled") > cancelled)  # the server has noticed
     answer = client.send(asked)
     assert answer.status_code == 200
     assert "idempotency-replayed" not in answer.headers

@@ -60,7 +60,7 @@ def test_models_are_listed_with_their_details(official, server, encoder):
     assert (ours["dim"], ours["fingerprint"], ours["license"]) == (32, encoder.fingerprint, "apache-2.0")
     assert ours["preprocessing"] == {
         name: list(value) if isinstance(value, tuple) else value
-        for name, value in vars(encoder.transform.preprocessing).items()
+        for name, value in encoder.transform.preprocessing.steps.items()
     }
     published = listed[default_model()].model_dump()
     assert (published["loaded"], published["dim"]) == (False, model_info(default_model()).embed_dim)

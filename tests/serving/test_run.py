@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -12,9 +13,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from running_server import free_port, wait
+from waiting import free_port, until_served
 
 from nnclr_hub.store import open_store
+from serving.run import ignore_new_connections
 
 TESTS = Path(__file__).parents[1]
 IMAGES = 8
@@ -36,7 +38,7 @@ def start(tmp_path) -> Iterator[Callable]:
                 text=True,
             )
         )
-        wait(f"http://127.0.0.1:{port}/readyz")
+        until_served(f"http://127.0.0.1:{port}/readyz")
         return processes[-1], f"http://127.0.0.1:{port}"
 
     yield begin
@@ -78,7 +80,7 @@ def test_sigterm_answers_the_requests_in_progress_and_refuses_new_ones(start, tm
     assert [answer.status_code for answer in answers] == [200] * IMAGES
     assert [answer.json()["data"][0]["embedding"][0] for answer in answers] == list(range(1, IMAGES + 1))
     assert half_sent.json()["data"][0]["embedding"][0] == 7
-    assert "closed" in process.communicate(timeout=20)[0]
+    assert "closed" in process.communicate(timeout=120)[0]
     assert process.returncode == 0
     assert not [path for path in (tmp_path / "store").rglob("*-wal") if path.stat().st_size]
     with open_store(str(tmp_path / "store")) as store:  # nobody else has it open
@@ -89,9 +91,13 @@ def test_no_request_is_lost_while_the_server_drains(start):
     """Also none on a kept connection. /readyz answers 503 from the beginning, so that a balancer sends no more."""
     process, address = start(0.0, 0, drain_s=1.0)
     refused, lost, closing = threading.Event(), [], []
+    served = threading.Barrier(9)
 
     def send_without_end() -> None:
         with httpx.Client(base_url=address, timeout=60) as client:
+            answer = client.get("/readyz")
+            closing.append((answer.status_code, answer.headers.get("connection")))
+            served.wait(120)
             while not refused.is_set():
                 try:
                     answer = client.get("/readyz")
@@ -103,13 +109,35 @@ def test_no_request_is_lost_while_the_server_drains(start):
 
     with ThreadPoolExecutor(8) as pool:
         clients = [pool.submit(send_without_end) for _ in range(8)]
-        time.sleep(0.3)
+        served.wait(120)
         process.send_signal(signal.SIGTERM)
         for one in clients:
             one.result()
     assert lost == []
     assert {(200, None), (503, "close")} <= set(closing) <= {(200, None), (200, "close"), (503, "close")}
-    assert process.wait(40) == 0
+    assert process.wait(120) == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such filter")
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_new_connections_can_be_ignored_while_those_before_are_served(host):
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with (
+        socket.create_server((host, 0), family=family) as listener,
+        socket.create_connection(listener.getsockname()[:2], 60) as early,
+        socket.socket(family) as late,
+    ):
+        assert ignore_new_connections(listener)
+        late.settimeout(0.3)
+        with pytest.raises(TimeoutError):
+            late.connect(listener.getsockname())
+        early.sendall(b"x")
+        listener.setblocking(False)
+        with listener.accept()[0] as served:
+            served.settimeout(60)
+            assert served.recv(1) == b"x"
+        with pytest.raises(BlockingIOError):
+            listener.accept()  # the late one does not wait there
 
 
 @pytest.mark.slow
@@ -122,6 +150,6 @@ def test_a_second_signal_ends_the_process_at_once(start):
         time.sleep(0.5)
         assert process.poll() is None
         process.send_signal(signal.SIGTERM)
-        assert process.wait(40) == -signal.SIGTERM
+        assert process.wait(120) == -signal.SIGTERM
         with pytest.raises(httpx.TransportError):
             asked.result()

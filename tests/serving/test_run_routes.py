@@ -37,5 +37,5 @@ def test_a_server_without_a_runs_folder_lists_no_runs(model, tmp_path, serve):
     import httpx
 
     for served in serve(model, tmp_path / "store"):
-        assert httpx.get(f"{served.url}/api/v1/runs").json() == {"runs": []}
-        assert "--runs" in httpx.get(f"{served.url}/api/v1/runs/x/report").json()["detail"]
+        assert httpx.get(f"{served.url}/api/v1/runs", timeout=60).json() == {"runs": []}
+        assert "--runs" in httpx.get(f"{served.url}/api/v1/runs/x/report", timeout=60).json()["detail"]

@@ -20,6 +20,7 @@ READ_BY_BODY = {
     ("POST", "/api/v1/collections/{name}/search/batch"),
     ("POST", "/api/v1/collections/{name}/lookup"),
     ("POST", "/api/v1/collections/{name}/facets"),
+    ("POST", "/api/v1/collections/{name}/thumbnails"),
     ("POST", "/api/v1/probes/{name}/predict"),
 }
 KEYLESS = {"/healthz", "/readyz", "/health"}

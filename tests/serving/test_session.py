@@ -56,7 +56,7 @@ def test_the_login_form_leads_back(visitor):
 
 
 def test_programs_get_401_and_no_form(keyed):
-    answer = httpx.get(f"{keyed.url}/docs", headers={"Accept": "application/json"})
+    answer = httpx.get(f"{keyed.url}/docs", headers={"Accept": "application/json"}, timeout=60)
     assert answer.status_code == 401
 
 
@@ -175,5 +175,5 @@ def test_over_https_the_cookie_is_secure():
 
 def test_without_keys_there_is_no_login(model, tmp_path, serve):
     for server in serve(model, tmp_path / "store"):
-        answer = httpx.get(f"{server.url}/login")
+        answer = httpx.get(f"{server.url}/login", timeout=60)
         assert (answer.status_code, answer.headers["location"]) == (303, "/")

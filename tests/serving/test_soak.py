@@ -7,6 +7,9 @@ import pytest
 from benchmarks.soak import Sample, Soak, judge_memory, soak
 from benchmarks.soak_load import Heard, Ledger
 
+# a client cancelled while it connects leaves asyncio's transport to the garbage collector
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed transport:ResourceWarning")
+
 
 def check(done: Soak) -> None:
     assert list(done.wrong) == []
@@ -16,10 +19,9 @@ def check(done: Soak) -> None:
     assert outcomes <= {"200", "204", "404", "415", "422", "429", "503", "504", "cancelled", "timed out"}
 
 
-# a client cancelled while it connects leaves asyncio's transport to the garbage collector
-@pytest.mark.filterwarnings("ignore:unclosed transport:ResourceWarning")
-def test_every_request_is_answered_once_and_the_server_stays_ready(model, tmp_path):
-    done = soak(tmp_path, 2, requests=400, callers=40, model=str(model))
+def test_every_request_is_answered_once_and_the_server_stays_ready(tmp_path, monkeypatch):
+    monkeypatch.setenv("NNCLR_BACKEND", "onnx")  # the starter has its graph, so the server starts without torch
+    done = soak(tmp_path, 2, requests=400, callers=40)
     check(done)
     files = [one.files for one in done.settled()]
     assert files[-1] <= max(files[0], 40) + 60  # no connection or file is left open

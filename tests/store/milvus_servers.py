@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from waiting import free_port
 
 from nnclr_hub.errors import StoreUnreachable
 from nnclr_hub.store.milvus import MilvusStore
@@ -63,13 +64,6 @@ class Server:
             self.signal(signal.SIGKILL)
             self._process.wait(30)
             self._process = None
-
-
-def free_port() -> int:
-    """Return a port that nothing listens on now."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 def wait_until_free(port: int, patience: float) -> None:

@@ -2,11 +2,11 @@
 
 import shutil
 import sqlite3
-import time
 from contextlib import closing
 
 import numpy as np
 import pytest
+from waiting import until
 
 from nnclr_hub.errors import CollectionNotFound, DiskFull, StoreCorrupt, StoreError, StoreReadOnly
 from nnclr_hub.store import failpoints, open_store
@@ -41,13 +41,6 @@ def raiser(error: Exception):
     return fail
 
 
-def wait_until(condition, seconds: float = 120.0) -> None:
-    until = time.monotonic() + seconds
-    while not condition() and time.monotonic() < until:
-        time.sleep(0.02)
-    assert condition()
-
-
 def test_an_index_that_cannot_follow_is_degraded_and_reloaded(tmp_path):
     """The write is acknowledged, because it is durable; maintenance reloads the index."""
     store, collection = filled(tmp_path)
@@ -56,7 +49,7 @@ def test_an_index_that_cannot_follow_is_degraded_and_reloaded(tmp_path):
             seq = collection.upsert([Item("new", vectors(1, 5)[0])])
             assert [item.id for item in collection.get(["new"])] == ["new"]
             assert collection.info().durable_seq == seq
-        wait_until(lambda: collection.info().state == "ready" and collection.info().indexed_seq == seq)
+        until(lambda: collection.info().state == "ready" and collection.info().indexed_seq == seq)
         assert collection.search(vectors(1, 5)[0], 1)[0].id == "new"
 
 
@@ -98,8 +91,28 @@ def test_maintenance_that_fails_shows_in_the_state_and_is_retried(tmp_path):
     with store:
         with failpoints.at("fold.built", raiser(MemoryError())):
             collection.upsert([Item("a", vectors(1)[0])])
-            wait_until(lambda: collection.info().state.startswith("degraded: "))
-        wait_until(lambda: collection.info().state == "ready")
+            until(lambda: collection.info().state.startswith("degraded: "))
+        until(lambda: collection.info().state == "ready")
+
+
+def test_a_flat_index_is_folded_and_saved_late_while_writes_continue(tmp_path):
+    settings = StoreSettings(memory=1 << 30, min_delta=4, max_delta=48, snapshot_after=16, idle_seconds=3600.0)
+    store, collection = filled(tmp_path, 1, settings)
+    written, folded, saved = 1, [], []
+    with (
+        store,
+        failpoints.at("fold.built", lambda: folded.append(written)),
+        failpoints.at("snapshot.taken", lambda: saved.append(written)),
+    ):
+        while written < 60:
+            written += 1
+            collection.upsert([Item(f"w{written}", vectors(1, written)[0])])
+        while not saved and written < 2000:  # more changes than rows: an index that only grows is saved when idle
+            written += 1
+            collection.update_each({"w2": {"n": written}})
+        until(lambda: folded and saved)
+    assert folded[0] >= 48
+    assert saved[0] >= 8 * 16
 
 
 def test_a_failed_disk_makes_the_collection_read_only(tmp_path):
@@ -156,7 +169,7 @@ def test_a_small_delta_is_folded_when_nothing_is_written(tmp_path):
     with failpoints.at("fold.swapped", lambda: folded.append(True)):
         store, collection = filled(tmp_path, 600, settings)
         with store:
-            wait_until(lambda: folded)
+            until(lambda: folded)
             assert collection.verify().ok
 
 
@@ -172,5 +185,5 @@ def test_a_fold_that_is_overtaken_by_a_reload_changes_nothing(tmp_path):
             collection.compact()
         collection.upsert([Item("new", vectors(1, 4)[0])])
         collection.delete(["i000"])
-        wait_until(lambda: collection.info().state == "ready")
+        until(lambda: collection.info().state == "ready")
         assert collection.verify().ok

@@ -1,6 +1,7 @@
 """The store against a dict and numpy."""
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -89,4 +90,5 @@ def test_statistics_agree_with_the_items_and_the_disk(store, tmp_path):
     files = [*(tmp_path / "store/collections").glob("*.sqlite"), *(tmp_path / "store/collections").glob("*.sqlite-wal")]
     assert found.file_bytes == sum(file.stat().st_size for file in files)
     assert min(found.disk_free, found.index_bytes, found.commit_seconds) > 0
-    assert store.statistics() == {"c": collection.statistics()}
+    [(name, listed)] = store.statistics().items()
+    assert (name, replace(listed, disk_free=found.disk_free)) == ("c", found)  # other processes write to the disk, too

@@ -1,6 +1,7 @@
 """Every kind of index, in both precisions and all metrics, against numpy."""
 
 import json
+import sys
 import threading
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ from waiting import until
 
 from nnclr_hub import EmbeddedStore
 from nnclr_hub.store.ann import build, fold
+from nnclr_hub.store.ann.heap import free_unlocked
 from nnclr_hub.store.ann.main_index import MainIndex
 from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.store.embedded import snapshots
@@ -227,7 +229,7 @@ def test_edits_of_metadata_touch_no_index(tmp_path, builds):
 def test_writes_wait_while_a_build_is_slower_than_they_are(tmp_path, monkeypatch):
     """Otherwise all vectors would be in memory, whatever the limit."""
     go, build = threading.Event(), fold.build_main
-    monkeypatch.setattr(fold, "build_main", lambda *given, **named: (go.wait(60), build(*given, **named))[1])
+    monkeypatch.setattr(fold, "build_main", lambda *given, **named: (go.wait(120), build(*given, **named))[1])
     vectors, written = clustered(ROWS, 1), []
     most = 2 * SMALL.max_delta
     with EmbeddedStore(tmp_path, settings=replace(SMALL, memory=1 << 18)) as store:
@@ -245,7 +247,7 @@ def test_writes_wait_while_a_build_is_slower_than_they_are(tmp_path, monkeypatch
         assert 100 * len(written) <= most + 100
         assert collection.search(vectors[most], 1)[0].id == f"i{most}"  # reads continue
         go.set()
-        thread.join(60)
+        thread.join()
         assert collection.count() == ROWS
 
 
@@ -316,3 +318,13 @@ def test_a_graph_with_more_links_than_are_made_today_grows_on_as_it_is():
     assert grown.index.hnsw.nb_neighbors(0) == 48
     found = grown.search(rows, 1, effort=128)[1][:, 0]
     assert (found == np.arange(3000)).mean() > 0.99
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="madvise drops pages at once only there")
+def test_pages_are_given_back_when_nobody_uses_their_owner():
+    owner, array = Hnsw(), np.ones(1 << 18)
+    free_unlocked(owner, array)
+    free_unlocked(owner, array)
+    assert array.all()
+    del owner
+    assert not array[1 << 14 : -1 << 14].any()

@@ -2,12 +2,14 @@
 
 import fcntl
 import json
+import shutil
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from store.milvus_servers import free_port
+from waiting import free_port
 
 from nnclr_hub.errors import (
     CollectionExists,
@@ -127,6 +129,26 @@ def test_two_stores_of_one_process_share_a_file(tmp_path):
 # ------------------------------------------------------------------------------ what else is in Milvus
 
 
+def test_items_that_threads_add_at_once_survive_a_crash(tmp_path, monkeypatch):
+    """Milvus Lite itself lets two threads begin one log, which then has the rows of one of them."""
+    wal = pytest.importorskip("milvus_lite.storage.wal")
+    begin = wal.pa.ipc.new_stream
+
+    def begin_slowly(*arguments):
+        time.sleep(0.05)
+        return begin(*arguments)
+
+    monkeypatch.setattr(wal.pa.ipc, "new_stream", begin_slowly)
+    with open_store(str(tmp_path / "x.milvus.db")) as store, open_store(str(tmp_path / "x.milvus.db")) as same:
+        store.create("c", CollectionSpec(4))
+        with ThreadPoolExecutor(8) as threads:
+            both = [one.get("c") for one in (store, same)]
+            list(threads.map(lambda item: both[item.metadata["n"] % 2].upsert([item]), items(8)))
+        shutil.copytree(tmp_path / "x.milvus.db", tmp_path / "y.milvus.db")  # as a killed process leaves it
+    with open_store(str(tmp_path / "y.milvus.db")) as killed:
+        assert killed.get("c").count() == 8
+
+
 def test_other_peoples_collections_are_left_alone(store):
     """Not listed, and not dropped; one under a name of ours is refused by name."""
     client = store.connection.client
@@ -189,6 +211,13 @@ def test_a_collection_dropped_by_another_client_is_gone_by_name(store):
     store.connection.client.drop_collection(encode("c"))
     with pytest.raises(CollectionNotFound):
         collection.upsert(items(1))
+
+
+def test_transformed_vectors_are_refused(store):
+    with pytest.raises(InvalidRequest):
+        store.create("white", CollectionSpec(4, vectors="whiten"))
+    assert store.list() == []
+    assert store.create("decided", CollectionSpec(4, fingerprint="f", vectors="auto")).spec.vectors == "raw"
 
 
 def test_vectors_longer_than_milvus_has_are_refused(store):
@@ -258,3 +287,61 @@ def test_verify_finds_a_changed_vector_and_repair_takes_it_out(store):
     with open(repaired.kept_in) as handle:
         assert [json.loads(line) for line in handle] == [{"id": "i7", "metadata": {"n": 7}}]
     assert collection.verify().ok
+
+
+# ------------------------------------------------------------------------------ indexes of metadata
+
+
+def test_indexed_keys_have_indexes_of_the_paths_that_filters_read(store, monkeypatch):
+    """Milvus Lite refuses such indexes, so they are recorded as pymilvus would send them to a server."""
+    from pymilvus.client.prepare import Prepare
+
+    client, made = store.connection.client, {}
+    real = {name: getattr(client, name) for name in ("create_index", "list_indexes", "drop_index")}
+
+    def create_index(name, params, **options):
+        if params[0].field_name != "facets":
+            return real["create_index"](name, params, **options)
+        request = Prepare.create_index_request(name, "facets", params[0].get_index_configs())
+        made[params[0].index_name] = {one.key: one.value for one in request.extra_params}
+
+    def list_indexes(name, field="", **options):
+        return list(made) if field == "facets" else real["list_indexes"](name, field, **options)
+
+    monkeypatch.setattr(client, "create_index", create_index)
+    monkeypatch.setattr(client, "list_indexes", list_indexes)
+    monkeypatch.setattr(client, "drop_index", lambda name, index, **options: made.pop(index))
+
+    def paths():
+        assert {one["index_type"] for one in made.values()} == {"INVERTED"}
+        return {options["json_path"]: options["json_cast_type"] for options in made.values()}
+
+    store.create("without", CollectionSpec(4, indexed=("label",)))
+    assert not made
+    monkeypatch.setenv("NNCLR_MILVUS_INDEXES", "1")
+    collection = store.create("c", CollectionSpec(4, indexed=("label", "a.b")))
+    assert len(paths()) == 6
+    for key in ("label", "a.b"):
+        for condition, kind in (
+            ({"match": "x"}, "varchar"),
+            ({"range": {"gt": 1}}, "double"),
+            ({"date": {"gt": "2026-01-01"}}, "double"),
+        ):
+            expression = plan({"must": [{"key": key, **condition}]}, Dialect()).expression
+            assert [cast for path, cast in paths().items() if path in expression] == [kind]
+    before = dict(made)
+    collection.change_indexed(["label", "n"])
+    assert len(made.keys() & before.keys()) == 3
+    assert len(made) == 6
+    collection.change_indexed([])
+    assert not made
+
+
+def test_a_server_that_refuses_indexes_of_metadata_filters_without_them(store, monkeypatch):
+    monkeypatch.setenv("NNCLR_MILVUS_INDEXES", "1")
+    collection = store.create("c", CollectionSpec(4, indexed=("n", "color")))
+    collection.upsert([*items(5, color="red"), Item("other", VECTORS[9], {"color": 1})])
+    collection.change_indexed(["color"])
+    assert store.connection.call("list_indexes", encode("c"), "facets") == []
+    found = collection.search(VECTORS[9], 9, {"must_not": [{"key": "color", "match": "red"}]})
+    assert [match.id for match in found] == ["other"]

@@ -1,5 +1,6 @@
 """Names and aliases of collections."""
 
+import re
 import sqlite3
 from contextlib import closing
 
@@ -9,6 +10,8 @@ import pytest
 from nnclr_hub.errors import CollectionExists, CollectionNotFound, InvalidRequest, StoreReadOnly
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec, Item
+from nnclr_hub.store.embedded.names import rebuild_catalog
+from nnclr_hub.store.milvus.names import decode, encode
 
 ONE = np.array([1.0, 0.0], np.float32)
 
@@ -145,3 +148,24 @@ def test_using_a_dropped_collection_is_refused(store):
     for use in (held.count, held.snapshot, held.compact, lambda: held.upsert([item]), lambda: held.search(item.vector)):
         with pytest.raises(CollectionNotFound):
             use()
+
+
+@pytest.mark.parametrize("name", ["Ferien 2024", "ünï", "写真", "हिन्दी", "ü" * 64])
+def test_names_may_have_letters_of_any_script(tmp_path, name):
+    folder = tmp_path / "store"
+    with open_store(str(folder)) as opened:
+        opened.create(name, CollectionSpec(2)).upsert([Item("x", ONE)])
+        opened.alias(f"{name[:20]}~new", name)
+    assert all(path.name.isascii() and " " not in path.name for path in folder.rglob("*"))  # safe on every disk
+    (folder / "catalog.sqlite").unlink()
+    assert list(rebuild_catalog(folder)) == [name]
+    with open_store(str(folder)) as opened:
+        opened.rename(name, f"{name[:20]}~2")
+        assert ids(opened, f"{name[:20]}~2") == ["x"]
+
+
+@pytest.mark.parametrize("name", ["Ferien 2024", "ünï", "写真", "ü" * 64, "a-b.c~d_e", "1-.~_" * 25])
+def test_names_are_encoded_for_milvus(name):
+    encoded = encode(name)
+    assert re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,254}", encoded)  # what Milvus accepts
+    assert decode(encoded) == name

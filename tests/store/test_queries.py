@@ -153,8 +153,10 @@ def test_exact_duplicates_have_the_same_pixels(odd):
     assert seen[-1] == (3, 3)
 
 
-@pytest.mark.parametrize("threshold", [0.0, 0.8, 0.9, 0.97])
-@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize(
+    ("threshold", "exact"),
+    [(0.0, False), *((threshold, exact) for threshold in (0.8, 0.9, 0.97) for exact in (False, True))],
+)
 def test_near_duplicates_have_complete_linkage(collection, vectors, threshold, exact):
     """At 0.0 every item has more neighbors than the first look asks for."""
     seen = []

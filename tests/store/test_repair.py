@@ -70,7 +70,7 @@ def test_repair_takes_out_what_is_damaged_and_keeps_its_metadata(folder, stateme
 @pytest.mark.parametrize("nth", [0, 2], ids=["no JSON", "another key"])
 def test_damaged_metadata_of_an_item_are_named_and_cost_that_item_alone(folder, bit, nth):
     """A bit of the brace makes it no JSON; one of the key makes it other JSON, or no text."""
-    turn_bit(folder, b'{"n": 7, "label"', bit, nth)
+    turn_bit(folder, b'{"n":7,"label"', bit, nth)
     with open_store(str(folder)) as store:
         collection = store.get("c")
         if (bit, nth) == (0x01, 2):  # cannot be distinguished from what was written
@@ -130,7 +130,7 @@ def test_verify_reports_damage_that_its_own_search_would_meet(tmp_path):
         store.create("c", CollectionSpec(DIM)).upsert(
             [Item(f"i{i:03}", v, {"n": i}) for i, v in enumerate(VECTORS[:9])]
         )
-    turn_bit(tmp_path, b'{"n": 7}', 0x01)
+    turn_bit(tmp_path, b'{"n":7}', 0x01)
     with open_store(str(tmp_path)) as store:
         report = store.get("c").verify()
         assert (report.damaged, report.disagreements, report.missing) == (("i007",), (), ())
@@ -184,7 +184,7 @@ def test_verify_during_writes_sees_one_state(folder):
 def test_an_id_that_is_not_the_one_in_the_index_is_damage_of_the_file(folder):
     (file,) = folder.glob("collections/*.sqlite")
     data = file.read_bytes()
-    at = data.index(b'i007{"n": 7,')
+    at = data.index(b'i007{"n":7,')
     file.write_bytes(data[:at] + b"j" + data[at + 1 :])
     with open_store(str(folder)) as store:
         for ask in (store.get("c").verify, store.get("c").repair):

@@ -18,7 +18,7 @@ from nnclr_hub.store.base import Collection, CollectionSpec, Item, VectorStore
 from nnclr_hub.store.cancellation import cancellable
 from nnclr_hub.store.columns import columns, segment
 
-SECONDS = float(os.environ.get("NNCLR_ORACLE_SECONDS", "600"))
+SECONDS = float(os.environ.get("NNCLR_ORACLE_SECONDS", "120"))
 KINDS = ("folder", "file", pytest.param("server", marks=pytest.mark.slow))
 OTHER = "of another writer"  # key of their metadata
 # asked again and again, so that what is remembered of them must follow every change
@@ -173,7 +173,7 @@ def test_everything_agrees_with_its_plain_reading(store):
 
 @pytest.mark.slow
 def test_everything_agrees_for_long(store):
-    """NNCLR_ORACLE_SECONDS (600) of it, with none to three other writers."""
+    """NNCLR_ORACLE_SECONDS (120) of it, with none to three other writers."""
     end, seed = time.monotonic() + SECONDS, int(os.environ.get("NNCLR_ORACLE_SEED", "1000"))
     while time.monotonic() < end:
         world = World(store, seed)

@@ -15,14 +15,8 @@ def undrawn(monkeypatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def image_files(photos) -> list[Path]:
-    """Return the files of `photos`, sorted."""
-    return sorted(photos.rglob("*.jpg"))
-
-
-@pytest.fixture(scope="session")
 def finished(data, tmp_path_factory) -> Path:
     """Return a run that never stopped."""
     run = tmp_path_factory.mktemp("runs") / "whole"
-    assert pretrain("small_cpu", recipe(), [data], run).finished
+    assert pretrain(recipe(), [data], run).finished
     return run

@@ -3,22 +3,22 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torchvision.transforms import RandomResizedCrop
 from torchvision.transforms.functional import rgb_to_grayscale, solarize
 
-from training.data.augment import (
-    AUGMENTATIONS,
-    View,
-    _in_lines,
-    blur_taps,
-    draw_boxes,
-    make_view,
-    make_views,
-)
+from training.data.augment import StoredImages, _in_lines, blur_taps, make_view, make_views, sample_numbers
+from training.data.crop_boxes import CROP_NUMBERS, crop_boxes, enlarged_share
 from training.data.operations import compiled
+from training.data.views import AUGMENTATIONS, View
 from training.recipes import Recipe
+
+
+def boxes_of(high: int, wide: int, count: int) -> np.ndarray:
+    numbers = np.random.default_rng(0).random((count, CROP_NUMBERS))
+    return crop_boxes(np.tile((high, wide), (count, 1)), np.array(View().scale), np.array(View().ratio), numbers)
 
 
 def test_crops_are_distributed_like_torchvisions():
@@ -26,10 +26,11 @@ def test_crops_are_distributed_like_torchvisions():
     torch.manual_seed(0)
     wide, high = 300, 200
     image = torch.empty(3, high, wide)
-    boxes = [RandomResizedCrop.get_params(image, (0.08, 1.0), (3 / 4, 4 / 3)) for _ in range(4000)]
-    theirs = torch.tensor(boxes, dtype=torch.float32)
-    ours = draw_boxes(torch.full((4000,), wide / high), View(), torch.Generator().manual_seed(0))
-    ours = ours * torch.tensor([high, wide, high, wide])
+    theirs = np.array([RandomResizedCrop.get_params(image, (0.08, 1.0), (3 / 4, 4 / 3)) for _ in range(4000)], float)
+    ours = boxes_of(high, wide, 4000)
+    shapes = [np.log(sampled[:, 3] / sampled[:, 2]) for sampled in (ours, theirs)]  # a uniform ratio would add 0.03
+    assert abs(shapes[0].mean() - shapes[1].mean()) < 0.013
+    assert abs(shapes[0].std() - shapes[1].std()) < 0.013
     for sampled in (ours, theirs):
         sampled[:, :2] += sampled[:, 2:] / 2  # to centers
     for column, side in enumerate((high, wide, high, wide)):
@@ -37,15 +38,51 @@ def test_crops_are_distributed_like_torchvisions():
         assert abs(ours[:, column].std() - theirs[:, column].std()) < 0.02 * side
 
 
-def test_crops_stay_inside_images_of_any_aspect():
-    for aspect in (0.02, 0.5, 1.0, 3.0, 60.0):
-        top, left, height, width = draw_boxes(torch.full((500,), aspect), View(), torch.Generator().manual_seed(1)).T
-        assert top.min() >= 0
-        assert left.min() >= 0
-        assert (top + height).max() <= 1 + 1e-6
-        assert (left + width).max() <= 1 + 1e-6
-        assert height.min() > 0
-        assert width.min() > 0
+def test_crops_are_whole_pixels_inside_images_of_any_size():
+    for high, wide in ((1, 1), (1, 3000), (500, 10), (64, 64), (375, 500)):
+        boxes = boxes_of(high, wide, 500)
+        top, left, height, width = boxes.T
+        assert np.array_equal(boxes, np.round(boxes))
+        assert min(top.min(), left.min()) >= 0
+        assert min(height.min(), width.min()) >= 1
+        assert (top + height).max() <= high
+        assert (left + width).max() <= wide
+
+
+def torchvisions_box(high, wide, scale, ratio, numbers) -> tuple[int, int, int, int]:
+    """RandomResizedCrop.get_params for one image, with the given random numbers."""
+    for attempt in range(10):
+        area = high * wide * (scale[0] + (scale[1] - scale[0]) * numbers[attempt])
+        shape = math.exp(math.log(ratio[0]) + (math.log(ratio[1]) - math.log(ratio[0])) * numbers[10 + attempt])
+        w, h = round(math.sqrt(area * shape)), round(math.sqrt(area / shape))
+        if 0 < w <= wide and 0 < h <= high:
+            return int(numbers[20] * (high - h + 1)), int(numbers[21] * (wide - w + 1)), h, w
+    w, h = wide, high
+    if wide / high < ratio[0]:
+        h = max(1, round(wide / ratio[0]))
+    elif wide / high > ratio[1]:
+        w = max(1, round(high * ratio[1]))
+    return (high - h) // 2, (wide - w) // 2, h, w
+
+
+def test_boxes_are_those_of_torchvisions_algorithm():
+    """Images of different sizes in one batch, also those that no crop of the largest areas fits."""
+    sizes = np.array([(375, 500), (500, 375), (64, 64), (7, 90), (90, 7), (1, 1), (300, 100)] * 40)
+    numbers = np.random.default_rng(0).random((len(sizes), CROP_NUMBERS))
+    for scale, ratio in (((0.9, 1.0), (1.4, 2.5)), ((0.08, 1.0), (3 / 4, 4 / 3))):
+        pairs = zip(sizes.tolist(), numbers, strict=True)
+        want = np.array([torchvisions_box(*size, scale, ratio, row) for size, row in pairs])
+        assert np.array_equal(crop_boxes(sizes, np.array(scale), np.array(ratio), numbers), want)
+    share = (want[:, 2:].prod(axis=1) < 64 * 64).mean()
+    assert enlarged_share(sizes[:7], sizes[:7], 64, (0.08, 1.0)) == pytest.approx(share, abs=0.05)
+
+
+def test_a_crop_is_at_each_place_equally_often():
+    numbers = np.random.default_rng(0).random((4000, CROP_NUMBERS))
+    boxes = crop_boxes(np.full((4000, 2), 2), np.array((0.25, 0.25)), np.array((1.0, 1.0)), numbers)
+    places, counts = np.unique(boxes, axis=0, return_counts=True)
+    assert places.tolist() == [[top, left, 1, 1] for top in (0, 1) for left in (0, 1)]
+    assert counts.min() > 900
 
 
 def test_images_of_extreme_proportions_give_finite_views():
@@ -124,11 +161,20 @@ def test_multi_crop_is_two_large_views_and_small_ones_in_turn():
     assert [view.size for view in views] == [224, 224] + [96] * 6
     assert [view.scale for view in views] == [(0.14, 1.0)] * 2 + [(0.05, 0.14)] * 6
     assert [view.solarize for view in views] == [0.0, 0.2] * 4
-    images = torch.randint(0, 256, (3, 64, 64, 3), dtype=torch.uint8)
-    small = Recipe(image_size=32, local_crops=3, local_size=16)
-    made = make_views(images, torch.ones(3), small.views_at(0), torch.Generator().manual_seed(0))
-    assert [view.shape[-1] for view in made] == [32, 32, 16, 16, 16]
     assert Recipe(augmentation="crop_only").views_at(0)[0].scale == (0.08, 1.0), "the augmentation's default"
+
+
+def test_views_made_together_or_in_parts_equal_those_made_alone():
+    """Equal small views are made together; `at_once` splits the batch."""
+    images = torch.randint(0, 256, (7, 64, 64, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    views = Recipe(image_size=32, local_crops=5, local_size=16, degrade=0.5).views_at(0)
+    pixels, numbers = StoredImages.whole(images, torch.ones(7)), sample_numbers(7, 7, torch.Generator().manual_seed(0))
+    alone = [make_views(pixels, [view], own[None])[0] for view, own in zip(views, numbers, strict=True)]
+    assert [view.shape for view in alone] == [(7, 3, 32, 32)] * 2 + [(7, 3, 16, 16)] * 5
+    for made in (make_views(pixels, views, numbers), make_views(pixels, views, numbers, at_once=3)):
+        for view, want in zip(made, alone, strict=True):
+            assert view.is_contiguous(memory_format=torch.channels_last)
+            torch.testing.assert_close(view, want, atol=1e-5, rtol=0)
 
 
 @pytest.mark.slow

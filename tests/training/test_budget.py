@@ -21,7 +21,7 @@ def test_every_row_is_a_valid_recipe():
 
 def test_runs_get_the_epochs_that_fit_their_budget(data, tmp_path, undrawn):
     calls = {"rows": ROW_LABELS, "calibration": 0.03, "console": Console(quiet=True)}
-    runs = compare_at_budgets("small_cpu", recipe(), [data], tmp_path, minutes=[0.02, 0.005], **calls)
+    runs = compare_at_budgets(recipe(), [data], tmp_path, minutes=[0.02, 0.005], **calls)
     assert runs is not None
     assert [(run.label, run.minutes) for run in runs] == [(row, one) for one in (0.005, 0.02) for row in ROW_LABELS]
     for run in runs:
@@ -34,14 +34,14 @@ def test_runs_get_the_epochs_that_fit_their_budget(data, tmp_path, undrawn):
     page = (tmp_path / "budget" / "results.md").read_text()
     assert all(f"| {row} |" in page for row in ROW_LABELS)
     assert (tmp_path / "budget" / "results.png").stat().st_size > 5000
-    again = compare_at_budgets("small_cpu", recipe(), [data], tmp_path, minutes=[0.02, 0.005], **calls)
+    again = compare_at_budgets(recipe(), [data], tmp_path, minutes=[0.02, 0.005], **calls)
     assert again == runs, "existing runs are not trained again"
 
 
 @pytest.mark.parametrize("options", [{"minutes": [0.0]}, {"minutes": []}, {"minutes": [1.0], "rows": ["NNCLR 2"]}])
 def test_impossible_comparisons_are_refused(options, data, tmp_path):
     with pytest.raises(InvalidRequest):
-        compare_at_budgets("small_cpu", recipe(), [data], tmp_path, console=Console(quiet=True), **options)
+        compare_at_budgets(recipe(), [data], tmp_path, console=Console(quiet=True), **options)
     assert not (tmp_path / "budget").exists()
 
 

@@ -5,11 +5,13 @@ import pickle
 import shutil
 import tarfile
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torchvision
+from packed_batches import packed_batches
 from PIL import Image
 from rich.console import Console
 
@@ -17,11 +19,13 @@ from nnclr_hub.encoder.labeled import read_labeled
 from nnclr_hub.errors import NoImages, NoRoom
 from training.data import image_pack as pack_module
 from training.data import named_sets as named_module
-from training.data.batches import Batches, epoch_order, seed_of
-from training.data.datasets import evaluation_sets, training_files, typical_side
+from training.data.augment import make_views
+from training.data.datasets import evaluation_sets, sampled_sizes, training_files, typical_side
 from training.data.degrade import degrade, jpeg_like, shrink_and_enlarge
-from training.data.image_pack import ImagePack, build_pack
+from training.data.image_pack import PackedPixels, build_pack, stored_sizes
 from training.data.named_sets import find_data
+from training.data.order import Order, Permutation, seed_of
+from training.data.views import View
 
 # ---- packs
 
@@ -44,8 +48,8 @@ def test_an_interrupted_decoding_continues_where_it_stopped(image_files, tmp_pat
     with pytest.raises(Killed):
         build_pack(paths, 32, cache=tmp_path / "cut", progress=kill)
     seen = []
-    original = pack_module._squash
-    monkeypatch.setattr(pack_module, "_squash", lambda path, size: (seen.append(path), original(path, size))[1])
+    original = pack_module._reduced
+    monkeypatch.setattr(pack_module, "_reduced", lambda path, form: (seen.append(path), original(path, form))[1])
     resumed = build_pack(paths, 32, cache=tmp_path / "cut")
     assert len(seen) == len(paths) - 16, "two blocks of eight were in the journal"
     assert np.array_equal(whole.pixels, resumed.pixels)
@@ -76,68 +80,137 @@ def test_a_pack_that_is_too_large_for_the_disk_is_rejected_before_decoding(image
         build_pack(image_files[:5], 32, cache=tmp_path)
 
 
+def test_copies_keep_proportions_and_are_never_enlarged(tmp_path):
+    """A wide image, a tall one, one of extreme proportions, and a small one."""
+    sizes = [(300, 200), (200, 300), (1000, 50), (20, 12)]
+    paths = [tmp_path / f"{number}.png" for number in range(len(sizes))]
+    for path, size in zip(paths, sizes, strict=True):
+        Image.linear_gradient("L").resize(size).convert("RGB").save(path)
+    pack = build_pack(paths, 40, cache=tmp_path)
+    assert pack.sizes.tolist() == [[high, wide] for wide, high in sizes]
+    assert pack.stored.tolist() == [[40, 60], [60, 40], [40, 80], [12, 20]]
+    assert pack.stored.tolist() == stored_sizes(pack.sizes, 40).tolist()
+    assert np.array_equal(pack.image(3), np.asarray(Image.open(paths[3])))
+    gathered, _ = PackedPixels(pack, torch.device("cpu")).fetch(np.array([1, 3, 0]), [], torch.zeros(0))()
+    for image, row in zip(gathered.images.numpy(), (1, 3, 0), strict=True):
+        high, wide = pack.stored[row]
+        assert np.array_equal(image[:high, :wide], pack.image(row))
+
+
 # ---- orders and batches
 
 
-def test_an_epoch_is_a_permutation_that_depends_on_seed_and_epoch():
-    origin = np.zeros(100, np.int64)
-    orders = [epoch_order(origin, 10, seed, epoch) for seed, epoch in ((0, 0), (0, 0), (0, 1), (1, 0))]
-    assert all(sorted(order.tolist()) == list(range(100)) for order in orders)
-    assert torch.equal(orders[0], orders[1])
-    assert not torch.equal(orders[0], orders[2])
-    assert not torch.equal(orders[0], orders[3])
+def rows_of(order: Order, epoch: int) -> np.ndarray:
+    steps = range(epoch * order.steps_per_epoch, (epoch + 1) * order.steps_per_epoch)
+    return np.concatenate([order.rows(step) for step in steps])
+
+
+ARCHIVES = np.array([30, 1, 70, 11, 200, 5, 83])
+
+
+def test_archives_are_read_in_windows_whose_order_depends_on_the_epoch():
+    """40 archives of 25 images, of which 4 are read at a time."""
+    order = Order(np.array([1000]), 50, 0, blocks=np.full(40, 25), window=100)
+    windows = []
+    for epoch in range(5):
+        rows = [order.rows(epoch * order.steps_per_epoch + step) for step in range(order.steps_per_epoch)]
+        assert sorted(np.concatenate(rows).tolist()) == list(range(1000))
+        windows.append(frozenset((np.concatenate(rows[:2]) // 25).tolist()))
+    assert [len(one) for one in windows] == [4] * 5
+    assert len(set(windows)) == 5
+
+
+@pytest.mark.parametrize("options", [{}, {"blocks": ARCHIVES, "window": 90}, {"blocks": ARCHIVES, "window": 1}])
+def test_an_epoch_is_a_permutation_that_depends_on_seed_and_epoch(options):
+    orders = [rows_of(Order(np.array([400]), 16, seed, **options), epoch) for seed, epoch in ((0, 0), (0, 1), (1, 0))]
+    assert all(sorted(rows.tolist()) == list(range(400)) for rows in orders)
+    assert np.array_equal(orders[0], rows_of(Order(np.array([400]), 16, 0, **options), 0))
+    assert not any(np.array_equal(orders[0], other) for other in orders[1:])
+    # no trace of the original order: neighbors in an epoch are far apart, except within small windows
+    if not options:
+        assert abs(np.corrcoef(orders[0][:-1], orders[0][1:])[0, 1]) < 0.15
     assert seed_of(1, 2) != seed_of(2, 1)
+
+
+def test_the_order_is_that_of_earlier_versions():
+    """A run that is resumed after an update continues with the images that it has not seen."""
+
+    def rows(*folders, **options):
+        return Order(np.array(folders), 16, 3, **options).rows(27).tolist()
+
+    assert rows(400)[:6] == [189, 152, 211, 65, 373, 151]
+    assert rows(400, blocks=ARCHIVES, window=90)[:6] == [97, 43, 75, 51, 73, 322]
+    assert rows(300, 100, one_folder=0.5)[:12:2] == [338, 374, 391, 344, 5, 322]
+    assert (Order(np.array([400]), 16, 3).replacement(7, 2), seed_of(1, 2, 3)) == (314, 6498626229777268288)
+    assert Permutation(10**11, 5)(np.array([0, 10**11 - 1])).tolist() == [71849617495, 37048094512]
+
+
+def test_images_of_archives_are_mixed_within_windows():
+    order = Order(np.array([400]), 16, 0, blocks=ARCHIVES, window=90)
+    archive = np.repeat(np.arange(len(ARCHIVES)), ARCHIVES)[rows_of(order, 0)]
+    for one in range(len(ARCHIVES)):
+        places = np.flatnonzero(archive == one)
+        assert places.max() - places.min() < 90 + ARCHIVES.max(), "an archive is in use for one window only"
+    assert np.count_nonzero(np.diff(archive)) > 60, "images of several archives are mixed"
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 40, 1000])
+def test_a_permutation_has_every_element_at_every_place(n):
+    assert sorted(Permutation(n, 5)(np.arange(n)).tolist()) == list(range(n))
+    if n == 40:
+        first = [int(Permutation(n, key)(np.array([7]))[0]) for key in range(4000)]
+        assert np.bincount(first).min() > 50, "uniform: 100 on average"
 
 
 def test_batches_can_come_mostly_from_one_folder():
     """Three quarters of a batch share a folder while it has unused images; no image occurs twice."""
-    origin = np.repeat([0, 1, 2], [400, 200, 47])
-    order = epoch_order(origin, 20, seed=0, epoch=3, one_folder=0.75)
-    assert len(order) == 640
+    folders = np.array([400, 200, 47])
+    origin = np.repeat([0, 1, 2], folders)
+    order = rows_of(Order(folders, 20, 0, one_folder=0.75), 3)
+    assert (len(order), order.dtype) == (640, np.int64)
     assert len(set(order.tolist())) == 640
-    largest = [np.bincount(origin[batch]).max() / 20 for batch in order.view(-1, 20).numpy()]
+    largest = [np.bincount(origin[batch]).max() / 20 for batch in order.reshape(-1, 20)]
     assert sum(share >= 0.75 for share in largest) >= 400 // 20 + 200 // 20 + 47 // 20
-    mixed = epoch_order(origin, 20, seed=0, epoch=3).numpy()[:640].reshape(-1, 20)
+    mixed = rows_of(Order(folders, 20, 0), 3).reshape(-1, 20)
     assert np.mean([np.bincount(origin[batch]).max() / 20 for batch in mixed]) < np.mean(largest)
 
 
 @pytest.fixture
-def numbered() -> ImagePack:
+def numbered() -> np.ndarray:
     """40 images whose pixels equal their number."""
-    pixels = np.broadcast_to(np.arange(40, dtype=np.uint8)[:, None, None, None], (40, 8, 8, 3)).copy()
-    return ImagePack(pixels, np.ones(40, np.float32), np.arange(40), ())
+    return np.broadcast_to(np.arange(40, dtype=np.uint8)[:, None, None, None], (40, 8, 8, 3)).copy()
 
 
-@pytest.mark.parametrize("residency", ["device", "host"])
-def test_a_batch_holds_the_images_of_its_ids(numbered, residency, monkeypatch):
+def views_of(step: int) -> list[View]:
+    return [View(size=8), View(size=8 if step % 2 else 10)]
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_a_batch_holds_the_images_of_its_ids(numbered, resident, monkeypatch):
     """From memory and from the prefetching thread, also after a jump to another step."""
-    if residency == "host":
-        monkeypatch.setattr(Batches, "_fits", lambda self: False)
-    labels = np.arange(40) % 3
-    batches = Batches(
-        numbered, labels, np.zeros(40, np.int64), batch_size=8, seed=0, where=torch.device("cpu"), residency=residency
-    )
-    batches.resident = residency == "device"
-    if residency == "host":
-        from concurrent.futures import ThreadPoolExecutor
-
-        batches._thread = ThreadPoolExecutor(1)
-    order = torch.cat([epoch_order(np.zeros(40, np.int64), 8, 0, epoch) for epoch in range(3)])
+    monkeypatch.setattr(PackedPixels, "_fits", lambda self: resident)
+    batches = packed_batches(numbered, 8, views_of, labels=np.arange(40) % 3, residency="auto" if resident else "host")
+    order = Order(np.array([40]), 8, 0)
     for step in (0, 1, 2, 9, 10, 4):
         batch = batches.at(step)
-        assert batch.ids.tolist() == order[step * 8 : step * 8 + 8].tolist()
-        assert batch.images[:, 0, 0, 0].tolist() == batch.ids.tolist()
+        assert batch.ids.tolist() == order.rows(step).tolist()
+        assert batch.pixels.images[:, 0, 0, 0].tolist() == batch.ids.tolist()
         assert batch.labels.tolist() == (batch.ids % 3).tolist()
+        assert [view.size for view in batch.views] == [view.size for view in views_of(step)]
     batches.close()
 
 
-def test_ranks_share_a_batch(numbered):
-    def ids(rank, world):
-        zeros, cpu = np.zeros(40, np.int64), torch.device("cpu")
-        batches = Batches(numbered, zeros, zeros, batch_size=8, seed=0, where=cpu, rank=rank, world=world)
-        return batches.at(3).ids.tolist()
+@pytest.mark.parametrize("world", [2, 4])
+def test_ranks_share_images_and_views_of_a_batch(world):
+    squares = np.random.default_rng(0).integers(0, 256, (40, 12, 12, 3), dtype=np.uint8)
 
-    assert ids(0, 2) + ids(1, 2) == ids(0, 1)
+    def made(rank, world):
+        batch = packed_batches(squares, 8, views_of, rank=rank, world=world).at(3)
+        return batch.ids, *make_views(batch.pixels, batch.views, batch.numbers)
+
+    parts = [made(rank, world) for rank in range(world)]
+    for whole, some in zip(made(0, 1), zip(*parts, strict=True), strict=True):
+        assert torch.equal(whole, torch.cat(some))
 
 
 # ---- degradation
@@ -173,10 +246,10 @@ def test_shrinking_removes_detail_and_keeps_flat_images():
 def test_degrade_changes_some_images_and_not_the_others():
     x = torch.rand(200, 3, 20, 20)
     before = x.clone()
-    degrade(x, 0.3, torch.Generator().manual_seed(0))
+    degrade(x, 0.3, torch.rand(200, 3, generator=torch.Generator().manual_seed(0)))
     changed = (x != before).flatten(1).any(1).float().mean()
     assert 0.2 < changed < 0.4
-    degrade(before_again := before.clone(), 0.0, torch.Generator())
+    degrade(before_again := before.clone(), 0.0, torch.zeros(200, 3))
     assert torch.equal(before_again, before)
 
 
@@ -275,7 +348,7 @@ def test_training_reads_train_and_unlabeled_images_without_labels(name, photos, 
         shutil.copytree(photos / label, tmp_path / "set" / "test" / label)
     shutil.copytree(photos / "coffee", tmp_path / "set" / name / "coffee")
     files = training_files([tmp_path / "set"])
-    assert {path.relative_to(tmp_path / "set").parts[0] for path in files.paths} == {"train", name}
+    assert {path.relative_to(tmp_path / "set").parts[0] for path in map(Path, map(str, files))} == {"train", name}
     assert np.bincount(files.labels + 1).tolist() == [20, 20, 20]
 
 
@@ -295,4 +368,4 @@ def test_a_failed_download_and_an_unknown_name_are_explained(monkeypatch, tmp_pa
 def test_a_named_pipe_does_not_block(tmp_path):
     os.mkfifo(tmp_path / "a.jpg")
     Image.new("RGB", (30, 20)).save(tmp_path / "b.jpg")
-    assert typical_side(sorted(tmp_path.iterdir())) == 20
+    assert typical_side(sampled_sizes(sorted(tmp_path.iterdir()))) == 20

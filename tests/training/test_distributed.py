@@ -1,20 +1,28 @@
 """Two processes with half a batch each equal one process with the whole batch."""
 
+import json
 import os
+import re
+import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from two_ranks import CASES, one_step
+from tiny_runs import recipe
+from two_ranks import CASES, one_step, short_run
+from waiting import free_port
 
-from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.errors import InvalidRequest, TrainingError
 from nnclr_hub.method import Gather
+from training import prepare
+from training.callbacks import Callback
 from training.checkpoint import load_checkpoint
-from training.distributed import Ranks
+from training.distributed import Ranks, joined, slurm_ranks
 from training.launch import launch
 from training.monitor import read_log
 from training.pretrain import pretrain
@@ -28,16 +36,22 @@ FAST = [
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory) -> list[dict]:
-    """Return the state of each of two gloo processes after its steps."""
+def both(data, tmp_path_factory) -> Path:
+    """Return what two gloo processes wrote."""
     out = tmp_path_factory.mktemp("ranks")
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    command = [sys.executable, str(ROOT / "tests" / "two_ranks.py"), str(out)]
+    command = [sys.executable, str(ROOT / "tests" / "two_ranks.py"), str(data), str(out)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "Warning" not in done.stderr
-    return [torch.load(out / f"rank{rank}.pt") for rank in range(2)]
+    return out
+
+
+@pytest.fixture(scope="module")
+def two(both) -> list[dict]:
+    """Return the state of each of the two processes after its steps."""
+    return [torch.load(both / f"rank{rank}.pt") for rank in range(2)]
 
 
 @pytest.mark.parametrize("case", list(CASES))
@@ -55,6 +69,25 @@ def test_two_processes_with_n_each_are_one_with_2n(two, case):
 def test_the_support_set_is_the_same_on_all_ranks(two, case):
     for name in [name for name in two[0][case] if name.startswith("support_set.")]:
         assert torch.equal(two[0][case][name], two[1][case][name]), name
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_two_processes_log_and_score_like_one(both, data, tmp_path):
+    """The log has the means over both, and each computes the features of half of the labeled images."""
+    short_run(data, tmp_path / "run")
+    alone, shared = (read_log(run / "run") for run in (tmp_path, both))
+    assert [line["step"] for line in shared] == [line["step"] for line in alone] == [4, 5, 8, 10, 10]
+    for line, want in zip(shared, alone, strict=True):
+        assert line.keys() == want.keys()
+        for name in line.keys() & {"loss", "nn_similarity", "queue_fill", "rankme", "lr", "epoch"}:
+            assert line[name] == pytest.approx(want[name], rel=2e-3), name
+        if "z_std" in line:
+            assert line["z_std"] == pytest.approx(want["z_std"], rel=0.2), "within half a batch"
+            assert line["nn_accuracy"] == pytest.approx(want["nn_accuracy"], abs=0.1), "some rows are equally near"
+    assert [{line.get("unreadable") for line in log if "loss" in line} for log in (alone, shared)] == [{2}, {3}]
+    floors = [json.loads((run / "run" / "floors.json").read_text()) for run in (tmp_path, both)]
+    assert floors[0] == floors[1]
+    assert {"untrained", "hog"} < floors[0]["scores"].keys()
 
 
 @pytest.mark.slow
@@ -77,7 +110,7 @@ def test_a_run_stopped_in_two_processes_continues_in_one(photos, tmp_path, undra
     step = load_checkpoint(run)["step"]
     assert 0 < step < 84
     recipe = find_recipe("small_cpu").with_settings([*FAST, "checkpoint_every=12"])
-    assert pretrain("small_cpu", recipe, [photos], run, resume=True, device="cpu").finished
+    assert pretrain(recipe, [photos], run, resume=True, device="cpu").finished
     steps = [line["step"] for line in read_log(run) if "loss" in line]
     assert steps == list(range(1, 85))
     assert np.isfinite([line["loss"] for line in read_log(run) if "loss" in line]).all()
@@ -86,3 +119,201 @@ def test_a_run_stopped_in_two_processes_continues_in_one(photos, tmp_path, undra
 def test_more_processes_than_gpus_are_rejected():
     with pytest.raises(InvalidRequest, match="--device cpu"):
         launch(1000, ["pretrain"], None)
+
+
+def test_ranks_come_from_srun():
+    step = {
+        "SLURM_STEP_NUM_TASKS": "16",
+        "SLURM_PROCID": "9",
+        "SLURM_LOCALID": "1",
+        "SLURM_STEP_NODELIST": "gpu[07-08,11],other3",
+        "SLURM_JOB_ID": "1234567",
+    }
+    found = slurm_ranks(step)
+    assert (found["WORLD_SIZE"], found["RANK"], found["LOCAL_RANK"]) == ("16", "9", "1")
+    assert found["MASTER_ADDR"] == "gpu07"
+    assert slurm_ranks({**step, "SLURM_STEP_TASKS_PER_NODE": "8(x2)"})["LOCAL_WORLD_SIZE"] == "8"
+    assert 20_000 <= int(found["MASTER_PORT"]) < 40_000
+    assert slurm_ranks({**step, "SLURM_STEP_NODELIST": "single"})["MASTER_ADDR"] == "single"
+    assert slurm_ranks({**step, "SLURM_STEP_NUM_TASKS": "1"}) == {}
+    assert slurm_ranks({**step, "WORLD_SIZE": "16"}) == {}, "torchrun inside of srun"
+
+
+def test_processes_of_another_launcher_are_refused(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    with pytest.raises(InvalidRequest, match="LOCAL_RANK"), joined("cpu"):
+        pass
+
+
+# the ranks are forks, so that all meet at once on a busy machine, too
+LOSING = """
+import os, signal, sys, time, torch
+from nnclr_hub.errors import TrainingError
+from training import distributed
+how, victim, children = sys.argv[1], int(sys.argv[2]), []
+distributed.SEARCH = 5.0
+for rank in range(3):
+    children.append(os.fork())
+    if children[-1]:
+        continue
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    try:
+        with distributed.joined("cpu", minutes=0.05 if how == "hang" else 10) as ranks:
+            ranks.gather(torch.ones(1))
+            if rank == victim:
+                os.kill(os.getpid(), signal.SIGKILL) if how == "kill" else time.sleep(600)
+            ranks.gather(torch.ones(1))
+    except TrainingError as error:
+        os.write(2, f"{error}\\n".encode())
+    os._exit(0)
+for rank in {0, 1, 2} - {victim}:
+    os.waitpid(children[rank], 0)
+os.kill(children[victim], signal.SIGKILL)
+"""
+
+
+def test_ranks_that_do_not_meet_are_explained(monkeypatch):
+    ranks = {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1"}
+    for name, value in {**ranks, "MASTER_PORT": str(free_port())}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(TrainingError, match=r"127\.0"), joined("cpu", minutes=0.01):
+        pass
+
+
+@pytest.mark.parametrize(("how", "victim"), [("kill", 0), ("hang", 1)])
+def test_the_others_name_a_rank_that_is_lost(how, victim):
+    """The first rank holds the store through which the others find out."""
+    path = {"PYTHONPATH": str(ROOT)}
+    ranks = {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **path}
+    _, err = both_ranks(LOSING, ranks, how, str(victim))
+    named = dict(re.findall(r"Process (\d) of 3 lost process (\d),", err))
+    assert named == {str(rank): str(victim) for rank in range(3) if rank != victim}, err
+
+
+def test_a_single_process_keeps_its_errors():
+    with pytest.raises(RuntimeError, match="igloo"), joined("cpu") as ranks, ranks.losses_named():
+        raise RuntimeError("file write failed in /home/igloo")
+
+
+# the second of two ranks is killed in its fourth step
+KILLED = """
+import os, signal, sys
+from tiny_runs import recipe
+from training.callbacks import Callback
+from training.pretrain import pretrain
+from nnclr_hub.errors import TrainingError
+class Killed(Callback):
+    def on_step(self, run, result):
+        if run.ranks.rank == 1 and run.step == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+try:
+    pretrain(recipe("batch_size=8", "checkpoint_every=1"), sys.argv[1], sys.argv[2], device="cpu", callbacks=[Killed()])
+except TrainingError as error:
+    sys.exit(str(error))
+"""
+
+
+@pytest.mark.slow
+def test_a_run_whose_process_was_killed_says_so_and_continues(data, tmp_path):
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    program = tmp_path / "killed.py"
+    program.write_text(KILLED)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program)]
+    run, environment = tmp_path / "run", {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*command, str(data), str(run)], env=environment, capture_output=True, text=True, timeout=300)
+    assert re.search(r"^Process 0 of 2 lost process 1,.*--resume", done.stderr, re.M), done.stderr[-3000:]
+    settings = recipe("batch_size=8", "checkpoint_every=1")
+    assert pretrain(settings, data, run, resume=True, device="cpu").finished
+
+
+def both_ranks(program: str, environment: dict[str, str], *arguments: str) -> tuple[int, str]:
+    """Return the exit code and the messages of a program that forks; neither process survives the call."""
+    command = [sys.executable, "-c", program, *arguments]
+    with subprocess.Popen(
+        command, env={**os.environ, **environment}, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        try:
+            err = process.communicate(timeout=120)[1]
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    return process.returncode, err
+
+
+# the first rank decodes labeled images, and scores, for longer than `collective_minutes`
+SCORING = """
+import os, sys, time
+from tiny_runs import recipe
+from training import evaluation, pretrain
+from training.evals import labeled
+def slow(features):
+    time.sleep(8)
+    yield "slow", 1.0
+def slow_crops(*arguments):
+    time.sleep(8)
+    return crops(*arguments)
+evaluation.PROTOCOLS = (slow,)
+child = os.fork()
+rank = "0" if child else "1"
+if child:
+    crops, labeled._crops = labeled._crops, slow_crops
+os.environ |= {"RANK": rank, "LOCAL_RANK": rank}
+settings = recipe("epochs=1", "batch_size=8", "checkpoint_every=1", "collective_minutes=0.08")
+done = pretrain.pretrain(settings, sys.argv[1], sys.argv[2], device="cpu")
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+    assert done.finished and done.scores
+"""
+
+
+@pytest.mark.slow
+def test_scoring_may_take_longer_than_other_operations(data, tmp_path):
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    ranks = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "PYTHONPATH": path}
+    code, err = both_ranks(SCORING, ranks, str(data), str(tmp_path / "run"))
+    assert code == 0, err[-3000:]
+
+
+@pytest.fixture
+def scontrol(tmp_path, monkeypatch) -> Path:
+    """Return the file into which a substitute of scontrol writes its arguments."""
+    program, called = tmp_path / "scontrol", tmp_path / "called"
+    program.write_text(f'#!/bin/sh\necho "$@" > {called}\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    return called
+
+
+def test_a_job_of_slurm_is_requeued_while_images_are_decoded(scontrol, data, tmp_path, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "78")
+    original = prepare.build_pack
+
+    def decode(*arguments, progress, **options):
+        return original(*arguments, progress=lambda done, total: signal.raise_signal(signal.SIGUSR1), **options)
+
+    monkeypatch.setattr(prepare, "build_pack", decode)
+    monkeypatch.setenv("NNCLR_CACHE", str(tmp_path / "cache"))  # another test may have decoded these images
+    settings = find_recipe("small_cpu").with_settings(FAST)
+    before = signal.getsignal(signal.SIGUSR1)
+    with pytest.raises(KeyboardInterrupt):
+        pretrain(settings, data, tmp_path / "run")
+    assert scontrol.read_text() == "requeue 78\n"
+    assert signal.getsignal(signal.SIGUSR1) is before
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_job_of_slurm_is_requeued_on_its_signal(inside, scontrol, data, tmp_path, monkeypatch):
+    if inside:
+        monkeypatch.setenv("SLURM_JOB_ID", "77")
+
+    class Ending(Callback):
+        def on_step(self, run, result):
+            signal.raise_signal(signal.SIGUSR1)
+
+    settings = find_recipe("small_cpu").with_settings(FAST)
+    done = pretrain(settings, data, tmp_path / "run", callbacks=[Ending()])
+    assert (done.finished, done.step) == (False, 1)
+    assert load_checkpoint(tmp_path / "run")["step"] == 1
+    assert not inside or scontrol.read_text() == "requeue 77\n"
+    assert inside or not scontrol.exists()

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.errors import InvalidRequest
+from training.distributed import ALONE
 from training.evals.features import Features, PartFeatures
 from training.evals.frozen import quick_linear
 from training.evaluation import Evaluation, exact_inference
@@ -26,9 +27,7 @@ def evaluation_of(tmp_path):
                 (tmp_path / name / split / label).mkdir(parents=True)
                 for number in range(count):
                     Image.fromarray(pixels(label)).save(tmp_path / name / split / label / f"{number}.png")
-        return Evaluation(
-            [tmp_path / name], Preprocessing(32), find_recipe("small_cpu"), torch.device("cpu"), Console(stderr=True)
-        )
+        return Evaluation([tmp_path / name], Preprocessing(32), find_recipe("small_cpu"), ALONE, Console(stderr=True))
 
     return made
 

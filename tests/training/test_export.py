@@ -27,7 +27,7 @@ SHORT = ("epochs=2", "checkpoint_every=1", "log_every=10")
 def run(data, tmp_path_factory) -> Path:
     """A finished run with two networks and a support set."""
     out = tmp_path_factory.mktemp("runs") / "two"
-    assert pretrain("small_cpu", recipe(*SHORT, "method=momentum_nnclr"), [data], out).finished
+    assert pretrain(recipe(*SHORT, "method=momentum_nnclr"), [data], out).finished
     return out
 
 
@@ -58,7 +58,7 @@ def stopped(data, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "stopped"
     about = {}
     while not about.get("metrics") or about["step"] < about["measured_at_step"] + 2:
-        assert not pretrain("small_cpu", recipe(*SHORT, "base_lr=5"), [data], out, resume=True, minutes=0).finished
+        assert not pretrain(recipe(*SHORT, "base_lr=1"), [data], out, resume=True, minutes=0).finished
         about = read_config(out / "encoder").nnclr
     return out
 
@@ -96,7 +96,7 @@ def of_an_earlier_version(run, out, log: bool) -> Path:
 def test_the_step_of_the_scores_of_an_earlier_version_comes_from_the_log(stopped, data, tmp_path, log):
     before = read_config(stopped / "encoder").nnclr
     out = of_an_earlier_version(stopped, tmp_path / "run", log)
-    assert not pretrain("small_cpu", recipe(*SHORT, "base_lr=5"), [data], out, resume=True, minutes=0).finished
+    assert not pretrain(recipe(*SHORT, "base_lr=1"), [data], out, resume=True, minutes=0).finished
     about = read_config(out / "encoder").nnclr
     assert about["step"] == before["step"] + 1
     assert about["metrics"] == before["metrics"]

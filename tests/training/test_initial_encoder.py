@@ -66,9 +66,8 @@ def test_a_run_folder_is_rejected_with_a_hint_to_its_encoder(photos, tmp_path):
 
 def test_an_encoder_of_a_run_brings_its_heads(photos, tmp_path, capsys):
     recipe = find_recipe("small_cpu").with_settings([*FAST, "channels=4,4,8,8"])
-    pretrain("small_cpu", recipe, [photos], tmp_path / "first")
+    pretrain(recipe, [photos], tmp_path / "first")
     pretrain(
-        "small_cpu",
         find_recipe("small_cpu").with_settings(FAST),
         [photos],
         tmp_path / "second",
@@ -99,7 +98,7 @@ def test_the_heads_learn_first_and_early_layers_slowest(model):
 
 def test_the_backbone_is_fixed_while_the_heads_learn(photos, model, tmp_path):
     recipe = find_recipe("small_cpu").with_settings([*FAST, "heads_first=1"])
-    pretrain("small_cpu", recipe, [photos], tmp_path / "run", init=str(model))
+    pretrain(recipe, [photos], tmp_path / "run", init=str(model))
     before, after = (load_file(folder / "model.safetensors") for folder in (model, tmp_path / "run" / "encoder"))
     assert all(torch.equal(before[name], after[name]) for name in before if "running" not in name and "num" not in name)
     assert any(not torch.equal(before[name], after[name]) for name in before if "running" in name)
@@ -126,7 +125,7 @@ def test_a_score_below_the_initial_one_causes_a_warning(capsys):
 
 def test_the_initial_encoder_is_evaluated_before_the_first_step(data, model, tmp_path):
     recipe = find_recipe("small_cpu").with_settings([*FAST, "batch_size=8"])
-    pretrain("small_cpu", recipe, [data], tmp_path / "run", init=str(model))
+    pretrain(recipe, [data], tmp_path / "run", init=str(model))
     first = read_log(tmp_path / "run")[0]
     assert first["step"] == 0
     assert f"knn20/{data.name}" in first

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from nnclr_hub.errors import TrainingDiverged
+from training.distributed import ALONE
 from training.monitor import Monitor, read_log, stop_if_diverged
 
 
@@ -40,7 +41,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
 def test_the_training_time_excludes_pauses(tmp_path, monkeypatch):
     clock = iter([0.0, 0.25, 10.0, 10.25, 20.0, 20.5, 20.5])
     monkeypatch.setattr("training.monitor.time.perf_counter", lambda: next(clock))
-    monitor = Monitor(tmp_path, 0)
+    monitor = Monitor(tmp_path, 0, ranks=ALONE)
     for _ in range(2):
         monitor.add({}, 100, 0.0)
         with monitor.paused():
@@ -53,6 +54,6 @@ def test_logs_and_checkpoints_of_an_earlier_version_are_read(tmp_path):
     (tmp_path / "log.jsonl").write_text(json.dumps(old) + "\n")
     assert read_log(tmp_path)[0]["neighbor_share"] == 0.25
     unlogged = {"sums": {"neighbour_share": (0.5, 1)}, "images": 8, "waited": 0.0, "trained": 1.0}
-    monitor = Monitor(tmp_path, 10, unlogged)
+    monitor = Monitor(tmp_path, 10, unlogged, ranks=ALONE)
     monitor.add({"neighbor_share": (torch.tensor(0.25), 1)}, 8, 0.0)
     assert monitor.log(12, 0.6)["neighbor_share"] == 0.375

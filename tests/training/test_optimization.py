@@ -39,6 +39,7 @@ def test_positions_and_the_class_token_of_a_transformer_do_not_decay(layer_decay
     decays = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
     exempt = {name for name, p in learner.backbone.named_parameters() if p.ndim > 1 and decays[id(p)] == 0}
     assert exempt == {"pos_embed", "cls_token"}
+    assert set(decays.values()) == {0.0, 0.1}
 
 
 def test_a_lars_step_equals_its_formula():
@@ -68,3 +69,38 @@ def test_the_rate_rises_linearly_and_falls_along_a_cosine():
         rates.append(schedule.set(step))
     assert rates[:20] == pytest.approx([step / 20 for step in range(20)])
     assert rates[20:] == pytest.approx([(1 + math.cos(math.pi * (step - 20) / 80)) / 2 for step in range(20, 100)])
+
+
+def test_a_warm_up_that_is_longer_than_the_run_ends_with_its_last_step():
+    recipe = find_recipe("small_cpu").with_settings(["warmup_epochs=2", "base_lr=1", "epochs=3"])
+    schedule = Schedule(make_optimizer(network(), recipe), recipe, steps=5, steps_per_epoch=10)
+    assert [schedule.set(step) for step in range(5)] == pytest.approx([0, 0.25, 0.5, 0.75, 1])
+
+
+@pytest.mark.parametrize("layer_decay", [1.0, 0.5])
+def test_the_heads_learn_first_and_then_the_backbone_at_its_rates(layer_decay):
+    """Each layer of the backbone has the rate of the next one times the decay; heads have the full rate."""
+    learner = Learner(create_backbone("test_vit"), METHODS["simclr"], nn.Linear(64, 2))
+    recipe = find_recipe("small_cpu").with_settings(["warmup_epochs=0", "base_lr=1", "batch_size=256"])
+    optimizer = make_optimizer(learner, recipe, layer_decay=layer_decay)
+    schedule = Schedule(optimizer, recipe, steps=10, steps_per_epoch=10, heads_first=2)
+    heads = {id(p) for p in learner.projection.parameters()}
+    for step in range(4):
+        rate = (1 + math.cos(math.pi * step / 10)) / 2
+        assert schedule.set(step) == pytest.approx(rate)
+        found = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
+        assert found.keys() == {id(p) for p in learner.parameters()}
+        assert all(found[one] == pytest.approx(rate) for one in heads)
+        rates = {round(found[id(p)] / rate, 6) for p in learner.backbone.parameters()}
+        if step < 2:
+            assert rates == {0}
+        else:
+            assert rates == {round(layer_decay**depth, 6) for depth in range(len(learner.backbone.blocks) + 1)}
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_momentum_is_that_of_the_recipe(nesterov):
+    for name in ("sgd", "lars"):
+        settings = [f"optimizer={name}", f"nesterov={nesterov}".lower(), "momentum=0.7"]
+        group = make_optimizer(network(), find_recipe("small_cpu").with_settings(settings)).param_groups[0]
+        assert (group["nesterov"], group["momentum"]) == (nesterov, 0.7)

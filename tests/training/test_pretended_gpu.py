@@ -3,20 +3,25 @@
 tests/gpu tests the results of a real device.
 """
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+from packed_batches import packed_batches
 from pretended_gpu import PretendedGPU
 
 from nnclr_hub.method import Gather, SupportSet
 from training.assemble import build_learner
-from training.data.augment import AUGMENTATIONS, View, make_view
+from training.data.augment import make_view
 from training.data.batches import Batches
-from training.data.image_pack import ImagePack
 from training.data.operations import EAGER, compiled
+from training.data.side_stream import SideStream
+from training.data.views import AUGMENTATIONS, View
 from training.distributed import Ranks
 from training.optimization import Schedule, make_optimizer
 from training.recipes import find_recipe
+from training.run import Run
 from training.step import Stepper
 
 GPU = torch.device("cuda")
@@ -43,7 +48,7 @@ KINDS = {
     "swav": ["method=swav", "prototypes=5"],
     "lejepa": ["method=lejepa"],
     "starter": [
-        *("method=momentum_nnclr", "encoder=momentum", "local_crops=1", "local_size=16", "early_size=24"),
+        *("method=momentum_nnclr", "encoder=momentum", "local_crops=3", "local_size=16", "early_size=24"),
         *("early_share=0.5", "degrade=0.5", "one_folder=0.5", "nesterov=true"),
     ],
     "vit": [*VIT, "optimizer=adamw", "clip=1", "method=momentum_nnclr", "local_crops=1", "local_size=16"],
@@ -62,7 +67,7 @@ KINDS = {
 def gpu(monkeypatch):
     """A simulated GPU with much memory."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (1 << 40, 1 << 40))
-    monkeypatch.setattr("training.step.compiled", lambda: EAGER)
+    monkeypatch.setattr("training.step.operations_for", lambda where, compile: EAGER)
     with PretendedGPU() as pretended:
         yield pretended
 
@@ -71,13 +76,15 @@ def stepper_of(gpu, settings) -> tuple[Stepper, Batches]:
     recipe = find_recipe("small_cpu").with_settings([*TINY, *settings])
     rng, side = np.random.default_rng(0), recipe.pack_size
     pixels = rng.integers(0, 256, (32, side, side, 3), dtype=np.uint8)
-    pack = ImagePack(pixels, np.ones(32, np.float32), np.arange(32), ())
-    labels = np.arange(32) % 3
-    batches = Batches(pack, labels, labels % 2, batch_size=8, seed=0, where=GPU, one_folder=recipe.one_folder)
+    views = lambda step: recipe.views_at(step / 4)  # noqa: E731
+    labels, folders = np.arange(32) % 3, [20, 12]
+    batches = packed_batches(pixels, 8, views, where=GPU, labels=labels, folders=folders, one_folder=recipe.one_folder)
     learner = gpu.place(build_learner(recipe).to(memory_format=torch.channels_last))
     optimizer = make_optimizer(learner, recipe)
     ranks = Ranks(0, 1, GPU, Gather())
-    return Stepper(learner, optimizer, Schedule(optimizer, recipe, 4, 4), recipe, ranks, batches, 4), batches
+    return Stepper(
+        Run(Path(), recipe, learner, optimizer, batches, ranks, 4), Schedule(optimizer, recipe, 4, 4)
+    ), batches
 
 
 @pytest.mark.parametrize(
@@ -89,7 +96,7 @@ def test_a_step_stays_on_the_device_and_never_waits(gpu, kind):
     for step in (0, 2) if kind == "starter" else (2,):
         taken = stepper.run(batches.at(step), step)
     assert taken.loss.device.type == taken.z1.device.type == "cuda"
-    assert gpu.waits == []
+    assert gpu.waits == gpu.races == []
 
 
 @pytest.fixture(params=["eager", "compiled"])
@@ -109,7 +116,7 @@ def test_augmentation_sends_its_parameters_without_waiting(gpu, name, operations
 
 
 def test_the_simulation_detects_waits_and_mixed_devices(gpu):
-    """A copy that waits is recorded, reading a value fails, and devices do not mix."""
+    """A copy that waits is recorded, as is a tensor of another stream; reading a value fails; devices do not mix."""
     x = torch.zeros(3, device=GPU)
     torch.ones(3).to(GPU)
     assert [place.partition(":")[0] for place in gpu.waits] == ["tests/training/test_pretended_gpu.py"]
@@ -117,6 +124,14 @@ def test_the_simulation_detects_waits_and_mixed_devices(gpu):
         x.sum().item()
     with pytest.raises(RuntimeError, match="device"):
         x + torch.ones(3)
+    side = SideStream(GPU)
+    with side.used():
+        one, other = x + 1, x + 2
+    side.hand_over([one])
+    one + x
+    assert gpu.races == []
+    other[1:] + x[1:]
+    assert len(gpu.races) == 1
 
 
 def test_the_lookup_at_the_papers_sizes_stays_on_the_device(gpu):

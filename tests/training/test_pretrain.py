@@ -36,10 +36,10 @@ def test_a_resumed_run_is_bit_for_bit_the_uninterrupted_one(data, finished, tmp_
     run = tmp_path / "run"
     with monkeypatch.context() as patch:
         stop_in_step(stop, patch)
-        outcome = pretrain("small_cpu", recipe(), [data], run)
+        outcome = pretrain(recipe(), [data], run)
     assert not outcome.finished
     assert outcome.step == stop
-    assert pretrain("small_cpu", recipe(), [data], run, resume=True).finished
+    assert pretrain(recipe(), [data], run, resume=True).finished
     ours, theirs = weights(run), weights(finished)
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
@@ -85,14 +85,13 @@ def test_the_logged_20nn_is_that_of_the_exported_encoder(finished, data):
 
 def test_the_loss_falls(data, tmp_path):
     outcome = pretrain(
-        "small_cpu",
-        recipe("epochs=6", "method=simclr", "checkpoint_every=6", "log_every=1"),
+        recipe("epochs=12", "method=simclr", "checkpoint_every=12", "log_every=1"),
         [data],
         tmp_path / "run",
     )
     losses = [line["loss"] for line in read_log(tmp_path / "run") if "loss" in line]
     assert outcome.finished
-    assert np.mean(losses[-5:]) < np.mean(losses[:5]) - 0.2
+    assert np.mean(losses[-9:]) < np.mean(losses[:9]) - 0.5
 
 
 def test_auto_prints_its_choice_before_decoding_and_then_the_reduced_sizes(data, tmp_path, capsys, monkeypatch):
@@ -103,10 +102,10 @@ def test_auto_prints_its_choice_before_decoding_and_then_the_reduced_sizes(data,
         return build_pack(*arguments, **options)
 
     monkeypatch.setattr(prepare, "build_pack", decode)
-    pretrain("auto", find_recipe("auto").with_settings([*TINY, "epochs=1"]), [data], tmp_path / "run")
+    pretrain(find_recipe("auto").with_settings([*TINY, "epochs=1"]), [data], tmp_path / "run")
     before, after = (" ".join(text.split()) for text in (*printed, capsys.readouterr().err))
-    assert re.search(r"auto: nnclr, resnet18 at 32 pixels, batch 256, 1(\.0)? epochs", before), before
-    assert "batch_size: 256" in after
+    assert re.search(r"auto: simclr, resnet18 at 32 pixels, batch 8, 1(\.0)? epochs", before), before
+    assert "batch_size" not in after
     assert "queue_size: 8192" in after
     assert "auto: " not in after
     assert json.loads((tmp_path / "run" / "run.json").read_text())["batch_size"] == 8
@@ -146,7 +145,7 @@ def test_a_run_of_an_earlier_version_is_read_by_every_command(old_run, finished,
 
 def test_a_run_of_an_earlier_version_resumes(old_run, data):
     """A larger input of the exported encoder makes the finished run write all of its files again."""
-    assert pretrain("small_cpu", recipe("eval_size=40"), [data], old_run, resume=True).finished
+    assert pretrain(recipe("eval_size=40"), [data], old_run, resume=True).finished
     assert (old_run / "neighbors.jsonl").exists()
     assert not (old_run / "neighbours.jsonl").exists()
     assert "neighbour" not in (old_run / "log.jsonl").read_text()
@@ -164,9 +163,9 @@ def test_a_time_limit_stops_a_run_like_a_signal(data, finished, tmp_path):
     """Each call runs at least one step; together they equal a run that never stopped."""
     run = tmp_path / "run"
     for step in (1, 2):
-        outcome = pretrain("small_cpu", recipe(), [data], run, resume=step > 1, minutes=0)
+        outcome = pretrain(recipe(), [data], run, resume=step > 1, minutes=0)
         assert (outcome.finished, outcome.step) == (False, step)
         assert (run / "encoder" / "model.safetensors").exists()
-    assert pretrain("small_cpu", recipe(), [data], run, resume=True, minutes=60).finished
+    assert pretrain(recipe(), [data], run, resume=True, minutes=60).finished
     ours, theirs = weights(run), weights(finished)
     assert all(torch.equal(ours[key], theirs[key]) for key in theirs)

@@ -25,21 +25,21 @@ pytestmark = pytest.mark.usefixtures("undrawn")
 
 def test_runs_are_never_overwritten_and_a_finished_one_stays_finished(data, finished, tmp_path):
     with pytest.raises(RunExists, match="--resume"):
-        pretrain("small_cpu", recipe(), [data], finished)
+        pretrain(recipe(), [data], finished)
     before = (finished / "checkpoint.pt").read_bytes()
-    assert pretrain("small_cpu", recipe(), [data], finished, resume=True).finished
+    assert pretrain(recipe(), [data], finished, resume=True).finished
     assert (finished / "checkpoint.pt").read_bytes() == before
     fresh = tmp_path / "fresh"
-    assert pretrain(
-        "small_cpu", recipe("epochs=1"), [data], fresh, resume=True
-    ).finished  # without a checkpoint it starts
+    assert pretrain(recipe("epochs=1"), [data], fresh, resume=True).finished  # without a checkpoint it starts
 
 
-def test_a_checkpoint_of_another_run_is_rejected(data, photos, finished):
+def test_a_checkpoint_of_another_run_is_rejected(data, image_files, finished, tmp_path):
+    for image in image_files:
+        shutil.copy(image, tmp_path / f"other-{image.name}")
     with pytest.raises(CheckpointError, match=r"temperature was 0\.1, is 0\.2"):
-        pretrain("small_cpu", recipe("temperature=0.2"), [data], finished, resume=True)
+        pretrain(recipe("temperature=0.2"), [data], finished, resume=True)
     with pytest.raises(CheckpointError, match="images have changed"):
-        pretrain("small_cpu", recipe(), [photos], finished, resume=True)
+        pretrain(recipe(), tmp_path, finished, resume=True)
 
 
 def test_a_damaged_checkpoint_is_rejected_and_a_full_disk_keeps_the_last(finished, tmp_path, monkeypatch):
@@ -63,11 +63,11 @@ def test_too_few_or_broken_images_are_explained(tmp_path, image_files, capsys):
     folder.mkdir()
     (folder / "bad.jpg").write_bytes(b"garbage")
     with pytest.raises(NoImages, match="None of the 1 images"):
-        pretrain("small_cpu", recipe(), [folder], tmp_path / "run")
+        pretrain(recipe(), [folder], tmp_path / "run")
     for path in image_files[:3]:
         shutil.copy(path, folder)
     with pytest.raises(NoImages, match="too few"):
-        pretrain("small_cpu", recipe(), [folder], tmp_path / "run")
+        pretrain(recipe(), [folder], tmp_path / "run")
     assert "skipped" in capsys.readouterr().err
 
 
@@ -77,18 +77,18 @@ def test_a_run_folder_that_is_not_writable_is_rejected_before_decoding(data, tmp
     (tmp_path / "file").write_text("mine")
     for out in (tmp_path / "file", tmp_path / "file" / "run", Path("/proc/run")):
         with pytest.raises(NoRoom):
-            pretrain("small_cpu", recipe(), [data], out, resume=resume)
+            pretrain(recipe(), [data], out, resume=resume)
 
 
 def test_an_invalid_network_is_rejected_before_decoding(data, tmp_path, monkeypatch):
     monkeypatch.setattr("training.prepare.build_pack", lambda *a, **k: pytest.fail("decoding started"))
     with pytest.raises(UnknownModel, match="resnet18"):
-        pretrain("small_cpu", recipe("backbone=resnet19"), [data], tmp_path / "run")
+        pretrain(recipe("backbone=resnet19"), [data], tmp_path / "run")
     with pytest.raises(InvalidRequest, match="--set channels="):
-        pretrain("small_cpu", recipe("backbone=vit_small"), [data], tmp_path / "run")
+        pretrain(recipe("backbone=vit_small"), [data], tmp_path / "run")
     settings = recipe("backbone=vit_small", "channels=", "image_size=40", "pack_size=40", "eval_size=40")
     with pytest.raises(InvalidRequest, match="multiple"):
-        pretrain("small_cpu", settings, [data], tmp_path / "run")
+        pretrain(settings, [data], tmp_path / "run")
     with pytest.raises(UnknownSetting, match="all four stages"):
         recipe("channels=16,32")
     with pytest.raises(UnknownSetting, match="pack_size"):
@@ -100,14 +100,14 @@ def test_resume_rejects_a_foreign_folder(data, tmp_path):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "thesis.txt").write_text("mine")
     with pytest.raises(RunExists, match=r"thesis\.txt"):
-        pretrain("small_cpu", recipe(), [data], tmp_path / "thesis", resume=True)
+        pretrain(recipe(), [data], tmp_path / "thesis", resume=True)
 
 
 def test_a_full_disk_ends_the_run_with_an_error(data, tmp_path, monkeypatch):
     def full(*arguments):
         raise OSError(errno.ENOSPC, "No space left on device", "report.html")
 
-    monkeypatch.setattr("training.pretrain.write_report", full)
+    monkeypatch.setattr("training.recorder.write_report", full)
     with pytest.raises(NoRoom, match=r"report\.html cannot be written"):
-        pretrain("small_cpu", recipe(), [data], tmp_path / "run")
+        pretrain(recipe(), [data], tmp_path / "run")
     assert load_checkpoint(tmp_path / "run")["step"] > 0

@@ -20,7 +20,7 @@ OFTEN = ("epochs=3", "checkpoint_every=1", "log_every=1")
 @pytest.fixture(scope="module")
 def run(photos, tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "nnclr <1>"
-    assert pretrain("small_cpu", recipe(*OFTEN, "tensorboard=true"), [photos], out).finished
+    assert pretrain(recipe(*OFTEN, "tensorboard=true"), [photos], out).finished
     return out
 
 
@@ -56,7 +56,7 @@ def test_tensorboard_has_what_the_log_has(run):
 
 def test_several_runs_are_drawn_together(run, photos, tmp_path):
     other = tmp_path / "simclr"
-    pretrain("small_cpu", recipe(*OFTEN, "method=simclr", "epochs=1"), [photos], other)
+    pretrain(recipe(*OFTEN, "method=simclr", "epochs=1"), [photos], other)
     page = write_report([run, other], tmp_path / "both.html").read_text()
     assert "nnclr &lt;1&gt; and simclr" in page
     first = re.search(r"<details.*?</th></tr><tr><th>(\w+)</th>", page, re.S)
@@ -94,8 +94,9 @@ def test_symptoms_are_found_without_labels(change, name):
 
 def test_a_table_is_run_resumed_and_written(photos, tmp_path, capsys, undrawn):
     base = recipe(*OFTEN, "epochs=1")
-    results = ablate("soft", "small_cpu", base, [photos], tmp_path, seeds=2)
-    assert [one.row.label for one in results] == ["soft nearest neighbor", "hard nearest neighbor"]
+    own = ["tau .2: temperature=0.2 k=2"]
+    results = ablate("soft", base, [photos], tmp_path, seeds=2, rows=own)
+    assert [one.row.label for one in results] == ["soft nearest neighbor", "hard nearest neighbor", "tau .2"]
     assert all(one.seeds == (0, 1) for one in results)
     folder = tmp_path / "soft"
     assert (folder / "soft-nearest-neighbor" / "seed-1" / "encoder" / "config.json").is_file()
@@ -103,8 +104,27 @@ def test_a_table_is_run_resumed_and_written(photos, tmp_path, capsys, undrawn):
     assert "| soft nearest neighbor | 0, 1 |" in text
     assert "71.4" in text
     document = json.loads((folder / "results.json").read_text())
-    assert [row["settings"] for row in document["rows"]] == [["pick=soft"], ["pick=nearest"]]
+    assert [row["settings"] for row in document["rows"]] == [
+        ["pick=soft"],
+        ["pick=nearest"],
+        ["temperature=0.2", "k=2"],
+    ]
+    assert json.loads((folder / "tau-2" / "seed-0" / "run.json").read_text())["temperature"] == 0.2
     assert (folder / "report.html").is_file()
     capsys.readouterr()
-    ablate("soft", "small_cpu", base, [photos], tmp_path, seeds=2)
-    assert capsys.readouterr().err.count("is finished") == 4
+    ablate("soft", base, [photos], tmp_path, seeds=2, rows=own)
+    assert capsys.readouterr().err.count("is finished") == 6
+    for rows in ([], ["no settings"], ["tau: temperature"], ["a 1: k=1", "a-1: k=2"], ["猫: k=1"]):
+        with pytest.raises(InvalidRequest):
+            ablate("own", base, [photos], tmp_path, rows=rows)
+    with pytest.raises(InvalidRequest, match="epochs"):
+        ablate("soft", recipe(*OFTEN, "epochs=2"), [photos], tmp_path, seeds=2, rows=own)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_report_of_a_run_without_a_score_yet_names_its_labeled_set(data, tmp_path):
+    """The run is stopped before its first checkpoint, so it must not say that the data has no labels."""
+    assert not pretrain(recipe(), data, tmp_path / "run", minutes=0).finished
+    shown = (tmp_path / "run" / "report.html").read_text().partition("Settings")[0]
+    assert f"on {data.name} at" in shown
+    assert "CLASS" not in shown

@@ -1,6 +1,7 @@
 """Steps: accumulation, clipping, memory, the current encoder's support set, and every option end to end."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -10,7 +11,9 @@ from tiny_runs import recipe, weights
 from nnclr_hub import load_encoder
 from nnclr_hub.errors import InvalidRequest, OutOfMemory, TrainingDiverged
 from nnclr_hub.method import Learner
+from training.callbacks import Callback
 from training.checkpoint import load_checkpoint
+from training.data.datasets import training_files
 from training.monitor import read_log
 from training.pretrain import pretrain
 
@@ -19,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("undrawn")
 
 def run(photos, out, *settings):
     chosen = recipe("batch_size=8", "epochs=1", "checkpoint_every=5", "log_every=1", *settings)
-    return pretrain("small_cpu", chosen, [photos], out, device="cpu")
+    return pretrain(chosen, [photos], out, device="cpu")
 
 
 @pytest.mark.parametrize(
@@ -71,6 +74,40 @@ def test_views_of_sixteen_pixels_use_fp32_on_a_cpu(photos, tmp_path):
     assert json.loads((tmp_path / "run" / "run.json").read_text())["precision"] == "fp32"
 
 
+def test_each_part_of_a_batch_is_learned_and_enqueued_with_the_schedules_of_its_step(photos, tmp_path):
+    """Two parts in each of 14 steps: no neighbors for a quarter of them, then a ramp, then the gate."""
+    seen, enqueued, rates = [], [], []
+
+    class Noting(Learner):
+        def forward(self, views, *, ids, labels, neighbor_share):
+            seen.append((ids.tolist(), labels.tolist(), neighbor_share))
+            return super().forward(views, ids=ids, labels=labels, neighbor_share=neighbor_share)
+
+        def enqueue(self, step, ids, labels):
+            enqueued.append((ids.tolist(), labels.tolist()))
+            super().enqueue(step, ids, labels)
+
+        def update_momentum_encoder(self, t):
+            rates.append(t)
+            super().update_momentum_encoder(t)
+
+    chosen = ["epochs=2", "accumulate=2", "method=momentum_nnclr", "ema=0.9"]
+    chosen = recipe("batch_size=8", "warm_start=0.25", "ramp=0.5", "gate=0.8", *chosen)
+    pretrain(chosen, [photos], tmp_path / "run", device="cpu", learner=Noting)
+    progress = [step / 14 for step in range(14)]
+    assert rates == pytest.approx([1 - 0.1 * (math.cos(math.pi * at) + 1) / 2 for at in progress])
+    shares = [share for *_, share in seen]
+    assert shares == pytest.approx([min(0.8, max(0, 1.6 * (at - 0.25))) for at in progress for _ in range(2)])
+    assert [(ids, labels) for ids, labels, _ in seen] == enqueued
+    for epoch in (enqueued[:14], enqueued[14:]):
+        images = [image for ids, _ in epoch for image in ids]
+        assert len(images) == len(set(images)) == 56
+    state = weights(tmp_path / "run")
+    assert int(state["support_set.enqueues"]) == len(enqueued) == 28
+    files = training_files([photos])
+    assert all(files.labels[ids].tolist() == labels for ids, labels in enqueued)
+
+
 def test_a_step_moves_the_momentum_encoder_towards_the_online_one(photos, tmp_path):
     """With t = 1 the momentum encoder stays at its start, with a smaller t it does not."""
     for t in (1, 0.5):
@@ -79,6 +116,46 @@ def test_a_step_moves_the_momentum_encoder_towards_the_online_one(photos, tmp_pa
     kernels = [name for name, value in fixed.items() if "momentum.encoder" in name and value.ndim > 1]
     assert kernels
     assert all(not torch.equal(fixed[name], moved[name]) for name in kernels)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_clipped_step_has_the_length_of_its_rate(accumulate, photos, tmp_path):
+    """Plain SGD moves the weights by the rate times the gradient, whose norm is that of the limit."""
+    moves = []
+
+    class Moves(Callback):
+        def on_start(self, run):
+            self.before = self.weights(run)
+
+        def on_step(self, run, result):
+            now = self.weights(run)
+            moves.append(((now - self.before).norm() / result.lr if result.lr else torch.tensor(0.05)).item())
+            self.before = now
+
+        def weights(self, run):
+            return torch.cat([p.detach().flatten().clone() for p in run.learner.parameters()])
+
+    plain = ("clip=0.05", "momentum=0", "weight_decay=0", f"accumulate={accumulate}")
+    chosen = recipe("batch_size=8", "epochs=1", "method=simclr", *plain)
+    pretrain(chosen, [photos], tmp_path / "run", device="cpu", callbacks=[Moves()])
+    assert moves == pytest.approx([0.05] * 7, rel=1e-3)
+
+
+def test_the_parts_of_a_batch_weigh_as_much_as_one(photos, tmp_path):
+    """Without batch norm, the gradient of two parts is the mean of theirs, as for a loss that is a mean over images."""
+
+    def cosine(targets, predictions, temperature, *, gather):
+        return -torch.nn.functional.cosine_similarity(targets, predictions, dim=-1).mean()
+
+    vit = ["backbone=test_vit", "channels=", "image_size=16", "pack_size=16", "eval_size=16", "projection=none"]
+    states = []
+    for parts in (1, 2):
+        chosen = recipe("batch_size=30", "epochs=1", "warmup_epochs=0", "method=simclr", *vit, "projection_dim=0")
+        out = tmp_path / str(parts)
+        pretrain(chosen.with_settings({"accumulate": parts}), [photos], out, device="cpu", objective=cosine)
+        states.append(weights(out))
+    for name, value in states[0].items():
+        torch.testing.assert_close(states[1][name], value, atol=1e-5, rtol=1e-4, msg=name)
 
 
 def test_chunks_do_not_change_what_a_batch_norm_free_encoder_learns(photos, tmp_path):
@@ -92,14 +169,6 @@ def test_chunks_do_not_change_what_a_batch_norm_free_encoder_learns(photos, tmp_
     for name, value in whole.items():
         moved = (value - unmoved[name]).norm() if value.is_floating_point() else 0
         assert (chunked[name] - value).float().norm() <= 1e-3 * moved + 1e-6, name
-
-
-def test_accumulated_parts_are_all_enqueued_and_count_as_one_step(photos, tmp_path):
-    run(photos, tmp_path / "run", "accumulate=2", "queue_size=60")
-    state = weights(tmp_path / "run")
-    assert int(state["support_set.enqueues"]) == 2 * 7
-    assert int((state["support_set.ids"] >= 0).sum()) == 56
-    assert [line["step"] for line in read_log(tmp_path / "run") if "loss" in line] == list(range(1, 8))
 
 
 def test_the_current_encoders_support_set_is_new_at_each_step(photos, tmp_path):
@@ -204,3 +273,29 @@ def test_a_network_with_a_layer_after_its_pool_is_trained(photos, tmp_path):
     run(photos, tmp_path / "run", "backbone=mobilenetv3_small_050", "channels=")
     encoder = load_encoder(tmp_path / "run" / "encoder", device="cpu")
     assert encoder.embed_dim == encoder.config.num_features == 1024
+
+
+def test_fp16_scales_gradients_and_resumes_exactly(photos, tmp_path):
+    settings = recipe("precision=fp16", "epochs=2", "log_every=1")
+    assert pretrain(settings, photos, tmp_path / "whole", device="cpu").finished
+    pretrain(settings, photos, tmp_path / "cut", device="cpu", minutes=0)
+    assert pretrain(settings, photos, tmp_path / "cut", device="cpu", resume=True).finished
+    whole, cut = (load_checkpoint(tmp_path / name) for name in ("whole", "cut"))
+    assert whole["scaler"]["scale"] == cut["scaler"]["scale"] > 1
+    assert all(torch.equal(value, cut["learner"][name]) for name, value in whole["learner"].items())
+    pretrain(recipe("precision=fp32", "epochs=2", "log_every=1"), photos, tmp_path / "full", device="cpu")
+    first = [next(line["loss"] for line in read_log(tmp_path / name) if "loss" in line) for name in ("whole", "full")]
+    assert first[0] == pytest.approx(first[1], rel=0.02), "later, neighbors differ"
+
+
+def test_an_evaluation_leaves_the_layout_of_the_training_network(data, tmp_path):
+    seen = []
+
+    class Layout(Callback):
+        def on_evaluation(self, run, scores):
+            seen.append(run.learner.backbone.layer1[0].conv1.weight.is_contiguous())
+
+    pretrain(
+        recipe("channels_last=false", "epochs=1", "checkpoint_every=1"), data, tmp_path / "run", callbacks=[Layout()]
+    )
+    assert seen == [True]

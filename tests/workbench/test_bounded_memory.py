@@ -17,8 +17,8 @@ class Counting:
         self._decode, self._lock = decode, threading.Lock()
         self.here, self.most = 0, 0
 
-    def __call__(self, source) -> Image.Image:
-        image = self._decode(source)
+    def __call__(self, source, reading) -> Image.Image:
+        image = self._decode(source, reading)
         with self._lock:
             self.here += 1
             self.most = max(self.most, self.here)
@@ -36,11 +36,11 @@ def test_few_large_files_are_in_memory_at_a_time(photos, image_files, model, tmp
         monkeypatch.setattr(module, "MAX_BATCH_BYTES", 4 * max(path.stat().st_size for path in image_files))
     with open_store(str(tmp_path / "store")) as store:
         bench = Workbench(Encoders(str(model), device="cpu"), store)
-        decoding = Counting(image_record.decode_image)
-        monkeypatch.setattr(image_record, "decode_image", decoding)
+        decoding = Counting(image_record.decode_any)
+        monkeypatch.setattr(image_record, "decode_any", decoding)
         assert bench.index_folder("photos", photos).added == 60
-        reading = Counting(sources.decode_image)
-        monkeypatch.setattr(sources, "decode_image", reading)
+        reading = Counting(sources.decode_any)
+        monkeypatch.setattr(sources, "decode_any", reading)
         assert reembed(bench, "photos", "random:test_resnet").embedded == 60
     for counted in (decoding, reading):
         assert 4 <= counted.most <= 24  # of 60

@@ -1,7 +1,9 @@
 """Files of vectors and images are imported completely, whatever their format, and invalid parts are reported."""
 
+import datetime
 import io
 import json
+import sys
 import tarfile
 import tracemalloc
 import zipfile
@@ -12,10 +14,11 @@ import pytest
 from pyarrow import ipc, parquet
 
 from nnclr_hub import CollectionSpec, EmbeddedStore
-from nnclr_hub.errors import InvalidRequest
-from nnclr_hub.workbench import Encoders, Workbench, file_import, item_file
+from nnclr_hub.errors import InvalidRequest, ServiceError
+from nnclr_hub.workbench import Encoders, Workbench, file_import, item_file, parquet_process
 from nnclr_hub.workbench.file_import import import_file
 from nnclr_hub.workbench.import_format import FORMATS, format_of_file
+from nnclr_hub.workbench.parquet_process import parquet_batches
 
 ROWS, DIM = 2500, 8
 VECTORS = np.random.default_rng(0).normal(size=(ROWS, DIM)).astype(np.float32)
@@ -64,6 +67,26 @@ def test_each_format_gives_the_same_items(bench, tmp_path, kind):
     again = import_file(bench, "vectors", path, format_of_file(path))
     assert (again.added, again.replaced, again.unchanged) == (0, 0, ROWS)
     assert bench.collection("vectors").info().durable_seq == before
+
+
+def test_a_table_of_pandas_is_imported_with_dates_missing_numbers_and_numbers_as_ids(bench, tmp_path):
+    day = datetime.date(2024, 5, 1)
+    columns = {
+        "id": [7, 8],
+        "vector": pyarrow.array(VECTORS[:2].tolist(), pyarrow.list_(pyarrow.float32(), DIM)),
+        "taken": pyarrow.array([datetime.datetime(2024, 5, 1, 12, 30), None], pyarrow.timestamp("us", "UTC")),
+        "day": [day, day],
+        "size": [float("nan"), 2.5],
+    }
+    path = tmp_path / "items.parquet"
+    parquet.write_table(pyarrow.table(columns), path)
+    report = import_file(bench, "vectors", path, format_of_file(path))
+    assert (report.added, report.errors) == (2, [])
+    items = bench.collection("vectors").get(["7", "8"])
+    assert [item.metadata for item in items] == [
+        {"taken": "2024-05-01T12:30:00+00:00", "day": "2024-05-01"},
+        {"day": "2024-05-01", "size": 2.5},
+    ]
 
 
 def test_invalid_rows_are_reported_and_the_others_stored(bench, tmp_path, monkeypatch):
@@ -203,3 +226,104 @@ def test_a_small_table_that_decodes_to_a_large_one_is_refused_within_bounded_mem
         tracemalloc.stop()
         pyarrow.set_memory_pool(default)
     assert counted.max_memory() < 50_000_000
+
+
+# ------------------------------------------------------------------------------ Parquet with an invalid footer
+
+FEW = 40
+
+
+def parquet_file(path):
+    content = (
+        table().slice(0, FEW).append_column("camera", pyarrow.array([{"model": "x", "iso": i} for i in range(FEW)]))
+    )
+    parquet.write_table(content, path, row_group_size=16, compression="zstd")
+    whole = path.read_bytes()
+    start = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    return whole[:start], whole[start:-8], whole[-8:]
+
+
+def outcome(path):
+    """Return the ids that are read before the end or the refusal, and whether the file is refused."""
+    ids = []
+    try:
+        for _, item in item_file.ItemFile(path, FORMATS["parquet"]):
+            ids.append(getattr(item, "id", None))
+    except InvalidRequest:
+        return ids, True
+    return ids, False
+
+
+def test_a_footer_that_contradicts_the_content_is_refused_and_ends_no_process(tmp_path):
+    path = tmp_path / "items.parquet"
+    data, footer, end = parquet_file(path)
+    assert outcome(path) == ([f"i{i}" for i in range(FEW)], False)
+    # another repetition of a column, by which pyarrow's Python classes abort the process; more rows than there are
+    for place, wanted in ((footer.index(b"\x25"), b"\x24"), (footer.index(b"\x16\x50") + 1, b"\x7e")):
+        path.write_bytes(data + footer[:place] + wanted + footer[place + 1 :] + end)
+        ids, refused = outcome(path)
+        assert refused or ids == [f"i{i}" for i in range(FEW)]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits the memory of a process")
+def test_a_page_that_takes_more_than_the_memory_or_the_cpu_time_is_refused(tmp_path):
+    path = tmp_path / "items.parquet"
+    parquet.write_table(pyarrow.table({"n": [bytes(64 << 20)]}), path, compression="zstd", use_dictionary=False)
+    assert path.stat().st_size < 100_000
+    with pytest.raises(InvalidRequest):
+        list(parquet_batches(path, 1, 1 << 40, 48 << 20))
+    with pytest.raises(InvalidRequest):
+        list(parquet_batches(path, 1, 1 << 40, 1 << 30, cpu_s=0.001))
+    [(batch, rows)] = parquet_batches(path, 1, 1 << 40, 1 << 30)
+    assert (len(batch), rows) == (1, 1)
+
+
+def test_a_file_of_far_more_rows_than_bytes_is_refused_unless_its_rows_differ(tmp_path):
+    path, rows = tmp_path / "items.parquet", parquet_process.FREE_ROWS + 1
+    parquet.write_table(pyarrow.table({"id": ["a"] * rows, "vector": [1.0] * rows}), path)
+    with pytest.raises(InvalidRequest):
+        next(parquet_batches(path, 1000, 1 << 30, 1 << 30))
+    ids = pyarrow.table({"id": [f"image-{i:06d}" for i in range(rows)]})
+    options = {"use_dictionary": False, "column_encoding": "DELTA_BYTE_ARRAY"}
+    parquet.write_table(ids, path, compression="zstd", compression_level=19, **options)
+    assert path.stat().st_size < rows / 8
+    batch, count = next(parquet_batches(path, 1000, 1 << 30, 1 << 30))
+    assert (len(batch), count) == (1000, rows)
+
+
+@pytest.mark.parametrize(
+    ("end", "error"),
+    [
+        ("kill -KILL $$", ServiceError),  # as the kernel does if the machine has no memory left
+        ("kill -TERM $$", ServiceError),
+        ("echo ImportError >&2; exit 1", ServiceError),
+        ("kill -SEGV $$", InvalidRequest),
+        ("kill -ABRT $$", InvalidRequest),
+        ("kill -PROF $$", InvalidRequest),
+    ],
+)
+def test_only_what_the_file_caused_is_the_fault_of_the_client(tmp_path, monkeypatch, end, error):
+    parquet_file(tmp_path / "items.parquet")
+    program = tmp_path / "python"
+    program.write_text(f"#!/bin/sh\n{end}\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    with pytest.raises(error):
+        next(parquet_batches(tmp_path / "items.parquet", 1000, 1 << 30, 1 << 30))
+
+
+@pytest.mark.slow
+def test_no_footer_ends_the_process_or_gives_other_items(tmp_path):
+    path, rng = tmp_path / "items.parquet", np.random.default_rng(0)
+    data, footer, end = parquet_file(path)
+    refusals = 0
+    for _ in range(150):
+        changed = bytearray(footer)
+        for place in rng.integers(0, len(footer), rng.integers(1, 4)):
+            changed[place] = rng.integers(0, 256)
+        path.write_bytes(data + changed + end)
+        ids, refused = outcome(path)
+        refusals += refused
+        # a row whose id or vector is no longer one is reported
+        assert refused or (len(ids) == FEW and all(id in (f"i{i}", None) for i, id in enumerate(ids)))
+    assert refusals

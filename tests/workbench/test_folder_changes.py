@@ -5,7 +5,7 @@ import logging
 import pytest
 from PIL import Image
 
-from nnclr_hub.workbench.folder_changes import find_changes, images_by_id
+from nnclr_hub.workbench.folder_changes import find_changes, list_images_of
 
 
 @pytest.fixture
@@ -23,8 +23,8 @@ def test_only_certainly_deleted_files_are_pruned(folder, tmp_path, caplog, hide)
     deep = folder / "disk" / "dog"
     deep.parent.mkdir()
     (folder / "dog").rename(deep)
-    found = images_by_id(folder).items()
-    known = {id: {"root": "r", "path": path.relative_to(folder).as_posix()} for id, path in found}
+    found = list_images_of(folder).images.items()
+    known = {id: {"root": "r", "path": image.path} for id, image in found}
     deep.rename(tmp_path / "dog")
     place = deep
     if hide == "a link":
@@ -38,7 +38,7 @@ def test_only_certainly_deleted_files_are_pruned(folder, tmp_path, caplog, hide)
     (folder / "cat" / "a.png").unlink()
     (folder / "cat" / "b.png").write_bytes(b"")
     with caplog.at_level(logging.WARNING):
-        changes = find_changes(folder, images_by_id(folder), known, origin="r", prune=True)
+        changes = find_changes(list_images_of(folder, origin=lambda source: "r"), known, prune=True)
     gone = ["cat/a.png"] if hide != "nothing" else ["cat/a.png", "disk/dog/b.png"]
     assert [known[id]["path"] for id in changes.gone] == gone
     messages = [record.getMessage().split(" so ")[0] for record in caplog.records]

@@ -27,8 +27,8 @@ def test_at_most_a_few_images_are_decoded_at_a_time(bench, image_files, monkeypa
     def gone() -> None:
         alive[0] -= 1
 
-    def counting(new, **options):
-        image, draft = read(new, **options)
+    def counting(new, reading, **options):
+        image, draft = read(new, reading, **options)
         alive[0] += 1
         most[0] = max(most[0], alive[0])
         weakref.finalize(image, gone)
@@ -62,7 +62,7 @@ def test_images_added_when_re_embedding_starts_get_both_vectors(bench, image_fil
     for embedder in (first, second):
         assert there.store() is embedder
         assert [target.collection.count() for target in targets] == [0, 0]
-        read = {i: image for i in range(3) if (image := there.read(i)) is not None}
+        read = {i: image for i in range(3) if (image := there.read(i, embedder)) is not None}
         there.set_vectors(embedder, list(read), embedder.embed_each(read.values()))
     assert there.store() is None
     assert [error is None for error in there.errors] == [True, False, True]

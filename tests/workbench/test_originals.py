@@ -152,7 +152,7 @@ def test_replaced_vectors_and_pruned_files_leave_no_originals(bench, tmp_path):
 def test_the_used_bytes_do_not_wait_for_an_upload(bench):
     bench.add_images("one", [NewImage("a", photo(0), {})])
     with bench.originals.changing, ThreadPoolExecutor(1) as thread:
-        assert thread.submit(lambda: bench.originals.used).result(timeout=10) == len(photo(0))
+        assert thread.submit(lambda: bench.originals.used).result(timeout=120) == len(photo(0))
 
 
 def test_uploads_are_reembedded_from_their_originals(bench, make_model):

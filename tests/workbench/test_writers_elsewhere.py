@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 from store.milvus_servers import lite_server
 
+from nnclr_hub.encoder.image_reading import PLAIN
 from nnclr_hub.errors import CollectionMoving, NNCLRHubError, StoreError
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import Item
@@ -144,6 +145,7 @@ class Embedder:
     """An encoder whose vectors are known without a network; its source is one letter."""
 
     embed_dim = 4
+    reading = PLAIN
 
     def __init__(self, source: str) -> None:
         self.name, self.fingerprint = source, source * 8

@@ -1,85 +1,188 @@
 """Random views of each image of a batch, with every parameter sampled per image.
 
-AUGMENTATIONS holds the two large views of each augmentation:
+Images of other channels than RGB have the same views. Gray, of contrast, saturation and grayscale, is then the mean of
+all channels, and the hue stays; brightness, solarization, crops and blur work on each value as before.
 
-- `byol` is the pair that the paper adopts from BYOL: random crop and flip, color jitter in random order, grayscale,
-  blur always in one view and rarely in the other, solarization in the other.
-- `crop_only` is random crops alone ("Data Augmentation", section 4.4).
-- `simclr` has stronger color jitter, and blurs each view half of the time.
-- `cifar` is `byol` without blur, for images of 32 pixels.
-
-Parameters are sampled on the CPU from one generator, so a run is the same on every device. The pixels are processed on
-the device where they are. Parameters are sent with `non_blocking`; otherwise a GPU would wait at each of some forty
-small copies per view.
+A view of an image is a function of NUMBERS uniform random numbers. They are sampled on the CPU for the whole batch of
+a step, and each process uses its rows: a run has the same views on every device and for every number of processes. The
+pixels are processed on the device where they are. Parameters are sent with `non_blocking`; otherwise a GPU would wait
+at each of some forty small copies per view.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from .degrade import degrade
+from .crop_boxes import CROP_NUMBERS, crop_boxes
+from .degrade import DEGRADE_NUMBERS, degrade
 from .operations import EAGER, Operations
+from .views import View
 
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
-LEAST = 2.0  # minimum side of a crop in pixels of the squashed image
-ATTEMPTS = 10  # to sample a crop that fits, before a central crop is used
+LEAST = 2.0  # minimum side of a crop in pixels of a stored copy
+# columns of the random numbers of a view; the first ones are those of the crop
+FLIP, JITTER, GRAY, SIGMA, BLUR, SOLARIZE, OWN = range(CROP_NUMBERS, CROP_NUMBERS + 7)
+ORDER, AMOUNTS = slice(OWN + 1, OWN + 5), slice(OWN + 5, OWN + 9)
+DEGRADE = slice(OWN + 9, OWN + 9 + DEGRADE_NUMBERS)
+NUMBERS = DEGRADE.stop
+
+
+class Pixels(Protocol):
+    """The images of a batch, from which views are cut, or cut views.
+
+    sizes: (B, 2) height and width of the originals.
+    """
+
+    @property
+    def sizes(self) -> np.ndarray: ...
+
+    def __len__(self) -> int: ...
+
+    def part(self, start: int, end: int) -> Pixels:
+        """Return the images from `start` to `end`."""
+        ...
+
+    def crop(self, number: int, view: View, numbers: Tensor, operations: Operations) -> Tensor:
+        """Return the crops of a view, given by its number: (B, C, S, S) float32 in [0, 1], mirrored by `numbers`."""
+        ...
 
 
 @dataclass(frozen=True)
-class View:
-    """Parameters of one view; probabilities are in [0, 1].
+class StoredImages:
+    """Copies of the images in memory; the device cuts the views.
 
-    size: side of the result in pixels.
-    scale: share of the image's area that a crop covers.
-    ratio: its width / height.
-    brightness, contrast, saturation: the factor is sampled from [1 - x, 1 + x], but not below 0.
-    hue: the shift is sampled from [-x, x].
-    sigma: of the blur in pixels; the length of its kernel depends on the size, see `blur_taps`.
-    degrade: probability of shrinking and compressing first, see `degrade`.
-    mean, std: for normalizing the finished view, of values in [0, 1].
+    images: (B, H, W, C) uint8 or float in [0, 255].
+    filled: (B, 2) height and width of the part of `images` with the copy, at the top left.
+    sizes: (B, 2) height and width of the originals, whose coordinates the crops have.
     """
 
-    size: int = 224
-    scale: tuple[float, ...] = (0.08, 1.0)
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    flip: float = 0.5
-    jitter: float = 0.8
-    brightness: float = 0.4
-    contrast: float = 0.4
-    saturation: float = 0.2
-    hue: float = 0.1
-    gray: float = 0.2
-    blur: float = 1.0
-    sigma: tuple[float, float] = (0.1, 2.0)
-    solarize: float = 0.0
-    degrade: float = 0.0
-    mean: tuple[float, ...] = IMAGENET_MEAN
-    std: tuple[float, ...] = IMAGENET_STD
+    images: Tensor
+    filled: np.ndarray
+    sizes: np.ndarray
+
+    @classmethod
+    def whole(cls, images: Tensor, aspect: Tensor) -> StoredImages:
+        """Return images (B, H, W, C) that fill the array, squashed from originals of an aspect (B,) width / height."""
+        high, wide = images.shape[1:3]
+        sizes = np.stack([np.full(len(aspect), float(high)), high * aspect.double().numpy()], axis=1)
+        scale = np.maximum(1.0, wide / sizes[:, 1:])  # no side below one pixel
+        return cls(images, np.broadcast_to(np.array([high, wide], np.float64), sizes.shape), sizes * scale)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def part(self, start: int, end: int) -> StoredImages:
+        return StoredImages(self.images[start:end], self.filled[start:end], self.sizes[start:end])
+
+    def in_lines(self) -> StoredImages:
+        """Return float32 images with the memory layout (B, H, C, W), converted once for all views."""
+        return StoredImages(_in_lines(self.images), self.filled, self.sizes)
+
+    def crop(self, number: int, view: View, numbers: Tensor, operations: Operations) -> Tensor:
+        boxes = crop_boxes(self.sizes, np.array(view.scale), np.array(view.ratio), numbers.numpy()[:, :CROP_NUMBERS])
+        boxes *= np.tile(self.filled / self.sizes, 2)
+        # in a copy of extreme proportions a crop may have no pixels, hence the minimum side
+        length = np.minimum(self.filled, np.maximum(LEAST, boxes[:, 2:]))
+        boxes = np.concatenate([np.maximum(0, np.minimum(boxes[:, :2], self.filled - length)), length], axis=1)
+        device = self.images.device
+        flip = numbers[:, FLIP] < view.flip
+        on_device, flip = (
+            one.to(device, non_blocking=True) for one in (torch.from_numpy(boxes.astype(np.float32)), flip)
+        )
+        return operations.resized_crop(_in_lines(self.images), on_device, flip, view.size)
 
 
-_CROP = View(flip=0.0, jitter=0.0, gray=0.0, blur=0.0)
-_SIMCLR = View(brightness=0.8, contrast=0.8, saturation=0.8, hue=0.2, blur=0.5)
+@dataclass(frozen=True)
+class CutViews:
+    """Crops that decoding processes cut from the originals.
 
-AUGMENTATIONS: dict[str, tuple[View, View]] = {
-    "byol": (View(), View(blur=0.1, solarize=0.2)),
-    "crop_only": (_CROP, _CROP),
-    "simclr": (_SIMCLR, _SIMCLR),
-    "cifar": (View(blur=0.0), View(blur=0.0, solarize=0.2)),
-}
+    crops: one (B, S, S, C) uint8 for each view, on the device, mirrored already.
+    sizes: (B, 2) height and width of the originals.
+    """
+
+    crops: tuple[Tensor, ...]
+    sizes: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.crops[0])
+
+    def part(self, start: int, end: int) -> CutViews:
+        return CutViews(tuple(one[start:end] for one in self.crops), self.sizes[start:end])
+
+    def crop(self, number: int, view: View, numbers: Tensor, operations: Operations) -> Tensor:
+        return _in_lines(self.crops[number]).permute(0, 3, 1, 2).div_(255)  # a copy, since the crops are uint8
+
+
+def sample_numbers(views: int, batch: int, generator: Generator) -> Tensor:
+    """Sample the random numbers of a batch: (views, batch, NUMBERS) float32 in [0, 1)."""
+    return torch.rand(views, batch, NUMBERS, generator=generator)
 
 
 def make_views(
-    images: Tensor, aspect: Tensor, views: Sequence[View], generator: Generator, operations: Operations = EAGER
+    pixels: Pixels, views: Sequence[View], numbers: Tensor, operations: Operations = EAGER, at_once: int = 0
 ) -> list[Tensor]:
-    """Make the views of a batch of images, in order; see `make_view`."""
-    pixels = _in_lines(images)
-    return [make_view(pixels, aspect, view, generator, operations) for view in views]
+    """Make the views of a batch of images, in order.
+
+    Args:
+        numbers: (V, B, NUMBERS) on the CPU; see `sample_numbers`.
+        at_once: images to process at a time, to save memory; 0: all.
+
+    Returns:
+        (B, C, view.size, view.size) float32 for each view, normalized, channels last.
+    """
+    if 0 < at_once < len(pixels):
+        return _make_in_parts(pixels, views, numbers, operations, at_once)
+    if isinstance(pixels, StoredImages):
+        pixels = pixels.in_lines()
+    made: dict[int, Tensor] = {}
+    for places in _groups(views):
+        view = views[places[0]]
+        crops = [pixels.crop(place, view, numbers[place], operations) for place in places]
+        x = torch.cat(crops) if len(crops) > 1 else crops[0]
+        finished = _finish(x, view, numbers[places].flatten(0, 1), operations)
+        made.update(zip(places, finished.chunk(len(places)), strict=True))
+    return [made[place] for place in range(len(views))]
+
+
+def _groups(views: Sequence[View]) -> list[list[int]]:
+    """Return the places of the views that are made together.
+
+    Those are equal small views, which would start many kernels for little work. Large ones would need more memory.
+    """
+    groups: dict[object, list[int]] = {}
+    for place, view in enumerate(views):
+        is_small = view.size < views[0].size and view.operation is None
+        groups.setdefault(view if is_small else place, []).append(place)
+    return list(groups.values())
+
+
+def _make_in_parts(
+    pixels: Pixels, views: Sequence[View], numbers: Tensor, operations: Operations, at_once: int
+) -> list[Tensor]:
+    whole: list[Tensor] = []
+    for start in range(0, len(pixels), at_once):
+        end = min(start + at_once, len(pixels))
+        parts = make_views(pixels.part(start, end), views, numbers[:, start:end], operations)
+        if not whole:
+            shapes = [(len(pixels), *part.shape[1:]) for part in parts]
+            form = {"device": parts[0].device, "memory_format": torch.channels_last}
+            whole = [torch.empty(shape, **form) for shape in shapes]  # type: ignore[call-overload]
+        for all_images, part in zip(whole, parts, strict=True):
+            all_images[start:end] = part
+    return whole
+
+
+def make_view(
+    images: Tensor, aspect: Tensor, view: View, generator: Generator, operations: Operations = EAGER
+) -> Tensor:
+    """Make one view of each image of (B, H, W, C), which are squashed copies of originals of an aspect (B,)."""
+    numbers = sample_numbers(1, len(images), generator)
+    return make_views(StoredImages.whole(images, aspect), [view], numbers, operations)[0]
 
 
 def blur_taps(size: int) -> int:
@@ -87,37 +190,25 @@ def blur_taps(size: int) -> int:
     return max(3, 2 * round((23 * size / 224 - 1) / 2) + 1)
 
 
-def make_view(
-    images: Tensor, aspect: Tensor, view: View, generator: Generator, operations: Operations = EAGER
-) -> Tensor:
-    """Make one view of each image.
-
-    Args:
-        images: (B, S, S, 3) uint8 or float in [0, 255], squashed squares.
-        aspect: (B,) float32, width / height of the originals, on the CPU.
-        generator: on the CPU; the source of all random numbers.
-
-    Returns:
-        (B, 3, view.size, view.size) float32, normalized, channels last.
-    """
-    batch, device = len(images), images.device
-    # in a squashed image of extreme proportions a crop may have no pixels, hence the minimum side
-    boxes = _at_least(LEAST, draw_boxes(aspect, view, generator) * images.shape[1], images.shape[1])
-    flip = torch.rand(batch, generator=generator) < view.flip
-    boxes, flip = (one.to(device, non_blocking=True) for one in (boxes, flip))
-    x = operations.resized_crop(_in_lines(images), boxes, flip, view.size)
-    degrade(x, view.degrade, generator)
-    x = _jitter(x, view, generator, operations)
-    x = _some(x, view.gray, lambda some, _: operations.grayscale(some), generator)
-    sigma = torch.empty(batch).uniform_(*view.sigma, generator=generator).to(device, non_blocking=True)
+def _finish(x: Tensor, view: View, numbers: Tensor, operations: Operations) -> Tensor:
+    """Change colors and sharpness of crops (B, C, S, S), and normalize them; `x` may be overwritten."""
+    device = x.device
+    degrade(x, view.degrade, numbers[:, DEGRADE])
+    x = _jitter(x, view, numbers, operations)
+    x = _some(x, numbers[:, GRAY] < view.gray, lambda some, _: operations.grayscale(some))
+    least, most = view.sigma
+    sigma = (least + (most - least) * numbers[:, SIGMA]).to(device, non_blocking=True)
     taps = blur_taps(view.size)
-    x = _some(x, view.blur, lambda some, rows: operations.gaussian_blur(some, sigma[rows], taps), generator)
-    x = _some(x, view.solarize, lambda some, _: operations.solarize(some), generator)
+    x = _some(x, numbers[:, BLUR] < view.blur, lambda some, rows: operations.gaussian_blur(some, sigma[rows], taps))
+    x = _some(x, numbers[:, SOLARIZE] < view.solarize, lambda some, _: operations.solarize(some))
+    if view.operation is not None:
+        own = Generator().manual_seed(int(numbers[0, OWN].double() * 2**24))
+        x = view.operation(x, own)
     return _normalize(x, view)
 
 
 def _in_lines(images: Tensor) -> Tensor:
-    """Convert (B, S, S, 3) to float32 with the memory layout (B, S, 3, S), once for all views, as `products` needs."""
+    """Convert (B, S, S, C) to float32 with the memory layout (B, S, C, S), once for all views, as `products` needs."""
     # `to` copies uint8 images; for float32 images it does nothing, and `contiguous` copies them
     lines = images.transpose(2, 3).to(torch.float32, memory_format=torch.contiguous_format).contiguous()
     return lines.transpose(2, 3)
@@ -130,37 +221,9 @@ def _normalize(x: Tensor, view: View) -> Tensor:
     return torch.addcmul(-mean / std, x, 1 / std, out=torch.empty_like(x, memory_format=torch.channels_last))
 
 
-def _at_least(side: float, boxes: Tensor, size: int) -> Tensor:
-    """Enlarge boxes to a minimum side within an image of `size` pixels."""
-    length = boxes[:, 2:].clamp(min=side)
-    return torch.cat([torch.minimum(boxes[:, :2], size - length), length], dim=1)
-
-
-def draw_boxes(aspect: Tensor, view: View, generator: Generator) -> Tensor:
-    """Sample random crops like torchvision: uniform area, log-uniform ratio, ten attempts, then a central crop.
-
-    Returns:
-        (B, 4) float32: top, left, height, width as shares of the image's height and width.
-    """
-    batch = len(aspect)
-    wide, high = aspect[:, None], torch.ones(batch, 1)  # the image, in units of its height
-    area = torch.empty(batch, ATTEMPTS).uniform_(*view.scale, generator=generator) * wide * high
-    log_ratio = torch.empty(batch, ATTEMPTS).uniform_(*(math.log(r) for r in view.ratio), generator=generator)
-    w, h = (area * log_ratio.exp()).sqrt(), (area / log_ratio.exp()).sqrt()  # (B, ATTEMPTS)
-    fits = (w <= wide) & (h <= high)
-    first = fits.int().argmax(dim=1, keepdim=True)
-    nearest_ratio = aspect.clamp(*view.ratio)
-    some = fits.any(dim=1)
-    w = torch.where(some, w.gather(1, first)[:, 0], torch.minimum(aspect, nearest_ratio))
-    h = torch.where(some, h.gather(1, first)[:, 0], torch.minimum(aspect / nearest_ratio, torch.ones(batch)))
-    place = torch.where(some[:, None], torch.rand(batch, 2, generator=generator), 0.5)
-    top, left = (1 - h) * place[:, 0], (aspect - w) * place[:, 1]
-    return torch.stack([top, left / aspect, h, w / aspect], dim=1)
-
-
-def _some(x: Tensor, probability: float, operation: Callable[[Tensor, Tensor], Tensor], generator: Generator) -> Tensor:
-    """Apply operation(images, their rows) to images chosen with a probability; in place unless all are chosen."""
-    rows = (torch.rand(len(x), generator=generator) < probability).nonzero().squeeze(1)
+def _some(x: Tensor, chosen: Tensor, operation: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """Apply operation(images, their rows) to images `chosen` (B,) bool on the CPU; in place unless all are chosen."""
+    rows = chosen.nonzero().squeeze(1)
     on_device = rows.to(x.device, non_blocking=True)
     if len(rows) == len(x):
         return operation(x, on_device)
@@ -169,14 +232,14 @@ def _some(x: Tensor, probability: float, operation: Callable[[Tensor, Tensor], T
     return x
 
 
-def _jitter(x: Tensor, view: View, generator: Generator, operations: Operations) -> Tensor:
+def _jitter(x: Tensor, view: View, numbers: Tensor, operations: Operations) -> Tensor:
     """Apply color jitter: four operations in an order sampled per image."""
-    batch = len(x)
-    chosen = torch.rand(batch, generator=generator) < view.jitter
-    order = torch.rand(batch, 4, generator=generator).argsort(dim=1)
-    spread = torch.tensor([view.brightness, view.contrast, view.saturation, view.hue])
-    amounts = (torch.rand(batch, 4, generator=generator) * 2 - 1) * spread
-    amounts[:, :3] = (amounts[:, :3] + 1).clamp_(min=0)
+    chosen = numbers[:, JITTER] < view.jitter
     if not chosen.any():
         return x
-    return operations.jitter(x, torch.where(chosen[:, None], order.argsort(dim=1), -1), amounts)
+    spread = torch.tensor([view.brightness, view.contrast, view.saturation, view.hue])
+    amounts = (numbers[:, AMOUNTS] * 2 - 1) * spread
+    amounts[:, :3] = (amounts[:, :3] + 1).clamp_(min=0)
+    return operations.jitter(
+        x, torch.where(chosen[:, None], numbers[:, ORDER].argsort(dim=1).argsort(dim=1), -1), amounts
+    )

@@ -1,4 +1,4 @@
-"""The files that a run trains on, and those that score the encoder.
+"""The images that a run trains on, and those that score the encoder.
 
 A data folder with `train/` is read by its splits. Pretraining reads only `train/` and `unlabeled/` (`unlabelled/` works
 too). The online 20-NN fits on `train/` and scores `val/`, or else `test/`. In any other folder, pretraining reads all
@@ -7,40 +7,54 @@ images.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
+from nnclr_hub.encoder.decoding import image_size
 from nnclr_hub.encoder.image_folder import label_of, list_images
-from nnclr_hub.encoder.warning_filters import ignore_warnings
-from nnclr_hub.errors import NoImages
+from nnclr_hub.encoder.image_list import archives_in, find_places, sources_at
+from nnclr_hub.encoder.image_reading import PLAIN, ImageReading
+from nnclr_hub.encoder.packed_image import ImageSource, ListedImage, PackedImage
+from nnclr_hub.errors import ImageError, NoImages
+from nnclr_hub.remote_files import is_address, open_file_system, reading
+
+from .image_index import NO_LABEL, ImageIndex, Listed, current_index, digest_of, write_index
 
 UNLABELED_FOLDERS = ("unlabeled", "unlabelled")
-NO_LABEL = -1
-SAMPLED = 50  # files whose size is read
+SAMPLED = 50  # images whose size is read
 
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """Images on disk with their classes.
+    """Labeled images that score an encoder.
 
-    paths: N files.
+    paths: N files, or images in archives.
     labels: (N,) int64, index into `classes`, or -1.
     classes: names, sorted.
-    origin: (N,) int64, the given folder that each image comes from.
     """
 
-    paths: tuple[Path, ...]
+    paths: tuple[Path | PackedImage, ...]
     labels: np.ndarray
     classes: tuple[str, ...]
-    origin: np.ndarray
 
-    def keep(self, index: np.ndarray) -> ImageFiles:
-        """Return the images at `index` (int64), in that order."""
-        return ImageFiles(tuple(self.paths[i] for i in index), self.labels[index], self.classes, self.origin[index])
+    def keep(self, rows: np.ndarray) -> ImageFiles:
+        """Return the images at `rows` (int64), in that order."""
+        return ImageFiles(tuple(self.paths[i] for i in rows), self.labels[rows], self.classes)
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of the images in their order, by folder, name and size."""
+        return digest_of(
+            path.identity if isinstance(path, PackedImage) else f"{path.parent.name}/{path.name} {path.stat().st_size}"
+            for path in self.paths
+        )
 
 
 @dataclass(frozen=True)
@@ -52,54 +66,117 @@ class EvaluationSet:
     test: ImageFiles
 
 
-def training_files(folders: Sequence[Path]) -> ImageFiles:
+def training_files(data: Sequence[Path | str], *, listed: bool = False) -> ImageIndex:
     """Return all images to pretrain on. Labels serve only to measure neighbor accuracy.
 
     A single class carries no information, so its images count as unlabeled.
 
+    Args:
+        data: folders, tar archives, Parquet files, their addresses, and patterns of these.
+        listed: whether another process of this machine has listed them a moment ago.
+
     Raises:
-        NoImages: one of the folders has no images.
+        NoImages: one of them has no images.
+        InvalidRequest: an archive is invalid.
+        NoRoom: the cache folder cannot be written.
     """
-    if not folders:
-        raise NoImages("No image folder was given; name one with --data DIR.")
-    paths: list[Path] = []
-    names: list[str | None] = []
-    origin: list[int] = []
-    for number, folder in enumerate(map(Path, folders)):
-        parts = [folder]
-        if (folder / "train").is_dir():
-            parts = [folder / part for part in ("train", *UNLABELED_FOLDERS) if (folder / part).is_dir()]
-        for part in parts:
-            found = list_images(part)
-            labels = [None if part.name in UNLABELED_FOLDERS else label_of(path, folder) for path in found]
-            # two data folders may use the same class name for different things
-            names += [label and f"{folder.resolve()}/{label}" for label in labels]
-            paths += found
-            origin += [number] * len(found)
-    classes = sorted({name for name in names if name})
-    if len(classes) == 1:  # photos/holiday/*.jpg has no classes: every neighbor would be "right"
-        classes = []
-    return _files(paths, names, classes, origin)
+    if not data:
+        raise NoImages("No images were given; name a folder or archives with --data.")
+    key = json.dumps([one if is_address(one) else os.path.abspath(one) for one in map(str, data)])
+    places = [(number, place) for number, one in enumerate(data) for place in _places(one)]
+    state = hashlib.sha256()
+    for _, place in places:
+        state.update(f"{place} {_version(place)}\n".encode("utf-8", "surrogateescape"))
+    # the images of a folder may change without its time
+    reusable = listed or not any(os.path.isdir(place) for _, place in places)
+    folder = current_index(key, None if listed else state.hexdigest()) if reusable else None
+    if folder is None:
+        found = (one for number, place in places for one in _listed(place, number))
+        folder = write_index(key, state.hexdigest(), found)
+    return ImageIndex(folder)
 
 
-def typical_side(paths: Sequence[Path]) -> int:
-    """Return the median short side, in pixels, of some of the files; 0 if none of them can be opened."""
-    sides = []
-    for path in paths[:: max(1, len(paths) // SAMPLED)]:
-        if not path.is_file():  # opening a named pipe would block
+def _places(given: Path | str) -> list[str]:
+    """Return the folders and archives that an argument names."""
+    if not os.path.isdir(given):
+        return find_places([given])
+    return [place for part in _parts(Path(given)) for place in _archives(part)] or [str(given)]
+
+
+def _archives(folder: Path) -> list[str]:
+    """Return the archives below a folder without images; [] if it has images."""
+    archives = archives_in(folder)
+    try:
+        return [] if archives and list_images(folder) else [str(one) for one in archives]
+    except NoImages:
+        return [str(one) for one in archives]
+
+
+def _parts(folder: Path) -> list[Path]:
+    """Return the folders of the splits to learn from, or the folder itself if it has none."""
+    if not (folder / "train").is_dir():
+        return [folder]
+    return [folder / part for part in ("train", *UNLABELED_FOLDERS) if (folder / part).is_dir()]
+
+
+def _version(place: str) -> str:
+    """Return what changes with an archive: its size and time."""
+    if is_address(place):
+        files, path = open_file_system(place)
+        with reading(place):
+            about = files.info(path)
+        return str([about.get(name) for name in ("size", "mtime", "LastModified", "updated", "ETag")])
+    stat = os.stat(place)
+    return f"{stat.st_size} {stat.st_mtime_ns}"
+
+
+def _listed(place: str, number: int) -> Iterator[Listed]:
+    """List a folder by its splits, or the folders and archives at another place."""
+    folder = Path(place)
+    if is_address(place) or not folder.is_dir():
+        for source, found in sources_at(place):
+            images = [ListedImage(0, *one) for one in found]
+            names = (name and f"{number}/{name}" for name in _labels(source, images))
+            yield Listed(source, images, list(names), number)
+        return
+    for part in _parts(folder):
+        source, found = next(sources_at(str(part)))
+        images = [ListedImage(0, *one) for one in found]
+        labels = [None if part.name in UNLABELED_FOLDERS else label_of(part / one.path, folder) for one in images]
+        # two data folders may use the same class name for different things
+        yield Listed(source, images, [name and f"{folder.resolve()}/{name}" for name in labels], number)
+
+
+def _labels(source: ImageSource, images: Sequence[ListedImage]) -> Iterator[str | None]:
+    """Yield the label of each image of an archive: its `cls`, the label column of a table, or its folder."""
+    for image in images:  # at an address, each text of a sample would be a request
+        with_texts = source.is_local or image.label
+        yield PackedImage(source, image).label if with_texts else label_of(Path(image.path), Path())
+
+
+def sampled_sizes(paths: Sequence[Path | PackedImage], reading: ImageReading = PLAIN) -> np.ndarray:
+    """Return height and width of some of the images, evenly spread: (n, 2) int64; n is 0 if none can be opened."""
+    sizes = []
+    for number in range(0, len(paths), max(1, len(paths) // SAMPLED)):
+        image = paths[number]
+        if isinstance(image, Path) and not image.is_file():  # opening a named pipe would block
             continue
         try:
-            with ignore_warnings(), Image.open(path) as image:
-                sides.append(min(image.size))
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning):
+            sizes.append(image_size(image if isinstance(image, Path) else image.read(), reading)[::-1])
+        except (ImageError, OSError):
             continue  # decoding will report the reason
-    return int(np.median(sides)) if sides else 0
+    return np.array(sizes, np.int64).reshape(-1, 2)
 
 
-def evaluation_sets(folders: Sequence[Path]) -> list[EvaluationSet]:
+def typical_side(sizes: np.ndarray) -> int:
+    """Return the median short side of images (n, 2); 0 without images."""
+    return int(np.median(sizes.min(axis=1))) if len(sizes) else 0
+
+
+def evaluation_sets(folders: Sequence[Path | str]) -> list[EvaluationSet]:
     """Return the data folders that can score an encoder: `train/` and `val/` or `test/`, each with classes."""
     sets = []
-    for folder in map(Path, folders):
+    for folder in (one for one in map(Path, folders) if one.is_dir()):
         held_out = next((folder / split for split in ("val", "test") if (folder / split).is_dir()), None)
         if held_out is not None and (folder / "train").is_dir():
             sets.append(evaluation_set(folder, held_out.name))
@@ -120,12 +197,10 @@ def evaluation_set(folder: Path, split: str) -> EvaluationSet:
     parts = {part: list_images(folder / part) for part in ("train", split)}
     names = {part: [label_of(path, folder) for path in paths] for part, paths in parts.items()}
     classes = sorted({name for name in names["train"] if name})
-    return EvaluationSet(
-        folder.resolve().name, *(_files(parts[part], names[part], classes, [0] * len(parts[part])) for part in parts)
-    )
+    return EvaluationSet(folder.resolve().name, *(_files(parts[part], names[part], classes) for part in parts))
 
 
-def _files(paths: list[Path], names: list[str | None], classes: list[str], origin: list[int]) -> ImageFiles:
+def _files(paths: list[Path], names: list[str | None], classes: list[str]) -> ImageFiles:
     number = {name: i for i, name in enumerate(classes)}
     labels = np.array([number.get(name, NO_LABEL) if name else NO_LABEL for name in names], dtype=np.int64)
-    return ImageFiles(tuple(paths), labels, tuple(classes), np.array(origin, np.int64))
+    return ImageFiles(tuple(paths), labels, tuple(classes))

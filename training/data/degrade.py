@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from .pixel_ops import products
 
 SHRINK = (0.35, 1.0)  # side of the small copy, as a share of the image's
 QUALITY = (20.0, 90.0)  # of JPEG
+DEGRADE_NUMBERS = 3  # random numbers of an image
 BLOCK = 8
 # JPEG's example table for luminance (ITU-T T.81, table K.1), used here for all channels
 LUMINANCE = (
@@ -29,22 +30,22 @@ LUMINANCE = (
 )
 
 
-def degrade(images: Tensor, probability: float, generator: Generator) -> None:
+def degrade(images: Tensor, probability: float, numbers: Tensor) -> None:
     """Degrade some images in place, each by a different amount.
 
     Args:
-        images: (B, 3, S, S) float32 in [0, 1].
+        images: (B, C, S, S) float32 in [0, 1].
         probability: of degrading each image.
+        numbers: (B, DEGRADE_NUMBERS) uniform random numbers in [0, 1), on the CPU.
     """
-    if not probability:
+    rows = (numbers[:, 0] < probability).nonzero().squeeze(1)
+    if not len(rows):
         return
-    batch, device = len(images), images.device
-    rows = (torch.rand(batch, generator=generator) < probability).nonzero().squeeze(1)
-    shrink = torch.empty(batch).uniform_(*SHRINK, generator=generator)[rows]
-    quality = torch.empty(batch).uniform_(*QUALITY, generator=generator)[rows]
-    if len(rows):
-        rows, shrink, quality = (one.to(device, non_blocking=True) for one in (rows, shrink, quality))
-        images[rows] = jpeg_like(shrink_and_enlarge(images[rows], shrink), quality)
+    shrink, quality = (
+        low + (high - low) * numbers[rows, column] for column, (low, high) in enumerate((SHRINK, QUALITY), start=1)
+    )
+    rows, shrink, quality = (one.to(images.device, non_blocking=True) for one in (rows, shrink, quality))
+    images[rows] = jpeg_like(shrink_and_enlarge(images[rows], shrink), quality)
 
 
 def shrink_and_enlarge(images: Tensor, share: Tensor) -> Tensor:
@@ -68,7 +69,7 @@ def jpeg_like(images: Tensor, quality: Tensor) -> Tensor:
     batch, channels, side, _ = images.shape
     padded = math.ceil(side / BLOCK) * BLOCK
     x = torch.nn.functional.pad(images, (0, padded - side, 0, padded - side), mode="replicate") * 255 - 128
-    x = x.unflatten(3, (-1, BLOCK)).unflatten(2, (-1, BLOCK)).transpose(3, 4)  # (B, 3, rows, columns, 8, 8)
+    x = x.unflatten(3, (-1, BLOCK)).unflatten(2, (-1, BLOCK)).transpose(3, 4)  # (B, C, rows, columns, 8, 8)
     transform = _cosines(images.device)
     table = torch.tensor(LUMINANCE, dtype=torch.float32).to(images.device, non_blocking=True)
     scale = torch.where(quality < 50, 50 / quality, 2 - quality / 50)[:, None, None]

@@ -1,9 +1,9 @@
-"""ImagePack: a set of images decoded once, as one memory-mapped uint8 array.
+"""ImagePack: a set of images decoded once, in one memory-mapped file.
 
-Every image is squashed to S x S. Its original aspect ratio is stored, so that random crops still have the image's
-proportions. Packs are stored in a cache folder under a hash of the file list (paths, sizes, times), so a second run on
-the same images starts at once. An interrupted decoding continues from its journal. Two programs that need the same pack
-decode it once.
+A copy keeps the proportions of its image, and has at most `size` pixels along its short side. Crops are sampled in the
+coordinates of the original and cut from the copy. Packs are stored in a cache folder under a hash of the list of files
+(names, sizes, times), so a second run on the same images starts at once. An interrupted decoding continues from its
+journal. Two programs that need the same pack decode it once.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,46 +19,159 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from nnclr_hub.cache import cache_folder
-from nnclr_hub.encoder.decoding import decode_squashed, run_isolated
+from nnclr_hub.cores import usable_cores
+from nnclr_hub.encoder.decoding import run_isolated
 from nnclr_hub.encoder.decoding_pool import decoding_processes
-from nnclr_hub.errors import ImageError, NoImages, NoRoom
+from nnclr_hub.encoder.image_reading import PLAIN, ImageReading
+from nnclr_hub.encoder.packed_image import PackedImage
+from nnclr_hub.errors import ImageError, NNCLRHubError, NoImages, NoRoom
 
-FORMAT = 1
+from .augment import StoredImages
+from .cutting import decode_reduced
+from .views import View
+
+FORMAT = 2
 BLOCK = 1024  # images between two entries of the journal
+MOST_LONG = 2  # long side of a copy over its short side; longer images are squashed along it
+TYPICAL = 4 / 3  # width / height, to estimate the space that a pack needs
+MEMORY_SHARE = 0.5  # share of the free device memory that a pack may use
+
+Shape = tuple[int, int, int, int]  # height and width of a copy, and of its original
 
 
 @dataclass(frozen=True)
 class ImagePack:
     """Decoded images.
 
-    pixels: (N, S, S, 3) uint8, memory-mapped.
-    aspect: (N,) float32, width / height of the upright original.
+    pixels: (T,) uint8, memory-mapped: the copies (H, W, C) one after the other, and zeros after the last one.
+    stored: (N, 2) int64, height and width of each copy.
+    sizes: (N, 2) int64, height and width of each upright original.
     kept: (N,) int64, position of each row's file in the given paths.
     broken: (path, reason) for the unreadable files.
+    channels: C.
     """
 
     pixels: np.ndarray
-    aspect: np.ndarray
+    stored: np.ndarray
+    sizes: np.ndarray
     kept: np.ndarray
-    broken: tuple[tuple[str, str], ...]
+    broken: tuple[tuple[str, str], ...] = ()
+    channels: int = 3
+
+    @classmethod
+    def of_squares(cls, images: np.ndarray) -> ImagePack:
+        """Return a pack of images (N, S, S, C) uint8 in memory."""
+        sizes = np.full((len(images), 2), images.shape[1])
+        flat = np.append(images.ravel(), np.zeros(images.shape[2] * images.shape[3], np.uint8))
+        return cls(flat, sizes, sizes, np.arange(len(images)), channels=images.shape[3])
 
     def __len__(self) -> int:
-        return len(self.pixels)
+        return len(self.stored)
+
+    def image(self, row: int) -> np.ndarray:
+        """Return a copy: (H, W, C) uint8."""
+        ends = np.cumsum(self.stored.prod(axis=1)) * self.channels
+        height, width = self.stored[row]
+        return self.pixels[: ends[row]][-height * width * self.channels :].reshape(height, width, self.channels)
+
+
+class PackedPixels:
+    """The images of a pack, from which the device cuts views.
+
+    A pack that fits into device memory is kept there. A larger pack stays memory-mapped: a thread gathers the next
+    step's images into pinned memory while the device processes the present step, and the copy overlaps with it.
+
+    Args:
+        residency: "device", "host", or "auto": on the device if it takes at most half of the free memory.
+    """
+
+    def __init__(self, pack: ImagePack, where: torch.device, residency: str = "auto") -> None:
+        self.unreadable: dict[int, str] = {}  # they were left out when the pack was decoded
+        self._pack, self._where = pack, where
+        self._pixels = torch.from_numpy(pack.pixels)
+        self._start = (np.cumsum(pack.stored.prod(axis=1)) - pack.stored.prod(axis=1)) * pack.channels
+        self.resident = residency == "device" or (residency == "auto" and self._fits())
+        self.ahead = 0 if self.resident else 1
+        self.device_bytes = self._pixels.numel() if self.resident and where.type == "cuda" else 0
+        self._thread = None if self.resident else ThreadPoolExecutor(1, "prefetch")
+        if self.resident:
+            self._pixels = self._pixels.to(where)
+
+    def _fits(self) -> bool:
+        if self._where.type != "cuda":
+            return True
+        return self._pixels.numel() < MEMORY_SHARE * torch.cuda.mem_get_info(self._where)[0]
+
+    def __len__(self) -> int:
+        return len(self._pack)
+
+    def fetch(
+        self, rows: np.ndarray, views: Sequence[View], numbers: Tensor
+    ) -> Callable[[], tuple[StoredImages, np.ndarray]]:
+        """Gather the images at rows (B,) int64; see `PixelSource`."""
+        ready = None if self._thread is None else self._thread.submit(self._gather, rows)
+
+        def wait() -> tuple[StoredImages, np.ndarray]:
+            images = self._gather(rows) if ready is None else ready.result()
+            filled, sizes = self._pack.stored[rows].astype(np.float64), self._pack.sizes[rows].astype(np.float64)
+            return StoredImages(images.to(self._where, non_blocking=True), filled, sizes), rows
+
+        return wait
+
+    def close(self) -> None:
+        """Stop the prefetching thread."""
+        if self._thread is not None:
+            self._thread.shutdown(cancel_futures=True)
+
+    def _gather(self, rows: np.ndarray) -> Tensor:
+        """Return (B, H, W, C) uint8 with the largest height and width of these images.
+
+        Each line of the result is read from where the image's line starts, so what is not filled is arbitrary.
+        """
+        channels = self._pack.channels
+        high, wide = self._pack.stored[rows].T
+        line = int(wide.max()) * channels
+        below = np.minimum(np.arange(high.max()), high[:, None] - 1)  # (B, H)
+        starts = torch.from_numpy(self._start[rows][:, None] + below * (wide * channels)[:, None])
+        starts = starts.flatten().to(self._pixels.device, non_blocking=True)
+        lines = self._pixels.as_strided((len(self._pixels) - line + 1, line), (1, 1))
+        images = lines.index_select(0, starts).view(len(rows), -1, int(wide.max()), channels)
+        return images.pin_memory() if self._where.type == "cuda" and not self.resident else images
+
+
+def stored_sizes(sizes: np.ndarray, size: int) -> np.ndarray:
+    """Return height and width of the copies of images of sizes (N, 2)."""
+    factor = np.minimum(1.0, size / sizes.min(axis=1, keepdims=True))
+    return np.clip(np.round(sizes * factor), 1, MOST_LONG * size)
+
+
+def pack_bytes(images: int, size: int, channels: int = 3) -> int:
+    """Return about how many bytes the pack of some images needs."""
+    return int(images * size * size * TYPICAL * channels)
 
 
 def build_pack(
-    paths: Sequence[Path],
+    paths: Sequence[Path | PackedImage],
     size: int,
     *,
+    name_of: Callable[[int], str] | None = None,
+    reading: ImageReading = PLAIN,
+    channels: int = 3,
     cache: Path | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> ImagePack:
     """Open the pack of these files, decoding them first if necessary.
 
     Args:
-        size: S, side of the stored squares in pixels.
+        paths: the images.
+        size: most pixels of the short side of a copy.
+        name_of: returns the name of an image for messages; None: its path.
+        reading: the page and the channels to read of each file.
+        channels: C; files with another number are broken.
         cache: folder for packs; default `cache_folder()`.
         progress: called with (done, total) after each image.
 
@@ -67,25 +179,29 @@ def build_pack(
         NoImages: none of the files can be read.
         NoRoom: the disk has no space for the decoded images.
     """
-    folder = (cache or cache_folder()) / "packs" / _digest(paths, size)
+    folder = (cache or cache_folder()) / "packs" / _digest(paths, size, reading, channels)
     if not (folder / "pack.json").exists():
         with _alone(folder):
             if not (folder / "pack.json").exists():
-                _decode(paths, size, folder, progress)
+                _decode(
+                    paths, (size, reading, channels), folder, name_of or (lambda number: str(paths[number])), progress
+                )
     about = json.loads((folder / "pack.json").read_text())
     # "c" is copy on write: torch warns when it wraps a read-only array
-    pixels = np.load(folder / "pixels.npy", mmap_mode="c")
     return ImagePack(
-        pixels[: about["images"]],
-        np.load(folder / "aspect.npy"),
+        np.memmap(folder / "pixels.bin", np.uint8, "c"),
+        np.load(folder / "stored.npy"),
+        np.load(folder / "sizes.npy"),
         np.load(folder / "kept.npy"),
         tuple((path, reason) for path, reason in about["broken"]),
+        channels,
     )
 
 
-def _digest(paths: Sequence[Path], size: int) -> str:
-    stats = [(str(path.absolute()), *_size_and_time(path)) for path in paths]
-    return hashlib.sha256(json.dumps([FORMAT, size, stats]).encode()).hexdigest()[:24]
+def _digest(paths: Sequence[Path | PackedImage], size: int, reading: ImageReading, channels: int) -> str:
+    stats = [(str(one.absolute()), *_size_and_time(one)) if isinstance(one, Path) else one.identity for one in paths]
+    part = [] if (reading, channels) == (PLAIN, 3) else [str(reading), channels]
+    return hashlib.sha256(json.dumps([FORMAT, size, stats, *part]).encode()).hexdigest()[:24]
 
 
 def _size_and_time(path: Path) -> tuple[int, int]:
@@ -111,70 +227,77 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
 
 
-def _decode(paths: Sequence[Path], size: int, folder: Path, progress: Callable[[int, int], None]) -> None:
+def _decode(
+    paths: Sequence[Path | PackedImage],
+    form: tuple[int, ImageReading, int],
+    folder: Path,
+    name_of: Callable[[int], str],
+    progress: Callable[[int, int], None],
+) -> None:
     """Write the pack to a temporary folder and rename it, so that no incomplete pack is ever opened."""
+    size, _, channels = form
     half = folder.with_suffix(".part")
     half.mkdir(exist_ok=True)
-    pixels = _pixel_file(half / "pixels.npy", (len(paths), size, size, 3))
-    aspect, kept, broken = [], [], []
+    shapes, kept, broken = list[Shape](), list[int](), list[tuple[str, str]]()
     for number, shape, reason in _journal(half):
         if shape is None:
-            broken.append((str(paths[number]), reason))
+            broken.append((name_of(number), reason))
         else:
-            aspect.append(shape)
+            shapes.append(shape)
             kept.append(number)
     done = len(kept) + len(broken)
+    written = sum(height * width * channels for height, width, *_ in shapes)
+    _check_space(half, len(paths) - done, size, channels)
     with (
         decoding_processes(images=len(paths)),
-        ThreadPoolExecutor(os.cpu_count()) as pool,
+        ThreadPoolExecutor(usable_cores()) as pool,
+        (half / "pixels.bin").open("ab") as pixels,
         (half / "journal.jsonl").open("a") as journal,
     ):
+        pixels.truncate(written)  # what the journal does not list is decoded again
         while done < len(paths):
             lines = []
             block = range(done, min(done + BLOCK, len(paths)))
-            for number, result in zip(block, pool.map(lambda i: _squash(paths[i], size), block), strict=True):
-                if isinstance(result, ImageError):
-                    broken.append((str(paths[number]), str(result)))
+            for number, result in zip(block, pool.map(lambda i: _reduced(paths[i], form), block), strict=True):
+                if isinstance(result, NNCLRHubError):
+                    broken.append((name_of(number), str(result)))
                     lines.append((number, None, str(result)))
                 else:
-                    pixels[len(kept)] = result[0]
-                    aspect.append(result[1])
+                    pixels.write(result[0])
+                    shapes.append(result[1])
                     kept.append(number)
                     lines.append((number, result[1], ""))
                 done += 1
                 progress(done, len(paths))
-            pixels.flush()  # type: ignore[attr-defined]  before the journal lists them
+            pixels.flush()  # before the journal lists them
             journal.write("".join(json.dumps(line) + "\n" for line in lines))
             journal.flush()
+        if shapes:
+            pixels.write(bytes(max(width for _, width, *_ in shapes) * channels))  # see `PackedPixels._gather`
     if not kept:
         shutil.rmtree(half)
         raise NoImages(f"None of the {len(paths)} images can be read; the first error: {broken[0][1]}")
-    np.save(half / "aspect.npy", np.array(aspect, np.float32))
-    np.save(half / "kept.npy", np.array(kept, np.int64))
+    table = np.array(shapes, np.int64)
+    for name, values in (("stored", table[:, :2]), ("sizes", table[:, 2:]), ("kept", np.array(kept, np.int64))):
+        np.save(half / f"{name}.npy", values)
     (half / "pack.json").write_text(json.dumps({"images": len(kept), "broken": broken}))
     if folder.exists():  # an earlier version left it without a pack.json
         shutil.rmtree(folder)
     half.rename(folder)
 
 
-def _pixel_file(path: Path, shape: tuple[int, int, int, int]) -> np.ndarray:
-    """Open the array of an interrupted decoding, or create one if the disk has enough space."""
-    if path.exists():
-        try:
-            return np.lib.format.open_memmap(path, mode="r+")
-        except (ValueError, OSError):  # the interruption came before the header was complete
-            (path.parent / "journal.jsonl").unlink(missing_ok=True)
-    need, free = int(np.prod(shape)), shutil.disk_usage(path.parent).free
+def _check_space(half: Path, images: int, size: int, channels: int) -> None:
+    need, free = pack_bytes(images, size, channels), shutil.disk_usage(half).free
     if need > free:
         raise NoRoom(
-            f"{shape[0]} images decoded at {shape[1]} pixels need {need / 1e6:,.0f} MB, but the cache folder "
-            f"{path.parents[2]} has {free / 1e6:,.0f} MB free. Set NNCLR_CACHE to another folder, or lower pack_size."
+            f"{images} images decoded at {size} pixels need up to {need / 1e6:,.0f} MB, but the cache folder "
+            f"{half.parents[1]} has {free / 1e6:,.0f} MB free. Set NNCLR_CACHE to another folder, lower pack_size, or "
+            "use --set cut_from=originals."
         )
-    return np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=shape)
 
 
-def _journal(half: Path) -> Iterator[tuple[int, float | None, str]]:
-    """Yield (file, aspect or None, reason) for files decoded before; an incomplete last line is ignored."""
+def _journal(half: Path) -> Iterator[tuple[int, Shape | None, str]]:
+    """Yield (file, shape or None, reason) for files decoded before; an incomplete last line is ignored."""
     path = half / "journal.jsonl"
     text = path.read_text() if path.exists() else ""
     whole = text[: text.rfind("\n") + 1]
@@ -184,8 +307,15 @@ def _journal(half: Path) -> Iterator[tuple[int, float | None, str]]:
         yield tuple(json.loads(line))  # type: ignore[misc]
 
 
-def _squash(path: Path, size: int) -> tuple[np.ndarray, float] | ImageError:
+def _reduced(image: Path | PackedImage, form: tuple[int, ImageReading, int]) -> tuple[bytes, Shape] | NNCLRHubError:
+    size, reading, channels = form
     try:
-        return run_isolated(decode_squashed, path, size, take=lambda pixels, aspect: (np.array(pixels), aspect))
-    except ImageError as error:
+        return run_isolated(decode_reduced, image, size, MOST_LONG * size, reading, channels, take=_bytes_and_shape)
+    except NNCLRHubError as error:
         return error
+    except OSError as error:
+        return ImageError(f"The file cannot be read: {error.strerror or error}.")
+
+
+def _bytes_and_shape(pixels: np.ndarray, height: int, width: int) -> tuple[bytes, Shape]:
+    return pixels.tobytes(), (pixels.shape[0], pixels.shape[1], height, width)

@@ -22,7 +22,7 @@ def jitter_by_rows(images: Tensor, turns: Tensor, amounts: Tensor) -> Tensor:
     """Apply color jitter in place.
 
     Args:
-        images: (B, 3, H, W) float32 in [0, 1].
+        images: (B, C, H, W) float32 in [0, 1].
         turns: (B, 4) int64 on the CPU, the turn from 0 to 3 of each operation; -1 for an image without jitter.
         amounts: (B, 4) float32 on the CPU, of each operation.
 
@@ -44,10 +44,10 @@ def jitter_at_once(images: Tensor, turns: Tensor, amounts: Tensor) -> Tensor:
     Contrast needs the mean of the whole image at its turn, so there is one pass before it and one pass after it.
 
     Returns:
-        (B, 3, H, W) float32, contiguous.
+        (B, C, H, W) float32, contiguous.
     """
     at, by = (one.T[..., None, None] for one in (turns, amounts))  # (4, B, 1, 1)
-    planes: Planes = images.unbind(1)  # type: ignore[assignment]  three of (B, H, W)
+    planes: Planes = images.unbind(1)
     planes = _all_but_contrast(planes, at, by, at < at[CONTRAST])
     mean = luma(planes).mean(dim=(1, 2), keepdim=True)
     planes = _where(at[CONTRAST] >= 0, _blended(planes, mean, by[CONTRAST]), planes)
@@ -70,15 +70,12 @@ def _brightness_and_saturation(planes: Planes, at: Tensor, by: Tensor, wanted: T
 
 
 def _scaled(planes: Planes, factor: Tensor) -> Planes:
-    red, green, blue = ((plane * factor).clamp(0, 1) for plane in planes)
-    return red, green, blue
+    return tuple((plane * factor).clamp(0, 1) for plane in planes)
 
 
 def _blended(planes: Planes, other: Tensor, factor: Tensor) -> Planes:
-    red, green, blue = (torch.lerp(other.expand_as(plane), plane, factor).clamp(0, 1) for plane in planes)
-    return red, green, blue
+    return tuple(torch.lerp(other.expand_as(plane), plane, factor).clamp(0, 1) for plane in planes)
 
 
 def _where(condition: Tensor, new: Planes, old: Planes) -> Planes:
-    red, green, blue = (torch.where(condition, *pair) for pair in zip(new, old, strict=True))
-    return red, green, blue
+    return tuple(torch.where(condition, *pair) for pair in zip(new, old, strict=True))

@@ -21,6 +21,7 @@ from rich.console import Console
 from nnclr_hub.cache import cache_folder
 from nnclr_hub.errors import MissingDependency, NoImages
 from nnclr_hub.progress import bar
+from nnclr_hub.remote_files import is_address
 
 
 @dataclass(frozen=True)
@@ -61,27 +62,37 @@ NAMED_SETS: dict[str, NamedSet] = {
 }
 
 
-def find_data(given: Sequence[str | Path], console: Console) -> list[Path]:
-    """Return a folder for each argument: the folder itself, or the named data set, downloaded if necessary.
+def find_data(given: Sequence[str | Path], console: Console) -> list[Path | str]:
+    """Return what each argument names: a folder, an archive, or a named data set, downloaded if necessary.
 
     Args:
-        given: folders, or names in NAMED_SETS. A folder of that name in the working directory takes precedence.
+        given: folders, archives, addresses, patterns of these, or names in NAMED_SETS. A folder of that name in the
+            working directory takes precedence.
+
+    Returns:
+        Paths, but text for addresses and patterns.
 
     Raises:
-        NoImages: neither a folder nor a known name, or the download failed.
+        NoImages: nothing has that name, or the download failed.
     """
-    folders = []
-    for one in given:
-        name = str(one)
-        if Path(one).exists() or os.sep in name:
-            folders.append(Path(one))
-        elif name in NAMED_SETS:
-            folders.append(fetch(name, console))
-        else:
-            close = get_close_matches(name, NAMED_SETS, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"use a folder or one of {', '.join(NAMED_SETS)}."
-            raise NoImages(f"{name} is neither a folder nor a known data set; {hint}")
-    return folders
+    return [one if is_address(one) or set(one) & set("*?[{") else find_folder(one, console) for one in map(str, given)]
+
+
+def find_folder(name: str, console: Console) -> Path:
+    """Return a path as it is, or the folder of a named data set, downloaded if necessary.
+
+    Raises:
+        NoImages: neither a path nor a known name, or the download failed.
+    """
+    if is_address(name):
+        raise NoImages(f"{name} is not a folder of this machine; copy it into one.")
+    if Path(name).exists() or os.sep in name:
+        return Path(name)
+    if name in NAMED_SETS:
+        return fetch(name, console)
+    close = get_close_matches(name, NAMED_SETS, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else f"use a folder or one of {', '.join(NAMED_SETS)}."
+    raise NoImages(f"{name} is neither a folder nor a known data set; {hint}")
 
 
 def fetch(name: str, console: Console) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -26,6 +27,13 @@ class Operations:
 
 
 EAGER = Operations()
+
+
+def operations_for(where: torch.device, compile: bool) -> Operations:
+    """Return compiled operations if they are wanted and the device supports them: a GPU since Volta, with Triton."""
+    if compile and where.type == "cuda" and find_spec("triton") and torch.cuda.get_device_capability(where) >= (7, 0):
+        return compiled()
+    return EAGER
 
 
 @cache

@@ -1,7 +1,8 @@
 """The operations of augmentation on a batch, with parameters given per image.
 
-Each equals torchvision's operation of the same name for every image; the tests compare them. Images are
-(B, 3, H, W) float32 in [0, 1]. Crops and blurs are products with small matrices, one per image, because a resize and
+Each equals torchvision's operation of the same name for every RGB image; the tests compare them. Images are
+(B, C, H, W) float32 in [0, 1]. With other numbers of channels than 3, gray is the mean of all channels, and hue does
+not exist. Crops and blurs are products with small matrices, one per image, because a resize and
 a blur are linear along each axis. The best memory layout is (B, H, 3, W): products along both axes then need no copy.
 """
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 LUMA = (0.2989, 0.587, 0.114)  # ITU-R 601, rounded as torchvision does
 
-Planes = tuple[Tensor, Tensor, Tensor]  # red, green and blue, (B, H, W) each
+Planes = tuple[Tensor, ...]  # the channels, (B, H, W) each
 
 
 def _cubic(x: Tensor) -> Tensor:
@@ -54,13 +55,13 @@ def resized_crop(images: Tensor, boxes: Tensor, flip: Tensor, out: int) -> Tenso
     """Crop a box of each image, resize it bicubically to out x out, and mirror some images.
 
     Args:
-        images: (B, H, W, 3) float32 in [0, 255]; copied unless its memory layout is (B, H, 3, W).
+        images: (B, H, W, C) float32 in [0, 255]; copied unless its memory layout is (B, H, C, W).
         boxes: (B, 4) float32: top, left, height, width in pixels of `images`, each side at least 1.
         flip: (B,) bool, mirror left to right.
         out: side of the result in pixels.
 
     Returns:
-        (B, 3, out, out) float32 in [0, 1].
+        (B, C, out, out) float32 in [0, 1].
     """
     height, width = images.shape[1:3]
     top, left, high, wide = boxes.unbind(1)
@@ -70,15 +71,15 @@ def resized_crop(images: Tensor, boxes: Tensor, flip: Tensor, out: int) -> Tenso
 
 
 def products(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Compute rows @ image @ columns^T for each color of each image.
+    """Compute rows @ image @ columns^T for each channel of each image.
 
     Args:
-        images: (B, 3, H, W); copied unless its memory layout is (B, H, 3, W).
+        images: (B, C, H, W); copied unless its memory layout is (B, H, C, W).
         rows: (B, h, H).
         columns: (B, w, W).
 
     Returns:
-        (B, 3, h, w) with the memory layout (B, h, 3, w).
+        (B, C, h, w) with the memory layout (B, h, C, w).
     """
     high, wide, colors = rows.shape[1], images.shape[3], images.shape[1]
     lines = torch.bmm(rows, images.transpose(1, 2).flatten(2))  # (B, h, 3 W)
@@ -87,17 +88,19 @@ def products(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 
 
 def grayscale(images: Tensor) -> Tensor:
-    """Return luma in all three channels: (B, 3, H, W), each with separate memory for later in-place operations."""
+    """Return gray in all channels: (B, C, H, W), each with separate memory for later in-place operations."""
     return torch.empty_like(images).copy_(_gray(images))
 
 
 def _gray(images: Tensor) -> Tensor:
-    """Return luma: (B, 1, H, W)."""
-    return luma(images.unbind(1)).unsqueeze(1)  # type: ignore[arg-type]
+    """Return gray: (B, 1, H, W)."""
+    return luma(images.unbind(1)).unsqueeze(1)
 
 
 def luma(planes: Planes) -> Tensor:
-    """Return the brightness of red, green and blue together: (B, H, W)."""
+    """Return the brightness of all channels together, (B, H, W): luma of RGB, the mean of other channels."""
+    if len(planes) != 3:
+        return torch.stack(planes).mean(dim=0)
     red, green, blue = planes
     return LUMA[0] * red + LUMA[1] * green + LUMA[2] * blue
 
@@ -123,11 +126,13 @@ def adjust_saturation(images: Tensor, factor: Tensor) -> Tensor:
 
 def adjust_hue(images: Tensor, shift: Tensor) -> Tensor:
     """Rotate the hue by shift (B,) in [-0.5, 0.5] of the color circle; value and saturation stay the same."""
-    return torch.stack(turn_hue(images.unbind(1), shift[:, None, None]), dim=2).transpose(1, 2)  # type: ignore[arg-type]
+    return torch.stack(turn_hue(images.unbind(1), shift[:, None, None]), dim=2).transpose(1, 2)
 
 
 def turn_hue(planes: Planes, shift: Tensor) -> Planes:
-    """Rotate the hue of planes like `adjust_hue`, with the shift (B, 1, 1)."""
+    """Rotate the hue of planes like `adjust_hue`, with the shift (B, 1, 1); nothing if they are not RGB."""
+    if len(planes) != 3:
+        return planes
     red, green, blue = planes
     value = torch.maximum(torch.maximum(red, green), blue)
     least = torch.minimum(torch.minimum(red, green), blue)

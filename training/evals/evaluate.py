@@ -6,9 +6,10 @@ Called again with the same folder, it continues: existing results are not comput
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -17,17 +18,21 @@ from nnclr_hub.encoder.crops import CropMean
 from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.encoder.features import FeatureSource
 from nnclr_hub.encoder.hand_crafted import FLOORS
+from nnclr_hub.encoder.image_list import is_packed
+from nnclr_hub.encoder.image_reading import ImageReading
 from nnclr_hub.encoder.labeled import first_names
 from nnclr_hub.encoder.loader import load_encoder
 from nnclr_hub.errors import InvalidRequest, ModelFilesMissing, NNCLRHubError
+from nnclr_hub.hub.sources import split_reading
 from nnclr_hub.probe.uncertainty import confidence_interval
 from nnclr_hub.progress import bar
 
-from ..data.named_sets import find_data
+from ..data.named_sets import find_folder
+from ..recipes.settings import assignments
 from .attention import BASELINES, Baseline, BoxedEvaluation
 from .boxed_images import BoxedSet, read_boxes
 from .features import Features, task_features
-from .protocols import Protocol
+from .protocols import Protocol, find_protocols
 from .results import EvaluationRecord, Results, in_percent
 from .score import Score
 from .task import TRANSFER_METRICS, Task, read_pair, read_task
@@ -35,24 +40,12 @@ from .trainer import ClassifierTrainer
 
 Source = FeatureSource | Baseline
 Data = Task | BoxedSet
-NOT_ENCODERS: dict[str, Source] = {**FLOORS, **BASELINES}
 PUBLISHED = ("timm:", "hf-hub:")
 
 
 @dataclass(frozen=True)
 class EvalRequest:
-    """The arguments of `nnclr eval`.
-
-    protocols: with their settings.
-    sources: of encoders, or a floor such as "hog+color"; for attention also a baseline: "center", "gaussian" or "area".
-    data: folders or names; empty, for transfer only, means its twelve sets.
-    out: folder of the results.
-    queries, gallery: parts of each data folder, or folders or tables, for retrieval.
-    device: None: the GPU if there is one.
-    crops: per image, for protocols on features; see `Encoder.embed`.
-    command: as typed.
-    labels, root: a table of labels for folders without train/ and test/; see `read_task`.
-    """
+    """The arguments of `evaluate`, with protocols that know their settings."""
 
     protocols: Sequence[Protocol]
     sources: Sequence[str]
@@ -67,23 +60,72 @@ class EvalRequest:
     root: Path | None = None
 
 
-def evaluate(request: EvalRequest, console: Console) -> list[EvaluationRecord]:
+def evaluate(
+    protocols: str | Sequence[str],
+    sources: str | Sequence[str],
+    data: str | Path | Sequence[str | Path] = (),
+    out: str | Path = "results",
+    *,
+    settings: Sequence[str] | Mapping[str, Any] = (),
+    queries: str | None = None,
+    gallery: str | None = None,
+    device: str | None = None,
+    crops: int = 1,
+    labels: Path | None = None,
+    root: Path | None = None,
+    command: str = "",
+    console: Console | None = None,
+) -> list[EvaluationRecord]:
     """Run every protocol on every source and data set; return the records, including existing ones.
+
+    Args:
+        protocols: their names, such as "knn".
+        sources: of encoders, or a floor such as "hog+color"; for attention also a baseline: "center", "gaussian" or
+            "area".
+        data: folders, archives or names; empty, for transfer only, means its twelve sets.
+        out: folder of the results.
+        settings: of the protocols, {"k": 5} or ["k=5"].
+        queries: for retrieval: a part of each data folder, or a folder or table.
+        gallery: for retrieval: what is searched, like queries.
+        device: None: the GPU if there is one.
+        crops: per image, for protocols on features; see `Encoder.embed`.
+        labels: a table of labels for folders without train/ and test/; see `read_task`.
+        root: folder to which the paths of `labels` are relative.
+        command: as typed, for the record.
+        console: for progress and messages; default standard error.
 
     Raises:
         InvalidRequest: see `find_protocols` and `read_task`; or no combination is possible.
         ModelError: a source that is not available.
         Interrupted: a signal stopped the training.
     """
+
+    def several(given: str | Path | Sequence[str | Path]) -> list[str]:
+        return [str(one) for one in ([given] if isinstance(given, str | Path) else given)]
+
+    console = console or Console(stderr=True)
+    request = EvalRequest(
+        find_protocols(several(protocols), assignments(settings)),
+        several(sources),
+        several(data),
+        Path(out),
+        queries,
+        gallery,
+        device,
+        crops,
+        command,
+        labels,
+        root,
+    )
     if "" in request.sources or "" in request.data:
         raise InvalidRequest("An encoder or data set name is empty; name it, or leave it out.")
     if not request.sources:
         raise InvalidRequest("No encoder is named; use nnclr eval knn SOURCE --data IMAGES.")
     results = Results(request.out)
     run = _EvalRun(request, results, console)
-    sources, tasks = run.sources(), {one.name: run.tasks(one) for one in request.protocols}
+    loaded, tasks = run.sources(), {one.name: run.tasks(one) for one in request.protocols}
     records, refused = [], None
-    for name, source in sources.items():
+    for name, source in loaded.items():
         for protocol in request.protocols:
             for task in tasks[protocol.name]:
                 try:
@@ -114,7 +156,7 @@ class _EvalRun:
         found: dict[str, Source] = {}
         for name in dict.fromkeys(self.request.sources):
             try:
-                source = NOT_ENCODERS.get(name) or load_encoder(name, device=self.request.device)
+                source = _without_network(name) or load_encoder(name, device=self.request.device)
                 if self.request.crops != 1 and isinstance(source, Encoder):
                     found[f"{name}, {self.request.crops} crops"] = CropMean(source, self.request.crops)
                 else:
@@ -134,15 +176,18 @@ class _EvalRun:
         found: list[Data] = []
         for given in dict.fromkeys(data or TRANSFER_METRICS):
             try:
-                folder = find_data([given], self.console)[0]
                 task: Data
+                packed = not protocol.on_boxes and protocol.name != "retrieval" and is_packed(given)
+                folder = Path(given) if packed else find_folder(given, self.console)
                 if protocol.on_boxes:
                     task = read_boxes(folder)
                 elif protocol.name == "retrieval":
                     task = read_pair(folder, self.request.queries, self.request.gallery)
                 else:
                     metric = TRANSFER_METRICS.get(given) or TRANSFER_METRICS.get(folder.name)
-                    task = read_task(folder, metric=metric, labels=self.request.labels, root=self.request.root)
+                    task = read_task(
+                        given if packed else folder, metric=metric, labels=self.request.labels, root=self.request.root
+                    )
             except NNCLRHubError as error:
                 if data:
                     raise
@@ -229,3 +274,11 @@ def _empty_record(protocol: Protocol, name: str, source: Source, task: Data, com
         command=command,
         digest=task.digest(),
     )
+
+
+def _without_network(name: str) -> Source | None:
+    """Return a floor or a baseline; floors read the part of each file that their name selects."""
+    plain, text = split_reading(name)
+    if plain in FLOORS:
+        return replace(FLOORS[plain], reading=ImageReading.parse(text))
+    return BASELINES.get(plain)

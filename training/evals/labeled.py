@@ -1,90 +1,142 @@
 """A labeled set prepared for repeated evaluation: its images pass the eval transform once and are kept as uint8 crops.
 
-Each evaluation during training then costs only the forward passes, and yields the score of the exported encoder.
+Each evaluation during training then costs only the forward passes, and yields the score of the exported encoder. The
+processes of a distributed run share the images; the first one computes the scores.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from os import cpu_count
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from nnclr_hub.encoder.decoding import decode_image
+from nnclr_hub.cores import usable_cores
 from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.encoder.hand_crafted import HandCrafted
+from nnclr_hub.encoder.packed_image import PackedImage
 from nnclr_hub.encoder.preprocessing import EvalTransform, Preprocessing
 from nnclr_hub.errors import ImageError, NoImages
 
 from ..data.datasets import EvaluationSet, ImageFiles
+from ..distributed import Ranks
 from .features import Features, PartFeatures
 
 BATCH = 256
+Progress = Callable[[int, int], None]
+Protocol = Callable[[Features], Iterator[tuple[str, float]]]  # yields (name, score)
+
+
+class Share(NamedTuple):
+    """The images of a part of a labeled set that a process has.
+
+    numbers: (N,) int64, their places in the part.
+    images: (N, S, S, C) uint8 crops, or (N, D) float32 features.
+    labels: (N,) int64.
+    """
+
+    numbers: np.ndarray
+    images: np.ndarray
+    labels: np.ndarray
 
 
 class LabeledSet:
     """Both parts of a labeled set as crops.
 
     Args:
+        ranks: each of them has a share of the images.
         progress: called with (done, total) while the images are decoded.
+
+    Attributes:
+        tested: number of images that are scored; 0 on other ranks than the first.
+
+    Raises:
+        NoImages: none of the images of a part can be read.
     """
 
     def __init__(
         self,
         data: EvaluationSet,
         preprocessing: Preprocessing,
-        progress: Callable[[int, int], None] = lambda done, total: None,
+        ranks: Ranks,
+        progress: Progress = lambda done, total: None,
     ) -> None:
-        self.name, self._classes = data.name, data.train.classes
+        self.name, self._classes, self._ranks = data.name, data.train.classes, ranks
         transform = EvalTransform(preprocessing)
         total = len(data.train.paths) + len(data.test.paths)
-        self._train = _crops(data.train, transform, lambda done: progress(done, total))
-        self._test = _crops(data.test, transform, lambda done: progress(done + len(data.train.paths), total))
+        self._train = _crops(data.train, transform, ranks, lambda done: progress(done, total))
+        self._test = _crops(data.test, transform, ranks, lambda done: progress(done + len(data.train.paths), total))
+        self.tested = sum(ranks.collect(len(self._test.labels)) or ())
 
-    @property
-    def tested(self) -> int:
-        """Number of images that are scored."""
-        return len(self._test[1])
+    def embed(self, encoder: Encoder | HandCrafted, progress: Progress = lambda done, total: None) -> Features | None:
+        """Compute the features of all crops; `progress` is called with (done, total).
 
-    def embed(
-        self, encoder: Encoder | HandCrafted, progress: Callable[[int, int], None] = lambda done, total: None
-    ) -> Features:
-        """Compute the features of all crops; `progress` is called with (done, total)."""
-        (train, train_labels), (test, test_labels) = self._train, self._test
-        total = len(train) + len(test)
-        return Features(
-            self.name,
-            self._classes,
-            PartFeatures(_embed(encoder, train, lambda done: progress(done, total)), train_labels),
-            PartFeatures(_embed(encoder, test, lambda done: progress(done + len(train), total)), test_labels),
-            device=str(encoder.device),
+        Returns:
+            None on other ranks than the first.
+        """
+        train, test = self._train, self._test
+        total = len(train.labels) + len(test.labels)
+        own = (
+            train._replace(images=_embed(encoder, train.images, lambda done: progress(done, total))),
+            test._replace(images=_embed(encoder, test.images, lambda done: progress(done + len(train.labels), total))),
         )
+        shares = self._ranks.collect(own)
+        if shares is None:
+            return None
+        whole_train, whole_test = (_whole([share[number] for share in shares]) for number in range(2))
+        return Features(self.name, self._classes, whole_train, whole_test, device=str(encoder.device))
 
 
-def _crops(
-    files: ImageFiles, transform: EvalTransform, progress: Callable[[int], None]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return (N, S, S, 3) uint8 and (N,) int64 for the labeled images that can be read."""
+def scores_of(
+    sets: Sequence[LabeledSet],
+    encoder: Encoder | HandCrafted,
+    protocols: Sequence[Protocol],
+    progress: Progress = lambda done, total: None,
+) -> dict[str, float]:
+    """Score an encoder on labeled sets; {} on other ranks than the first, which share the work.
 
-    def crop(path: Path) -> np.ndarray | None:
+    Args:
+        protocols: functions that yield (name, score).
+        progress: called with (done, total) for each set.
+    """
+    features = [found for one in sets if (found := one.embed(encoder, progress)) is not None]
+    # plain numbers: checkpoints keep them, and load no other types
+    return {name: float(score) for protocol in protocols for one in features for name, score in protocol(one)}
+
+
+def _crops(files: ImageFiles, transform: EvalTransform, ranks: Ranks, progress: Callable[[int], None]) -> Share:
+    """Return the share of this process of the labeled images that can be read."""
+
+    def crop(path: Path | PackedImage) -> np.ndarray | None:
         try:
-            return transform.crop(decode_image(path))
+            return transform.crop(transform.read_image(path))
         except ImageError:
             return None  # the pack has reported it already
 
-    labeled = files.keep((files.labels >= 0).nonzero()[0])
-    crops, labels = [], []
-    with ThreadPoolExecutor(cpu_count()) as pool:
-        for done, (image, label) in enumerate(zip(pool.map(crop, labeled.paths), labeled.labels, strict=True), 1):
+    own = (files.labels >= 0).nonzero()[0][ranks.rank :: ranks.world]
+    labeled = files.keep(own)
+    crops, read = [], []
+    with ThreadPoolExecutor(usable_cores()) as pool:
+        for done, (number, image) in enumerate(zip(own, pool.map(crop, labeled.paths), strict=True), 1):
             if image is not None:
                 crops.append(image)
-                labels.append(label)
-            progress(done)
-    if not crops:
+                read.append(number)
+            progress(min(done * ranks.world, len(files.paths)))
+    ranks.wait()  # decoding may take longer on one of them than an operation may
+    if not ranks.any(bool(crops)):
         raise NoImages("None of the evaluation images can be read; check the files in val/ or test/.")
-    return np.stack(crops), np.array(labels, np.int64)
+    numbers = np.array(read, np.int64)
+    return Share(numbers, np.stack(crops) if crops else np.zeros(0, np.uint8), files.labels[numbers])
+
+
+def _whole(shares: Sequence[Share]) -> PartFeatures:
+    """Put the images of all processes in the order of the part."""
+    shares = [one for one in shares if len(one.labels)]
+    numbers, features, labels = (np.concatenate(columns) for columns in zip(*shares, strict=True))
+    order = np.argsort(numbers)
+    return PartFeatures(features[order], labels[order])
 
 
 def _embed(encoder: Encoder | HandCrafted, crops: np.ndarray, progress: Callable[[int], None]) -> np.ndarray:
@@ -92,4 +144,4 @@ def _embed(encoder: Encoder | HandCrafted, crops: np.ndarray, progress: Callable
     for start in range(0, len(crops), BATCH):
         rows.append(encoder.forward_crops(crops[start : start + BATCH]))
         progress(start + len(rows[-1]))
-    return np.concatenate(rows)
+    return np.concatenate(rows) if rows else np.zeros(0, np.float32)

@@ -6,7 +6,6 @@ call continues after an interruption.
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -23,7 +22,9 @@ from timm.optim import param_groups_layer_decay
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from nnclr_hub.cores import usable_cores
 from nnclr_hub.encoder.decoding import decode_image
+from nnclr_hub.encoder.image_reading import ImageReading
 from nnclr_hub.encoder.network_output import vector_length
 from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.errors import ImageError, NoImages, TrainingDiverged
@@ -153,8 +154,8 @@ def logits(model: Classifier, features: np.ndarray) -> np.ndarray:
 class Images(Dataset[tuple[Tensor | None, int, str, str]]):
     """Yields (tensor, label, path, "") for each file, or (None, label, path, reason) for an unreadable one."""
 
-    def __init__(self, part: Part, transform: Callable[[Any], Tensor]) -> None:
-        self.part, self.transform = part, transform
+    def __init__(self, part: Part, transform: Callable[[Any], Tensor], reading: ImageReading) -> None:
+        self.part, self.transform, self.reading = part, transform, reading
 
     def __len__(self) -> int:
         return len(self.part.paths)
@@ -162,7 +163,7 @@ class Images(Dataset[tuple[Tensor | None, int, str, str]]):
     def __getitem__(self, index: int) -> tuple[Tensor | None, int, str, str]:
         path, label = self.part.paths[index], int(self.part.labels[index])
         try:
-            return self.transform(decode_image(path)), label, str(path), ""
+            return self.transform(decode_image(path, self.reading)), label, str(path), ""
         except ImageError as error:
             return None, label, str(path), str(error)
 
@@ -183,10 +184,10 @@ def image_loader(part: Part, preprocessing: Preprocessing, plan: ClassifierPlan)
         std=preprocessing.std,
     )
     return DataLoader(
-        Images(part, transform),  # type: ignore[arg-type]
+        Images(part, transform, preprocessing.reading),  # type: ignore[arg-type]
         plan.micro_batch,
         shuffle=True,
-        num_workers=min(plan.workers, os.cpu_count() or 1),
+        num_workers=min(plan.workers, usable_cores()),
         collate_fn=list,
         drop_last=not plan.frozen
         and len(part.paths) > plan.micro_batch,  # batch norm needs more than a small remainder

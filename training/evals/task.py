@@ -1,7 +1,7 @@
 """A labeled data set as the protocols see it: splits with files and class numbers, and the metric to report.
 
-A part is `train/`, `val/` or `test/` of a data folder, or any other folder that is named. Images that cannot be scored
-honestly are left out and listed: those of a class that `train/` lacks, and those without a label.
+A part is `train/`, `val/` or `test/` of a data folder or archive, or any other folder that is named. Images that cannot
+be scored honestly are left out and listed: those of a class that `train/` lacks, and those without a label.
 """
 
 from __future__ import annotations
@@ -14,7 +14,11 @@ from typing import Protocol
 
 import numpy as np
 
+from nnclr_hub.encoder.features import file_key
+from nnclr_hub.encoder.image_folder import SPLITS
+from nnclr_hub.encoder.image_list import is_packed
 from nnclr_hub.encoder.labeled import LabeledImages, first_names, read_labeled
+from nnclr_hub.encoder.packed_image import PackedImage
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.probe.cross_validation import stratified_folds
 from nnclr_hub.probe.metrics import mean_average_precision_11, top_k_accuracy
@@ -29,7 +33,7 @@ LEAST_LABELED = 20  # rows of a table of which a fifth is scored
 class Part:
     """Files with (N,) int64 classes, or (N, C) float32 of zeros and ones with NaN where neither counts."""
 
-    paths: tuple[Path, ...]
+    paths: tuple[Path | PackedImage, ...]
     labels: np.ndarray
 
 
@@ -67,19 +71,25 @@ class Task:
         return {name: len(part.paths) for name, part in parts.items() if part is not None}
 
 
-def add_files(found: hashlib._Hash, paths: Iterable[Path]) -> None:
+def add_files(found: hashlib._Hash, paths: Iterable[Path | PackedImage]) -> None:
     """Add files to a hash: by path, size and time."""
     for path in paths:
+        if isinstance(path, PackedImage):
+            found.update(file_key(path))
+            continue
         stat = path.stat() if path.exists() else None
         known = f"{stat.st_size} {stat.st_mtime_ns}" if stat else "-"
         found.update(f"{path.resolve()} {known}\n".encode("utf-8", "surrogateescape"))
 
 
-def read_task(folder: Path, *, metric: str | None = None, labels: Path | None = None, root: Path | None = None) -> Task:
+def read_task(
+    folder: str | Path, *, metric: str | None = None, labels: Path | None = None, root: Path | None = None
+) -> Task:
     """Read the data set in a folder with train/ and test/ (or val/, which is then scored).
 
     Args:
-        folder: with one folder per class in each part, or a labels.csv.
+        folder: with one folder per class in each part, or a labels.csv; each part may consist of archives. Or an
+            archive, a pattern or an address, with such folders inside.
         labels, root: a table of labels; see `read_labeled`. A fifth of each class is then scored.
         metric: top1 or mean_per_class; sets with several labels per image always use map11.
 
@@ -87,18 +97,18 @@ def read_task(folder: Path, *, metric: str | None = None, labels: Path | None = 
         NoImages: a part without images.
         InvalidRequest: missing parts, fewer than two classes, or nothing left to score.
     """
-    folder = Path(folder)
     if labels is not None:
         return _table_task(folder, labels, root, metric)
-    scored = next((part for part in ("test", "val") if (folder / part).is_dir()), None)
-    if not folder.is_dir():
+    if not is_packed(folder) and not Path(folder).is_dir():
         raise InvalidRequest(f"{folder} does not exist; name a folder of labeled images.")
-    if scored is None or not (folder / "train").is_dir():
+    every = _parts(folder)
+    folder = Path(folder)
+    scored = next((part for part in ("test", "val") if part in every), None)
+    if scored is None or "train" not in every:
         raise InvalidRequest(
             f"{folder} needs the folders train/ and test/ (or val/), each with one folder per class or a labels.csv. "
             "An encoder is scored on images that the classifier has not seen."
         )
-    every = {part: read_labeled(folder / part) for part in ("train", "val", "test") if (folder / part).is_dir()}
     read = {part: images.labeled for part, images in every.items()}
     classes = read["train"].classes
     if len(classes) < 2:
@@ -137,7 +147,16 @@ def read_task(folder: Path, *, metric: str | None = None, labels: Path | None = 
     )
 
 
-def _table_task(folder: Path, labels: Path, root: Path | None, metric: str | None) -> Task:
+def _parts(folder: str | Path) -> dict[str, LabeledImages]:
+    """Return the images of train/, val/ and test/, as far as they exist, by the first folder inside of archives."""
+    if not is_packed(folder):
+        return {part: read_labeled(Path(folder, part)) for part in SPLITS[:3] if Path(folder, part).is_dir()}
+    images = read_labeled(folder)
+    tops = [one.image.path.partition("/")[0] if isinstance(one, PackedImage) else "" for one in images.paths]
+    return {part: images.keep([i for i, top in enumerate(tops) if top == part]) for part in SPLITS[:3] if part in tops}
+
+
+def _table_task(folder: str | Path, labels: Path, root: Path | None, metric: str | None) -> Task:
     """Return a task on the images of a table, of which a fifth of each class is scored."""
     images = read_labeled(folder, labels, root).labeled
     if images.several or len(images.classes) < 2:
@@ -151,7 +170,7 @@ def _table_task(folder: Path, labels: Path, root: Path | None, metric: str | Non
     train, test = (Part(images.keep(np.flatnonzero(rows)).paths, numbers[rows]) for rows in (~held, held))
     note = f"{labels.name}: a fifth of the images is scored, {len(test.paths)} images"
     metric = metric if metric and metric != "map11" else "top1"
-    return Task(folder.resolve().name, images.classes, train, test, metric=metric, left_out=(note,))
+    return Task(Path(folder).resolve().name, images.classes, train, test, metric=metric, left_out=(note,))
 
 
 def read_pair(folder: Path, queries: str | None = None, gallery: str | None = None) -> Task:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from difflib import get_close_matches
 
 from nnclr_hub.errors import UnknownRecipe
@@ -25,7 +26,7 @@ def find_recipe(name: str) -> Recipe:
         close = get_close_matches(name, RECIPES, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"the recipes are {', '.join(sorted(RECIPES))}."
         raise UnknownRecipe(f"No recipe is named {name!r}; {hint}")
-    return RECIPES[name].recipe
+    return dataclasses.replace(RECIPES[name].recipe, name=name)
 
 
 __all__ = ["RECIPES", "Preset", "Recipe", "find_recipe"]

@@ -1,9 +1,10 @@
-"""`auto`: a recipe that adapts to the number of images and the device."""
+"""`auto`: a recipe that adapts to the images, the device and the time, and says why."""
 
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from .imagenet import BEST
 from .preset import Preset
@@ -14,35 +15,128 @@ TINY = 40  # pixels of the short side up to which a stem for photographs loses n
 SOME = 20_000  # images from which a ResNet-50 is worth its cost
 MANY = 200_000  # images from which the paper's recipe fits
 STEPS = 20_000  # for a small set on a GPU
+CPU_STEPS = 3_000
+LEAST_STEPS = 500  # a run of fewer steps is better at a lower resolution
+ENOUGH = 0.9  # share of the contrast that the views keep; most photographs keep it at 48 pixels, docs/results/auto.md
+CPU_SIZES = (48, 64, 96)
+# images of 48 pixels per core-minute, forward, backward and views (docs/results/small_cpu.md); the cost of a view is
+# proportional to its pixels
+CPU_RATE = 10_000
+# Steps below which SimCLR replaces NNCLR. It is level or ahead in the measured runs of up to 3,050 steps
+# (docs/results/small_cpu.md, crop_only.md), and NNCLR overtakes it after 37,000 in the paper. The limit is a guess
+# between the two.
+NEIGHBOR_STEPS = 10_000
+# settings of NNCLR that SimCLR would ignore; a user who sets one keeps NNCLR
+OF_NEIGHBORS = (
+    *("objective", "learner", "transposed_term", "queue_size", "support_set", "enqueue"),
+    *("pick", "k", "soft_temperature", "mask_own", "warm_start", "ramp", "gate"),
+)
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What `auto` looks at.
+
+    images: number of images.
+    side: their typical short side, in pixels.
+    on_gpu: whether the run has a GPU.
+    minutes: time limit, or None.
+    cores: of the CPU.
+    contrast: {side: share of the contrast that images keep at that side}, see `kept_contrast`; empty if unknown.
+    """
+
+    images: int
+    side: int
+    on_gpu: bool
+    minutes: float | None = None
+    cores: int = 2
+    contrast: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Auto(Recipe):
-    """Select network, size of the views and epochs from the number of images and the device."""
+    """Select network, method, size of the views and epochs for a situation."""
 
-    def for_data(self, images: int, side: int, on_gpu: bool) -> Recipe:
-        """Return the recipe for a number of images, of a typical short side in pixels."""
-        if not on_gpu:
-            size = 32 if side <= TINY else 48
-            epochs = _epochs(images, 256, 3000, most=100)
-            chosen = dataclasses.replace(SMALL_CPU, epochs=epochs, image_size=size, eval_size=size)
-        elif side <= TINY:
-            chosen = dataclasses.replace(CIFAR10_RESNET18, epochs=_epochs(images, 512, STEPS, most=800))
-        elif images < SOME:
-            chosen = dataclasses.replace(SMALL, epochs=_epochs(images, 512, STEPS, most=800))
-        elif images < MANY:
-            chosen = dataclasses.replace(
-                SMALL,
-                backbone="resnet50",
-                image_size=160,
-                eval_size=160,
-                pack_size=192,
-                queue_size=32_768,
-                epochs=_epochs(images, 512, 2 * STEPS, most=400),
+    def choose(self, now: Situation) -> tuple[Recipe, list[str]]:
+        """Return the recipe, and sentences that say why."""
+        given = self.image_size if "image_size" in self.fixed else None
+        chosen, why = _on_cpu(now, given) if not now.on_gpu else (_on_gpu(now), [])
+        if given:
+            pack_size = given * chosen.pack_size // chosen.image_size
+            chosen = dataclasses.replace(chosen, image_size=given, eval_size=given, pack_size=pack_size)
+        kept = (*self.fixed, "in_chans", "mean", "std")
+        chosen = dataclasses.replace(
+            chosen, **{name: getattr(self, name) for name in kept}, fixed=self.fixed, name=self.name
+        )
+        default = Recipe()
+        own = {name: getattr(self, name) for name in OF_NEIGHBORS if getattr(self, name) != getattr(default, name)}
+        chosen = dataclasses.replace(chosen, **own)
+        if "batch_size" not in self.fixed:
+            chosen = dataclasses.replace(chosen, batch_size=chosen.batch_for(now.images))
+        steps = chosen.epochs * max(1, now.images // chosen.batch_size)
+        if steps < NEIGHBOR_STEPS and not own and not {"method", "encoder", *OF_NEIGHBORS} & set(self.fixed):
+            chosen = dataclasses.replace(chosen, method="simclr")
+            why.append(
+                f"SimCLR instead of NNCLR, as in all runs of fewer than {NEIGHBOR_STEPS:,} steps; this one has "
+                f"{steps:,}. To keep NNCLR, use --set method=nnclr."
             )
-        else:
-            chosen = dataclasses.replace(BEST, batch_size=1024, chunk=256, epochs=100, base_lr=0.4)
-        return dataclasses.replace(chosen, **{name: getattr(self, name) for name in self.fixed}, fixed=self.fixed)
+        return chosen, why
+
+
+def _on_cpu(now: Situation, given: int | None) -> tuple[Recipe, list[str]]:
+    """Return a recipe for a CPU: the given size of the views, or the smallest that keeps the detail in the time."""
+    wanted = given or _size_for(now)
+    size = wanted
+    while not given and size > CPU_SIZES[0] and _steps(now, size) < LEAST_STEPS:
+        size = max(one for one in CPU_SIZES if one < size)
+    why = []
+    lost = {side: f"{1 - share:.0%}" for side, share in now.contrast.items()}
+    if wanted > CPU_SIZES[0] and not given:
+        why.append(
+            f"At {CPU_SIZES[0]} pixels your images would lose {lost[CPU_SIZES[0]]} of their contrast, which is fine "
+            "texture."
+        )
+    if size < wanted:
+        why.append(
+            f"{wanted} pixels would keep the texture, but {now.minutes:g} minutes are too short for them; with more "
+            f"time, use --set image_size={wanted}."
+        )
+    epochs = _epochs(now.images, 256, _steps(now, size), most=100)
+    return dataclasses.replace(
+        SMALL_CPU, epochs=epochs, image_size=size, eval_size=size, pack_size=max(96, 2 * size)
+    ), why
+
+
+def _size_for(now: Situation) -> int:
+    if now.side <= TINY:
+        return 32
+    fits = [size for size in CPU_SIZES if size == CPU_SIZES[0] or size <= now.side]
+    return next((size for size in fits if now.contrast.get(size, 1.0) >= ENOUGH), fits[-1])
+
+
+def _steps(now: Situation, size: int) -> int:
+    """Return the number of steps of 256 images on a CPU: those that fit into the time limit, if there is one."""
+    if now.minutes is None:
+        return CPU_STEPS
+    return round(now.minutes * now.cores * CPU_RATE * (48 / size) ** 2 / 256)
+
+
+def _on_gpu(now: Situation) -> Recipe:
+    if now.side <= TINY:
+        return dataclasses.replace(CIFAR10_RESNET18, epochs=_epochs(now.images, 512, STEPS, most=800))
+    if now.images < SOME:
+        return dataclasses.replace(SMALL, epochs=_epochs(now.images, 512, STEPS, most=800))
+    if now.images < MANY:
+        return dataclasses.replace(
+            SMALL,
+            backbone="resnet50",
+            image_size=160,
+            eval_size=160,
+            pack_size=320,
+            queue_size=32_768,
+            epochs=_epochs(now.images, 512, 2 * STEPS, most=400),
+        )
+    return dataclasses.replace(BEST, batch_size=1024, chunk=256, epochs=100, base_lr=0.4)
 
 
 def _epochs(images: int, batch: int, steps: int, most: int) -> int:
@@ -52,12 +146,13 @@ def _epochs(images: int, batch: int, steps: int, most: int) -> int:
 
 AUTO = Preset(
     recipe=Auto(),
-    summary="Select network, size of the views and epochs from the number of images and the device.",
+    summary="Select network, method, size of the views and epochs for the images, the device and the time.",
     hardware="a CPU or a GPU.",
-    time="estimate: 20 minutes to an hour for a few thousand images.",
+    time="estimate: 20 minutes to an hour for a few thousand images; on a CPU, at most --minutes.",
     expected="depends on the images; RUN/report.html shows whether the run learned anything.",
-    notes="On a CPU it is `small_cpu`. On a GPU it is a ResNet-18 at 128 pixels, from 20,000 images on a ResNet-50 at "
-    "160, and from 200,000 on the paper's recipe at 224. Images of at most 40 pixels get the ResNet-18 with a CIFAR "
-    "stem. Values given with --set are kept. The other values that --settings shows are the paper's, and `auto` "
-    "replaces them.",
+    notes="On a CPU it is `small_cpu` at 48 pixels, or at 64 or 96 for fine textures. On a GPU it is a ResNet-18 at "
+    "128 pixels, from 20,000 images on a ResNet-50 at 160, and from 200,000 on the paper's recipe at 224. Images of at "
+    "most 40 pixels get the ResNet-18 with a CIFAR stem. Runs of fewer than 10,000 steps use SimCLR; "
+    "--set method=nnclr keeps NNCLR. Values given with --set are kept. The other values that --settings shows are the "
+    "paper's, and `auto` replaces them.",
 )

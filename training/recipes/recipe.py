@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
+from nnclr_hub import method
+from nnclr_hub.encoder.image_reading import MAX_CHANNELS, ImageReading
+from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.method import METHODS, PREDICTIONS, PROJECTIONS
 
-from ..data.augment import AUGMENTATIONS, IMAGENET_MEAN, IMAGENET_STD, View
-from .settings import one_of, parse_settings, require, setting
+from ..callbacks import CALLBACKS
+from ..data.views import AUGMENTATIONS, IMAGENET_MEAN, IMAGENET_STD, View
+from .settings import assignments, one_of, parse_settings, require, setting
+
+OF_PLUGIN = " If it is part of a plug-in, give that with --plugin."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +30,8 @@ class Recipe:
 
     # ---- method
     method: str = setting("nnclr", "row of METHODS: " + ", ".join(METHODS))
+    objective: str = setting("method", "loss: method for the method's own, or one of a plug-in")
+    learner: str = setting("learner", "class that computes the loss of a step: learner, or one of a plug-in")
     temperature: float = setting(0.1, "tau of the InfoNCE loss")
     target_temperature: float = setting(
         0.05, "of a target that is a distribution over Q or an assignment (SwAV's epsilon)"
@@ -36,8 +44,10 @@ class Recipe:
     encoder: Literal["online", "momentum"] = setting("online", "the network that is evaluated and exported")
     # ---- support set
     queue_size: int = setting(98_304, "rows of the support set; shrinks to the number of images")
-    support_set: Literal["queue", "random_replacement", "current_encoder"] = setting(
-        "queue", "first in first out, rows replaced at random, or a random set embedded at each step"
+    support_set: str = setting(
+        "queue",
+        "queue (first in, first out), random_replacement, current_encoder (a random set embedded at each step), or one "
+        "of a plug-in",
     )
     enqueue: Literal["first", "both"] = setting("first", "views to add to the support set")
     pick: Literal["nearest", "soft", "oracle"] = setting("nearest", "which neighbor; oracle: of the same label")
@@ -64,11 +74,23 @@ class Recipe:
     image_size: int = setting(224, "side of the large views, in pixels")
     early_size: int = setting(0, "side of the large views in the early part of the run; 0 for none")
     early_share: float = setting(0.0, "share of the steps at early_size")
-    pack_size: int = setting(256, "side of the stored decoded images, in pixels")
+    cut_from: Literal["auto", "pack", "originals"] = setting(
+        "auto",
+        "what views are cut from: originals, decoded at each step, or a pack of smaller copies, decoded once; auto: a "
+        "pack if it takes at most 20 GB",
+    )
+    pack_size: int = setting(256, "most pixels of the short side of a copy in a pack")
+    workers: int = setting(0, "decoding processes, with cut_from=originals; 0: one per core")
     eval_size: int = setting(224, "input side of the exported encoder, in pixels")
     eval_crop: float = setting(0.875, "share of the resized short side that the exported encoder's center crop keeps")
-    mean: tuple[float, ...] = setting(IMAGENET_MEAN, "mean of the colors, subtracted; with --init the encoder's")
-    std: tuple[float, ...] = setting(IMAGENET_STD, "standard deviation of the colors; with --init the encoder's")
+    in_chans: int = setting(3, "number of channels of an image; of other images than RGB, all are trained on")
+    reading: str = setting("", "page and channels of each file, such as channels=0,2,1; also --channels, --page, ...")
+    mean: tuple[float, ...] = setting(
+        IMAGENET_MEAN, "mean of each channel, subtracted; with --init the encoder's, and the data's if not RGB"
+    )
+    std: tuple[float, ...] = setting(
+        IMAGENET_STD, "standard deviation of each channel; with --init the encoder's, and the data's if not RGB"
+    )
     augmentation: str = setting("byol", ", ".join(AUGMENTATIONS))
     crop_scale: tuple[float, ...] = setting((), "area of large crops, LEAST,MOST; empty for the augmentation's default")
     local_crops: int = setting(0, "number of small views (multi-crop)")
@@ -76,12 +98,12 @@ class Recipe:
     local_scale: tuple[float, ...] = setting((0.05, 0.14), "area of the small crops, LEAST,MOST")
     degrade: float = setting(0.0, "probability of degrading a view, for sets of different quality")
     one_folder: float = setting(0.0, "share of a batch that comes from one --data folder")
-    residency: Literal["auto", "device", "host"] = setting("auto", "where the decoded images are kept")
+    residency: Literal["auto", "device", "host"] = setting("auto", "where a pack is kept")
     # ---- optimization
     epochs: int = setting(1000, "passes over the images")
     batch_size: int = setting(4096, "images per step over all GPUs; shrinks to fit a small set")
     accumulate: int = setting(1, "number of parts of a batch, to save memory; each part has only its own negatives")
-    chunk: int = setting(0, "images per pass of the backbone, at the cost of one more forward pass; 0: all")
+    chunk: int = setting(0, "images per pass of views and backbone, at the cost of one more forward pass; 0: all")
     optimizer: Literal["lars", "sgd", "adamw"] = setting("lars", "lars, sgd or adamw")
     base_lr: float = setting(0.3, "learning rate at a batch of 256; scaled linearly with the batch")
     weight_decay: float = setting(1e-6, "not applied to biases, norms, positions and [CLS]")
@@ -89,21 +111,33 @@ class Recipe:
     nesterov: bool = setting(False, "Nesterov's momentum for lars and sgd")
     warmup_epochs: float = setting(10.0, "linear warm-up, then cosine to 0")
     clip: float = setting(0.0, "largest norm of the gradient; 0 for no limit")
-    precision: Literal["auto", "fp32", "bf16"] = setting("auto", "auto: bf16 on devices where it is fast")
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = setting(
+        "auto", "auto: bf16 on devices where it is fast, fp16 with scaled gradients on other GPUs"
+    )
     channels_last: bool = setting(True, "memory layout of convolutions")
-    compile: bool = setting(False, "compile the backbone, and on a GPU the augmentation")
-    compile_views: bool = setting(False, "compile the augmentation alone, on a GPU")
+    compile: bool = setting(False, "compile the backbone")
+    compile_views: bool = setting(True, "compile the augmentation, on a GPU")
     seed: int = setting(0, "seed of weights, order and augmentation")
     # ---- logging and checkpoints
     log_every: int = setting(10, "steps between log lines")
     eval_images: int = setting(25_000, "maximum number of images of train/ and of val/ to score at a checkpoint")
     checkpoint_every: int = setting(10, "epochs between checkpoints, with 20-NN, encoder and report")
-    tensorboard: bool = setting(False, "write RUN/tensorboard in addition to log.jsonl")
+    checkpoint_minutes: float = setting(30.0, "minutes between checkpoints in addition, without scores; 0: none")
+    keep_every: int = setting(0, "epochs between checkpoints that RUN/kept/epoch-N keeps, with the encoder; 0: none")
+    collective_minutes: float = setting(10.0, "several processes: minutes after which one that hangs ends the run")
+    callbacks: tuple[str, ...] = setting((), "called at log lines and checkpoints: " + ", ".join(CALLBACKS))
+    name: str = dataclasses.field(default="custom", repr=False)  # of the preset
     fixed: tuple[str, ...] = dataclasses.field(default=(), repr=False)  # names given with --set
 
     def __post_init__(self) -> None:
-        one_of("method", self.method, METHODS)
-        one_of("augmentation", self.augmentation, AUGMENTATIONS)
+        one_of("method", self.method, METHODS, OF_PLUGIN)
+        for name, registry in (("objective", "OBJECTIVES"), ("learner", "LEARNERS"), ("support_set", "SUPPORT_SETS")):
+            default = getattr(type(self), name)
+            if getattr(self, name) != default:  # only then torch is imported
+                one_of(name, getattr(self, name), dict.fromkeys([default, *getattr(method, registry)]), OF_PLUGIN)
+        one_of("augmentation", self.augmentation, AUGMENTATIONS, OF_PLUGIN)
+        for callback in self.callbacks:
+            one_of("callbacks", callback, CALLBACKS, OF_PLUGIN)
         one_of("projection", self.projection, ("method", "none", *PROJECTIONS))
         one_of("prediction", self.prediction, ("method", "none", *PREDICTIONS))
         for name, kind in typing.get_type_hints(type(self)).items():
@@ -115,7 +149,7 @@ class Recipe:
     def _check_ranges(self) -> None:
         sizes = ("queue_size", "log_every", "epochs", "checkpoint_every", "accumulate", "k", "eval_images")
         sizes += ("mean_of", "prototypes", "target_temperature")
-        for name in (*sizes, "temperature", "soft_temperature", "base_lr"):
+        for name in (*sizes, "collective_minutes", "temperature", "soft_temperature", "base_lr"):
             require(getattr(self, name) > 0, name, getattr(self, name), "must be above 0")
         for name in ("image_size", "pack_size", "eval_size", "local_size"):
             require(getattr(self, name) >= 8, name, getattr(self, name), "must be at least 8 pixels")
@@ -125,7 +159,18 @@ class Recipe:
         for name in ("eval_crop", "layer_decay"):
             require(0 < getattr(self, name) <= 1, name, getattr(self, name), "must be above 0 and at most 1")
         require(0 <= self.drop_path < 1, "drop_path", self.drop_path, "must be at least 0 and below 1")
-        for name in ("weight_decay", "momentum", "warmup_epochs", "seed", "clip", "chunk", "local_crops"):
+        for name in (
+            "weight_decay",
+            "momentum",
+            "warmup_epochs",
+            "seed",
+            "clip",
+            "chunk",
+            "local_crops",
+            "workers",
+            "checkpoint_minutes",
+            "keep_every",
+        ):
             require(getattr(self, name) >= 0, name, getattr(self, name), "must not be negative")
         for name in ("projection_hidden", "projection_dim", "prediction_hidden", "early_size"):
             require(getattr(self, name) >= 0, name, getattr(self, name), "must not be negative")
@@ -133,9 +178,14 @@ class Recipe:
             if value or name == "local_scale":
                 fits = len(value) == 2 and 0 < value[0] <= value[1] <= 1
                 require(fits, name, value, "must be LEAST,MOST, two shares of the area above 0 and at most 1")
+        require(1 <= self.in_chans <= MAX_CHANNELS, "in_chans", self.in_chans, f"must be from 1 to {MAX_CHANNELS}")
+        chosen = len(ImageReading.parse(self.reading).channels)
+        fits = chosen in (0, self.in_chans) or (chosen == 1 and self.in_chans == 3)
+        require(fits, "reading", self.reading, f"must choose {self.in_chans} channels, as many as in_chans")
         for name, least in (("mean", -1e9), ("std", 0)):
             value = getattr(self, name)
-            require(len(value) == 3 and min(value) > least, name, value, "must be three numbers, with std above 0")
+            fits = len(value) == self.in_chans and min(value) > least
+            require(fits, name, value, f"must be {self.in_chans} numbers, one for each channel, with std above 0")
         require(
             len(self.channels) in (0, 4), "channels", self.channels, "must be the widths of all four stages, or empty"
         )
@@ -143,7 +193,7 @@ class Recipe:
 
     def _check_together(self) -> None:
         require(
-            self.pack_size >= self.image_size,
+            self.pack_size >= self.image_size or self.cut_from == "originals",
             "pack_size",
             self.pack_size,
             f"must be at least image_size ({self.image_size}), or every view would be enlarged",
@@ -177,7 +227,14 @@ class Recipe:
     @property
     def model_args(self) -> dict[str, Any]:
         """Arguments of the timm architecture, without the image size."""
-        return {"channels": list(self.channels)} if self.channels else {}
+        widths = {"channels": list(self.channels)} if self.channels else {}
+        return widths if self.in_chans == 3 else {**widths, "in_chans": self.in_chans}
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """The preprocessing of the exported encoder."""
+        reading = ImageReading.parse(self.reading)
+        return Preprocessing(self.eval_size, self.eval_crop, self.mean, self.std, reading=reading)
 
     def neighbor_share(self, progress: float) -> float:
         """Return the share of a batch that uses neighbors at `progress` (0 to 1) of the steps."""
@@ -208,9 +265,11 @@ class Recipe:
         early = (self.early_size,) if self.early_share > 0 else ()
         return (self.image_size, *early, *([self.local_size] if self.local_crops else []))
 
-    def for_data(self, images: int, side: int, on_gpu: bool) -> Recipe:
-        """Return the recipe for a set of this size; only `auto` changes it."""
-        return self
+    def batch_for(self, images: int) -> int:
+        """Return batch_size, or the largest power of two with at least four steps in an epoch of that many images."""
+        if self.batch_size <= images // 4:
+            return self.batch_size
+        return 1 << max(2, images // 4).bit_length() - 1
 
     # ---- --set
 
@@ -219,13 +278,22 @@ class Recipe:
         """Return (name, default, help) for every setting."""
         return [(f.name, f.default, f.metadata["help"]) for f in dataclasses.fields(cls) if "help" in f.metadata]
 
-    def with_settings(self, assignments: Sequence[str]) -> Self:
-        """Return a copy with `key=value` assignments applied.
+    def with_settings(self, settings: Sequence[str] | Mapping[str, Any]) -> Self:
+        """Return a copy with settings changed.
+
+        Args:
+            settings: ["epochs=50"], or {"epochs": 50}.
 
         Raises:
             UnknownSetting: an unknown key, with the nearest one, or an invalid value.
         """
         hints = typing.get_type_hints(type(self))
         names = [name for name, _, _ in self.settings()]
-        changes = parse_settings(assignments, {name: hints[name] for name in names}, dataclasses.asdict(self))
-        return dataclasses.replace(self, **changes, fixed=tuple(dict.fromkeys([*self.fixed, *changes])))
+        changes = parse_settings(assignments(settings), {name: hints[name] for name in names}, dataclasses.asdict(self))
+        chosen = len(ImageReading.parse(changes.get("reading", "")).channels)
+        if chosen > 1:
+            changes.setdefault("in_chans", chosen)
+        fixed = tuple(changes)
+        if changes.get("in_chans", 3) != 3:  # until the data's are known
+            changes = {**dict.fromkeys(("mean", "std"), (0.5,) * changes["in_chans"]), **changes}
+        return dataclasses.replace(self, **changes, fixed=tuple(dict.fromkeys([*self.fixed, *fixed])))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import field
 from difflib import get_close_matches
 from typing import Any, Literal
@@ -12,11 +12,19 @@ from typing import Any, Literal
 from nnclr_hub.errors import UnknownSetting
 
 RENAMED = {"eval_pictures": "eval_images"}  # names of settings in earlier versions
+REPLACED = {"tensorboard=true": "callbacks=tensorboard", "tensorboard=false": "callbacks="}  # also of earlier versions
 
 
 def setting(default: Any, help: str) -> Any:
     """Define a field of a recipe with the help that the command line shows."""
     return field(default=default, metadata={"help": help})
+
+
+def assignments(settings: Sequence[str] | Mapping[str, Any]) -> Sequence[str]:
+    """Return settings as ["key=value", ...]; {"key": value} is accepted too."""
+    if isinstance(settings, Mapping):
+        return [f"{name}={as_text(value)}" for name, value in settings.items()]
+    return settings
 
 
 def parse_settings(assignments: Sequence[str], hints: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
@@ -30,7 +38,7 @@ def parse_settings(assignments: Sequence[str], hints: dict[str, Any], now: dict[
         UnknownSetting: an unknown key, with the nearest one, or an invalid value.
     """
     changes: dict[str, Any] = {}
-    for assignment in assignments:
+    for assignment in (REPLACED.get(one, one) for one in assignments):
         key, equals, text = assignment.partition("=")
         key = RENAMED.get(key, key)
         if key not in hints:
@@ -45,7 +53,7 @@ def parse_settings(assignments: Sequence[str], hints: dict[str, Any], now: dict[
 
 def as_text(value: Any) -> str:
     """Format a value as --set accepts it."""
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):
         return ",".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)
 
@@ -74,9 +82,9 @@ def require(holds: bool, name: str, value: object, rule: str) -> None:
         raise UnknownSetting(f"{name} {rule}; got {as_text(value)}.")
 
 
-def one_of(name: str, value: str, choices: Collection[str]) -> None:
-    """Raise UnknownSetting, with the nearest choice, unless value is one of the choices."""
+def one_of(name: str, value: str, choices: Collection[str], hint: str = "") -> None:
+    """Raise UnknownSetting, with the nearest choice or a hint, unless value is one of the choices."""
     if value not in choices:
         close = get_close_matches(value, choices, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
+        hint = f" Did you mean {close[0]!r}?" if close else hint
         raise UnknownSetting(f"{name} must be one of {', '.join(choices)}; got {value}.{hint}")

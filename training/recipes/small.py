@@ -22,7 +22,7 @@ SMALL = Recipe(
     warm_start=0.1,
     ramp=0.1,
     image_size=128,
-    pack_size=160,
+    pack_size=256,
     eval_size=128,
     epochs=200,
     batch_size=512,
@@ -75,7 +75,6 @@ STARTER_RESNET50 = replace(
     degrade=0.3,
     one_folder=0.75,
     nesterov=True,
-    compile_views=True,
     epochs=100,
 )
 STARTER_VIT_SMALL = replace(

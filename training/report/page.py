@@ -111,6 +111,8 @@ def _scores(logs: Mapping[str, list[dict[str, Any]]], floors: Mapping[str, Floor
             below = [floors[run].scores.get(floor, {}).get(key) for floor in named]
             rows.append((run, key, _with_interval(values[-1], tested), f"{max(values):.3f}", values[-1], below))
     if not rows:
+        if labeled := sorted({html.escape(name) for one in floors.values() for name in one.tested}):
+            return f"<p>No scores yet. The run scores the encoder on {', '.join(labeled)} at its next checkpoint.</p>"
         return (
             "<p>No scores yet. The run scores the encoder at each checkpoint if the data has labeled images in "
             "train/CLASS/ and val/CLASS/ (or test/CLASS/).</p>"

@@ -31,7 +31,7 @@ from nnclr_hub.encoder.attention.maps import AttentionMap, on_one_scale
 from nnclr_hub.encoder.attention.network import NetworkTraits, accept_any_size, last_attention, traits_of
 from nnclr_hub.encoder.attention.query import AttentionSettings, require_inside
 from nnclr_hub.encoder.backends.with_torch import memory_errors
-from nnclr_hub.encoder.decoding import decode_image
+from nnclr_hub.encoder.channel_image import for_people
 from nnclr_hub.encoder.inputs import ImageLike, as_source
 from nnclr_hub.encoder.network_output import feature_map
 from nnclr_hub.encoder.preprocessing import Transform
@@ -43,7 +43,7 @@ class PreparedImage:
     """An image ready for the network.
 
     image: the upright original, RGB.
-    pixels: (h, w, 3) uint8, the same image uncropped, at the size of the network's input.
+    pixels: (h, w, C) uint8, the same image uncropped, at the size of the network's input.
     """
 
     image: Image.Image
@@ -140,11 +140,11 @@ class AttentionExtractor:
             ImageError: the image cannot be read.
             InvalidRequest: max_side is too small, or the query is not inside the image.
         """
-        decoded = decode_image(as_source(image))
+        decoded = self._transform.read_image(as_source(image))
         if has_query and settings.query is not None:
             require_inside(settings.query, decoded.size)
         size = input_size(decoded.size, self.traits.cell, settings.max_side, whole=self.traits.transformer)
-        return PreparedImage(decoded, self._transform.resized(decoded, size))
+        return PreparedImage(for_people(decoded), self._transform.resized(decoded, size))
 
     @torch.inference_mode()
     def forward(self, prepared: PreparedImage) -> ImageFeatures:

@@ -14,10 +14,11 @@ import logging
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,10 +35,12 @@ if TYPE_CHECKING:  # a cached choice is read without torch
 
 log = logging.getLogger(__name__)
 
+NOTHING: Mapping[str, Callable[[], Backend]] = MappingProxyType({})
 MIN_COSINE = 0.999  # between the vectors of a candidate and the reference, for the worst image
 TIMED = 4  # images per timed run
-ROUNDS = 3
-TOO_SLOW = 1.5  # times the best time so far: not measured again
+ROUNDS, MAX_ROUNDS = 3, 10
+AGREE = 1.1  # times the best time that the second best may take; beyond that, other load is likely
+TOO_SLOW = 1.5  # times the best time so far: not measured more than twice
 REFERENCE = "torch"
 PACKAGES = ("nnclr_hub", "torch", "timm", "openvino", "onnxruntime")
 CPU_INFO = Path("/proc/cpuinfo")
@@ -66,6 +69,7 @@ def open_backend(
     precision: str | None = None,
     fingerprint: Callable[[], str] = lambda: "",
     images: int | None = None,
+    exported: Mapping[str, Callable[[], Backend]] = NOTHING,
 ) -> Backend:
     """Open the backend of a name for a network.
 
@@ -75,6 +79,8 @@ def open_backend(
         precision: "fp32" or "bf16", unless the name contains it; None: the backend's default.
         fingerprint: returns the encoder's fingerprint; called for "auto", which caches its choice under it.
         images: number of images to expect; None: many. "auto" does not measure for a few.
+        exported: kinds of which a network is ready, with what opens it in float32; candidates of "auto" that need no
+            export.
 
     Raises:
         InvalidRequest: the backend does not exist, or does not support this network or device.
@@ -85,32 +91,39 @@ def open_backend(
         return _opener(kind)(network, device, wanted or "fp32")
 
     def open_named(named: str) -> Backend:
-        return open_backend(named, network, device)
+        return exported[named]() if named in exported else open_backend(named, network, device)
 
+    names = candidates(device.type, wanted, exported)
     if images is not None and images <= FEW:
-        cached = cached_choice(fingerprint(), str(device), wanted)
-        names = candidates(device.type, wanted)
-        return open_named(cached) if cached else _first_accurate(open_named, names, network.side)
-    return choose(open_named, network.side, device, wanted, fingerprint())
+        cached = cached_choice(fingerprint(), str(device), names)
+        return open_named(cached) if cached else _first_accurate(open_named, names, network.side, network.channels)
+    return choose(open_named, network.side, device, names, fingerprint(), network.channels)
 
 
-def cached_choice(fingerprint: str, device: str, precision: str | None) -> str | None:
-    """Return the name of the fastest backend for an encoder, if it was measured on this machine; needs no torch."""
-    names = candidates(device.partition(":")[0], precision)
+def cached_choice(fingerprint: str, device: str, names: Sequence[str]) -> str | None:
+    """Return which of the candidates is the fastest for an encoder, if they were measured on this machine.
+
+    It needs no torch.
+    """
     return _read_choice(_place(fingerprint, device, names), names)
 
 
 def choose(
-    open_named: Callable[[str], Backend], side: int, device: Device, precision: str | None, fingerprint: str
+    open_named: Callable[[str], Backend],
+    side: int,
+    device: Device,
+    names: Sequence[str],
+    fingerprint: str,
+    channels: int = 3,
 ) -> Backend:
     """Open the backend to use on this machine.
 
     Args:
         open_named: opens a backend by its name.
         side: of the network's input, in pixels.
-        precision: required of the candidates; None: any.
+        names: of the candidates, the reference first.
+        channels: of the network's input.
     """
-    names = candidates(device.type, precision)
     place = _place(fingerprint, str(device), names)
     cached = _read_choice(place, names)
     if cached is not None:
@@ -121,30 +134,32 @@ def choose(
         else:
             log.info("backend %s, from the cached choice", backend.name)
             return backend
-    backend, measured = _fastest(open_named, names, side)
+    backend, measured = _fastest(open_named, names, probe_images(side, channels=channels))
     _write_choice(place, {"name": backend.name, "measured": measured})
     log.info("backend %s, fastest of %s", backend.name, _summary(measured))
     return backend
 
 
-def candidates(device: str, precision: str | None) -> list[str]:
+def candidates(device: str, precision: str | None, exported: Container[str] = ()) -> list[str]:
     """Return the candidates, the reference first; without torch.compile, which would take minutes to measure.
 
     Args:
         device: its type: "cpu" or "cuda".
         precision: "fp32" or "bf16"; None: both.
+        exported: kinds of which a network is ready.
     """
     names = [REFERENCE, "torch-bf16"]
     if device == "cpu" and find_spec("openvino"):
         names += ["openvino", "openvino-bf16"]
-    elif device == "cpu" and find_spec("onnxruntime") and find_spec("onnxscript"):
+    elif device == "cpu" and find_spec("onnxruntime") and ("onnx" in exported or find_spec("onnxscript")):
         names += ["onnx"]  # slower than OpenVINO where both are installed, and slow to export
     return [name for name in names if precision in (None, parse_backend(name)[1])] or [f"{REFERENCE}-{precision}"]
 
 
-def _fastest(open_named: Callable[[str], Backend], names: list[str], side: int) -> tuple[Backend, dict[str, Any]]:
+def _fastest(
+    open_named: Callable[[str], Backend], names: Sequence[str], images: np.ndarray
+) -> tuple[Backend, dict[str, Any]]:
     """Return the fastest accurate backend, and the measurements: name -> seconds per image, worst cosine."""
-    images = probe_images(side)
     reference = open_named(REFERENCE)
     wanted = reference.run(images)
     running: dict[str, Backend] = {}
@@ -167,15 +182,15 @@ def _fastest(open_named: Callable[[str], Backend], names: list[str], side: int) 
     return running[best], measured
 
 
-def _first_accurate(open_named: Callable[[str], Backend], names: list[str], side: int) -> Backend:
-    """Return the first backend in float32 that can start without torch and matches the reference; else the reference.
+def _first_accurate(open_named: Callable[[str], Backend], names: Sequence[str], side: int, channels: int) -> Backend:
+    """Return OpenVINO in float32 if it matches the reference; else the reference.
 
     An export to ONNX takes longer than a few images in torch, so it is not tried.
     """
     reference = open_named(names[0])
     if "openvino" not in names:
         return reference
-    images = probe_images(side)[:TIMED]
+    images = probe_images(side, TIMED, channels)
     try:
         backend = open_named("openvino")
         return backend if worst_cosine(backend.run(images), reference.run(images)) >= MIN_COSINE else reference
@@ -185,18 +200,23 @@ def _first_accurate(open_named: Callable[[str], Backend], names: list[str], side
 
 
 def _measure(running: dict[str, Backend], images: np.ndarray) -> dict[str, float]:
-    """Return the best time of each backend; one that is too slow after a round is not run again.
+    """Return the best time of each backend; one that is too slow in two rounds is not run again.
 
-    The backends take turns, so that other load on the machine affects all of them.
+    The backends take turns, so that other load on the machine affects all of them. While the two best times of a
+    backend disagree, more rounds follow.
     """
-    seconds = dict.fromkeys(running, float("inf"))
-    for _ in range(ROUNDS):
-        best = min(seconds.values())
-        for name in [name for name in running if best == float("inf") or seconds[name] < TOO_SLOW * best]:
+    times: dict[str, list[float]] = {name: [] for name in running}
+    fast, rounds = list(running), 0
+    while rounds < ROUNDS or (rounds < MAX_ROUNDS and any(times[name][1] > AGREE * times[name][0] for name in fast)):
+        for name in fast:
             began = time.perf_counter()
             running[name].run(images)
-            seconds[name] = min(seconds[name], time.perf_counter() - began)
-    return seconds
+            times[name] = sorted([*times[name], time.perf_counter() - began])
+        rounds += 1
+        if rounds > 1:
+            best = min(one[0] for one in times.values())
+            fast = [name for name in fast if times[name][0] <= TOO_SLOW * best]
+    return {name: one[0] for name, one in times.items()}
 
 
 def worst_cosine(got: np.ndarray, wanted: np.ndarray) -> float:
@@ -206,14 +226,14 @@ def worst_cosine(got: np.ndarray, wanted: np.ndarray) -> float:
     return float(np.nan_to_num(cosines, nan=-1.0).min())
 
 
-def _place(fingerprint: str, device: str, names: list[str]) -> Path:
+def _place(fingerprint: str, device: str, names: Sequence[str]) -> Path:
     """Return the file of a cached choice."""
     machine, threads = _processor(), os.environ.get("OMP_NUM_THREADS")
     if device.startswith("cuda"):
         import torch
 
         machine = torch.cuda.get_device_name(device)
-    about = [fingerprint, device, machine, threads, os.cpu_count(), names, _versions()]
+    about = [fingerprint, device, machine, threads, os.cpu_count(), list(names), _versions()]
     return cache_folder() / "backends" / f"{hashlib.sha256(json.dumps(about).encode()).hexdigest()[:32]}.json"
 
 
@@ -237,7 +257,7 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _read_choice(place: Path, names: list[str]) -> str | None:
+def _read_choice(place: Path, names: Sequence[str]) -> str | None:
     """Return the cached name; None if there is none, or the file is damaged."""
     try:
         name = json.loads(place.read_text("utf-8"))["name"]

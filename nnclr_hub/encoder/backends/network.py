@@ -10,7 +10,7 @@ from nnclr_hub.encoder.preprocessing import Preprocessing
 
 
 class Network(nn.Module):
-    """(N, S, S, 3) uint8 crops -> (N, D) float features, not normalized.
+    """(N, S, S, C) uint8 crops -> (N, D) float features, not normalized.
 
     Args:
         backbone: (N, 3, S, S) float -> (N, D), in evaluation mode; shared, not copied.
@@ -23,7 +23,7 @@ class Network(nn.Module):
     def __init__(self, backbone: nn.Module, preprocessing: Preprocessing) -> None:
         super().__init__()
         self.backbone = backbone
-        self.side = preprocessing.input_size
+        self.side, self.channels = preprocessing.input_size, preprocessing.in_chans
         # not part of the state dict, because they are not weights
         self.register_buffer("mean", self._colors(preprocessing.mean), persistent=False)
         self.register_buffer("std", self._colors(preprocessing.std), persistent=False)
@@ -31,15 +31,15 @@ class Network(nn.Module):
 
     @staticmethod
     def _colors(values: tuple[float, ...]) -> Tensor:
-        return torch.tensor(values).mul_(255).view(1, 3, 1, 1)
+        return torch.tensor(values).mul_(255).view(1, -1, 1, 1)
 
     def forward(self, crops: Tensor) -> Tensor:
         """Compute features of crops on the network's device; the layout in memory stays channels last."""
         return self.backbone((crops.permute(0, 3, 1, 2).float() - self.mean) / self.std)
 
     def example(self) -> Tensor:
-        """Return (2, S, S, 3) uint8 for tracing; not one image, because tracers treat batch size 1 specially."""
-        return torch.zeros(2, self.side, self.side, 3, dtype=torch.uint8)
+        """Return (2, S, S, C) uint8 for tracing; not one image, because tracers treat batch size 1 specially."""
+        return torch.zeros(2, self.side, self.side, self.channels, dtype=torch.uint8)
 
     @property
     def bytes(self) -> int:

@@ -11,9 +11,10 @@ import numpy as np
 IMAGES = 8
 
 
-def probe_images(side: int, count: int = IMAGES) -> np.ndarray:
-    """Return (count, side, side, 3) uint8, the same on every machine."""
-    return np.stack([_image(np.random.default_rng(seed), side) for seed in range(count)])
+def probe_images(side: int, count: int = IMAGES, channels: int = 3) -> np.ndarray:
+    """Return (count, side, side, channels) uint8, the same on every machine; beyond RGB the colors are repeated."""
+    images = np.stack([_image(np.random.default_rng(seed), side) for seed in range(count)])
+    return images if channels == 3 else images[..., np.arange(channels) % 3]
 
 
 def _image(rng: np.random.Generator, side: int) -> np.ndarray:

@@ -28,15 +28,18 @@ OPSET = 18
 
 
 def onnx_bytes(network: Network, about: Mapping[str, str] | None = None) -> bytes:
-    """Export an ONNX model: "pixels" (batch, S, S, 3) uint8 -> "features" and "embedding", (batch, D) float32.
+    """Export an ONNX model: "pixels" (batch, S, S, 3) uint8 -> "embedding" and "features", (batch, D) float32.
 
-    The graph contains the normalization of the pixels; "embedding" has unit rows.
+    The graph contains the normalization of the pixels; "embedding" has unit rows, and is the first output.
 
     Raises:
         MissingDependency: onnx or onnxscript is not installed.
         InvalidRequest: torch cannot export the network.
     """
     model = _exported(network)
+    outputs = sorted(model.graph.output, key=lambda one: one.name != EMBEDDING)
+    model.graph.ClearField("output")
+    model.graph.output.extend(outputs)
     for key, value in (about or {}).items():
         model.metadata_props.add(key=key, value=value)
     return model.SerializeToString()

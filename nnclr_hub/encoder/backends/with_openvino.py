@@ -135,5 +135,5 @@ def _trace(network: Network) -> Any:
         decoder = TorchScriptPythonDecoder(traced, example_input=network.example())
         front_end = FrontEndManager().load_by_framework("pytorch")
         model = front_end.convert(front_end.load(decoder))
-    model.reshape(PartialShape([-1, network.side, network.side, 3]))
+    model.reshape(PartialShape([-1, network.side, network.side, network.channels]))
     return model

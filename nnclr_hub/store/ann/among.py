@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from nnclr_hub.store.ann.delta import positions
+from nnclr_hub.store.ann.main_index import FAISS
 
 
 class Chosen:
@@ -39,6 +40,11 @@ class Chosen:
         made = np.zeros(self._total, bool)
         made[self.rows] = True
         return made
+
+    @cached_property
+    def scan(self) -> Any:
+        """Search parameters of faiss for comparing with each row."""
+        return FAISS.SearchParameters(sel=FAISS.IDSelectorArray(self.rows))
 
     @cached_property
     def bitmap(self) -> np.ndarray:

@@ -64,11 +64,14 @@ def score(query: np.ndarray, vectors: np.ndarray, metric: str) -> np.ndarray:
 
 
 def merge(found: list[Found], k: int) -> Found:
-    """Return the k best of several results for the same queries, best first."""
+    """Return the k best of several results for the same queries, best first. A single result is returned unchanged."""
+    if len(found) == 1:
+        return found[0]
     return best(np.concatenate([f[0] for f in found], axis=1), np.concatenate([f[1] for f in found], axis=1), k)
 
 
 def best(scores: np.ndarray, rids: np.ndarray, k: int) -> Found:
     """Return the k best columns of scores (n, m) and rids (n, m) in each row, best first."""
     order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
-    return np.take_along_axis(scores, order, axis=1), np.take_along_axis(rids, order, axis=1)
+    each = np.arange(len(scores))[:, None]
+    return scores[each, order], rids[each, order]

@@ -5,6 +5,9 @@ since. A search names the change that its view of the catalog is up to, and sees
 that is being replaced is found as the old or as the new one, never as neither. Rows that are newer than the view are
 returned too; the caller looks all row ids up in the catalog, where newer rows do not exist yet.
 
+Callers pass vectors and queries as the catalog has them. The main part and the delta hold them after the transform of
+the main part, if it has one.
+
 Nothing moves under a reader: it works on a `Parts` object, which is replaced as a whole. `fold` builds new parts while
 searches run, and forgets rows that were deleted before. A search whose view is older than that must be repeated with a
 newer view.
@@ -25,10 +28,12 @@ from nnclr_hub.store.ann.among import Among, Chosen
 from nnclr_hub.store.ann.compare import Found, best, compare, merge, score
 from nnclr_hub.store.ann.delta import LIVE, Deletions, Delta, positions
 from nnclr_hub.store.ann.main_index import MainIndex, threads
+from nnclr_hub.store.ann.transform import compared
 from nnclr_hub.store.cancellation import check_cancelled
 from nnclr_hub.store.index_kinds import FLAT, IndexKind
 from nnclr_hub.store.settings import StoreSettings
 from nnclr_hub.store.spec import CollectionSpec
+from nnclr_hub.store.vector_transform import VectorTransform
 
 # below this share of the main part, scanning the rows that pass a filter is cheaper than walking past the others
 SCAN_SHARE = 0.05
@@ -59,6 +64,7 @@ class Parts:
     deletions: of rows of main.
     delta: what was added since.
     floor: rows that were deleted up to this change are forgotten.
+    untransformed: while a fold may fit another transform, what was added since it began, as the catalog has it.
     """
 
     main: MainIndex | None
@@ -66,6 +72,12 @@ class Parts:
     deletions: Deletions
     delta: Delta
     floor: int = 0
+    untransformed: Delta | None = None
+
+    @property
+    def transform(self) -> VectorTransform | None:
+        """The transform of the vectors and queries, or None."""
+        return None if self.main is None else self.main.transform
 
 
 @dataclass(frozen=True)
@@ -75,7 +87,7 @@ class State:
     seq: the change.
     main, rids: as in `Parts`.
     deleted: (n,) int64, deleted rows of main.
-    delta_rids, delta_vectors: (m,) int64 and (m, D) float32, the live rows of the delta.
+    delta_rids, delta_vectors: (m,) int64 and (m, D) float32, the live rows of the delta, transformed.
     """
 
     seq: int
@@ -104,8 +116,11 @@ class AnnIndex:
 
     def new_parts(self, main: MainIndex | None, rids: np.ndarray, floor: int) -> Parts:
         """Return parts without deleted rows and with an empty delta."""
-        delta = Delta(self.spec.dim, self.spec.metric, self.settings.delta_chunk)
-        return Parts(main, rids, Deletions(len(rids)), delta, floor)
+        return Parts(main, rids, Deletions(len(rids)), self.new_delta(), floor)
+
+    def new_delta(self) -> Delta:
+        """Return an empty delta."""
+        return Delta(self.spec.dim, self.spec.metric, self.settings.delta_chunk)
 
     # ---- writing: one thread at a time
 
@@ -119,7 +134,9 @@ class AnnIndex:
         """
         with self.mutation:
             if len(added):
-                self.parts.delta.append(added, vectors)
+                self.parts.delta.append(added, compared(self.parts.transform, vectors))
+                if self.parts.untransformed is not None:
+                    self.parts.untransformed.append(added, vectors)
             if len(deleted):
                 self.parts.deletions.delete(positions(self.parts.rids, deleted), seq)
                 self.parts.delta.delete(deleted, seq)
@@ -165,6 +182,10 @@ class AnnIndex:
             rids, deletions = parts.delta.tail(0)
             return np.concatenate([parts.rids[parts.deletions.live(len(parts.rids))], rids[deletions == LIVE]])
 
+    def compared(self, vectors: np.ndarray) -> np.ndarray:
+        """Return vectors (n, D) float32 as searches compare them now."""
+        return compared(self.parts.transform, vectors)
+
     @property
     def kind(self) -> IndexKind:
         """The kind of index that answers searches now."""
@@ -181,7 +202,8 @@ class AnnIndex:
     def nbytes(self) -> int:
         """Approximate memory of the index in bytes."""
         parts = self.parts
-        return len(parts.rids) * self.kind.bytes_per_vector(self.spec) + parts.delta.count * 4 * self.spec.dim
+        matrix = 0 if parts.transform is None or parts.transform.matrix is None else parts.transform.matrix.nbytes
+        return len(parts.rids) * self.kind.bytes_per_vector(self.spec) + parts.delta.count * 4 * self.spec.dim + matrix
 
     def wait_for(self, seq: int, seconds: float = 1.0) -> None:
         """Wait until change `seq` is applied, which follows within moments of its commit."""
@@ -223,7 +245,10 @@ class AnnIndex:
         parts = self.parts
         if at < parts.floor:
             raise ViewTooOld
-        search = _Search(parts, queries, k, fetch, among, at, exact, effort, skip_deleted)
+        transform = parts.transform
+        queries = compared(transform, queries)
+        stored = lambda rids: compared(transform, fetch(rids))  # noqa: E731
+        search = _Search(parts, queries, k, stored, among, at, exact, effort, skip_deleted)
         if len(queries) == 1:
             with threads(1):
                 found = [search.main()]
@@ -233,7 +258,7 @@ class AnnIndex:
             recent = None if among is None else among.after(int(parts.rids[-1]) if len(parts.rids) else -1)
             found.append(parts.delta.scan(queries, k, recent, at))
         # not only k: some of the main part's results may be deleted
-        return found[0] if len(found) == 1 else merge(found, max(k, found[0][0].shape[1]))
+        return merge(found, max(k, found[0][0].shape[1]))
 
 
 @dataclass(frozen=True)
@@ -253,17 +278,17 @@ class _Search:
     def main(self) -> Found:
         main, total = self.parts.main, len(self.parts.rids)
         if main is None:
-            return np.zeros((len(self.queries), 0), np.float32), np.zeros((len(self.queries), 0), np.int64)
+            return self._nothing()
         if self.among is not None:
             chosen = self.among.within(self.parts.rids)
             if self.exact or chosen.count <= SCAN_SHARE * total:
-                return self._scan(main, chosen.rows)
+                return self._scan(main, chosen)
             return self._dropping(main, chosen) or self._walk(main, chosen.bitmap, chosen.count)
         deleted = self.parts.deletions.count
         if self.exact and not main.lossless:
             # rows that were deleted after the view was taken are still live in it
             live = self.parts.deletions.live(total)
-            return self._scan(main, np.union1d(live, self._deleted_later()))
+            return self._scan(main, Chosen(total, rows=np.union1d(live, self._deleted_later())))
         if not self.exact and not self.skip_deleted and deleted <= DROP_SHARE * total:
             # the caller drops these few when it looks rows up; a bitmap would cost every search more
             return self._walk(main, None, total, SLACK if deleted else 0)
@@ -274,7 +299,10 @@ class _Search:
         # the bitmap excludes these rows, or not, depending on when faiss read it: scan them separately
         known = np.isin(found[1], self.parts.rids[rows])
         found[0][known], found[1][known] = -np.inf, -1
-        return merge([found, self._scan(main, rows)], self.k)
+        return merge([found, self._scan(main, Chosen(total, rows=rows))], self.k)
+
+    def _nothing(self) -> Found:
+        return np.zeros((len(self.queries), 0), np.float32), np.zeros((len(self.queries), 0), np.int64)
 
     def _dropping(self, main: MainIndex, chosen: Chosen) -> Found | None:
         """Search without a filter and drop the rows that are not chosen; return None if too few are left."""
@@ -282,7 +310,7 @@ class _Search:
         if share < DROP_FROM:
             return None
         k = min(len(main), int(main.kind.candidates(self.k) / share * DROP_MARGIN) + SLACK)
-        scores, rows = main.search(self.queries, k, None, max(self.effort or main.effort, k))
+        scores, rows = main.search(self.queries, k, None, max(self.effort or main.effort, k), self.k)
         passed = chosen.flags[rows] & (rows >= 0)
         if passed.sum(axis=1).min() < min(self.k, chosen.count):
             return None
@@ -321,21 +349,22 @@ class _Search:
             scores[missing], rids[missing] = -np.inf, -1
         return scores, rids
 
-    def _scan(self, main: MainIndex, rows: np.ndarray) -> Found:
-        """Compare with each of rows (m,)."""
-        found = np.zeros((len(self.queries), 0), np.float32), np.zeros((len(self.queries), 0), np.int64)
+    def _scan(self, main: MainIndex, chosen: Chosen) -> Found:
+        """Compare with each row chosen."""
+        found: list[Found] = []
         step = max(1, SCAN_BYTES // (4 * self.queries.shape[1]))
-        for start in range(0, len(rows), step):
+        for start in range(0, chosen.count, step):
             check_cancelled()
-            some = rows[start : start + step]
-            in_place = main.search_rows(self.queries, self.k, some) if len(some) else None
+            some = chosen if chosen.count <= step else Chosen(len(main), rows=chosen.rows[start : start + step])
+            in_place = main.search_rows(self.queries, self.k, some)
             if in_place is not None:
-                found = merge([found, self._named(*in_place)], self.k)
-                continue
-            known = self.parts.rids[some]
-            vectors = main.vectors(some) if main.lossless else self.fetch(known)
-            found = merge([found, compare(self.queries, vectors, known, self.k, main.metric)], self.k)
-        return found
+                part = self._named(*in_place)
+            else:
+                known = self.parts.rids[some.rows]
+                vectors = main.vectors(some.rows) if main.lossless else self.fetch(known)
+                part = compare(self.queries, vectors, known, self.k, main.metric)
+            found = [merge([*found, part], self.k)]
+        return found[0] if found else self._nothing()
 
     def _rescore(self, scores: np.ndarray, rids: np.ndarray) -> Found:
         """Rank candidates from compressed vectors by their exact ones."""

@@ -9,13 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any
 
 import faiss
 import numpy as np
 
+from nnclr_hub.store.ann.heap import free_unlocked
 from nnclr_hub.store.index_kinds import IndexKind
+from nnclr_hub.store.vector_transform import VectorTransform
+
+if TYPE_CHECKING:
+    from nnclr_hub.store.ann.among import Chosen
 
 # faiss's type stubs lack half of its names
 FAISS: Any = faiss
@@ -28,12 +33,17 @@ FEW_IN_PLACE = 2  # queries; for more, a copy of the rows pays off
 class MainIndex:
     """An index over rows 0 ... N-1.
 
+    Nothing may be added to `index` in place once this object exists: faiss would move its vectors and links, and
+    `free_unlocked` and `_stored` keep their addresses.
+
     kind: of the index.
     index: faiss's object.
     metric: of the collection.
     effort: efSearch or nprobe that calibration chose; 0 for an exact kind.
     calibrated_rows: number of rows at that time.
     recall: share of the ten nearest that searches found then; None: unknown.
+    transform: of the vectors in the index and of queries; None: they are compared as they are.
+    fitted_rows: number of live rows of the collection when the index was built and the transform fitted.
     """
 
     kind: IndexKind
@@ -42,6 +52,15 @@ class MainIndex:
     effort: int = 0
     calibrated_rows: int = 0
     recall: float | None = None
+    transform: VectorTransform | None = None
+    fitted_rows: int = 0
+
+    def __post_init__(self) -> None:
+        arrays = [] if self._stored is None else [self._stored]
+        if isinstance(self.index, FAISS.IndexHNSW):
+            links = self.index.hnsw.neighbors
+            arrays.append(faiss.rev_swig_ptr(links.data(), links.size()))
+        free_unlocked(self.index, *arrays)
 
     def __len__(self) -> int:
         return self.index.ntotal
@@ -52,7 +71,12 @@ class MainIndex:
         return self.kind.lossless
 
     def search(
-        self, queries: np.ndarray, k: int, among: np.ndarray | None = None, effort: int | None = None
+        self,
+        queries: np.ndarray,
+        k: int,
+        among: np.ndarray | None = None,
+        effort: int | None = None,
+        needed: int | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the k best rows for each query.
 
@@ -61,35 +85,53 @@ class MainIndex:
             k: at least 1.
             among: bitmap (N / 8,) uint8, little-endian bits, of the rows to consider; None for all.
             effort: efSearch or nprobe; None: the calibrated one.
+            needed: for how many of the k the effort must suffice; None: all.
 
         Returns:
             scores (n, k) float32, higher is nearer, best first, and rows (n, k) int64. Missing results have row -1.
         """
-        options = self.kind.search_options(self.index, k, effort or self.effort)
+        options = self.kind.search_options(self.index, needed or k, effort or self.effort)
         return self._search(self.index, queries, k, _parameters(self.kind, among, options))
 
     def search_all(self, queries: np.ndarray, k: int, among: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Search every row; arguments and results are those of `search`."""
-        index, kind, options = self.kind.exhaustive(self.index)
+        index, kind, options = self._exhaustive
         return self._search(index, queries, k, _parameters(kind, among, options))
 
-    def search_rows(self, queries: np.ndarray, k: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-        """Search rows (m,) int64 where they are; return None if copying them first is faster or necessary.
+    def search_rows(self, queries: np.ndarray, k: int, chosen: Chosen) -> tuple[np.ndarray, np.ndarray] | None:
+        """Compare with each row chosen where it is; return None if copying the rows first is faster or necessary.
 
         Arguments and results are otherwise those of `search`.
         """
-        index, _, _ = self.kind.exhaustive(self.index)
+        index = self._exhaustive[0]
         if len(queries) > FEW_IN_PLACE or not isinstance(index, faiss.IndexFlat):
             return None
         # other kinds would look every row up in the list
-        parameters = FAISS.SearchParameters(sel=FAISS.IDSelectorArray(rows))
-        return self._search(index, queries, min(k, len(rows)), parameters)
+        return self._search(index, queries, min(k, chosen.count), chosen.scan)
 
     def vectors(self, rows: np.ndarray) -> np.ndarray:
         """Return the vectors (m, D) float32 of rows (m,) int64, as the index holds them."""
         if len(rows) == 0:
             return np.zeros((0, self.index.d), np.float32)
+        if self._stored is not None:  # faiss takes twenty times as long for f16
+            return self._stored[rows].astype(np.float32, copy=False)
         return self.index.reconstruct_batch(np.ascontiguousarray(rows, np.int64))
+
+    @cached_property
+    def _stored(self) -> np.ndarray | None:
+        """The vectors (N, D) where they are, float16 or float32; None: they are in lists, or codes of another kind."""
+        index = self._exhaustive[0]
+        if isinstance(index, faiss.IndexFlat):
+            kind = "<f4"
+        elif isinstance(index, faiss.IndexScalarQuantizer) and index.sq.qtype == faiss.ScalarQuantizer.QT_fp16:
+            kind = "<f2"
+        else:
+            return None
+        return faiss.rev_swig_ptr(index.codes.data(), index.codes.size()).view(kind).reshape(len(self), index.d)
+
+    @cached_property
+    def _exhaustive(self) -> tuple[Any, IndexKind, dict[str, int]]:
+        return self.kind.exhaustive(self.index)
 
     def _search(self, index: Any, queries: np.ndarray, k: int, parameters: Any) -> tuple[np.ndarray, np.ndarray]:
         if self.metric != "l2":

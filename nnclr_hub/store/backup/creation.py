@@ -249,7 +249,7 @@ class _Copier:
         with translated(view.path):
             spec, live = read_spec(view.connection), self._put(packed(_live(view)))
         rows, changes = tuple(copied.rows), tuple(copied.log)
-        return CollectionBackup(view.name, view.key, asdict(spec), view.commit, live, rows, changes)
+        return CollectionBackup(view.name, view.key, spec.to_json(), view.commit, live, rows, changes)
 
     def records(self, path: Path) -> Piece | None:
         """Copy the file of jobs and probes."""

@@ -24,17 +24,16 @@ from typing import Any
 from nnclr_hub.errors import (
     DiskFull,
     InvalidRequest,
-    MissingDependency,
     NNCLRHubError,
     StoreCorrupt,
     StoreError,
     StoreLocked,
 )
+from nnclr_hub.remote_files import EXTRAS, open_file_system
 from nnclr_hub.store.backup.description import Backup, Piece, parsed, written
 from nnclr_hub.store.failpoints import reached
 from nnclr_hub.store.folder import NO_SPACE, fsync_folder, make_folder
 
-_DRIVERS = {"s3": "s3", "gs": "gcs", "gcs": "gcs"}  # protocol: extra that installs its driver
 log = logging.getLogger(__name__)
 BACKUPS, PIECES, DAMAGED, LOCK = "backups", "pieces", "damaged", "lock"
 _BACKUP = re.compile(r"(\d{8}T\d{6}\.\d{6}Z)\.json")
@@ -54,25 +53,15 @@ class Destination:
     """
 
     def __init__(self, address: str | Path) -> None:
-        from fsspec.core import url_to_fs
         from fsspec.implementations.local import LocalFileSystem
 
         self.address = str(address)
-        try:
-            self._fs, self._root = url_to_fs(self.address)
-        except ImportError as error:
-            extra = _DRIVERS.get(self.address.partition("://")[0])
-            raise MissingDependency(
-                f"The driver for {self.address} is not installed ({error}): "
-                + (f"pip install 'nnclr_hub[{extra}]'." if extra else "install the package that fsspec names.")
-            ) from error
-        except ValueError as error:
-            raise InvalidRequest(f"{self.address!r} is not a valid address ({error}).") from error
+        self._fs, self._root = open_file_system(self.address)
         self._local = isinstance(self._fs, LocalFileSystem)
         self._token: str | None = None  # of the lock that this holds
         self._renewed = 0.0
         # object stores show a file when it is complete, and may forbid deletion, which a move needs
-        self._whole = not _DRIVERS.keys().isdisjoint(
+        self._whole = not EXTRAS.keys().isdisjoint(
             (self._fs.protocol,) if isinstance(self._fs.protocol, str) else self._fs.protocol
         )
 
@@ -327,7 +316,7 @@ class Destination:
                     f"{self.address} is full; older backups stay usable. Free some space, then repeat."
                 ) from error
             raise StoreError(
-                f"{self.address} cannot be used ({error}); check the address and the permissions."
+                f"{self.address} cannot be used ({error.strerror or error}); check the address and the permissions."
             ) from error
         except NNCLRHubError:
             raise

@@ -95,7 +95,7 @@ def create_collection(connection: sqlite3.Connection, spec: CollectionSpec, name
     for key in spec.indexed:
         check_indexed(key)
     _create(connection, _COLLECTION_TABLES)
-    connection.execute("INSERT INTO meta VALUES ('spec', ?)", [json.dumps(vars(spec))])
+    connection.execute("INSERT INTO meta VALUES ('spec', ?)", [json.dumps(spec.to_json())])
     if name is not None:
         connection.execute("INSERT INTO meta VALUES ('name', ?)", [name])
     connection.execute("INSERT INTO sqlite_sequence VALUES ('items', 0), ('oplog', 0)")
@@ -117,7 +117,7 @@ def check_indexed(key: str) -> str:
 def change_spec(connection: sqlite3.Connection, spec: CollectionSpec) -> None:
     """Replace the specification; outside of a transaction."""
     connection.execute("BEGIN IMMEDIATE")
-    connection.execute("UPDATE meta SET value = ? WHERE key = 'spec'", [json.dumps(vars(spec))])
+    connection.execute("UPDATE meta SET value = ? WHERE key = 'spec'", [json.dumps(spec.to_json())])
     seal(connection)
     connection.execute("COMMIT")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
+from nnclr_hub.store.ann.index import ViewTooOld
 from nnclr_hub.store.base import Progress
 from nnclr_hub.store.embedded import verification
 from nnclr_hub.store.embedded.open_files import OpenFiles
@@ -25,9 +26,11 @@ def verify(files: OpenFiles, path: Path, progress: Progress) -> VerifyReport:
         ids, vectors = verification.choose_sample(connection, files.spec, known)
         files.wait_for_index(at)
         # first, before a fold makes the view too old; the exhaustive search takes longer
-        search = verification.sample_search(vectors, known)
+        search, transform = verification.sample_search(vectors, known), files.index.parts.transform
         found = files.searcher.run(connection, at, search) if ids else []
-        return verification.exhaustive(connection, files.spec, ids, vectors, known).compare(found)
+        if files.index.parts.transform is not transform:  # scores of another transform cannot be compared
+            raise ViewTooOld
+        return verification.exhaustive(connection, files.spec, ids, vectors, known, transform).compare(found)
 
     disagreements, recall = files.in_view(compare)
     ids, parts = tuple(item.id for item in damaged), tuple(item.part for item in damaged)

@@ -107,11 +107,9 @@ class EmbeddedCollection(Collection):
     @_in_use
     def upsert(self, items: Sequence[Item]) -> int:
         writer = self._writable()
-        chosen, metadata, vectors = checks.check_items(items, self.spec)
+        kept, metadata, vectors = checks.check_items(items, self.spec)
         self._files.maintenance.wait_for_fold()
-        writer.submit(
-            lambda connection, changes: write_items(connection, changes, chosen, metadata, vectors, self.spec)
-        )
+        writer.submit(lambda connection, changes: write_items(connection, changes, kept, metadata, vectors, self.spec))
         return writer.durable_seq
 
     @_in_use
@@ -222,12 +220,15 @@ class EmbeddedCollection(Collection):
         return [[match for match in found if match.score >= options.score_threshold] for found in answers]
 
     @_in_use
+    def compared(self, vectors: np.ndarray) -> np.ndarray:
+        return self._files.index.compared(vectors)
+
+    @_in_use
     def thumbnail(self, id: str) -> bytes | None:
         checks.check_name(id, "Item id")
         with self._files.connections.reader() as connection:
-            row = connection.execute(
-                "SELECT jpeg FROM items LEFT JOIN thumbnails USING (rid) WHERE id = ?", [id]
-            ).fetchone()
+            statement = "SELECT jpeg FROM items LEFT JOIN thumbnails USING (rid) WHERE id = ?"
+            row = connection.execute(statement, [id]).fetchone()
         if row is None:
             raise ItemNotFound(f"Collection {self.name!r} has no item {id!r}.")
         return row[0]

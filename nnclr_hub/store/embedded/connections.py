@@ -14,9 +14,9 @@ from nnclr_hub.store.embedded.catalog import closed_error, connect
 from nnclr_hub.store.folder import check_process
 from nnclr_hub.store.sqlite import reading, translated
 
-# page cache of the first connection; each further one gets a smaller share. It holds the items of a million rows,
-# whose matches are spread over the whole file
-CACHE_BYTES = 128 << 20
+# page cache of the first connection, by precision; each further one gets a smaller share. It holds the items of a
+# million rows, whose matches are spread over the whole file; f16 is chosen to save memory, and reads pages again
+CACHE_BYTES = {"f32": 128 << 20, "f16": 3 << 20}
 CACHE_SHARE = 16  # of the memory of the index, at most
 MAX_IDLE = 8
 
@@ -27,14 +27,19 @@ class Connections:
     Args:
         path: of the file.
         memory: of the index, which bounds the caches too.
+        precision: of the collection.
         on_begin: called with a connection whose read transaction has just begun.
     """
 
     def __init__(
-        self, path: Path, memory: int, on_begin: Callable[[sqlite3.Connection], None] = lambda connection: None
+        self,
+        path: Path,
+        memory: int,
+        precision: str,
+        on_begin: Callable[[sqlite3.Connection], None] = lambda connection: None,
     ) -> None:
         self._path = path
-        self._cache_kib = min(CACHE_BYTES, memory // CACHE_SHARE) >> 10
+        self._cache_kib = min(CACHE_BYTES[precision], memory // CACHE_SHARE) >> 10
         self._on_begin = on_begin
         self._idle: deque[sqlite3.Connection] = deque()  # used from the end, where the caches are the warmest
         self._open = 0

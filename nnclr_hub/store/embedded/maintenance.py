@@ -16,10 +16,11 @@ import numpy as np
 
 from nnclr_hub.errors import NNCLRHubError, StoreError
 from nnclr_hub.store.ann.build import Stopped
-from nnclr_hub.store.ann.fold import fold, is_due, measure
+from nnclr_hub.store.ann.fold import fold, is_due, live_count, measure
 from nnclr_hub.store.ann.heap import trim
 from nnclr_hub.store.ann.index import AnnIndex
 from nnclr_hub.store.ann.main_index import threads
+from nnclr_hub.store.ann.transform import SAMPLE, is_outdated
 from nnclr_hub.store.base import Progress
 from nnclr_hub.store.cancellation import check_cancelled
 from nnclr_hub.store.embedded import snapshots
@@ -29,6 +30,7 @@ from nnclr_hub.store.embedded.recovery import Saved, rebuild
 from nnclr_hub.store.embedded.rows import fetch_vectors
 from nnclr_hub.store.embedded.writer import Writer
 from nnclr_hub.store.failpoints import reached
+from nnclr_hub.store.index_kinds import FLAT
 from nnclr_hub.store.sqlite import LOW_WATER, free_bytes, reading, translated
 
 log = logging.getLogger(__name__)
@@ -40,6 +42,7 @@ FREE_SHARE = 0.1
 FREE_PAGES = 16
 PROMISED_RECALL = 0.95  # an index that finds less is reported
 SNAPSHOT_SHARE = 0.25  # of the rows: a larger collection is saved after more changes
+FLAT_CHANGES = 8  # times as many for a flat index while writes continue: the catalog is read as fast as its snapshot
 
 
 class IndexMaintenance:
@@ -118,7 +121,14 @@ class IndexMaintenance:
         """Rebuild the index without deleted rows."""
         try:
             with self._folding:
-                fold(self._index, self._fetch, rebuild=True, stop=self._thread.stopping, progress=progress)
+                fold(
+                    self._index,
+                    self._fetch,
+                    newest=self._newest,
+                    rebuild=True,
+                    stop=self._thread.stopping,
+                    progress=progress,
+                )
         except Stopped as error:
             raise closed_error(self._dropped) from error
         trim()
@@ -146,7 +156,7 @@ class IndexMaintenance:
                 if self._dropped:  # and its folder with it
                     raise closed_error(True) from error
                 raise
-            self._saved = Saved(state.seq, len(state.rids))
+            self._saved = Saved.of(state)
 
     def rebuild(self) -> None:
         """Reload the index from the catalog; later folds build its final kind."""
@@ -161,12 +171,20 @@ class IndexMaintenance:
         self._thread.close()
         if keep and self.writer is not None and self.writer.failure is None and self.writer.behind is None:
             try:
+                self._fit_at_last()
                 if self._unsaved() >= self._index.settings.snapshot_on_close:
                     self.snapshot()
             except StoreError as error:  # the next start replays the log instead
                 log.warning("no snapshot of the index was saved: %s", error)
             if self.writer.touched:
                 self._set_clean_flag()
+
+    def _fit_at_last(self) -> None:
+        """Fit the transform again if it is outdated, so that a command that ends leaves what a server would have."""
+        live = live_count(self._index)
+        if live <= SAMPLE and is_outdated(self._index.spec, self._index.settings, self._index.parts.main, live, True):
+            with self._folding:
+                fold(self._index, self._fetch, newest=self._newest, settled=True)
 
     def _set_clean_flag(self) -> None:
         """Record that all is well, so that the next start need not check the file."""
@@ -190,7 +208,7 @@ class IndexMaintenance:
             return False
         # half of the threads: searches and writes come first
         with self._folding, threads(max(1, faiss.omp_get_max_threads() // 2)):
-            fold(self._index, self._fetch, stop=self._thread.stopping)
+            fold(self._index, self._fetch, newest=self._newest, settled=idle, stop=self._thread.stopping)
         trim()
         return True
 
@@ -202,6 +220,8 @@ class IndexMaintenance:
 
     def _snapshot(self, idle: bool) -> bool:
         due_at = max(self._index.settings.snapshot_after, int(SNAPSHOT_SHARE * len(self._index.parts.rids)))
+        if self._index.kind is FLAT and not idle:
+            due_at *= FLAT_CHANGES
         if self.writer is None or self._unsaved() < due_at:
             return False
         self.snapshot(due_at)
@@ -233,13 +253,22 @@ class IndexMaintenance:
             reached("vacuum.step")
 
     def _unsaved(self) -> int:
-        """Return how much work the next start would have to repeat: changes to replay, or rows to fold."""
-        folded = abs(len(self._index.parts.rids) - self._saved.rows)
-        return max(self._index.seq - self._saved.seq, folded)
+        """Return how much work the next start would have to repeat: changes to replay, or rows to fold.
+
+        A new transform is always saved, so that the next start and other processes return the same scores.
+        """
+        parts = self._index.parts
+        if parts.transform is not self._saved.transform:
+            return sys.maxsize
+        return max(self._index.seq - self._saved.seq, abs(len(parts.rids) - self._saved.rows))
 
     def _fetch(self, rids: np.ndarray) -> np.ndarray:
         with self._connections.reader() as connection:
             return fetch_vectors(connection, self._index.spec, rids)
+
+    def _newest(self) -> int:
+        with self._connections.reader() as connection:
+            return last_seq(connection)
 
     def _load(self, connection: sqlite3.Connection) -> None:
         with reading(connection):

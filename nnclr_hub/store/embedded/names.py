@@ -21,7 +21,7 @@ from nnclr_hub.errors import (
     StoreCorrupt,
     StoreError,
 )
-from nnclr_hub.store.checks import check_name
+from nnclr_hub.store.checks import check_collection_name
 from nnclr_hub.store.embedded.catalog import connect, create_root
 from nnclr_hub.store.embedded.integrity import seal
 from nnclr_hub.store.folder import Reserve, check_process, give_back, take_lock
@@ -75,7 +75,7 @@ class Names:
                 wanted = read_only
                 self._root = reserve.run(lambda: connect(path, read_only=wanted, create=not wanted))
             except DiskFull:
-                if not path.is_file():
+                if not path.is_file() or path.stat().st_size == 0:  # it was just created, so nothing can be read
                     raise
                 read_only = True  # it can be read at least
                 self._root = connect(path, read_only=True)
@@ -306,6 +306,6 @@ def _recorded_name(path: Path) -> str | None:
 
 def _valid(name: object) -> str | None:
     try:
-        return check_name(name, "Name")  # pyright: ignore[reportArgumentType] - refused with InvalidRequest
+        return check_collection_name(name)  # pyright: ignore[reportArgumentType] - refused with InvalidRequest
     except InvalidRequest:
         return None

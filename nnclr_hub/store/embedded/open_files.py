@@ -62,7 +62,8 @@ class OpenFiles:
         except BaseException:
             self._connection.close()
             raise
-        self.connections = Connections(path, settings.memory, self._follow if read_only else lambda connection: None)
+        follow = self._follow if read_only else lambda connection: None
+        self.connections = Connections(path, settings.memory, self.spec.precision, follow)
         self.columns = Columns(settings.memory // MEMORY_SHARE)
         self.searcher = Searcher(self.index, self.columns)
         self.maintenance = IndexMaintenance(self.index, path, self.connections, saved, self._load_indexed)

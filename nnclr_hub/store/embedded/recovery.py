@@ -15,22 +15,29 @@ from pathlib import Path
 import numpy as np
 
 from nnclr_hub.store.ann.fold import load
-from nnclr_hub.store.ann.index import AnnIndex
+from nnclr_hub.store.ann.index import AnnIndex, State
 from nnclr_hub.store.embedded.catalog import last_seq
 from nnclr_hub.store.embedded.rows import all_vectors, fetch_vectors
 from nnclr_hub.store.embedded.snapshots import load_snapshot
 from nnclr_hub.store.failpoints import reached
 from nnclr_hub.store.sqlite import reading
+from nnclr_hub.store.vector_transform import VectorTransform
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Saved:
-    """How much of an index is in a snapshot: the change it is up to, and rows of its main part."""
+    """How much of an index is in a snapshot: the change it is up to, rows of its main part, and their transform."""
 
-    seq: int
-    rows: int
+    seq: int = 0
+    rows: int = 0
+    transform: VectorTransform | None = None
+
+    @classmethod
+    def of(cls, state: State) -> Saved:
+        """Return what a snapshot of this state has."""
+        return cls(state.seq, len(state.rids), None if state.main is None else state.main.transform)
 
 
 def recover(connection: sqlite3.Connection, index: AnnIndex, folder: Path) -> Saved:
@@ -55,10 +62,10 @@ def _recover(connection: sqlite3.Connection, index: AnnIndex, folder: Path) -> S
         reached("recover.loaded")
         if replay(connection, index) and agrees(connection, index):
             reached("recover.replayed")
-            return Saved(state.seq, len(state.rids))
+            return Saved.of(state)
         log.warning("the index in %s does not agree with the catalog; rebuilding it", folder)
     rebuild(connection, index)
-    return Saved(0, 0)
+    return Saved()
 
 
 def replay(connection: sqlite3.Connection, index: AnnIndex) -> bool:

@@ -143,7 +143,7 @@ def _readable_id(connection: sqlite3.Connection, rid: int) -> str:
 
 
 def _blobs(rids: Sequence[int], vectors: np.ndarray, spec: CollectionSpec) -> Iterator[tuple[int, memoryview, int]]:
-    data = memoryview(np.ascontiguousarray(vectors, stored_type(spec)).tobytes())
+    data = np.ascontiguousarray(vectors, stored_type(spec)).ravel().view(np.uint8).data
     size = len(data) // max(1, len(vectors))
     for i, rid in enumerate(rids):
         blob = data[i * size : (i + 1) * size]

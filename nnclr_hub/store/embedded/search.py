@@ -83,6 +83,11 @@ class Searcher:
             # The first attempt lets the catalog drop deleted rows. If too few are left, deleted rows are the nearest
             # ones, and asking for more of them might never end: from then on the index skips them.
             scores, rids = self._candidates(connection, at, search, wanted + ties, among, wanted > search.k)
+            if scores.shape[1] > search.k and (scores[:, search.k - 1] > scores[:, search.k]).all():
+                # no further row has the score of the k-th, so the others are needed only if some of these were deleted
+                matches = self._matches(connection, search, scores[:, : search.k], rids[:, : search.k])
+                if all(len(found) == search.k for found in matches):
+                    return [_in_order(found, search.k) for found in matches]
             matches = self._matches(connection, search, scores, rids)
             if not _complete(matches, rids, search.k, wanted + ties):
                 wanted *= 2

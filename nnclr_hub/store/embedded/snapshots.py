@@ -11,7 +11,10 @@ so that damage of the newest file costs only a longer replay: the log is trimmed
 
 The file is a line of JSON, then arrays one after another, then the main part in faiss's format:
 
-    {"format": ..., "kind": ..., ...}\\n  rids  deleted  delta_rids  delta_vectors  index
+    {"format": ..., "kind": ..., ...}\\n  rids  deleted  delta_rids  delta_vectors  transform  index
+
+The transform of the vectors is in the same file as these, so that neither is ever used with another one: its mean (D,)
+and, if "vectors" is "whiten", its matrix (D, D), all in float32.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import shutil
 import sqlite3
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -38,6 +42,7 @@ from nnclr_hub.store.folder import NO_SPACE, fsync_folder
 from nnclr_hub.store.index_kinds import INDEX_KINDS
 from nnclr_hub.store.spec import CollectionSpec
 from nnclr_hub.store.sqlite import check_space
+from nnclr_hub.store.vector_transform import VectorTransform
 
 log = logging.getLogger(__name__)
 KEPT = 2
@@ -193,6 +198,8 @@ class _Hashed:
 def _bytes(state: State) -> int:
     """Return the approximate size of the file."""
     main = 0 if state.main is None else len(state.main) * (4 * state.main.index.d + MAX_OVERHEAD)
+    if state.main is not None and state.main.transform is not None:
+        main += 4 * state.main.index.d * (state.main.index.d + 1)
     return main + state.delta_vectors.nbytes + 8 * (len(state.rids) + len(state.delta_rids))
 
 
@@ -210,8 +217,13 @@ def _write(state: State, handle: _Hashed) -> None:
         "delta": len(state.delta_rids),
         "faiss": faiss.__version__,
     }
+    arrays = [state.rids, state.deleted, state.delta_rids, state.delta_vectors]
+    if main is not None and main.transform is not None:
+        mean, matrix = main.transform.mean, main.transform.matrix
+        about |= {"vectors": "center" if matrix is None else "whiten", "fitted": main.fitted_rows}
+        arrays += [mean] if matrix is None else [mean, matrix]
     handle.write(json.dumps(about).encode() + b"\n")
-    for array in (state.rids, state.deleted, state.delta_rids, state.delta_vectors):
+    for array in arrays:
         handle.write(np.ascontiguousarray(array).tobytes())
     if main is not None:
         faiss.write_index(main.index, FAISS.PyCallbackIOWriter(handle.write, CHUNK))
@@ -225,13 +237,20 @@ def _read(file: Path, spec: CollectionSpec) -> State:
         rids, deleted, delta_rids = (np.fromfile(handle, "<i8", about[name]) for name in ("rows", "dead", "delta"))
         vectors = np.fromfile(handle, "<f4", about["delta"] * spec.dim).reshape(about["delta"], spec.dim)
         main = None
+        transform = _read_transform(handle, about["vectors"], spec.dim) if "vectors" in about else None
         if about["kind"] is not None:
             index: Any = faiss.read_index(FAISS.PyCallbackIOReader(handle.read, CHUNK))
             kind = INDEX_KINDS[about["kind"]]
             main = MainIndex(kind, index, spec.metric, about["effort"], about["judged"], about.get("recall"))
+            main = replace(main, transform=transform, fitted_rows=about.get("fitted", 0))
             if index.d != spec.dim or index.ntotal != len(rids):
                 raise ValueError("it does not fit the collection")
     return State(about["seq"], main, rids, deleted, delta_rids, vectors)
+
+
+def _read_transform(handle: BinaryIO, kind: str, dim: int) -> VectorTransform:
+    mean = np.fromfile(handle, "<f4", dim)
+    return VectorTransform(mean, np.fromfile(handle, "<f4", dim * dim).reshape(dim, dim) if kind == "whiten" else None)
 
 
 def _hash(path: Path) -> str:

@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 from nnclr_hub.errors import CollectionNotFound, DiskFull, InvalidRequest, StoreClosed, StoreError
 from nnclr_hub.store.base import Progress, VectorStore
-from nnclr_hub.store.checks import check_name
+from nnclr_hub.store.checks import check_collection_name
 from nnclr_hub.store.embedded.catalog import SCHEMA, connect, create_collection, last_seq, read_spec
 from nnclr_hub.store.embedded.collection import EmbeddedCollection
 from nnclr_hub.store.embedded.idle import IdleCollections
@@ -101,8 +101,9 @@ class EmbeddedStore(VectorStore):
     # ---- collections
 
     def create(self, name: str, spec: CollectionSpec) -> EmbeddedCollection:
-        check_name(name, "Collection name")
+        check_collection_name(name)
         self.refuse_if_read_only()
+        spec = spec.decided(transforms=True)
         with self._changing:
             self._names.refuse_taken(name)
             key = uuid.uuid4().hex
@@ -153,7 +154,7 @@ class EmbeddedStore(VectorStore):
         self.refuse_if_read_only()
         with self._changing:
             name, key = self._names.resolve(name, aliases=False)
-            self._names.refuse_taken(check_name(to, "Collection name"))
+            self._names.refuse_taken(check_collection_name(to))
             self._names.rename(name, to)
             self._renamed(key, to)
 
@@ -228,7 +229,7 @@ class EmbeddedStore(VectorStore):
     def alias(self, alias: str, name: str) -> None:
         self.refuse_if_read_only()
         with self._changing:
-            self._names.alias(check_name(alias, "Alias"), self._names.resolve(name)[0])
+            self._names.alias(check_collection_name(alias, "Alias"), self._names.resolve(name)[0])
 
     def unalias(self, alias: str) -> None:
         self.refuse_if_read_only()
@@ -243,7 +244,7 @@ class EmbeddedStore(VectorStore):
         with self._changing:
             reached("promote.begun")
             name, _ = self._names.resolve(name)
-            kept = self._names.promote(name, check_name(alias, "Alias"))
+            kept = self._names.promote(name, check_collection_name(alias, "Alias"))
             reached("promote.recorded")
             if kept is not None:
                 self._renamed(self._names.resolve(kept)[1], kept)

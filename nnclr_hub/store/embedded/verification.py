@@ -16,6 +16,7 @@ import numpy as np
 from nnclr_hub.errors import StoreCorrupt
 from nnclr_hub.store.ann.compare import nearest
 from nnclr_hub.store.ann.index import AnnIndex
+from nnclr_hub.store.ann.transform import compared
 from nnclr_hub.store.base import Match, Progress, SearchOptions
 from nnclr_hub.store.embedded.catalog import SCHEMA
 from nnclr_hub.store.embedded.integrity import check_meta, check_totals, row_crc
@@ -24,6 +25,7 @@ from nnclr_hub.store.embedded.search import Search
 from nnclr_hub.store.folder import fsync_folder
 from nnclr_hub.store.spec import CollectionSpec
 from nnclr_hub.store.sqlite import HINT, format_of, quick_check, translated
+from nnclr_hub.store.vector_transform import VectorTransform
 
 SAMPLE = 50
 NEIGHBORS = 10
@@ -167,9 +169,14 @@ def sample_search(queries: np.ndarray, damaged: set[int]) -> Search:
 
 
 def exhaustive(
-    connection: sqlite3.Connection, spec: CollectionSpec, ids: list[str], queries: np.ndarray, damaged: set[int]
+    connection: sqlite3.Connection,
+    spec: CollectionSpec,
+    ids: list[str],
+    queries: np.ndarray,
+    damaged: set[int],
+    transform: VectorTransform | None,
 ) -> Sample:
-    """Find the true neighbors of some vectors, in one pass over all that are not damaged."""
+    """Find the true neighbors of some vectors after the transform, in one pass over all that are not damaged."""
     if not ids:
         return Sample([], queries, [])
     order: list[np.ndarray] = []
@@ -179,9 +186,9 @@ def exhaustive(
         for rids, vectors in all_vectors(connection, spec):
             kept = ~np.isin(rids, left_out)
             order.append(rids[kept])
-            yield vectors[kept]
+            yield compared(transform, vectors[kept])
 
-    scores, rows = nearest(spec.metric, intact(), queries, NEIGHBORS)
+    scores, rows = nearest(spec.metric, intact(), compared(transform, queries), NEIGHBORS)
     known = np.concatenate(order)[rows].tolist()
     truth = [
         {id_of(connection, rid): score for rid, score in zip(*those, strict=True)}

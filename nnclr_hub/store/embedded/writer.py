@@ -325,6 +325,10 @@ def _at_once(work: Callable[[], T]) -> T:
 def _combined(done: list[_Request[Any]], dim: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the changes of all requests: rids deleted, rids added, vectors of the added ones."""
     deleted = np.array(sorted(rid for request in done for rid in request.changes.deleted), np.int64)
-    added = [np.zeros(0, np.int64), *(rids for request in done for rids in request.changes.added)]
-    vectors = [np.zeros((0, dim), np.float32), *(some for request in done for some in request.changes.vectors)]
-    return deleted, np.concatenate(added), np.concatenate(vectors)
+    added = [rids for request in done for rids in request.changes.added]
+    vectors = [some for request in done for some in request.changes.vectors]
+    return deleted, _joined(added, np.zeros(0, np.int64)), _joined(vectors, np.zeros((0, dim), np.float32))
+
+
+def _joined(parts: list[np.ndarray], empty: np.ndarray) -> np.ndarray:
+    return parts[0] if len(parts) == 1 else np.concatenate([empty, *parts])

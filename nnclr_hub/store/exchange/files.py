@@ -3,6 +3,10 @@
 collection.json             format and version, name, specification, counts, size and SHA-256 of every other file
 items-00000.parquet         id, metadata (JSON text), thumbnail (JPEG bytes or null), in ascending order of the ids
 vectors-00000.safetensors   one tensor "vectors" (n, D), float32 or float16, in the same order
+deleted-00003.txt           ids, one per line, in ascending order
+
+An update of an export adds files with the changed items, and one with the ids of deleted items. For each id, the latest
+update counts. The version of an export without updates is 1.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ from nnclr_hub.store.spec import CollectionSpec
 
 MANIFEST = "collection.json"
 FORMAT = "nnclr_hub collection"
-VERSION = 1
+VERSION = 2
 MAX_MANIFEST = 16 * 1024 * 1024
 CHUNK = 1024 * 1024
 TENSOR = "vectors"
@@ -91,12 +95,25 @@ class ExchangeShard:
 
 
 @dataclass(frozen=True)
+class ExportUpdate:
+    """What changed since the last update: new and changed items, and the ids of deleted ones."""
+
+    shards: tuple[ExchangeShard, ...]
+    deleted: ExportedFile | None
+
+    @property
+    def files(self) -> tuple[ExportedFile, ...]:
+        return (*(file for shard in self.shards for file in shard.files), *([self.deleted] if self.deleted else []))
+
+
+@dataclass(frozen=True)
 class Manifest:
     """The contents of an export.
 
     name: of the exported collection.
     items: their number.
     thumbnails: whether they were exported.
+    updates: the oldest first.
     """
 
     name: str
@@ -104,15 +121,25 @@ class Manifest:
     items: int
     thumbnails: bool
     shards: tuple[ExchangeShard, ...]
+    updates: tuple[ExportUpdate, ...] = ()
+
+    @property
+    def layers(self) -> tuple[ExportUpdate, ...]:
+        """The original export and its updates; of an id, the last one counts."""
+        return ExportUpdate(self.shards, None), *self.updates
 
     @property
     def size(self) -> int:
         """Total bytes of the listed files."""
-        return sum(file.size for shard in self.shards for file in shard.files)
+        return sum(file.size for layer in self.layers for file in layer.files)
 
     def write(self, folder: Path) -> None:
         """Write collection.json, which completes the export; it is on disk when this returns."""
-        text = json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}, indent=1)
+        content = {"format": FORMAT, "version": VERSION, **asdict(self), "spec": self.spec.to_json()}
+        if not self.updates:  # earlier versions of the library can read it
+            del content["updates"]
+            content["version"] = 1
+        text = json.dumps(content, indent=1)
         temporary = folder / f"{MANIFEST}.new"
         with temporary.open("w", encoding="utf-8") as file:
             file.write(text + "\n")
@@ -148,7 +175,7 @@ class Manifest:
         if isinstance(version, int) and version > VERSION:
             raise StoreTooNew(f"{folder} was exported by a later version of nnclr_hub ({version}); install that one.")
         try:
-            if version != VERSION:
+            if version not in (1, VERSION):
                 raise ValueError(f"version {version!r:.80}")
             return cls._parsed(content)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -161,16 +188,23 @@ class Manifest:
         spec = dict(content["spec"])
         if not isinstance(spec.get("indexed"), list) or not all(isinstance(key, str) for key in spec["indexed"]):
             raise ValueError("indexed must be a list of keys")
-        shards = tuple(
-            ExchangeShard(one["count"], ExportedFile(**one["items"]), ExportedFile(**one["vectors"]))
-            for one in content["shards"]
+        shards = _parsed_shards(content["shards"])
+        updates = tuple(
+            ExportUpdate(_parsed_shards(one["shards"]), ExportedFile(**one["deleted"]) if one["deleted"] else None)
+            for one in content.get("updates", [])
         )
-        if content["items"] != sum(shard.count for shard in shards):
+        name, items, thumbnails = content["name"], content["items"], content["thumbnails"]
+        if not _is_count(items) or (not updates and items != sum(shard.count for shard in shards)):
             raise ValueError("the number of items is not the sum of the shards")
-        name, thumbnails = content["name"], content["thumbnails"]
         if not isinstance(name, str) or not isinstance(thumbnails, bool):
             raise ValueError("name must be a string and thumbnails a boolean")
-        return cls(name, CollectionSpec(**spec), content["items"], thumbnails, shards)
+        return cls(name, CollectionSpec(**spec), items, thumbnails, shards, updates)
+
+
+def _parsed_shards(content: list[dict[str, Any]]) -> tuple[ExchangeShard, ...]:
+    return tuple(
+        ExchangeShard(one["count"], ExportedFile(**one["items"]), ExportedFile(**one["vectors"])) for one in content
+    )
 
 
 def _is_count(value: Any) -> bool:
@@ -199,6 +233,16 @@ def require_parquet() -> None:
         ) from error
 
 
+def write_ids(folder: Path, number: int, ids: Sequence[str]) -> ExportedFile:
+    """Write ids to a new file, which is on disk when this returns."""
+    path = folder / f"deleted-{number:05}.txt"
+    with path.open("x", encoding="ascii") as file:
+        file.writelines(f"{id}\n" for id in ids)
+        file.flush()
+        os.fsync(file.fileno())
+    return ExportedFile.of(path)
+
+
 def write_shard(folder: Path, number: int, batches: Iterator[list[Item]], spec: CollectionSpec) -> ExchangeShard:
     """Write items to two new files, which are on disk when this returns."""
     from pyarrow.parquet import ParquetWriter
@@ -210,7 +254,7 @@ def write_shard(folder: Path, number: int, batches: Iterator[list[Item]], spec: 
         with ParquetWriter(file, _schema(), compression="zstd") as writer:
             for items in batches:
                 writer.write_table(_table(items))
-                vectors.append(_stored(items, spec))
+                vectors.append(stored(items, spec))
         file.flush()
         os.fsync(file.fileno())
     with tensor.open("xb") as file:
@@ -300,7 +344,7 @@ def _schema() -> Any:
     return pyarrow.schema([pyarrow.field(name, kind) for name, kind in kinds])
 
 
-def _stored(items: Sequence[Item], spec: CollectionSpec) -> np.ndarray:
+def stored(items: Sequence[Item], spec: CollectionSpec) -> np.ndarray:
     """Return the vectors (n, D) in the precision of the collection."""
     return np.stack([item.vector for item in items]).astype(np.float16 if spec.precision == "f16" else np.float32)
 

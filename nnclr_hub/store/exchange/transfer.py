@@ -1,6 +1,6 @@
 """Export of a collection to a folder of Parquet and safetensors files, and import into any store.
 
-export_collection(store.get("photos"), Path("photos-export"))
+export_collection(store.get("photos"), Path("photos-export"))                 # update=True: only what changed
 import_collection(other_store, "photos", Path("photos-export"))
 """
 
@@ -20,8 +20,9 @@ from nnclr_hub.errors import (
 )
 from nnclr_hub.store.base import Collection, Item, Progress, VectorStore
 from nnclr_hub.store.checks import metadata_json
-from nnclr_hub.store.exchange.files import Manifest, check_shard, read_shard, require_parquet, write_shard
-from nnclr_hub.store.folder import written_whole
+from nnclr_hub.store.exchange.files import ExchangeShard, Manifest, check_shard, require_parquet, write_shard
+from nnclr_hub.store.exchange.updates import read_items, update_export
+from nnclr_hub.store.folder import disk_errors, written_whole
 from nnclr_hub.store.replacement import upsert_into
 from nnclr_hub.store.spec import CollectionSpec
 
@@ -36,27 +37,37 @@ MUST_AGREE = ("dim", "metric", "precision")
 
 
 def export_collection(
-    collection: Collection, folder: Path, *, thumbnails: bool = True, progress: Progress = lambda done, total: None
+    collection: Collection,
+    folder: Path,
+    *,
+    thumbnails: bool = True,
+    update: bool = False,
+    progress: Progress = lambda done, total: None,
 ) -> Manifest:
-    """Export a collection to a new folder, which is completely on disk when this returns, or does not exist.
+    """Export a collection to a folder, which is completely on disk when this returns.
 
     The export contains the items of one moment. On Milvus, items that are written during the export may be missing.
 
     Args:
         collection: to export.
-        folder: must not exist.
+        folder: must not exist, unless `update` is set.
         thumbnails: False: without them, which is much smaller.
+        update: write only what changed since the export in the folder. `thumbnails` stays as it was there.
         progress: called with (done, total), counted in items.
 
     Raises:
         MissingDependency: pyarrow is not installed.
-        InvalidRequest: the folder exists.
-        DiskFull, StoreError: it cannot be written.
+        InvalidRequest: the folder exists; or it is not an export of this collection and encoder.
+        StoreLocked: another process updates the folder.
+        DiskFull, StoreError: it cannot be written, or the export in it is damaged. It stays as it was.
     """
     require_parquet()
     folder = Path(folder)
-    if folder.exists() or folder.is_symlink():
-        raise InvalidRequest(f"{folder} exists already; choose a new folder, because an export overwrites nothing.")
+    exists = folder.exists() or folder.is_symlink()
+    if exists and not update:
+        raise InvalidRequest(
+            f"{folder} exists already; choose a new folder, or write only what changed with --update (update=True)."
+        )
     done, total = 0, collection.count()
 
     def counted(batches: Iterator[list[Item]]) -> Iterator[list[Item]]:
@@ -66,20 +77,28 @@ def export_collection(
             done += len(items)
             progress(done, max(done, total))
 
-    with written_whole(folder) as partial:
-        shards = tuple(
-            write_shard(partial, number, counted(batches), collection.spec)
-            for number, batches in enumerate(_shards_of(collection, thumbnails))
+    def write(place: Path, number: int, batches: Iterator[list[Item]]) -> tuple[ExchangeShard, ...]:
+        return tuple(
+            write_shard(place, number + more, shard, collection.spec)
+            for more, shard in enumerate(_in_shards(batches, collection.spec.dim))
         )
+
+    if exists:
+        manifest = Manifest.read(folder)
+        _check(manifest, folder)
+        with disk_errors(folder):
+            current = counted(collection.read_all(BATCH, thumbnails=manifest.thumbnails))
+            return update_export(collection, folder, write, current, BATCH)
+    with written_whole(folder) as partial:
+        shards = write(partial, 0, counted(collection.read_all(BATCH, thumbnails=thumbnails)))
         manifest = Manifest(collection.name, collection.spec, done, thumbnails, shards)
         manifest.write(partial)
     return manifest
 
 
-def _shards_of(collection: Collection, thumbnails: bool) -> Iterator[Iterator[list[Item]]]:
+def _in_shards(batches: Iterator[list[Item]], dim: int) -> Iterator[Iterator[list[Item]]]:
     """Yield shards, each an iterator of batches that must be exhausted before the next shard."""
-    batches = collection.read_all(BATCH, thumbnails=thumbnails)
-    size = min(SHARD_ITEMS, max(BATCH, SHARD_BYTES // (4 * collection.spec.dim)))
+    size = min(SHARD_ITEMS, max(BATCH, SHARD_BYTES // (4 * dim)))
     first = next(batches, None)
 
     def shard() -> Iterator[list[Item]]:
@@ -112,6 +131,7 @@ def import_collection(
     folder: Path,
     *,
     into: bool = False,
+    checking: Progress = lambda done, total: None,
     progress: Progress = lambda done, total: None,
 ) -> Imported:
     """Import an exported folder into a collection; the folder is completely checked before anything is written.
@@ -123,7 +143,8 @@ def import_collection(
         name: of the collection, or an alias.
         folder: of the export.
         into: add to a collection that has other items; items with the same id are replaced.
-        progress: called with (done, total), counted in bytes; each file is read once to check and once to store it.
+        checking: called with (done, total) in bytes, while the files are checked.
+        progress: called with (done, total) in items, while they are stored.
 
     Raises:
         MissingDependency: pyarrow is not installed.
@@ -136,38 +157,34 @@ def import_collection(
     require_parquet()
     folder = Path(folder)
     manifest = Manifest.read(folder)
-    _check(manifest, folder, progress)
+    _check(manifest, folder, checking)
     collection, created = _target(store, name, manifest)
     present = 0 if into or created else _already_imported(collection, manifest, folder)
     done = 0
-    for items in _items_of(manifest, folder):
+    for items in read_items(manifest, folder, BATCH):
         missing = items[max(0, present - done) :]
         if missing:
             upsert_into(store, name, collection, missing)
         done += len(items)
-        progress(manifest.size + manifest.size * done // manifest.items, 2 * manifest.size)
+        progress(done, manifest.items)
     return Imported(manifest.items, manifest.items - present, created)
 
 
-def _check(manifest: Manifest, folder: Path, progress: Progress) -> None:
+def _check(manifest: Manifest, folder: Path, progress: Progress = lambda done, total: None) -> None:
     """Check the hash of every file, and then the contents."""
-    done, total = 0, 2 * manifest.size
+    done = 0
 
     def advance(count: int) -> None:
         nonlocal done
         done += count
-        progress(done, total)
+        progress(done, manifest.size)
 
-    last = ""
-    for shard in manifest.shards:
-        for file in shard.files:
+    for layer in manifest.layers:
+        last = ""
+        for file in layer.files:
             file.check(folder, advance)
-        last = check_shard(folder, shard, manifest.spec, last)
-
-
-def _items_of(manifest: Manifest, folder: Path) -> Iterator[list[Item]]:
-    for shard in manifest.shards:
-        yield from read_shard(folder, shard, BATCH)
+        for shard in layer.shards:
+            last = check_shard(folder, shard, manifest.spec, last)
 
 
 def _target(store: VectorStore, name: str, manifest: Manifest) -> tuple[Collection, bool]:
@@ -199,7 +216,7 @@ def _already_imported(collection: Collection, manifest: Manifest, folder: Path) 
         CollectionExists: the collection has other items.
     """
     count, cursor = 0, None
-    for items in _items_of(manifest, folder):
+    for items in read_items(manifest, folder, BATCH):
         page = collection.scroll(cursor, len(items))
         for kept, exported in zip(page.items, items, strict=False):
             if not same_item(kept, exported, collection.spec):

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -38,6 +39,9 @@ _RECONNECTING = {
 }
 # seconds for which a call is retried
 _RETRY_SECONDS = 9.0
+# calls that write to the log of Milvus Lite, which two threads must not do at once: one of two rows would be lost by a
+# crash, although both are acknowledged
+_LOGGED = frozenset({"upsert", "delete", "flush", "drop_collection", "rename_collection"})
 _CONNECT_FAILED, _NOT_FOUND, _NOT_LOADED = 2, 100, 101
 _STARTING = ("not fully loaded", "not ready", "no available", "not available", "lack", "is not healthy", "not serving")
 
@@ -76,6 +80,7 @@ class Connection:
     def __init__(self, uri: str, *, create: bool = True) -> None:
         self.pymilvus = import_pymilvus()
         self._file: Path | None = None
+        self._log_lock: AbstractContextManager[Any] = nullcontext()
         self._closed = False
         if uri.startswith("milvus://"):
             address, options = _parsed(uri)
@@ -83,7 +88,8 @@ class Connection:
         else:
             path = Path(uri)
             self.name = str(path)
-            address, options = f"127.0.0.1:{_lite.start(path, create=create)}", {}
+            port, self._log_lock = _lite.start(path, create=create)
+            address, options = f"127.0.0.1:{port}", {}
             self._file = path
         try:
             self.client: Any = self._guarded(
@@ -119,7 +125,8 @@ class Connection:
         if self._closed:
             raise StoreReadOnly(f"The store {self.name} is closed; open it again.")
         limit = READ_TIMEOUT if timeout is None else timeout
-        return self._guarded(method, lambda: getattr(self.client, method)(*args, timeout=limit, **options), args)
+        with self._log_lock if method in _LOGGED else nullcontext():
+            return self._guarded(method, lambda: getattr(self.client, method)(*args, timeout=limit, **options), args)
 
     @property
     def is_file(self) -> bool:
@@ -231,10 +238,10 @@ class _LiteServers:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._running: dict[Path, tuple[Any, Any, int, int]] = {}
+        self._running: dict[Path, tuple[Any, Any, int, threading.Lock, int]] = {}
 
-    def start(self, path: Path, *, create: bool) -> int:
-        """Start the file's server if it is not running; return its port."""
+    def start(self, path: Path, *, create: bool) -> tuple[int, threading.Lock]:
+        """Start the file's server if it is not running; return its port and the lock for writing to its log."""
         try:
             from milvus_lite.adapter.grpc.server import start_server_in_thread
             from milvus_lite.exceptions import DataDirLockedError, MilvusLiteError
@@ -246,9 +253,9 @@ class _LiteServers:
         key = path.absolute()
         with self._lock:
             if key in self._running:
-                server, database, port, users = self._running[key]
-                self._running[key] = (server, database, port, users + 1)
-                return port
+                server, database, port, lock, users = self._running[key]
+                self._running[key] = (server, database, port, lock, users + 1)
+                return port, lock
             if not create and not key.exists():
                 raise InvalidRequest(f"{path} is not a store; index images first, or name another store.")
             try:
@@ -261,16 +268,16 @@ class _LiteServers:
                 raise StoreError(
                     f"The store {path} cannot be opened ({error}); choose a file that can be written."
                 ) from error
-            self._running[key] = (server, database, port, 1)
-            return port
+            self._running[key] = (server, database, port, lock := threading.Lock(), 1)
+            return port, lock
 
     def stop(self, path: Path) -> None:
         """Stop the file's server when its last user stops it."""
         key = path.absolute()
         with self._lock:
-            server, database, port, users = self._running[key]
+            server, database, port, lock, users = self._running[key]
             if users > 1:
-                self._running[key] = (server, database, port, users - 1)
+                self._running[key] = (server, database, port, lock, users - 1)
                 return
             del self._running[key]
             server.stop(grace=2).wait()

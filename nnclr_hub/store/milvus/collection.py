@@ -150,6 +150,7 @@ class MilvusCollection(Collection):
             check_key(key)
         text = spec_to_text(spec, self._dialect.format)
         self.call("alter_collection_properties", properties={SPEC_PROPERTY: text}, timeout=SLOW_TIMEOUT)
+        maintenance.index_facets(self.connection, self.name, spec.indexed, self.spec.indexed)
         self.spec = spec
 
     # ---- reading

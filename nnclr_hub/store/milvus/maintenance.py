@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nnclr_hub.errors import StoreError
+from nnclr_hub.errors import CollectionNotFound, StoreError, StoreUnreachable
 from nnclr_hub.store.base import Progress
 from nnclr_hub.store.embedded.verification import NEIGHBORS, SAMPLE, Damaged, Sample, keep_metadata
 from nnclr_hub.store.index_kinds import AUTO, milvus_kind
@@ -16,13 +19,16 @@ from nnclr_hub.store.milvus.client import SLOW_TIMEOUT, Connection
 from nnclr_hub.store.milvus.names import encode
 from nnclr_hub.store.milvus.rows import METRICS, is_damaged, to_vector
 from nnclr_hub.store.milvus.search import exhaustive
+from nnclr_hub.store.milvus.where import indexes
 from nnclr_hub.store.reports import RepairReport, VerifyReport
 from nnclr_hub.store.spec import CollectionSpec
 
 if TYPE_CHECKING:
     from nnclr_hub.store.milvus.collection import MilvusCollection
 
+log = logging.getLogger(__name__)
 LOST = "nnclr-lost+found"
+INDEXES = "NNCLR_MILVUS_INDEXES"  # environment variable
 
 
 # ------------------------------------------------------------------------------ the index
@@ -49,10 +55,38 @@ def make_ready(connection: Connection, name: str, spec: CollectionSpec, *, wait:
         wait: until the index is built; without it, searches compare with every vector for a while. Milvus Lite builds
             the index when it loads the collection.
     """
-    if not connection.call("list_indexes", encode(name)):
+    if not connection.call("list_indexes", encode(name), "vector"):
         made = index_params(connection, spec)
         connection.call("create_index", encode(name), made, timeout=SLOW_TIMEOUT, sync=wait and not connection.is_lite)
     connection.call("load_collection", encode(name), timeout=SLOW_TIMEOUT)
+
+
+def index_facets(connection: Connection, name: str, keys: Iterable[str], before: Iterable[str] = ()) -> None:
+    """Create the indexes of metadata keys that a collection lacks, if $NNCLR_MILVUS_INDEXES is 1.
+
+    They were never tested on a server, and Milvus has had errors by which filters with such an index return wrong rows
+    (#40629, #46460, #51143 of milvus-io/milvus). Milvus Lite and servers before 2.5.11 refuse them.
+
+    Args:
+        connection: to Milvus.
+        name: of the collection.
+        keys: of the metadata that are indexed.
+        before: keys that were indexed; indexes of those that no longer are get dropped.
+    """
+    wanted, old = indexes(keys if os.environ.get(INDEXES) == "1" else ()), indexes(before)
+    try:
+        known = connection.call("list_indexes", encode(name), "facets") if wanted or old else ()
+        for index in sorted(old.keys() & set(known) - wanted.keys()):
+            connection.call("drop_index", encode(name), index, timeout=SLOW_TIMEOUT)
+        for index in sorted(wanted.keys() - set(known)):
+            path, kind = wanted[index]
+            made = connection.pymilvus.MilvusClient.prepare_index_params()
+            made.add_index("facets", "INVERTED", index, params={"json_path": path, "json_cast_type": kind})
+            connection.call("create_index", encode(name), made, timeout=SLOW_TIMEOUT, sync=False)
+    except (StoreUnreachable, CollectionNotFound):
+        raise
+    except StoreError as error:
+        log.warning("filters on %s are not indexed (%s)", name, error)
 
 
 def index_kind(collection: MilvusCollection) -> str:
@@ -128,4 +162,5 @@ def repair(collection: MilvusCollection, progress: Progress) -> RepairReport:
     for index in call("list_indexes", name):
         call("drop_index", name, index, timeout=SLOW_TIMEOUT)
     make_ready(collection.connection, collection.name, collection.spec, wait=True)
+    index_facets(collection.connection, collection.name, collection.spec.indexed)
     return RepairReport(collection.count(), tuple(one.id for one in damaged), kept_in)

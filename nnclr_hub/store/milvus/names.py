@@ -1,7 +1,7 @@
 """How names are encoded for Milvus.
 
-Milvus allows A-Z a-z 0-9 _ and 255 characters. Our names may contain . ~ - too, and may begin with a digit. The prefix
-separates our collections from those of other programs in the same database.
+Milvus allows A-Z a-z 0-9 _ and 255 characters. Our names may contain . ~ - and letters of any script, too, and may
+begin with a digit. The prefix separates our collections from those of other programs in the same database.
 
     encode("photos.v2")  ->  "nnclr_photos_dv2"
 """
@@ -19,11 +19,11 @@ _MAX_NAME = 255
 
 
 def encode(name: str) -> str:
-    """Return the name in Milvus of a collection or alias; `checks.check_name` must have accepted it."""
+    """Return the name in Milvus of a collection or alias; `check_collection_name` must have accepted it."""
     escaped = _PLAIN + "".join(_ESCAPES.get(character, character) for character in name)
-    if len(escaped) <= _MAX_NAME:
+    if len(escaped) <= _MAX_NAME and name.isascii() and " " not in name:
         return escaped
-    # 128 characters that nearly all need an escape are too long; base32 takes at most 205
+    # 128 bytes that nearly all need an escape are too long; base32 takes at most 205
     return _LONG + base64.b32encode(name.encode()).decode().rstrip("=").lower()
 
 

@@ -14,7 +14,6 @@ import base64
 import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -59,7 +58,7 @@ def schema_of(pymilvus: Any, spec: CollectionSpec) -> Any:
 
 
 def spec_to_text(spec: CollectionSpec, format: int = FORMAT) -> str:
-    return json.dumps({**asdict(spec), "facets": format})
+    return json.dumps({**spec.to_json(), "facets": format})
 
 
 def spec_of(described: Mapping[str, Any], name: str) -> tuple[CollectionSpec, int]:

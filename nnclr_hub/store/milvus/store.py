@@ -19,10 +19,10 @@ from typing import Any
 
 from nnclr_hub.errors import CollectionNotFound, InvalidRequest
 from nnclr_hub.store.base import VectorStore
-from nnclr_hub.store.checks import check_name
+from nnclr_hub.store.checks import check_collection_name
 from nnclr_hub.store.milvus.client import SLOW_TIMEOUT, WRITE_TIMEOUT, Connection
 from nnclr_hub.store.milvus.collection import MilvusCollection
-from nnclr_hub.store.milvus.maintenance import make_ready
+from nnclr_hub.store.milvus.maintenance import index_facets, make_ready
 from nnclr_hub.store.milvus.names import decode, encode
 from nnclr_hub.store.milvus.rows import SPEC_PROPERTY, schema_of, spec_of, spec_to_text
 from nnclr_hub.store.milvus.where import FORMAT
@@ -72,8 +72,14 @@ class MilvusStore(VectorStore):
     # ---- collections
 
     def create(self, name: str, spec: CollectionSpec) -> MilvusCollection:
-        check_name(name, "Collection name")
+        check_collection_name(name)
         self.refuse_if_read_only()
+        spec = spec.decided(transforms=False)
+        if spec.vectors != "raw":
+            raise InvalidRequest(
+                f"vectors={spec.vectors!r} needs a store in a folder, because Milvus compares the vectors that it "
+                "stores; create the collection with vectors='raw'."
+            )
         schema = schema_of(self.connection.pymilvus, spec)
         with self._names:
             self._refuse_if_taken(name)
@@ -87,6 +93,7 @@ class MilvusStore(VectorStore):
             )
             # after a crash between the two steps, `get` does the second
             make_ready(self.connection, name, spec)
+            index_facets(self.connection, name, spec.indexed)
             return self._opened(name, spec, FORMAT)
 
     def get(self, name: str) -> MilvusCollection:
@@ -106,6 +113,8 @@ class MilvusStore(VectorStore):
             # another client may have dropped it and created a new one with its name
             if real not in self._open or self._open[real].spec != spec:
                 make_ready(self.connection, real, spec)
+                if not self.read_only:
+                    index_facets(self.connection, real, spec.indexed)
                 return self._opened(real, spec, format)
             return self._open[real]
 
@@ -122,7 +131,7 @@ class MilvusStore(VectorStore):
         self.refuse_if_read_only()
         with self._names:
             self._require(name)
-            self._refuse_if_taken(check_name(to, "Collection name"))
+            self._refuse_if_taken(check_collection_name(to))
             self.connection.call("rename_collection", encode(name), encode(to), timeout=WRITE_TIMEOUT)
             if name in self._open:
                 self._open[to] = self._open.pop(name)
@@ -136,7 +145,7 @@ class MilvusStore(VectorStore):
     def alias(self, alias: str, name: str) -> None:
         self.refuse_if_read_only()
         with self._names:
-            check_name(alias, "Alias")
+            check_collection_name(alias, "Alias")
             real = self.get(name).name
             if alias in self._collections():
                 raise is_collection(alias)
@@ -168,7 +177,7 @@ class MilvusStore(VectorStore):
         self.refuse_if_read_only()
         with self._names:
             real = self.get(name).name
-            if check_name(alias, "Alias") == real:
+            if check_collection_name(alias, "Alias") == real:
                 raise is_own_name(real)
             kept, known = None, self.aliases()
             before = known.get(alias)
@@ -206,7 +215,7 @@ class MilvusStore(VectorStore):
     def _described(self, name: str) -> dict[str, Any] | None:
         """Return Milvus's description of the collection with a name or alias; None if it does not exist."""
         try:
-            check_name(name, "Collection name")
+            check_collection_name(name)
             return self.connection.call("describe_collection", encode(name))
         except (InvalidRequest, CollectionNotFound):
             return None

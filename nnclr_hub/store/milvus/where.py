@@ -61,6 +61,15 @@ def facets(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return made if len(json.dumps(made)) <= MAX_FACETS else {"big": "1"}
 
 
+def indexes(keys: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Return Milvus's path and type of each index of facets for these keys, by the name of the index.
+
+    Lists have none: whether an index knows an empty list depends on the version of Milvus.
+    """
+    types = {"v": "varchar", "n": "double", "d": "double"}
+    return {f"{kind}{_code(key)}": (_field(kind, key), type) for key in keys for kind, type in types.items()}
+
+
 def _paths(value: Mapping[str, Any], before: str) -> dict[str, Any]:
     """Return the values inside of objects by their paths."""
     made: dict[str, Any] = {}

@@ -6,32 +6,43 @@ and their differences are tested in pairs. Without labels:
 - RankMe (Garrido et al., ICML 2023): the effective number of directions that the vectors use.
 - Uniformity (Wang and Isola, ICML 2020): how evenly they cover the sphere; lower is more even.
 - Agreement: the share of 10 neighbors that a source has in common with the other sources.
+
+`compare_sources` reads the images of a folder, `compare_on_collection` the thumbnails of a collection.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from nnclr_hub.encoder.decoding import decode_image
+from nnclr_hub.encoder.embedder import Embedder
 from nnclr_hub.encoder.features import FeatureSource, extract_features, unit_rows
-from nnclr_hub.encoder.image_folder import list_images
-from nnclr_hub.encoder.labeled import TABLE
-from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.encoder.hand_crafted import HandCrafted
+from nnclr_hub.errors import ImageError, InvalidRequest
 from nnclr_hub.inspect.neighbors import nearest
-from nnclr_hub.probe.cross_validation import out_of_fold
+from nnclr_hub.probe.cross_validation import FOLDS, out_of_fold
 from nnclr_hub.probe.uncertainty import Difference, confidence_interval, paired_difference
-from nnclr_hub.workbench.inspection.subject import Report, folder_labels, table_labels
+from nnclr_hub.store.base import Collection, Progress
+from nnclr_hub.store.pages import pages
+from nnclr_hub.workbench.inspection.files import inspected_files
+from nnclr_hub.workbench.inspection.subject import Report
 
 if TYPE_CHECKING:
+    from PIL import Image
     from rich.table import Table
 
 NEIGHBORS = 10
 PAIRS = 20_000  # for uniformity
 LEAST_LABELS = 20
+MOST_ITEMS = 1000  # of a collection that are compared
+BATCH = 64  # thumbnails that are embedded at once
 
 
 @dataclass(frozen=True)
@@ -65,6 +76,15 @@ class EncoderComparison:
         """Return values that JSON can hold."""
         return asdict(self)
 
+    @classmethod
+    def of_json(cls, body: Mapping[str, Any]) -> EncoderComparison:
+        """Make it from the result of a job, which has these fields and others."""
+        scores = []
+        for one in body["scores"]:
+            against = one["against_first"]
+            scores.append(EncoderScore(**{**one, "against_first": against and Difference(**against)}))
+        return cls(tuple(scores), body["labels"], body["images"], body["conclusion"])
+
     def table(self) -> Table:
         """Return a table for the terminal."""
         from rich.table import Table
@@ -84,7 +104,7 @@ class EncoderComparison:
 
 
 def compare_sources(
-    folder: Path,
+    folder: str | Path,
     sources: Sequence[tuple[str, FeatureSource]],
     labels: Path | None = None,
     root: Path | None = None,
@@ -94,33 +114,117 @@ def compare_sources(
     """Compare sources of vectors on the images of a folder.
 
     Args:
+        folder, labels, root: see `inspected_files`.
         sources: (name, source), at least one.
-        labels, root: see `folder_subject`.
 
     Raises:
         NoImages: there is no image.
         InvalidRequest: the table lists no image of the folder.
     """
-    paths = list_images(folder)
-    table = labels or (folder / TABLE if (folder / TABLE).is_file() else None)
-    named = table_labels(table, paths, folder, root) if table else folder_labels(paths, folder)
-    extracted = [extract_features(source, paths, progress=report(name)) for name, source in sources]
-    readable = np.array([i for i in range(len(paths)) if not any(i in one.broken for one in extracted)])
-    if len(readable) <= NEIGHBORS:
-        raise InvalidRequest(f"A comparison needs more than {NEIGHBORS} readable images, got {len(readable)}.")
-    vectors = [unit_rows(np.asarray(one.raw)[readable]).astype(np.float32) for one in extracted]
-    rows = np.array([k for k, i in enumerate(readable) if named[i]], np.int64)
-    classes, numbers = np.unique([str(named[readable[k]]) for k in rows], return_inverse=True)
+    listed = inspected_files(folder, labels, root)
+    extracted = [extract_features(source, listed.files, progress=report(name)) for name, source in sources]
+    readable = [i for i in range(len(listed.files)) if not any(i in one.broken for one in extracted)]
+    vectors = [np.asarray(one.raw)[readable] for one in extracted]
+    return compare_vectors([name for name, _ in sources], vectors, [listed.labels[i] for i in readable])
+
+
+def compare_on_collection(
+    collection: Collection,
+    sources: Sequence[tuple[str, Embedder | HandCrafted]],
+    field: str = "label",
+    *,
+    most: int = MOST_ITEMS,
+    progress: Progress = lambda done, total: None,
+) -> EncoderComparison:
+    """Compare sources of vectors on the thumbnails of a collection.
+
+    Args:
+        sources: (name, source), at least one.
+        field: metadata key of the label.
+        most: items to compare, sampled from those with a label, or from all if fewer than 20 have one.
+        progress: called with (done, total): first half vectors, second half the classifiers on them.
+
+    Raises:
+        InvalidRequest: fewer than 11 of the items have a readable thumbnail.
+    """
+    labels: dict[str, str | None] = {}
+    for items in pages(collection, with_vector=False):
+        for item in items:
+            label = item.metadata.get(field)
+            labels[item.id] = None if label is None else str(label)
+        progress(0, 0)  # which may end a job
+    labeled = [id for id, label in labels.items() if label]
+    ids = labeled if len(labeled) >= LEAST_LABELS else list(labels)
+    chosen = sorted(np.random.default_rng(0).permutation(len(ids))[:most].tolist())
+    half, names = len(chosen) * len(sources), list[str | None]()
+    found: list[list[np.ndarray]] = [[] for _ in sources]
+    for start in range(0, len(chosen), BATCH):
+        some = [ids[i] for i in chosen[start : start + BATCH]]
+        images = {id: image for id in some if (image := _thumbnail(collection, id)) is not None}
+        embedded = [_each(source)(list(images.values())) for _, source in sources]
+        for id, vectors in zip(images, zip(*embedded, strict=True), strict=True):
+            if all(isinstance(vector, np.ndarray) for vector in vectors):
+                names.append(labels[id])
+                for rows, vector in zip(found, vectors, strict=True):
+                    rows.append(vector)
+        progress(min(len(chosen), start + BATCH) * len(sources), 2 * half)
+
+    def advance(done: int, total: int) -> None:
+        progress(half + half * done // total, 2 * half)
+
+    return compare_vectors([name for name, _ in sources], [np.array(rows) for rows in found], names, progress=advance)
+
+
+def _thumbnail(collection: Collection, id: str) -> Image.Image | None:
+    """Return the thumbnail of an item if it can be read; what a source reads of files does not apply to it."""
+    jpeg = collection.thumbnail(id)
+    try:
+        return None if jpeg is None else decode_image(jpeg)
+    except ImageError:
+        return None
+
+
+def _each(source: Embedder | HandCrafted) -> Callable[..., list[Any]]:
+    """Return what embeds several images; the engine of a server makes unit vectors only, which is enough here."""
+    return source.features_each if isinstance(source, HandCrafted) else source.embed_each
+
+
+def compare_vectors(
+    sources: Sequence[str],
+    raw: Sequence[np.ndarray],
+    labels: Sequence[str | None],
+    *,
+    progress: Progress = lambda done, total: None,
+) -> EncoderComparison:
+    """Compare vectors of the same N images.
+
+    Args:
+        sources: names, at least one.
+        raw: for each source (N, D) float32.
+        labels: N labels; None or "": unlabeled, as are those of classes with fewer than 5 images.
+        progress: called with (done, total), counted in folds of all classifiers.
+
+    Raises:
+        InvalidRequest: there are fewer than 11 images.
+    """
+    if len(labels) <= NEIGHBORS:
+        raise InvalidRequest(f"A comparison needs more than {NEIGHBORS} readable images, got {len(labels)}.")
+    vectors = [unit_rows(one).astype(np.float32) for one in raw]
+    sizes = Counter(labels)
+    # a class with fewer images may be missing in the images that a classifier is fitted on
+    rows = np.array([k for k, label in enumerate(labels) if label and sizes[label] >= FOLDS], np.int64)
+    classes, numbers = np.unique([str(labels[k]) for k in rows], return_inverse=True)
     usable = len(rows) >= LEAST_LABELS and len(classes) >= 2
-    right = {
-        kind: [out_of_fold(one[rows], numbers.astype(np.int64), classifier=kind).right for one in vectors]
-        if usable
-        else None
-        for kind in ("linear", "knn")
-    }
+    kinds: tuple[Literal["linear", "knn"], ...] = ("linear", "knn")
+    right: dict[str, list[np.ndarray]] = {kind: [] for kind in kinds}
+    for kind in kinds if usable else ():
+        for one in vectors:
+            advance = partial(_advance, progress, sum(map(len, right.values())), len(kinds) * len(vectors))
+            found = out_of_fold(one[rows], numbers.astype(np.int64), classifier=kind, progress=advance)
+            right[kind].append(found.right)
     places = [nearest(one, NEIGHBORS)[1] for one in vectors]
     scores = []
-    for k, (name, _) in enumerate(sources):
+    for k, name in enumerate(sources):
         linear, knn = right["linear"], right["knn"]
         scores.append(
             EncoderScore(
@@ -133,7 +237,12 @@ def compare_sources(
                 _agreement(places, k),
             )
         )
-    return EncoderComparison(tuple(scores), len(rows) if usable else 0, len(readable), _conclusion(scores, len(rows)))
+    return EncoderComparison(tuple(scores), len(rows) if usable else 0, len(labels), _conclusion(scores, len(rows)))
+
+
+def _advance(progress: Progress, before: int, parts: int, done: int, total: int) -> None:
+    """Report the progress of one of several parts."""
+    progress(before * total + done, parts * total)
 
 
 def rankme(vectors: np.ndarray) -> float:
@@ -166,9 +275,10 @@ def _interval(right: np.ndarray) -> tuple[float, float, float]:
 
 def _conclusion(scores: Sequence[EncoderScore], labels: int) -> str:
     if scores[0].linear is None:
+        few = f"{labels} labels are too few" if labels else "Without labels it is impossible"
         return (
-            f"{labels} labels are too few to compare accuracies; scores without labels show whether vectors "
-            "collapsed, not which encoder separates your classes."
+            f"{few} to compare accuracies; put images into one folder per class, or give --labels with {LEAST_LABELS} "
+            "or more. The scores above show whether vectors collapsed, not which encoder separates your classes."
         )
     ranked = sorted(scores, key=lambda one: -(one.linear or (0.0,))[0])
     best = ranked[0]

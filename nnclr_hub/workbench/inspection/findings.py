@@ -182,6 +182,8 @@ def find(
     if not 1 <= label_next <= MAX_LABEL_NEXT:
         raise InvalidRequest(f"label_next must be between 1 and {MAX_LABEL_NEXT}, got {label_next}.")
     vectors = subject.vectors
+    if len(vectors) < 2:
+        raise InvalidRequest(f"An inspection compares images; {subject.title} has only one that can be read.")
     hashes = [one.pixel_hash if one else None for one in subject.scanned]
     place = {item: i for i, item in enumerate(subject.items)}
     exact = tuple(tuple(place[item] for item in group) for group in inspect.equal_values(subject.items, hashes))
@@ -230,8 +232,7 @@ def _near_duplicates(
     rows = np.array([i for i in range(len(subject.items)) if i not in copies])
     if len(rows) < 2:
         return inspect.Duplicates((), (), 1.0)
-    small = subject.small
-    found = inspect.near_duplicates(subject.vectors[rows], None if small is None else small[rows], progress=progress)
+    found = inspect.near_duplicates(subject.vectors[rows], *(subject.pixels(rows) or ()), progress=progress)
     groups = tuple(tuple(int(rows[i]) for i in group) for group in found.groups)
     return inspect.Duplicates(groups, found.scores, found.threshold)
 

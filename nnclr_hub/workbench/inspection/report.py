@@ -117,7 +117,7 @@ def _sections(findings: Findings) -> list[str]:
     if len(findings.label_next):
         rows = findings.label_next[:SHOWN]
         captions = [str(rank) for rank in range(1, len(rows) + 1)]
-        note = "Typical images of regions without a label, in this order. label_next.csv has them all."
+        note = "Images that represent those without a label, in this order. label_next.csv has them all."
         sections.append(_section("Label next", note, _sheet(findings, rows, captions)))
     problems = [(i, one.facts.problems) for i, one in enumerate(subject.scanned) if one and one.facts.problems]
     if problems:

@@ -10,8 +10,10 @@ from benchmarks.request_cost import TELLING, cases, fit_probe, overdrawn, served
 
 @pytest.fixture(scope="module")
 def meter(tmp_path_factory):
-    with served(tmp_path_factory.mktemp("cost")) as meter:
-        yield meter
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NNCLR_BACKEND", "onnx")  # the starter has its graph, so the server starts without torch
+        with served(tmp_path_factory.mktemp("cost")) as meter:
+            yield meter
 
 
 def check(meter, name):
@@ -26,8 +28,8 @@ def test_a_request_stays_within_its_budget(meter, name):
 
 
 @pytest.mark.slow
-def test_every_other_request_stays_within_its_budget(meter):
+def test_every_request_stays_within_its_budget(meter):
+    """In the order of `cases`, because some requests load what others then find in memory."""
     fit_probe(meter.url)
     for name in cases():
-        if name not in TELLING:
-            check(meter, name)
+        check(meter, name)

@@ -9,7 +9,8 @@ What was done to a folder (a file made, renamed, deleted) is volatile until
 
 Power may fail with all of the volatile lost, or with an arbitrary part of it on the disk: some pages of a file as
 they were at some moment since the last fsync, others not; a rename, but not the one before. That a file becomes shorter
-is one change of the file system, which is there as a whole or not, and what is written later is there only with it.
+is one change of the file system, which is there as a whole or not. Without it, what is written later can only be on
+pages that it left in the file: the others get new blocks.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 
 PAGE = 4096
@@ -178,9 +180,14 @@ def _surviving(inode: Inode, rng: random.Random | None) -> bytes:
         if len(after) < len(before):
             spans.append([])
         spans[-1].append(after)
-    moments = rng.choice(spans)
-    size = len(rng.choice(moments))
-    pages = [rng.choice(moments)[start : start + PAGE].ljust(PAGE, b"\0") for start in range(0, size, PAGE)]
+    chosen = rng.randrange(len(spans))
+    size = len(rng.choice(spans[chosen]))
+    pages = []
+    for start in range(0, size, PAGE):
+        end = start + PAGE
+        kept = takewhile(lambda later, end=end: end <= len(later[0]), spans[chosen + 1 :])
+        moments = [moment for span in (spans[chosen], *kept) for moment in span]
+        pages.append(rng.choice(moments)[start : start + PAGE].ljust(PAGE, b"\0"))
     return b"".join(pages)[:size]
 
 

@@ -14,6 +14,7 @@ import random
 import sys
 from collections.abc import Callable
 from typing import Any
+from zlib import crc32
 
 from store.crash.content import DIM, item_of
 from store.crash.small import open_small_store
@@ -28,6 +29,7 @@ from nnclr_hub.store.spec import CollectionSpec
 Operation = tuple[str, tuple[Any, ...]]
 IDS = 60
 KINDS: tuple[IndexName, ...] = ("hnsw", "flat", "ivf")
+COMPARED = ("raw", "whiten")  # "whiten": those with the most items
 _WEIGHTS = {
     "upsert": 40,
     "delete": 15,
@@ -104,7 +106,7 @@ def perform(store: VectorStore, operation: Operation) -> None:
     """Apply the operation to the store; the caller handles "reopen"."""
     kind, arguments = operation
     calls: dict[str, Callable[..., Any]] = {
-        "create": lambda name: store.create(name, CollectionSpec(DIM, index=KINDS[len(name) % 3])),
+        "create": lambda name: store.create(name, _spec(name)),
         "upsert": lambda name, versions: store.get(name).upsert([item_of(*one) for one in versions.items()]),
         "delete": lambda name, ids: store.get(name).delete(ids),
         "snapshot": lambda name: store.get(name).snapshot(),
@@ -117,6 +119,10 @@ def perform(store: VectorStore, operation: Operation) -> None:
         "promote": store.promote,
     }
     calls[kind](*arguments)
+
+
+def _spec(name: str) -> CollectionSpec:
+    return CollectionSpec(DIM, index=KINDS[len(name) % 3], vectors=COMPARED[crc32(name.encode()) % 2])
 
 
 def _clear(collection: Collection) -> None:

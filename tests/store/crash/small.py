@@ -21,6 +21,7 @@ TESTS = Path(__file__).parents[2]
 SMALL = StoreSettings(
     memory=1 << 30,
     flat_below=20,
+    fit_from=12,
     points_per_list=8,
     delta_chunk=8,
     batch=8,

@@ -1,0 +1,186 @@
+"""Tar archives of images, read without unpacking: list the members, and read the bytes of one.
+
+    for name, size, mtime, offset in members(Path("more.tar")):
+        TarMember("more.tar", changed, offset, size).read()
+    for image, key, texts in samples(Path("webdataset-000.tar")):
+        ...                                     # also the key of WebDataset, and its captions and labels
+
+Archives must allow random access: uncompressed, one archive per file, and complete.
+"""
+
+from __future__ import annotations
+
+import os
+import tarfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO, Self
+
+from nnclr_hub.encoder.image_folder import COMPANIONS, image_suffixes
+from nnclr_hub.errors import InvalidRequest
+
+COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
+TEXTS = ("json", "cls", "txt")  # of a sample of WebDataset
+MOST_TEXT = 1 << 16  # bytes of one; longer ones are left out
+CHUNK = 1 << 20
+Member = tuple[str, int, float, int]  # name, size, mtime, offset of the bytes
+Text = tuple[str, int, int]  # kind, size, offset of the bytes
+MOST_HEADER = 1 << 20  # bytes of a long name, or of other attributes of a member
+HEADERS = (
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TarMember:
+    """An image in an archive, whose bytes are read on demand.
+
+    archive: its path.
+    changed: modification time of the archive when it was listed.
+    offset, size: of the bytes.
+    """
+
+    archive: str
+    changed: float
+    offset: int
+    size: int
+
+    def read(self) -> bytes:
+        """Return the bytes of the image.
+
+        Raises:
+            InvalidRequest: the archive has changed since it was listed.
+            OSError: it cannot be read.
+        """
+        with open(self.archive, "rb", buffering=0) as file:
+            if os.fstat(file.fileno()).st_mtime != self.changed:
+                raise InvalidRequest(f"{self.archive} changed while its images were read; restart the run.")
+            return os.pread(file.fileno(), self.size, self.offset)
+
+
+class _BoundedHeader(tarfile.TarInfo):
+    """A header whose size is checked before tarfile reads that many bytes at once."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        header = super().frombuf(buf, encoding, errors)
+        if header.size < 0 or (header.type in HEADERS and header.size > MOST_HEADER):
+            raise tarfile.ReadError(f"a header declares {header.size} bytes; the limit is {MOST_HEADER}")
+        return header
+
+
+def members(archive: Path, name: str | None = None, others: Counter[str] | None = None) -> Iterator[Member]:
+    """Yield (name, size, mtime, offset) of each image, by suffix, in the order of the archive, which reads fastest.
+
+    Names are normalized to the form a/b.jpg. Hidden files and folders, and links, are left out.
+
+    Args:
+        archive: its path.
+        name: for error messages; None: the path.
+        others: counts the files that are not images, by suffix.
+
+    Raises:
+        InvalidRequest: it is compressed, truncated, has data after its end, or contains a sparse image or a header
+            that is too large.
+    """
+    with archive.open("rb") as file:
+        for one in _files(file, name or str(archive)):
+            if is_image(one[0]):
+                yield one
+            elif others is not None:
+                others[PurePosixPath(one[0]).suffix.lower()] += 1
+
+
+def samples(
+    file: BinaryIO, name: str, others: Counter[str] | None = None
+) -> Iterator[tuple[Member, str, tuple[Text, ...]]]:
+    """Yield each image of an archive with its key, and the texts of its sample, as WebDataset packs them.
+
+    The files of a sample follow one another and have the same name up to the first dot, which is the key. The key is ""
+    if the sample has several images.
+
+    Args:
+        file: the archive, which can be read anywhere.
+        name: for error messages.
+        others: counts the files that are neither images, texts of a sample nor tables, by suffix.
+
+    Returns:
+        The image; the key; and (kind, size, offset) of each of the texts json, cls and txt.
+
+    Raises:
+        InvalidRequest: see `members`.
+    """
+    for key, group in groupby(_files(file, name), lambda one: _key(one[0])):
+        found = list(group)
+        images = [one for one in found if is_image(one[0])]
+        texts = tuple(
+            (kind, size, offset)
+            for path, size, _, offset in found
+            if (kind := path[len(key) + 1 :].lower()) in TEXTS and size <= MOST_TEXT
+        )
+        if others is not None:
+            suffixes = (PurePosixPath(one[0]).suffix.lower() for one in found if not is_image(one[0]))
+            others.update(one for one in suffixes if one not in COMPANIONS and one[1:] not in TEXTS)
+        for image in images:
+            yield image, key if len(images) == 1 else "", texts
+
+
+def _key(path: str) -> str:
+    """Return the path of a sample: up to the first dot of the file name."""
+    folder, slash, file = path.rpartition("/")
+    return folder + slash + file.partition(".")[0]
+
+
+def is_image(path: str) -> bool:
+    """Return whether a member is an image, by its suffix."""
+    return PurePosixPath(path).suffix.lower() in image_suffixes()
+
+
+def path_inside(name: str) -> str:
+    """Return the path of a member in the form a/b.jpg, without steps that lead outside; "" if it is hidden."""
+    parts = [part for part in PurePosixPath(name).parts if part not in ("/", "..")]
+    return "" if any(part.startswith(".") for part in parts) else "/".join(parts)
+
+
+def _files(file: BinaryIO, name: str) -> Iterator[Member]:
+    """Yield the regular files of an archive that are not hidden, and check that it is complete."""
+    if name.lower().endswith(COMPRESSED):
+        raise InvalidRequest(f"{name} is compressed and does not allow random access; decompress it first.")
+    try:
+        with tarfile.open(fileobj=file, mode="r:", tarinfo=_BoundedHeader) as tar:
+            for member in tar:
+                if member.size < 0:  # from an extended header; tarfile would go back and never end
+                    raise tarfile.ReadError(f"a header declares {member.size} bytes")
+                path = path_inside(member.name)
+                if member.isreg() and path:
+                    if member.issparse() and is_image(path):
+                        raise InvalidRequest(
+                            f"{name} contains the sparse file {member.name}; pack it without --sparse."
+                        )
+                    yield path, member.size, float(member.mtime), member.offset_data
+                tar.members.clear()  # type: ignore[attr-defined] - otherwise all members stay in memory
+            end = tar.offset
+    except (tarfile.TarError, RecursionError) as error:
+        raise InvalidRequest(f"{name} is not a complete tar file ({error}); create it again, or unpack it.") from error
+    _check_end(file, end, name)
+
+
+def _check_end(file: BinaryIO, end: int, name: str) -> None:
+    """Check that only zeros follow the last member; tarfile stops silently at an invalid header."""
+    file.seek(end)
+    rest = file.read(CHUNK)
+    if len(rest) < tarfile.BLOCKSIZE:
+        raise InvalidRequest(f"{name} is truncated; create it again, or unpack it.")
+    while rest:
+        if rest.strip(b"\0"):
+            raise InvalidRequest(
+                f"{name} has data after its end, so it is damaged or concatenated; create it again, or unpack it."
+            )
+        rest = file.read(CHUNK)

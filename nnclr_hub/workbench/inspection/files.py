@@ -1,0 +1,138 @@
+"""The files that are inspected or compared, with their labels: those of a folder, an archive or an address."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+
+from nnclr_hub.encoder.features import ImageFile
+from nnclr_hub.encoder.image_folder import left_out
+from nnclr_hub.encoder.image_list import contents, find_images, in_tiles
+from nnclr_hub.encoder.image_reading import PLAIN, ImageReading
+from nnclr_hub.encoder.labeled import TABLE, read_table, refuse_root, rows_of
+from nnclr_hub.encoder.packed_image import ImageSource, PackedImage
+from nnclr_hub.encoder.tiles import Tiling
+from nnclr_hub.errors import InvalidRequest
+
+LEAST_PER_CLASS = 5  # images per folder name, on average, for folder names to be labels
+
+
+@dataclass(frozen=True)
+class InspectedFiles:
+    """N images.
+
+    title: the last part of the given name.
+    files: as they can be decoded.
+    names: paths below the folder; of several archives, after the path of the archive.
+    labels: one per image; None: unlabeled.
+    left_out: number of other files, by suffix.
+    """
+
+    title: str
+    files: list[ImageFile]
+    names: list[str]
+    labels: list[str | None]
+    left_out: Mapping[str, int]
+
+
+def inspected_files(
+    given: str | Path,
+    labels: Path | None = None,
+    root: Path | None = None,
+    tiling: Tiling | None = None,
+    reading: ImageReading = PLAIN,
+) -> InspectedFiles:
+    """List images.
+
+    Args:
+        given: see `find_images`.
+        labels: a table of labels; None: labels.csv in the folder, or else the names of the parent folders, if they have
+            five images each on average.
+        root: folder to which the paths of the table are relative; None: that of the table, or else `given`.
+        tiling: list tiles of the images instead of whole images, read in this way.
+
+    Raises:
+        NoImages: there is no image.
+        InvalidRequest: the table lists none of them, or names one that several archives have.
+    """
+    sources, images = find_images([given])
+    whole = [PackedImage(sources[one.source], one) for one in images]
+    folder = Path(given).resolve()
+    table = labels or (folder / TABLE if (folder / TABLE).is_file() else None)
+    found = table_labels(table, whole, given, root) if table else _folder_labels(whole)
+    if tiling is not None:
+        named = {(one.source, one.path): label for one, label in zip(images, found, strict=True)}
+        images = in_tiles(sources, images, tiling, reading)
+        found = [named[one.source, one.path.rpartition("#")[0] if one.tile else one.path] for one in images]
+    files = [Path(one) if isinstance(one, str) else one for one in contents(sources, images)]
+    prefixes = _prefixes(given, sources)
+    names = [prefixes[one.source] + one.path for one in images]
+    others = Counter[str]()
+    for one in sources:
+        others.update(dict(one.left_out))
+    if folder.is_dir() and not sources[0].archive:
+        others.update(left_out(folder, [table] if table else []))
+    return InspectedFiles(PurePath(folder).name, files, names, found, others)
+
+
+def _prefixes(given: str | Path, sources: Sequence[ImageSource]) -> list[str]:
+    """Return what precedes the names of each source's images: its path below what was given, if there are several."""
+    if len(sources) == 1:
+        return [""]
+    root = str(given).rstrip("/")
+    if not os.path.isdir(root) and not all(one.given.startswith(f"{root}/") for one in sources):  # it is a pattern
+        root = os.path.commonpath([os.path.dirname(one.given) for one in sources])
+    paths = [PurePath(os.path.relpath(one.given, root or ".")).as_posix() for one in sources]
+    return ["" if path == "." else f"{path}/" for path in paths]
+
+
+def table_labels(table: Path, images: Sequence[PackedImage], given: str | Path, root: Path | None) -> list[str | None]:
+    """Return the label of each image by a table; see `rows_of` for how it names images in archives.
+
+    Raises:
+        InvalidRequest: the table has several labels per image, names one that several archives have, or lists none of
+            the images; names where it looked.
+    """
+    listed = listed_labels(table)
+    packed = [one for one in images if one.source.archive or not one.source.is_local]
+    if packed:
+        refuse_root(root, table)
+    rows = dict(zip(packed, rows_of(table, listed, packed), strict=True))
+    for base in (root,) if root is not None else (table.parent, Path(given)):
+        labels = {(base / name).resolve(): label for name, label in listed.items()} if len(packed) < len(images) else {}
+        found = [
+            listed.get(rows[one] or "")
+            if one in rows
+            else labels.get(Path(one.source.absolute, one.image.path).resolve())
+            for one in images
+        ]
+        if any(found):
+            return found
+    where = root if root is not None else f"{table.parent} and {given}"
+    raise InvalidRequest(
+        f"{table} lists no image of {given}. Its first path is {next(iter(listed), 'missing')}, "
+        + (
+            "but the paths in the archives or at the address are others; write those."
+            if packed
+            else f"relative to {where}; set --root."
+        )
+    )
+
+
+def listed_labels(table: Path) -> dict[str, str]:
+    """Return the label of each path or id as the table spells it."""
+    read = read_table(table)
+    if read.several:
+        raise InvalidRequest(f"{table} has the column labels; an inspection needs one label per image, in `label`.")
+    return {name.as_posix(): one[0] for name, one in zip(read.names(table), read.labels, strict=True) if one}
+
+
+def _folder_labels(images: Sequence[PackedImage]) -> list[str | None]:
+    """Return the names of the parent folders, if they have five images each on average; else None for all."""
+    names = [one.label for one in images]
+    classes = {name for name in names if name}
+    usable = len(classes) >= 2 and len(classes) * LEAST_PER_CLASS <= len(images)
+    return names if usable else [None] * len(images)

@@ -1,0 +1,255 @@
+"""Collections that compare centered or whitened vectors, against numpy on the vectors that were written."""
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+from store.backups import contents
+from waiting import until
+
+from nnclr_hub import EmbeddedStore
+from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.store import failpoints, open_store
+from nnclr_hub.store.ann.fold import fold
+from nnclr_hub.store.ann.index import AnnIndex, ViewTooOld
+from nnclr_hub.store.backup import back_up, restore
+from nnclr_hub.store.base import CollectionSpec, Item
+from nnclr_hub.store.exchange.transfer import export_collection, import_collection
+from nnclr_hub.store.settings import StoreSettings
+from nnclr_hub.store.vector_transform import VectorTransform
+from nnclr_hub.workbench.duplicates import calibrated_threshold
+
+ROWS, DIM, K = 1200, 24, 10
+SMALL = StoreSettings(memory=1 << 30, flat_below=1000, min_delta=300, max_delta=600)
+Rows = dict[str, np.ndarray]
+
+
+def made(n: int, seed: int) -> np.ndarray:
+    """Unit vectors (n, DIM) with a common direction and variances of many sizes, as image encoders return."""
+    rng = np.random.default_rng(seed)
+    rows = 3 + rng.normal(size=(n, DIM)) * np.geomspace(3, 0.1, DIM)
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
+QUERIES = made(20, 99)
+
+
+def items(rows: Rows) -> list[Item]:
+    return [Item(id, row, {"half": int(id[1:]) % 2}) for id, row in rows.items()]
+
+
+def named(vectors: np.ndarray, first: int = 0) -> Rows:
+    return {f"i{first + n}": row for n, row in enumerate(vectors)}
+
+
+def fitted_on(rows: Rows, kind="whiten") -> VectorTransform:
+    return VectorTransform.fit(np.stack(list(rows.values())), kind)
+
+
+def agrees(collection, rows: Rows, transform, tolerance=1e-4, least=0.97) -> bool:
+    """Compare exact, approximate and filtered searches with numpy: ids, scores, and the vectors of matches."""
+    ids, vectors = list(rows), np.stack(list(rows.values()))
+    scores = transform(QUERIES) @ transform(vectors).T
+    odd = np.array([int(id[1:]) % 2 == 1 for id in ids])
+    for where, allowed in ((None, np.ones(len(ids), bool)), ({"must": [{"key": "half", "match": 1}]}, odd)):
+        for exact in (True, False):
+            hits = 0
+            found = collection.search_batch(QUERIES, K, where, exact=exact, with_vector=True)
+            for matches, row in zip(found, np.where(allowed, scores, -np.inf), strict=True):
+                best = np.sort(row)[::-1][:K]
+                if len(matches) != K or any(match.id not in rows for match in matches):
+                    return False
+                got = np.array([match.score for match in matches])
+                if not np.allclose(got, [row[ids.index(match.id)] for match in matches], atol=tolerance):
+                    return False
+                if any(match.vector.tobytes() != rows[match.id].tobytes() for match in matches):
+                    return False
+                hits += int((got >= best[-1] - tolerance).sum())
+            if hits < (1.0 if exact else least) * K * len(QUERIES):
+                return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("index", "vectors", "precision"),
+    [(kind, "whiten", "f32") for kind in ("flat", "hnsw", "ivf", "ivf_sq8", "ivf_pq")]
+    + [("flat", "center", "f32"), ("hnsw", "whiten", "f16")],
+)
+def test_every_kind_of_index_compares_transformed_vectors(tmp_path, index, vectors, precision):
+    """After growth, edits, another fit and another start; what is read back are the vectors that were written."""
+    rows = named(made(ROWS, 1))
+    if precision == "f16":
+        rows = {id: row.astype(np.float16).astype(np.float32) for id, row in rows.items()}
+    how = {"tolerance": 1e-4 if precision == "f32" else 5e-3, "least": 0.9 if index == "ivf_pq" else 0.97}
+    with EmbeddedStore(tmp_path, settings=SMALL) as store:
+        collection = store.create("c", CollectionSpec(DIM, index=index, vectors=vectors, precision=precision))
+        collection.upsert(items(rows))
+        collection.compact()
+        assert collection.info().index == index
+        before = fitted_on(rows, vectors)
+        assert agrees(collection, rows, before, **how)
+        some = named(made(60, 2), 30) | named(made(50, 3), ROWS)
+        if precision == "f16":
+            some = {id: row.astype(np.float16).astype(np.float32) for id, row in some.items()}
+        collection.upsert(items(some))
+        collection.delete([f"i{n}" for n in range(20)])
+        rows = {id: row for id, row in rows.items() if int(id[1:]) >= 20 and id not in some} | some
+        assert agrees(collection, rows, before, **how)
+        assert collection.verify().ok
+        collection.compact()
+        after = fitted_on(rows, vectors)
+        assert agrees(collection, rows, after, **how)
+        assert not agrees(collection, rows, before, tolerance=1e-6)
+        assert collection.verify().ok
+        scores = collection.search_batch(QUERIES, K)
+    with EmbeddedStore(tmp_path, settings=SMALL) as store:
+        collection = store.get("c")
+        assert collection.search_batch(QUERIES, K) == scores
+        assert agrees(collection, rows, after, **how)
+        assert {id: row for id, (row, *_) in contents(collection).items()} == {i: v.tobytes() for i, v in rows.items()}
+
+
+def test_a_store_that_closes_after_its_last_write_leaves_a_transform_of_all_items(tmp_path):
+    """So a command that adds images in several batches gives the same scores each time."""
+    rows = named(made(900, 1))
+    with EmbeddedStore(tmp_path) as store:
+        collection = store.create("c", CollectionSpec(DIM, vectors="whiten"))
+        for first in range(0, 900, 300):
+            collection.upsert(items(dict(list(rows.items())[first : first + 300])))
+    with EmbeddedStore(tmp_path, read_only=True) as store:
+        assert agrees(store.get("c"), rows, fitted_on(rows))
+
+
+@pytest.mark.parametrize("vectors", ["center", "whiten"])
+def test_the_transform_is_fitted_as_the_collection_grows_and_survives_a_start(tmp_path, vectors):
+    """With 256 items, twice as many as before, and a tenth more when nothing is written; in the background."""
+    rows = named(made(200, 1))
+    raw = VectorTransform.fit(QUERIES, "raw")
+    with EmbeddedStore(tmp_path) as store:
+        collection = store.create("c", CollectionSpec(DIM, vectors=vectors))
+        collection.upsert(items(rows))
+        collection.compact()
+        assert agrees(collection, rows, raw)
+        for n in (300, 600, 800):
+            more = named(made(n - len(rows), n), len(rows))
+            collection.upsert(items(more))
+            rows |= more
+            fitted = fitted_on(rows, vectors)
+            until(partial(agrees, collection, dict(rows), fitted))
+        more = named(made(20, 7), len(rows))
+        collection.upsert(items(more))
+        rows |= more
+        assert agrees(collection, rows, fitted)
+    with EmbeddedStore(tmp_path) as store:  # saved, although so few changes are not worth a snapshot
+        assert agrees(store.get("c"), rows, fitted)
+        with EmbeddedStore(tmp_path, read_only=True) as reader:
+            assert agrees(reader.get("c"), rows, fitted)
+    for file in (tmp_path / "collections").glob("*/index-*.faiss"):
+        file.unlink()
+    with EmbeddedStore(tmp_path) as store:  # without its files, on all items
+        assert agrees(store.get("c"), rows, fitted_on(rows, vectors))
+
+
+def test_writes_during_a_fit_are_compared_by_the_new_transform(tmp_path):
+    rows, late = named(made(ROWS, 1)), named(made(40, 2), 40) | named(made(30, 3), ROWS)
+    with EmbeddedStore(tmp_path, settings=SMALL) as store:
+        collection = store.create("c", CollectionSpec(DIM, index="hnsw", vectors="whiten"))
+        collection.upsert(items(rows))
+        collection.compact()
+        more = named(made(100, 4), 5000)
+        collection.upsert(items(more))
+        fitted = fitted_on(rows | more)
+        writes = [lambda: collection.upsert(items(late)), lambda: collection.delete(["i0", "i1", "i1201"])]
+
+        def write() -> None:
+            while writes:
+                writes.pop(0)()
+
+        with failpoints.at("fold.built", write):
+            collection.compact()
+        assert not writes
+        rows = rows | more | late
+        for id in ("i0", "i1", "i1201"):
+            del rows[id]
+        assert agrees(collection, rows, fitted)
+        assert collection.verify().ok
+
+
+def test_views_that_have_rows_deleted_during_a_fit_are_refused():
+    """The fold reads vectors from the catalog, where the row is missing before the index knows it."""
+    index = AnnIndex(CollectionSpec(DIM, vectors="center"), StoreSettings(memory=1 << 30, fit_from=4))
+    vectors, none = made(9, 1), np.zeros(0, np.int64)
+    catalog = np.where(np.arange(9)[:, None] == 5, np.nan, vectors).astype(np.float32)  # change 10 deleted row 5
+    index.apply(9, none, np.arange(9), vectors)
+    fold(index, lambda rids: catalog[rids], newest=lambda: 10)
+    with pytest.raises(ViewTooOld):
+        index.search(QUERIES, 1, fetch=lambda rids: vectors[rids], at=9)
+    index.apply(10, np.array([5]), none, vectors[:0])
+    found = index.search(vectors, 9, fetch=lambda rids: vectors[rids], at=10)[1]
+    assert {row for row in found.ravel().tolist() if row >= 0} == set(range(9)) - {5}
+
+
+def test_backups_and_exports_have_the_vectors_that_were_written(tmp_path):
+    rows = named(made(300, 1))
+    with EmbeddedStore(tmp_path / "store") as store:
+        collection = store.create("c", CollectionSpec(DIM, vectors="whiten"))
+        collection.upsert(items(rows))
+        collection.compact()
+        wanted, spec = contents(collection), collection.spec
+        back_up(store, tmp_path / "backups")
+        export_collection(collection, tmp_path / "export")
+        import_collection(store, "copy", tmp_path / "export")
+        plain = store.create("plain", CollectionSpec(DIM))  # an export also fills a collection that compares others
+        import_collection(store, "plain", tmp_path / "export")
+        assert contents(plain) == wanted
+        assert agrees(plain, rows, VectorTransform.fit(QUERIES, "raw"))
+        restore(tmp_path / "backups", tmp_path / "restored")
+        with EmbeddedStore(tmp_path / "restored") as restored:
+            for copy in (store.get("copy"), restored.get("c")):
+                assert (contents(copy), copy.spec) == (wanted, spec)
+                until(partial(agrees, copy, rows, fitted_on(rows)))
+
+
+def test_duplicates_are_calibrated_on_the_scores_that_searches_return(tmp_path):
+    """As in a collection that stores the transformed vectors."""
+    rows = named(made(320, 1))
+    with EmbeddedStore(tmp_path) as store:
+        collection = store.create("c", CollectionSpec(DIM, vectors="whiten"))
+        collection.upsert(items(rows))
+        collection.compact()
+        transformed = store.create("transformed", CollectionSpec(DIM))
+        vectors = fitted_on(rows)(np.stack(list(rows.values())))
+        transformed.upsert(items(dict(zip(rows, vectors, strict=True))))
+        assert calibrated_threshold(collection) == pytest.approx(calibrated_threshold(transformed), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"vectors": "pca"},
+        {"vectors": "whiten", "metric": "l2"},
+        {"vectors": "center", "metric": "dot"},
+        {"vectors": "whiten", "dim": 5000},
+    ],
+)
+def test_an_impossible_choice_is_refused(wrong):
+    with pytest.raises(InvalidRequest):
+        CollectionSpec(**{"dim": 8, **wrong})
+
+
+@pytest.mark.parametrize(
+    ("spec", "decided"),
+    [
+        (CollectionSpec(8, fingerprint="f", vectors="auto"), "whiten"),
+        (CollectionSpec(8, vectors="auto"), "raw"),  # vectors of unknown origin
+        (CollectionSpec(8, "l2", "f", vectors="auto"), "raw"),
+        (CollectionSpec(5000, fingerprint="f", vectors="auto"), "raw"),
+        (CollectionSpec(8, fingerprint="f"), "raw"),  # as files of earlier versions have it
+    ],
+)
+def test_the_store_decides_what_is_compared_and_keeps_it(tmp_path, spec, decided):
+    with open_store(str(tmp_path)) as store:
+        assert store.create("c", spec).spec.vectors == decided
+    with open_store(str(tmp_path)) as store:
+        assert store.get("c").spec == replace(spec, vectors=decided)

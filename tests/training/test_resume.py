@@ -1,0 +1,195 @@
+"""`--resume` with more epochs, with a folder that has changed, and from a checkpoint that was kept."""
+
+import dataclasses
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from tiny_runs import recipe, weights
+
+from nnclr_hub.errors import CheckpointError
+from training.callbacks import Callback
+from training.checkpoint import check_same_run, load_checkpoint, rename_settings
+from training.data.datasets import training_files
+from training.monitor import read_log
+from training.pretrain import pretrain
+from training.recipes import find_recipe
+from training.resume import choices_of, sizes_of
+
+pytestmark = pytest.mark.usefixtures("undrawn")
+
+
+class Rates(Callback):
+    """Notes the learning rate of each step."""
+
+    def __init__(self):
+        self.rates = {}
+
+    def on_step(self, run, result):
+        self.rates[run.step] = result.lr
+
+
+@pytest.fixture
+def folder(photos, tmp_path) -> Path:
+    return Path(shutil.copytree(photos, tmp_path / "photos"))
+
+
+def test_a_run_continues_with_more_epochs_on_the_longer_schedule(folder, tmp_path, capsys):
+    out, rest, whole = tmp_path / "run", Rates(), Rates()
+    short = pretrain(recipe("epochs=1", "warmup_epochs=0"), folder, out)
+    assert short.finished
+    done = pretrain(recipe("epochs=3", "warmup_epochs=0"), folder, out, resume=True, callbacks=[rest])
+    assert (done.finished, done.step) == (True, 3 * short.step)
+    assert "1 before, 3 now" in " ".join(capsys.readouterr().err.split())
+    pretrain(recipe("epochs=3", "warmup_epochs=0"), folder, tmp_path / "whole", callbacks=[whole])
+    assert rest.rates == {step: rate for step, rate in whole.rates.items() if step > short.step}
+    assert [line["step"] for line in read_log(out) if "loss" in line][-1] == done.step
+
+
+def test_a_run_continues_at_its_epoch_after_images_were_added_and_removed(folder, tmp_path, capsys):
+    out, settings = tmp_path / "run", recipe("epochs=4", "batch_size=8", "queue_size=1000")
+    first = pretrain(settings, folder, out, minutes=0)
+    before = training_files([folder])
+    while first.step < 12:  # a signal after each step
+        first = pretrain(settings, folder, out, resume=True, minutes=0)
+    saved = load_checkpoint(out)
+    assert saved is not None
+    epoch = first.step / (len(before) // 8)
+    images = sorted(folder.rglob("*.jpg"))
+    images[0].unlink()
+    for number, image in enumerate(images[1:11]):
+        shutil.copy(image, image.with_name(f"{number}-{image.name}"))
+    now = training_files([folder])
+    done = pretrain(settings, folder, out, resume=True, minutes=0)
+    assert "10 added and 1 removed" in " ".join(capsys.readouterr().err.split())
+    assert done.step == round(epoch * (len(now) // 8)) + 1
+    after = load_checkpoint(out)
+    assert after is not None
+    assert after["settings"]["queue_size"] == saved["settings"]["queue_size"], "it was fitted to fewer images"
+    rows = saved["learner"]["support_set.queue"]
+    same = [
+        (int(saved["learner"]["support_set.ids"][i]), int(after["learner"]["support_set.ids"][i]))
+        for i in range(len(rows))
+        if torch.equal(rows[i], after["learner"]["support_set.queue"][i])
+        and saved["learner"]["support_set.ids"][i] >= 0
+    ]
+    assert len(same) >= 50, "most rows are older than the last step"
+    for old, new in same:
+        assert before[old] == now[new] if new >= 0 else before[old] == images[0]
+    steps = [line["step"] for line in read_log(out)]
+    assert steps == sorted(steps)
+
+
+def test_a_small_set_loses_an_image(folder, tmp_path):
+    """The queue and the batch were fitted to the images of the start."""
+    out, settings = tmp_path / "run", recipe("epochs=2", "batch_size=1000", "queue_size=1000")
+    images = sorted(folder.rglob("*.jpg"))
+    for image in images[64:]:
+        image.unlink()
+    pretrain(settings, folder, out, minutes=0)
+    before = load_checkpoint(out)
+    images[0].unlink()
+    assert pretrain(settings, folder, out, resume=True).finished
+    after = load_checkpoint(out)
+    assert before is not None
+    assert after is not None
+    for name in ("batch_size", "queue_size"):
+        assert after["settings"][name] == before["settings"][name]
+    assert before["settings"]["queue_size"] == min(64, len(images))
+
+
+def test_checkpoints_are_kept_and_written_by_minutes(folder, tmp_path):
+    saves = []
+
+    class Saves(Callback):
+        def on_checkpoint(self, run):
+            saves.append(run.step)
+
+    out, settings = tmp_path / "run", recipe("epochs=3", "checkpoint_every=3", "keep_every=2")
+    steps = pretrain(settings.with_settings({"checkpoint_minutes": 1e-9}), folder, out, callbacks=[Saves()]).step
+    assert saves == list(range(1, steps + 1))
+    assert [path.name for path in (out / "kept").iterdir()] == ["epoch-2"]
+    kept = out / "kept" / "epoch-2"
+    assert (kept / "encoder" / "model.safetensors").exists()
+    assert pretrain(settings, folder, kept, resume=True).finished
+    for name, value in weights(out).items():
+        assert torch.equal(value, weights(kept)[name]), name
+
+
+# ---- what belongs to one run
+
+
+def saved_of(chosen, **changes) -> dict:
+    about = {"recipe": chosen.name, "settings": dataclasses.asdict(chosen), "init": None, "files": "a"}
+    return {**about, "step": 3, "learner": {}, "images": torch.arange(10), **changes}
+
+
+def images_of(digest: str, first: int = 0) -> SimpleNamespace:
+    """Ten images, of which those from number 10 on are not in the checkpoint."""
+    return SimpleNamespace(digest=digest, fingerprints=np.arange(first, first + 10))
+
+
+def test_a_checkpoint_continues_with_free_settings_and_half_of_its_images(tmp_path):
+    chosen = recipe("epochs=4")
+    saved = saved_of(chosen)
+    check_same_run(saved, chosen, images_of("a"), None, tmp_path)
+    check_same_run(saved, recipe("epochs=9", "chunk=2", "log_every=7"), images_of("b", 5), None, tmp_path)
+    older = {name: value for name, value in saved["settings"].items() if name not in ("cut_from", "objective", "clip")}
+    plain = dataclasses.replace(chosen, cut_from="pack", objective="method")
+    check_same_run({**saved, "settings": older}, plain, images_of("a"), None, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("saved", "settings", "now", "init", "named"),
+    [
+        ({}, ["base_lr=0.5"], ("a", 0), None, "base_lr"),
+        ({"recipe": "small"}, [], ("a", 0), None, "recipe"),
+        ({"init": "starter"}, [], ("a", 0), None, "--init"),
+        ({}, [], ("a", 0), "starter", "--init"),
+        ({}, ["epochs=3"], ("a", 0), None, "epochs"),
+        ({}, [], ("b", 6), None, "4 of 10"),
+        ({"settings": {"epochs": 4, "cut_from": "originals"}}, [], ("a", 0), None, "cut_from"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused_by_name(saved, settings, now, init, named, tmp_path):
+    before, chosen = recipe("epochs=4", "cut_from=pack"), recipe("epochs=4", "cut_from=pack", *settings)
+    changed = saved_of(before, **saved)
+    changed["settings"] = {**dataclasses.asdict(before), **changed["settings"]}
+    with pytest.raises(CheckpointError, match=named):
+        check_same_run(changed, chosen, images_of(*now), init, tmp_path)
+
+
+def test_a_checkpoint_without_its_parts_is_refused(tmp_path):
+    saved = saved_of(recipe())
+    for part in ("recipe", "settings", "init", "files", "step", "learner"):
+        rest = {name: saved[name] for name in saved if name != part}
+        with pytest.raises(CheckpointError):
+            check_same_run(rest, recipe(), images_of("a"), None, tmp_path)
+
+
+def test_settings_of_earlier_versions_have_their_present_names():
+    renamed = rename_settings({"eval_pictures": 7, "epochs": 2, "fixed": ("eval_pictures", "epochs")})
+    assert renamed == {"eval_images": 7, "epochs": 2, "fixed": ("eval_images", "epochs")}
+
+
+def test_auto_keeps_what_it_chose_when_the_run_began():
+    before = recipe("epochs=30", "image_size=64", "pack_size=128", "batch_size=128", "eval_size=64")
+    auto = find_recipe("auto")
+    kept = choices_of(saved_of(before), auto.with_settings(["image_size=96"]))
+    assert (kept.epochs, kept.image_size, kept.batch_size, kept.eval_size) == (30, 96, 128, auto.eval_size)
+    assert choices_of(saved_of(before), auto.with_settings(["epochs=50"])).epochs == 50
+
+
+@pytest.mark.parametrize(
+    ("asked", "images", "expected"),
+    [((64, 100), 40, (32, 50)), ((64, 100), 30, (8, 50)), ((16, 100), 40, (8, 50)), ((64, 40), 40, (32, 30))],
+)
+def test_sizes_of_the_start_stay_unless_they_are_too_large_now(asked, images, expected):
+    """The run began with batches of 32 and 50 rows; images of today allow batches of 8 and 30 rows."""
+    saved = saved_of(recipe("batch_size=32", "queue_size=50"))
+    wanted = recipe(f"batch_size={asked[0]}", f"queue_size={asked[1]}")
+    found = sizes_of(saved, wanted, recipe("batch_size=8", "queue_size=30"), images)
+    assert (found.batch_size, found.queue_size) == expected

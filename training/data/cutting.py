@@ -1,0 +1,111 @@
+"""What a decoding process does for training: cut the views of an image, or make its copy for a pack. No torch."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from nnclr_hub.encoder.channel_image import AnyImage
+from nnclr_hub.encoder.decoding import DecodedImage, decode_scaled
+from nnclr_hub.encoder.image_reading import ImageReading
+from nnclr_hub.encoder.packed_image import PackedImage
+
+from .crop_boxes import CROP_NUMBERS, crop_boxes
+
+REDUCING_GAP = 3.0  # Pillow: nearly as exact as resampling all pixels, for crops of more than six times the view
+
+
+@dataclass(frozen=True)
+class CutShape:
+    """The part of a `View` that decides its crop."""
+
+    size: int
+    scale: tuple[float, ...]
+    ratio: tuple[float, float]
+    flip: float
+
+
+@dataclass(frozen=True)
+class CutRequest:
+    """An image to cut views from.
+
+    source: a path, the bytes, or what reads them.
+    slot: its place in the batch.
+    numbers: (V, CROP_NUMBERS + 1) random numbers of each view: those of the crop, and one for mirroring.
+    """
+
+    source: str | bytes | PackedImage
+    slot: int
+    numbers: np.ndarray
+
+    def absolute(self) -> CutRequest:
+        """Return the request with an absolute path, for a process with another working directory."""
+        return replace(self, source=os.path.abspath(self.source)) if isinstance(self.source, str) else self
+
+
+def cut_views(request: CutRequest, shapes: Sequence[CutShape], reading: ImageReading, bands: int) -> tuple[Any, ...]:
+    """Decode an image once and cut all views from it.
+
+    A JPEG is scaled down by its decoder as long as each crop has as many pixels as its view along each side.
+
+    Returns:
+        request.slot, height and width of the original, and for each view an image of (size, size), mirrored if its
+        number is below `flip`.
+    """
+    scale, ratio = (np.array([getattr(one, name) for one in shapes]) for name in ("scale", "ratio"))
+
+    @cache
+    def boxes_of(width: int, height: int) -> np.ndarray:
+        sizes = np.broadcast_to(np.array([height, width]), (len(shapes), 2))
+        return crop_boxes(sizes, scale, ratio, request.numbers[:, :CROP_NUMBERS])
+
+    def factor(width: int, height: int) -> float:
+        boxes = boxes_of(width, height)
+        return min(float(box[2:].min()) / shape.size for box, shape in zip(boxes, shapes, strict=True))
+
+    decoded = decode_scaled(request.source, factor, reading, bands)
+    width, height = decoded.size
+    crops = []
+    for box, shape, number in zip(boxes_of(width, height), shapes, request.numbers[:, -1], strict=True):
+        crop = _crop(decoded, box, shape.size)
+        crops.append(crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if number < shape.flip else crop)
+    return request.slot, height, width, *crops
+
+
+def decode_reduced(
+    source: str | Path | bytes, short: int, long: int, reading: ImageReading, bands: int
+) -> tuple[np.ndarray, int, int]:
+    """Return a copy of an image (H, W, bands) uint8 for `run_isolated`, and height and width of the original.
+
+    Args:
+        short: most pixels of the short side of the copy, which has the proportions of the image.
+        long: most pixels of the long side; longer images are squashed along it.
+    """
+    decoded = decode_scaled(source, short, reading, bands)
+    width, height = decoded.size
+    factor = min(1.0, short / min(decoded.size))
+    size = (max(1, min(long, round(width * factor))), max(1, min(long, round(height * factor))))
+    image = decoded.image
+    if image.size != size:
+        image = image.resize(size, Image.Resampling.BICUBIC, reducing_gap=REDUCING_GAP)
+    return np.asarray(image).reshape(size[1], size[0], bands), height, width
+
+
+def _crop(decoded: DecodedImage, box: np.ndarray, size: int) -> AnyImage:
+    """Cut a box of the original's pixels (top, left, height, width), and resize it; outside pixels have no weight."""
+    image = decoded.image
+    top, left, height, width = (float(one) / decoded.scale for one in box)
+    top, left = top + decoded.corner[1], left + decoded.corner[0]
+    right, bottom = min(left + width, image.width), min(top + height, image.height)
+    x, y = math.floor(left), math.floor(top)
+    part = image.crop((x, y, math.ceil(right), math.ceil(bottom)))
+    inner = (left - x, top - y, right - x, bottom - y)
+    return part.resize((size, size), Image.Resampling.BICUBIC, inner, REDUCING_GAP)
