@@ -1,8 +1,8 @@
 """Compare methods at equal CPU time: `nnclr ablate budget --minutes 10,30 --seeds 2 --data PHOTOS`.
 
 Each run gets the epochs that fit into its core-minutes, with a complete schedule, so the end of every run is as good as
-its method can be in that time. The cost of a step is measured first, in a short run. OUT/budget has results.json,
-results.md and results.png: 20-NN against core-minutes. The same command continues after an interruption.
+its method can be in that time. The costs of steps are measured first, in a short run per method. OUT/budget has
+results.json, results.md and results.png: 20-NN against core-minutes. The same command continues after an interruption.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import product
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -108,26 +109,27 @@ def compare_at_budgets(
     base = for_data(base, data, device, console)
     steps_per_epoch = max(1, len(training_files(folders)) // base.batch_size)
     folder, runs = Path(out) / "budget", []
-    for budget in sorted(minutes):
-        for seed in range(base.seed, base.seed + seeds):
-            for label in rows or ROWS:
-                recipe = base.with_settings([*ROWS[label].split(), f"seed={seed}"])
-                own = folder / slug(label)
-                cost = _step_cost(recipe, data, own / "calibration", calibration, device, console)
-                if cost is None:
-                    return None
-                epochs = max(1, round(60 * budget / (cost * steps_per_epoch)))
-                console.print(
-                    f"[bold]{label}[/], {budget:g} core-minutes, seed {seed}: epochs {epochs}", highlight=False
-                )
-                recipe = recipe.with_settings([f"epochs={epochs}", f"checkpoint_every={epochs}"])
-                run = own / f"{budget:g}-minutes" / f"seed-{seed}"
-                require_same_epochs(run, recipe)
-                outcome = pretrain(recipe, data, run, resume=True, device=device, console=console)
-                if not outcome.finished:
-                    return None
-                runs.append(BudgetRun(label, budget, seed, epochs, _core_minutes(run), outcome.scores))
-                _write(folder, base.name, runs)
+    labels = list(rows or ROWS)
+    costs: dict[str, float] = {}
+    for label in labels:  # all before the first run, next to the same load
+        console.print(f"[bold]{label}[/]: measuring the cost of a step", highlight=False)
+        recipe = base.with_settings(ROWS[label].split())
+        cost = _step_cost(recipe, data, folder / slug(label) / "calibration", calibration, device, console)
+        if cost is None:
+            return None
+        costs[label] = cost
+    for budget, seed, label in product(sorted(minutes), range(base.seed, base.seed + seeds), labels):
+        epochs = max(1, round(60 * budget / (costs[label] * steps_per_epoch)))
+        console.print(f"[bold]{label}[/], {budget:g} core-minutes, seed {seed}: epochs {epochs}", highlight=False)
+        settings = [*ROWS[label].split(), f"seed={seed}", f"epochs={epochs}", f"checkpoint_every={epochs}"]
+        recipe = base.with_settings(settings)
+        run = folder / slug(label) / f"{budget:g}-minutes" / f"seed-{seed}"
+        require_same_epochs(run, recipe)
+        outcome = pretrain(recipe, data, run, resume=True, device=device, console=console)
+        if not outcome.finished:
+            return None
+        runs.append(BudgetRun(label, budget, seed, epochs, _core_minutes(run), outcome.scores))
+        _write(folder, base.name, runs)
     return runs
 
 
@@ -147,7 +149,7 @@ def _step_cost(
     stored = run / "cost.json"
     if stored.exists():
         return json.loads(stored.read_text())["cpu_s"]
-    recipe = recipe.with_settings(["epochs=1000", "checkpoint_every=1000", "log_every=5"])
+    recipe = recipe.with_settings(["epochs=1000", "checkpoint_every=1000", "log_every=5", "eval_images=256"])
     lines: list[float] = []
     while len(lines) <= SKIPPED:
         began = time.monotonic()

@@ -210,8 +210,9 @@ def _pretrain(request: _Request, ranks: Ranks, console: Console) -> PretrainResu
             recorder.evaluate()
             recorder.save()
         else:
-            recorder.start()
-            ranks.wait_for_first()
+            with recorder.paused():
+                recorder.start()
+                ranks.wait_for_first()
             stepper = Stepper(run, schedule)
             _train(run, stepper, recorder, request, saved is not None, console)
             if run.finished:

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import time
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from nnclr_hub.cli.programs import load_program
 from training import prepare
 from training.checkpoint import load_checkpoint, save_checkpoint
 from training.data.image_pack import build_pack
+from training.evaluation import Evaluation
 from training.monitor import read_log
 from training.pretrain import pretrain
 from training.recipes import find_recipe
@@ -66,6 +68,20 @@ def test_a_run_writes_a_log_an_encoder_and_a_report(finished, data):
     assert lines[-1]["neighbor_share"] == 0.5  # the gate
     assert (finished / "report.html").read_text().count("<img") >= 10
     assert json.loads((finished / "run.json").read_text())["epochs"] == 4
+
+
+def test_the_cost_of_the_first_steps_excludes_what_is_measured_before_them(data, tmp_path, monkeypatch):
+    evaluate, before = Evaluation.scores, 3.0  # CPU seconds, more than a step of this network takes
+
+    def slow(*arguments):
+        since = time.process_time()
+        while time.process_time() - since < before:
+            pass
+        return evaluate(*arguments)
+
+    monkeypatch.setattr(Evaluation, "scores", slow)
+    pretrain(recipe("epochs=1", "log_every=1"), [data], tmp_path / "run")
+    assert read_log(tmp_path / "run")[0]["cpu_s"] < before
 
 
 def test_the_logged_20nn_is_that_of_the_exported_encoder(finished, data):
