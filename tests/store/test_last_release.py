@@ -12,7 +12,7 @@ from nnclr_hub.store import open_store
 from nnclr_hub.store.base import Item
 
 GOLDENS = Path(__file__).parent / "goldens"
-SCHEMAS = sorted(path.stem for path in GOLDENS.glob("store_v*.json"))
+SCHEMAS = sorted(path.name.removesuffix(".tar.gz") for path in GOLDENS.glob("store_v*.tar.gz"))
 
 
 @pytest.fixture(params=[(schema, end) for schema in SCHEMAS for end in ("killed", "closed")], ids="-".join)
@@ -21,7 +21,7 @@ def golden(request, tmp_path) -> tuple[Path, dict]:
     schema, end = request.param
     with tarfile.open(GOLDENS / f"{schema}.tar.gz") as tar:
         tar.extractall(tmp_path, filter="data")
-    return tmp_path / end, json.loads((GOLDENS / f"{schema}.json").read_text())
+    return tmp_path / end, json.loads((GOLDENS / "store.json").read_text())
 
 
 def read(collection) -> dict:

@@ -1,4 +1,6 @@
-"""Makes store_vN.tar.gz, folders as the release of schema N leaves them, and store_vN.json, what both hold.
+"""Makes store_vN.tar.gz, folders as the release of schema N leaves them, and store.json, what they hold.
+
+Every release is given the same items, so store.json does not change.
 
 killed/ is as a kill -9 leaves it, closed/ as a close does.
 
@@ -83,7 +85,7 @@ def fill(folder: Path) -> dict:
 def main(schema: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         expected = fill(Path(folder))
-        (HERE / f"store_v{schema}.json").write_text(json.dumps(expected, ensure_ascii=False, indent=1, sort_keys=True))
+        (HERE / "store.json").write_text(json.dumps(expected, ensure_ascii=False, indent=1, sort_keys=True))
         with tarfile.open(HERE / f"store_v{schema}.tar.gz", "w:gz") as tar:
             for name in ("killed", "closed"):
                 tar.add(Path(folder) / name, name, filter=_nobodys)
