@@ -83,7 +83,7 @@ def index(
     server: Server = None,
     api_key_env: ApiKeyEnv = "NNCLR_API_KEY",
     source: Annotated[
-        str | None, typer.Option("--source", help="With --server: name of the folder there. Default: FOLDER@HOST.")
+        str | None, typer.Option("--source", help="With --server: name of the folder there. Default: FOLDER-ID@HOST.")
     ] = None,
     workers: Annotated[int, typer.Option("--workers", help="With --server: number of concurrent requests.")] = 4,
     shrink: Annotated[

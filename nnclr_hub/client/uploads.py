@@ -7,15 +7,18 @@ when it is repeated. The client waits for a server that is busy or restarting.
 
 from __future__ import annotations
 
+import hashlib
+import re
 import socket
 import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from nnclr_hub.client.answers import failures, make_error
-from nnclr_hub.client.collections import PAGE, ROOT, delete, describe, scroll
+from nnclr_hub.client.collections import PAGE, ROOT, delete, describe, scroll, update_metadata
 from nnclr_hub.client.images import MOST, bounded, shrunk
 from nnclr_hub.client.models import image_error, reports_each
 from nnclr_hub.client.steps import Answer, Call, Steps, for_each, in_thread, perform, to_json
@@ -76,11 +79,11 @@ def index_folder(
             pattern, see `find_images`.
         prune: delete items of this source whose file was removed. Items of a subfolder that is empty, a link, or
             unreadable are kept, since their files may exist; the report counts them as `kept`. Without `source`, all
-            are kept, since another folder of this name may have them.
+            are kept, since another machine of this name may have them.
         workers: concurrent requests, 1 to 32.
         shrink: send larger images as JPEGs with this longest side; None: send the files as they are.
-        source: name of the folder in the collection; None: FOLDER@THIS-MACHINE, also of other folders of this
-            name. That of an archive is its folder, and the name of the archive follows after a colon.
+        source: name of the folder in the collection; None: FOLDER-ID@THIS-MACHINE, where the ID is of the path of the
+            folder. That of an archive is its folder, and the name of the archive follows after a colon.
         progress: called with (done, total), counted in images to send.
 
     Raises:
@@ -95,14 +98,15 @@ def index_folder(
 
     def origin(place: ImageSource) -> str:
         path = PurePosixPath(place.absolute)
-        folder = path.parent if place.archive else path
-        named = f"{folder.name}@{socket.gethostname()}" if source is None else source
+        named = _default_source(path.parent if place.archive else path) if source is None else source
         # without slashes, since a server shows only the last part
         return f"{PurePosixPath(named).name}:{path.name}" if place.archive else named
 
     listing = yield from in_thread(lambda: list_images_of(folder, prune=prune, origin=origin))
     yield from describe(name)  # a wrong name is reported before anything is compared
-    known = _of_this_source(name, listing, (yield from _held(name)))
+    held = yield from _held(name)
+    known = _of_this_source(name, listing, held)
+    yield from _rename_former(name, listing, held)
     changes = yield from in_thread(lambda: find_changes(listing, known, prune=prune, unique=source is not None))
     run = _Run(name, shrink, thumbnails, len(changes.wanted), progress)
     share = min(MOST, max(SMALLEST, -(-len(changes.wanted) // workers)))  # a small folder too keeps all workers busy
@@ -202,6 +206,26 @@ def _held(name: str) -> Steps[dict[str, dict[str, Any]]]:
         cursor = page.cursor
         if cursor is None:
             return held
+
+
+def _default_source(folder: PurePosixPath) -> str:
+    """Return the source of a folder: FOLDER-ID@HOST. Equal names of folders and hosts have different IDs."""
+    machine = ""
+    with suppress(OSError):  # only Linux has this file
+        machine = Path("/etc/machine-id").read_text()
+    path = f"{machine}\0{folder}".encode("utf-8", "surrogateescape")
+    return f"{folder.name}-{hashlib.sha256(path).hexdigest()[:8]}@{socket.gethostname()}"
+
+
+def _rename_former(name: str, listing: Listing, held: Mapping[str, Mapping[str, Any]]) -> Steps[None]:
+    """Rename the source of unchanged items that were added under a default without an ID: FOLDER@HOST."""
+    renamed: dict[str, list[str]] = {}
+    for id in listing.images.keys() & held.keys():
+        origin = listing.origins[listing.images[id].source]
+        if held[id]["root"] == re.sub(r"-[0-9a-f]{8}@", "@", origin) != origin:
+            renamed.setdefault(origin, []).append(id)
+    for origin, ids in renamed.items():
+        yield from update_metadata(name, {"root": origin}, ids=ids)
 
 
 def _of_this_source(name: str, listing: Listing, held: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -180,7 +180,14 @@ def _refuse_clash(collection: Collection, listing: Listing, known: Mapping[str, 
     """Refuse a second folder with the same relative paths, which would overwrite the first; a moved folder is fine."""
     for id in listing.images.keys() & known.keys():
         other, root = str(known[id]["root"]), listing.origins[listing.images[id].source]
-        if other != root and (is_address(other) or Path(other).is_file() or Path(other, known[id]["path"]).exists()):
+        if other == root:
+            continue
+        if Path(other).is_absolute():
+            is_moved = not Path(other).is_file() and not Path(other, known[id]["path"]).exists()
+        else:  # an address, or the folder of another machine, which only its files can identify
+            state = listing.state(listing.images[id])
+            is_moved = not is_address(other) and {**state, "root": other}.items() <= known[id].items()
+        if not is_moved:
             raise InvalidRequest(
                 f"Collection {collection.name!r} already has {known[id]['path']} of {other}; index {root} into another "
                 "collection, or index a folder that contains both."

@@ -98,7 +98,7 @@ def _read(
     root, relative = metadata.get("root"), metadata.get("path")
     if not isinstance(root, str) or not isinstance(relative, str):
         return "it has no source file: it was not added by `nnclr index`, and the original of an upload was not kept"
-    if not Path(root).is_absolute():  # FOLDER@HOST of `nnclr index --server`, or whatever its --source says
+    if not Path(root).is_absolute():  # FOLDER-ID@HOST of `nnclr index --server`, or whatever its --source says
         return f"it comes from {root}, and its file is not on this machine"
     recorded, offset = metadata.get(PIXEL_HASH), metadata.get(OFFSET)
     path = Path(root, relative) if offset is None else Path(root)  # of the archive

@@ -154,6 +154,13 @@ def test_two_folders_with_the_same_names_do_not_overwrite_each_other(folder, sto
     assert str(folder) in sentence
     moved = folder.rename(tmp_path / "moved")  # a moved folder may be indexed again
     assert index(moved, store, model=model)["items"] == 60
+    with open_store(str(store)) as opened:  # as if a client had uploaded it
+        opened.get("c").update_metadata({"root": "photos-0123abcd@laptop"}, where={"must": []})
+    assert index(moved, store, model=model)["items"] == 60
+    with open_store(str(store)) as opened:
+        opened.get("c").update_metadata({"root": "photos-0123abcd@laptop"}, where={"must": []})
+    shutil.copy(moved / "cat" / "01.jpg", moved / "cat" / "00.jpg")
+    assert "laptop" in refused("index", moved, "--collection", "c", "--store", store, "--model", model, code=2)
 
 
 @pytest.mark.slow

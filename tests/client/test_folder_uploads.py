@@ -5,6 +5,7 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import tarfile
 import threading
 from collections.abc import Iterator
@@ -120,6 +121,34 @@ def test_another_folder_with_the_same_paths_is_refused_and_a_copy_is_unchanged(c
     with pytest.raises(InvalidRequest):
         collection.index_folder(copy, source="copy")
     assert collection.index_folder(copy, source="mine").updated == 1
+
+
+def test_two_folders_of_one_name_do_not_replace_each_others_items(collection, image_files, tmp_path):
+    folders = [tmp_path / parent / "photos" for parent in "ab"]
+    for folder, image in zip(folders, image_files, strict=False):
+        folder.mkdir(parents=True)
+        shutil.copy(image, folder / "1.jpg")
+    assert collection.index_folder(folders[0]).added == 1
+    [before] = collection.scroll().items
+    with pytest.raises(InvalidRequest) as refused:
+        collection.index_folder(folders[1])
+    [after] = collection.scroll().items
+    assert after.metadata == before.metadata
+    assert repr(before.metadata["root"]) in str(refused.value)
+    shutil.copy(image_files[2], folders[0] / "1.jpg")
+    assert collection.index_folder(folders[0]).updated == 1
+    assert collection.index_folder(folders[1], source=before.metadata["root"]).updated == 1
+
+
+def test_a_folder_that_was_indexed_under_a_name_without_id_continues(collection, folder):
+    former = f"{folder.name}@{socket.gethostname()}"
+    collection.index_folder(folder, source=former)
+    assert collection.index_folder(folder).unchanged == 60
+    roots = {item.metadata["root"] for item in collection.scroll(limit=100).items}
+    assert len(roots) == 1
+    assert former not in roots
+    Image.new("RGB", (71, 70), "blue").save(folder / "cat" / "00.jpg")
+    assert collection.index_folder(folder).updated == 1
 
 
 def test_an_archive_of_the_same_name_is_refused_and_a_moved_one_is_unchanged(collection, folder, tmp_path):
