@@ -116,6 +116,8 @@ def _import_file(file: Path, name: str | None, store: str, server: str | None, a
         print_json(result)
     else:
         list_broken([(error["name"], error["detail"]) for error in result["errors"]])
+        if left_out := ", ".join(f"{n} {suffix or 'without suffix'}" for suffix, n in result["left_out"].items()):
+            err.print(f"left out: {left_out}", markup=False)
         counts = ", ".join(f"{result[what]} {what}" for what in counted)
         out.print(f"{name}: {counts}, {result['errors_count']} invalid", markup=False)
     if result["errors_count"] and not any(result[what] for what in counted):

@@ -80,7 +80,7 @@ def list_images(folder: Path) -> list[Path]:
             if suffix in suffixes:
                 found.append(path)
             elif suffix not in COMPANIONS and not path.is_symlink():
-                others[suffix or "without suffix"] += 1
+                others[suffix] += 1
     if links:
         whole = folder.resolve()  # the same path for every spelling of the folder
         _warn_of_links(str(whole), len(links), str(whole / Path(links[0]).relative_to(folder)))
@@ -118,13 +118,14 @@ def left_out(folder: Path, without: Sequence[Path] = ()) -> dict[str, int]:
 
 
 def warn_of_others(place: str, others: Counter[str]) -> None:
-    """Log the number of other files of a folder or archive by suffix, once per place and count."""
+    """Log the number of other files of a folder or archive by suffix, without tables and texts, once."""
+    others = Counter({suffix: count for suffix, count in others.items() if suffix not in COMPANIONS})
     if others:
         _warn_once(place, _counted(others))
 
 
 def _counted(others: Counter[str]) -> str:
-    return ", ".join(f"{n} {suffix}" for suffix, n in others.most_common(SHOWN))
+    return ", ".join(f"{n} {suffix or 'without suffix'}" for suffix, n in others.most_common(SHOWN))
 
 
 @cache

@@ -11,6 +11,7 @@ Archives must allow random access: uncompressed, one archive per file, and compl
 from __future__ import annotations
 
 import os
+import re
 import tarfile
 from collections import Counter
 from collections.abc import Iterator
@@ -19,15 +20,17 @@ from itertools import groupby
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Self
 
-from nnclr_hub.encoder.image_folder import COMPANIONS, image_suffixes
+from nnclr_hub.encoder.image_folder import image_suffixes
 from nnclr_hub.errors import InvalidRequest
 
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
+LINKS = "links"  # counted like a suffix
 TEXTS = ("json", "cls", "txt")  # of a sample of WebDataset
 MOST_TEXT = 1 << 16  # bytes of one; longer ones are left out
 CHUNK = 1 << 20
 Member = tuple[str, int, float, int]  # name, size, mtime, offset of the bytes
 Text = tuple[str, int, int]  # kind, size, offset of the bytes
+_DRIVE = re.compile(r"^[A-Za-z]:(?=/)")
 MOST_HEADER = 1 << 20  # bytes of a long name, or of other attributes of a member
 HEADERS = (
     tarfile.GNUTYPE_LONGNAME,
@@ -79,19 +82,19 @@ class _BoundedHeader(tarfile.TarInfo):
 def members(archive: Path, name: str | None = None, others: Counter[str] | None = None) -> Iterator[Member]:
     """Yield (name, size, mtime, offset) of each image, by suffix, in the order of the archive, which reads fastest.
 
-    Names are normalized to the form a/b.jpg. Hidden files and folders, and links, are left out.
+    Names are those of `path_inside`.
 
     Args:
         archive: its path.
         name: for error messages; None: the path.
-        others: counts the files that are not images, by suffix.
+        others: counts the files that are not images, by suffix, and links.
 
     Raises:
         InvalidRequest: it is compressed, truncated, has data after its end, or contains a sparse image or a header
             that is too large.
     """
     with archive.open("rb") as file:
-        for one in _files(file, name or str(archive)):
+        for one in _files(file, name or str(archive), others):
             if is_image(one[0]):
                 yield one
             elif others is not None:
@@ -109,7 +112,7 @@ def samples(
     Args:
         file: the archive, which can be read anywhere.
         name: for error messages.
-        others: counts the files that are neither images, texts of a sample nor tables, by suffix.
+        others: counts the files that are neither images nor texts of a sample, by suffix, and links.
 
     Returns:
         The image; the key; and (kind, size, offset) of each of the texts json, cls and txt.
@@ -117,7 +120,7 @@ def samples(
     Raises:
         InvalidRequest: see `members`.
     """
-    for key, group in groupby(_files(file, name), lambda one: _key(one[0])):
+    for key, group in groupby(_files(file, name, others), lambda one: _key(one[0])):
         found = list(group)
         images = [one for one in found if is_image(one[0])]
         texts = tuple(
@@ -127,7 +130,7 @@ def samples(
         )
         if others is not None:
             suffixes = (PurePosixPath(one[0]).suffix.lower() for one in found if not is_image(one[0]))
-            others.update(one for one in suffixes if one not in COMPANIONS and one[1:] not in TEXTS)
+            others.update(one for one in suffixes if one[1:] not in TEXTS)
         for image in images:
             yield image, key if len(images) == 1 else "", texts
 
@@ -144,13 +147,16 @@ def is_image(path: str) -> bool:
 
 
 def path_inside(name: str) -> str:
-    """Return the path of a member in the form a/b.jpg, without steps that lead outside; "" if it is hidden."""
-    parts = [part for part in PurePosixPath(name).parts if part not in ("/", "..")]
-    return "" if any(part.startswith(".") for part in parts) else "/".join(parts)
+    """Return the path of a member in the form a/b.jpg; "" if it is hidden, or a note of macOS.
+
+    A drive, and steps that lead outside, are left out: nothing is unpacked, and `zip -r x.zip ../photos` writes them.
+    """
+    parts = [part for part in PurePosixPath(_DRIVE.sub("", name)).parts if part not in ("/", "//", "..")]
+    return "" if any(part.startswith((".", "__MACOSX")) for part in parts) else "/".join(parts)
 
 
-def _files(file: BinaryIO, name: str) -> Iterator[Member]:
-    """Yield the regular files of an archive that are not hidden, and check that it is complete."""
+def _files(file: BinaryIO, name: str, others: Counter[str] | None) -> Iterator[Member]:
+    """Yield the regular files of an archive that are not hidden, count its links, and check that it is complete."""
     if name.lower().endswith(COMPRESSED):
         raise InvalidRequest(f"{name} is compressed and does not allow random access; decompress it first.")
     try:
@@ -165,6 +171,8 @@ def _files(file: BinaryIO, name: str) -> Iterator[Member]:
                             f"{name} contains the sparse file {member.name}; pack it without --sparse."
                         )
                     yield path, member.size, float(member.mtime), member.offset_data
+                elif (member.issym() or member.islnk()) and path and others is not None:
+                    others[LINKS] += 1
                 tar.members.clear()  # type: ignore[attr-defined] - otherwise all members stay in memory
             end = tar.offset
     except (tarfile.TarError, RecursionError) as error:

@@ -1,16 +1,10 @@
-"""The images in a zip file that may come from anyone.
-
-    with ImageZip(path, "photos.zip") as zip:         # refuses what is not an ordinary zip of images
-        zip.names                                       # ["cat/01.jpg", ...]
-        zip.left_out                                    # [("inner.zip", "It is a zip within the zip, ...")]
-        zip.others                                      # {".txt": 2}: other files, by suffix
-        data = zip.read("cat/01.jpg")
+"""The images in a zip file, read without unpacking.
 
     for name, size, mtime, offset, zipped in zip_members(file, "photos.zip"):
-        ...                                             # without the limits, for a zip of the user's own
+        unzipped(read, offset, name, size, zipped)          # read(offset, count) returns bytes of the zip
 
-Nothing is unpacked to disk, so names cannot escape from a folder; names that try are refused all the same, since no
-program that packs images writes them. Sizes are counted while an entry is read, whatever the zip declares.
+With `limited`, `zip_members` refuses what is not an ordinary zip of images, since the file may come from anyone. Sizes
+are counted while an entry is read, whatever the zip declares.
 """
 
 from __future__ import annotations
@@ -22,13 +16,11 @@ import struct
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path, PurePosixPath
-from typing import BinaryIO, Self
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import PurePosixPath
+from typing import BinaryIO
 
-from nnclr_hub.encoder.image_folder import COMPANIONS, image_suffixes
-from nnclr_hub.encoder.image_tar import is_image, path_inside
+from nnclr_hub.encoder.image_tar import LINKS, is_image, path_inside
 from nnclr_hub.errors import ImageError, ImageTooLarge, InvalidRequest
 
 SUFFIX = ".zip"
@@ -51,136 +43,71 @@ _OF_ZIP64 = 0xFFFFFFFF
 Zipped = tuple[int, int]  # of a file in a zip: its packed size in bytes, and the CRC-32 of its content
 
 
-class ImageZip:
-    """The images in a zip, by name; a context manager.
+def zip_members(
+    file: BinaryIO, name: str, others: Counter[str] | None = None, *, limited: bool = False
+) -> Iterator[tuple[str, int, float, int, Zipped]]:
+    """Yield (name, size, mtime, offset of its heading) of each image, by suffix, in the order of the zip's directory.
+
+    Names are those of `path_inside`; programs for Windows write them with backslashes.
+
+    Args:
+        file: the zip, which can be read anywhere.
+        name: for error messages.
+        others: counts the files that are not images, by suffix, and links.
+        limited: refuse a zip with too many files or bytes; the file is then a local one.
 
     Raises:
-        InvalidRequest: if it is not a zip, is encrypted, exceeds a limit, or has names that lead outside.
+        InvalidRequest: it is not a zip, is damaged, is encrypted, or exceeds a limit.
     """
-
-    def __init__(self, path: Path, name: str, most_bytes: int = MOST_IMAGE) -> None:
-        self.name = name
-        self._most_bytes = most_bytes
-        count = _headings(path)
-        if count > MOST_FILES:
-            raise InvalidRequest(f"{name} holds more than {MOST_FILES:,} files; split it into several zips.")
-        with self._sound():
-            self._zip = zipfile.ZipFile(path)
-        try:
-            self._refuse(self._zip.infolist())
-        except InvalidRequest:
-            self._zip.close()
-            raise
-        self.others: Counter[str] = Counter()
-        self._images, self.left_out = self._sorted_out()
-        self.names = list(self._images)
-        if not self.names and not self.left_out:
-            self._zip.close()
-            raise InvalidRequest(f"{name} holds no images; put JPEG, PNG or other images into it.")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self._zip.close()
-
-    def read(self, name: str) -> bytes:
-        """Return the bytes of one of `names`.
-
-        Raises:
-            ImageError: if it is damaged or too large.
-        """
-        try:
-            with self._zip.open(self._images[name]) as file:
-                data = file.read(self._most_bytes + 1)
-        except BROKEN as error:
-            raise ImageError("It is damaged within the zip; pack it again.") from error
-        if len(data) > self._most_bytes:
-            raise too_large(len(data), self._most_bytes)
-        return data
-
-    # ---- inside
-
-    @contextmanager
-    def _sound(self) -> Iterator[None]:
-        try:
-            yield
-        except BROKEN as error:
-            raise InvalidRequest(
-                f"{self.name} is not a zip, or it is damaged; choose another file, or the folder of images itself."
-            ) from error
-
-    def _refuse(self, entries: list[zipfile.ZipInfo]) -> None:
-        for entry in entries:
-            if _leads_elsewhere(entry.filename):
-                raise InvalidRequest(
-                    f"{self.name} holds a name that leads outside of it ({entry.filename!r:.80}); pack the folder of "
-                    "images again."
-                )
-            if stat.S_ISLNK(entry.external_attr >> 16):
-                raise InvalidRequest(
-                    f"{self.name} holds a link ({entry.filename!r:.80}) instead of a file; pack the images themselves."
-                )
-        if any(entry.flag_bits & ENCRYPTED for entry in entries):
-            raise InvalidRequest(f"{self.name} is encrypted; pack the images without a password.")
-        size = sum(entry.file_size for entry in entries)
-        if size > MOST_BYTES:
-            raise InvalidRequest(
-                f"{self.name} would unpack to {_words(size)}; the limit is {_words(MOST_BYTES)}; split it."
+    if limited and _headings(file) > MOST_FILES:
+        raise InvalidRequest(f"{name} holds more than {MOST_FILES:,} files; split it into several zips.")
+    try:
+        entries = zipfile.ZipFile(file).infolist()
+    except BROKEN as error:
+        raise InvalidRequest(f"{name} is not a complete zip file ({error}); create it again, or unpack it.") from error
+    if limited:
+        _check_sizes(entries, name)
+    for entry in entries:
+        path = path_inside(entry.filename.replace("\\", "/"))
+        if entry.is_dir() or not path:
+            continue
+        if entry.flag_bits & ENCRYPTED:
+            raise InvalidRequest(f"{name} is encrypted; pack the images without a password.")
+        is_link = stat.S_ISLNK(entry.external_attr >> 16)
+        if is_image(path) and not is_link:
+            yield (
+                path,
+                entry.file_size,
+                _seconds(entry.date_time),
+                entry.header_offset,
+                (entry.compress_size, entry.CRC),
             )
-        packed = sum(entry.compress_size for entry in entries)
-        if size > RATIO_FROM and size > MOST_RATIO * packed:
-            raise InvalidRequest(
-                f"{self.name} would unpack to {size // max(1, packed):,} times its size, which images never do; "
-                "choose the folder of images itself."
-            )
-
-    def _sorted_out(self) -> tuple[dict[str, zipfile.ZipInfo], list[tuple[str, str]]]:
-        """Return the images by name, and the entries that are left out, with the reason."""
-        images: dict[str, zipfile.ZipInfo] = {}
-        left_out = []
-        for entry in self._zip.infolist():
-            path = PurePosixPath(entry.filename)
-            if entry.is_dir() or any(part.startswith((".", "__MACOSX")) for part in path.parts):
-                continue
-            reason = self._reason(entry, path.suffix.lower())
-            if reason:
-                left_out.append((entry.filename, reason))
-            elif path.suffix.lower() in image_suffixes():
-                images[entry.filename] = entry
-            else:
-                self.others[path.suffix.lower()] += 1
-        return images, left_out
-
-    def _reason(self, entry: zipfile.ZipInfo, suffix: str) -> str:
-        if suffix == SUFFIX:
-            return "It is a zip within the zip, which is not opened; add it separately."
-        if suffix not in image_suffixes():
-            return ""
-        if entry.compress_type not in READ:
-            return "Its compression method is not supported; use deflate."
-        if entry.file_size > self._most_bytes:
-            return str(too_large(entry.file_size, self._most_bytes))
-        return ""
+        elif others is not None:
+            others[LINKS if is_link else PurePosixPath(path).suffix.lower()] += 1
 
 
-def _headings(path: Path) -> int:
+def _headings(file: BinaryIO) -> int:
     """Return an upper bound on the number of entries, before reading a directory that could fill the memory."""
-    if path.stat().st_size == 0:
-        return 0
     count, position = 0, -1
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as bytes_:
+    try:
+        bytes_ = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except ValueError:  # it is empty
+        return 0
+    with bytes_:
         while count <= MOST_FILES and (position := bytes_.find(HEADING, position + 1)) >= 0:
             count += 1
     return count
 
 
-def _leads_elsewhere(name: str) -> bool:
-    drive = name[1:2] == ":"
-    return name.startswith("/") or "\\" in name or drive or ".." in name.split("/") or "\0" in name
+def _check_sizes(entries: Sequence[zipfile.ZipInfo], name: str) -> None:
+    size, packed = (sum(getattr(entry, of) for entry in entries) for of in ("file_size", "compress_size"))
+    if size > MOST_BYTES:
+        raise InvalidRequest(f"{name} would unpack to {_words(size)}; the limit is {_words(MOST_BYTES)}; split it.")
+    if size > RATIO_FROM and size > MOST_RATIO * packed:
+        raise InvalidRequest(
+            f"{name} would unpack to {size // max(1, packed):,} times its size, which images never do; choose the "
+            "folder of images itself."
+        )
 
 
 def too_large(size: int, most: int) -> ImageTooLarge:
@@ -190,45 +117,6 @@ def too_large(size: int, most: int) -> ImageTooLarge:
 
 def _words(size: int) -> str:
     return f"{size / 1e6:,.0f} MB" if size < 1e9 else f"{size / 1e9:,.1f} GB"
-
-
-# ---- a zip of the user's own
-
-
-def zip_members(
-    file: BinaryIO, name: str, others: Counter[str] | None = None
-) -> Iterator[tuple[str, int, float, int, Zipped]]:
-    """Yield (name, size, mtime, offset of its heading) of each image, by suffix, in the order of the zip's directory.
-
-    Args:
-        file: the zip, which can be read anywhere.
-        name: for error messages.
-        others: counts the files that are neither images nor tables, by suffix.
-
-    Raises:
-        InvalidRequest: it is not a zip, is damaged, or is encrypted.
-    """
-    try:
-        entries = zipfile.ZipFile(file).infolist()
-    except BROKEN as error:
-        raise InvalidRequest(f"{name} is not a complete zip file ({error}); create it again, or unpack it.") from error
-    for entry in entries:
-        path = path_inside(entry.filename)
-        if entry.is_dir() or not path or path.startswith("__MACOSX"):
-            continue
-        if entry.flag_bits & ENCRYPTED:
-            raise InvalidRequest(f"{name} is encrypted; pack the images without a password.")
-        suffix = PurePosixPath(path).suffix.lower()
-        if is_image(path):
-            yield (
-                path,
-                entry.file_size,
-                _seconds(entry.date_time),
-                entry.header_offset,
-                (entry.compress_size, entry.CRC),
-            )
-        elif others is not None and suffix not in COMPANIONS:
-            others[suffix] += 1
 
 
 def unzipped(

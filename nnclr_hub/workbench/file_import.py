@@ -29,7 +29,7 @@ from nnclr_hub.workbench.indexed_again import refreshed
 from nnclr_hub.workbench.ingestion import read_image
 from nnclr_hub.workbench.item_file import ItemFile
 from nnclr_hub.workbench.privacy import without_paths
-from nnclr_hub.workbench.staging import Archive, Staged, opened_images
+from nnclr_hub.workbench.staging import Archive, Staged, images_of
 from nnclr_hub.workbench.workbench import Workbench
 
 IMAGES = 32  # per batch
@@ -94,8 +94,7 @@ def import_file(
     """
     if not format.images:
         return import_items(bench, collection, ItemFile(path, format), progress)
-    with opened_images(Staged(path.name, path), MOST_IMAGE) as archive:
-        return ImageImport(bench, collection).run(archive, progress)
+    return ImageImport(bench, collection).run(images_of(Staged(path.name, path), MOST_IMAGE), progress)
 
 
 # ------------------------------------------------------------------------------ vectors
@@ -189,8 +188,6 @@ class ImageImport:
         """
         images = archive.images
         self.report.left_out.update(archive.others)
-        for name, reason in archive.left_out:
-            self.report.refuse(name, reason)
         progress(0, len(images))
         batch: dict[str, NewImage] = {}  # by id
         names: list[tuple[str, str]] = []  # (id, name); files with the same bytes have the same id

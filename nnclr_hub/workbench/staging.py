@@ -8,9 +8,8 @@
     note(ticket, ["id"])                        # records that these are being added; see `noted`
     unstage(ticket)
 
-    with opened_images(file, most_bytes=20_000_000) as archive:
-        image = archive.images[0]
-        image.name, image.label, image.read()                                  # read only when it is needed
+    image = images_of(file, most_bytes=20_000_000).images[0]
+    image.name, image.label, image.read()                                      # read only when it is needed
 
 A ticket is a folder in the cache folder, so its file survives a lost connection and a restart of the server. It is
 deleted after a week, or after a day without new bytes if it is not complete. The week restarts when a job takes it, and
@@ -27,15 +26,15 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from nnclr_hub.cache import cache_folder
 from nnclr_hub.encoder.image_folder import label_of
 from nnclr_hub.encoder.image_tar import TarMember, members
-from nnclr_hub.encoder.image_zip import MOST_FILES, SUFFIX, ImageZip, too_large
+from nnclr_hub.encoder.image_zip import MOST_FILES, SUFFIX, Zipped, too_large, unzipped, zip_members
 from nnclr_hub.errors import InvalidRequest, Overloaded
 from nnclr_hub.store.folder import fsync_folder
 
@@ -191,55 +190,46 @@ class StagedImage:
 class Archive:
     """The content of an archive.
 
-    left_out: name of an entry, and why it cannot be read.
-    others: numbers of files that are not images, by suffix.
+    others: numbers of files that are not images, by suffix, and of links.
     """
 
     images: list[StagedImage]
-    left_out: list[tuple[str, str]]
     others: Mapping[str, int]
 
 
-@contextmanager
-def opened_images(file: Staged, most_bytes: int) -> Iterator[Archive]:
-    """Open the images of a zip or tar.
+def images_of(file: Staged, most_bytes: int) -> Archive:
+    """List the images of a zip or tar. Of files with equal names, the last one counts, as when it is unpacked.
 
     Raises:
         InvalidRequest: if it cannot be accepted.
     """
-    if Path(file.name).suffix.lower() == SUFFIX:
-        with ImageZip(file.path, file.name, most_bytes) as zip:
-            yield Archive(_labeled({name: partial(zip.read, name) for name in zip.names}), zip.left_out, zip.others)
-    else:
-        others: Counter[str] = Counter()
-        yield Archive(_labeled(_of_tar(file, most_bytes, others)), [], others)
-
-
-def _labeled(reads: Mapping[str, Callable[[], bytes]]) -> list[StagedImage]:
-    """Return the images of an archive, by their names in it."""
-    root = root_of(list(reads))
-    return [StagedImage(name, label_of(Path(name), root) or "", read) for name, read in reads.items()]
-
-
-def root_of(names: Sequence[str]) -> Path:
-    """Return the top folder if all images are in one: it is what was packed, not a label."""
-    tops = {"/".join(PurePosixPath(name).parts[:-1][:1]) for name in names}
-    return Path(tops.pop()) if len(tops) == 1 else Path()
-
-
-def _of_tar(file: Staged, most_bytes: int, others: Counter[str]) -> dict[str, Callable[[], bytes]]:
     changed = file.path.stat().st_mtime
-    reads: dict[str, Callable[[], bytes]] = {}
-    for name, size, _, offset in members(file.path, file.name, others):
-        if len(reads) == MOST_FILES:
+    others: Counter[str] = Counter()
+    images: dict[str, StagedImage] = {}
+    for name, size, _, offset, zipped in _members(file, others):
+        if len(images) == MOST_FILES:
             raise InvalidRequest(f"{file.name} holds more than {MOST_FILES:,} images; split it into several archives.")
-        reads[name] = partial(_read_member, TarMember(str(file.path), changed, offset, size), most_bytes)
-    if not reads:
+        read = partial(_read, str(file.path), changed, most_bytes, name, size, offset, zipped)
+        images[name] = StagedImage(name, label_of(Path(name), Path()) or "", read)
+    if not images:
         raise InvalidRequest(f"{file.name} holds no images; put JPEG, PNG or other images into it.")
-    return reads
+    return Archive(list(images.values()), others)
 
 
-def _read_member(member: TarMember, most_bytes: int) -> bytes:
-    if member.size > most_bytes:
-        raise too_large(member.size, most_bytes)
-    return member.read()
+def _members(file: Staged, others: Counter[str]) -> Iterator[tuple[str, int, float, int, Zipped | None]]:
+    if Path(file.name).suffix.lower() == SUFFIX:
+        with file.path.open("rb") as opened:
+            yield from zip_members(opened, file.name, others, limited=True)
+    else:
+        yield from ((*one, None) for one in members(file.path, file.name, others))
+
+
+def _read(
+    archive: str, changed: float, most_bytes: int, name: str, size: int, offset: int, zipped: Zipped | None
+) -> bytes:
+    def part(start: int, count: int) -> bytes:
+        return TarMember(archive, changed, start, count).read()
+
+    if size > most_bytes:
+        raise too_large(size, most_bytes)
+    return part(offset, size) if zipped is None else unzipped(part, offset, name, size, zipped)

@@ -10,7 +10,7 @@ from nnclr_hub.workbench.folder_changes import FolderChanges
 from nnclr_hub.workbench.import_format import FORMATS
 from nnclr_hub.workbench.item_file import ItemFile
 from nnclr_hub.workbench.source_folders import SourceFolders
-from nnclr_hub.workbench.staging import note, noted, opened_images, staged
+from nnclr_hub.workbench.staging import images_of, note, noted, staged
 
 from .context import ROOT, UPLOAD, JobContext, Outcome
 
@@ -19,8 +19,8 @@ def add(context: JobContext) -> Outcome:
     """Add the images of an uploaded archive. Unreadable images are reported."""
     ticket, name = context.params[UPLOAD], context.params["collection"]
     images_import = ImageImport(context.bench, name, noted(ticket), partial(note, ticket))
-    with opened_images(staged(ticket), context.params["max_bytes"]) as archive:
-        return _outcome(images_import.run(archive, context.progress), name)
+    archive = images_of(staged(ticket), context.params["max_bytes"])
+    return _outcome(images_import.run(archive, context.progress), name)
 
 
 def import_vectors(context: JobContext) -> Outcome:

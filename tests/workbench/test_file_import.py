@@ -169,6 +169,18 @@ def test_images_of_an_archive_are_embedded_with_their_folders_as_labels(
     assert (stored @ (expected / np.linalg.norm(expected, axis=1, keepdims=True)).T).max(axis=0).min() > 0.999
 
 
+def test_images_in_a_single_folder_are_labeled_when_imported_as_when_indexed(bench, tmp_path, image_files):
+    path = tmp_path / "photos.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for number in range(2):
+            archive.write(image_files[number], f"cats/{number}.jpg")
+    bench.ensure_collection("imported", None)
+    import_file(bench, "imported", path, FORMATS["zip"])
+    bench.index_folder("indexed", path)
+    for name in ("imported", "indexed"):
+        assert bench.collection(name).facets(["label"])["label"].values == [("cats", 2)]
+
+
 def test_an_archive_without_images_or_truncated_is_refused(bench, tmp_path, image_files):
     path = tmp_path / "photos.tar"
     with tarfile.open(path, "w") as archive:
