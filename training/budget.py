@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import product
+from math import ceil
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -26,6 +27,7 @@ from .monitor import read_log, replace_text
 from .pretrain import pretrain
 from .recipes import Recipe
 
+WARM_UP = 0.1  # largest share of a run
 SKIPPED = 2  # log lines of a calibration in which caches and compilers warm up
 
 _HEAD = "prediction=paper"  # without a head, these methods collapse
@@ -64,7 +66,7 @@ class BudgetRun:
     label: str
     minutes: float
     seed: int
-    epochs: int
+    epochs: float
     spent: float
     scores: dict[str, float] = field(default_factory=dict)
 
@@ -119,9 +121,10 @@ def compare_at_budgets(
             return None
         costs[label] = cost
     for budget, seed, label in product(sorted(minutes), range(base.seed, base.seed + seeds), labels):
-        epochs = max(1, round(60 * budget / (costs[label] * steps_per_epoch)))
-        console.print(f"[bold]{label}[/], {budget:g} core-minutes, seed {seed}: epochs {epochs}", highlight=False)
-        settings = [*ROWS[label].split(), f"seed={seed}", f"epochs={epochs}", f"checkpoint_every={epochs}"]
+        epochs = max(1, round(60 * budget / costs[label])) / steps_per_epoch
+        console.print(f"[bold]{label}[/], {budget:g} core-minutes, seed {seed}: epochs {epochs:.3g}", highlight=False)
+        settings = [*ROWS[label].split(), f"seed={seed}", f"epochs={epochs}", f"checkpoint_every={ceil(epochs)}"]
+        settings.append(f"warmup_epochs={min(base.warmup_epochs, WARM_UP * epochs)}")
         recipe = base.with_settings(settings)
         run = folder / slug(label) / f"{budget:g}-minutes" / f"seed-{seed}"
         require_same_epochs(run, recipe)
@@ -217,7 +220,7 @@ def _cell(runs: Sequence[BudgetRun], metric: str) -> str:
     if not values:
         return ""
     spread = f" ± {stdev(values):.3f}" if len(values) > 1 else ""
-    return f"{mean(values):.3f}{spread} ({runs[0].epochs}, {mean(run.spent for run in runs):.1f})"
+    return f"{mean(values):.3f}{spread} ({runs[0].epochs:.3g}, {mean(run.spent for run in runs):.1f})"
 
 
 def _draw(path: Path, runs: Sequence[BudgetRun]) -> None:

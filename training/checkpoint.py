@@ -102,7 +102,7 @@ def check_same_run(saved: dict[str, Any], recipe: Recipe, files: ImageIndex, sta
     added = {setting: default for setting, default, _ in type(recipe).settings()}  # since the checkpoint was written
     before = json.loads(json.dumps({**added, **DEFAULTS, **saved["settings"]}))
     if now["epochs"] < before["epochs"]:
-        raise CheckpointError(f"The run in {out} has {before['epochs']} epochs; epochs can only be raised.")
+        raise CheckpointError(f"The run in {out} has {before['epochs']:g} epochs; epochs can only be raised.")
     changed = [
         f"{key} was {before.get(key)}, is {now[key]}" for key in now if key not in FREE and before.get(key) != now[key]
     ]

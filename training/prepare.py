@@ -125,7 +125,7 @@ def prepare(
             mean, std = channel_statistics(pixels)
         recipe = dataclasses.replace(recipe, mean=mean, std=std)
     recipe = resolve_precision(recipe, where, console)
-    steps = recipe.epochs * order.steps_per_epoch
+    steps = recipe.steps(order.steps_per_epoch)
     batches = Batches(
         pixels,
         files.labels,
@@ -205,7 +205,7 @@ def chosen_by_auto(
     )
     chosen, why = recipe.choose(now)
     network = f"{chosen.method}, {chosen.backbone} at {chosen.image_size} pixels"
-    console.print(f"auto: {network}, batch {chosen.batch_size}, {chosen.epochs} epochs", highlight=False)
+    console.print(f"auto: {network}, batch {chosen.batch_size}, {chosen.epochs:g} epochs", highlight=False)
     for sentence in why:
         console.print(f"auto: {sentence}", highlight=False)
     return chosen

@@ -167,7 +167,7 @@ def _pretrain(request: _Request, ranks: Ranks, console: Console) -> PretrainResu
     saved = load_checkpoint(out) if request.resume else None
     ready = prepare(request.recipe, request.data, start, saved, ranks, console, request.minutes)
     recipe, batches = ready.recipe, ready.batches
-    steps = recipe.epochs * batches.steps_per_epoch
+    steps = recipe.steps(batches.steps_per_epoch)
 
     # ------------------------------------------------------------------------ network
     torch.manual_seed(recipe.seed)

@@ -56,7 +56,7 @@ def restore(run: Run, saved: Mapping[str, Any], files: ImageIndex, console: Cons
     learner, step = dict(saved["learner"]), saved["step"]
     steps_per_epoch = saved.get("steps_per_epoch", run.batches.steps_per_epoch)
     if (epochs := saved["settings"]["epochs"]) != run.recipe.epochs:
-        text = f"epochs: {epochs} before, {run.recipe.epochs} now; the learning rate follows the new schedule"
+        text = f"epochs: {epochs:g} before, {run.recipe.epochs:g} now; the learning rate follows the new schedule"
         console.print(text, highlight=False)
     if "images" in saved and not np.array_equal(before := saved["images"].numpy(), now := files.fingerprints):
         places = dict(zip(now.tolist(), range(len(now)), strict=True))

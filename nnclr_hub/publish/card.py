@@ -295,7 +295,7 @@ def _training(about: Mapping[str, Any]) -> str:
         known += [f"stopped at step {about.get('step')} of {about['steps']}: unfinished"]
     elif "step" in about:
         known += [f"{about['step']} steps"]
-    known += [f"{about['epochs']} epochs" + (" planned" if unfinished else "")] if "epochs" in about else []
+    known += [f"{about['epochs']:g} epochs" + (" planned" if unfinished else "")] if "epochs" in about else []
     known += [f"temperature {about['temperature']}"] if "temperature" in about else []
     known += [f"support set of {about['support_set_size']}"] if about.get("support_set_size") else []
     known += [f"seed {about['seed']}"] if "seed" in about else []

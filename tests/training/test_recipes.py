@@ -214,7 +214,7 @@ def test_fine_textures_lose_their_contrast_at_few_pixels_and_coarse_ones_do_not(
         (["ema=1.5"], "between 0 and 1"),
         (["optimizer=lars", "weight_decay=0"], "lars"),  # timm's LARS would silently become plain SGD
         (["epoch=3"], "'epochs'"),
-        (["epochs=x"], "an integer"),
+        (["epochs=x"], "a number"),
         (["method=byoll"], "'byol'"),
         (["optimizer=adam"], "lars, sgd, adamw"),
         (["gate=2"], "between 0 and 1"),
@@ -249,7 +249,7 @@ def test_the_rows_of_a_table_over_its_own_base_are_the_papers(name):
                 "queue_size": recipe.queue_size,
                 "batch_size": recipe.batch_size,
                 "embedding_size": recipe.projection_dim,
-                "epochs": recipe.epochs,
+                "epochs": int(recipe.epochs),
             }[name]
             assert row.label == f"{value:,} (the paper: {value:,})"
 

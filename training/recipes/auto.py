@@ -73,7 +73,7 @@ class Auto(Recipe):
         chosen = dataclasses.replace(chosen, **own)
         if "batch_size" not in self.fixed:
             chosen = dataclasses.replace(chosen, batch_size=chosen.batch_for(now.images))
-        steps = chosen.epochs * max(1, now.images // chosen.batch_size)
+        steps = chosen.steps(max(1, now.images // chosen.batch_size))
         if steps < NEIGHBOR_STEPS and not own and not {"method", "encoder", *OF_NEIGHBORS} & set(self.fixed):
             chosen = dataclasses.replace(chosen, method="simclr")
             why.append(

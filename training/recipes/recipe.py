@@ -100,7 +100,7 @@ class Recipe:
     one_folder: float = setting(0.0, "share of a batch that comes from one --data folder")
     residency: Literal["auto", "device", "host"] = setting("auto", "where a pack is kept")
     # ---- optimization
-    epochs: int = setting(1000, "passes over the images")
+    epochs: float = setting(1000, "passes over the images; 2.5 is possible")
     batch_size: int = setting(4096, "images per step over all GPUs; shrinks to fit a small set")
     accumulate: int = setting(1, "number of parts of a batch, to save memory; each part has only its own negatives")
     chunk: int = setting(0, "images per pass of views and backbone, at the cost of one more forward pass; 0: all")
@@ -272,6 +272,10 @@ class Recipe:
         return 1 << max(2, images // 4).bit_length() - 1
 
     # ---- --set
+
+    def steps(self, per_epoch: int) -> int:
+        """Return the number of steps of a run whose epochs have `per_epoch` steps."""
+        return max(1, round(self.epochs * per_epoch))
 
     @classmethod
     def settings(cls) -> list[tuple[str, Any, str]]:
