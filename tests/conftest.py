@@ -3,10 +3,15 @@
 import gc
 import os
 import shutil
+import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+# containers often set this; then every process compiles torch and timm again, which takes 6 s of CPU time
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # before torch is imported: threads do not help tiny networks, and slow them down on a busy machine
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # most tests compare vectors with torch to 1e-5; tests of other backends select them
@@ -19,9 +24,10 @@ os.environ["MPLCONFIGDIR"] = os.environ.get("MPLCONFIGDIR", "/tmp/nnclr-hub-test
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
-from torch import nn
+
+if TYPE_CHECKING:  # xdist's main process needs no torch
+    from torch import nn
 
 gc.disable()  # until all tests are collected: imports leave no garbage
 NARROW = {"channels": [8, 16, 24, 32]}
@@ -88,8 +94,11 @@ def data(photos, tmp_path_factory) -> Path:
     return folder
 
 
-def randomized(backbone: nn.Module, seed: int = 0) -> nn.Module:
+def randomized(backbone: "nn.Module", seed: int = 0) -> "nn.Module":
     """Randomize norms, biases and statistics, because the residual branches of a fresh ResNet are zero."""
+    import torch
+    from torch import nn
+
     generator = torch.Generator().manual_seed(seed)
     for module in backbone.modules():
         if isinstance(module, nn.BatchNorm2d | nn.LayerNorm):
@@ -105,6 +114,8 @@ def randomized(backbone: nn.Module, seed: int = 0) -> nn.Module:
 @pytest.fixture(scope="session")
 def make_model(tmp_path_factory) -> Callable[..., Path]:
     """Return a function that makes a model folder of random weights."""
+    import torch
+
     from nnclr_hub.encoder.backbones import create_backbone
     from nnclr_hub.encoder.preprocessing import Preprocessing
     from nnclr_hub.publish.export import export_model

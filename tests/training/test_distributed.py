@@ -146,28 +146,47 @@ def test_processes_of_another_launcher_are_refused(monkeypatch):
         pass
 
 
-# the ranks are forks, so that all meet at once on a busy machine, too
+# The ranks are forks, so that all meet at once on a busy machine, too. The time for a search is over when all other ranks
+# have seen each other.
 LOSING = """
 import os, signal, sys, time, torch
+import torch.distributed as dist
+from datetime import timedelta
 from nnclr_hub.errors import TrainingError
 from training import distributed
 how, victim, children = sys.argv[1], int(sys.argv[2]), []
-distributed.SEARCH = 5.0
+others = sorted({0, 1, 2} - {victim})
+class Clock:
+    def __init__(self, ranks):
+        self.ranks, self.now, self.all_lost = ranks, 0.0, False
+    def monotonic(self):
+        return self.now
+    def sleep(self, seconds):
+        time.sleep(seconds / 10)
+        store = self.ranks.store
+        if self.all_lost:
+            store.set(f"seen/{self.ranks.rank}", "")
+        self.all_lost = store.check([f"lost/{rank}" for rank in others])
+        if store.check([f"seen/{rank}" for rank in others]):
+            self.now = 1000.0
 for rank in range(3):
     children.append(os.fork())
     if children[-1]:
         continue
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     try:
-        with distributed.joined("cpu", minutes=0.05 if how == "hang" else 10) as ranks:
+        with distributed.joined("cpu") as ranks:
+            distributed.time = Clock(ranks)
             ranks.gather(torch.ones(1))
+            if how == "hang":
+                dist.distributed_c10d._set_pg_timeout(timedelta(seconds=0.3))
             if rank == victim:
                 os.kill(os.getpid(), signal.SIGKILL) if how == "kill" else time.sleep(600)
             ranks.gather(torch.ones(1))
     except TrainingError as error:
         os.write(2, f"{error}\\n".encode())
     os._exit(0)
-for rank in {0, 1, 2} - {victim}:
+for rank in others:
     os.waitpid(children[rank], 0)
 os.kill(children[victim], signal.SIGKILL)
 """
