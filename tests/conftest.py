@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 # containers often set this; then every process compiles torch and timm again, which takes 6 s of CPU time
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-sys.dont_write_bytecode = False
 # before torch is imported: threads do not help tiny networks, and slow them down on a busy machine
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # most tests compare vectors with torch to 1e-5; tests of other backends select them
@@ -29,6 +28,7 @@ from PIL import Image
 if TYPE_CHECKING:  # xdist's main process needs no torch
     from torch import nn
 
+sys.dont_write_bytecode = False  # this process has read the variable
 gc.disable()  # until all tests are collected: imports leave no garbage
 NARROW = {"channels": [8, 16, 24, 32]}
 
