@@ -19,6 +19,7 @@ from nnclr_hub.store.base import Collection, Match, SearchOptions, Where
 from nnclr_hub.store.checks import MAX_K, check_k, check_vectors
 from nnclr_hub.store.where import MAX_CONDITIONS, MAX_IN
 
+EVERYTHING = SearchOptions()
 FIRST_K = 64
 MAX_INTEGER = 2**63  # filters take smaller integers only
 
@@ -28,12 +29,7 @@ def search_like(
     positive: Sequence[str | np.ndarray],
     negative: Sequence[str | np.ndarray] = (),
     k: int = 10,
-    where: Where | None = None,
-    *,
-    exact: bool = False,
-    score_threshold: float | None = None,
-    with_vector: bool = False,
-    effort: int | None = None,
+    options: SearchOptions = EVERYTHING,
 ) -> list[Match]:
     """Return the k items nearest to positive examples and away from negative ones, best first.
 
@@ -45,7 +41,7 @@ def search_like(
         positive: ids of items, or vectors (D,) float32; at least one.
         negative: likewise; may be empty.
         k: 1 to 10,000 together with the number of examples given by id, which are never among the results.
-        where, exact, score_threshold, with_vector, effort: see `Collection.search`.
+        options: see `Collection.search`.
 
     Raises:
         ItemNotFound: the collection lacks an id; the message lists them.
@@ -56,22 +52,12 @@ def search_like(
         raise InvalidRequest(f"k plus the number of examples by id must be at most {MAX_K}, got {k} + {len(ids)}.")
     known = _vectors_of(collection, ids)
     query = _away_from(collection, positive, negative, known)
-    options = SearchOptions(where, exact, score_threshold, with_vector, effort)
     [matches] = collection.search_each([query], k + len(ids), options)
     return [match for match in matches if match.id not in known][:k]
 
 
 def best_per_group(
-    collection: Collection,
-    vector: np.ndarray,
-    key: str,
-    k: int = 10,
-    where: Where | None = None,
-    *,
-    exact: bool = False,
-    score_threshold: float | None = None,
-    with_vector: bool = False,
-    effort: int | None = None,
+    collection: Collection, vector: np.ndarray, key: str, k: int = 10, options: SearchOptions = EVERYTHING
 ) -> list[Match]:
     """Return the nearest item of each of the k nearest groups, best first.
 
@@ -83,23 +69,21 @@ def best_per_group(
         vector: (D,) float32.
         key: of the metadata.
         k: number of groups, 1 to 10,000.
-        where, exact, score_threshold, with_vector, effort: see `Collection.search`.
+        options: see `Collection.search`.
 
     Raises:
         InvalidRequest: too many nearer items have values that no filter can express (lists, objects).
     """
     check_k(k)
-    grouped = _also(where, must=[{"key": key, "exists": True}], must_not=[{"key": key, "match": None}])
-
-    # vectors only of the matches that are returned: the search goes through many more
-    options = SearchOptions(grouped, exact, score_threshold, effort=effort)
+    grouped = _also(options.where, must=[{"key": key, "exists": True}], must_not=[{"key": key, "match": None}])
 
     def search(wanted: int, excluded: list[Any]) -> list[Match]:
-        remaining = replace(options, where=_also(grouped, must_not=_none_of(key, excluded)))
+        # vectors only of the matches that are returned: the search goes through many more
+        remaining = replace(options, where=_also(grouped, must_not=_none_of(key, excluded)), with_vector=False)
         return collection.search_each([vector], wanted, remaining)[0]
 
     found = _first_of_groups(search, key, k)
-    return _with_vectors(collection, found) if with_vector else found
+    return _with_vectors(collection, found) if options.with_vector else found
 
 
 def group_key(value: Any) -> str:

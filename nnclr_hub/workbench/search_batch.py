@@ -94,7 +94,7 @@ def _batches(collection: Collection, queries: Sequence[SearchQuery | NNCLRHubErr
             continue
         vector = query.plain_vector
         if vector is not None and vector.shape == (collection.spec.dim,):
-            options = json.dumps([query.k, query.offset, query.options()], sort_keys=True, default=repr)
+            options = json.dumps([query.k, query.offset, vars(query.options())], sort_keys=True, default=repr)
             groups.setdefault(options, []).append(i)
     batches: list[list[int]] = []
     for rows in groups.values():
@@ -108,5 +108,5 @@ def _batches(collection: Collection, queries: Sequence[SearchQuery | NNCLRHubErr
 def _run_together(collection: Collection, queries: Sequence[SearchQuery]) -> list[list[Match]]:
     first = queries[0]
     vectors = np.stack([query.plain_vector for query in queries])  # type: ignore[misc]
-    found = collection.search_batch(vectors, first.k + first.offset, **first.options())
+    found = collection.search_each(vectors, first.k + first.offset, first.options())
     return [matches[first.offset :] for matches in found]

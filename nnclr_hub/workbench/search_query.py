@@ -26,7 +26,7 @@ import numpy as np
 
 from nnclr_hub.errors import ImageError, InvalidRequest, ItemNotFound
 from nnclr_hub.store import checks
-from nnclr_hub.store.base import Collection, Match, Where
+from nnclr_hub.store.base import Collection, Match, SearchOptions, Where
 from nnclr_hub.store.queries import best_per_group, search_like
 from nnclr_hub.store.where import parse
 from nnclr_hub.workbench.payload import decode_base64, decode_vector, encode_image, encode_vector
@@ -281,32 +281,26 @@ class SearchQuery:
         if self.group_by is not None:
             found = self._best_per_group(collection, self.group_by, wanted)
         elif (vector := self.plain_vector) is not None:
-            found = collection.search(vector, wanted, **self.options())
+            [found] = collection.search_each([vector], wanted, self.options())
         else:
             positive, negative = map(_ids_and_vectors, (self.positive, self.negative))
-            found = search_like(collection, positive, negative, wanted, **self.options())
+            found = search_like(collection, positive, negative, wanted, self.options())
         return found[self.offset :]
 
     def _best_per_group(self, collection: Collection, key: str, wanted: int) -> list[Match]:
         [example] = _ids_and_vectors(self.positive)
         if not isinstance(example, str):
-            return best_per_group(collection, example, key, wanted, **self.options())
+            return best_per_group(collection, example, key, wanted, self.options())
         [item] = collection.get([example]) or [None]
         if item is None:
             raise ItemNotFound(f"Collection {collection.name!r} has no item {example!r}.")
         # the item itself is the best of its group, so one more group is needed
-        matches = best_per_group(collection, item.vector, key, wanted + 1, **self.options())
+        matches = best_per_group(collection, item.vector, key, wanted + 1, self.options())
         return [match for match in matches if match.id != example][:wanted]
 
-    def options(self) -> dict[str, Any]:
+    def options(self) -> SearchOptions:
         """Return the arguments of `Collection.search` other than the vector and k."""
-        return {
-            "where": self.where,
-            "exact": self.exact,
-            "score_threshold": self.score_threshold,
-            "with_vector": self.with_vector,
-            "effort": self.effort,
-        }
+        return SearchOptions(self.where, self.exact, self.score_threshold, self.with_vector, self.effort)
 
     # ---- JSON
 

@@ -5,7 +5,7 @@ import pytest
 
 from nnclr_hub.errors import InvalidFilter, InvalidRequest, ItemNotFound
 from nnclr_hub.store import open_store, queries
-from nnclr_hub.store.base import CollectionSpec, Item
+from nnclr_hub.store.base import CollectionSpec, Item, SearchOptions
 from nnclr_hub.store.queries import best_per_group, search_like
 from nnclr_hub.workbench.duplicates import exact_duplicates, near_duplicates, same_value
 from nnclr_hub.workbench.image_record import PIXEL_HASH
@@ -58,7 +58,8 @@ def test_examples_pull_and_push_and_are_not_among_the_answers(collection, vector
 
 def test_examples_keep_filter_threshold_and_vectors(collection, vectors):
     where = {"must": [{"key": "even", "match": True}]}
-    found = search_like(collection, ["i001"], k=COUNT, where=where, score_threshold=0.3, with_vector=True)
+    options = SearchOptions(where, score_threshold=0.3, with_vector=True)
+    found = search_like(collection, ["i001"], k=COUNT, options=options)
     scores = vectors @ vectors[1]
     wanted = [n for n in np.argsort(-scores) if n % 2 == 0 and scores[n] >= 0.3]
     assert [match.id for match in found] == names(wanted)
@@ -111,14 +112,15 @@ def test_the_best_of_each_group_is_that_of_a_loop_also_beyond_what_one_search_re
 def test_groups_keep_filter_threshold_and_vectors(collection, vectors, groups):
     where = {"must_not": [{"key": "even", "match": True}]}
     query = vectors[11]
-    found = best_per_group(collection, query, "group", 100, where, score_threshold=0.2, with_vector=True)
+    options = SearchOptions(where, score_threshold=0.2, with_vector=True)
+    found = best_per_group(collection, query, "group", 100, options)
     assert found[0].id == "i011"
     assert all(int(match.id[1:]) % 2 and match.score >= 0.2 for match in found)
     np.testing.assert_allclose([match.vector @ query for match in found], [match.score for match in found], atol=1e-5)
     with pytest.raises(InvalidFilter):
-        best_per_group(collection, query, "group", 3, {"must": "even"})
+        best_per_group(collection, query, "group", 3, SearchOptions({"must": "even"}))
     with pytest.raises(InvalidFilter):
-        best_per_group(collection, query, "group", 3, ["even"])
+        best_per_group(collection, query, "group", 3, SearchOptions(["even"]))
 
 
 @pytest.fixture
