@@ -21,8 +21,9 @@ from nnclr_hub.errors import NNCLRHubError, OpenedForReading
 from .examples import EXAMPLES
 from .keys import WRITE
 from .problems import answers, problem_kind
+from .request_bodies import JSONBody
 from .routes import ROUTERS, where_schema
-from .routes.bodies import COLLECTION_PATTERN, MODELS, NAME_PATTERN, OpenAIError, Problem
+from .routes.bodies import COLLECTION_PATTERN, MODELS, NAME_PATTERN, OpenAIError, Problem, json_body
 from .security.access import access_of
 
 TITLE = "nnclr_hub"
@@ -66,6 +67,9 @@ def document() -> dict[str, Any]:
     for route in routes:
         route.operation_id = route.operation_id or f"{route.tags[0]}-{route.name.replace('_', '-')}"
         route.summary = _first_sentence(route.description)
+        for dependency in route.dependant.dependencies:
+            if isinstance(dependency.call, JSONBody):
+                route.openapi_extra = json_body(dependency.call.model)
     found = get_openapi(
         title=TITLE,
         version=nnclr_hub.__version__,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import numpy as np
 from anyio import CapacityLimiter, to_thread
@@ -130,13 +130,19 @@ async def read_json(request: Request, model: type[T]) -> T:
     return await in_thread_if_large(len(body), parse, body, model, ("body",))
 
 
+class JSONBody(Generic[T]):
+    """Reads the body as a model."""
+
+    def __init__(self, model: type[T]) -> None:
+        self.model = model
+
+    async def __call__(self, request: Request) -> T:
+        return await read_json(request, self.model)
+
+
 def json_of(model: type[T]) -> Any:
-    """Return a dependency that reads the body as a model; `body_schemas.json_body` describes it in OpenAPI."""
-
-    async def read(request: Request) -> T:
-        return await read_json(request, model)
-
-    return Depends(read)
+    """Return a dependency that reads the body as a model, which OpenAPI then describes."""
+    return Depends(JSONBody(model))
 
 
 def parse(text: str | bytes, model: type[T], place: tuple[str, ...] = ()) -> T:

@@ -41,7 +41,7 @@ from ..request_bodies import json_of
 from ..responses import in_thread_while_connected
 from ..security.access import requires
 from ..telemetry import Metrics, measured
-from .bodies import FIRST_WRONG, INTEGRAL, CollectionName, Strict, json_body
+from .bodies import FIRST_WRONG, INTEGRAL, CollectionName, Strict
 from .dependencies import AppAnswers, AppEngines, AppLongThreads, AppMetrics, AppWorkbench, source_with_reading
 from .listings import WhereText, read_where
 from .where_schema import KEY
@@ -138,7 +138,6 @@ def list_collections(bench: AppWorkbench, metrics: AppMetrics) -> CollectionsRes
         **answers("unsupported_media_type", CollectionExists, UnknownModel, ModelError, *_WRITE),
         201: {"model": CollectionResponse, "description": "The collection was created."},
     },
-    openapi_extra=json_body(CollectionRequest),
 )
 @requires(WRITE)
 async def create(
@@ -280,7 +279,6 @@ def list_aliases(bench: AppWorkbench, metrics: AppMetrics) -> AliasesResponse:
 @aliases.put(
     "/{alias}",
     responses=answers("unsupported_media_type", CollectionNotFound, CollectionExists, StoreReadOnly, DiskFull),
-    openapi_extra=json_body(AliasRequest),
     operation_id="aliases-point",  # the published id; generated clients are named after it
 )
 @requires(WRITE)

@@ -14,7 +14,7 @@ from nnclr_hub.store.where import check_key
 from ..keys import WRITE
 from ..request_bodies import json_of
 from ..security.access import requires
-from .bodies import FIRST_WRONG, MetadataKey, Strict, json_body
+from .bodies import FIRST_WRONG, MetadataKey, Strict
 from .dependencies import AppEngines, AppWorkbench, served_names, served_source
 from .jobs import SOURCE, JobResponse, Submit, answers_of_job
 
@@ -40,7 +40,6 @@ router = APIRouter(prefix="/api/v1/collections/{name}", tags=["inspections"])
     "/comparisons",
     status_code=202,
     responses=answers_of_job(CollectionNotFound, UnknownModel, InvalidFilter),
-    openapi_extra=json_body(ComparisonRequest),
 )
 @requires(WRITE)
 def compare_encoders(

@@ -24,7 +24,7 @@ from ..keys import READ, WRITE
 from ..problems import answers
 from ..request_bodies import json_of
 from ..security.access import requires
-from .bodies import NAME_PATTERN, Integer, MetadataKey, Strict, binary, json_body
+from .bodies import NAME_PATTERN, Integer, MetadataKey, Strict, binary
 from .dependencies import AppWorkbench
 from .jobs import JobResponse, Submit, answers_of_job
 
@@ -97,7 +97,6 @@ _MISSING = (CollectionNotFound, InspectionNotFound)
     "",
     status_code=202,
     responses=answers_of_job(CollectionNotFound, InvalidFilter),
-    openapi_extra=json_body(InspectionRequest),
 )
 @requires(WRITE)
 def start_inspection(

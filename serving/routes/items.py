@@ -51,7 +51,7 @@ from ..request_bodies import (
 from ..responses import VectorResponse, encoded
 from ..security.access import requires
 from ..telemetry import measured, note_change
-from .bodies import FIRST_WRONG, ImageText, ItemError, Metadata, Name, Strict, Vector, binary, form_body, json_body
+from .bodies import FIRST_WRONG, ImageText, ItemError, Metadata, Name, Strict, Vector, binary, form_body
 from .dependencies import AppAnswers, AppFetcher, AppIngest, AppMetrics, AppSettings, AppWorkbench
 from .listings import WhereText, read_cursor, read_where, write_cursor
 
@@ -162,7 +162,6 @@ async def add_images(
     responses=answers(
         "unsupported_media_type", CollectionNotFound, CollectionMoving, FingerprintMismatch, StoreReadOnly, DiskFull
     ),
-    openapi_extra=json_body(ItemsRequest),
 )
 @requires(WRITE)
 def put_vectors(

@@ -36,7 +36,7 @@ from ..keys import READ, WRITE
 from ..problems import answers
 from ..request_bodies import json_of
 from ..security.access import requires
-from .bodies import CollectionName, Integer, Strict, Where, json_body
+from .bodies import CollectionName, Integer, Strict, Where
 from .dependencies import AppEngines, AppSettings, AppWorkbench, served_engine
 
 # job parameters that are not shown: paths of this machine (a model's source may be one), and secrets
@@ -206,7 +206,6 @@ def list_jobs(
     "/jobs",
     status_code=202,
     responses=answers_of_job(CollectionNotFound),
-    openapi_extra=json_body(JobRequest),
     operation_id="jobs-look-after",  # the published id; generated clients are named after it
 )
 @requires(WRITE)
@@ -281,7 +280,6 @@ async def job_events(id: str, jobs: AppJobs, last_event_id: Annotated[str | None
     "/collections/{name}/duplicates",
     status_code=202,
     responses=answers_of_job(CollectionNotFound, InvalidFilter),
-    openapi_extra=json_body(DuplicatesRequest),
 )
 @requires(WRITE)
 def find_duplicates(
@@ -305,7 +303,6 @@ def find_duplicates(
     "/collections/{name}/reembed",
     status_code=202,
     responses=answers_of_job(CollectionNotFound, UnknownModel, ModelError),
-    openapi_extra=json_body(ReembedRequest),
 )
 @requires(WRITE)
 def start_reembed(
@@ -334,7 +331,6 @@ def start_reembed(
     "/collections/{name}/index",
     status_code=202,
     responses=answers_of_job(CollectionNotFound, FingerprintMismatch, ModelError),
-    openapi_extra=json_body(IndexRequest),
 )
 @requires(WRITE)
 def index_folder(

@@ -30,7 +30,7 @@ from ..problems import answers
 from ..request_bodies import json_of
 from ..security.access import requires
 from ..telemetry import measured
-from .bodies import FIRST_WRONG, Metadata, MetadataKey, Name, Strict, Where, binary, json_body, one_of
+from .bodies import FIRST_WRONG, Metadata, MetadataKey, Name, Strict, Where, binary, one_of
 from .collections import INDEXABLE, CollectionResponse, response_of
 from .dependencies import AppAnswers, AppMetrics, AppWorkbench
 from .items import ItemResponse, note_changes, response_of_item
@@ -125,7 +125,6 @@ _REFUSALS = (CollectionNotFound, CollectionMoving, InvalidFilter, RequestTooLarg
     "/lookup",
     response_model=ItemsByIdResponse,
     responses=answers("unsupported_media_type", CollectionNotFound, AnswerTooLarge),
-    openapi_extra=json_body(ItemsByIdRequest),
 )
 @requires(READ)
 def get_items(
@@ -159,7 +158,6 @@ def get_items(
             }
         },
     },
-    openapi_extra=json_body(ThumbnailsRequest),
 )
 @requires(READ, counted=False)
 def get_thumbnails(
@@ -177,7 +175,7 @@ def get_thumbnails(
     return Response(b"".join(parts), media_type="application/octet-stream")
 
 
-@router.post("/delete", responses=answers("unsupported_media_type", *_REFUSALS), openapi_extra=json_body(Selection))
+@router.post("/delete", responses=answers("unsupported_media_type", *_REFUSALS))
 @requires(WRITE)
 def delete_items(
     name: str, request: Request, body: Annotated[Selection, json_of(Selection)], limits: AppAnswers, bench: AppWorkbench
@@ -189,9 +187,7 @@ def delete_items(
     return DeletedResponse(deleted=deleted)
 
 
-@router.patch(
-    "/items", responses=answers("unsupported_media_type", *_REFUSALS), openapi_extra=json_body(MetadataRequest)
-)
+@router.patch("/items", responses=answers("unsupported_media_type", *_REFUSALS))
 @requires(WRITE)
 def update_metadata(
     name: str,
@@ -213,7 +209,6 @@ def update_metadata(
     "/facets",
     response_model=FacetsResponse,
     responses=answers("unsupported_media_type", CollectionNotFound, InvalidFilter, AnswerTooLarge),
-    openapi_extra=json_body(FacetsRequest),
 )
 @requires(READ)
 def facets(
@@ -245,7 +240,6 @@ def facets(
 @router.put(
     "/indexed",
     responses=answers("unsupported_media_type", CollectionNotFound, InvalidFilter, StoreReadOnly, DiskFull),
-    openapi_extra=json_body(IndexedRequest),
 )
 @requires(WRITE)
 def change_indexed(

@@ -22,7 +22,7 @@ from ..request_bodies import check_count, decode_text, fetch_each, in_thread_if_
 from ..responses import encoded, while_connected
 from ..security.access import requires
 from ..settings import Settings
-from .bodies import Integer, json_body
+from .bodies import Integer
 from .dependencies import (
     DEFAULT,
     AppAnswers,
@@ -122,7 +122,6 @@ _WITH_MODEL = (UnknownModel, ModelError, DeadlineExceeded)
     "/embeddings",
     response_model=EmbeddingsResponse,
     responses=answers(*_WITH_MODEL, ImageError, "unsupported_media_type", openai=True),
-    openapi_extra=json_body(EmbeddingsRequest),
 )
 @requires(READ)
 async def embeddings(

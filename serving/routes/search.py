@@ -53,7 +53,6 @@ from .bodies import (
     Vector,
     Where,
     form_body,
-    json_body,
     one_of,
 )
 
@@ -170,7 +169,6 @@ async def search(name: str, request: Request) -> Response:
     "/search/batch",
     response_model=SearchBatchResponse,
     responses=answers(*_REFUSALS, "unsupported_media_type"),
-    openapi_extra=json_body(SearchBatchRequest),
 )
 @requires(READ)
 async def search_batch(

@@ -20,7 +20,7 @@ from ..keys import READ
 from ..problems import answers
 from ..request_bodies import in_thread_if_large, json_of
 from ..security.access import requires
-from .bodies import FIRST_WRONG, Integer, json_body
+from .bodies import FIRST_WRONG, Integer
 from .dependencies import (
     AppAnswers,
     AppEngines,
@@ -70,7 +70,7 @@ _RESPONSES: dict[int | str, Any] = answers(ImageError, ModelError, DeadlineExcee
 
 
 @router.post("/", include_in_schema=False)  # GET / leads people to the page
-@router.post("/embed", response_model=list[list[float]], responses=_RESPONSES, openapi_extra=json_body(TEIRequest))
+@router.post("/embed", response_model=list[list[float]], responses=_RESPONSES)
 @requires(READ)
 async def embed(
     request: Request,
