@@ -5,7 +5,7 @@ import os
 import shutil
 import sys
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -140,6 +140,37 @@ def make_model(tmp_path_factory) -> Callable[..., Path]:
 def model(make_model) -> Path:
     """Make a narrow ResNet-18 at 48 pixels."""
     return make_model()
+
+
+@pytest.fixture(scope="session")
+def encoder(model):
+    """Load the encoder of the model folder."""
+    from nnclr_hub import load_encoder
+
+    return load_encoder(model, device="cpu")
+
+
+@pytest.fixture
+def folder(photos, tmp_path) -> Path:
+    """Return a copy of the photos that a test may change."""
+    return shutil.copytree(photos, tmp_path / "photos")
+
+
+@pytest.fixture
+def store(tmp_path) -> Iterator:
+    """Open a new store."""
+    from nnclr_hub import open_store
+
+    with open_store(str(tmp_path / "store")) as opened:
+        yield opened
+
+
+@pytest.fixture
+def bench(model, store):
+    """Return a workbench over the new store."""
+    from nnclr_hub.workbench import Encoders, Workbench
+
+    return Workbench(Encoders(str(model), device="cpu"), store)
 
 
 @pytest.fixture(scope="session")

@@ -7,23 +7,12 @@ import zipfile
 import numpy as np
 import pytest
 
-from nnclr_hub import Item, load_encoder, open_store
+from nnclr_hub import Item, load_encoder
 from nnclr_hub.bulk import embed_shards, open_shards
 from nnclr_hub.bulk.collection_import import collect
 from nnclr_hub.errors import CollectionExists, FingerprintMismatch, InvalidRequest
 from nnclr_hub.store.pages import pages
 from nnclr_hub.workbench import Encoders, Workbench
-
-
-@pytest.fixture(scope="module")
-def encoder(model):
-    return load_encoder(model, device="cpu")
-
-
-@pytest.fixture
-def store(tmp_path):
-    with open_store(str(tmp_path / "store")) as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -24,11 +24,6 @@ STARTER = "nnclr_resnet18_free_starter"  # has its graph, so a process can embed
 
 
 @pytest.fixture(scope="module")
-def encoder(model):
-    return load_encoder(model, device="cpu")
-
-
-@pytest.fixture(scope="module")
 def expected(encoder, image_files):
     return encoder.embed(image_files)
 

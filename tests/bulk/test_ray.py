@@ -23,11 +23,6 @@ embed_shards_by_ray = partial(by_ray, backend="torch")
 
 
 @pytest.fixture(scope="module")
-def encoder(model):
-    return load_encoder(model, device="cpu")
-
-
-@pytest.fixture(scope="module")
 def cluster():
     """A Ray cluster with two simulated machines of two processors each."""
     from ray.cluster_utils import Cluster

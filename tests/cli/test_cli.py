@@ -17,11 +17,6 @@ from nnclr_hub.store.embedded.collection import EmbeddedCollection
 
 
 @pytest.fixture
-def folder(photos, tmp_path) -> Path:
-    return shutil.copytree(photos, tmp_path / "photos")
-
-
-@pytest.fixture
 def store(tmp_path) -> Path:
     return tmp_path / "store"
 
@@ -88,21 +83,17 @@ def test_a_search_names_unreadable_images_and_answers_for_the_others(folder, sto
 
 def test_search_passes_effort_and_exact_to_the_index(folder, store, model, image_files, monkeypatch):
     index(folder, store, model=model)
-    asked, search = [], EmbeddedCollection.search
+    asked, search_each = [], EmbeddedCollection.search_each
 
-    def listening(*arguments, **options):
-        asked.append({name: options[name] for name in ("exact", "effort")})
-        return search(*arguments, **options)
+    def listening(collection, vectors, k, options):
+        asked.append((options.exact, options.effort))
+        return search_each(collection, vectors, k, options)
 
-    monkeypatch.setattr(EmbeddedCollection, "search", listening)
+    monkeypatch.setattr(EmbeddedCollection, "search_each", listening)
     call = ("search", image_files[3], "--collection", "c", "--store", store)
     for more in (("--exact",), ("--effort", 200), ()):
         assert "score" in output_of(*call, *more)
-    assert asked == [
-        {"exact": True, "effort": None},
-        {"exact": False, "effort": 200},
-        {"exact": False, "effort": None},
-    ]
+    assert asked == [(True, None), (False, 200), (False, None)]
 
 
 def test_a_recipe_shows_its_settings():

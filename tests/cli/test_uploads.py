@@ -1,7 +1,6 @@
 """nnclr index --server: the same report as into a store of this machine, and one sentence where it cannot be done."""
 
 import json
-import shutil
 import socket
 from collections.abc import Iterator
 
@@ -20,11 +19,6 @@ KEY = "0123456789abcdefghijklmnop"
 @pytest.fixture(scope="module")
 def server(model, tmp_path_factory, serve) -> Iterator:
     yield from serve(model, tmp_path_factory.mktemp("verb") / "store", write_keys=(f"tests:{KEY}",))
-
-
-@pytest.fixture
-def folder(photos, tmp_path):
-    return shutil.copytree(photos, tmp_path / "photos")
 
 
 def index(folder, *more) -> tuple[int, str, str]:

@@ -7,18 +7,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nnclr_hub import AsyncClient, AttentionMap, Box, Client, ImageError, Point, load_encoder
+from nnclr_hub import AsyncClient, AttentionMap, Box, Client, ImageError, Point
 from nnclr_hub.errors import CollectionNotFound, InvalidRequest
 
 
 @pytest.fixture(scope="module")
 def server(model, tmp_path_factory, serve) -> Iterator:
     yield from serve(model, tmp_path_factory.mktemp("attention") / "store")
-
-
-@pytest.fixture(scope="module")
-def encoder(model):
-    return load_encoder(model, device="cpu")
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nnclr_hub import AsyncClient, Client, ImageError, Item, load_encoder
+from nnclr_hub import AsyncClient, Client, ImageError, Item
 from nnclr_hub.client.verbs import Verb
 from nnclr_hub.errors import (
     ChangesUnavailable,
@@ -44,11 +44,6 @@ def photos_there(client) -> Iterator:
     client.collections.create("photos")
     yield client.collection("photos")
     client.collections.drop("photos")
-
-
-@pytest.fixture(scope="module")
-def encoder(model):
-    return load_encoder(model, device="cpu")
 
 
 def test_models_and_readiness(client, encoder):

@@ -45,11 +45,6 @@ def collection(client) -> Iterator:
     client.collections.drop("photos")
 
 
-@pytest.fixture
-def folder(photos, tmp_path):
-    return shutil.copytree(photos, tmp_path / "photos")
-
-
 def test_an_uploaded_folder_has_the_items_of_nnclr_index(server, collection, folder, model, tmp_path):
     """Ids, vectors, labels and pixel hashes are equal; only the source is named differently."""
     seen = []

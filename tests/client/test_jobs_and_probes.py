@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from commands import nnclr
 
-from nnclr_hub import Client, ImageError, Item, LinearProbe, load_encoder
+from nnclr_hub import Client, ImageError, Item, LinearProbe
 from nnclr_hub.errors import (
     CollectionNotFound,
     DeadlineExceeded,
@@ -40,11 +40,6 @@ def server(model, photos, tmp_path_factory, serve) -> Iterator:
 def client(server) -> Iterator[Client]:
     with Client(server.url, timeout=120) as opened:
         yield opened
-
-
-@pytest.fixture(scope="module")
-def encoder(model):
-    return load_encoder(model, device="cpu")
 
 
 def test_a_probe_is_fitted_on_a_field_predicts_and_is_downloaded(client, encoder, image_files, tmp_path):

@@ -17,11 +17,6 @@ from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.errors import InvalidRequest, UnknownModel
 
 
-@pytest.fixture(scope="module")
-def encoder(model) -> Encoder:
-    return load_encoder(model, device="cpu")
-
-
 def test_vectors_are_unit_and_equal_timms(encoder, model, image_files):
     """Compare with timm on the same folder, with the encoder's transform."""
     reference = timm.create_model(f"local-dir:{model}", pretrained=True).eval()

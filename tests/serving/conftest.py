@@ -11,7 +11,6 @@ from job_worlds import World
 from model_shelf import Shelf
 from rest_requests import ended
 
-from nnclr_hub import load_encoder
 from nnclr_hub.store.base import Item
 from serving.engine import Engine
 from serving.models import Engines
@@ -48,12 +47,6 @@ def well_afterwards(strict) -> Iterator[None]:
     """Check that the server is ready after the test."""
     yield
     assert httpx.get(f"{strict.url}/readyz", timeout=60).status_code == 200
-
-
-@pytest.fixture(scope="module")
-def encoder(model):
-    """Load the encoder of the server, to compare with."""
-    return load_encoder(model, device="cpu")
 
 
 @pytest.fixture

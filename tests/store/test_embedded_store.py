@@ -14,12 +14,6 @@ from nnclr_hub.store import failpoints, open_store
 from nnclr_hub.store.base import CollectionSpec, Item
 
 
-@pytest.fixture
-def store(tmp_path):
-    with open_store(str(tmp_path / "store")) as opened:
-        yield opened
-
-
 def test_items_come_back_as_they_were_stored(store):
     collection = store.create("c", CollectionSpec(DIM))
     metadata = {"label": "chat noir", "n": 3, "x": 0.5, "none": None, "deep": {"a": [1, "é猫"]}, "ok": True}

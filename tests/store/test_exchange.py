@@ -18,7 +18,6 @@ from nnclr_hub.errors import (
     StoreError,
     StoreLocked,
 )
-from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.store.exchange import transfer as exchange
 from nnclr_hub.store.exchange import updates
@@ -34,12 +33,6 @@ def small_shards(monkeypatch):
     """Several shards of several batches, from a few items."""
     monkeypatch.setattr(exchange, "SHARD_ITEMS", 20)
     monkeypatch.setattr(exchange, "BATCH", 5)
-
-
-@pytest.fixture
-def store(tmp_path):
-    with open_store(str(tmp_path / "store")) as opened:
-        yield opened
 
 
 def items(count: int = COUNT) -> list[Item]:

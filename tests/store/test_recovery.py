@@ -4,7 +4,6 @@ import sqlite3
 from contextlib import closing
 from dataclasses import replace
 
-import pytest
 from store.exhaustive import DIM, brute_force, filled, vectors
 
 from nnclr_hub.store import failpoints, open_store
@@ -12,12 +11,6 @@ from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.store.embedded import recovery
 from nnclr_hub.store.embedded.store import EmbeddedStore
 from nnclr_hub.store.settings import StoreSettings
-
-
-@pytest.fixture
-def store(tmp_path):
-    with open_store(str(tmp_path / "store")) as opened:
-        yield opened
 
 
 def agrees(folder, truth):

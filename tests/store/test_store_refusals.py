@@ -20,12 +20,6 @@ from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.store.embedded.catalog import connect
 
 
-@pytest.fixture
-def store(tmp_path):
-    with open_store(str(tmp_path / "store")) as opened:
-        yield opened
-
-
 def test_a_second_writer_is_refused_and_a_reader_sees_what_is_committed(tmp_path):
     with open_store(str(tmp_path)) as store:
         collection = store.create("c", CollectionSpec(DIM))

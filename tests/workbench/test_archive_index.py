@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from nnclr_hub import open_store
 from nnclr_hub.bulk import embed_shards, open_shards
 from nnclr_hub.bulk.collection_import import collect
 from nnclr_hub.encoder.hand_crafted import FLOORS
@@ -24,7 +23,6 @@ from nnclr_hub.encoder.loader import load_encoder
 from nnclr_hub.encoder.packed_image import PackedImage
 from nnclr_hub.errors import ImageError, InvalidRequest, NNCLRHubError, NoImages
 from nnclr_hub.remote_files import RemoteBytes
-from nnclr_hub.workbench import Encoders, Workbench
 from nnclr_hub.workbench.folder_changes import list_images_of
 from nnclr_hub.workbench.inspection.files import inspected_files
 from nnclr_hub.workbench.inspection.findings import find
@@ -64,12 +62,6 @@ def place_of(kind, folder, tmp_path, leave_out=()):
     path = tmp_path / ("photos.tar" if kind == "address" else f"photos.{kind}")
     pack(path, folder, leave_out)
     return f"file://{path}" if kind == "address" else str(path)
-
-
-@pytest.fixture
-def bench(model, tmp_path):
-    with open_store(tmp_path / "store") as store:
-        yield Workbench(Encoders(str(model), device="cpu"), store)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -7,18 +7,11 @@ import zipfile
 
 import pytest
 
-from nnclr_hub.store import open_store
-from nnclr_hub.workbench import Encoders, NewImage, Workbench
+from nnclr_hub.workbench import NewImage
 from nnclr_hub.workbench.file_import import import_file
 from nnclr_hub.workbench.import_format import FORMATS
 
 NOTES = {"label": "MINE", "note": "keep", "inspection": {"reviewed": "x"}}
-
-
-@pytest.fixture
-def bench(tmp_path, model):
-    with open_store(tmp_path / "store") as store:
-        yield Workbench(Encoders(str(model), device="cpu"), store)
 
 
 @pytest.fixture

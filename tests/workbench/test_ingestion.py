@@ -8,16 +8,9 @@ import numpy as np
 import pytest
 
 from nnclr_hub.errors import ModelError
-from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec
-from nnclr_hub.workbench import AddRequest, Encoders, Ingestion, NewImage, Workbench, ingestion
+from nnclr_hub.workbench import AddRequest, Encoders, Ingestion, NewImage, ingestion
 from nnclr_hub.workbench.write_lock import Target
-
-
-@pytest.fixture
-def bench(tmp_path, model):
-    with open_store(tmp_path / "store") as store:
-        yield Workbench(Encoders(str(model), device="cpu"), store)
 
 
 def test_at_most_a_few_images_are_decoded_at_a_time(bench, image_files, monkeypatch):

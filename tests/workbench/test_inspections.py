@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from nnclr_hub.errors import InspectionNotFound, InvalidRequest
-from nnclr_hub.store import open_store
 from nnclr_hub.store.base import Item
 from nnclr_hub.store.spec import CollectionSpec
 from nnclr_hub.workbench.inspection_fields import KEY, item_fields, write_fields
@@ -17,12 +16,6 @@ from nnclr_hub.workbench.inspections import (
     list_inspections,
 )
 from nnclr_hub.workbench.placement import place_new
-
-
-@pytest.fixture
-def store(tmp_path):
-    with open_store(str(tmp_path / "store")) as opened:
-        yield opened
 
 
 def fill(store, count: int = 60):

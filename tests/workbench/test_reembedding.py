@@ -32,11 +32,6 @@ def encoders(model) -> Encoders:
 
 
 @pytest.fixture
-def folder(photos, tmp_path) -> Path:
-    return shutil.copytree(photos, tmp_path / "photos")
-
-
-@pytest.fixture
 def bench(encoders, folder, tmp_path, monkeypatch):
     """With the photos in the collection c."""
     monkeypatch.setattr(reembedding, "BATCH", 16)
