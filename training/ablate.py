@@ -20,11 +20,11 @@ from rich.console import Console
 
 from nnclr_hub.encoder.device import find_device
 from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.file_replacement import replace_file
 
 from .assemble import require_labels
 from .data.datasets import evaluation_sets, training_files
 from .data.named_sets import find_data
-from .monitor import replace_text
 from .prepare import chosen_by_auto
 from .pretrain import pretrain
 from .recipes import Recipe
@@ -182,8 +182,8 @@ def _write(folder: Path, table: Table, base: Recipe, results: Sequence[Result]) 
         ],
     }
     shared = ", ".join(f"{name} {getattr(base, name)}" for name in SHARED)
-    replace_text(folder / "results.json", json.dumps(document, indent=2) + "\n")
-    replace_text(folder / "results.md", as_markdown(table, base.name, shared, results))
+    replace_file(folder / "results.json", json.dumps(document, indent=2) + "\n")
+    replace_file(folder / "results.md", as_markdown(table, base.name, shared, results))
     metrics = list(dict.fromkeys(metric for one in results for metric in one.scores))
     if metrics:
         _draw(folder / "results.png", table, results, metrics)

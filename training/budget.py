@@ -19,11 +19,12 @@ from statistics import mean, stdev
 from rich.console import Console
 
 from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.file_replacement import replace_file
 
 from .ablate import for_data, require_same_epochs, slug
 from .data.datasets import evaluation_sets, training_files
 from .data.named_sets import find_data
-from .monitor import read_log, replace_text
+from .monitor import read_log
 from .pretrain import pretrain
 from .recipes import Recipe
 
@@ -164,7 +165,7 @@ def _step_cost(
         if time.monotonic() - began < 60 * minutes:  # a signal stopped it, not the time
             return None
     cost = min(lines[SKIPPED:] or lines)  # other load on the machine adds to it
-    replace_text(stored, json.dumps({"cpu_s": cost}) + "\n")
+    replace_file(stored, json.dumps({"cpu_s": cost}) + "\n")
     return cost
 
 
@@ -183,8 +184,8 @@ def _core_minutes(run: Path) -> float:
 
 def _write(folder: Path, recipe: str, runs: Sequence[BudgetRun]) -> None:
     document = {"recipe": recipe, "runs": [asdict(run) for run in runs]}
-    replace_text(folder / "results.json", json.dumps(document, indent=1) + "\n")
-    replace_text(folder / "results.md", as_markdown(recipe, runs))
+    replace_file(folder / "results.json", json.dumps(document, indent=1) + "\n")
+    replace_file(folder / "results.md", as_markdown(recipe, runs))
     _draw(folder / "results.png", runs)
 
 

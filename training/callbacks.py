@@ -24,6 +24,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nnclr_hub.file_replacement import replace_file
+
 if TYPE_CHECKING:
     from .run import Run
     from .step import StepResult
@@ -78,13 +80,13 @@ class CsvLog(Callback):
     def on_end(self, run: Run) -> None:
         if not run.ranks.first:
             return
-        from .monitor import read_log, replace_text
+        from .monitor import read_log
 
         lines, text = read_log(run.out), io.StringIO()
         writer = csv.DictWriter(text, list(dict.fromkeys(name for line in lines for name in line)))
         writer.writeheader()
         writer.writerows(lines)
-        replace_text(run.out / "log.csv", text.getvalue())
+        replace_file(run.out / "log.csv", text.getvalue())
 
 
 class TensorBoard(Callback):

@@ -16,11 +16,11 @@ from rich.console import Console
 from nnclr_hub.cache import cache_folder
 from nnclr_hub.encoder.hand_crafted import FLOORS
 from nnclr_hub.errors import MissingDependency
+from nnclr_hub.file_replacement import replace_file
 from nnclr_hub.progress import bar
 
 from .distributed import Ranks
 from .evals.labeled import LabeledSet, Protocol, scores_of
-from .monitor import replace_text
 
 NAME = "floors.json"
 UNTRAINED = "untrained"
@@ -99,7 +99,7 @@ class Floors:
 
     def write(self, out: Path) -> None:
         """Write RUN/floors.json."""
-        replace_text(out / NAME, json.dumps(self.__dict__, indent=1) + "\n")
+        replace_file(out / NAME, json.dumps(self.__dict__, indent=1) + "\n")
 
     def best(self, name: str) -> tuple[str, float] | None:
         """Return the floor with the highest score of that name, and the score."""

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
 from nnclr_hub.errors import InvalidRequest, TrainingDiverged
+from nnclr_hub.file_replacement import replace_file
 from nnclr_hub.method import Step, SupportSet
 
 from .distributed import Ranks
@@ -90,7 +91,7 @@ class Monitor:
         self.lines: list[dict[str, Any]] = []
         if ranks.first:
             self.lines = [line for line in read_log(run) if line["step"] <= resumed_at]
-            replace_text(self._path, "".join(json.dumps(line) + "\n" for line in self.lines))
+            replace_file(self._path, "".join(json.dumps(line) + "\n" for line in self.lines))
         unlogged = unlogged or {"sums": {}, "images": 0, "steps": 0, "waited": 0.0, "trained": 0.0, "cpu": 0.0}
         self._sums: Metrics = {RENAMED.get(str(name), str(name)): value for name, value in unlogged["sums"].items()}
         if not ranks.first:
@@ -203,16 +204,6 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
             except ValueError as error:
                 raise InvalidRequest(f"{path} is damaged at line {number}; delete that line.") from error
     return found
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Replace a file atomically: write a temporary file, then rename it."""
-    half = path.with_name(path.name + ".part")
-    try:
-        half.write_text(text, "utf-8")
-        half.replace(path)
-    finally:
-        half.unlink(missing_ok=True)
 
 
 def peak_memory_mb(where: torch.device) -> float:

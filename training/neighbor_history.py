@@ -18,13 +18,14 @@ from torch import Tensor
 
 from nnclr_hub.encoder.channel_image import for_people
 from nnclr_hub.encoder.readers.stack import as_image
+from nnclr_hub.file_replacement import replace_file
 from nnclr_hub.method import Learner
 
 from .data.augment import make_views
 from .data.batches import Batches
 from .data.views import View
 from .evaluation import exact_inference
-from .monitor import read_lines, replace_text
+from .monitor import read_lines
 from .recipes import Recipe
 
 NAME = "neighbors.jsonl"
@@ -73,7 +74,7 @@ def record_neighbors(run: Path, learner: Learner, batches: Batches, recipe: Reci
         "thumbnails": _thumbnails(torch.cat([queries, ids[ids >= 0]]).unique(), batches, recipe.in_chans),
     }
     lines = [json.dumps(one) for one in read_neighbors(run) if one["step"] < step]
-    replace_text(run / NAME, "\n".join([*lines, json.dumps(line)]) + "\n")
+    replace_file(run / NAME, "\n".join([*lines, json.dumps(line)]) + "\n")
     (run / OLD_NAME).unlink(missing_ok=True)  # its lines are in the new file now
 
 

@@ -16,9 +16,11 @@ import numpy as np
 import torch
 from rich.console import Console
 
+from nnclr_hub.file_replacement import replace_file
+
 from .checkpoint import FREE
 from .data.image_index import ImageIndex
-from .monitor import LOG, read_log, replace_text
+from .monitor import LOG, read_log
 from .neighbor_history import NAME as NEIGHBORS
 from .recipes import Recipe
 from .run import Run
@@ -82,5 +84,5 @@ def restore(run: Run, saved: Mapping[str, Any], files: ImageIndex, console: Cons
 def _convert_log(out: Path, steps_per_epoch: int) -> None:
     """Number the lines of the log by steps of the new length, and drop the neighbors, which refer to image numbers."""
     lines = [{**line, "step": round(line["epoch"] * steps_per_epoch)} for line in read_log(out)]
-    replace_text(out / LOG, "".join(json.dumps(line) + "\n" for line in lines))
+    replace_file(out / LOG, "".join(json.dumps(line) + "\n" for line in lines))
     (out / NEIGHBORS).unlink(missing_ok=True)

@@ -17,13 +17,13 @@ from rich.console import Console
 from nnclr_hub.encoder.features import extract_features, unit_rows
 from nnclr_hub.encoder.loader import load_encoder
 from nnclr_hub.errors import ModelError
+from nnclr_hub.file_replacement import replace_file
 from nnclr_hub.hub.registry import default_model
 from nnclr_hub.probe.cross_validation import out_of_fold
 from nnclr_hub.probe.uncertainty import paired_difference
 from nnclr_hub.progress import bar
 
 from .data.datasets import EvaluationSet
-from .monitor import replace_text
 
 NAME = "starter.json"
 YES, NO, UNKNOWN = "yes", "no", "cannot tell"
@@ -64,7 +64,7 @@ def compare_with_starter(out: Path, images: EvaluationSet, init: str | None, con
         "low": found.low,
         "high": found.high,
     }
-    replace_text(out / NAME, json.dumps(about, indent=1) + "\n")
+    replace_file(out / NAME, json.dumps(about, indent=1) + "\n")
     return sentence(about)
 
 

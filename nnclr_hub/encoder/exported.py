@@ -159,8 +159,8 @@ def save_exported(encoder: Encoder, runtime: str, folder: Path, weights: str) ->
     backend: Any = encoder.backend
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        part = Path(tempfile.mkdtemp(dir=place.parent))
-        try:
+        with tempfile.TemporaryDirectory(dir=place.parent, ignore_cleanup_errors=True) as temporary:
+            part = Path(temporary)
             backend.save(part)
             digests = {path.name: digest_of(path) for path in part.iterdir()}
             record = {**described(encoder), "cosine": _cosine(encoder), "sha256": digests}
@@ -168,8 +168,6 @@ def save_exported(encoder: Encoder, runtime: str, folder: Path, weights: str) ->
             part.chmod(0o755)  # another user may share the cache
             shutil.rmtree(place, ignore_errors=True)  # damaged, or of another process that was as fast
             os.replace(part, place)
-        finally:
-            shutil.rmtree(part, ignore_errors=True)
     except (OSError, RuntimeError) as error:  # only costs the next start some seconds
         log.warning(
             "the network cannot be saved in %s (%s); set NNCLR_CACHE to a folder that can be written", place, error

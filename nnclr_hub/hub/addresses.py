@@ -71,14 +71,12 @@ def fetch(address: str, *, progress: bool = True) -> tuple[Path, str]:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         _sweep(folder.parent)
-        half = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=folder.parent))
-        try:
+        with tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=folder.parent, ignore_cleanup_errors=True) as temporary:
+            half = Path(temporary)
             _save_both(address, digits, half, progress)
             folder.mkdir(exist_ok=True)
             for name in (CONFIG, WEIGHTS):  # the weights last, because they mark the folder as complete
                 os.replace(half / name, folder / name)
-        finally:
-            shutil.rmtree(half, ignore_errors=True)
     except OSError as error:
         raise _cache_error(address, error) from error
     return folder, digits

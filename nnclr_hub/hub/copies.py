@@ -38,16 +38,14 @@ def keep(found: Resolved, folder: Path) -> Path:
         if not missing:
             return folder
         folder.mkdir(parents=True, exist_ok=True)
-        half = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=folder))
-        try:
+        with tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=folder, ignore_cleanup_errors=True) as temporary:
+            half = Path(temporary)
             for name, source in missing.items():
                 shutil.copyfile(
                     source, half / name
                 )  # without permissions and links: the files of a cache may be read-only links
             for name in missing:  # config.json last, because a folder without it is not a model folder
                 os.replace(half / name, folder / name)
-        finally:
-            shutil.rmtree(half, ignore_errors=True)
     except OSError as error:
         raise ModelError(
             f"{folder} cannot be written ({error.strerror}); use another folder, or free some space."

@@ -12,29 +12,9 @@ All functions are deterministic. Vectors are (N, D) float32 with rows of length 
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
-# name -> the module that defines it; importing this package imports neither torch nor faiss
-_HOME = {
-    "project": "projection",
-    "Map": "projection",
-    "clusters": "clustering",
-    "Clusters": "clustering",
-    "outliers": "local_density",
-    "near_duplicates": "duplicates",
-    "Duplicates": "duplicates",
-    "equal_values": "duplicates",
-    "find_leaks": "leaks",
-    "Leak": "leaks",
-    "suspect_labels": "label_issues",
-    "Suspects": "label_issues",
-    "class_overlap": "confusion",
-    "Overlap": "confusion",
-    "what_to_label_next": "label_next",
-    "image_facts": "facts",
-    "ImageFacts": "facts",
-}
+from nnclr_hub.lazy_names import lazy_names
 
 __all__ = [
     "Clusters",
@@ -57,10 +37,20 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"nnclr_hub.inspect.{_HOME[name]}"), name)
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "clustering": ("clusters", "Clusters"),
+        "confusion": ("class_overlap", "Overlap"),
+        "duplicates": ("near_duplicates", "Duplicates", "equal_values"),
+        "facts": ("image_facts", "ImageFacts"),
+        "label_issues": ("suspect_labels", "Suspects"),
+        "label_next": ("what_to_label_next",),
+        "leaks": ("find_leaks", "Leak"),
+        "local_density": ("outliers",),
+        "projection": ("project", "Map"),
+    },
+)
 
 
 if TYPE_CHECKING:

@@ -12,8 +12,9 @@ The names load with their first use, so METHODS and the sizes of heads need no t
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from nnclr_hub.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from nnclr_hub.method.assignment import Prototypes, sinkhorn, swapped_prediction
@@ -28,39 +29,6 @@ if TYPE_CHECKING:
     from nnclr_hub.method.objectives import OBJECTIVES, Objective, info_nce, mean_shift, negative_cosine
     from nnclr_hub.method.relation import relation_loss
     from nnclr_hub.method.support_set import SUPPORT_SETS, SupportSet
-
-# name -> module
-_HOME = {
-    "Prototypes": "assignment",
-    "sinkhorn": "assignment",
-    "swapped_prediction": "assignment",
-    "Gather": "gather",
-    "GatherRanks": "gather",
-    "PredictionHead": "heads",
-    "ProjectionHead": "heads",
-    "in_chunks": "large_batch",
-    "LEARNERS": "learner",
-    "Learner": "learner",
-    "Step": "learner",
-    "METHODS": "methods",
-    "Method": "methods",
-    "PREDICTIONS": "methods",
-    "PROJECTIONS": "methods",
-    "MomentumEncoder": "momentum",
-    "momentum_at": "momentum",
-    "Neighbors": "neighbors",
-    "nearest": "neighbors",
-    "OBJECTIVES": "objectives",
-    "Objective": "objectives",
-    "info_nce": "objectives",
-    "mean_shift": "objectives",
-    "negative_cosine": "objectives",
-    "relation_loss": "relation",
-    "lejepa_loss": "lejepa",
-    "sigreg": "lejepa",
-    "SUPPORT_SETS": "support_set",
-    "SupportSet": "support_set",
-}
 
 __all__ = [
     "LEARNERS",
@@ -95,13 +63,20 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "assignment": ("Prototypes", "sinkhorn", "swapped_prediction"),
+        "gather": ("Gather", "GatherRanks"),
+        "heads": ("PredictionHead", "ProjectionHead"),
+        "large_batch": ("in_chunks",),
+        "learner": ("LEARNERS", "Learner", "Step"),
+        "lejepa": ("lejepa_loss", "sigreg"),
+        "methods": ("METHODS", "Method", "PREDICTIONS", "PROJECTIONS"),
+        "momentum": ("MomentumEncoder", "momentum_at"),
+        "neighbors": ("Neighbors", "nearest"),
+        "objectives": ("OBJECTIVES", "Objective", "info_nce", "mean_shift", "negative_cosine"),
+        "relation": ("relation_loss",),
+        "support_set": ("SUPPORT_SETS", "SupportSet"),
+    },
+)

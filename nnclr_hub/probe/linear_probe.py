@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from nnclr_hub.errors import FingerprintMismatch, InvalidRequest
+from nnclr_hub.file_replacement import replace_file
 from nnclr_hub.html_table import html_table
 from nnclr_hub.probe.labeling import Label
 from nnclr_hub.probe.metrics import require_finite
@@ -175,11 +176,9 @@ class LinearProbe:
         """Write probe.safetensors and probe.json to a folder."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        half = folder / ".part"  # the description is written last, because it makes the probe valid
         (folder / ABOUT).unlink(missing_ok=True)
-        for name, content in self.files().items():
-            half.write_bytes(content)
-            half.replace(folder / name)
+        for name, content in self.files().items():  # the description is last, because it makes the probe valid
+            replace_file(folder / name, content)
         return folder
 
     @classmethod

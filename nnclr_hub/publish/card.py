@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 
 from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.errors import InvalidRequest, ModelError
+from nnclr_hub.file_replacement import replace_file
 from nnclr_hub.hub.layout import CARD, CONFIG, GRAPH, HEADS, SUPPORT_SET, ModelConfig, read_config
 from nnclr_hub.publish.provenance import base_models, describe_parents
 from nnclr_hub.publish.snippets import loading, paragraph
@@ -167,12 +167,9 @@ def write_card(
         raise InvalidRequest(f"{path} was edited by hand; use --overwrite to discard the edits.")
     name = repository.partition("/")[2] if repository else Path(folder).resolve().name
     text = model_card(name, config, repository=repository, revision=revision)
-    half = path.with_name(f".{CARD}.{os.getpid()}")
     try:
-        half.write_text(text, "utf-8")
-        half.replace(path)
+        replace_file(path, text)
     except OSError as error:
-        half.unlink(missing_ok=True)
         raise ModelError(
             f"{path} cannot be written ({error.strerror}); free some space, or copy the folder."
         ) from error

@@ -270,11 +270,9 @@ def _write(
         folder.mkdir(parents=True, exist_ok=True)
         for left_over in folder.glob(f"{STAGING}*"):
             shutil.rmtree(left_over, ignore_errors=True)
-        half = Path(tempfile.mkdtemp(prefix=STAGING, dir=folder))  # inside, because the folder may be a mount point
-        try:
-            _write_inside(half, folder, config, state, optional, network)
-        finally:
-            shutil.rmtree(half, ignore_errors=True)
+        # inside, because the folder may be a mount point
+        with tempfile.TemporaryDirectory(prefix=STAGING, dir=folder, ignore_cleanup_errors=True) as half:
+            _write_inside(Path(half), folder, config, state, optional, network)
     except OSError as error:
         raise ModelError(
             f"{folder} cannot be written ({error.strerror or error}); free some space, or use another folder."

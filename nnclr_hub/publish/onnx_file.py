@@ -28,6 +28,7 @@ from nnclr_hub.encoder.backends.with_onnx import EMBEDDING, INPUT, ONNXBackend, 
 from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.encoder.loader import load_encoder
 from nnclr_hub.errors import InvalidRequest, ModelError, WeightsMismatch
+from nnclr_hub.file_replacement import replace_file
 
 LOWEST_COSINE = 0.9999
 
@@ -79,14 +80,10 @@ def export_onnx(source: str | Path, path: Path) -> ONNXFile:
     if find_spec("onnxruntime"):
         session = onnx_session(model)
         cosine = _agreement(encoder, lambda crops: session.run([EMBEDDING], {INPUT: crops})[0])
-    half = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        half.write_bytes(model)
-        half.replace(path)
+        replace_file(path, model)
     except OSError as error:
         raise _unwritable(path, error.strerror) from error
-    finally:
-        half.unlink(missing_ok=True)
     return ONNXFile(path, cosine)
 
 

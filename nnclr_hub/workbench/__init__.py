@@ -5,21 +5,9 @@ Importing this package is light: torch comes with the first use of a name.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
-# public name -> the module that defines it
-_HOME = {
-    "AddRequest": "add_request",
-    "Encoders": "models",
-    "Example": "search_query",
-    "IndexReport": "folder_changes",
-    "Ingestion": "ingestion",
-    "Models": "models",
-    "NewImage": "add_request",
-    "SearchQuery": "search_query",
-    "Workbench": "workbench",
-}
+from nnclr_hub.lazy_names import lazy_names
 
 __all__ = [
     "AddRequest",
@@ -34,12 +22,17 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "add_request": ("AddRequest", "NewImage"),
+        "folder_changes": ("IndexReport",),
+        "ingestion": ("Ingestion",),
+        "models": ("Encoders", "Models"),
+        "search_query": ("Example", "SearchQuery"),
+        "workbench": ("Workbench",),
+    },
+)
 
 
 if TYPE_CHECKING:

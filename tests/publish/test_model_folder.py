@@ -154,7 +154,7 @@ def test_a_full_disk_leaves_the_old_card(model, tmp_path, monkeypatch):
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(ModelError):
         write_card(folder, repository="org/name")
     assert (folder / "README.md").read_text() == before

@@ -8,7 +8,8 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ..monitor import replace_text
+from nnclr_hub.file_replacement import replace_file
+
 from .attention_page import as_markdown
 from .results import EvaluationRecord
 
@@ -26,7 +27,7 @@ def draw(records: Sequence[EvaluationRecord], folder: Path) -> list[Path]:
         pages.append(_save(_few_shot(curves), folder / "few_shot.png"))
     maps = [one for one in records if one.protocol == "attention"]
     if maps:
-        replace_text(folder / "attention.md", as_markdown(maps))
+        replace_file(folder / "attention.md", as_markdown(maps))
         pages.append(folder / "attention.md")
     return pages
 

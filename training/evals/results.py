@@ -19,9 +19,8 @@ from rich.table import Table
 
 import nnclr_hub
 from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.file_replacement import replace_file
 from nnclr_hub.probe.uncertainty import Difference, paired_difference
-
-from ..monitor import replace_text
 
 NAME = "results.json"
 OLD_IMAGES = "pictures"  # the key of earlier versions
@@ -160,7 +159,7 @@ class Results:
             np.savez_compressed(self._each / f"{record.key}.npz", **arrays)
         others = self._read()  # another process may have added some
         self.records = [one for one in others if not one.same_as(record)] + [record]
-        replace_text(self._path, json.dumps([one.as_json() for one in self.records], indent=1) + "\n")
+        replace_file(self._path, json.dumps([one.as_json() for one in self.records], indent=1) + "\n")
         self.write_page()
 
     def values_of(self, record: EvaluationRecord) -> np.ndarray | None:
@@ -188,7 +187,7 @@ class Results:
         """Write results.md next to results.json."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         page = as_markdown(self.records, self.differences(), self.skipped)
-        replace_text(self._path.with_suffix(".md"), page)
+        replace_file(self._path.with_suffix(".md"), page)
 
 
 def tables(records: Sequence[EvaluationRecord], differences: Sequence[Comparison] = ()) -> Iterator[Table]:

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.file_replacement import replace_file
 
 from ..checkpoint import rename_settings
 from ..floors import Floors
 from ..health import symptoms
-from ..monitor import read_log, replace_text
+from ..monitor import read_log
 from ..neighbor_history import read_neighbors
 from ..starter import read_comparison, sentence
 from .neighbors import draw_neighbors
@@ -69,7 +70,7 @@ def write_report(runs: Sequence[Path], path: Path) -> Path:
     if path.is_dir():
         path = path / "report.html"
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace_text(path, page)
+    replace_file(path, page)
     return path
 
 

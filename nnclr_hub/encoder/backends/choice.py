@@ -27,6 +27,7 @@ from nnclr_hub.cache import cache_folder
 from nnclr_hub.encoder.backends.base import AUTO, Backend, parse_backend
 from nnclr_hub.encoder.backends.probe_batch import probe_images
 from nnclr_hub.errors import NNCLRHubError
+from nnclr_hub.file_replacement import replace_file
 
 if TYPE_CHECKING:  # a cached choice is read without torch
     from torch import device as Device
@@ -267,11 +268,9 @@ def _read_choice(place: Path, names: Sequence[str]) -> str | None:
 
 
 def _write_choice(place: Path, choice: dict[str, Any]) -> None:
-    half = place.with_suffix(f".{os.getpid()}")
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        half.write_text(json.dumps(choice, indent=1), "utf-8")
-        half.replace(place)
+        replace_file(place, json.dumps(choice, indent=1))
     except OSError as error:  # only costs the next start some seconds
         log.warning("the choice of a backend cannot be cached: %s", error.strerror)
 

@@ -1,0 +1,21 @@
+"""Replace a file at once, so that readers find the old content or the new one, never a part."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+
+def replace_file(path: Path, content: bytes | str) -> None:
+    """Write a temporary file next to the file, then rename it; text becomes UTF-8.
+
+    Raises:
+        OSError: the content does not fit, or the folder cannot be written; the old file is kept.
+    """
+    half = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.part")
+    try:
+        half.write_bytes(content.encode() if isinstance(content, str) else content)
+        half.replace(path)
+    finally:
+        half.unlink(missing_ok=True)
