@@ -90,7 +90,7 @@ class _ObservedRequest:
         # not a secret; `os.urandom` would release the interpreter's lock, which the event loop then waits for
         self.id = header if _ID.fullmatch(header) else f"{random.getrandbits(128):032x}"
         self._span = RequestSpan(scope)
-        self.timings = Timings(on_stage=self._span.stage)
+        self.timings = Timings(on_stage=self._span.stage, metrics=metrics)
         self.answered = False
         self._scope, self._receive, self._send, self._metrics = scope, receive, send, metrics
         self._stopping = stopping

@@ -1,6 +1,6 @@
 """Metrics, and the timings of each request.
 
-    with measured(metrics, "search"):
+    with measured("search"):
         matches = ...
 
 adds the seconds to the histogram of that stage, and to the Timings of the current request, which become its
@@ -31,6 +31,7 @@ class Timings:
     refusal: the error code that it was refused with, or "".
     changed: items that it added, replaced or deleted; None if the route does not count them.
     on_stage: called with each stage and its seconds when it ends.
+    metrics: of the server.
     """
 
     seconds: dict[str, float] = field(default_factory=dict)
@@ -38,6 +39,7 @@ class Timings:
     refusal: str = ""
     changed: int | None = None
     on_stage: Callable[[str, float], None] = lambda stage, seconds: None
+    metrics: Metrics | None = None
 
     def add(self, stage: str, seconds: float) -> None:
         """Add to a stage."""
@@ -153,14 +155,20 @@ class Metrics:
 
 
 @contextmanager
-def measured(metrics: Metrics, stage: str) -> Iterator[None]:
-    """Time a stage for the metrics and for the current request."""
+def measured(stage: str, metrics: Metrics | None = None) -> Iterator[None]:
+    """Time a stage for the metrics and for the current request.
+
+    Args:
+        metrics: None: those of the current request.
+    """
     begun = time.perf_counter()
     try:
         yield
     finally:
         seconds = time.perf_counter() - begun
-        metrics.stage(stage, seconds)
         timings = current.get()
         if timings is not None:
             timings.add(stage, seconds)
+            metrics = metrics or timings.metrics
+        if metrics is not None:
+            metrics.stage(stage, seconds)

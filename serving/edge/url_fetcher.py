@@ -130,7 +130,7 @@ class Fetcher:
             raise Overloaded("The server is fetching too many addresses; try again in a moment.")
         self._running += held
         try:
-            with measured(self._metrics, "fetch"):
+            with measured("fetch", self._metrics):
                 await self._all(urls, found)
         finally:
             self._running -= held

@@ -84,7 +84,7 @@ class Engine:
         images = list(images)
         if not images:
             return []
-        with measured(self.metrics, "embed" if task is None else "map"):
+        with measured("embed" if task is None else "map", self.metrics):
             request = self._submit(images, task, deadline_s)
             try:
                 return request.answer.result(request.remaining)
@@ -101,7 +101,7 @@ class Engine:
         """Return what `run` does, for the event loop. Cancelling it drops the images that have not started."""
         if not images:
             return []
-        with measured(self.metrics, "embed" if task is None else "map"):
+        with measured("embed" if task is None else "map", self.metrics):
             request = self._submit(images, task, deadline_s)
             loop = asyncio.get_running_loop()
             timer = loop.call_later(request.remaining, request.expire)

@@ -58,7 +58,6 @@ from .dependencies import (
     AppAttentionSlots,
     AppEngines,
     AppFetcher,
-    AppMetrics,
     AppSettings,
     AppWorkbench,
     name_of,
@@ -168,7 +167,6 @@ async def attention(
     bench: AppWorkbench,
     engines: AppEngines,
     settings: AppSettings,
-    metrics: AppMetrics,
     slots: AppAttentionSlots,
     fetcher: AppFetcher,
 ) -> Response:
@@ -187,7 +185,7 @@ async def attention(
 
     def render(maps: list[AttentionMap]) -> Response:
         about = {"model": name_of(engines, model), "heads": model.heads}
-        with measured(metrics, "render"):
+        with measured("render"):
             return _rendered(maps, kind, options, about, len(query.targets))
 
     async def answer() -> Response:

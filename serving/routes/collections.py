@@ -40,9 +40,9 @@ from ..problems import answers
 from ..request_bodies import json_of
 from ..responses import in_thread_while_connected
 from ..security.access import requires
-from ..telemetry import Metrics, measured
+from ..telemetry import measured
 from .bodies import FIRST_WRONG, INTEGRAL, CollectionName, Strict
-from .dependencies import AppAnswers, AppEngines, AppLongThreads, AppMetrics, AppWorkbench, source_with_reading
+from .dependencies import AppAnswers, AppEngines, AppLongThreads, AppWorkbench, source_with_reading
 from .listings import WhereText, read_where
 from .where_schema import KEY
 
@@ -126,9 +126,9 @@ _WRITE = (StoreReadOnly, DiskFull)
 
 @router.get("", responses=answers())
 @requires(READ)
-def list_collections(bench: AppWorkbench, metrics: AppMetrics) -> CollectionsResponse:
+def list_collections(bench: AppWorkbench) -> CollectionsResponse:
     """List all collections by name."""
-    with measured(metrics, "store"):
+    with measured("store"):
         return CollectionsResponse(collections=[response_of(info) for info in bench.store.list()])
 
 
@@ -146,38 +146,37 @@ async def create(
     response: Response,
     bench: AppWorkbench,
     engines: AppEngines,
-    metrics: AppMetrics,
 ) -> CollectionResponse:
     """Create a collection (201). If it exists with the same specification, `indexed` aside, nothing changes (200)."""
-    info, created = await run_in_threadpool(_create_of, engines, bench, metrics, name, body)
+    info, created = await run_in_threadpool(_create_of, engines, bench, name, body)
     response.status_code = 201 if created else 200
     return response_of(info)
 
 
 @router.get("/{name}", responses=answers(CollectionNotFound))
 @requires(READ)
-def describe(name: str, bench: AppWorkbench, metrics: AppMetrics) -> CollectionResponse:
+def describe(name: str, bench: AppWorkbench) -> CollectionResponse:
     """Describe a collection, by its name or an alias."""
-    with measured(metrics, "store"):
+    with measured("store"):
         return response_of(bench.collection(name).info())
 
 
 @router.delete("/{name}", status_code=204, responses=answers(CollectionNotFound, *_WRITE))
 @requires(WRITE)
-def drop(name: str, bench: AppWorkbench, metrics: AppMetrics) -> None:
+def drop(name: str, bench: AppWorkbench) -> None:
     """Delete a collection with all its items, and the aliases that point to it."""
-    with measured(metrics, "store"):
+    with measured("store"):
         bench.drop(name)
 
 
 @router.get("/{name}/count", responses=answers(CollectionNotFound, InvalidFilter))
 @requires(READ)
 def count(
-    name: str, request: Request, limits: AppAnswers, bench: AppWorkbench, metrics: AppMetrics, where: WhereText = None
+    name: str, request: Request, limits: AppAnswers, bench: AppWorkbench, where: WhereText = None
 ) -> CountResponse:
     """Count the items, or the items that match a filter."""
     condition = read_where(where)
-    with measured(metrics, "store"):
+    with measured("store"):
         collection = bench.collection(name)
         limits.admit(request.state.budget, collection)
         return CountResponse(count=collection.count(condition))
@@ -185,22 +184,20 @@ def count(
 
 @router.post("/{name}/snapshot", status_code=204, responses=answers(CollectionNotFound, *_WRITE))
 @requires(WRITE)
-async def snapshot(name: str, bench: AppWorkbench, metrics: AppMetrics, threads: AppLongThreads) -> None:
+async def snapshot(name: str, bench: AppWorkbench, threads: AppLongThreads) -> None:
     """Write the index to disk now, so that the next start is fast."""
-    with measured(metrics, "store"):
+    with measured("store"):
         await to_thread.run_sync(lambda: bench.collection(name).snapshot(), limiter=threads)
 
 
 @router.post("/{name}/verify", responses=answers(CollectionNotFound))
 @requires(WRITE)
-async def verify(
-    name: str, request: Request, bench: AppWorkbench, metrics: AppMetrics, threads: AppLongThreads
-) -> VerifyResponse:
+async def verify(name: str, request: Request, bench: AppWorkbench, threads: AppLongThreads) -> VerifyResponse:
     """Read every vector back, and compare the index with an exhaustive search on a sample.
 
     For a large collection, start a job of kind `verify` instead: this request has the deadline of every request.
     """
-    with measured(metrics, "store"):
+    with measured("store"):
         work = partial(_verified, bench, name)
         report = await in_thread_while_connected(request, work, threads)
     return VerifyResponse(ok=report.ok, **_JSON_REPORT.dump_python(report, mode="json"))
@@ -225,12 +222,10 @@ def response_of(info: CollectionInfo) -> CollectionResponse:
 _counting = threading.Lock()  # between the count of readings and the collection that adds one
 
 
-def _create_of(
-    engines: Engines, bench: Workbench, metrics: Metrics, name: str, body: CollectionRequest
-) -> tuple[CollectionInfo, bool]:
+def _create_of(engines: Engines, bench: Workbench, name: str, body: CollectionRequest) -> tuple[CollectionInfo, bool]:
     with _counting if split_reading(body.model or "")[1] else nullcontext():
         spec = _spec(engines, bench, body)
-        with measured(metrics, "store"):
+        with measured("store"):
             return _create(bench, name, spec)
 
 
@@ -269,9 +264,9 @@ aliases = APIRouter(prefix="/api/v1/aliases", tags=["aliases"])
 
 @aliases.get("", responses=answers())
 @requires(READ)
-def list_aliases(bench: AppWorkbench, metrics: AppMetrics) -> AliasesResponse:
+def list_aliases(bench: AppWorkbench) -> AliasesResponse:
     """List all aliases with their collections."""
-    with measured(metrics, "store"):
+    with measured("store"):
         found = bench.store.aliases()
     return AliasesResponse(aliases=[AliasResponse(alias=alias, collection=name) for alias, name in found.items()])
 
@@ -282,12 +277,10 @@ def list_aliases(bench: AppWorkbench, metrics: AppMetrics) -> AliasesResponse:
     operation_id="aliases-point",  # the published id; generated clients are named after it
 )
 @requires(WRITE)
-def set_alias(
-    alias: str, body: Annotated[AliasRequest, json_of(AliasRequest)], bench: AppWorkbench, metrics: AppMetrics
-) -> AliasResponse:
+def set_alias(alias: str, body: Annotated[AliasRequest, json_of(AliasRequest)], bench: AppWorkbench) -> AliasResponse:
     """Point an alias to a collection. If it pointed to another one, it switches atomically."""
     _refuse_reserved(alias)
-    with measured(metrics, "store"), bench.write_lock.alone():
+    with measured("store"), bench.write_lock.alone():
         bench.store.alias(alias, body.collection)
         return AliasResponse(alias=alias, collection=bench.collection(alias).name)
 
@@ -299,10 +292,10 @@ def set_alias(
     operation_id="aliases-forget",  # published, too
 )
 @requires(WRITE)
-def delete_alias(alias: str, bench: AppWorkbench, metrics: AppMetrics) -> None:
+def delete_alias(alias: str, bench: AppWorkbench) -> None:
     """Delete an alias; its collection stays."""
     _refuse_reserved(alias)
-    with measured(metrics, "store"), bench.write_lock.alone():
+    with measured("store"), bench.write_lock.alone():
         bench.store.unalias(alias)
 
 

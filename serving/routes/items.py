@@ -52,7 +52,7 @@ from ..responses import VectorResponse, encoded
 from ..security.access import requires
 from ..telemetry import measured, note_change
 from .bodies import FIRST_WRONG, ImageText, ItemError, Metadata, Name, Strict, Vector, binary, form_body
-from .dependencies import AppAnswers, AppFetcher, AppIngest, AppMetrics, AppSettings, AppWorkbench
+from .dependencies import AppAnswers, AppFetcher, AppIngest, AppSettings, AppWorkbench
 from .listings import WhereText, read_cursor, read_where, write_cursor
 
 
@@ -138,7 +138,6 @@ async def add_images(
     request: Request,
     bench: AppWorkbench,
     settings: AppSettings,
-    metrics: AppMetrics,
     ingest: AppIngest,
     fetcher: AppFetcher,
 ) -> Response:
@@ -149,7 +148,7 @@ async def add_images(
     images, notes = await _read(request, settings.max_images, fetcher)
     size = sum(len(image.data) for image in images if isinstance(image.data, bytes))
     new = await in_thread_if_large(size, _add_request, images, notes)
-    with measured(metrics, "ingest"):
+    with measured("ingest"):
         errors = await ingest.add(request, bench, name, new) if new.images else []
     await run_in_threadpool(note_changes, bench, name, errors.count(None))
     added = iter([error or one.item_id for one, error in zip(new.images, errors, strict=True)])
@@ -164,13 +163,11 @@ async def add_images(
     ),
 )
 @requires(WRITE)
-def put_vectors(
-    name: str, body: Annotated[ItemsRequest, json_of(ItemsRequest)], bench: AppWorkbench, metrics: AppMetrics
-) -> StoredResponse:
+def put_vectors(name: str, body: Annotated[ItemsRequest, json_of(ItemsRequest)], bench: AppWorkbench) -> StoredResponse:
     """Add or replace items by their vectors: all of them or, after an error, none."""
     _refuse_twice(one.id for one in body.root)
     items = [Item(one.id, decode_vector(one.vector, f"vector of {one.id!r}"), one.metadata) for one in body.root]
-    with measured(metrics, "store"):
+    with measured("store"):
         seq = bench.upsert(name, items)
     note_changes(bench, name, len(items))
     return StoredResponse(stored=len(items), seq=seq)
@@ -183,7 +180,6 @@ def list_items(
     request: Request,
     limits: AppAnswers,
     bench: AppWorkbench,
-    metrics: AppMetrics,
     cursor: Annotated[
         str | None, Query(description="cursor from the previous page; omit it for the first page")
     ] = None,
@@ -196,7 +192,7 @@ def list_items(
         raise InvalidRequest(f"limit must be at most {MAX_LIMIT_WITH_VECTORS} with vectors, got {limit}.")
     condition = read_where(where)
     last = None if cursor is None else read_cursor(name, condition, cursor)
-    with measured(metrics, "store"):
+    with measured("store"):
         collection = bench.collection(name)
         limits.admit(request.state.budget, collection, rows=limit, with_vector=with_vector)
         page = collection.scroll(last, limit, condition, with_vector=with_vector)
@@ -207,9 +203,9 @@ def list_items(
 
 @router.get("/{id}", response_model=ItemResponse, responses=answers(CollectionNotFound, ItemNotFound))
 @requires(READ)
-def get_item(name: str, id: str, bench: AppWorkbench, metrics: AppMetrics) -> Response:
+def get_item(name: str, id: str, bench: AppWorkbench) -> Response:
     """Return one item with its vector."""
-    with measured(metrics, "store"):
+    with measured("store"):
         collection = bench.collection(name)
         found = collection.get([id])
     if not found:
@@ -223,9 +219,9 @@ def get_item(name: str, id: str, bench: AppWorkbench, metrics: AppMetrics) -> Re
     responses=answers(CollectionNotFound, CollectionMoving, ItemNotFound, StoreReadOnly, DiskFull),
 )
 @requires(WRITE)
-def delete_item(name: str, id: str, bench: AppWorkbench, metrics: AppMetrics) -> None:
+def delete_item(name: str, id: str, bench: AppWorkbench) -> None:
     """Delete an item; when this returns, the deletion is durable."""
-    with measured(metrics, "store"):
+    with measured("store"):
         deleted = bench.delete(name, [id])
     if not deleted:
         raise _not_found(bench.collection(name), id)
@@ -247,7 +243,6 @@ def thumbnail(
     id: str,
     request: Request,
     bench: AppWorkbench,
-    metrics: AppMetrics,
     version: Annotated[
         str | None,
         Query(
@@ -256,7 +251,7 @@ def thumbnail(
     ] = None,
 ) -> Response:
     """Return the thumbnail of an item: a JPEG of at most 256 pixels per side."""
-    with measured(metrics, "store"):
+    with measured("store"):
         jpeg = bench.collection(name).thumbnail(id)
     if jpeg is None:
         raise ItemNotFound(f"Item {id!r} has no thumbnail, because it was added by its vector.")
@@ -281,13 +276,13 @@ def thumbnail(
     },
 )
 @requires(READ)
-def original(name: str, id: str, bench: AppWorkbench, settings: AppSettings, metrics: AppMetrics) -> Response:
+def original(name: str, id: str, bench: AppWorkbench, settings: AppSettings) -> Response:
     """Return the original image of an item, or its thumbnail.
 
     The original is sent if it was kept, or if its file is in a source folder of the server and has not changed. The
     header `X-Image` is `source` or `thumbnail`.
     """
-    with measured(metrics, "store"):
+    with measured("store"):
         collection = bench.collection(name)
     found = read_original(collection, id, settings.source_folders, bench.originals)
     # X-Picture is the former name of the header; clients may still read it

@@ -32,7 +32,7 @@ from ..security.access import requires
 from ..telemetry import measured
 from .bodies import FIRST_WRONG, Metadata, MetadataKey, Name, Strict, Where, binary, one_of
 from .collections import INDEXABLE, CollectionResponse, response_of
-from .dependencies import AppAnswers, AppMetrics, AppWorkbench
+from .dependencies import AppAnswers, AppWorkbench
 from .items import ItemResponse, note_changes, response_of_item
 
 MAX_READ = 1000  # items that are returned at once
@@ -133,10 +133,9 @@ def get_items(
     body: Annotated[ItemsByIdRequest, json_of(ItemsByIdRequest)],
     limits: AppAnswers,
     bench: AppWorkbench,
-    metrics: AppMetrics,
 ) -> Response:
     """Return many items by their ids; ids that do not exist are left out."""
-    with measured(metrics, "store"):
+    with measured("store"):
         collection = bench.collection(name)
         limits.admit(request.state.budget, collection, rows=len(body.ids), with_vector=body.with_vector)
         found = collection.get(body.ids)
@@ -161,11 +160,11 @@ def get_items(
 )
 @requires(READ, counted=False)
 def get_thumbnails(
-    name: str, body: Annotated[ThumbnailsRequest, json_of(ThumbnailsRequest)], bench: AppWorkbench, metrics: AppMetrics
+    name: str, body: Annotated[ThumbnailsRequest, json_of(ThumbnailsRequest)], bench: AppWorkbench
 ) -> Response:
     """Return the thumbnails of many items, which costs a fraction of one request for each."""
     parts: list[bytes] = []
-    with measured(metrics, "store"):
+    with measured("store"):
         collection = bench.collection(name)
         for id in body.ids:
             jpeg = None
@@ -195,10 +194,9 @@ def update_metadata(
     body: Annotated[MetadataRequest, json_of(MetadataRequest)],
     limits: AppAnswers,
     bench: AppWorkbench,
-    metrics: AppMetrics,
 ) -> UpdatedResponse:
     """Change the metadata of items by ids, or of those that pass a filter: of all or, after an error, of none."""
-    with measured(metrics, "store"):
+    with measured("store"):
         _admit(limits, request, bench.collection(name), body)
         updated = bench.update_metadata(name, body.metadata, ids=body.ids, where=body.where, replace=body.replace)
     note_changes(bench, name, updated)
@@ -217,10 +215,9 @@ def facets(
     body: Annotated[FacetsRequest, json_of(FacetsRequest)],
     limits: AppAnswers,
     bench: AppWorkbench,
-    metrics: AppMetrics,
 ) -> Response:
     """Count the values of metadata keys among all items, or those that pass a filter."""
-    with measured(metrics, "store"):
+    with measured("store"):
         collection = bench.collection(name)
         limits.admit(request.state.budget, collection, queries=len(body.keys))
         found = collection.facets(body.keys, body.where, body.limit, bins=body.bins)
@@ -243,10 +240,10 @@ def facets(
 )
 @requires(WRITE)
 def change_indexed(
-    name: str, body: Annotated[IndexedRequest, json_of(IndexedRequest)], bench: AppWorkbench, metrics: AppMetrics
+    name: str, body: Annotated[IndexedRequest, json_of(IndexedRequest)], bench: AppWorkbench
 ) -> CollectionResponse:
     """Index these metadata keys and no others, in the background; filters work with every key at any time."""
-    with measured(metrics, "store"):
+    with measured("store"):
         collection = bench.collection(name)
         collection.change_indexed(body.keys)
         return response_of(collection.info())

@@ -224,7 +224,7 @@ async def _search_each(request: Request, name: str, queries: Sequence[SearchRequ
         return batch, None if batch.model is not None else answer(batch, ())
 
     def answer(batch: _Batch, vectors: Sequence[Any]) -> _Found:
-        with measured(state.metrics, "search"):
+        with measured("search"):
             return batch.run(vectors, state.answers.encoder())
 
     # to cut out a box, the image is decoded here: up to 120 MB each, so few at once
