@@ -61,26 +61,6 @@ def test_a_folder_is_indexed_and_its_changes_are_updated(client, server):
     assert client.get("/api/v1/collections/there/count").json()["count"] == 59
 
 
-def test_a_folder_that_lost_all_its_images_is_pruned(client, server):
-    """An empty folder or subfolder is not pruned, because its disk may not be mounted."""
-    folder = shutil.copytree(server.folder / "images" / "2024" / "cat", server.folder / "empty" / "cats" / "2024")
-    body = {"source": "empty", "folder": "cats", "prune": True}
-    assert indexed(client, **body)["result"]["added"] == 20
-    for path in folder.iterdir():
-        path.unlink()
-    emptied = folder.rename(server.folder / "away")
-    refused = indexed(client, **body)
-    emptied.rename(folder)
-    kept = indexed(client, **body)
-    (folder / "note.txt").write_text("All images were deleted.")
-    pruned = indexed(client, **body)
-    shutil.rmtree(folder.parent)
-    assert refused["error"]["code"] == "no_images"
-    assert (kept["state"], kept["result"]["removed"], kept["result"]["kept"]) == ("done", 0, 20)
-    assert (pruned["state"], pruned["result"]["removed"]) == ("done", 20)
-    assert client.get("/api/v1/collections/there/count").json()["count"] == 0
-
-
 def test_the_job_reports_no_paths_of_the_machine(client, server):
     job = indexed(client, source="empty")
     assert (job["state"], job["error"]["code"]) == ("failed", "no_images")

@@ -1,11 +1,13 @@
-"""Every file of the nasty pack over REST: the result of its manifest, a ready server, bounded memory."""
+"""Hostile images over REST: refused or embedded as the manifest of the pack says, in bounded memory."""
 
 import csv
+import io
 import resource
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 REFUSED = {"undecodable_image", "unsupported_image", "image_too_large"}
 # above what decoding one image of 40 megapixels on each thread takes
@@ -15,6 +17,12 @@ LARGEST_GROWTH = 1_500_000_000
 def peak() -> int:
     """Return the peak memory of this process, which runs the server, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def png(mode: str, size: tuple[int, int]) -> bytes:
+    file = io.BytesIO()
+    Image.new(mode, size).save(file, "PNG")
+    return file.getvalue()
 
 
 @pytest.mark.data
@@ -46,3 +54,16 @@ def test_every_file_of_the_nasty_pack_ends_well_over_rest(client, pack, image_fi
         assert client.get("/readyz").status_code == 200, row["file"]
     assert wrong == []
     assert peak() - before < LARGEST_GROWTH
+
+
+@pytest.mark.parametrize("size", [(6400, 6400), (40_000_001, 1), (65_000, 700)])
+def test_above_40_megapixels_nothing_is_decoded(client, size):
+    answer = client.post("/api/v1/embed", files={"files": png("1", size)})
+    assert answer.status_code == 422
+    assert "40 megapixels" in answer.json()["errors"][0]["detail"]
+    assert answer.json()["errors"][0]["code"] == "image_too_large"
+
+
+def test_just_below_40_megapixels_is_served(client):
+    assert client.post("/api/v1/embed", files={"files": png("1", (39_999_999, 1))}).status_code == 200
+    assert client.post("/api/v1/embed", files={"files": png("L", (8000, 5000))}).status_code == 200
