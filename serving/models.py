@@ -61,9 +61,9 @@ class Model:
 
     # ---- from a thread: images count against the rate of the request that the thread works for
 
-    def embed_each(self, images: Iterable[ImageLike], *, deadline_s: float | None = None) -> list[Result]:  # type: ignore[override]
+    def embed_each(self, images: Iterable[ImageLike]) -> list[Result]:  # type: ignore[override]
         """Return one entry per image: its (D,) float32 unit vector, or its ImageError."""
-        return self._run(images, deadline_s=deadline_s)
+        return self._run(images)
 
     def embed(self, images: Iterable[ImageLike]) -> np.ndarray:  # type: ignore[override]
         """Return (N, D) float32 unit rows; raise the first ImageError."""
@@ -93,7 +93,7 @@ class Model:
 
     # ---- from the event loop: the route has counted the images when it read them
 
-    async def embed_each_async(self, images: Sequence[ImageLike], *, deadline_s: float | None = None) -> list[Result]:
+    async def embed_each_async(self, images: Sequence[ImageLike]) -> list[Result]:
         """Return what `embed_each` does, for the event loop. Cancelling it drops the images that have not started.
 
         More than a request's usual number of images go through the engine in parts, two at a time. The first part is
@@ -103,9 +103,9 @@ class Model:
         part = min(settings.max_images, settings.capacity)
         async with self._held_async() as engine:
             if len(images) <= part:
-                return await engine.run_async(images, deadline_s=deadline_s)
-            seconds = min(settings.deadline_s, deadline_s or settings.deadline_s)
-            return await _run_in_parts(engine, [images[i : i + part] for i in range(0, len(images), part)], seconds)
+                return await engine.run_async(images)
+            parts = [images[i : i + part] for i in range(0, len(images), part)]
+            return await _run_in_parts(engine, parts, settings.deadline_s)
 
     async def attention_maps_async(
         self,
@@ -124,18 +124,12 @@ class Model:
 
     # ---- internal
 
-    def _run(
-        self,
-        images: Iterable[ImageLike],
-        task: Callable[[Encoder], ImageTask] | None = None,
-        *,
-        deadline_s: float | None = None,
-    ) -> list[Any]:
+    def _run(self, images: Iterable[ImageLike], task: Callable[[Encoder], ImageTask] | None = None) -> list[Any]:
         images = list(images)
         charge_images(len(images))
         with self._memory.held(self._source) as engine:
             self._check_same(engine)
-            return engine.run(images, task and task(engine.encoder), deadline_s=deadline_s)
+            return engine.run(images, task and task(engine.encoder))
 
     def _attention_query(
         self, engine: Engine, settings: AttentionSettings, image: ImageLike, targets: Sequence[ImageLike]

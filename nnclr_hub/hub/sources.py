@@ -132,14 +132,14 @@ def absolute(source: str) -> str:
     return str(_named(source).absolute())
 
 
-def verify(source: str, *, progress: bool = True) -> tuple[FileCheck, ...]:
+def verify(source: str) -> tuple[FileCheck, ...]:
     """Hash every file of a source's model folder without the cache, and compare it with its pins.
 
     Raises:
         InvalidRequest: the source is not a model folder.
         ModelError: see `resolve`.
     """
-    found = resolve(source, progress=progress)
+    found = resolve(source)
     if found.folder is None or found.seed is not None:
         raise InvalidRequest(f"{source} is not a model folder, so no hashes are recorded to verify it.")
     return hash_again(found.folder, (CONFIG, found.weights, *OPTIONAL), (found.pins, found.own))

@@ -40,19 +40,19 @@ class OutOfFold:
     right: np.ndarray
 
 
-def stratified_folds(labels: np.ndarray, folds: int = FOLDS, seed: int = 0) -> np.ndarray:
+def stratified_folds(labels: np.ndarray) -> np.ndarray:
     """Return the fold (N,) int64 of each row; the rows of each class are spread evenly.
 
     Args:
         labels: (N,) int.
     """
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     fold = np.zeros(len(labels), np.int64)
     offset = 0
     for one in np.unique(labels):
         rows = random.permutation(np.flatnonzero(labels == one))
         # continued from class to class, so that classes of one row do not all fall into fold 0
-        fold[rows] = (offset + np.arange(len(rows))) % folds
+        fold[rows] = (offset + np.arange(len(rows))) % FOLDS
         offset += len(rows)
     return fold
 
@@ -62,8 +62,6 @@ def out_of_fold(
     labels: np.ndarray,
     *,
     classifier: Literal["linear", "knn"] = "linear",
-    folds: int = FOLDS,
-    seed: int = 0,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> OutOfFold:
     """Predict every row from the others.
@@ -80,39 +78,39 @@ def out_of_fold(
         InvalidRequest: fewer than two classes, or fewer rows than folds.
     """
     count, classes = len(labels), int(labels.max(initial=-1)) + 1
-    if count < folds or len(np.unique(labels)) < 2 or len(features) != count:
+    if count < FOLDS or len(np.unique(labels)) < 2 or len(features) != count:
         raise InvalidRequest(
-            f"Cross-validation needs a label for each row, at least {folds} rows and 2 classes; got {len(features)} "
+            f"Cross-validation needs a label for each row, at least {FOLDS} rows and 2 classes; got {len(features)} "
             f"rows, {count} labels and {len(np.unique(labels))} classes."
         )
     from nnclr_hub.probe.linear import fit_linear_probe  # imports torch
 
-    fold = stratified_folds(labels, folds, seed)
+    fold = stratified_folds(labels)
     probabilities = np.zeros((count, classes), np.float32)
     probe: LinearProbe | None = None
-    for one in range(folds):
-        progress(one, folds)
+    for one in range(FOLDS):
+        progress(one, FOLDS)
         held, kept = fold == one, fold != one
         if classifier == "knn":
             predicted = knn_classify(features[kept], labels[kept], features[held], k=K)
             probabilities[np.flatnonzero(held), predicted] = 1
             continue
         if probe is None:
-            probe = _first_probe(features[kept], labels[kept], seed)
+            probe = _first_probe(features[kept], labels[kept])
         else:
             fitted = fit_linear_probe(features[kept], labels[kept], l2=probe.l2, tolerance=TOLERANCE)
             probe = replace(fitted, temperature=probe.temperature)
         columns = np.array(probe.classes, np.int64)
         probabilities[np.ix_(held, columns)] = probe.predict(features[held]).probabilities
-    progress(folds, folds)
+    progress(FOLDS, FOLDS)
     predicted = probabilities.argmax(axis=1)
     return OutOfFold(probabilities, predicted, (predicted == labels).astype(np.float64))
 
 
-def _first_probe(features: np.ndarray, labels: np.ndarray, seed: int) -> LinearProbe:
+def _first_probe(features: np.ndarray, labels: np.ndarray) -> LinearProbe:
     """Fit with the penalty and the temperature that a held-out part selects; middle ones if none can be held out."""
     from nnclr_hub.probe.linear import fit_linear_probe
 
     alone = (np.bincount(labels) < 2)[np.unique(labels)].all()
     l2 = SWEEP[1] if alone else None
-    return fit_linear_probe(features, labels, l2=l2, sweep=SWEEP, seed=seed, tolerance=TOLERANCE)
+    return fit_linear_probe(features, labels, l2=l2, sweep=SWEEP, tolerance=TOLERANCE)

@@ -59,7 +59,6 @@ class Encoders:
         default: source of the encoder to use if none is named; None: the best starter.
         device: "cpu", "cuda", ...; None: the GPU if there is one.
         backend: what runs the network, as in `load_encoder`; "auto" for the fastest here.
-        precision: "fp32" or "bf16", unless the backend's name includes it.
         images: number of images to expect, for "auto"; None: many.
     """
 
@@ -69,13 +68,11 @@ class Encoders:
         *,
         device: str | None = None,
         backend: str = "torch",
-        precision: str | None = None,
         images: int | None = None,
     ) -> None:
         self._default = default
         self._device = device
         self._backend = backend
-        self._precision = precision
         self._images = images
         self._loaded: dict[str, Embedder] = {}
         self._lock = threading.Lock()
@@ -98,11 +95,7 @@ class Encoders:
         with self._lock:  # two callers at once must not load it twice
             if source not in self._loaded:
                 self._loaded[source] = load_encoder(
-                    source,
-                    device=self._device,
-                    backend=self._backend,
-                    precision=self._precision,
-                    images=self._images,
+                    source, device=self._device, backend=self._backend, images=self._images
                 )
             return self._loaded[source]
 

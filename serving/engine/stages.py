@@ -138,7 +138,7 @@ class DeviceThread:
         max_batch: images per forward pass.
         max_wait_s: time that a batch has to fill, from the arrival of its first image.
         in_work: returns how many images the engine has. A batch does not wait if it contains all of them.
-        wake: see `ReplaceableWorker`.
+        wake: see `Worker`.
     """
 
     def __init__(
@@ -159,9 +159,11 @@ class DeviceThread:
         self._forward_seconds = metrics.stage_seconds.labels("forward")
         self._batch_images = metrics.batch_images.labels(public_name(encoder.name))
         self.queue = BatchQueue(metrics.queued.labels(public_name(encoder.name)))
-        self.worker = ReplaceableWorker(
-            "device thread", lambda: self.queue.take(self.max_batch, max_wait_s, expected=in_work), self._run, wake
-        )
+
+        def take() -> Sequence[WorkItem]:
+            return self.queue.take(self.max_batch, max_wait_s, expected=in_work)
+
+        self.worker = ReplaceableWorker(lambda: Worker("device thread", take, self._run, wake))
 
     def _run(self, items: Sequence[WorkItem], worker: Worker) -> None:
         wanted = [item for item in items if item.is_wanted()]

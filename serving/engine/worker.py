@@ -20,7 +20,14 @@ log = logging.getLogger(__name__)
 
 
 class Worker:
-    """One thread, the items that it works on, and since when."""
+    """One thread, the items that it works on, and since when.
+
+    Args:
+        name: of the thread.
+        take: blocks for the next items; an empty list ends the thread.
+        work: processes them.
+        wake: set when the thread dies, so that the watchdog checks at once.
+    """
 
     def __init__(
         self,
@@ -29,6 +36,7 @@ class Worker:
         work: Callable[[Sequence[WorkItem], Worker], None],
         wake: threading.Event,
     ) -> None:
+        self.name = name
         self.abandoned = False
         self._take, self._work, self._wake = take, work, wake
         self._items: Sequence[WorkItem] = ()
@@ -94,22 +102,12 @@ class ReplaceableWorker:
     """A thread with a successor.
 
     Args:
-        name: of the thread.
-        take: blocks for the next items; an empty list ends the thread.
-        work: processes them.
-        wake: set when the thread dies, so that the watchdog checks at once.
+        start: makes a worker.
     """
 
-    def __init__(
-        self,
-        name: str,
-        take: Callable[[], Sequence[WorkItem]],
-        work: Callable[[Sequence[WorkItem], Worker], None],
-        wake: threading.Event,
-    ) -> None:
-        self._name = name
-        self._start = lambda: Worker(name, take, work, wake)
-        self._worker = self._start()
+    def __init__(self, start: Callable[[], Worker]) -> None:
+        self._start = start
+        self._worker = start()
 
     def replace_if_faulty(self, stall_s: float, report: Callable[[str], None]) -> bool:
         """Replace a thread that died or stalled, and return whether it did. Only one thread may call this.
@@ -121,7 +119,7 @@ class ReplaceableWorker:
         fault = self._worker.find_fault(stall_s)
         if fault is None:
             return False
-        report(f"{self._name} {fault} and was replaced")
+        report(f"{self._worker.name} {fault} and was replaced")
         self._worker.abandon(NotReady("A worker failed while it processed this request; try again in a moment."))
         self._worker = self._start()
         return True

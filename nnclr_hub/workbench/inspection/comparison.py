@@ -132,16 +132,15 @@ def compare_on_collection(
     collection: Collection,
     sources: Sequence[tuple[str, Embedder | HandCrafted]],
     field: str = "label",
-    *,
-    most: int = MOST_ITEMS,
     progress: Progress = lambda done, total: None,
 ) -> EncoderComparison:
     """Compare sources of vectors on the thumbnails of a collection.
 
+    At most MOST_ITEMS items are compared, sampled from those with a label, or from all if fewer than 20 have one.
+
     Args:
         sources: (name, source), at least one.
         field: metadata key of the label.
-        most: items to compare, sampled from those with a label, or from all if fewer than 20 have one.
         progress: called with (done, total): first half vectors, second half the classifiers on them.
 
     Raises:
@@ -155,7 +154,7 @@ def compare_on_collection(
         progress(0, 0)  # which may end a job
     labeled = [id for id, label in labels.items() if label]
     ids = labeled if len(labeled) >= LEAST_LABELS else list(labels)
-    chosen = sorted(np.random.default_rng(0).permutation(len(ids))[:most].tolist())
+    chosen = sorted(np.random.default_rng(0).permutation(len(ids))[:MOST_ITEMS].tolist())
     half, names = len(chosen) * len(sources), list[str | None]()
     found: list[list[np.ndarray]] = [[] for _ in sources]
     for start in range(0, len(chosen), BATCH):
