@@ -20,22 +20,6 @@ if TYPE_CHECKING:
     from nnclr_hub.encoder.encoder import Encoder
 
 SHARD_SIZE = 4096  # as in bulk/plan.py, which would import numpy and Pillow for every verb
-OTHER_FILES = (
-    ".json",
-    ".jsonl",
-    ".pt",
-    ".safetensors",
-    ".txt",
-    ".h5",
-    ".tsv",
-    ".feather",
-    ".arrow",
-    ".xlsx",
-    ".xls",
-    ".ods",
-    ".mat",
-    ".pkl",
-)
 
 
 def register(app: typer.Typer) -> None:
@@ -113,8 +97,11 @@ def _check_options(
         raise InvalidRequest("--part and --ray write shards; set --out to a folder.")
     if to is None and (precision, shard_size) != ("f32", SHARD_SIZE):
         raise InvalidRequest("--precision and --shard-size need --out; JSON lines have full precision.")
-    if to is not None and to.suffix.lower() in OTHER_FILES:
-        raise InvalidRequest(f"--out {to} must end in .npy, .npz, .parquet or .csv, or be a folder for shards.")
+    if to is not None and to.suffix and not _is_file(to) and not to.is_dir():
+        raise InvalidRequest(
+            f"--out {to} must end in .npy, .npz, .parquet or .csv, or be a folder for shards, without a suffix "
+            "if it is new."
+        )
     if to is not None and _is_file(to) and part != "1/1":
         raise InvalidRequest(f"--part writes shards; set --out to a folder, for example --out {to.with_suffix('')}.")
 

@@ -172,16 +172,22 @@ def _index(
                 report = bench.index_folder(
                     collection, photos, model=model, prune=prune, thumbnails=thumbnails, tiling=tiling, progress=advance
                 )
-            except InvalidRequest:  # such as a damaged archive, which is read only now
+                return report, _count(bench, collection)
+            finally:  # nothing is left of a collection without items, such as that of a damaged archive
                 if created and not opened.get(collection).count():
                     opened.drop(collection)
                 unused = not exists and not opened.list()
-                raise
-            return report, bench.collection(collection).count()
-    except InvalidRequest:
+    finally:
         if unused:
             shutil.rmtree(store, ignore_errors=True)
-        raise
+
+
+def _count(bench: Workbench, name: str) -> int:
+    """Return the number of items of a collection; 0 if it does not exist."""
+    try:
+        return bench.collection(name).count()
+    except CollectionNotFound:
+        return 0
 
 
 def _create_or_check(bench: Workbench, name: str, model: str | None, vectors: Any) -> bool:
@@ -254,14 +260,11 @@ def _upload(
             _check_vectors(spec, collection, vectors)
             _check_model(client, spec, collection, model, reading)
         try:
-            report, total = remote.index_folder(photos, **options, progress=advance), remote.count()
-        except InvalidRequest:  # such as a damaged archive, which is read only now
+            report = remote.index_folder(photos, **options, progress=advance)
+            return report, remote.count()
+        finally:  # nothing is left of a collection without items, such as that of a damaged archive
             if created and not remote.count():
                 client.collections.drop(collection)
-            raise
-        if created and not total:  # none could be read; another call may choose other channels
-            client.collections.drop(collection)
-        return report, total
 
 
 def _check_model(

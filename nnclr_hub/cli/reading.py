@@ -118,7 +118,7 @@ def reads_tiles(verb: Callable[..., None]) -> Callable[..., None]:
 
         return Tiling(side, overlap or 0, skip_empty)
 
-    return reads_images(_with(verb, "tiling", _TILES, {"skip_empty": False}, tiling))
+    return reads_images(combine_options(verb, "tiling", _TILES, {"skip_empty": False}, tiling))
 
 
 def reads_images(verb: Callable[..., None]) -> Callable[..., None]:
@@ -128,10 +128,10 @@ def reads_images(verb: Callable[..., None]) -> Callable[..., None]:
         chosen = {name: given.pop(name) for name in _OPTIONS}
         return ReadingOptions(**{**chosen, "channels": _channels(chosen["channels"])})
 
-    return _with(verb, "reading", _OPTIONS, {}, reading)
+    return combine_options(verb, "reading", _OPTIONS, {}, reading)
 
 
-def _with(
+def combine_options(
     verb: Callable[..., None],
     argument: str,
     options: Mapping[str, Any],

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from nnclr_hub.cli.stores import opened
+from nnclr_hub.cli.place import opened
 from nnclr_hub.cli.verbs import DEFAULT_STORE, Json, Store, err, out, print_json
 from nnclr_hub.errors import InvalidRequest
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nnclr_hub.cli.index import list_broken, place_of
-from nnclr_hub.cli.stores import Name, opened
+from nnclr_hub.cli.place import Place, on_store, opened
+from nnclr_hub.cli.stores import Name
 from nnclr_hub.cli.verbs import (
     DEFAULT_STORE,
     Json,
@@ -34,7 +35,7 @@ CHUNK = 500
 
 def register(group: typer.Typer) -> None:
     """Add the verbs."""
-    group.command()(create)
+    group.command()(on_store(create))
     group.command(name="export")(export)
     group.command()(reembed)
     group.command()(duplicates)
@@ -42,7 +43,6 @@ def register(group: typer.Typer) -> None:
 
 def create(
     name: Annotated[str, typer.Argument(help="Name of the new collection.")],
-    store: Store = DEFAULT_STORE,
     model: Model = None,
     dim: Annotated[int | None, typer.Option(help="Length of the vectors, for a collection without a model.")] = None,
     metric: Annotated[str, typer.Option(help="cosine, dot or l2.")] = "cosine",
@@ -58,6 +58,8 @@ def create(
         list[str] | None, typer.Option(help="Metadata key for fast filters. Repeatable. Default: label.")
     ] = None,
     as_json: Json = False,
+    *,
+    place: Place,
 ) -> None:
     """Create an empty collection with options that `nnclr index` and `import` would set to defaults.
 
@@ -77,9 +79,13 @@ def create(
     chosen: dict[str, Any] = {"metric": metric, "index": index, "precision": precision, "vectors": vectors}
     if indexed is not None:
         chosen["indexed"] = tuple(indexed)
-    spec = replace(CollectionSpec(dim) if dim is not None else CollectionSpec.of(loaded_encoder(model)), **chosen)
-    with open_store(store) as there:
-        spec = there.create(name, spec).spec
+    if place.server is None:
+        spec = replace(CollectionSpec(dim) if dim is not None else CollectionSpec.of(loaded_encoder(model)), **chosen)
+        with open_store(place.store) as there:
+            spec = there.create(name, spec).spec
+    else:
+        with place.connected() as client:
+            spec = client.collections.create(name, model=model, dim=dim, **chosen).spec
     if as_json:
         print_json({"name": name, **asdict(spec)})
         return

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nnclr_hub.cli.index import connected, list_broken
-from nnclr_hub.cli.stores import opened
+from nnclr_hub.cli.place import opened
 from nnclr_hub.cli.verbs import (
     DEFAULT_STORE,
     ApiKeyEnv,
@@ -65,7 +65,10 @@ def import_(
 
     refuse_server_with_local(server, store=store)
     if server is not None and source.is_dir():
-        raise InvalidRequest(f"{source} is a folder, and --server takes a file; import it into a local store.")
+        raise InvalidRequest(
+            f"{source} is a folder, and --server takes a file; import it into a local store, or use `nnclr index "
+            "--server` for a folder of images."
+        )
     if abandon:
         if server is None or name is None:
             raise InvalidRequest("--abandon needs --server and --collection; a local import leaves nothing behind.")

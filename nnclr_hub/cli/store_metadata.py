@@ -12,8 +12,9 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from nnclr_hub.cli.stores import Name, opened
-from nnclr_hub.cli.verbs import DEFAULT_STORE, Json, Store, err, out, parse_where, print_json
+from nnclr_hub.cli.place import Place, on_store
+from nnclr_hub.cli.stores import Name
+from nnclr_hub.cli.verbs import Json, err, out, parse_where, print_json
 from nnclr_hub.errors import InvalidRequest
 
 Ids = Annotated[list[str] | None, typer.Option("--id", help="Id of an item. Repeatable.")]
@@ -25,9 +26,9 @@ Where = Annotated[str | None, typer.Option(help="Filter on metadata, as JSON, in
 
 def register(group: typer.Typer) -> None:
     """Add the verbs."""
-    group.command(name="set")(set_metadata)
+    group.command(name="set")(on_store(set_metadata))
     for verb in (delete, facets, indexed):
-        group.command()(verb)
+        group.command()(on_store(verb))
 
 
 def set_metadata(
@@ -40,8 +41,9 @@ def set_metadata(
     ] = [],  # noqa: B006
     where: Where = None,
     replace: Annotated[bool, typer.Option("--replace", help="Replace all metadata instead of merging.")] = False,
-    store: Store = DEFAULT_STORE,
     as_json: Json = False,
+    *,
+    place: Place,
 ) -> None:
     """Change the metadata of items; vectors and the index stay as they are.
 
@@ -60,7 +62,8 @@ def set_metadata(
         if missing := [one for one in columns if one not in rows[0]]:
             raise InvalidRequest(f"{table} has no column {missing[0]}; it has {', '.join(rows[0])}.")
         patches = {row["id"]: {one: row[one] for one in columns} for row in rows}
-        with opened(store) as there:
+        chosen: dict[str, Any] = {"ids": list(patches)}
+        with place.opened() as there:
             updated = there.get(name).update_each(patches, keep=[PIXEL_HASH])
     else:
         try:
@@ -70,12 +73,12 @@ def set_metadata(
             form = form or 'write it like \'{"label": "cat"}\''
             raise InvalidRequest(f"METADATA is not JSON ({error}); {form}.") from error
         chosen = _chosen(ids, where, table)
-        with opened(store) as there:
+        with place.opened() as there:
             updated = there.get(name).update_metadata(patch, **chosen, replace=replace, keep=[PIXEL_HASH])
     if as_json:
         print_json({"collection": name, "updated": updated})
         return
-    out.print(f"{name}: metadata of {updated} items set", markup=False)
+    out.print(f"{name}: metadata of {updated} items set{_unknown(chosen.get('ids'), updated)}", markup=False)
 
 
 def delete(
@@ -84,8 +87,9 @@ def delete(
     table: From = None,
     where: Where = None,
     yes: Annotated[bool, typer.Option("--yes", help="With --where: do not ask.")] = False,
-    store: Store = DEFAULT_STORE,
     as_json: Json = False,
+    *,
+    place: Place,
 ) -> None:
     """Delete items by ids, or those that pass a filter.
 
@@ -94,7 +98,7 @@ def delete(
     Example: nnclr store delete photos --from report/duplicates.csv
     """
     chosen = _chosen(ids, where, table)
-    with opened(store) as there:
+    with place.opened() as there:
         collection = there.get(name)
         if "where" in chosen and not yes and not as_json:
             number = collection.count(chosen["where"])
@@ -103,7 +107,7 @@ def delete(
     if as_json:
         print_json({"collection": name, "deleted": deleted})
         return
-    out.print(f"{name}: {deleted} items deleted", markup=False)
+    out.print(f"{name}: {deleted} items deleted{_unknown(chosen.get('ids'), deleted)}", markup=False)
 
 
 def facets(
@@ -111,14 +115,15 @@ def facets(
     keys: Annotated[list[str], typer.Argument(help="Metadata keys, or paths such as camera.model.")],
     where: Where = None,
     limit: Annotated[int, typer.Option(help="Values per key, 1 to 1000.")] = 10,
-    store: Store = DEFAULT_STORE,
     as_json: Json = False,
+    *,
+    place: Place,
 ) -> None:
     """Count the values of metadata keys. Works while a server uses the store.
 
     Example: nnclr store facets photos label camera.model
     """
-    with opened(store, read_only=True) as there:
+    with place.opened(read_only=True) as there:
         found = there.get(name).facets(keys, parse_where(where), limit)
     if as_json:
         values = {
@@ -143,8 +148,9 @@ def indexed(
         list[str] | None, typer.Argument(help="Metadata keys to index instead of the present ones.")
     ] = None,
     none: Annotated[bool, typer.Option("--none", help="Index no key.")] = False,
-    store: Store = DEFAULT_STORE,
     as_json: Json = False,
+    *,
+    place: Place,
 ) -> None:
     """Show or change which metadata keys are indexed. Filters work with every key; those of others start slower.
 
@@ -152,7 +158,7 @@ def indexed(
     """
     if keys and none:
         raise InvalidRequest("Name keys to index, or give --none; not both.")
-    with opened(store, read_only=not keys and not none) as there:
+    with place.opened(read_only=not keys and not none) as there:
         collection = there.get(name)
         if keys or none:
             collection.change_indexed(keys or [])
@@ -163,16 +169,18 @@ def indexed(
     out.print(f"{name}: {', '.join(known) or 'no key'} indexed", markup=False)
 
 
-def _counted(value: Any, number: int) -> dict[str, Any]:
-    return {"value": value, "count": number}
-
-
 def _chosen(ids: list[str] | None, where: str | None, table: Path | None) -> dict[str, Any]:
     if sum(one is not None for one in (ids, where, table)) != 1:
         raise InvalidRequest("Choose items by --id, repeated as needed, by --from or by --where; give exactly one.")
     if where is not None:
         return {"where": parse_where(where)}
     return {"ids": [row["id"] for row in _rows(table)] if table is not None else ids}
+
+
+def _unknown(ids: list[str] | None, found: int) -> str:
+    """Return how many of the ids no item has, to append to a report."""
+    unknown = len(set(ids or ())) - found
+    return f"; {unknown} ids do not exist" if ids and unknown else ""
 
 
 def _rows(table: Path) -> list[dict[str, str]]:
@@ -183,9 +191,13 @@ def _rows(table: Path) -> list[dict[str, str]]:
     """
     try:
         with table.open(newline="", encoding="utf-8-sig") as file:
-            rows = list(csv.DictReader(file, restval=""))
+            reader = csv.DictReader(file, restval="")
+            rows, columns = list(reader), reader.fieldnames or []
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InvalidRequest(f"{table} is not a CSV file in UTF-8 ({error}).") from error
-    if not rows or "id" not in rows[0]:
-        raise InvalidRequest(f"{table} must have the column id and at least one row.")
+    if "id" not in columns:
+        existing = f"it has {', '.join(columns)}" if columns else "it is empty"
+        raise InvalidRequest(f"{table} has no column id ({existing}); give a table with the ids of the items.")
+    if not rows:
+        raise InvalidRequest(f"{table} has no rows, so nothing is changed; give a table with a row for each item.")
     return rows

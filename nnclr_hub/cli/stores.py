@@ -5,7 +5,6 @@ The other verbs are in store_contents.py, store_import.py and store_backups.py.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import zip_longest
 from pathlib import Path
@@ -15,24 +14,11 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from nnclr_hub.cli.index import connected
-from nnclr_hub.cli.verbs import (
-    DEFAULT_STORE,
-    ApiKeyEnv,
-    Json,
-    Server,
-    Store,
-    err,
-    out,
-    print_json,
-    refuse_server_with_local,
-)
+from nnclr_hub.cli.place import Place, on_store, opened
+from nnclr_hub.cli.verbs import DEFAULT_STORE, Json, Store, err, out, print_json
 from nnclr_hub.errors import StoreCorrupt
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from nnclr_hub.store.base import VectorStore
     from nnclr_hub.store.reports import CollectionInfo, RepairReport, SalvageReport, VerifyReport
 
 group = typer.Typer(no_args_is_help=True, help="Manage a vector store: list, verify, repair, move, rename.")
@@ -46,38 +32,18 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="store")
 
 
-@contextmanager
-def opened(uri: str, *, read_only: bool = False) -> Iterator[VectorStore]:
-    """Open an existing store; a mistyped name must not create an empty one."""
-    from nnclr_hub.store import open_store
-
-    if not read_only and "://" not in uri:
-        open_store(uri, read_only=True).close()
-    with open_store(uri, read_only=read_only) as store:
-        yield store
-
-
 @group.command(name="list")
-def list_collections(
-    store: Store = DEFAULT_STORE,
-    server: Server = None,
-    api_key_env: ApiKeyEnv = "NNCLR_API_KEY",
-    as_json: Json = False,
-) -> None:
+@on_store
+def list_collections(as_json: Json = False, *, place: Place) -> None:
     """List the collections with their size and state. Works while a server uses the store.
 
     Example: nnclr store list
 
     Example: nnclr store list --server http://127.0.0.1:8000
     """
-    refuse_server_with_local(server, store=store)
-    if server is None:
-        with opened(store, read_only=True) as there:
-            rows = [_row(info, there.aliases()) for info in there.list()]
-    else:
-        with connected(server, api_key_env) as client:
-            aliases = client.aliases.list()
-            rows = [_row(info, aliases) for info in client.collections.list()]
+    with place.opened(read_only=True) as there:
+        aliases = there.aliases()
+        rows = [_row(info, aliases) for info in there.list()]
     if as_json:
         print_json(rows)
         return
@@ -116,7 +82,8 @@ def _row(info: CollectionInfo, aliases: dict[str, str]) -> dict[str, Any]:
 
 
 @group.command()
-def verify(names: Names = None, store: Store = DEFAULT_STORE, as_json: Json = False) -> None:
+@on_store
+def verify(names: Names = None, as_json: Json = False, *, place: Place) -> None:
     """Read every vector back and compare the index with an exhaustive search. Works while a server uses the store.
 
     The exit code is 1 if anything is wrong.
@@ -126,7 +93,7 @@ def verify(names: Names = None, store: Store = DEFAULT_STORE, as_json: Json = Fa
     from nnclr_hub.progress import bar
 
     reports: dict[str, VerifyReport] = {}
-    with opened(store, read_only=True) as there:
+    with place.opened(read_only=True) as there:
         for name in names or [info.name for info in there.list()]:
             with bar(err, f"verifying {escape(name)}", unit="items") as advance:
                 reports[name] = there.get(name).verify(advance)
@@ -246,26 +213,28 @@ def _print_repaired(name: str, report: RepairReport, salvaged: SalvageReport | N
 
 
 @group.command()
-def snapshot(names: Names = None, store: Store = DEFAULT_STORE) -> None:
+@on_store
+def snapshot(names: Names = None, *, place: Place) -> None:
     """Write the index to disk now, so that the next start is fast.
 
     Example: nnclr store snapshot
     """
-    with opened(store) as there:
+    with place.opened() as there:
         for name in names or [info.name for info in there.list()]:
             there.get(name).snapshot()
             out.print(f"{name}: snapshot written", markup=False)
 
 
 @group.command()
-def compact(names: Names = None, store: Store = DEFAULT_STORE) -> None:
+@on_store
+def compact(names: Names = None, *, place: Place) -> None:
     """Rebuild the index without deleted items.
 
     Example: nnclr store compact photos
     """
     from nnclr_hub.progress import bar
 
-    with opened(store) as there:
+    with place.opened() as there:
         for name in names or [info.name for info in there.list()]:
             with bar(err, f"compacting {escape(name)}", unit="items") as advance:
                 there.get(name).compact(advance)
@@ -273,10 +242,12 @@ def compact(names: Names = None, store: Store = DEFAULT_STORE) -> None:
 
 
 @group.command()
+@on_store
 def drop(
     name: Annotated[str, typer.Argument(help="Collection; not an alias.")],
-    store: Store = DEFAULT_STORE,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    *,
+    place: Place,
 ) -> None:
     """Delete a collection with all its items.
 
@@ -284,40 +255,44 @@ def drop(
     """
     from nnclr_hub.store.replacement import drop_with_replacement
 
-    with opened(store) as there:
+    with place.opened() as there:
         info = there.get(name).info()
         if not yes and info.name == name:  # an alias is refused below, without a question
             typer.confirm(f"Permanently delete {name} with its {info.count} items?", abort=True)
-        for dropped in drop_with_replacement(there, name):
+        for dropped in drop_with_replacement(there, name) if place.server is None else there.drop(name):
             out.print(f"{dropped}: dropped", markup=False)
 
 
 @group.command()
+@on_store
 def alias(
     new: Annotated[str, typer.Argument(metavar="ALIAS", help="The alias.")],
     name: Name,
-    store: Store = DEFAULT_STORE,
+    *,
+    place: Place,
 ) -> None:
     """Point an alias to a collection, whatever it pointed to before.
 
     Example: nnclr store alias current photos
     """
-    with opened(store) as there:
-        target = there.get(name).name
+    with place.opened() as there:
+        target = there.get(name).info().name
         there.alias(new, target)
     out.print(f"{new} -> {target}", markup=False)
 
 
 @group.command()
+@on_store
 def unalias(
     old: Annotated[str, typer.Argument(metavar="ALIAS", help="The alias to delete.")],
-    store: Store = DEFAULT_STORE,
+    *,
+    place: Place,
 ) -> None:
     """Delete an alias; its collection stays.
 
     Example: nnclr store unalias current
     """
-    with opened(store) as there:
+    with place.opened() as there:
         there.unalias(old)
     out.print(f"{old}: alias deleted", markup=False)
 

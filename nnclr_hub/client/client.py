@@ -29,6 +29,7 @@ class _Collection:
     abandon_import = NamedVerb(imports.abandon_import)
     delete = NamedVerb(collections.delete)
     update_metadata = NamedVerb(collections.update_metadata)
+    update_each = NamedVerb(collections.update_each)
     get = NamedVerb(collections.get)
     facets = NamedVerb(collections.facets)
     change_indexed = NamedVerb(collections.change_indexed)

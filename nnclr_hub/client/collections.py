@@ -11,7 +11,7 @@ from nnclr_hub.client.steps import Answer, Call, Steps, perform, to_json
 from nnclr_hub.errors import CollectionNotFound, InvalidRequest
 from nnclr_hub.store.base import Item, Page, Where
 from nnclr_hub.store.checks import check_collection_name, check_ids, check_name
-from nnclr_hub.store.edits import check_choice
+from nnclr_hub.store.edits import check_choice, editor
 from nnclr_hub.store.facets import Facet, Histogram
 from nnclr_hub.store.index_kinds import IndexName
 from nnclr_hub.store.reports import Change, ChangePage, CollectionInfo, VerifyReport
@@ -133,11 +133,26 @@ def update_metadata(
 
     Many ids take several requests, each of which changes all of its items or none.
     """
+    editor(metadata, replace=replace)  # a list would become a dict below
     updated = 0
     for chosen in _chosen(ids, where):
         body = chosen | {"metadata": dict(metadata), "replace": replace}
         call = Call("PATCH", f"{path_of(name)}/items", lambda answer: int(answer.json()["updated"]), json=body)
         updated += yield from perform(call)
+    return updated
+
+
+def update_each(name: str, metadata: Mapping[str, Mapping[str, Any]]) -> Steps[int]:
+    """Change the metadata of items, of each by its own merge patch; return how many were found.
+
+    Items with equal patches share requests, each of which changes all of its items or none.
+    """
+    groups: dict[str, list[str]] = {}
+    for id, patch in metadata.items():
+        groups.setdefault(to_json(patch), []).append(id)
+    updated = 0
+    for ids in groups.values():
+        updated += yield from update_metadata(name, metadata[ids[0]], ids=ids)
     return updated
 
 

@@ -41,6 +41,8 @@ def import_file(
     """
     if format is not None and format not in FORMATS:
         raise InvalidRequest(f"format must be one of {', '.join(FORMATS)}, got {format!r:.80}.")
+    if Path(path).is_dir():
+        raise InvalidRequest(f"{path} is a folder, not a file; pack it into a zip, or use index_folder for its images.")
     kind = format_of_file(path) if format is None else FORMATS[format]
     yield from describe(name)  # a wrong name is reported before anything is read
     key, size = yield from in_thread(lambda: _digest(Path(path)))

@@ -156,7 +156,7 @@ def _vectors_of(collection: Collection, ids: Sequence[str]) -> dict[str, np.ndar
     missing = [id for id in ids if id not in found]
     if missing:
         names = ", ".join(map(repr, missing[:5])) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
-        raise ItemNotFound(f"Collection {collection.name!r} has no item {names:.400}.")
+        raise ItemNotFound(f"Collection {collection.name!r} has no item {names:.400}; use ids of search results.")
     return found
 
 

@@ -293,7 +293,7 @@ class SearchQuery:
             return best_per_group(collection, example, key, wanted, self.options())
         [item] = collection.get([example]) or [None]
         if item is None:
-            raise ItemNotFound(f"Collection {collection.name!r} has no item {example!r}.")
+            raise ItemNotFound(f"Collection {collection.name!r} has no item {example!r}; use ids of search results.")
         # the item itself is the best of its group, so one more group is needed
         matches = best_per_group(collection, item.vector, key, wanted + 1, self.options())
         return [match for match in matches if match.id != example][:wanted]

@@ -202,7 +202,7 @@ class Workbench:
     ) -> IndexReport:
         """Make the collection hold the folder's images; see `workbench.folder_index.index_folder`.
 
-        If it fails before it stores anything in a collection that it created, the collection is dropped again.
+        If it stores nothing in a collection that it created, the collection is dropped again.
         """
         self.write_lock.check_writable()
         created = False
@@ -222,10 +222,9 @@ class Workbench:
                 begin=begin,
                 progress=progress,
             )
-        except BaseException:
+        finally:
             if created:
                 self._drop_if_empty(name)
-            raise
         if self.originals is not None:
             self.originals.sweep()
         return report

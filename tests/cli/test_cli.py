@@ -61,11 +61,16 @@ def test_index_skips_broken_files_and_lists_them(folder, store, model):
     assert len(report["broken"]) == 2
 
 
-def test_indexing_a_folder_without_readable_images_fails(tmp_path, store, model):
+def test_indexing_a_folder_without_readable_images_fails_and_leaves_nothing(tmp_path, store, model, image_files):
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "one.jpg").write_bytes(b"garbage")
     call = ("index", tmp_path / "broken", "--collection", "c", "--store", store, "--model", model)
     assert "None of the 1 images" in refused(*call, code=1)
+    assert not store.exists()
+    index(image_files[0].parent, store, model=model)
+    assert "None of the 1 images" in refused(*call, "--collection", "d", code=1)  # the last one counts
+    with open_store(str(store), read_only=True) as opened:
+        assert [info.name for info in opened.list()] == ["c"]
 
 
 def test_a_search_names_unreadable_images_and_answers_for_the_others(folder, store, model, image_files):

@@ -316,6 +316,9 @@ def test_items_and_their_values_come_from_a_table(nnclr, store, tmp_path):
     assert [(one["label"], one["odd"], "score" in one) for one in kept] == [("cat", True, False), ("dog", True, False)]
     other = tmp_path / "other.csv"
     other.write_text("path\nx\n")
+    (tmp_path / "empty.csv").touch()
+    (tmp_path / "rows.csv").write_text("id,label\n")
+    assert "1 ids do not exist" in nnclr("set", "photos", '{"odd": true}', "--from", table)[1]
     for words in (
         ("set", "photos", "--from", table),
         ("set", "photos", "{}", "--from", table, "--column", "label"),
@@ -323,6 +326,8 @@ def test_items_and_their_values_come_from_a_table(nnclr, store, tmp_path):
         ("set", "photos", "--id", "i00", "--column", "label"),
         ("delete", "photos", "--from", other),
         ("delete", "photos", "--from", tmp_path / "nothing.csv"),
+        ("delete", "photos", "--from", tmp_path / "empty.csv"),
+        ("set", "photos", "--from", tmp_path / "rows.csv", "--column", "label"),
         ("delete", "photos", "--from", table, "--id", "i00"),
     ):
         error_line(nnclr(*words), 2)

@@ -118,6 +118,11 @@ def test_another_folder_with_the_same_paths_is_refused_and_a_copy_is_unchanged(c
     assert collection.index_folder(copy, source="mine").updated == 1
 
 
+def test_a_folder_is_not_imported_as_a_file(collection, folder):
+    with pytest.raises(InvalidRequest, match="index_folder"):
+        collection.import_file(folder)
+
+
 def test_two_folders_of_one_name_do_not_replace_each_others_items(collection, image_files, tmp_path):
     folders = [tmp_path / parent / "photos" for parent in "ab"]
     for folder, image in zip(folders, image_files, strict=False):

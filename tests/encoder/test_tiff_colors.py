@@ -74,6 +74,12 @@ def test_colors_that_are_not_converted_are_refused(tmp_path):
     np.testing.assert_array_equal(np.asarray(decode_image(Tile(str(path), (3, 5, 24, 27)))), plain[5:27, 3:24])
 
 
+def test_complex_numbers_are_refused(tmp_path):
+    tifffile.imwrite(tmp_path / "a.tif", np.full((20, 20), 1 + 1j, np.complex64))
+    with pytest.raises(UnsupportedImage):
+        decode_image(tmp_path / "a.tif")
+
+
 def test_a_channel_of_unspecified_meaning_is_not_lost(tmp_path):
     path = tmp_path / "infrared.tif"
     tifffile.imwrite(path, RGBA, photometric="rgb", extrasamples=[0])

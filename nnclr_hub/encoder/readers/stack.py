@@ -129,6 +129,8 @@ def read_selected(
     width, height = stack.size if box is None else (box[2] - box[0], box[3] - box[1])
     if width < 1 or height < 1:
         raise ImageError("The image has no pixels.")
+    if stack.dtype.kind == "c":
+        raise UnsupportedImage("The image has complex numbers; save their magnitude, or real and imaginary channels.")
     check_size(width, height)
     if width * height * len(channels) * stack.dtype.itemsize > MAX_BYTES:
         raise ImageTooLarge(

@@ -165,7 +165,7 @@ class Manifest:
         except OSError as error:
             raise InvalidRequest(
                 f"{folder} is not an exported collection ({path.name}: {error.strerror}); give a folder that "
-                "`nnclr store export` wrote."
+                "`nnclr store export` wrote, or use `nnclr index` for a folder of images."
             ) from error
         except (ValueError, RecursionError) as error:
             raise StoreError(f"{path} is not JSON ({str(error)[:80]}); export the collection again.") from error
