@@ -15,6 +15,7 @@ STARTER = "nnclr_resnet18_free_starter"
 CHILD = """
 import json, resource, sys
 size = int(sys.argv[1])
+sys.dont_write_bytecode = size > 0  # Python would leave half a file
 resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 from typer.testing import CliRunner
 from nnclr_hub.cli import service

@@ -121,7 +121,8 @@ def test_a_cache_that_cannot_be_written_is_named(server, name, monkeypatch, tmp_
 def test_a_full_disk_is_reported_and_leaves_no_files(server, name):
     """Simulate a full disk with the limit on the size of a file."""
     code = (
-        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
+        "import resource, sys; sys.dont_write_bytecode = True\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
         "from nnclr_hub.errors import ModelError; from nnclr_hub.hub.sources import resolve\n"
         "try: resolve(sys.argv[1])\n"
         "except ModelError as error: print(error)"

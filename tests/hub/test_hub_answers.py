@@ -149,7 +149,8 @@ def test_a_file_that_changed_on_the_way_is_refused(hub, tmp_path):
 
 def test_a_full_disk_is_reported(hub, tmp_path):
     """Simulate a full disk with the limit on the size of a file."""
-    code = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n" + RESOLVE
+    code = "import resource, sys; sys.dont_write_bytecode = True  # Python would leave half a file\n"
+    code += "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n" + RESOLVE
     answer = fetch(hub, tmp_path, "org/name", code=code)["org/name"]
     assert answer.startswith("ModelError: ")
     assert "disk" in answer

@@ -113,7 +113,7 @@ def test_a_user_without_a_home_has_a_cache_folder(monkeypatch):
 def test_a_full_disk_costs_time_alone(model, tmp_path):
     code = (
         "import resource, sys; from pathlib import Path\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+        "sys.dont_write_bytecode = True; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
         "from nnclr_hub.hub.integrity import digest_of\n"
         "for _ in range(2): digest_of(Path(sys.argv[1]) / 'model.safetensors')"
     )

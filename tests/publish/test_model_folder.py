@@ -211,7 +211,8 @@ def test_an_edited_card_is_kept(tmp_path):
 def test_a_full_disk_is_reported_and_leaves_no_files(model, tmp_path):
     """Simulate a full disk with the limit on the size of a file."""
     code = (
-        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
+        "import resource, sys; sys.dont_write_bytecode = True\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
         "from pathlib import Path; from nnclr_hub.errors import ModelError\n"
         "from nnclr_hub.publish.export import export_run\n"
         "try: export_run(Path(sys.argv[1]), Path(sys.argv[2]))\n"

@@ -33,6 +33,8 @@ from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec
 from store.crash.content import DIM, item_of, version_of
 
+sys.dont_write_bytecode = True  # Python would leave half a file
+
 def limit(size):
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
