@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import cache
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -239,8 +240,14 @@ def _with_images(place: str, found: list[_Found]) -> list[_Found]:
     if len(empty) == len(found):
         raise NoImages(f"{place} contains no image; {EXPECTED}.")
     if empty:
-        log.warning("%d of the %d archives in %s contain no image, such as %s", len(empty), len(found), place, empty[0])
+        _warn_of_empty(place, len(empty), len(found), empty[0])
     return found
+
+
+@cache
+def _warn_of_empty(place: str, empty: int, count: int, first: str) -> None:
+    """Log a warning once per place; programs list the same folder several times."""
+    log.warning("%d of the %d archives in %s contain no image, such as %s", empty, count, place, first)
 
 
 def _remote(address: str) -> Iterator[_Found]:

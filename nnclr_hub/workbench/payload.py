@@ -110,6 +110,8 @@ def image_file(image: ImageLike) -> tuple[str, bytes]:
         from nnclr_hub.errors import ImageError
 
         try:
+            if Path(image).exists() and not Path(image).is_file():  # reading a pipe would never end
+                raise ImageError("The file cannot be opened: it is a folder or a device.")
             # file names may hold bytes that are not UTF-8, which a header cannot carry
             return Path(image).name.encode("utf-8", "replace").decode(), Path(image).read_bytes()
         except (OSError, ValueError) as error:

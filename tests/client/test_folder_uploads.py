@@ -118,6 +118,12 @@ def test_another_folder_with_the_same_paths_is_refused_and_a_copy_is_unchanged(c
     assert collection.index_folder(copy, source="mine").updated == 1
 
 
+def test_a_pipe_in_a_folder_is_listed_and_not_read(collection, folder):
+    os.mkfifo(folder / "cat" / "pipe.jpg")
+    report = collection.index_folder(folder)
+    assert (report.added, len(report.broken)) == (60, 1)
+
+
 def test_a_folder_is_not_imported_as_a_file(collection, folder):
     with pytest.raises(InvalidRequest, match="index_folder"):
         collection.import_file(folder)
