@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from nnclr_hub.cli.pretraining import INTERRUPTED, Device
+from nnclr_hub.cli.pretraining import INTERRUPTED, Device, Labels, Root
 from nnclr_hub.cli.programs import load_program
 from nnclr_hub.cli.reading import ReadingOptions, reads_images
 from nnclr_hub.cli.verbs import Json, err, out, print_json
@@ -46,10 +46,8 @@ def evaluate(
         typer.Option(min=1, max=128, help="Average N crops per image; for protocols on frozen features."),
     ] = 1,
     device: Device = None,
-    labels: Annotated[
-        Path | None, typer.Option("--labels", help="Table with path,label; a fifth of each class is scored.")
-    ] = None,
-    root: Annotated[Path | None, typer.Option("--root", help="Folder to which the paths of --labels belong.")] = None,
+    labels: Labels = None,
+    root: Root = None,
     show: Annotated[
         bool, typer.Option("--protocols", help="List the protocols with their settings, and exit.")
     ] = False,

@@ -17,6 +17,9 @@ from nnclr_hub.errors import InvalidRequest
 
 Folder = Annotated[Path, typer.Argument(help="A model folder.")]
 License = Annotated[str | None, typer.Option(help="License of the weights, for the card.")]
+TrainedOn = Annotated[
+    str | None, typer.Option("--trained-on", help="The training images and their terms, for the card.")
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -40,9 +43,7 @@ def export(
     dtype: Annotated[str, typer.Option(help="fp32 or fp16.")] = "fp32",
     support_set: Annotated[bool, typer.Option("--support-set", help="Include the run's support set.")] = False,
     license: License = None,
-    trained_on: Annotated[
-        str | None, typer.Option("--trained-on", help="The training images and their terms, for the card.")
-    ] = None,
+    trained_on: TrainedOn = None,
     terms: Annotated[
         str | None, typer.Option("--data-terms", help="Terms of the training images, such as cc-by-4.0.")
     ] = None,
@@ -203,9 +204,7 @@ def convert(
     ] = [],  # noqa: B006
     input_size: Annotated[int | None, typer.Option(help="Side of the input in pixels.", min=1)] = None,
     license: License = None,
-    trained_on: Annotated[
-        str | None, typer.Option("--trained-on", help="The training images and their terms, for the card.")
-    ] = None,
+    trained_on: TrainedOn = None,
     as_json: Json = False,
 ) -> None:
     """Convert a checkpoint of another project to a model folder.

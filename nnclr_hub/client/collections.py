@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nnclr_hub.client.images import bounded
 from nnclr_hub.client.steps import Answer, Call, Steps, perform, to_json
@@ -17,9 +17,6 @@ from nnclr_hub.store.index_kinds import IndexName
 from nnclr_hub.store.reports import Change, ChangePage, CollectionInfo, VerifyReport
 from nnclr_hub.store.spec import CollectionSpec, Compared, Metric, Precision
 from nnclr_hub.workbench.payload import decode_vector, encode_vector
-
-if TYPE_CHECKING:
-    pass
 
 ROOT = "/api/v1/collections"
 PAGE = 1000

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 
 
 @dataclass(frozen=True)
@@ -34,15 +33,3 @@ def find_leaks(groups: Iterable[tuple[Sequence[int], float]], parts: Sequence[st
         if len({parts[i] for i in inside}) > 1 and (inside not in found or score > found[inside].score):
             found[inside] = Leak(inside, tuple(parts[i] for i in inside), float(score))
     return sorted(found.values(), key=lambda leak: (-leak.score, leak.items))
-
-
-def leaked_pairs(leaks: Iterable[Leak]) -> list[tuple[int, int]]:
-    """Return every pair of items in different parts, the lower position first."""
-    return sorted(
-        {
-            (a, b)
-            for leak in leaks
-            for (a, one), (b, other) in combinations(zip(leak.items, leak.parts, strict=True), 2)
-            if one != other
-        }
-    )

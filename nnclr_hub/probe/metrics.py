@@ -101,11 +101,6 @@ class Retrieval:
     average_precision: np.ndarray
 
     @property
-    def mean_average_precision(self) -> float:
-        """The mean over queries."""
-        return float(self.average_precision.mean())
-
-    @property
     def queries(self) -> int:
         """Number of queries with a relevant image in the gallery."""
         return len(self.average_precision)

@@ -1,7 +1,7 @@
 """Linear probes that a store keeps by name, and the labels that they predict.
 
     keep_probe(records, fit_on_collection(collection, "pets", "label", None, FitOptions()), replace=False)
-    bench.predict("pets", images=[Path("new.jpg")])[0].label
+    bench.predict("pets", collection="photos", ids=["a"])[0].label
     probe_files(get_probe(bench.store.records, "pets"))["probe.safetensors"]
 
 A probe is a record of the store: its description as JSON, its weights as safetensors.
@@ -13,13 +13,10 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
-from nnclr_hub.encoder.embedder import Embedder
 from nnclr_hub.encoder.features import unit_rows
 from nnclr_hub.errors import ItemNotFound, NNCLRHubError, ProbeExists, ProbeNotFound
 from nnclr_hub.probe.labeling import Labeling
@@ -165,26 +162,9 @@ def label_items(
     missing = {
         id: ItemNotFound(f"Collection {collection.name!r} has no item {id!r}.") for id in ids if id not in vectors
     }
-    return _label_each(probe, [missing.get(id, vectors.get(id)) for id in ids], k, collection.spec.fingerprint)
-
-
-def label_images(
-    probe: LinearProbe, embedder: Embedder, images: Sequence[Path | bytes | Image.Image], k: int
-) -> list[Labeling | NNCLRHubError]:
-    """Return the labeling of each image, or an ImageError.
-
-    Raises:
-        FingerprintMismatch: if the embedder is not the probe's.
-    """
-    probe.require(embedder.fingerprint)
-    return _label_each(probe, embedder.embed_each(images), k, embedder.fingerprint)
-
-
-def _label_each(probe: LinearProbe, rows: Sequence[Any], k: int, fingerprint: str) -> list[Labeling | NNCLRHubError]:
-    """Label the rows that are vectors; errors stay where they are."""
-    vectors = [row for row in rows if not isinstance(row, NNCLRHubError)]
-    labelings = iter(label_rows(probe, np.stack(vectors), k, fingerprint=fingerprint) if vectors else [])
-    return [row if isinstance(row, NNCLRHubError) else next(labelings) for row in rows]
+    found = [vectors[id] for id in ids if id in vectors]
+    labelings = iter(label_rows(probe, np.stack(found), k, fingerprint=collection.spec.fingerprint) if found else [])
+    return [missing[id] if id in missing else next(labelings) for id in ids]
 
 
 def _without_weights(record: Record) -> KeptProbe:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from nnclr_hub.encoder.embedder import Embedder
 from nnclr_hub.encoder.tiles import Tiling
@@ -41,7 +40,7 @@ from nnclr_hub.workbench.image_record import PIXEL_HASH
 from nnclr_hub.workbench.ingestion import Ingestion, add_images
 from nnclr_hub.workbench.models import Models, bind_again, embedder_for
 from nnclr_hub.workbench.originals import Originals
-from nnclr_hub.workbench.probes import get_probe, label_images, label_items, label_rows
+from nnclr_hub.workbench.probes import get_probe, label_items, label_rows
 from nnclr_hub.workbench.search_batch import Answer, attempt, resolve_each, run_each
 from nnclr_hub.workbench.search_query import SearchQuery
 from nnclr_hub.workbench.write_lock import Target, WriteLock
@@ -352,32 +351,29 @@ class Workbench:
         self,
         probe: str,
         *,
-        images: Sequence[Path | bytes | Image.Image] | None = None,
         vectors: np.ndarray | None = None,
         collection: str | None = None,
         ids: Sequence[str] | None = None,
         fingerprint: str = "",
         k: int = 5,
     ) -> list[Labeling | NNCLRHubError]:
-        """Return a probe's labeling of images, vectors (N, D), or items of a collection; or an error for each.
+        """Return a probe's labeling of vectors (N, D), or of items of a collection; or an error for each.
 
         Args:
             fingerprint: of the encoder that made the vectors; "" skips the check.
             k: number of classes to report with their probability.
 
         Raises:
-            InvalidRequest: unless exactly one of images, vectors and ids is given.
+            InvalidRequest: unless either vectors or ids are given.
             FingerprintMismatch: if they come from another encoder than the probe's.
             ProbeNotFound: the probe does not exist.
             CollectionNotFound: the collection does not exist.
         """
-        if sum(query is not None for query in (images, vectors, ids)) != 1 or (ids is None) != (collection is None):
-            raise InvalidRequest("A prediction takes exactly one of images, vectors, and ids with their collection.")
+        if (vectors is None) == (ids is None) or (ids is None) != (collection is None):
+            raise InvalidRequest("A prediction takes either vectors, or ids with their collection.")
         kept = get_probe(self.store.records, probe)
         if ids is not None and collection is not None:
             return label_items(kept.probe, self.collection(collection), ids, k)
-        if images is not None:
-            return label_images(kept.probe, self.embedder_of_probe(probe), images, k)
         return list(label_rows(kept.probe, np.asarray(vectors, np.float32), k, fingerprint=fingerprint))
 
     # ---- inside

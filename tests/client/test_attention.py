@@ -7,19 +7,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nnclr_hub import AsyncClient, AttentionMap, Box, Client, ImageError, Point
+from nnclr_hub import AsyncClient, AttentionMap, Box, ImageError, Point
 from nnclr_hub.errors import CollectionNotFound, InvalidRequest
 
 
 @pytest.fixture(scope="module")
 def server(model, tmp_path_factory, serve) -> Iterator:
     yield from serve(model, tmp_path_factory.mktemp("attention") / "store")
-
-
-@pytest.fixture
-def client(server) -> Iterator[Client]:
-    with Client(server.url, timeout=60) as opened:
-        yield opened
 
 
 def alike(found, want: AttentionMap) -> None:

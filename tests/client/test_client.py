@@ -32,20 +32,6 @@ def server(model, tmp_path_factory, serve) -> Iterator:
     yield from serve(model, tmp_path_factory.mktemp("client") / "store", capacity=200)
 
 
-@pytest.fixture
-def client(server) -> Iterator[Client]:
-    with Client(server.url, timeout=120) as opened:
-        yield opened
-
-
-@pytest.fixture
-def photos_there(client) -> Iterator:
-    """An empty collection, dropped afterwards."""
-    client.collections.create("photos")
-    yield client.collection("photos")
-    client.collections.drop("photos")
-
-
 def test_models_and_readiness(client, encoder):
     assert client.ready()
     served = client.model(client.list_models()[0].name)
@@ -77,102 +63,102 @@ def test_a_bad_image_has_a_separate_error(client, encoder, image_files, tmp_path
         client.embed([image_files[0], b"garbage"])
 
 
-def test_the_methods_of_a_collection_match_the_store(client, server, photos_there, encoder, image_files):
+def test_the_methods_of_a_collection_match_the_store(client, server, collection, encoder, image_files):
     vectors = encoder.embed(image_files[:3])
     items = [Item(f"p{i}", vector, {"label": "odd" if i % 2 else "even"}) for i, vector in enumerate(vectors)]
-    assert photos_there.upsert(items) > 0
-    assert photos_there.count() == 3
-    assert photos_there.count({"must": [{"key": "label", "match": "even"}]}) == 2
+    assert collection.upsert(items) > 0
+    assert collection.count() == 3
+    assert collection.count({"must": [{"key": "label", "match": "even"}]}) == 2
     own = server.bench.collection("photos")
-    for mine, theirs in zip(photos_there.get(["p2", "nobody", "p0"]), own.get(["p2", "nobody", "p0"]), strict=True):
+    for mine, theirs in zip(collection.get(["p2", "nobody", "p0"]), own.get(["p2", "nobody", "p0"]), strict=True):
         assert (mine.id, mine.metadata) == (theirs.id, theirs.metadata)
         np.testing.assert_allclose(mine.vector, theirs.vector, atol=1e-6)
-    for mine, theirs in zip(photos_there.search(vectors[1], k=2), own.search(vectors[1], k=2), strict=True):
+    for mine, theirs in zip(collection.search(vectors[1], k=2), own.search(vectors[1], k=2), strict=True):
         assert (mine.id, mine.metadata) == (theirs.id, theirs.metadata)
         assert mine.score == pytest.approx(theirs.score, abs=1e-5)
-    assert photos_there.search(image=image_files[1], k=1)[0].id == "p1"
-    assert "p1" not in {match.id for match in photos_there.search(id="p1")}
-    assert photos_there.search(image=image_files[1], box=(0, 0, 64, 64), k=1, with_vector=True)[0].vector.shape == (32,)
-    assert photos_there.search(positive=[image_files[1]], k=1)[0].id == "p1"
-    first = photos_there.scroll(limit=2)
-    rest = photos_there.scroll(first.cursor, with_vector=False)
+    assert collection.search(image=image_files[1], k=1)[0].id == "p1"
+    assert "p1" not in {match.id for match in collection.search(id="p1")}
+    assert collection.search(image=image_files[1], box=(0, 0, 64, 64), k=1, with_vector=True)[0].vector.shape == (32,)
+    assert collection.search(positive=[image_files[1]], k=1)[0].id == "p1"
+    first = collection.scroll(limit=2)
+    rest = collection.scroll(first.cursor, with_vector=False)
     assert [item.id for item in (*first.items, *rest.items)] == ["p0", "p1", "p2"]
     assert (rest.cursor, rest.items[0].vector.shape) == (None, (0,))
-    assert photos_there.delete(["p0", "nobody"]) == 1
+    assert collection.delete(["p0", "nobody"]) == 1
     assert [info.count for info in client.collections.list()] == [2]
-    assert photos_there.info().spec == replace(own.spec, model=client.list_models()[0].name)
-    assert photos_there.info().recall_estimate == 1.0  # a flat index
-    photos_there.snapshot()
+    assert collection.info().spec == replace(own.spec, model=client.list_models()[0].name)
+    assert collection.info().recall_estimate == 1.0  # a flat index
+    collection.snapshot()
 
 
-def test_a_batch_of_searches_matches_the_store(server, photos_there, encoder, image_files):
+def test_a_batch_of_searches_matches_the_store(server, collection, encoder, image_files):
     vectors = encoder.embed(image_files[:6])
-    photos_there.upsert([Item(f"p{i}", vector, {"n": i}) for i, vector in enumerate(vectors)])
+    collection.upsert([Item(f"p{i}", vector, {"n": i}) for i, vector in enumerate(vectors)])
     own = server.bench.collection("photos")
     many = np.repeat(vectors, 25, axis=0)  # more than a request holds
     where = {"must": [{"key": "n", "range": {"gte": 2}}]}
     for mine, theirs in zip(
-        photos_there.search_batch(many, k=2, where=where), own.search_batch(many, k=2, where=where), strict=True
+        collection.search_batch(many, k=2, where=where), own.search_batch(many, k=2, where=where), strict=True
     ):
         assert [match.id for match in mine] == [match.id for match in theirs]
-    assert photos_there.search_batch(vectors[:1], k=1, with_vector=True)[0][0].vector.shape == (32,)
-    assert photos_there.search_batch(np.zeros((0, 32))) == []
+    assert collection.search_batch(vectors[:1], k=1, with_vector=True)[0][0].vector.shape == (32,)
+    assert collection.search_batch(np.zeros((0, 32))) == []
     with pytest.raises(InvalidRequest):
-        photos_there.search_batch(np.ones((2, 7)))
+        collection.search_batch(np.ones((2, 7)))
 
 
-def test_many_items_are_read_in_order_and_deleted(photos_there, encoder):
+def test_many_items_are_read_in_order_and_deleted(collection, encoder):
     ids = [f"p{i}" for i in range(40)]
-    photos_there.upsert([Item(id, np.eye(32)[i % 32], {"i": i}) for i, id in enumerate(ids)])
+    collection.upsert([Item(id, np.eye(32)[i % 32], {"i": i}) for i, id in enumerate(ids)])
     asked = [*reversed(ids), "nobody", ids[3]]
-    assert [item.id for item in photos_there.get(asked)] == [*reversed(ids), ids[3]]
-    assert photos_there.delete([*ids[:30], "nobody"]) == 30
-    assert photos_there.count() == 10
-    assert (photos_there.get([]), photos_there.delete([])) == ([], 0)
+    assert [item.id for item in collection.get(asked)] == [*reversed(ids), ids[3]]
+    assert collection.delete([*ids[:30], "nobody"]) == 30
+    assert collection.count() == 10
+    assert (collection.get([]), collection.delete([])) == ([], 0)
 
 
-def test_a_collection_is_verified(server, photos_there, encoder, image_files):
-    photos_there.upsert([Item("a", encoder.embed(image_files[:1])[0])])
-    assert photos_there.verify() == server.bench.collection("photos").verify()
-    assert photos_there.verify().ok
+def test_a_collection_is_verified(server, collection, encoder, image_files):
+    collection.upsert([Item("a", encoder.embed(image_files[:1])[0])])
+    assert collection.verify() == server.bench.collection("photos").verify()
+    assert collection.verify().ok
 
 
-def test_metadata_facets_and_indexed_keys(photos_there, client):
+def test_metadata_facets_and_indexed_keys(collection, client):
     vectors = np.random.default_rng(0).normal(size=(6, 32))
-    photos_there.upsert([Item(f"i{i}", vector, {"n": i}) for i, vector in enumerate(vectors)])
+    collection.upsert([Item(f"i{i}", vector, {"n": i}) for i, vector in enumerate(vectors)])
     low = {"must": [{"key": "n", "range": {"lt": 2}}]}
-    assert photos_there.update_metadata({"tags": ["low"]}, where=low) == 2
-    assert photos_there.update_metadata({"m": 1}, ids=["i5", "nobody"], replace=True) == 1
-    assert [dict(item.metadata) for item in photos_there.get(["i5", "i0"])] == [{"m": 1}, {"n": 0, "tags": ["low"]}]
-    found = photos_there.facets(["tags", "n"], {"must_not": [{"ids": ["i1"]}]}, bins=2)
+    assert collection.update_metadata({"tags": ["low"]}, where=low) == 2
+    assert collection.update_metadata({"m": 1}, ids=["i5", "nobody"], replace=True) == 1
+    assert [dict(item.metadata) for item in collection.get(["i5", "i0"])] == [{"m": 1}, {"n": 0, "tags": ["low"]}]
+    found = collection.facets(["tags", "n"], {"must_not": [{"ids": ["i1"]}]}, bins=2)
     assert (found["tags"].values, found["n"].items, found["n"].histogram.counts) == ([("low", 1)], 4, [1, 3])
-    assert photos_there.change_indexed(["n"]).spec.indexed == ("n",)
-    assert photos_there.delete(where=low) == 2
-    assert photos_there.count() == 4
+    assert collection.change_indexed(["n"]).spec.indexed == ("n",)
+    assert collection.delete(where=low) == 2
+    assert collection.count() == 4
 
 
-def test_a_follower_of_the_changes_gets_each_write_and_waits_for_the_next(client, photos_there, encoder, image_files):
+def test_a_follower_of_the_changes_gets_each_write_and_waits_for_the_next(client, collection, encoder, image_files):
     vectors = encoder.embed(image_files[:3])
-    first = photos_there.upsert([Item(f"i{n}", vector) for n, vector in enumerate(vectors)])
-    photos_there.delete(["i1"])
-    page = photos_there.changes()
+    first = collection.upsert([Item(f"i{n}", vector) for n, vector in enumerate(vectors)])
+    collection.delete(["i1"])
+    page = collection.changes()
     assert [(one.op, one.id) for one in page.changes] == [*(("upsert", f"i{n}") for n in range(3)), ("delete", "i1")]
     assert {one.commit for one in page.changes} == {first, page.last}
-    assert photos_there.changes(page.next).changes == []
-    writer = threading.Timer(0.3, photos_there.upsert, [[Item("late", vectors[0])]])
+    assert collection.changes(page.next).changes == []
+    writer = threading.Timer(0.3, collection.upsert, [[Item("late", vectors[0])]])
     writer.start()
-    assert [one.id for one in photos_there.changes(page.next, wait=30).changes] == ["late"]
+    assert [one.id for one in collection.changes(page.next, wait=30).changes] == ["late"]
     writer.join()
     with pytest.raises(ChangesUnavailable):
-        photos_there.changes(10**9)
-    assert photos_there.changes(page.next, log=page.log).log == page.log
+        collection.changes(10**9)
+    assert collection.changes(page.next, log=page.log).log == page.log
     with pytest.raises(ChangesUnavailable):
-        photos_there.changes(page.next, log="another")
+        collection.changes(page.next, log="another")
     with pytest.raises(InvalidRequest):
-        photos_there.changes(wait=31)
+        collection.changes(wait=31)
 
 
-def test_an_alias_can_replace_the_name_of_a_collection(client, photos_there):
+def test_an_alias_can_replace_the_name_of_a_collection(client, collection):
     client.aliases.point("best", "photos")
     assert client.aliases.list() == {"best": "photos"}
     assert client.collection("best").info().name == "photos"
@@ -198,39 +184,39 @@ def test_vectors_are_sent_as_base64_and_the_server_counts_items():
     assert (call.path, dict(call.params)) == ("/api/v1/collections/photos/count", {"where": '{"must":[]}'})
 
 
-def test_add_images_returns_an_error_per_image(photos_there, image_files):
-    errors = photos_there.add_images(
+def test_add_images_returns_an_error_per_image(collection, image_files):
+    errors = collection.add_images(
         [NewImage("a", image_files[0], {"n": 1}), NewImage("b", b"garbage"), NewImage("c", image_files[1])]
     )
     assert [type(error) for error in errors] == [type(None), UnsupportedImage, type(None)]
-    assert [item.id for item in photos_there.scroll().items] == ["a", "c"]
-    assert photos_there.get(["a"])[0].metadata["n"] == 1
-    assert photos_there.thumbnail("a").startswith(b"\xff\xd8")
-    photos_there.upsert([Item("bare", photos_there.get(["a"])[0].vector)])
-    one, none, missing, other = photos_there.thumbnails(["c", "bare", "nobody", "a"])
-    assert (one, none, missing, other) == (photos_there.thumbnail("c"), None, None, photos_there.thumbnail("a"))
-    many = photos_there.thumbnails(["a"] * 65 + ["c"])  # two requests
+    assert [item.id for item in collection.scroll().items] == ["a", "c"]
+    assert collection.get(["a"])[0].metadata["n"] == 1
+    assert collection.thumbnail("a").startswith(b"\xff\xd8")
+    collection.upsert([Item("bare", collection.get(["a"])[0].vector)])
+    one, none, missing, other = collection.thumbnails(["c", "bare", "nobody", "a"])
+    assert (one, none, missing, other) == (collection.thumbnail("c"), None, None, collection.thumbnail("a"))
+    many = collection.thumbnails(["a"] * 65 + ["c"])  # two requests
     assert many == [other] * 65 + [one]
-    photos_there.delete(["bare"])
-    assert all(photos_there.add_images([NewImage("d", b"x"), NewImage("e", b"y")]))
+    collection.delete(["bare"])
+    assert all(collection.add_images([NewImage("d", b"x"), NewImage("e", b"y")]))
 
 
-def test_errors_have_the_classes_of_the_library(client, photos_there):
+def test_errors_have_the_classes_of_the_library(client, collection):
     nowhere = client.collection("nowhere")
     for ask, kind in (
         (lambda: nowhere.count(), CollectionNotFound),
         (lambda: client.collections.drop("nowhere"), CollectionNotFound),
         (lambda: client.collections.create("photos", metric="l2"), CollectionExists),
         (lambda: client.collections.create("photos", vectors="center"), CollectionExists),
-        (lambda: photos_there.thumbnail("nobody"), ItemNotFound),
-        (lambda: photos_there.search(id="nobody"), ItemNotFound),
-        (lambda: photos_there.count({"must": [{"key": "label", "oops": 1}]}), InvalidFilter),
-        (lambda: photos_there.search(), InvalidRequest),
-        (lambda: photos_there.search(np.zeros((2, 2))), InvalidRequest),
-        (lambda: photos_there.search(np.ones(32), where={"must": float("nan")}), InvalidFilter),
-        (lambda: photos_there.upsert([Item("a", np.ones(32), {"x": object()})]), InvalidRequest),
-        (lambda: photos_there.upsert([Item("a", np.ones(32), {}, b"\xff\xd8")]), InvalidRequest),
-        (lambda: photos_there.delete("abc"), InvalidRequest),
+        (lambda: collection.thumbnail("nobody"), ItemNotFound),
+        (lambda: collection.search(id="nobody"), ItemNotFound),
+        (lambda: collection.count({"must": [{"key": "label", "oops": 1}]}), InvalidFilter),
+        (lambda: collection.search(), InvalidRequest),
+        (lambda: collection.search(np.zeros((2, 2))), InvalidRequest),
+        (lambda: collection.search(np.ones(32), where={"must": float("nan")}), InvalidFilter),
+        (lambda: collection.upsert([Item("a", np.ones(32), {"x": object()})]), InvalidRequest),
+        (lambda: collection.upsert([Item("a", np.ones(32), {}, b"\xff\xd8")]), InvalidRequest),
+        (lambda: collection.delete("abc"), InvalidRequest),
         (lambda: client.collection("../models"), InvalidRequest),
     ):
         with pytest.raises(kind) as raised:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nnclr_hub import AsyncClient, Client, open_store
+from nnclr_hub import AsyncClient, open_store
 from nnclr_hub.client import uploads
 from nnclr_hub.client.images import MOST_BYTES
 from nnclr_hub.client.steps import InThread
@@ -30,19 +30,6 @@ from nnclr_hub.workbench.image_record import PIXEL_HASH
 def server(model, tmp_path_factory, serve) -> Iterator:
     # fewer permits than four uploads need, so that some requests are retried; requests are small
     yield from serve(model, tmp_path_factory.mktemp("upload") / "store", capacity=40, max_images=10)
-
-
-@pytest.fixture
-def client(server) -> Iterator[Client]:
-    with Client(server.url, timeout=120) as opened:
-        yield opened
-
-
-@pytest.fixture
-def collection(client) -> Iterator:
-    client.collections.create("photos")
-    yield client.collection("photos")
-    client.collections.drop("photos")
 
 
 def test_an_uploaded_folder_has_the_items_of_nnclr_index(server, collection, folder, model, tmp_path):

@@ -36,12 +36,6 @@ def server(model, photos, tmp_path_factory, serve) -> Iterator:
         yield running
 
 
-@pytest.fixture
-def client(server) -> Iterator[Client]:
-    with Client(server.url, timeout=120) as opened:
-        yield opened
-
-
 def test_a_probe_is_fitted_on_a_field_predicts_and_is_downloaded(client, encoder, image_files, tmp_path):
     seen = []
     job = client.probes.fit("classes", collection="photos", field="label")

@@ -74,13 +74,13 @@ def test_retrieval_is_a_ranking_of_all_the_others():
         precisions.append(average_precision_score(right, similarity))
     assert got.queries == 60
     assert got.recall == pytest.approx({k: n / 60 for k, n in hits.items()})
-    assert got.mean_average_precision == pytest.approx(np.mean(precisions), abs=1e-5)
+    assert got.average_precision.mean() == pytest.approx(np.mean(precisions), abs=1e-5)
 
 
 def test_queries_without_a_right_one_in_the_gallery_are_left_out_and_counted():
     queries, gallery = np.eye(3), np.eye(3)[[0, 1]]
     got = retrieval(queries, np.array([0, 1, 2]), gallery, np.array([0, 1]), ks=(1,))
-    assert (got.queries, got.recall[1], got.mean_average_precision) == (2, 1.0, 1.0)
+    assert (got.queries, got.recall[1], got.average_precision.mean()) == (2, 1.0, 1.0)
     with pytest.raises(InvalidRequest):
         retrieval(queries, np.array([7, 8, 9]), gallery, np.array([0, 1]))
     with pytest.raises(InvalidRequest):
