@@ -24,7 +24,7 @@ from itertools import count
 from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.encoder.loader import load_encoder
 from nnclr_hub.errors import ModelError, Overloaded
-from nnclr_hub.hub.sources import resolve
+from nnclr_hub.hub.sources import resolve, split_appended
 
 from .engine import Engine
 from .engine.admission import shutting_down
@@ -238,7 +238,7 @@ def weight_of(source: str) -> int:
     Raises:
         ModelError: the source is unavailable.
     """
-    found = resolve(source)
+    found = resolve(split_appended(source)[0])
     if found.folder is None or found.seed is not None:
         return 0
     return (found.folder / found.weights).stat().st_size

@@ -15,7 +15,6 @@ from rich.console import Console
 
 from nnclr_hub.cache import cache_folder
 from nnclr_hub.encoder.hand_crafted import FLOORS
-from nnclr_hub.errors import MissingDependency
 from nnclr_hub.file_replacement import replace_file
 from nnclr_hub.progress import bar
 
@@ -74,7 +73,8 @@ class Floors:
         stored = cls.read(out)
         if not sets:
             return stored
-        key = hashlib.sha256(f"{sorted(images.items())} {transform}".encode()).hexdigest()[:32]
+        named = sorted(one.fingerprint for one in FLOORS.values())
+        key = hashlib.sha256(f"{sorted(images.items())} {transform} {named}".encode()).hexdigest()[:32]
         cache = cache_folder() / "floors" / key
         found = next((one for one in (stored, cls.read(cache)) if one.images == images), None)
         if not ranks.any(ranks.first and found is None):
@@ -83,18 +83,13 @@ class Floors:
             return found or cls()
         floors = cls(images, {one.name: one.tested for one in sets})
         for floor in FLOORS.values():
-            try:
-                with bar(console, f"floor {floor.name}") as advance:
-                    floors.scores[floor.name] = scores_of(sets, floor, protocols, advance)
-            except MissingDependency as error:
-                console.print(f"[yellow]note[/] {error}", highlight=False)
-                break
+            with bar(console, f"floor {floor.name}") as advance:
+                floors.scores[floor.name] = scores_of(sets, floor, protocols, advance)
         if not ranks.first:
             return floors
         floors.write(out)
-        if len(floors.scores) == len(FLOORS):
-            cache.mkdir(parents=True, exist_ok=True)
-            floors.write(cache)
+        cache.mkdir(parents=True, exist_ok=True)
+        floors.write(cache)
         return floors
 
     def write(self, out: Path) -> None:

@@ -30,7 +30,10 @@ def evaluate(
     protocols: Annotated[str, typer.Argument(help="One or several, comma-separated. See --protocols.")] = "",
     sources: Annotated[
         list[str],
-        typer.Argument(help="Encoders: names, folders, timm:..., random:...; floors: pixels, hog, color, hog+color."),
+        typer.Argument(
+            help="Encoders: names, folders, timm:..., random:..., NAME+shape; floors: pixels, hog, shape, color, "
+            "hog+color."
+        ),
     ] = [],  # noqa: B006
     data: Data = [],  # noqa: B006
     to: Annotated[Path, typer.Option("--out", help="Folder for results.json, results.md and the plots.")] = Path(

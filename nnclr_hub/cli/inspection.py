@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from nnclr_hub.workbench.inspection.comparison import EncoderComparison
     from nnclr_hub.workbench.inspection.findings import Findings
 
-HAND_CRAFTED = ("pixels", "hog", "color", "hog+color")
+HAND_CRAFTED = ("pixels", "hog", "shape", "color", "hog+color")
 CACHE = ".cache"  # folder in --out
 OF_IMAGES = ("reading", "embedding", "writing")  # steps of an inspection that count images
 Report = Callable[[str], Callable[[int, int], None]]  # makes the progress of a step

@@ -63,9 +63,9 @@ def info(source: Source, backend: Backend = "auto", as_json: Json = False) -> No
     """
     from nnclr_hub.hub.layout import parameter_count
     from nnclr_hub.hub.registry import MODELS
-    from nnclr_hub.hub.sources import resolve
+    from nnclr_hub.hub.sources import resolve, split_appended
 
-    found = resolve(chosen_model(source, backend))
+    found = resolve(split_appended(chosen_model(source, backend))[0])
     from nnclr_hub.encoder.loader import load_encoder  # imports torch, so a wrong source is reported first
 
     encoder = load_encoder(source, device="cpu", backend=backend, images=1)

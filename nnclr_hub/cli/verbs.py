@@ -211,12 +211,12 @@ def chosen_model(model: str | None, backend: str = "torch") -> str:
     """
     from nnclr_hub.encoder.backends import parse_backend
     from nnclr_hub.hub.registry import default_model
-    from nnclr_hub.hub.sources import PYTHON, resolve
+    from nnclr_hub.hub.sources import PYTHON, resolve, split_appended
 
     parse_backend(backend)
     source = model or default_model()
     if not source.startswith(PYTHON):
-        resolve(source)
+        resolve(split_appended(source)[0])
     return source
 
 

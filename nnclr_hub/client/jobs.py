@@ -96,7 +96,7 @@ def compare(name: str, models: Sequence[str] | None = None, *, field: str = "lab
     """Start to compare encoders on a collection's thumbnails; the job's result has their scores and a conclusion.
 
     Args:
-        models: that the server serves, or pixels, hog, color, hog+color; None: all models of the server, and pixels.
+        models: that the server serves, or pixels, hog, shape, color, hog+color; None: all of the server, and pixels.
         field: metadata key of the label.
 
     Raises:

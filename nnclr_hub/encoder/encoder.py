@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
+from nnclr_hub.encoder.appended import Appended
 from nnclr_hub.encoder.attention import MAX_SIDE, AttentionMap, AttentionSettings, Query
 from nnclr_hub.encoder.backends import Backend, parse_backend
 from nnclr_hub.encoder.backends.choice import open_backend
@@ -92,6 +93,7 @@ class Encoder:
         self._device = device
         self.transform = EvalTransform(preprocessing) if isinstance(preprocessing, Preprocessing) else preprocessing
         self._fingerprint = fingerprint
+        self.appended: Appended | None = None  # to all vectors of the network
         self.name = name
         self.config = config
         self.batch_size = batch_size
@@ -150,6 +152,10 @@ class Encoder:
     @property
     def embed_dim(self) -> int:
         """D, the length of a vector."""
+        return self._network_dim + (self.appended.dim if self.appended else 0)
+
+    @property
+    def _network_dim(self) -> int:
         if isinstance(self._backbone, DeferredBackbone):
             return self._backbone.embed_dim
         from nnclr_hub.encoder.network_output import vector_length
@@ -164,11 +170,12 @@ class Encoder:
     @property
     def fingerprint(self) -> str:
         """32 hex digits of the SHA-256 of weights and preprocessing; equal on every device and backend."""
-        return with_reading(self.network_fingerprint, self.reading)
+        marked = self.appended.mark if self.appended else str
+        return with_reading(marked(self.network_fingerprint), self.reading)
 
     @property
     def network_fingerprint(self) -> str:
-        """The fingerprint without `reading`, as an exported network serves every reading."""
+        """The fingerprint without `reading` and `appended`, as an exported network serves all of them."""
         if self._fingerprint is None:
             self._fingerprint = fingerprint_of(self.backbone, self.transform.preprocessing, self.config)
         return self._fingerprint
@@ -235,6 +242,8 @@ class Encoder:
                 for batch in crops_of(images, self.transform, self.batch_size):
                     yield from self.forward_crops(batch, unit=unit)
                 return
+            if self.appended:
+                raise InvalidRequest(f"{self.name} describes uint8 pixels; pass images, or a uint8 tensor.")
             for x in network_inputs(images, self.transform, self.backbone, self.name, self.batch_size):
                 yield from self._rows(self._forward(x, lambda backbone, x: backbone(x)), unit)
             return
@@ -245,7 +254,7 @@ class Encoder:
                 yield crop if isinstance(crop, ImageError) else next(vectors)
 
     def features_each(self, images: Iterable[ImageLike]) -> list[np.ndarray | ImageError]:
-        """Return the results of `embed_each` without normalization."""
+        """Return the results of `embed_each` without normalization; of `appended`, each part has length 1."""
         return list(self.embed_in_order(images, unit=False))
 
     def tokens(self, images: Iterable[ImageLike] | Tensor) -> np.ndarray:
@@ -287,11 +296,7 @@ class Encoder:
     def attention_maps(
         self, settings: AttentionSettings, image: ImageLike, targets: Sequence[ImageLike] = ()
     ) -> list[AttentionMap]:
-        """Return the map of the image, or one per target; `attention` with all settings in one object.
-
-        Raises:
-            ImageError, InvalidRequest: see `attention`.
-        """
+        """Return the map of the image, or one per target; `attention` with all settings in one object."""
         return self.attention_extractor(settings, image, targets)
 
     @overload
@@ -372,12 +377,13 @@ class Encoder:
 
     def forward_crops(self, crops: np.ndarray | Tensor, *, unit: bool = True) -> np.ndarray:
         """Run one batch of crops from `prepare` through the network: (N, S, S, 3) uint8 -> (N, D) float32."""
-        return self._rows(self.backend.run(np.asarray(crops)), unit)
+        rows = self._rows(self.backend.run(np.asarray(crops)), unit or bool(self.appended))
+        return self.appended.join(rows, np.asarray(crops), unit=unit) if self.appended else rows
 
     def _rows(self, features: np.ndarray, unit: bool) -> np.ndarray:
-        if features.shape[1:] != (self.embed_dim,):
+        if features.shape[1:] != (self._network_dim,):
             raise InvalidRequest(
-                f"{self.name} returns {features.shape[1:]} numbers per image instead of a vector of {self.embed_dim}; "
+                f"{self.name} returns {features.shape[1:]} numbers per image instead of {self._network_dim}; "
                 "use a network with pooling and without classifier."
             )
         return unit_rows(features) if unit else features

@@ -3,12 +3,13 @@
 | source | vector of an image | numbers |
 |---|---|---|
 | `pixels` | 16 x 16 RGB minus its mean | 768 |
-| `hog` | histograms of oriented gradients at 64 x 64: shapes without colors | 1764 |
+| `hog` | histograms of oriented gradients of cells of 8 x 8 in an image of 64 x 64: shapes without colors | 1764 |
+| `shape` | the same of cells of 16 x 16 | 324 |
 | `color` | square roots of an HSV histogram of 16 x 4 x 4 bins: colors without shapes | 256 |
 | `hog+color` | both, each of length 1 | 2020 |
 
-On clothing and groceries, `hog` and `color` separate classes better than a weak encoder does, so a score says little
-without them. Source of HOG: Dalal and Triggs, CVPR 2005, as scikit-image computes it.
+On clothing and groceries, shapes and colors separate classes better than a weak encoder does, so a score says little
+without them. `shape` and `color` can also be appended to the vectors of an encoder (`appended`).
 """
 
 from __future__ import annotations
@@ -22,18 +23,16 @@ from PIL import Image
 
 from nnclr_hub.encoder.channel_image import for_people
 from nnclr_hub.encoder.decoding import decode_any
+from nnclr_hub.encoder.descriptors import HOG, PARTS, SIDE, Part
 from nnclr_hub.encoder.embedder import ImageLike
 from nnclr_hub.encoder.features import unit_rows
 from nnclr_hub.encoder.fingerprint import with_reading
 from nnclr_hub.encoder.image_reading import PLAIN, ImageReading
 from nnclr_hub.encoder.inputs import as_source
 from nnclr_hub.encoder.readers.stack import as_image
-from nnclr_hub.errors import ImageError, MissingDependency
+from nnclr_hub.errors import ImageError
 
 PIXELS_SIDE = 16
-SIDE = 64  # of the image that `hog` and `color` describe
-CELL = 8  # pixels of a side of a cell of HOG
-BINS = (16, 4, 4)  # of hue, saturation and value
 
 
 @dataclass(frozen=True)
@@ -43,27 +42,24 @@ class HandCrafted:
     name: a key of FLOORS.
     embed_dim: D.
     describe: an RGB image -> (D,) float32.
+    identity: of the vectors; a changed definition needs another one.
     reading: the page and the channels that are read of a file; of several channels, the first three are described.
     """
 
     name: str
     embed_dim: int
     describe: Callable[[Image.Image], np.ndarray]
+    identity: str
     reading: ImageReading = PLAIN
     device = "cpu"
 
     @property
     def fingerprint(self) -> str:
-        """Identity of the vectors; a changed definition needs another one."""
-        plain = {"pixels": f"pixels-{PIXELS_SIDE}-mean-removed"}.get(self.name, f"{self.name}-{SIDE}-1")
-        return with_reading(plain, self.reading)
+        """Identity of the vectors."""
+        return with_reading(self.identity, self.reading)
 
     def features_each(self, images: Iterable[ImageLike]) -> list[np.ndarray | ImageError]:
-        """Return (D,) float32 for each image, or the error that prevented reading it.
-
-        Raises:
-            MissingDependency: scikit-image is not installed.
-        """
+        """Return (D,) float32 for each image, or the error that prevented reading it."""
         with ThreadPoolExecutor() as pool:
             return list(pool.map(self._describe_each, images))
 
@@ -84,47 +80,29 @@ def _pixels(image: Image.Image) -> np.ndarray:
     return flat - flat.mean()
 
 
-def _hog(image: Image.Image) -> np.ndarray:
-    gray = np.asarray(_resized(image).convert("L"))
-    found = _skimage("feature").hog(
-        gray, orientations=9, pixels_per_cell=(CELL, CELL), cells_per_block=(2, 2), block_norm="L2-Hys"
-    )
-    return found.astype(np.float32)
+def _described(*parts: Part) -> Callable[[Image.Image], np.ndarray]:
+    """Return a function that joins parts, each of length 1 if there are several."""
+
+    def describe(image: Image.Image) -> np.ndarray:
+        images = np.asarray(image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BILINEAR))[None]
+        found = [part.describe(images) for part in parts]
+        return np.hstack([unit_rows(one) for one in found] if len(found) > 1 else found)[0]
+
+    return describe
 
 
-def _color(image: Image.Image) -> np.ndarray:
-    values = _skimage("color").rgb2hsv(np.asarray(_resized(image)))  # (S, S, 3) in [0, 1]
-    index = np.minimum((values * BINS).astype(int), np.array(BINS) - 1).reshape(-1, 3)
-    counts = np.bincount(np.ravel_multi_index(tuple(index.T), BINS), minlength=int(np.prod(BINS)))
-    # square roots, because the cosine of two histograms is then their Bhattacharyya coefficient
-    return np.sqrt(counts / counts.sum()).astype(np.float32)
-
-
-def _hog_and_color(image: Image.Image) -> np.ndarray:
-    return np.concatenate([unit_rows(part(image)[None])[0] for part in (_hog, _color)])
-
-
-def _resized(image: Image.Image) -> Image.Image:
-    return image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BILINEAR)
-
-
-def _skimage(module: str):
-    try:
-        import skimage.color
-        import skimage.feature
-    except ImportError as error:
-        raise MissingDependency(
-            "The sources hog, color and hog+color need scikit-image; pip install 'nnclr_hub[train]'."
-        ) from error
-    return getattr(skimage, module)
+def _floor(name: str, *parts: Part) -> HandCrafted:
+    version = max(part.version for part in parts)
+    return HandCrafted(name, sum(part.dim for part in parts), _described(*parts), f"{name}-{SIDE}-{version}")
 
 
 FLOORS = {
     one.name: one
     for one in (
-        HandCrafted("pixels", 3 * PIXELS_SIDE**2, _pixels),
-        HandCrafted("hog", 9 * 4 * (SIDE // CELL - 1) ** 2, _hog),
-        HandCrafted("color", int(np.prod(BINS)), _color),
-        HandCrafted("hog+color", 9 * 4 * (SIDE // CELL - 1) ** 2 + int(np.prod(BINS)), _hog_and_color),
+        HandCrafted("pixels", 3 * PIXELS_SIDE**2, _pixels, f"pixels-{PIXELS_SIDE}-mean-removed"),
+        _floor("hog", HOG),
+        _floor("shape", PARTS["shape"]),
+        _floor("color", PARTS["color"]),
+        _floor("hog+color", HOG, PARTS["color"]),
     )
 }

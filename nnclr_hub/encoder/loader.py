@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nnclr_hub.encoder.appended import Appended, append
 from nnclr_hub.encoder.backends.base import AUTO, KINDS, Backend, full_name, parse_backend
 from nnclr_hub.encoder.backends.choice import FEW, MIN_COSINE, cached_choice, candidates, open_backend
 from nnclr_hub.encoder.encoder import Encoder
@@ -20,7 +21,7 @@ from nnclr_hub.encoder.image_reading import ImageReading
 from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.errors import MissingDependency, NNCLRHubError, TamperedModel
 from nnclr_hub.hub.layout import GRAPH, ModelConfig, read_weights
-from nnclr_hub.hub.sources import PYTHON, Resolved, resolve, split_reading
+from nnclr_hub.hub.sources import PYTHON, Resolved, resolve, split_appended, split_reading
 
 if TYPE_CHECKING:
     from torch import nn
@@ -47,6 +48,7 @@ def load_encoder(
     Args:
         source: a registered name, hf-hub:org/repo@rev, a model folder, timm:NAME, random:ARCH@SEED, ...; or
             python:FILE.py:NAME, which runs a file of yours and ignores the other arguments (`encoder.wrapped`).
+            With +shape, +color or both, its vectors also describe shapes and colors (`encoder.appended`).
         device: None: the GPU if there is one.
         backend: the library that runs the network: "torch", whose vectors equal timm's to 1e-5; "openvino",
             "openvino-bf16", "onnx", "compile", ...; or "auto" for the fastest one on this machine whose vectors have a
@@ -61,7 +63,11 @@ def load_encoder(
         InvalidRequest: the source is invalid, the device does not exist, or the backend cannot run the network.
         MissingDependency: the backend's package is not installed.
     """
-    plain, text = split_reading(str(source))
+    plain, parts = split_appended(str(source))
+    if parts:
+        options = {"device": device, "backend": backend, "precision": precision, "images": images, "reading": reading}
+        return append(load_encoder(plain, **options), Appended(parts))
+    plain, text = split_reading(plain)
     given, reading = reading, reading or ImageReading.parse(text)
     if plain.startswith(PYTHON):
         from nnclr_hub.encoder.wrapped import load_from_file

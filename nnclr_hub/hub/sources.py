@@ -9,7 +9,8 @@
                                           branches with zero, so it is weaker than its size suggests
     random:SOURCE[@seed]                  random weights in the network of a name or model folder
 
-Any of them may end in ?channels=0,2,1&page=3, the pixels that the encoder reads of an image file (see
+Any of them may be followed by +shape, +color or both, which the vectors then describe too (see
+`nnclr_hub.encoder.appended`), and by ?channels=0,2,1&page=3, the pixels that the encoder reads of an image file (see
 `nnclr_hub.encoder.image_reading`).
 
 `resolve` returns local files with verified hashes: those that the registry or the address pins, or else those that the
@@ -35,6 +36,8 @@ PYTHON = "python:"  # a file of yours that builds an encoder; see nnclr_hub.enco
 PICKLES = (".pth", ".pt", ".ckpt", ".bin", ".pkl", ".pickle", ".tar")
 NOBODY = Pins("nobody")
 _READING = re.compile(r"(?:channels|page|project|scale)=[\w,]*(?:&(?:channels|page|project|scale)=[\w,]*)*")
+APPENDABLE = ("shape", "color")
+_APPENDED = re.compile(rf"(.+?)((?:\+(?:{'|'.join(APPENDABLE)}))+)", re.DOTALL)
 _ON_THE_HUB = re.compile(r"\w[\w.-]*/[\w.-]+(@[\w./+-]+)?")
 
 
@@ -71,6 +74,22 @@ def split_reading(source: str) -> tuple[str, str]:
     return (plain, reading) if mark and _READING.fullmatch(reading) else (source, "")
 
 
+def split_appended(source: str) -> tuple[str, tuple[str, ...]]:
+    """Return a source without the parts that it appends to vectors, and these, in the order of APPENDABLE.
+
+    Raises:
+        InvalidRequest: a part is repeated.
+    """
+    plain, reading = split_reading(source)
+    found = _APPENDED.fullmatch(plain)
+    if not found:
+        return source, ()
+    names = found[2][1:].split("+")
+    if len(set(names)) < len(names):
+        raise InvalidRequest(f"{source} appends a part twice; use each of {', '.join(APPENDABLE)} at most once.")
+    return f"{found[1]}?{reading}" if reading else found[1], tuple(one for one in APPENDABLE if one in names)
+
+
 def resolve(source: str, *, progress: bool = True, whole: bool = False) -> Resolved:
     """Find the files of a source, download them if necessary, and verify them.
 
@@ -84,9 +103,11 @@ def resolve(source: str, *, progress: bool = True, whole: bool = False) -> Resol
         TamperedModel: the sha256 of a file differs from the recorded one.
         WeightsMismatch, ModelTooNew: config.json is invalid or too new.
         ModelError: a download failed.
-        InvalidRequest: the source is malformed.
+        InvalidRequest: the source is malformed, or appends parts, which belong to no file.
     """
     source = split_reading(source)[0]
+    if (bare := split_appended(source)[0]) != source:
+        raise InvalidRequest(f"Only vectors can have the parts of {source}; name {bare} for its files.")
     if not source:
         raise InvalidRequest("The source is empty; use a model folder, or a name from `nnclr models`.")
     kind, colon, rest = source.partition(":")
@@ -120,6 +141,9 @@ def absolute(source: str) -> str:
     plain, reading = split_reading(source)
     if reading:
         return f"{absolute(plain)}?{reading}"
+    plain, parts = split_appended(source)
+    if parts:
+        return "+".join([absolute(plain), *parts])
     kind, colon, rest = source.partition(":")
     if colon and kind == "local-dir":
         return f"{kind}:{_local(rest).absolute()}"

@@ -8,7 +8,8 @@ import pytest
 from PIL import Image, ImageDraw
 from tiny_runs import nnclr
 
-from nnclr_hub.encoder.hand_crafted import BINS, FLOORS
+from nnclr_hub.encoder.descriptors import BINS
+from nnclr_hub.encoder.hand_crafted import FLOORS
 
 
 def striped(angle: str, color: tuple[int, int, int], side: int = 96) -> Image.Image:
