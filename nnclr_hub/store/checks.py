@@ -173,6 +173,12 @@ def check_vectors(vectors: Sequence[np.ndarray] | np.ndarray, spec: CollectionSp
     if empty:
         return np.zeros((0, spec.dim), np.float32)
     rows = _stacked(vectors, spec, what)
+    if spec.metric == "cosine":
+        # most vectors are unit vectors, which float32 is enough to see
+        with np.errstate(over="ignore", invalid="ignore"):
+            unit = np.abs(np.einsum("ij,ij->i", rows, rows) - 1) < UNIT_TOLERANCE / 2
+        if unit.all():
+            return rows
     largest = _MAX_F16 if spec.precision == "f16" and spec.metric != "cosine" else np.inf
     with np.errstate(over="ignore", invalid="ignore"):
         squares = np.einsum("ij,ij->i", rows, rows, dtype=np.float64)
@@ -218,15 +224,41 @@ def check_items(items: Sequence[Item], spec: CollectionSpec) -> tuple[list[Item]
     for item in items:
         if not isinstance(item, Item):
             raise InvalidRequest(f"Each item must be an Item(id, vector, metadata, thumbnail), got {item!r:.80}.")
-        check_name(item.id, "Item id")
         if item.thumbnail is not None:
             check_thumbnail(item)
-    texts = [metadata_json(item) for item in items]
-    vectors = check_vectors([item.vector for item in items], spec, lambda i: f"item {items[i].id!r}")
-    last = list({item.id: i for i, item in enumerate(items)}.values())
-    if len(last) == len(items):
+    ids = [item.id for item in items]
+    _check_item_ids(ids)
+    texts = _metadata_texts(items)
+    vectors = check_vectors([item.vector for item in items], spec, lambda i: f"item {ids[i]!r}")
+    if len(set(ids)) == len(ids):
         return list(items), texts, vectors
+    last = list({id: i for i, id in enumerate(ids)}.values())
     return [items[i] for i in last], [texts[i] for i in last], vectors[last]
+
+
+def _check_item_ids(ids: Sequence[str]) -> None:
+    if not set(map(type, ids)) <= {str} or not all(map(_NAME.fullmatch, ids)) or "." in ids or ".." in ids:
+        check_ids(ids)  # one by one, to name the first invalid one
+
+
+def _metadata_texts(items: Sequence[Item]) -> list[str]:
+    """Return the JSON of each item's metadata, as `metadata_json` does, but of simple ones together."""
+    metadata = [item.metadata for item in items]
+    if set(map(type, metadata)) == {dict}:
+        try:
+            encoded = [orjson.dumps(one, option=_STRICT) for one in metadata]
+        except TypeError:
+            encoded = [b"null"]
+        data = b"\n".join(encoded)  # which is not in JSON: strings have it as \\n
+        brackets = data.count(b"{") + data.count(b"[")
+        if (
+            b"null" not in data
+            and b"\\u0000" not in data
+            and brackets < len(items) + MAX_DEPTH
+            and max(map(len, encoded)) <= MAX_METADATA
+        ):
+            return data.decode().split("\n")
+    return [metadata_json(item) for item in items]
 
 
 def check_thumbnail(item: Item) -> None:
@@ -286,7 +318,11 @@ def _encoded(metadata: dict[str, Any]) -> tuple[str, int]:
 
 
 def _stacked(vectors: Sequence[np.ndarray] | np.ndarray, spec: CollectionSpec, what: Any) -> np.ndarray:
-    if not isinstance(vectors, np.ndarray) and all(_is_row(vector, spec) for vector in vectors):
+    if (
+        not isinstance(vectors, np.ndarray)
+        and set(map(type, vectors)) == {np.ndarray}
+        and {(vector.shape, vector.dtype) for vector in vectors} == {((spec.dim,), np.dtype(np.float32))}
+    ):
         return np.concatenate(vectors).reshape(len(vectors), spec.dim)  # much faster than an array of arrays
     try:
         with np.errstate(over="ignore"):  # numbers above float32 become infinite, and are refused later

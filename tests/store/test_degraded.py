@@ -96,14 +96,16 @@ def test_maintenance_that_fails_shows_in_the_state_and_is_retried(tmp_path):
 
 
 def test_a_flat_index_is_folded_and_saved_late_while_writes_continue(tmp_path):
-    settings = StoreSettings(memory=1 << 30, min_delta=4, max_delta=48, snapshot_after=16, idle_seconds=3600.0)
-    store, collection = filled(tmp_path, 1, settings)
-    written, folded, saved = 1, [], []
+    settings = StoreSettings(
+        memory=1 << 30, flat_below=48, min_delta=4, max_delta=16, snapshot_after=16, idle_seconds=3600.0
+    )
+    written, folded, saved = 0, [], []
     with (
-        store,
+        EmbeddedStore(tmp_path, settings=settings) as store,
         failpoints.at("fold.built", lambda: folded.append(written)),
         failpoints.at("snapshot.taken", lambda: saved.append(written)),
     ):
+        collection = store.create("c", CollectionSpec(DIM, index="flat"))
         while written < 60:
             written += 1
             collection.upsert([Item(f"w{written}", vectors(1, written)[0])])

@@ -28,6 +28,23 @@ def test_items_come_back_as_they_were_stored(store):
         collection.thumbnail("zz")
 
 
+@pytest.mark.parametrize("count", [1, 49, 50, 251, 503])
+def test_a_request_of_any_size_is_stored_whole(store, count):
+    """Rows are inserted many at a time, and the rest one by one."""
+    collection = store.create("c", CollectionSpec(DIM))
+    items = [
+        Item(f"i{n:03}", vector, {"n": n}, b"jpeg" if n % 3 == 0 else None) for n, vector in enumerate(vectors(count))
+    ]
+    for _ in range(2):  # the second time, each row is replaced
+        collection.upsert(items)
+        found = collection.get([item.id for item in items])
+        assert [(one.id, one.metadata, one.thumbnail) for one in found] == [
+            (one.id, one.metadata, one.thumbnail) for one in items
+        ]
+        np.testing.assert_allclose([one.vector for one in found], [one.vector for one in items], atol=1e-6)
+        assert collection.verify().ok
+
+
 def test_pages_cover_everything_once_while_others_write(store):
     collection = store.create("c", CollectionSpec(DIM))
     collection.upsert([Item(f"k{i:03}", v) for i, v in enumerate(vectors(95))])

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from nnclr_hub.errors import InvalidRequest
-from nnclr_hub.store.base import Item
-from nnclr_hub.store.checks import metadata_json
+from nnclr_hub.store.base import CollectionSpec, Item
+from nnclr_hub.store.checks import MAX_METADATA, check_items, metadata_json
 
 NO_VECTOR = np.zeros(0, np.float32)
 
@@ -45,6 +45,31 @@ def test_other_mappings_and_values_become_their_json():
     assert stored({"broken \udcff": ["\udcff", None]}) == {"broken ?": ["?", None]}
 
 
+def among_others(metadata):
+    """Return five items; the third has this metadata."""
+    plain = {"path": "a\nb", "n": 1}
+    all_metadata = [plain, plain, metadata, plain, plain]
+    return [Item(f"i{n}", np.ones(2, np.float32), one) for n, one in enumerate(all_metadata)]
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"text": "\n\r\u2028", "deep": {"a": [{"b": "}{]["}]}},
+        {"none": None},
+        {"text": "\\u0000"},
+        {2: "number"},
+        {"broken \udcff": 1},
+        {"long": "x" * 300, "deep": json.loads("[" * 99 + "]" * 99)},
+        types.MappingProxyType({"a": 1}),
+        {},
+    ],
+)
+def test_items_of_one_request_have_the_metadata_that_each_has_alone(metadata):
+    items = among_others(metadata)
+    assert check_items(items, CollectionSpec(2))[1] == [metadata_json(item) for item in items]
+
+
 @pytest.mark.parametrize(
     "value",
     [
@@ -57,8 +82,11 @@ def test_other_mappings_and_values_become_their_json():
         np.float32(1),
         object(),
         json.loads("[" * 101 + "]" * 101),
+        "x" * MAX_METADATA,
     ],
 )
 def test_what_is_not_json_is_refused(value):
     with pytest.raises(InvalidRequest):
         stored({"value": [value]})
+    with pytest.raises(InvalidRequest):
+        check_items(among_others({"value": [value]}), CollectionSpec(2))

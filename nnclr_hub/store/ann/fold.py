@@ -29,6 +29,7 @@ from nnclr_hub.store.failpoints import reached
 from nnclr_hub.store.index_kinds import FLAT, IndexKind, choose_kind, vector_bytes
 from nnclr_hub.store.vector_transform import VectorTransform
 
+DELTA_SHARE = 0.125  # of the memory of the index
 DELETED_SHARE = 0.25  # a main part with a larger share of deleted rows is rebuilt
 # a smaller old part is freed in less than 10 ms, and few searches take longer than SETTLE_SECONDS
 LARGE, SETTLE_SECONDS = 64 << 20, 0.1
@@ -57,13 +58,20 @@ def is_due(index: AnnIndex, idle: bool) -> bool:
     # with more rows a fold costs more, so the delta may grow with them, up to where it slows every search down
     limit = settings.idle_delta if idle else min(max(settings.min_delta, rows // 4), settings.max_delta)
     if index.kind is FLAT and not idle:
-        limit = settings.max_delta  # the delta is searched like a flat main part
+        # the delta is searched like a flat main part, and each fold would copy both
+        limit = min(max(settings.max_delta, settings.flat_below), most_delta(index))
     if parts.delta.count >= limit or parts.deletions.count > max(settings.min_delta, DELETED_SHARE * rows):
         return True
     live = live_count(index)
     if is_outdated(index.spec, settings, parts.main, live, idle):
         return True
     return index.kind is FLAT and choose_kind(index.spec.index, index.spec, live, settings) is not FLAT
+
+
+def most_delta(index: AnnIndex) -> int:
+    """Return how many rows the delta may have; more would need too much memory, so writes wait for a fold."""
+    settings = index.settings
+    return max(2 * settings.max_delta, int(DELTA_SHARE * settings.memory) // (4 * index.spec.dim))
 
 
 def fold(

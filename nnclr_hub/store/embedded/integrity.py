@@ -18,7 +18,7 @@ import struct
 import time
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -52,8 +52,10 @@ class Commit:
     log: int
 
     @property
-    def crc(self) -> int:
-        return zlib.crc32(repr(astuple(self)).encode())
+    def row(self) -> tuple[int, float, int, int, int, int, int]:
+        """The row of the table `commits`, whose last column is the checksum of the others."""
+        columns = (self.seq, self.at, self.items, self.digest, self.rid, self.log)
+        return *columns, zlib.crc32(repr(columns).encode())
 
 
 def row_crc(rid: int, id: str, metadata: str, vector_crc: int, jpeg: bytes | None) -> int:
@@ -95,7 +97,7 @@ def last_commit(connection: sqlite3.Connection) -> Commit:
 
 def insert_commit(connection: sqlite3.Connection, commit: Commit) -> None:
     """Record a commit, in its transaction."""
-    connection.execute("INSERT OR REPLACE INTO commits VALUES (?, ?, ?, ?, ?, ?, ?)", [*astuple(commit), commit.crc])
+    connection.execute("INSERT OR REPLACE INTO commits VALUES (?, ?, ?, ?, ?, ?, ?)", commit.row)
 
 
 def recounted(connection: sqlite3.Connection, before: Commit) -> Commit:
@@ -141,8 +143,8 @@ def check_meta(connection: sqlite3.Connection, path: Path, recorded: tuple[int, 
     if sealed is None or sealed[0] != _meta_crc(connection):
         raise StoreCorrupt(f"{path} is damaged (its specification or a table's definition changed); {HINT}.")
     commit = last_commit(connection)
-    crc = connection.execute("SELECT crc FROM commits WHERE seq = ?", [commit.seq]).fetchone()
-    if crc is not None and crc[0] != commit.crc:
+    row = connection.execute("SELECT * FROM commits WHERE seq = ?", [commit.seq]).fetchone()
+    if row is not None and row != commit.row:
         raise StoreCorrupt(f"{path} is damaged (its last commit fails its checksum); {HINT}.")
     if recorded is not None and recorded[0] > commit.seq:
         raise StoreCorrupt(
@@ -169,7 +171,7 @@ def check_totals(connection: sqlite3.Connection, path: Path) -> None:
     before: int | None = None
     for row in connection.execute("SELECT seq, at, items, digest, rid, log, crc FROM commits ORDER BY seq").fetchall():
         commit = Commit(*row[:-1])
-        sound = commit.crc == row[-1]
+        sound = commit.row == row
         if sound and before is not None:  # the log of the first commit may have been trimmed
             log = connection.execute(
                 "SELECT op, rid, id FROM oplog WHERE seq > ? AND seq <= ? ORDER BY seq", [before, commit.seq]

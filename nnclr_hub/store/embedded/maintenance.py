@@ -16,7 +16,7 @@ import numpy as np
 
 from nnclr_hub.errors import NNCLRHubError, StoreError
 from nnclr_hub.store.ann.build import Stopped
-from nnclr_hub.store.ann.fold import fold, is_due, live_count, measure
+from nnclr_hub.store.ann.fold import fold, is_due, live_count, measure, most_delta
 from nnclr_hub.store.ann.heap import trim
 from nnclr_hub.store.ann.index import AnnIndex
 from nnclr_hub.store.ann.main_index import threads
@@ -35,7 +35,6 @@ from nnclr_hub.store.sqlite import LOW_WATER, free_bytes, reading, translated
 
 log = logging.getLogger(__name__)
 NICE = 10
-DELTA_SHARE = 0.125  # of the memory of the index
 POLL_SECONDS = 0.02
 # of the pages, and pages, that must be free before they are given back
 FREE_SHARE = 0.1
@@ -108,8 +107,7 @@ class IndexMaintenance:
 
     def wait_for_fold(self) -> None:
         """Wait while the rows that are not in the index yet need too much memory: writes are faster than a build."""
-        settings, dim = self._index.settings, self._index.spec.dim
-        most = max(2 * settings.max_delta, int(DELTA_SHARE * settings.memory) // (4 * dim))
+        most = most_delta(self._index)
         while self._index.parts.delta.count > most and not self._thread.failure and not self._thread.stopping():
             check_cancelled()  # nothing is written yet
             self.wake()
@@ -292,23 +290,23 @@ class BackgroundThread:
         self._tasks = tasks
         self._idle_seconds = idle_seconds
         self._pause_seconds = pause_seconds
-        self._wake = threading.Event()
-        self._closing = False
+        self._wake, self._closing = threading.Event(), threading.Event()
         self.failure: str | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def wake(self) -> None:
         """Check soon whether something is due."""
-        self._wake.set()
+        if not self._wake.is_set():
+            self._wake.set()
 
     def stopping(self) -> bool:
         """Return whether long work should stop."""
-        return self._closing
+        return self._closing.is_set()
 
     def close(self) -> None:
         """Stop the current work and end the thread."""
-        self._closing = True
+        self._closing.set()
         self._wake.set()
         self._thread.join()
 
@@ -320,10 +318,10 @@ class BackgroundThread:
             # after a failure it tries again without being woken
             idle = not self._wake.wait(None if idle and self.failure is None else self._idle_seconds)
             self._wake.clear()
-            if self._closing:
+            if self.stopping():
                 return
             try:
-                while not self._closing and sum(task(idle) for task in self._tasks):
+                while not self.stopping() and sum(task(idle) for task in self._tasks):
                     pass
                 self.failure = None
             except Stopped:
@@ -332,12 +330,8 @@ class BackgroundThread:
                 # searches and writes continue without maintenance
                 log.exception("maintenance failed")
                 self.failure = str(error) or type(error).__name__
-                self._rest()
-
-    def _rest(self) -> None:
-        until = time.monotonic() + self._pause_seconds
-        while not self._closing and time.monotonic() < until:
-            time.sleep(0.1)
+            # one look is enough for many commits that follow one another
+            self._closing.wait(POLL_SECONDS if self.failure is None else self._pause_seconds)
 
 
 def _insert_clean_flag(connection: sqlite3.Connection) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from nnclr_hub.errors import StoreCorrupt
 from nnclr_hub.store.base import Item, Match
 from nnclr_hub.store.cancellation import check_cancelled
-from nnclr_hub.store.embedded.integrity import digest_of, log_text, row_crc
+from nnclr_hub.store.embedded.integrity import digest_of, log_text, row_crc, sequence
 from nnclr_hub.store.spec import CollectionSpec
 
 # parameters per statement, below SQLite's limit
@@ -62,27 +62,46 @@ def write_items(
         vectors: (n, D) float32, as the collection compares them.
         spec: of the collection.
     """
-    delete_items(connection, changes, [item.id for item in items])
-    row = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'items'").fetchone()
-    first = row[0] + 1 if row else 1
+    ids = [item.id for item in items]
+    thumbnails = [item.thumbnail for item in items]
+    delete_items(connection, changes, ids)
+    first = sequence(connection, "items") + 1
     rids = range(first, first + len(items))
-    blobs = list(_blobs(rids, vectors, spec))
-    rows = [
-        (rid, item.id, text, row_crc(rid, item.id, text, crc, item.thumbnail))
-        for (rid, _, crc), item, text in zip(blobs, items, metadata, strict=True)
-    ]
-    connection.executemany("INSERT INTO items (rid, id, metadata, crc) VALUES (?, ?, ?, ?)", rows)
-    connection.executemany("INSERT INTO vectors VALUES (?, ?, ?)", blobs)
-    thumbnails = [(rid, item.thumbnail) for rid, item in zip(rids, items, strict=True) if item.thumbnail is not None]
-    if thumbnails:
-        connection.executemany("INSERT INTO thumbnails VALUES (?, ?)", thumbnails)
+    stored = np.ascontiguousarray(vectors, stored_type(spec))
+    blobs = stored.view(f"V{size_of(spec)}").ravel().tolist()
+    vector_crcs = list(map(zlib.crc32, blobs))
+    crcs = list(map(row_crc, rids, ids, metadata, vector_crcs, thumbnails))
+    _insert(connection, "items", 50, rids, ids, metadata, crcs)
+    _insert(connection, "vectors", 250, rids, blobs, vector_crcs)
+    with_thumbnail = [(rid, jpeg) for rid, jpeg in zip(rids, thumbnails, strict=True) if jpeg is not None]
+    connection.executemany("INSERT INTO thumbnails VALUES (?, ?)", with_thumbnail)
     connection.execute(
-        "INSERT INTO oplog (op, rid, id) SELECT '+', rid, id FROM items WHERE rid >= ? ORDER BY rid", [first]
+        "INSERT OR FAIL INTO oplog (op, rid, id) SELECT '+', rid, id FROM items WHERE rid >= ? ORDER BY rid", [first]
     )
-    changes.log.append(log_text("+", rids, [item.id for item in items]))
-    changes.digest += digest_of(rids, [row[3] for row in rows])
+    changes.log.append(log_text("+", rids, ids))
     changes.added.append(np.arange(first, first + len(items)))
-    changes.vectors.append(vectors if spec.precision == "f32" else vectors.astype(np.float16).astype(np.float32))
+    changes.digest += digest_of(changes.added[-1], crcs)
+    changes.vectors.append(stored.astype(np.float32, copy=False))
+
+
+def _insert(connection: sqlite3.Connection, table: str, together: int, *columns: Sequence[Any]) -> None:
+    """Insert rows, given by their columns, `together` at a time, which takes half the CPU time of one by one.
+
+    The writer undoes the whole request if a row fails. With OR FAIL, SQLite need not prepare for undoing one statement,
+    for which it would write each page that changes to a temporary file. It does so for tables with foreign keys anyway.
+    """
+    width, rows = len(columns), len(columns[0])
+    values: list[Any] = [None] * (width * rows)
+    for place, column in enumerate(columns):
+        values[place::width] = column
+    row = f"({','.join('?' * width)})"
+    statement = f"INSERT OR FAIL INTO {table} VALUES {row}"
+    several = ",".join([statement, *[row] * (together - 1)])
+    size = width * together
+    whole = len(values) - len(values) % size
+    for start in range(0, whole, size):
+        connection.execute(several, values[start : start + size])
+    connection.executemany(statement, zip(*[iter(values[whole:])] * width, strict=True))
 
 
 def delete_items(connection: sqlite3.Connection, changes: Changes, ids: Sequence[str]) -> int:
@@ -140,14 +159,6 @@ def _readable_id(connection: sqlite3.Connection, rid: int) -> str:
     """Return the id of a row that may be damaged; "" if it is not text."""
     row = connection.execute("SELECT CAST(id AS BLOB) FROM items WHERE rid = ?", [rid]).fetchone()
     return row[0].decode(errors="replace") if row else ""
-
-
-def _blobs(rids: Sequence[int], vectors: np.ndarray, spec: CollectionSpec) -> Iterator[tuple[int, memoryview, int]]:
-    data = np.ascontiguousarray(vectors, stored_type(spec)).ravel().view(np.uint8).data
-    size = len(data) // max(1, len(vectors))
-    for i, rid in enumerate(rids):
-        blob = data[i * size : (i + 1) * size]
-        yield rid, blob, zlib.crc32(blob)
 
 
 # ------------------------------------------------------------------------------ reading

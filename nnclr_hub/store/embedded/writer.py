@@ -1,7 +1,8 @@
 """One thread that writes, with group commit.
 
-An fsync takes much longer than writing a few rows, so requests that arrive during one commit share the next one. Each
-runs in its own savepoint: one that fails is rolled back alone. The order keeps the promise to the caller:
+An fsync takes much longer than writing a few rows, so requests that arrive during one commit share the next one. If one
+of them fails, all are rolled back and repeated, each in its own savepoint, so that only those that fail are undone. The
+order keeps the promise to the caller:
 
     BEGIN IMMEDIATE -> rows and log -> COMMIT (durable) -> index (searchable) -> answer
 
@@ -218,7 +219,9 @@ class Writer:
             try:
                 reached("write.begun")
                 # on the reserve, it runs a second time
-                done = [request for request in group if not request.answer.done() and self._try(request)]
+                done = [request for request in group if not request.answer.done()]
+                if not self._run_all(done):
+                    done = [request for request in done if self._try(request)]
                 commit = self._commit_of(done)
                 reached("write.applied")
                 execute("COMMIT")
@@ -260,15 +263,37 @@ class Writer:
         """Number of the last change on disk."""
         return self.last.seq
 
+    def _run_all(self, group: list[_Request[Any]]) -> bool:
+        """Run requests; if one fails, undo all and return False.
+
+        For a savepoint, SQLite would write each page that changes to a temporary file, too.
+        """
+        try:
+            for request in group:
+                self._run_one(request)
+        except Exception as error:
+            if self._is_fatal(error):
+                raise
+            self._connection.execute("ROLLBACK")
+            self._connection.execute("BEGIN IMMEDIATE")
+            return False
+        return True
+
+    def _run_one(self, request: _Request[Any]) -> None:
+        request.changes = Changes()  # it may run a second time
+        request.result = request.apply(self._connection, request.changes)
+
+    def _is_fatal(self, error: Exception) -> bool:
+        code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
+        return code in FATAL or not self._connection.in_transaction
+
     def _try(self, request: _Request[Any]) -> bool:
         """Run one request in a savepoint, so that its error affects no other."""
         self._connection.execute("SAVEPOINT one")
-        request.changes = Changes()  # after a full disk, it runs a second time
         try:
-            request.result = request.apply(self._connection, request.changes)
+            self._run_one(request)
         except Exception as error:
-            code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF
-            if code in FATAL or not self._connection.in_transaction:
+            if self._is_fatal(error):
                 raise
             self._connection.execute("ROLLBACK TO one")
             if not isinstance(error, NNCLRHubError):
