@@ -2,7 +2,8 @@
 
 Each run gets the epochs that fit into its core-minutes, with a complete schedule, so the end of every run is as good as
 its method can be in that time. The costs of steps are measured first, in a short run per method. OUT/budget has
-results.json, results.md and results.png: 20-NN against core-minutes. The same command continues after an interruption.
+results.json, results.md and results.png: 20-NN against core-minutes. The same command continues after an interruption,
+and calls with other rows, budgets or seeds add to the tables.
 """
 
 from __future__ import annotations
@@ -133,7 +134,7 @@ def compare_at_budgets(
         if not outcome.finished:
             return None
         runs.append(BudgetRun(label, budget, seed, epochs, _core_minutes(run), outcome.scores))
-        _write(folder, base.name, runs)
+        _write(folder, base.name, _with_earlier(folder, runs))
     return runs
 
 
@@ -180,6 +181,21 @@ def _core_minutes(run: Path) -> float:
 
 
 # ------------------------------------------------------------------------------ output files
+
+
+def _with_earlier(folder: Path, runs: Sequence[BudgetRun]) -> list[BudgetRun]:
+    """Return the runs with those of earlier calls, for other rows, budgets or seeds, in the order of the tables."""
+    found = {(run.label, run.minutes, run.seed): run for run in [*_stored(folder), *runs]}
+    rows = list(ROWS)
+    return sorted(found.values(), key=lambda run: (run.minutes, run.seed, rows.index(run.label)))
+
+
+def _stored(folder: Path) -> list[BudgetRun]:
+    try:
+        stored = json.loads((folder / "results.json").read_text())["runs"]
+    except FileNotFoundError:
+        return []
+    return [BudgetRun(**run) for run in stored if run["label"] in ROWS]
 
 
 def _write(folder: Path, recipe: str, runs: Sequence[BudgetRun]) -> None:

@@ -37,6 +37,9 @@ def test_runs_get_the_steps_that_fit_their_budget(data, tmp_path, undrawn):
     assert (tmp_path / "budget" / "results.png").stat().st_size > 5000
     again = compare_at_budgets(recipe(), [data], tmp_path, minutes=[0.02, 0.005], **calls)
     assert again == runs, "existing runs are not trained again"
+    other = compare_at_budgets(recipe(), [data], tmp_path, minutes=[0.005], **calls | {"rows": ("SimCLR",)})
+    stored = json.loads((tmp_path / "budget" / "results.json").read_text())["runs"]
+    assert {(run["label"], run["minutes"]) for run in stored} == {(run.label, run.minutes) for run in [*runs, *other]}
 
 
 @pytest.mark.parametrize("options", [{"minutes": [0.0]}, {"minutes": []}, {"minutes": [1.0], "rows": ["NNCLR 2"]}])
