@@ -13,9 +13,9 @@ def replace_file(path: Path, content: bytes | str) -> None:
     Raises:
         OSError: the content does not fit, or the folder cannot be written; the old file is kept.
     """
-    half = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.part")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.part")
     try:
-        half.write_bytes(content.encode() if isinstance(content, str) else content)
-        half.replace(path)
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+        temporary.replace(path)
     finally:
-        half.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)

@@ -60,7 +60,7 @@ def fit_to_data(recipe: Recipe, images: int, labels: np.ndarray, world: int, con
         changes["warmup_epochs"] = recipe.epochs / 10
     for setting, value in changes.items():
         if value != getattr(recipe, setting):
-            what = f"{recipe.epochs} epochs" if setting == "warmup_epochs" else f"{images} images"
+            what = f"{recipe.epochs:g} epochs" if setting == "warmup_epochs" else f"{images} images"
             console.print(
                 f"{setting}: {getattr(recipe, setting)} is too large for {what}; using {value}", highlight=False
             )

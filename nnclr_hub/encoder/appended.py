@@ -3,8 +3,8 @@
     encoder = load_encoder("nnclr_resnet18_starter+shape")
     encoder.embed(["cat.jpg"])      # (1, 512 + 324) float32, unit rows
 
-A network that saw few images does not describe everything that separates yours. Outlines help where the shape decides,
-and colors where the color does; docs/results/starter.md has the numbers. All parts have length 1 before they are
+A network that saw few images does not describe everything that separates yours. Shapes help where they decide,
+and colors where they do; docs/results/starter.md has the numbers. All parts have length 1 before they are
 joined. Feature maps and attention remain those of the network.
 """
 
@@ -40,8 +40,8 @@ class Appended:
         """Number of elements that a vector gains."""
         return sum(PARTS[name].dim for name in self.names)
 
-    def mark(self, fingerprint: str) -> str:
-        """Return the fingerprint of the joined vectors."""
+    def joined_fingerprint(self, fingerprint: str) -> str:
+        """Return the fingerprint of the joined vectors, from that of the network."""
         parts = [f"{name}-{PARTS[name].version}" for name in self.names]
         return hashlib.sha256("+".join([fingerprint, *parts]).encode()).hexdigest()[:32]
 
@@ -52,14 +52,16 @@ class Appended:
         return unit_rows(joined) if unit else joined
 
 
-def append(encoder: Encoder, parts: Appended) -> Encoder:
-    """Join the parts to all vectors of this encoder, and return it.
+def append_parts(encoder: Encoder, parts: Appended) -> None:
+    """Join the parts to all vectors of this encoder.
 
     Raises:
-        InvalidRequest: it reads something else than RGB pixels.
+        InvalidRequest: its crops are not RGB pixels.
     """
     if encoder.transform.preprocessing.in_chans != 3 or not isinstance(encoder.transform, EvalTransform):
-        raise InvalidRequest(f"{' and '.join(parts.names)} describe RGB images, and {encoder.name} has another input.")
+        raise InvalidRequest(
+            f"Nothing can be appended to {encoder.name}: its crops are not RGB pixels. Name it without "
+            f"+{'+'.join(parts.names)}."
+        )
     encoder.appended = parts
     encoder.name = encoder.reading.within("+".join([split_reading(encoder.name)[0], *parts.names]))
-    return encoder

@@ -170,8 +170,8 @@ class Encoder:
     @property
     def fingerprint(self) -> str:
         """32 hex digits of the SHA-256 of weights and preprocessing; equal on every device and backend."""
-        marked = self.appended.mark if self.appended else str
-        return with_reading(marked(self.network_fingerprint), self.reading)
+        joined = self.appended.joined_fingerprint if self.appended else str
+        return with_reading(joined(self.network_fingerprint), self.reading)
 
     @property
     def network_fingerprint(self) -> str:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from nnclr_hub.encoder.image_folder import image_suffixes, list_images, warn_of_others
 from nnclr_hub.encoder.image_parquet import SUFFIX, is_table, rows
 from nnclr_hub.encoder.image_reading import ImageReading
-from nnclr_hub.encoder.image_tar import COMPRESSED, samples
+from nnclr_hub.encoder.image_tar import COMPRESSED, REPEATED, samples
 from nnclr_hub.encoder.image_zip import zip_members
 from nnclr_hub.encoder.packed_image import ImageSource, ListedImage, PackedImage, is_zip
 from nnclr_hub.encoder.tile import Tile
@@ -312,6 +312,8 @@ def _archived(name: str, file: Any) -> tuple[Listing, tuple[tuple[str, int], ...
         found: Listing = list(zip_members(file, name, others))
     else:
         found = [(*image, None, key, texts) for image, key, texts in samples(file, name, others)]
+    if repeated := len(found) - len({image[0] for image in found}):
+        others[REPEATED] = repeated
     warn_of_others(name, others)
     return found, tuple((suffix or "(none)", count) for suffix, count in others.most_common())
 

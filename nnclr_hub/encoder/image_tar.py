@@ -24,7 +24,7 @@ from nnclr_hub.encoder.image_folder import image_suffixes
 from nnclr_hub.errors import InvalidRequest
 
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
-LINKS = "links"  # counted like a suffix
+LINKS, REPEATED = "links", "repeated"  # counted like suffixes
 TEXTS = ("json", "cls", "txt")  # of a sample of WebDataset
 MOST_TEXT = 1 << 16  # bytes of one; longer ones are left out
 CHUNK = 1 << 20

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nnclr_hub.encoder.appended import Appended, append
+from nnclr_hub.encoder.appended import Appended, append_parts
 from nnclr_hub.encoder.backends.base import AUTO, KINDS, Backend, full_name, parse_backend
 from nnclr_hub.encoder.backends.choice import FEW, MIN_COSINE, cached_choice, candidates, open_backend
 from nnclr_hub.encoder.encoder import Encoder
@@ -66,7 +66,9 @@ def load_encoder(
     plain, parts = split_appended(str(source))
     if parts:
         options = {"device": device, "backend": backend, "precision": precision, "images": images, "reading": reading}
-        return append(load_encoder(plain, **options), Appended(parts))
+        encoder = load_encoder(plain, **options)
+        append_parts(encoder, Appended(parts))
+        return encoder
     plain, text = split_reading(plain)
     given, reading = reading, reading or ImageReading.parse(text)
     if plain.startswith(PYTHON):

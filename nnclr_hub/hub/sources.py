@@ -37,7 +37,7 @@ PICKLES = (".pth", ".pt", ".ckpt", ".bin", ".pkl", ".pickle", ".tar")
 NOBODY = Pins("nobody")
 _READING = re.compile(r"(?:channels|page|project|scale)=[\w,]*(?:&(?:channels|page|project|scale)=[\w,]*)*")
 APPENDABLE = ("shape", "color")
-_APPENDED = re.compile(rf"(.+?)((?:\+(?:{'|'.join(APPENDABLE)}))+)", re.DOTALL)
+_APPENDED = re.compile(rf"(.+)\+({'|'.join(APPENDABLE)})", re.DOTALL)
 _ON_THE_HUB = re.compile(r"\w[\w.-]*/[\w.-]+(@[\w./+-]+)?")
 
 
@@ -77,17 +77,19 @@ def split_reading(source: str) -> tuple[str, str]:
 def split_appended(source: str) -> tuple[str, tuple[str, ...]]:
     """Return a source without the parts that it appends to vectors, and these, in the order of APPENDABLE.
 
+    The name of an existing file or folder may end like that, and appends nothing.
+
     Raises:
         InvalidRequest: a part is repeated.
     """
     plain, reading = split_reading(source)
-    found = _APPENDED.fullmatch(plain)
-    if not found:
-        return source, ()
-    names = found[2][1:].split("+")
+    names: list[str] = []
+    while not os.path.exists(_named(plain.removeprefix("local-dir:"))) and (found := _APPENDED.fullmatch(plain)):
+        plain, name = found.groups()
+        names.append(name)
     if len(set(names)) < len(names):
         raise InvalidRequest(f"{source} appends a part twice; use each of {', '.join(APPENDABLE)} at most once.")
-    return f"{found[1]}?{reading}" if reading else found[1], tuple(one for one in APPENDABLE if one in names)
+    return f"{plain}?{reading}" if reading else plain, tuple(one for one in APPENDABLE if one in names)
 
 
 def resolve(source: str, *, progress: bool = True, whole: bool = False) -> Resolved:

@@ -69,6 +69,8 @@ def export_onnx(source: str | Path, path: Path) -> ONNXFile:
     if path.is_dir():  # checked before the export, which is slow
         raise _unwritable(path, os.strerror(errno.EISDIR))
     encoder = load_encoder(source, device="cpu")
+    if encoder.appended:
+        raise InvalidRequest(f"The network of {encoder.name} does not compute its parts; name it without them.")
     preprocessing = encoder.transform.preprocessing
     about = {
         "source": encoder.name,

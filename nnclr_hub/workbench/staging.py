@@ -33,7 +33,7 @@ from pathlib import Path
 
 from nnclr_hub.cache import cache_folder
 from nnclr_hub.encoder.image_folder import label_of
-from nnclr_hub.encoder.image_tar import TarMember, members
+from nnclr_hub.encoder.image_tar import REPEATED, TarMember, members
 from nnclr_hub.encoder.image_zip import MOST_FILES, SUFFIX, Zipped, too_large, unzipped, zip_members
 from nnclr_hub.errors import InvalidRequest, Overloaded
 from nnclr_hub.store.folder import fsync_folder
@@ -190,7 +190,7 @@ class StagedImage:
 class Archive:
     """The content of an archive.
 
-    others: numbers of files that are not images, by suffix, and of links.
+    others: numbers of files that are not images, by suffix, of links, and of images whose path another one has.
     """
 
     images: list[StagedImage]
@@ -198,7 +198,7 @@ class Archive:
 
 
 def images_of(file: Staged, most_bytes: int) -> Archive:
-    """List the images of a zip or tar. Of files with equal names, the last one counts, as when it is unpacked.
+    """List the images of a zip or tar. Of files with equal paths, see `path_inside`, the last one counts.
 
     Raises:
         InvalidRequest: if it cannot be accepted.
@@ -209,11 +209,12 @@ def images_of(file: Staged, most_bytes: int) -> Archive:
     for name, size, _, offset, zipped in _members(file, others):
         if len(images) == MOST_FILES:
             raise InvalidRequest(f"{file.name} holds more than {MOST_FILES:,} images; split it into several archives.")
+        others[REPEATED] += name in images
         read = partial(_read, str(file.path), changed, most_bytes, name, size, offset, zipped)
         images[name] = StagedImage(name, label_of(Path(name), Path()) or "", read)
     if not images:
         raise InvalidRequest(f"{file.name} holds no images; put JPEG, PNG or other images into it.")
-    return Archive(list(images.values()), others)
+    return Archive(list(images.values()), +others)
 
 
 def _members(file: Staged, others: Counter[str]) -> Iterator[tuple[str, int, float, int, Zipped | None]]:

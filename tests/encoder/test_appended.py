@@ -1,6 +1,7 @@
 """Shapes and colors in addition to the vectors of a network."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from tiny_runs import nnclr
 from nnclr_hub import load_encoder, open_store
 from nnclr_hub.encoder.descriptors import BINS, PARTS
 from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.publish.onnx_file import export_onnx
+from training.evals.trainer import network_of
 
 SETTINGS = {"orientations": 9, "cells_per_block": (2, 2), "block_norm": "L2-Hys"}
 
@@ -75,6 +78,22 @@ def test_the_parts_belong_to_the_identity_of_the_vectors(model):
     assert load_encoder(f"{model}+color+shape").fingerprint == encoders[3].fingerprint
     assert load_encoder(encoders[4].name).fingerprint == encoders[4].fingerprint
     assert load_encoder(f"{model}+shape", backend="onnx").fingerprint == encoders[1].fingerprint
+
+
+def test_a_folder_whose_name_ends_like_a_part_is_itself(model, tmp_path):
+    folder = shutil.copytree(model, tmp_path / "mine+color")
+    shutil.copytree(model, tmp_path / "mine")
+    for source in (folder, f"local-dir:{folder}"):
+        assert load_encoder(source).fingerprint == load_encoder(model).fingerprint
+    assert load_encoder(f"{folder}+shape").fingerprint == load_encoder(f"{model}+shape").fingerprint
+
+
+def test_files_and_training_have_no_parts(model, tmp_path):
+    with pytest.raises(InvalidRequest):
+        export_onnx(f"{model}+shape", tmp_path / "joined.onnx")
+    assert not (tmp_path / "joined.onnx").exists()
+    with pytest.raises(InvalidRequest):
+        network_of(load_encoder(f"{model}+shape"))
 
 
 @pytest.mark.parametrize("source", ["{model}+shape+shape", "python:{file}:encoder+shape"])

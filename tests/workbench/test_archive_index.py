@@ -199,6 +199,7 @@ def test_the_last_of_equal_names_in_an_archive_counts(folder, tmp_path):
         listing = list_images_of(archive)
         found = {one.path: PackedImage(listing.sources[0], one).read() for one in listing.images.values()}
         assert len(found) == 4
+        assert dict(listing.sources[0].left_out)["repeated"] == 1
         assert found["cat/a.jpg"] == found["dog/a.jpg"] == (folder / "dog/a.jpg").read_bytes()
 
 

@@ -21,6 +21,7 @@ from nnclr_hub.encoder.backbones import create_backbone, load_state, sized
 from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.errors import ImageError, InvalidRequest, NoImages
+from nnclr_hub.hub.sources import split_appended
 from nnclr_hub.progress import bar
 
 from .supervised import Classifier, ClassifierPlan, logits, train_classifier
@@ -52,8 +53,11 @@ def network_of(encoder: Encoder, *, image_size: int = 0, drop_path: float = 0.0)
         image_size: side in pixels; 0: its input size. A vision transformer's positions are resampled.
 
     Raises:
-        InvalidRequest: a network that does not support this size or stochastic depth.
+        InvalidRequest: a network that does not support this size or stochastic depth, or parts that are appended to it.
     """
+    if encoder.appended:
+        plain = split_appended(encoder.name)[0]
+        raise InvalidRequest(f"A network learns without what is appended to its vectors; name {plain} instead.")
     preprocessing = encoder.transform.preprocessing
     if encoder.config is not None:
         architecture, arguments = encoder.config.architecture, dict(encoder.config.model_args)

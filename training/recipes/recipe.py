@@ -7,6 +7,7 @@ A recipe is a frozen dataclass whose defaults are the paper's; the file of each 
 from __future__ import annotations
 
 import dataclasses
+import math
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -145,12 +146,15 @@ class Recipe:
                 one_of(name, getattr(self, name), typing.get_args(kind))
         self._check_ranges()
         self._check_together()
+        if self.epochs == int(self.epochs):
+            object.__setattr__(self, "epochs", int(self.epochs))  # which reads better in every text and file
 
     def _check_ranges(self) -> None:
         sizes = ("queue_size", "log_every", "epochs", "checkpoint_every", "accumulate", "k", "eval_images")
         sizes += ("mean_of", "prototypes", "target_temperature")
         for name in (*sizes, "collective_minutes", "temperature", "soft_temperature", "base_lr"):
             require(getattr(self, name) > 0, name, getattr(self, name), "must be above 0")
+        require(math.isfinite(self.epochs), "epochs", self.epochs, "must be finite")
         for name in ("image_size", "pack_size", "eval_size", "local_size"):
             require(getattr(self, name) >= 8, name, getattr(self, name), "must be at least 8 pixels")
         shares = ("warm_start", "ramp", "gate", "ema", "heads_first", "early_share", "degrade", "one_folder")
