@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from nnclr_hub.encoder.encoder import Encoder
 
 SHARD_SIZE = 4096  # as in bulk/plan.py, which would import numpy and Pillow for every verb
+_FILE_SUFFIX = re.compile(r"\.([A-Za-z]{1,8}|h5|hdf5)")  # not that of a folder such as shards-v1.2 or shards.2026-11-23
 
 
 def register(app: typer.Typer) -> None:
@@ -97,10 +99,10 @@ def _check_options(
         raise InvalidRequest("--part and --ray write shards; set --out to a folder.")
     if to is None and (precision, shard_size) != ("f32", SHARD_SIZE):
         raise InvalidRequest("--precision and --shard-size need --out; JSON lines have full precision.")
-    if to is not None and to.suffix and not _is_file(to) and not to.is_dir():
+    if to is not None and _FILE_SUFFIX.fullmatch(to.suffix) and not _is_file(to) and not to.is_dir():
         raise InvalidRequest(
-            f"--out {to} must end in .npy, .npz, .parquet or .csv, or be a folder for shards, without a suffix "
-            "if it is new."
+            f"--out {to} must end in .npy, .npz, .parquet or .csv, or be a folder for shards, whose name does not end "
+            "like that of a file if it is new."
         )
     if to is not None and _is_file(to) and part != "1/1":
         raise InvalidRequest(f"--part writes shards; set --out to a folder, for example --out {to.with_suffix('')}.")

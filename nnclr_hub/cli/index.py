@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,7 +34,9 @@ from nnclr_hub.errors import (
     FingerprintMismatch,
     ImageError,
     InvalidRequest,
+    NNCLRHubError,
     NotReady,
+    ServerUnreachable,
     Unauthorized,
 )
 
@@ -151,7 +154,7 @@ def _index(
     # a wrong name, folder or model must not leave an empty store behind, and is reported before torch is imported
     check_collection_name(collection)
     exists = "://" in store or Path(store).exists()
-    count = check_images(photos, prune=prune and exists)
+    images = check_images(photos, prune=prune and exists)
     if reading.given and model is None and exists:
         model = _model_of(collection, store)
     model = reading.within(model)
@@ -160,7 +163,7 @@ def _index(
         chosen_model(model, backend)
     from nnclr_hub.workbench import Encoders, Workbench
 
-    encoders = Encoders(model, backend=backend, images=count)
+    encoders = Encoders(model, backend=backend, images=images)
     if by_name:
         encoders.get()
     unused = False
@@ -168,18 +171,43 @@ def _index(
         with open_store(store) as opened, bar(err, "indexing") as advance:
             bench = Workbench(encoders, opened)
             created = vectors is not None and _create_or_check(bench, collection, model, vectors)
+            count, drop = partial(_count, bench, collection), partial(opened.drop, collection)
             try:
-                report = bench.index_folder(
-                    collection, photos, model=model, prune=prune, thumbnails=thumbnails, tiling=tiling, progress=advance
-                )
-                return report, _count(bench, collection)
-            finally:  # nothing is left of a collection without items, such as that of a damaged archive
-                if created and not opened.get(collection).count():
-                    opened.drop(collection)
-                unused = not exists and not opened.list()
+                with _dropped_if_empty(created, count, drop):
+                    report = bench.index_folder(
+                        collection,
+                        photos,
+                        model=model,
+                        prune=prune,
+                        thumbnails=thumbnails,
+                        tiling=tiling,
+                        progress=advance,
+                    )
+                    return report, count()
+            finally:
+                with suppress(NNCLRHubError):
+                    unused = not exists and not opened.list()
     finally:
         if unused:
             shutil.rmtree(store, ignore_errors=True)
+
+
+@contextmanager
+def _dropped_if_empty(created: bool, count: Callable[[], int], drop: Callable[[], object]) -> Iterator[None]:
+    """Drop a collection that was created here if it has no items at the end, such as that of a damaged archive.
+
+    It stays if the user ends the command, who does not wait, or if the server is unreachable. The first error is the
+    one to report.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, ServerUnreachable):
+        created = False
+        raise
+    finally:
+        with suppress(NNCLRHubError):
+            if created and not count():
+                drop()
 
 
 def _count(bench: Workbench, name: str) -> int:
@@ -259,12 +287,9 @@ def _upload(
         else:
             _check_vectors(spec, collection, vectors)
             _check_model(client, spec, collection, model, reading)
-        try:
+        with _dropped_if_empty(created, remote.count, partial(client.collections.drop, collection)):
             report = remote.index_folder(photos, **options, progress=advance)
             return report, remote.count()
-        finally:  # nothing is left of a collection without items, such as that of a damaged archive
-            if created and not remote.count():
-                client.collections.drop(collection)
 
 
 def _check_model(

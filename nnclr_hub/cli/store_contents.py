@@ -24,7 +24,7 @@ from nnclr_hub.cli.verbs import (
     parse_numbers,
     print_json,
 )
-from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.errors import CollectionNotFound, InvalidRequest
 
 if TYPE_CHECKING:
     from nnclr_hub.store.base import Collection
@@ -68,6 +68,7 @@ def create(
     from nnclr_hub.store import open_store
     from nnclr_hub.store.base import CollectionSpec
     from nnclr_hub.store.checks import check_collection_name
+    from nnclr_hub.store.name_errors import collection_exists
     from nnclr_hub.store.where import check_key
 
     if model is not None and dim is not None:
@@ -85,7 +86,12 @@ def create(
             spec = there.create(name, spec).spec
     else:
         with place.connected() as client:
-            spec = client.collections.create(name, model=model, dim=dim, **chosen).spec
+            try:  # the server would do nothing if it exists with the same specification
+                client.collections.get(name)
+            except CollectionNotFound:
+                spec = client.collections.create(name, model=model, dim=dim, **chosen).spec
+            else:
+                raise collection_exists(name)
     if as_json:
         print_json({"name": name, **asdict(spec)})
         return

@@ -11,7 +11,7 @@ from nnclr_hub.client.steps import Answer, Call, Steps, perform, to_json
 from nnclr_hub.errors import CollectionNotFound, InvalidRequest
 from nnclr_hub.store.base import Item, Page, Where
 from nnclr_hub.store.checks import check_collection_name, check_ids, check_name
-from nnclr_hub.store.edits import check_choice, editor
+from nnclr_hub.store.edits import check_choice, each_editor, editor
 from nnclr_hub.store.facets import Facet, Histogram
 from nnclr_hub.store.index_kinds import IndexName
 from nnclr_hub.store.reports import Change, ChangePage, CollectionInfo, VerifyReport
@@ -143,7 +143,12 @@ def update_each(name: str, metadata: Mapping[str, Mapping[str, Any]]) -> Steps[i
     """Change the metadata of items, of each by its own merge patch; return how many were found.
 
     Items with equal patches share requests, each of which changes all of its items or none.
+
+    Raises:
+        InvalidRequest: an id or a patch is not valid, and nothing was changed; or the metadata of an item would be too
+            large.
     """
+    each_editor(metadata)
     groups: dict[str, list[str]] = {}
     for id, patch in metadata.items():
         groups.setdefault(to_json(patch), []).append(id)

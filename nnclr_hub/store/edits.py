@@ -53,8 +53,11 @@ def each_editor(patches: Mapping[str, Mapping[str, Any]], *, keep: Sequence[str]
     """Return a function as `editor` does, with a merge patch for each id.
 
     Raises:
-        InvalidRequest: as `editor`.
+        InvalidRequest: as `editor`; or the patches are not an object, or an id is not valid.
     """
+    if not isinstance(patches, Mapping):
+        raise InvalidRequest(f"The patches must be an object with ids as its keys, got {patches!r:.80}.")
+    check_ids(list(patches))
     edits = {id: editor(patch, replace=False, keep=keep) for id, patch in patches.items()}
     return lambda id, metadata: edits[id](id, metadata)
 

@@ -135,6 +135,12 @@ def test_shards_can_be_imported_into_a_collection(photos, model, tmp_path):
     assert "--collection" in said
 
 
+@pytest.mark.parametrize("name", ["shards-v1.2", "shards.2026-11-23"])
+def test_a_new_folder_may_end_in_a_version_or_a_date(photos, model, tmp_path, name):
+    ran("embed", photos / "cat", "--model", model, "--out", tmp_path / name)
+    assert not open_shards(tmp_path / name).missing
+
+
 def test_each_part_reports_the_missing_shards(photos, model, tmp_path):
     call = ("embed", photos, "--model", model, "--out", tmp_path / "v", "--shard-size", 20)
     assert "1 of 3 shards are still missing" in ran(*call, "--part", "1/2")[1]

@@ -80,6 +80,7 @@ def test_errors_are_the_same_over_rest(both, server, monkeypatch):
         (("indexed", "v", "a", "--none"), 2),
         (("drop", "nothing", "--yes"), 1),
         (("create", "a/b", "--dim", "3"), 2),
+        (("create", "v", "--dim", "4", "--indexed", "label"), 1),
         (("unalias", "nothing"), 1),
     ):
         assert both(*words)[0] == code

@@ -10,8 +10,11 @@ import tifffile
 from commands import error_line, nnclr
 
 from nnclr_hub import Client
+from nnclr_hub.client.client import RemoteCollection
 from nnclr_hub.encoder.loader import load_encoder
-from nnclr_hub.errors import InvalidRequest, UnknownModel
+from nnclr_hub.errors import ImageError, InvalidRequest, ServerUnreachable, StoreCorrupt, UnknownModel
+from nnclr_hub.store.embedded.collection import EmbeddedCollection
+from nnclr_hub.workbench import Workbench
 
 KEY = "0123456789abcdefghijklmnop"
 
@@ -69,6 +72,34 @@ def test_a_failed_upload_is_explained_in_one_line(server, folder, monkeypatch, t
     assert error_line(index(folder, "--collection", "d", "--shrink", 320), 2)
     # nothing of all this has made the collection, but for the last one that had a server and a folder
     assert "d" not in {info.name for info in server.bench.store.list() if info.count}
+
+
+@pytest.mark.parametrize("first", [ImageError, ServerUnreachable, KeyboardInterrupt])
+@pytest.mark.parametrize("where", ["store", "server"])
+def test_the_first_error_of_an_index_is_reported(server, folder, model, monkeypatch, tmp_path, first, where):
+    """The items are counted afterwards, but not for a user who ended the command, and not by an unreachable server."""
+    asked = []
+
+    def fails(*_, **__):
+        raise first("the first error")
+
+    def count(*_, **__):
+        asked.append(1)
+        raise StoreCorrupt("a later error")
+
+    monkeypatch.setenv("NNCLR_API_KEY", KEY)
+    kind, place = {
+        "store": (Workbench, ("--store", tmp_path / "s", "--model", model)),
+        "server": (RemoteCollection, ("--server", server.url)),
+    }[where]
+    monkeypatch.setattr(kind, "index_folder", fails)
+    monkeypatch.setattr(RemoteCollection if where == "server" else EmbeddedCollection, "count", count)
+    answer = index(folder, "--collection", f"failing-{first.__name__}", "--vectors", "raw", *place)
+    if first is KeyboardInterrupt:
+        assert answer[0] == 130
+    else:
+        assert "the first error" in error_line(answer, 1)
+    assert len(asked) == (first is ImageError)
 
 
 def test_a_collection_of_a_server_reads_the_chosen_channels(server, model, monkeypatch, tmp_path):

@@ -137,6 +137,18 @@ def test_metadata_facets_and_indexed_keys(collection, client):
     assert collection.count() == 4
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"a": {"n": 1}, "b": []}, {"a": {"n": 1}, "b": {"n": object()}}, {"a": {"n": 1}, "b/c": {}}, [], "a"]
+)
+def test_an_invalid_patch_of_many_changes_nothing(server, collection, wrong):
+    collection.upsert([Item(id, vector, {"n": 0}) for id, vector in zip("ab", np.eye(2, 32), strict=True)])
+    for target in (collection, server.bench.collection("photos")):
+        with pytest.raises(InvalidRequest):
+            target.update_each(wrong)
+    assert [item.metadata["n"] for item in collection.get(["a", "b"])] == [0, 0]
+    assert collection.update_each({"a": {"n": 1}, "b": {"n": 2}, "nobody": {"n": 1}}) == 2
+
+
 def test_a_follower_of_the_changes_gets_each_write_and_waits_for_the_next(client, collection, encoder, image_files):
     vectors = encoder.embed(image_files[:3])
     first = collection.upsert([Item(f"i{n}", vector) for n, vector in enumerate(vectors)])
