@@ -30,6 +30,7 @@ MOST_RATIO = 100  # of unpacked to packed bytes; photos have 1, uncompressed dra
 RATIO_FROM = 50_000_000  # bytes below which the ratio is not checked
 MOST_IMAGE = 20_000_000
 HEADING = b"PK\x01\x02"  # starts each entry of the zip's directory
+FILE_HEADING = b"PK\x03\x04"  # starts each file
 ENCRYPTED = 0x1
 READ = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}  # other methods may need gigabytes of memory
 BROKEN = (zipfile.BadZipFile, NotImplementedError, OSError, EOFError, ValueError, zlib.error)
@@ -65,6 +66,8 @@ def zip_members(
         entries = zipfile.ZipFile(file).infolist()
     except BROKEN as error:
         raise InvalidRequest(f"{name} is not a complete zip file ({error}); create it again, or unpack it.") from error
+    if _is_of_an_inner_zip(file, entries):
+        raise InvalidRequest(f"{name} is truncated; create it again, or unpack it.")
     if limited:
         _check_sizes(entries, name)
     for entry in entries:
@@ -84,6 +87,12 @@ def zip_members(
             )
         elif others is not None:
             others[LINKS if is_link else PurePosixPath(path).suffix.lower()] += 1
+
+
+def _is_of_an_inner_zip(file: BinaryIO, entries: Sequence[zipfile.ZipInfo]) -> bool:
+    """Return whether these are the entries of a zip in the zip: a truncated file may end with the directory of one."""
+    file.seek(0)
+    return file.read(len(FILE_HEADING)) == FILE_HEADING and all(entry.header_offset > 0 for entry in entries)
 
 
 def _headings(file: BinaryIO) -> int:

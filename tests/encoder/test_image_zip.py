@@ -137,6 +137,18 @@ def test_a_truncated_zip_is_refused(pack):
     refusal(path)
 
 
+def test_a_zip_that_is_cut_behind_a_zip_in_it_is_refused(pack):
+    """The directory of the inner zip is then the last one of the file."""
+    inner = pack({"in/1.png": png()}).read_bytes()
+    path = pack({"a.png": png("blue"), "inner.zip": inner}, zipfile.ZIP_STORED)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: whole.index(inner) + len(inner)])
+    assert zipfile.ZipFile(path).namelist() == ["in/1.png"]
+    assert "truncated" in refusal(path)
+    with pytest.raises(InvalidRequest):
+        image_files([path])
+
+
 def test_a_zip_without_images_is_refused(pack):
     assert "holds no image" in refusal(pack({"notes.txt": b"x"}))
 
