@@ -12,8 +12,10 @@ import re
 import socket
 import threading
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -79,11 +81,11 @@ def index_folder(
             pattern, see `find_images`.
         prune: delete items of this source whose file was removed. Items of a subfolder that is empty, a link, or
             unreadable are kept, since their files may exist; the report counts them as `kept`. Without `source`, all
-            are kept, since another machine of this name may have them.
+            are kept, since another folder may have the same default source.
         workers: concurrent requests, 1 to 32.
         shrink: send larger images as JPEGs with this longest side; None: send the files as they are.
-        source: name of the folder in the collection; None: FOLDER-ID@THIS-MACHINE, where the ID is of the path of the
-            folder. That of an archive is its folder, and the name of the archive follows after a colon.
+        source: name of the folder in the collection; None: FOLDER-ID@HOST, where the ID is a hash of the folder's path
+            and of the machine-id. That of an archive is its folder, and the name of the archive follows after a colon.
         progress: called with (done, total), counted in images to send.
 
     Raises:
@@ -105,9 +107,17 @@ def index_folder(
     listing = yield from in_thread(lambda: list_images_of(folder, prune=prune, origin=origin))
     yield from describe(name)  # a wrong name is reported before anything is compared
     held = yield from _held(name)
+    renamed = _of_former_source(listing, held)
+    for new, ids in renamed.items():
+        held |= {id: held[id] | {"root": new} for id in ids}
     known = _of_this_source(name, listing, held)
-    yield from _rename_former(name, listing, held)
-    changes = yield from in_thread(lambda: find_changes(listing, known, prune=prune, unique=source is not None))
+    for new, ids in renamed.items():
+        yield from update_metadata(name, {"root": new}, ids=ids)
+    both = listing
+    if source is None:  # pruning then finds, keeps and logs the missing items of the former source too
+        origins = [*listing.origins, *map(_former, listing.origins)]
+        both = replace(listing, sources=[*listing.sources] * 2, origins=origins)
+    changes = yield from in_thread(lambda: find_changes(both, known, prune=prune, unique=source is not None))
     run = _Run(name, shrink, thumbnails, len(changes.wanted), progress)
     share = min(MOST, max(SMALLEST, -(-len(changes.wanted) // workers)))  # a small folder too keeps all workers busy
     every = bounded(changes.wanted, lambda one: one.metadata["size"], most=share)
@@ -209,23 +219,39 @@ def _held(name: str) -> Steps[dict[str, dict[str, Any]]]:
 
 
 def _default_source(folder: PurePosixPath) -> str:
-    """Return the source of a folder: FOLDER-ID@HOST. Equal names of folders and hosts have different IDs."""
+    """Return the source of a folder: FOLDER-ID@HOST, where the ID is a hash of its path and of the machine-id.
+
+    Only equal paths on hosts of one name that share a machine-id, or have none, have the same source.
+    """
     machine = ""
-    with suppress(OSError):  # only Linux has this file
+    with suppress(OSError):  # only Linux has this file, and few containers
         machine = Path("/etc/machine-id").read_text()
     path = f"{machine}\0{folder}".encode("utf-8", "surrogateescape")
     return f"{folder.name}-{hashlib.sha256(path).hexdigest()[:8]}@{socket.gethostname()}"
 
 
-def _rename_former(name: str, listing: Listing, held: Mapping[str, Mapping[str, Any]]) -> Steps[None]:
-    """Rename the source of unchanged items that were added under a default without an ID: FOLDER@HOST."""
-    renamed: dict[str, list[str]] = {}
+def _former(origin: str) -> str:
+    """Return the default source of earlier versions, without the ID: FOLDER@HOST."""
+    return re.sub(r"-[0-9a-f]{8}@", "@", origin)
+
+
+def _of_former_source(listing: Listing, held: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Return the ids of this folder's items that have its former source, by their new one.
+
+    Another folder of this name may have the same former source. So if fewer of the files are unchanged than changed,
+    none is returned; and none of an archive, where times prove nothing.
+    """
+    changed, unchanged = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
     for id in listing.images.keys() & held.keys():
-        origin = listing.origins[listing.images[id].source]
-        if held[id]["root"] == re.sub(r"-[0-9a-f]{8}@", "@", origin) != origin:
-            renamed.setdefault(origin, []).append(id)
-    for origin, ids in renamed.items():
-        yield from update_metadata(name, {"root": origin}, ids=ids)
+        image = listing.images[id]
+        state, former = listing.state(image), _former(listing.origins[image.source])
+        if held[id]["root"] != former or former == state["root"] or image.offset is not None:
+            continue
+        if state["size"] or state["mtime"]:
+            same = (state | {"root": former}).items() <= held[id].items()
+            (unchanged if same else changed)[state["root"]].append(id)
+    # changed files first: if this ends between two requests, the others still prove that the folder is the same
+    return {origin: changed[origin] + ids for origin, ids in unchanged.items() if len(changed[origin]) <= len(ids)}
 
 
 def _of_this_source(name: str, listing: Listing, held: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -38,8 +38,8 @@ OFFSET = "archive_offset"  # metadata of an image in an archive; see `ListedImag
 class IndexReport:
     """The result of indexing a folder; `broken` holds (path, reason).
 
-    kept: items that pruning kept, because their files may exist in a folder that cannot be read, or on another machine
-        that a server does not distinguish from this one; the log names it.
+    kept: items that pruning kept, because their files may exist in a folder that cannot be read, or in another folder
+        of the same source; the log names it.
     left_out: number of files that are not read as images, by suffix.
     empty: number of tiles without content that were left out.
     """
@@ -288,7 +288,7 @@ def find_changes(
     Args:
         known: metadata of indexed items by id.
         prune: removed files will be deleted from the collection; log the folders whose items are kept.
-        unique: no other machine has these origins; otherwise pruning keeps all items, since their files may be there.
+        unique: no other folder has these origins; otherwise pruning keeps all items, since their files may be there.
 
     Raises:
         NoImages: there is no image, and the collection holds none of these folders.
@@ -356,7 +356,7 @@ def _gone(listing: Listing, known: Mapping[str, Mapping[str, Any]], *, prune: bo
 
 
 def _log_other_folder(listing: Listing, origins: Iterable[str]) -> None:
-    """Log the origins of missing items that a folder of another machine may have."""
+    """Log the origins of missing items whose files another folder may have."""
     archives = {
         name: f":{PurePosixPath(one.absolute).name}"
         for name, one in zip(listing.origins, listing.sources, strict=True)
@@ -364,8 +364,8 @@ def _log_other_folder(listing: Listing, origins: Iterable[str]) -> None:
     }
     for origin, count in Counter(origins).items():
         log.warning(
-            "%d items of source %s are not in %s but are kept, because another machine of this name may have added "
-            "them; to delete them, repeat with --source %s",
+            "%d items of source %s are not in %s but are kept, because another folder may have the same source, and "
+            "these files; to delete them, repeat with --source %s",
             count,
             origin,
             listing.sources[0].given,

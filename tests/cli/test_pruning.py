@@ -120,7 +120,7 @@ def test_images_in_an_unreadable_folder_are_not_pruned(index, folder, monkeypatc
 
 
 def test_a_server_keeps_items_unless_a_source_is_given(server, image_files, tmp_path, caplog):
-    """A machine of the same name may have the missing files; another folder of the same name has another source."""
+    """Another machine may have a folder of the same source; another folder of the same name has another source."""
     first, second = tmp_path / "a" / "images", tmp_path / "b" / "images"
     for folder, numbers in ((first, range(3)), (second, range(3, 5))):
         folder.mkdir(parents=True)
