@@ -123,7 +123,10 @@ class ServerCollection:
         return self._there.update_each(metadata)
 
     def verify(self, progress: Progress) -> VerifyReport:
-        return self._there.verify()
+        from nnclr_hub.client.collections import read_report
+
+        job = self._client.jobs.wait(self._there.start_verify().id, progress=progress)
+        return read_report(job.result or {})
 
     def compact(self, progress: Progress) -> None:
         self._client.jobs.wait(self._there.compact().id, progress=progress)

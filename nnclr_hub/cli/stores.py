@@ -86,7 +86,7 @@ def _row(info: CollectionInfo, aliases: dict[str, str]) -> dict[str, Any]:
 def verify(names: Names = None, as_json: Json = False, *, place: Place) -> None:
     """Read every vector back and compare the index with an exhaustive search. Works while a server uses the store.
 
-    The exit code is 1 if anything is wrong.
+    The exit code is 1 if anything is wrong. With --server, at most 1000 ids of each kind of damage are counted.
 
     Example: nnclr store verify photos
     """

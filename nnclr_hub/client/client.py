@@ -43,6 +43,7 @@ class _Collection:
     changes = NamedVerb(collections.changes)
     snapshot = NamedVerb(collections.snapshot)
     verify = NamedVerb(collections.verify)
+    start_verify = NamedVerb(jobs.verify)
     compact = NamedVerb(jobs.compact)
     duplicates = NamedVerb(jobs.duplicates)
     inspect = NamedVerb(jobs.inspect)

@@ -245,15 +245,18 @@ def snapshot(name: str) -> Steps[None]:
 
 
 def verify(name: str) -> Steps[VerifyReport]:
-    """Make the server read every vector back, and compare its index with an exhaustive search on a sample."""
+    """Make the server read every vector back, and compare its index with an exhaustive search on a sample.
 
-    def read(answer: Answer) -> VerifyReport:
-        body = answer.json()
-        ids = {one: tuple(body[one]) for one in ("damaged", "disagreements", "missing")}
-        parts = tuple(body.get("parts", ()))  # an earlier server does not send them
-        return VerifyReport(items=body["items"], recall=body["recall"], parts=parts, **ids)
+    A large collection takes longer than a request may; start a job with `start_verify` instead.
+    """
+    return perform(Call("POST", f"{path_of(name)}/verify", lambda answer: read_report(answer.json())))
 
-    return perform(Call("POST", f"{path_of(name)}/verify", read))
+
+def read_report(body: Mapping[str, Any]) -> VerifyReport:
+    """Return the report in a response, or in the result of a job."""
+    ids = {one: tuple(body[one]) for one in ("damaged", "disagreements", "missing")}
+    parts = tuple(body.get("parts", ()))  # an earlier server does not send them
+    return VerifyReport(items=body["items"], recall=body["recall"], parts=parts, **ids)
 
 
 # ---- aliases

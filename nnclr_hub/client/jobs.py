@@ -57,6 +57,15 @@ def compact(name: str) -> Steps[Job]:
     return _start(ROOT, {"kind": "compact", "collection": check_collection_name(name)})
 
 
+def verify(name: str) -> Steps[Job]:
+    """Start to verify a collection of any size; the job's result has at most 1000 ids of each kind of damage.
+
+    Raises:
+        CollectionNotFound: names the existing ones.
+    """
+    return _start(ROOT, {"kind": "verify", "collection": check_collection_name(name)})
+
+
 def duplicates(
     name: str, threshold: float | None = None, *, where: Where | None = None, exact: bool = False, limit: int = 1000
 ) -> Steps[Job]:

@@ -1,6 +1,7 @@
 """nnclr store --server: the verbs print and do the same as in a store of this machine."""
 
 import json
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -9,6 +10,8 @@ from commands import error_line, nnclr
 from nnclr_hub import Client
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import Item
+from nnclr_hub.store.embedded.collection import EmbeddedCollection
+from nnclr_hub.store.reports import VerifyReport
 
 KEY = "0123456789abcdefghijklmnop"
 RED = '{"must": [{"key": "label", "match": "red"}]}'
@@ -72,6 +75,17 @@ def test_each_verb_answers_the_same_over_rest(both, server, tmp_path):
     assert listed(server) == [("v", ["now"])]
 
 
+def test_verify_is_a_job_without_the_deadline_of_a_request(both, server, monkeypatch):
+    with Client(server.url, KEY) as client:
+        assert both("verify", "v")[0] == 0
+        assert client.jobs.list(1)[0].kind == "verify"
+        assert client.jobs.list(1)[0].state == "done"
+    report = VerifyReport(9, ("i1",), (), ("i2",), 0.5, ("metadata",))
+    monkeypatch.setattr(EmbeddedCollection, "verify", lambda *_: report)
+    code, out, _ = both("verify", "v", "--json")
+    assert (code, json.loads(out)) == (1, [{"name": "v", "ok": False, **json.loads(json.dumps(asdict(report)))}])
+
+
 def test_errors_are_the_same_over_rest(both, server, monkeypatch):
     for words, code in (
         (("facets", "nothing", "label"), 1),
@@ -79,6 +93,7 @@ def test_errors_are_the_same_over_rest(both, server, monkeypatch):
         (("delete", "v"), 2),
         (("indexed", "v", "a", "--none"), 2),
         (("drop", "nothing", "--yes"), 1),
+        (("verify", "nothing"), 1),
         (("create", "a/b", "--dim", "3"), 2),
         (("create", "v", "--dim", "4", "--indexed", "label"), 1),
         (("unalias", "nothing"), 1),
