@@ -20,7 +20,7 @@ def test_every_row_is_a_valid_recipe():
 
 
 def test_runs_get_the_steps_that_fit_their_budget(data, tmp_path, undrawn):
-    calls = {"rows": ROW_LABELS, "calibration": 0.03, "console": Console(quiet=True)}
+    calls = {"rows": ROW_LABELS, "calibration": 0.01, "console": Console(quiet=True)}
     runs = compare_at_budgets(recipe(), [data], tmp_path, minutes=[0.02, 0.005], **calls)
     assert runs is not None
     assert [(run.label, run.minutes) for run in runs] == [(row, one) for one in (0.005, 0.02) for row in ROW_LABELS]
