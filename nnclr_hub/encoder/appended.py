@@ -3,9 +3,9 @@
     encoder = load_encoder("nnclr_resnet18_starter+shape")
     encoder.embed(["cat.jpg"])      # (1, 512 + 324) float32, unit rows
 
-A network that saw few images does not describe everything that separates yours. Shapes help where they decide,
-and colors where they do; docs/results/starter.md has the numbers. All parts have length 1 before they are
-joined. Feature maps and attention remain those of the network.
+A network that saw few images does not describe everything that separates yours. Shapes help with clothing, for example,
+and colors with groceries; docs/results/starter.md has the numbers. All parts have length 1 before they are joined.
+Feature maps and attention remain those of the network.
 """
 
 from __future__ import annotations
