@@ -8,12 +8,14 @@ AUGMENTATIONS holds the two large views of each augmentation:
 - `crop_only` is random crops alone ("Data Augmentation", section 4.4).
 - `simclr` has stronger color jitter, and blurs each view half of the time.
 - `cifar` is `byol` without blur, for images of 32 pixels.
+- `keep_color` is `byol` without its changes of color (saturation, hue, grayscale, solarization), for images whose
+  classes differ in color. Not in the paper.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -59,6 +61,7 @@ class View:
 
 
 _CROP = View(flip=0.0, jitter=0.0, gray=0.0, blur=0.0)
+_COLORED = View(saturation=0.0, hue=0.0, gray=0.0)
 _SIMCLR = View(brightness=0.8, contrast=0.8, saturation=0.8, hue=0.2, blur=0.5)
 
 AUGMENTATIONS: dict[str, tuple[View, View]] = {
@@ -66,4 +69,5 @@ AUGMENTATIONS: dict[str, tuple[View, View]] = {
     "crop_only": (_CROP, _CROP),
     "simclr": (_SIMCLR, _SIMCLR),
     "cifar": (View(blur=0.0), View(blur=0.0, solarize=0.2)),
+    "keep_color": (_COLORED, replace(_COLORED, blur=0.1)),
 }
