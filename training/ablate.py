@@ -23,8 +23,9 @@ from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.file_replacement import replace_file
 
 from .assemble import require_labels
-from .data.datasets import evaluation_sets, training_files
+from .data.datasets import ImageFiles, evaluation_sets, training_files
 from .data.named_sets import find_data
+from .evaluation import table_set
 from .prepare import chosen_by_auto
 from .pretrain import pretrain
 from .recipes import Recipe
@@ -76,7 +77,7 @@ def ablate(
     console = console or Console(stderr=True)
     table = find_table(name)
     folder = Path(out) / name
-    base = for_data(base, data, device, console)
+    base = for_data(base, data, device, console, table_set(labels, root, data).train if labels else None)
     every = [*table.rows(base), *map(parse_row, rows)]
     if not every:
         raise InvalidRequest('The table "own" needs --row, such as --row "tau .2: temperature=0.2".')
@@ -108,15 +109,24 @@ def ablate(
     return done
 
 
-def for_data(base: Recipe, data: Sequence[str | Path], device: str | None, console: Console) -> Recipe:
+def for_data(
+    base: Recipe,
+    data: Sequence[str | Path],
+    device: str | None,
+    console: Console,
+    labeled: ImageFiles | None = None,
+) -> Recipe:
     """Apply `auto`, and limit queue and batch to the number of images, so that rows differ only as they state.
 
     `auto` keeps the method: a row about neighbors would otherwise be a run of SimCLR.
+
+    Args:
+        labeled: images with labels that the user gave, without those that score the runs.
     """
     paths = training_files(find_data(data, console))
     images = len(paths)
     base = dataclasses.replace(base, fixed=(*base.fixed, "method"))
-    recipe = chosen_by_auto(base, paths, find_device(device), None, console)
+    recipe = chosen_by_auto(base, paths, find_device(device), None, console, labeled)
     return dataclasses.replace(
         recipe,
         queue_size=min(recipe.queue_size, images),

@@ -16,9 +16,10 @@ from nnclr_hub.cores import usable_cores
 from nnclr_hub.progress import bar
 
 from .assemble import check_network, fit_to_data, resolve_precision
+from .cues import measure_cues
 from .data.batches import Batches, PixelSource, channel_statistics
 from .data.crop_boxes import enlarged_share
-from .data.datasets import sampled_sizes, training_files, typical_side
+from .data.datasets import ImageFiles, sampled_sizes, training_files, typical_side
 from .data.detail import kept_contrast
 from .data.image_index import ImageIndex
 from .data.image_pack import ImagePack, PackedPixels, build_pack, pack_bytes, stored_sizes
@@ -60,6 +61,7 @@ def prepare(
     ranks: Ranks,
     console: Console,
     minutes: float | None = None,
+    labeled: ImageFiles | None = None,
 ) -> Prepared:
     """Find the images, complete the recipe, and decode the images.
 
@@ -69,6 +71,7 @@ def prepare(
         saved: checkpoint that the run resumes from, if any.
         ranks: this process and the run's other processes.
         minutes: time limit of the run; `auto` on a CPU chooses what fits into it.
+        labeled: images with labels that the user gave, without those that score the run; for `auto`.
 
     Raises:
         NoImages, NoRoom, InvalidRequest, UnknownModel.
@@ -84,10 +87,11 @@ def prepare(
     ranks.wait()
     files = training_files(folders, listed=True)
     sizes = sampled_sizes(files, recipe.preprocessing.reading)
-    output = console if saved is None else Console(quiet=True)  # a resumed run keeps its choices
+    # a resumed run keeps its choices
+    output, labeled = (console, labeled) if saved is None else (Console(quiet=True), None)
     # before decoding, which may take hours; once, since cores and readable images may differ between machines
     asked = recipe
-    recipe = ranks.of_first(lambda: chosen_by_auto(asked, files, where, minutes, output))
+    recipe = ranks.of_first(lambda: chosen_by_auto(asked, files, where, minutes, output, labeled))
     if start:
         recipe = adopt(recipe, start, console)
     check_network(recipe)
@@ -188,9 +192,18 @@ def _set_up_device(where: torch.device) -> None:
 
 
 def chosen_by_auto(
-    recipe: Recipe, files: ImageIndex, where: torch.device, minutes: float | None, console: Console
+    recipe: Recipe,
+    files: ImageIndex,
+    where: torch.device,
+    minutes: float | None,
+    console: Console,
+    labeled: ImageFiles | None = None,
 ) -> Recipe:
-    """Return what `auto` chooses for these images, and print why; other recipes stay as they are."""
+    """Return what `auto` chooses for these images, and print why; other recipes stay as they are.
+
+    Args:
+        labeled: images with labels that the user gave, without those that score the run.
+    """
     if not isinstance(recipe, Auto):
         return recipe
     reading = recipe.preprocessing.reading
@@ -202,6 +215,7 @@ def chosen_by_auto(
         minutes,
         usable_cores(),
         {} if on_gpu or "image_size" in recipe.fixed else kept_contrast(files, reading, recipe.in_chans),
+        measure_cues(labeled, console, reading) if labeled and recipe.in_chans == 3 else None,
     )
     chosen, why = recipe.choose(now)
     network = f"{chosen.method}, {chosen.backbone} at {chosen.image_size} pixels"

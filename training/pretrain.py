@@ -165,7 +165,16 @@ def _pretrain(request: _Request, ranks: Ranks, console: Console) -> PretrainResu
     start = find_initial_encoder(init) if init else None
     claim(out, request.resume, ranks, console)
     saved = load_checkpoint(out) if request.resume else None
-    ready = prepare(request.recipe, request.data, start, saved, ranks, console, request.minutes)
+    ready = prepare(
+        request.recipe,
+        request.data,
+        start,
+        saved,
+        ranks,
+        console,
+        request.minutes,
+        request.table.train if request.table else None,
+    )
     recipe, batches = ready.recipe, ready.batches
     steps = recipe.steps(batches.steps_per_epoch)
 

@@ -118,7 +118,10 @@ class Basis:
         covariance = square / len(x) - mean[:, None] * mean
         if len(covariance) > MAX_ROTATED_DIM:
             return cls(mean, torch.eye(len(mean), device=device), covariance.diagonal().clamp(min=0))
-        variance, axes = torch.linalg.eigh(covariance)
+        try:
+            variance, axes = torch.linalg.eigh(covariance)
+        except torch.linalg.LinAlgError:  # MKL does not converge in float32 if many columns are 0
+            variance, axes = (one.float() for one in torch.linalg.eigh(covariance.double()))
         return cls(mean, axes, variance.clamp(min=0))
 
 

@@ -58,6 +58,17 @@ def test_the_optimum_is_scikit_learns(clouds, l2, turned, monkeypatch):
     np.testing.assert_allclose(found[:, :-1], theirs.coef_, atol=2e-3)
 
 
+@pytest.mark.parametrize("seed", range(4))  # for most seeds, MKL's solver for float32 does not converge
+def test_few_rows_with_columns_of_zeros_are_fitted(seed):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.zeros(40, 256)
+    x[:, torch.randperm(256, generator=generator)[:48]] = torch.rand(40, 48, generator=generator)
+    x, y = F.normalize(x), torch.arange(40) % 4
+    found = Solver(Rows(Stacked((x, None)), y, None, 4), CPU).minimize(1e-2)
+    theirs = LogisticRegression(C=1 / (1e-2 * 40), tol=1e-10, max_iter=20_000).fit(x.double(), y)
+    np.testing.assert_allclose(found[:, :-1], theirs.coef_, atol=5e-3)
+
+
 def test_a_path_of_penalties_ends_where_single_fits_do(clouds):
     x, y = clouds
     solver = Solver(Rows(Stacked((x, None)), y, None, 4), CPU)

@@ -34,6 +34,19 @@ OF_NEIGHBORS = (
 
 
 @dataclass(frozen=True)
+class Cues:
+    """What tells the classes of labeled images apart, see `measure_cues`.
+
+    color, shape: accuracy of the nearest neighbors by colors alone, and by shapes alone, in [0, 1].
+    color_wins: whether color is better, beyond chance.
+    """
+
+    color: float
+    shape: float
+    color_wins: bool
+
+
+@dataclass(frozen=True)
 class Situation:
     """What `auto` looks at.
 
@@ -43,6 +56,7 @@ class Situation:
     minutes: time limit, or None.
     cores: of the CPU.
     contrast: {side: share of the contrast that images keep at that side}, see `kept_contrast`; empty if unknown.
+    cues: of labels that the user gave, if any.
     """
 
     images: int
@@ -51,6 +65,7 @@ class Situation:
     minutes: float | None = None
     cores: int = 2
     contrast: Mapping[int, float] = field(default_factory=dict)
+    cues: Cues | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +83,12 @@ class Auto(Recipe):
         chosen = dataclasses.replace(
             chosen, **{name: getattr(self, name) for name in kept}, fixed=self.fixed, name=self.name
         )
+        if now.cues and now.cues.color_wins and chosen.augmentation == "byol" and "augmentation" not in self.fixed:
+            chosen = dataclasses.replace(chosen, augmentation="keep_color")
+            why.append(
+                f"Views keep their colors, because colors predict {now.cues.color:.0%} of your labels, and shapes "
+                f"{now.cues.shape:.0%}. For views with other colors, use --set augmentation=byol."
+            )
         default = Recipe()
         own = {name: getattr(self, name) for name in OF_NEIGHBORS if getattr(self, name) != getattr(default, name)}
         chosen = dataclasses.replace(chosen, **own)
