@@ -14,43 +14,65 @@ from __future__ import annotations
 
 import argparse
 import json
+import mmap
 import os
 import random
+import resource
+import signal
+import struct
 import sys
 import tempfile
-from collections import Counter
+from collections import Counter, defaultdict
+from math import ceil
+from os import waitstatus_to_exitcode
 from pathlib import Path
+from time import process_time
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads of OpenMP do not survive a fork
 
 import libcst as cst
+import pytest
 from mutmut import __main__ as mutmut
 from mutmut.configuration import config
 from mutmut.mutation import file_mutation
-from mutmut.runners.harness import PytestRunner
 from mutmut.state import state
 from mutmut.stats import status_by_exit_code
+from mutmut.utils.format_utils import mangled_name_from_mutant_name
 
 # arguments that change no result on a CPU; `strict` of zip is an assertion, which mutants leave out as well
 DEVICE_ONLY = {"device", "device_type", "inplace", "memory_format", "non_blocking", "pin_memory", "stable", "strict"}
-STATS = Path("mutants/mutmut-stats.json")
 # modules -> the tests that must see their mutants: those of the same subject, because a run of the whole program for
 # each mutant would take days. The first start of a path that matches counts.
 TESTS = {
     "nnclr_hub/method/": ["tests/method", "tests/examples/test_nnclr_minimal.py"],
     "training/optimization": ["tests/training/test_optimization.py"],
     "training/step": ["tests/training/test_step.py"],
-    "training/data/augment": ["tests/training/test_augment.py", "tests/training/test_view_pipeline.py"],
-    "training/data/order": ["tests/training/test_data.py"],
+    "training/data/augment": [
+        "tests/training/test_augment.py",
+        "tests/training/test_view_pipeline.py",
+        "tests/training/test_originals.py",
+    ],
+    "training/data/degrade": ["tests/training/test_augment.py", "tests/training/test_view_pipeline.py"],
+    "training/data/pixel_ops": [
+        "tests/training/test_pixel_ops.py",
+        "tests/training/test_augment.py",
+        "tests/training/test_jitter.py",
+    ],
+    "training/data/jitter": ["tests/training/test_jitter.py", "tests/training/test_view_pipeline.py"],
     "training/data/crop_boxes": ["tests/training/test_augment.py"],
+    "training/data/order": ["tests/training/test_data.py"],
     "training/data/image_pack": ["tests/training/test_data.py"],
+    "training/data/": ["tests/training/test_data.py", "tests/training/test_originals.py"],
     "training/resume": ["tests/training/test_resume.py"],
     "training/checkpoint": ["tests/training/test_resume.py"],
     "training/monitor": ["tests/training/test_monitor.py"],
-    "training/data/pixel_ops": ["tests/training/test_pixel_ops.py", "tests/training/test_augment.py"],
-    "training/data/jitter": ["tests/training/test_jitter.py", "tests/training/test_view_pipeline.py"],
-    "training/data/": ["tests/training/test_data.py", "tests/training/test_originals.py"],
-    "training/evals/": ["tests/training/test_protocols.py", "tests/training/test_supervised.py"],
+    "training/evaluation": ["tests/training/test_evaluation.py", "tests/training/test_pretrain.py"],
+    "training/budget": ["tests/training/test_budget.py"],
+    "training/evals/": [
+        "tests/training/test_protocols.py",
+        "tests/training/test_supervised.py",
+        "tests/training/test_evaluate.py",
+    ],
     "training/recipes/": ["tests/training/test_recipes.py"],
     "training/": ["tests/training"],
 }
@@ -69,9 +91,8 @@ class Visitor(file_mutation.MutationVisitor):
     def _create_mutations(self, node: cst.CSTNode) -> None:
         before = len(self.mutations)
         super()._create_mutations(node)
-        if isinstance(node, cst.Call):
-            kept = [one for one in self.mutations[before:] if not removes_device(node, one.mutated_node)]
-            self.mutations[before:] = kept
+        kept = [one for one in self.mutations[before:] if not changes_nothing(node, one.mutated_node)]
+        self.mutations[before:] = kept
 
 
 def ast_of(node: cst.CSTNode) -> str:
@@ -81,23 +102,134 @@ def ast_of(node: cst.CSTNode) -> str:
 NO_GRAD = "torch.no_grad()"
 
 
-def removes_device(call: cst.Call, mutated: cst.CSTNode) -> bool:
-    """Return whether the only change of a call is an argument of DEVICE_ONLY."""
-    if not isinstance(mutated, cst.Call):
+def changes_nothing(node: cst.CSTNode, mutated: cst.CSTNode) -> bool:
+    """Return whether only a sentence changes, an argument that names a device, or False to None in a call."""
+    if isinstance(node, cst.SimpleString):
+        return " " in node.value
+    if not isinstance(node, cst.Call) or not isinstance(mutated, cst.Call):
         return False
+    if len(node.args) == len(mutated.args):
+        pairs = zip(node.args, mutated.args, strict=True)
+        changed = [one for one, other in pairs if not one.deep_equals(other)]
+    else:
+        names = {arg.keyword.value if arg.keyword else ast_of(arg.value) for arg in mutated.args}
+        changed = [arg for arg in node.args if (arg.keyword.value if arg.keyword else ast_of(arg.value)) not in names]
+    if not changed or ast_of(node.func) != ast_of(mutated.func):
+        return False
+    same_truth = len(node.args) == len(mutated.args) and all(ast_of(arg.value) == "False" for arg in changed)
+    return same_truth or all(names_device(arg) for arg in changed)
 
-    def others(one: cst.Call) -> list[str]:
-        named = [(arg.keyword.value if arg.keyword else "", ast_of(arg.value)) for arg in one.args]
-        return [f"{name}={value}" for name, value in named if name not in DEVICE_ONLY and not value.endswith(".device")]
 
-    return others(call) == others(mutated) and ast_of(call.func) == ast_of(mutated.func)
+def names_device(argument: cst.Arg) -> bool:
+    keyword = argument.keyword.value if argument.keyword else ""
+    return keyword in DEVICE_ONLY or ast_of(argument.value).endswith("device")
 
 
-class FastestFirst(PytestRunner):
-    """Runs the cheapest tests of a mutant first, because one failure is enough."""
+class Mutants:
+    """A plugin of pytest that runs all tests once, then the tests of each mutant in a fork, the cheapest first.
 
-    def run_tests(self, *, mutant_name, tests) -> int:
-        return super().run_tests(mutant_name=mutant_name, tests=sorted(tests, key=state().duration_by_test.__getitem__))
+    So nothing is imported, collected or set up twice, except session fixtures that the mutated function takes part in.
+    """
+
+    def __init__(self, names: list[str], jobs: int) -> None:
+        self.names, self.jobs = names, jobs
+        self.failed = False
+        self.seconds: dict[pytest.Item, float] = defaultdict(float)
+        self.calls: dict[pytest.Item, set[str]] = {}  # test -> mutated functions that it calls
+        self.fixtures: dict[pytest.FixtureDef, set[str]] = {}  # fixture that outlives a test -> such functions
+        self.kills: Counter[tuple[str, int]] = Counter()  # (function, test) -> its mutants that the test noticed
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef, request: pytest.FixtureRequest):
+        around, state()._stats = state()._stats, set()
+        try:
+            return (yield)
+        finally:
+            if fixturedef.scope != "function":
+                needs = [request._get_active_fixturedef(name) for name in fixturedef.argnames if name != "request"]
+                self.fixtures[fixturedef] = state()._stats.union(*(self.fixtures.get(one, ()) for one in needs))
+            state()._stats |= around
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.failed |= report.failed
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        items = session.items
+        for number, item in enumerate(items):
+            state()._stats, start = set(), process_time()
+            run_test(item, items[(number + 1) % len(items)])  # never None, which would end the session's fixtures
+            used = [self.fixtures.get(found[-1], ()) for found in item._fixtureinfo.name2fixturedefs.values()]
+            self.calls[item], self.seconds[item] = state()._stats.union(*used), process_time() - start
+            if self.failed:
+                raise SystemExit(f"{item.nodeid} fails without a mutant")
+        if os.waitpid(self.fork("", items)[0], 0)[1]:
+            raise SystemExit("the tests fail in a fork, without a mutant")
+        running: dict[int, tuple[str, mmap.mmap]] = {}
+        for done, name in enumerate(self.names):
+            function = mangled_name_from_mutant_name(name)
+            tests = [item for item in items if function in self.calls[item]]
+            if not tests:
+                record(name, NO_TEST)
+                continue
+            cost = {item: self.seconds[item] / (1 + self.kills[function, items.index(item)]) for item in tests}
+            pid, killer = self.fork(name, sorted(tests, key=cost.__getitem__))
+            running[pid] = (name, killer)
+            while len(running) >= (self.jobs if done + 1 < len(self.names) else 1):
+                self.collect(running)
+        return True
+
+    def fork(self, name: str, tests: list[pytest.Item]) -> tuple[int, mmap.mmap]:
+        """Run the tests in a fork until one fails; return the process, and the memory that holds the test's number."""
+        killer = mmap.mmap(-1, 8)
+        pid = os.fork()
+        if pid:
+            return pid, killer
+        try:
+            os.environ["MUTANT_UNDER_TEST"] = name
+            seconds = sum(self.seconds[test] for test in tests)
+            limit = ceil(process_time() + 5 + 4 * seconds)
+            resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 1))
+            signal.alarm(ceil(60 + 20 * seconds))
+            function = mangled_name_from_mutant_name(name) if name else ""
+            for fixture, functions in self.fixtures.items():
+                if function in functions:
+                    fixture.cached_result = None
+            self.failed = False
+            for test, following in zip(tests, [*tests[1:], tests[0]], strict=True):
+                run_test(test, following)
+                if self.failed:
+                    killer[:] = struct.pack("q", test.session.items.index(test))
+                    if not name:
+                        print(test.nodeid, flush=True)
+                    os._exit(KILLED)
+            os._exit(SURVIVED)
+        except BaseException:  # noqa: BLE001 (a fork never returns)
+            os._exit(KILLED)
+
+    def collect(self, running: dict[int, tuple[str, mmap.mmap]]) -> None:
+        """Wait for one process, and record its result."""
+        pid, status = os.wait()
+        if pid not in running:
+            return  # a test left it behind
+        name, killer = running.pop(pid)
+        code = waitstatus_to_exitcode(status)
+        if code == KILLED:
+            self.kills[mangled_name_from_mutant_name(name), struct.unpack("q", killer[:])[0]] += 1
+        record(name, TIMEOUT if code == -signal.SIGALRM else code)
+
+
+SURVIVED, KILLED, NO_TEST, TIMEOUT = 0, 1, 33, 36  # exit codes of mutmut.stats
+
+
+def run_test(item: pytest.Item, following: pytest.Item) -> None:
+    item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+
+
+def record(name: str, code: int) -> None:
+    path = Path(f"{name.rpartition('.')[0].replace('.', '/')}.py.meta")  # in mutants/
+    meta = json.loads(path.read_text())
+    meta["exit_code_by_key"][name] = code
+    path.write_text(json.dumps(meta, indent=4))
 
 
 def results(prefixes: list[str]) -> dict[str, dict[str, int | None]]:
@@ -145,30 +277,43 @@ def main() -> None:
 def run(prefixes: list[str], again: bool, jobs: int, sample: int | None = None) -> None:
     """Make the mutants, and run those of the modules, or of a sample of each, that have no result."""
     file_mutation.MutationVisitor = Visitor
-    from mutmut.workers import isolation
+    Path("mutants").mkdir(exist_ok=True)
+    mutmut.copy_src_dir()
+    mutmut.copy_also_copy_files()
+    mutmut.create_mutants(jobs)
+    final = {"killed", "timeout"} | (set() if again else {"survived", "no tests"})
+    waiting: dict[str, list[str]] = {}
+    for module, mutants in results(prefixes).items():
+        group = next(start for start in TESTS if module.startswith(start))
+        # also those whose tests were interrupted, skipped or crashed: nobody knows what they would have seen
+        chosen = random.Random(0).sample(sorted(mutants), min(sample or len(mutants), len(mutants)))
+        names = [name for name in chosen if status_by_exit_code[mutants[name]] not in final]
+        waiting.setdefault(group, []).extend(names)
+    for group, names in waiting.items():
+        if names:
+            print(f"{group}: {len(names)} mutants", flush=True)
+            worker = os.fork()
+            if not worker:
+                run_group(TESTS[group], names, jobs)
+            if os.waitpid(worker, 0)[1]:
+                raise SystemExit(f"The tests of {group} did not run; see mutants/pytest.log.")
 
-    isolation.PytestRunner = FastestFirst
-    with tempfile.TemporaryDirectory() as folder:
+
+def run_group(tests: list[str], names: list[str], jobs: int) -> None:
+    """Run the mutants in this process, which imports them and the tests, and end it."""
+    with open("mutants/pytest.log", "w") as log, tempfile.TemporaryDirectory() as folder:
         os.environ["PYTEST_DEBUG_TEMPROOT"] = folder  # interrupted tests leave their files
-        Path("mutants").mkdir(exist_ok=True)
-        mutmut.copy_src_dir()
-        mutmut.create_mutants(jobs)
-        final = {"killed", "timeout"} | (set() if again else {"survived", "no tests"})
-        waiting: dict[str, list[str]] = {}
-        for module, mutants in results(prefixes).items():
-            group = next(start for start in TESTS if module.startswith(start))
-            # also those whose tests were interrupted, skipped or crashed: nobody knows what they would have seen
-            chosen = random.Random(0).sample(sorted(mutants), min(sample or len(mutants), len(mutants)))
-            names = [name for name in chosen if status_by_exit_code[mutants[name]] not in final]
-            waiting.setdefault(group, []).extend(names)
-        for group, names in waiting.items():
-            if names:
-                print(f"{group}: {len(names)} mutants", flush=True)
-                STATS.unlink(missing_ok=True)  # which tests run a function: those of this group
-                state().duration_by_test.clear()
-                state().tests_by_mangled_function_name.clear()
-                config().pytest_add_cli_args_test_selection = TESTS[group]
-                mutmut._run(names, jobs)
+        os.environ["MUTANT_UNDER_TEST"] = "stats"  # functions add their names to state()._stats
+        config()  # reads pyproject.toml here
+        mutmut.setup_source_paths()
+        os.chdir("mutants")
+        os.environ["PYTHONPATH"] = os.getcwd()
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+        args = [*config().pytest_add_cli_args, "--rootdir=.", "--tb=native", "-q", "-s", *tests]
+        code = pytest.main(args, plugins=[Mutants(names, jobs)])
+        log.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -170,8 +170,9 @@ class Learner(nn.Module):
         else:
             targets = [one.detach() for one in own] if self.method.stop_gradient else own
         if self.method.objective == "lejepa":
-            directions = random_directions(z[0].shape[1], DIRECTIONS, z[0].device)
-            loss = lejepa_loss(torch.stack(list(p)), directions, self.sigreg_weight, LARGE, self.gather)
+            stacked = torch.stack(list(p))  # (V, B, D)
+            directions = random_directions(stacked.shape[2], DIRECTIONS, stacked.device)
+            loss = lejepa_loss(stacked, directions, self.sigreg_weight, LARGE, self.gather)
             return Step(loss, own[0].detach(), own[1].detach(), None, share)
         objective = self._objective
         if self.method.objective == "relation":  # the mask has B x M entries, so other methods do not make it
@@ -250,8 +251,7 @@ class Learner(nn.Module):
         if self.objective is not None:
             loss = self.objective(targets, predictions, self.temperature, gather=self.gather)
             if not isinstance(loss, Tensor) or loss.ndim or not loss.is_floating_point():
-                shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
-                raise InvalidRequest(f"The objective must return a scalar tensor, got {shape}.")
+                raise InvalidRequest(f"The objective must return a scalar tensor, got {getattr(loss, 'shape', loss)}.")
             return loss
         if method.objective == "negative_cosine":
             return negative_cosine(targets, predictions)

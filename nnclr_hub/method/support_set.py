@@ -226,7 +226,7 @@ class SupportSet(nn.Module):
         self._require_rows(z, ids, labels)
         if len(z) != self.size:
             raise InvalidRequest(f"refill needs {self.size} rows, the size of the support set; got {len(z)}.")
-        self._write(torch.arange(self.size, device=z.device), z, ids, labels)
+        self._write(slice(None), z, ids, labels)
 
     def _require_rows(self, z: Tensor, ids: Tensor | None = None, labels: Tensor | None = None) -> None:
         if z.shape[1:] != self.queue.shape[1:] or any(one is not None and len(one) != len(z) for one in (ids, labels)):
@@ -236,7 +236,7 @@ class SupportSet(nn.Module):
                 f"got shapes {', '.join(map(str, shapes))}."
             )
 
-    def _write(self, place: Tensor, z: Tensor, ids: Tensor | None, labels: Tensor | None) -> None:
+    def _write(self, place: Tensor | slice, z: Tensor, ids: Tensor | None, labels: Tensor | None) -> None:
         self.queue[place] = F.normalize(z.float()).to(self.queue.dtype)
         self.ids[place] = UNKNOWN if ids is None else ids
         self.labels[place] = UNKNOWN if labels is None else labels

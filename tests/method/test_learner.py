@@ -75,12 +75,13 @@ def test_simclr_is_equation_2_over_both_views(views):
     torch.testing.assert_close(nnclr(views).loss, sum(losses) / 4)
 
 
-def test_an_objective_gets_targets_predictions_and_temperature(views):
+@pytest.mark.parametrize("method", ["nnclr", "nnsiam"])
+def test_an_objective_gets_targets_predictions_and_temperature(method, views):
     def product(targets, predictions, temperature, *, gather):
         assert gather.world == 1
         return temperature * (targets * predictions).sum(dim=-1).mean()
 
-    learner = make("nnclr", objective=product, temperature=0.3)
+    learner = make(method, objective=product, temperature=0.3)
     z = [encode(learner, x) for x in views]
     near = [learner.support_set.lookup(one).embeddings for one in z]
     want = sum((near[i] * learner.prediction(z[1 - i])).sum(dim=1).mean() for i in (0, 1)) * 0.3 / 2
@@ -88,7 +89,7 @@ def test_an_objective_gets_targets_predictions_and_temperature(views):
     assert learner.chance_loss(10) == {}
     for wrong in (1.5, torch.ones(2), torch.tensor(1)):
         with pytest.raises(InvalidRequest):
-            make("nnclr", objective=lambda *_, wrong=wrong, **__: wrong)(views)
+            make(method, objective=lambda *_, wrong=wrong, **__: wrong)(views)
 
 
 def test_ids_and_labels_reach_the_support_set(views):
@@ -206,10 +207,10 @@ def test_moco_v3_has_predictions_as_rows_and_momentum_keys_as_columns(views):
     torch.testing.assert_close(learner(views).loss, want)
 
 
-@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize("k", [1, 3, 5])
 def test_mean_shift_pulls_to_the_target_and_its_nearest_rows(k, views):
     """2 - 2 cos, averaged over the target and its k - 1 nearest rows of Q, summed over the views."""
-    learner = moved_away(make("msf", mean_of=k))
+    learner = moved_away(make("msf", **({} if k == 5 else {"mean_of": k})))
     queue, want = learner.support_set.queue, 0.0
     for x, other in (views, views[::-1]):
         p, zm = learner.prediction(encode(learner, x)), F.normalize(learner.momentum(other), dim=1)
@@ -238,7 +239,7 @@ def test_lejepa_is_agreement_with_the_mean_of_the_large_views_and_sigreg(views):
     torch.manual_seed(7)
     directions = torch.randn(8, 256)
     gaussian = sigreg(z, directions / directions.norm(dim=0))
-    torch.testing.assert_close((step.z1, step.z2), (z[0], z[1]))
+    torch.testing.assert_close((step.z1, step.z2, step.neighbor_share), (z[0], z[1], torch.zeros(())))
     torch.testing.assert_close(loss, 0.9 * (z - z[:2].mean(0)).square().mean() + 0.1 * gaussian)
 
 
