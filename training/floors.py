@@ -101,13 +101,19 @@ class Floors:
         found = [(floor, scores[name]) for floor, scores in self.scores.items() if name in scores]
         return max(found, key=lambda one: one[1], default=None)
 
-    def warn_if_below(self, scores: Mapping[str, float], console: Console) -> None:
-        """Warn for each k-NN score that is not above the best floor."""
+    def warn_if_below(self, scores: Mapping[str, float], augmentation: str, console: Console) -> None:
+        """Warn for each k-NN score that is not above the best floor.
+
+        Args:
+            augmentation: of the run; one that changes colors is named where colors alone are better.
+        """
         for name, value in scores.items():
             best = self.best(name)
             if name.startswith("knn") and best is not None and value <= best[1]:
+                colors = best[0] == "color" and augmentation not in ("keep_color", "crop_only")
+                advice = "Keep the colors in the views (--set augmentation=keep_color), train" if colors else "Train"
                 console.print(
-                    f"[yellow]warning[/] {name} is {value:.3f}, no better than {best[0]} ({best[1]:.3f}). "
-                    "Train longer (--set epochs=...), use more images, or start from a trained encoder (--init).",
+                    f"[yellow]warning[/] {name} is {value:.3f}, no better than {best[0]} ({best[1]:.3f}). {advice} "
+                    "longer (--set epochs=...), use more images, or start from a trained encoder (--init).",
                     highlight=False,
                 )
