@@ -104,7 +104,6 @@ def cosine(optimizer: torch.optim.Optimizer, steps: int, warmup: int) -> CosineL
         optimizer,
         t_initial=steps - warmup,
         warmup_t=warmup,
-        warmup_lr_init=0.0,
         warmup_prefix=True,
         t_in_epochs=False,
     )

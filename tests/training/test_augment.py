@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 from torchvision.transforms import RandomResizedCrop
-from torchvision.transforms.functional import rgb_to_grayscale, solarize
+from torchvision.transforms.functional import normalize, rgb_to_grayscale, solarize
 
-from training.data.augment import StoredImages, _in_lines, blur_taps, make_view, make_views, sample_numbers
+from training.data.augment import NUMBERS, StoredImages, _in_lines, blur_taps, make_view, make_views, sample_numbers
 from training.data.crop_boxes import CROP_NUMBERS, crop_boxes, enlarged_share
 from training.data.operations import compiled
 from training.data.views import AUGMENTATIONS, View
@@ -88,6 +88,8 @@ def test_a_crop_is_at_each_place_equally_often():
 def test_images_of_extreme_proportions_give_finite_views():
     """An image of 1 x 3000 pixels, squashed to a square, has crops a fraction of a pixel high."""
     images = torch.randint(0, 256, (64, 96, 96, 3), dtype=torch.uint8)
+    sizes = StoredImages.whole(images[:3], torch.tensor([2.0, 0.5, 1 / 3000])).sizes
+    assert np.allclose(sizes, [(96, 192), (192, 96), (288_000, 96)])
     for aspect in (1 / 3000, 1 / 50, 50.0, 3000.0):
         made = make_view(images, torch.full((64,), aspect), View(size=48), torch.Generator().manual_seed(0))
         assert made.isfinite().all()
@@ -143,11 +145,29 @@ def test_the_augmentations_have_the_papers_parameters_and_crop_only_only_crops()
     assert (first.blur, first.solarize, second.blur, second.solarize) == (1.0, 0.0, 0.1, 0.2)
     assert all((view.brightness, view.hue, view.blur) == (0.8, 0.2, 0.5) for view in AUGMENTATIONS["simclr"])
     assert all(view.blur == 0 for view in AUGMENTATIONS["cifar"])
-    gray = torch.full((8, 32, 32, 3), 77, dtype=torch.uint8)
-    made = make_view(
-        gray, torch.ones(8), replace(AUGMENTATIONS["crop_only"][0], size=24), torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (8, 32, 32, 3), dtype=torch.uint8)
+    whole = replace(AUGMENTATIONS["crop_only"][0], size=32, scale=(1.0, 1.0), ratio=(1.0, 1.0))
+    numbers = torch.rand(1, 8, NUMBERS)
+    numbers[0, ::2] = 0.0  # a probability of 0 excludes it
+    [made] = make_views(StoredImages.whole(images, torch.ones(8)), [whole], numbers)
+    want = normalize(images.permute(0, 3, 1, 2) / 255, whole.mean, whole.std)
+    torch.testing.assert_close(made, want, atol=1e-5, rtol=0)
+
+
+def test_a_smaller_copy_gives_the_views_of_the_original():
+    """Boxes have the original's coordinates, and the copy fills only a part of its array."""
+    rows, columns = torch.arange(96.0)[:, None], torch.arange(64.0)[None]
+    image = torch.stack(
+        [128 + 100 * torch.sin(rows / a) * torch.cos(columns / b) for a, b in ((20, 15), (30, 12), (25, 20))]
     )
-    torch.testing.assert_close(made, made[:1, :, :1, :1].expand_as(made), atol=1e-4, rtol=0)
+    small = torch.nn.functional.pad(torch.nn.functional.avg_pool2d(image, 2), (0, 16))
+    sizes, views = np.tile((96.0, 64.0), (16, 1)), [View(24, blur=0.0, jitter=0.0, gray=0.0)]
+    numbers = sample_numbers(1, 16, torch.Generator().manual_seed(0))
+    made = [
+        make_views(StoredImages(pixels.permute(1, 2, 0).expand(16, -1, -1, -1), sizes / by, sizes), views, numbers)[0]
+        for pixels, by in ((image, 1), (small, 2))
+    ]
+    torch.testing.assert_close(*made, atol=0.1, rtol=0)  # bicubic weights at the border differ
 
 
 def test_blur_kernel_scales_with_the_image():

@@ -12,7 +12,7 @@ from tiny_runs import recipe, weights
 
 from nnclr_hub.errors import CheckpointError
 from training.callbacks import Callback
-from training.checkpoint import check_same_run, load_checkpoint, rename_settings
+from training.checkpoint import check_same_run, evaluation_changed, load_checkpoint, save_checkpoint
 from training.data.datasets import training_files
 from training.monitor import read_log
 from training.pretrain import pretrain
@@ -47,19 +47,6 @@ def test_a_run_continues_with_more_epochs_on_the_longer_schedule(folder, tmp_pat
     pretrain(recipe("epochs=3", "warmup_epochs=0"), folder, tmp_path / "whole", callbacks=[whole])
     assert rest.rates == {step: rate for step, rate in whole.rates.items() if step > short.step}
     assert [line["step"] for line in read_log(out) if "loss" in line][-1] == done.step
-
-
-def test_a_run_ends_earlier_with_fewer_epochs_but_not_before_those_it_has_done(folder, tmp_path):
-    out, rest, short = tmp_path / "run", Rates(), Rates()
-    settings = ["warmup_epochs=0", "log_every=1"]
-    stopped = pretrain(recipe("epochs=5", *settings), folder, out, minutes=0)
-    assert not stopped.finished
-    done = pretrain(recipe("epochs=2", *settings), folder, out, resume=True, callbacks=[rest])
-    pretrain(recipe("epochs=2", *settings), folder, tmp_path / "short", callbacks=[short])
-    assert done.finished
-    assert rest.rates == {step: rate for step, rate in short.rates.items() if step > stopped.step}
-    with pytest.raises(CheckpointError):
-        pretrain(recipe("epochs=1", *settings), folder, out, resume=True)
 
 
 def test_a_run_continues_at_its_epoch_after_images_were_added_and_removed(folder, tmp_path, capsys):
@@ -177,15 +164,25 @@ def test_a_checkpoint_of_another_run_is_refused_by_name(saved, settings, now, in
 
 def test_a_checkpoint_without_its_parts_is_refused(tmp_path):
     saved = saved_of(recipe())
-    for part in ("recipe", "settings", "init", "files", "step", "learner"):
+    for part in ("recipe", "settings", "init", "files", "step", "learner", "images"):
         rest = {name: saved[name] for name in saved if name != part}
         with pytest.raises(CheckpointError):
-            check_same_run(rest, recipe(), images_of("a"), None, tmp_path)
+            check_same_run(rest, recipe(), images_of("b"), None, tmp_path)
 
 
-def test_settings_of_earlier_versions_have_their_present_names():
-    renamed = rename_settings({"eval_pictures": 7, "epochs": 2, "fixed": ("eval_pictures", "epochs")})
-    assert renamed == {"eval_images": 7, "epochs": 2, "fixed": ("eval_images", "epochs")}
+def test_settings_of_earlier_versions_have_their_present_names(tmp_path):
+    renamed = {"eval_images": 7, "epochs": 2, "fixed": ("eval_images", "epochs")}
+    save_checkpoint(tmp_path, {"settings": {"eval_pictures": 7, "epochs": 2, "fixed": ("eval_pictures", "epochs")}})
+    assert load_checkpoint(tmp_path) == {"settings": renamed}
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.pt"]
+    with pytest.raises(CheckpointError):
+        save_checkpoint(tmp_path / "missing", {})
+
+
+def test_an_encoder_of_another_size_or_crop_is_exported_again():
+    saved = saved_of(recipe())
+    for change, expected in {"log_every=2": False, "eval_size=64": True, "eval_crop=0.5": True}.items():
+        assert evaluation_changed(saved, recipe(change)) == expected
 
 
 def test_auto_keeps_what_it_chose_when_the_run_began():

@@ -52,7 +52,7 @@ def shrink_and_enlarge(images: Tensor, share: Tensor) -> Tensor:
     """Resize to `share` (B,) of the side by area and back bilinearly. Both are linear: one matrix per image."""
     side = images.shape[-1]
     small = (side * share).round().clamp(min=2)[:, None, None]  # pixels of the small copy
-    pixel = torch.arange(side, device=images.device, dtype=torch.float32)
+    pixel = torch.arange(side, device=images.device)
     row, column = pixel[None, :, None], pixel[None, None, :]
     # overlap of source pixel `column` with cell `row` of the small copy
     cell = side / small
@@ -61,7 +61,7 @@ def shrink_and_enlarge(images: Tensor, share: Tensor) -> Tensor:
     place = ((row + 0.5) / cell - 0.5).clamp(min=0)
     up = (1 - (torch.minimum(place, small - 1) - column).abs()).clamp(min=0)
     matrix = up @ down  # (B, side, side)
-    return products(images, matrix, matrix).clamp_(0, 1)
+    return products(images, matrix, matrix)
 
 
 def jpeg_like(images: Tensor, quality: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ def jpeg_like(images: Tensor, quality: Tensor) -> Tensor:
     x = torch.nn.functional.pad(images, (0, padded - side, 0, padded - side), mode="replicate") * 255 - 128
     x = x.unflatten(3, (-1, BLOCK)).unflatten(2, (-1, BLOCK)).transpose(3, 4)  # (B, C, rows, columns, 8, 8)
     transform = _cosines(images.device)
-    table = torch.tensor(LUMINANCE, dtype=torch.float32).to(images.device, non_blocking=True)
+    table = torch.tensor(LUMINANCE).to(images.device, non_blocking=True)
     scale = torch.where(quality < 50, 50 / quality, 2 - quality / 50)[:, None, None]
     steps = (table * scale).clamp(min=1)[:, None, None, None]  # (B, 1, 1, 1, 8, 8)
     x = ((transform @ x @ transform.T) / steps).round_() * steps

@@ -29,7 +29,7 @@ def jitter_by_rows(images: Tensor, turns: Tensor, amounts: Tensor) -> Tensor:
     Returns:
         `images`.
     """
-    for turn in range(4):
+    for turn in range(len(BY_ROWS)):
         for number, operation in enumerate(BY_ROWS):
             rows = (turns[:, number] == turn).nonzero().squeeze(1)
             if len(rows):
