@@ -11,10 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
-from nnclr_hub.encoder.backbones import backbone_from_folder, create_backbone, load_state, timm_name
+from nnclr_hub.encoder.backbones import backbone_from_folder, backbone_with_weights, create_backbone, timm_name
 from nnclr_hub.encoder.preprocessing import EvalTransform, Preprocessing
 from nnclr_hub.errors import InvalidRequest, UnknownModel, WeightsMismatch
 from nnclr_hub.hub.layout import read_config, read_weights
@@ -96,9 +95,8 @@ def _trained(source: str, name: str, architecture: str, progress: bool, timm_kwa
     config = read_config(found.folder)
     if config.architecture != timm_name(architecture):
         raise WeightsMismatch(f"{source} is a {config.architecture}, not the {timm_name(architecture)} of {name}.")
-    with torch.random.fork_rng(devices=[]):  # building fresh weights must not advance the caller's generator
-        backbone = create_backbone(config.architecture, model_args=config.model_args)
-    load_state(backbone, read_weights(found.folder, found.weights), source)
+    state = read_weights(found.folder, found.weights)
+    backbone = backbone_with_weights(config.architecture, state, source, model_args=config.model_args)
     if timm_kwargs:  # timm ignores missing keys when it adapts layers; load_state has excluded them
         backbone = backbone_from_folder(found.folder, {**config.model_args, **timm_kwargs}, found.weights)
     transform = EvalTransform(Preprocessing.of_model(config))

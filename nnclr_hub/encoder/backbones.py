@@ -15,6 +15,7 @@ from typing import Any
 import timm
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from nnclr_hub.encoder import cifar_resnet  # noqa: F401  registers its architectures with timm
 from nnclr_hub.errors import InvalidRequest, ModelFilesMissing, UnknownModel, WeightsMismatch
@@ -32,6 +33,11 @@ ALIASES = {
 }
 # arguments that make timm load other weights, possibly pickles, without our verification
 WEIGHT_ARGUMENTS = {"pretrained", "checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay"}
+# what the initialization of a parameter calls, in torch and in timm
+INITIALIZERS = {
+    *(Tensor.uniform_, Tensor.normal_, Tensor.erfinv_, Tensor.mul_, Tensor.add_, Tensor.clamp_, Tensor.zero_),
+    *(nn.init.uniform_, nn.init.normal_, nn.init.kaiming_uniform_),
+}
 
 
 def timm_name(architecture: str) -> str:
@@ -86,6 +92,33 @@ def create_backbone(
         raise InvalidRequest(
             f"{name} cannot be built with {args} ({_one_line(error).rstrip('.')}); correct these arguments."
         ) from error
+
+
+class _WithoutInitialization(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        tensor = kwargs["tensor"] if "tensor" in kwargs else next(iter(args), None)
+        return tensor if func in INITIALIZERS and isinstance(tensor, nn.Parameter) else func(*args, **kwargs)
+
+
+@contextmanager
+def uninitialized() -> Iterator[None]:
+    """Leave the parameters of networks without values, because random ones take most of the time of building.
+
+    Buffers have their values. The caller's random generator does not advance.
+    """
+    with _WithoutInitialization(), torch.random.fork_rng(devices=[]):
+        yield
+
+
+def backbone_with_weights(
+    architecture: str, state: Mapping[str, Tensor], origin: str, *, model_args: Mapping[str, Any] | None = None
+) -> nn.Module:
+    """Build a network without classifier and load its weights strictly, as `create_backbone` and `load_state` do."""
+    with uninitialized():
+        backbone = create_backbone(architecture, model_args=model_args)
+    load_state(backbone, state, origin)
+    return backbone
 
 
 def _not_fetched(name: str) -> ModelFilesMissing:
@@ -188,7 +221,7 @@ def _refuse_fresh_layers(folder: Path, arguments: Mapping[str, Any]) -> None:
     built = []
     network = {name: value for name, value in arguments.items() if name not in ("features_only", "out_indices")}
     for model_args in (config.model_args, {**config.model_args, **network, "num_classes": 0}):
-        with torch.device("meta"), torch.random.fork_rng(devices=[]):
+        with torch.device("meta"), uninitialized():
             built.append(create_backbone(config.architecture, model_args=model_args).state_dict().keys())
     if other := sorted(built[0] ^ built[1]):
         raise WeightsMismatch(

@@ -184,16 +184,15 @@ def _build(found: Resolved, config: ModelConfig) -> nn.Module:
     require_torch(str(found.folder))
     import torch
 
-    from nnclr_hub.encoder.backbones import create_backbone, load_state
+    from nnclr_hub.encoder.backbones import backbone_with_weights, create_backbone
 
     assert found.folder is not None
-    with torch.random.fork_rng(devices=[]):  # building fresh weights must not advance the caller's generator
-        if found.seed is not None:
-            torch.manual_seed(found.seed)
-        backbone = create_backbone(config.architecture, model_args=config.model_args)
     if found.seed is None:
-        load_state(backbone, read_weights(found.folder, found.weights), str(found.folder))
-    return backbone
+        state = read_weights(found.folder, found.weights)
+        return backbone_with_weights(config.architecture, state, str(found.folder), model_args=config.model_args)
+    with torch.random.fork_rng(devices=[]):  # building fresh weights must not advance the caller's generator
+        torch.manual_seed(found.seed)
+        return create_backbone(config.architecture, model_args=config.model_args)
 
 
 def _load_from_timm(architecture: str, seed: int | None, options: dict[str, Any], reading: ImageReading) -> Encoder:

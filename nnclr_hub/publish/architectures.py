@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nnclr_hub.encoder.backbones import create_backbone, default_side, sized
+from nnclr_hub.encoder.backbones import create_backbone, default_side, sized, uninitialized
 from nnclr_hub.errors import WeightsMismatch
 
 RESNETS = (
@@ -117,10 +117,10 @@ def _candidates(state: Mapping[str, Tensor]) -> tuple[str, ...]:
     return DINOV2 if "blocks.0.ls1.gamma" in state else VITS
 
 
-def with_counters(state: Mapping[str, Tensor], name: str, arguments: Mapping[str, Any]) -> dict[str, Tensor]:
+def with_counters(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Add the batch counters that very old files lack and evaluation never reads."""
-    counters = {key for key in _shapes(name, arguments) if key.endswith(".num_batches_tracked")}
-    return {**{key: torch.zeros((), dtype=torch.int64) for key in counters}, **state}
+    norms = [key.removesuffix("running_mean") for key in state if key.endswith(".running_mean")]
+    return {**{f"{norm}num_batches_tracked": torch.zeros((), dtype=torch.int64) for norm in norms}, **state}
 
 
 def _shapes(name: str, arguments: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -133,7 +133,7 @@ def _stock_shapes(name: str) -> dict[str, tuple[int, ...]]:
 
 
 def _built_shapes(name: str, arguments: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    with torch.device("meta"), torch.random.fork_rng(devices=[]):
+    with torch.device("meta"), uninitialized():
         backbone = create_backbone(name, model_args=arguments)
     return {key: tuple(value.shape) for key, value in backbone.state_dict().items()}
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nnclr_hub.encoder.backbones import create_backbone, default_side, load_state, sized
+from nnclr_hub.encoder.backbones import backbone_with_weights, default_side, sized
 from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.hub.layout import sha256_of
@@ -82,8 +82,7 @@ def convert_checkpoint(
     given_arguments = {**arguments_of(found.layout, state), **(model_args or {})}
     name, arguments = find_architecture(state, origin, architecture, given_arguments)
     side = _side(name, arguments, input_size)
-    backbone = create_backbone(name, model_args=arguments)
-    load_state(backbone, with_counters(state, name, arguments), origin)
+    backbone = backbone_with_weights(name, with_counters(state), origin, model_args=arguments)
     record = {"from": found.layout, "branch": found.branch, "file": origin, "sha256": sha256_of(path)}
     given = {"license": license, "data": data}
     export_model(

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nnclr_hub.encoder.backbones import create_backbone, default_side, load_state, sized, timm_name
+from nnclr_hub.encoder.backbones import backbone_with_weights, default_side, sized, timm_name
 from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.encoder.exported import described
 from nnclr_hub.encoder.image_reading import PLAIN
@@ -201,12 +201,7 @@ def _arguments(name: str, model_args: Mapping[str, Any] | None, preprocessing: P
 
 def _loaded(name: str, arguments: Mapping[str, Any], state: Mapping[str, Tensor]) -> nn.Module:
     """Return the network that the architecture and arguments of config.json build, with these weights."""
-    import torch
-
-    with torch.random.fork_rng(devices=[]):  # an export during a training run must not change the run
-        backbone = create_backbone(name, model_args=arguments)
-    load_state(backbone, state, "this encoder")
-    return backbone
+    return backbone_with_weights(name, state, "this encoder", model_args=arguments)
 
 
 def require_free(folder: Path) -> None:

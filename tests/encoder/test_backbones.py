@@ -5,7 +5,15 @@ import timm
 import torch
 from huggingface_hub import constants
 
-from nnclr_hub.encoder.backbones import ALIASES, create_backbone, input_side, load_state, sized
+from nnclr_hub.encoder.backbones import (
+    ALIASES,
+    backbone_with_weights,
+    create_backbone,
+    input_side,
+    load_state,
+    sized,
+    uninitialized,
+)
 from nnclr_hub.errors import InvalidRequest, ModelFilesMissing, UnknownModel, WeightsMismatch
 
 
@@ -53,3 +61,18 @@ def test_missing_unexpected_and_misshapen_weights_are_refused():
     state[second] = torch.zeros(1, 2, 3)
     with pytest.raises(WeightsMismatch):
         load_state(backbone, state, "this")
+
+
+@pytest.mark.parametrize("name", ["vit_tiny", "test_resnet", "test_convnext"])
+def test_a_network_with_weights_is_built_without_random_ones(name):
+    with uninitialized():
+        before = torch.get_rng_state()
+        create_backbone(name)
+        assert torch.equal(torch.get_rng_state(), before)
+    network = create_backbone(name).eval()
+    before = torch.get_rng_state()
+    loaded = backbone_with_weights(name, network.state_dict(), "this").eval()
+    assert torch.equal(torch.get_rng_state(), before)
+    x = torch.rand(1, 3, *network.pretrained_cfg["input_size"][1:])  # type: ignore[index]
+    with torch.no_grad():
+        assert torch.equal(loaded(x), network(x))
