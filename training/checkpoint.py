@@ -101,8 +101,9 @@ def check_same_run(saved: dict[str, Any], recipe: Recipe, files: ImageIndex, sta
     now = json.loads(json.dumps(dataclasses.asdict(recipe)))
     added = {setting: default for setting, default, _ in type(recipe).settings()}  # since the checkpoint was written
     before = json.loads(json.dumps({**added, **DEFAULTS, **saved["settings"]}))
-    if now["epochs"] < before["epochs"]:
-        raise CheckpointError(f"The run in {out} has {before['epochs']:g} epochs; epochs can only be raised.")
+    done = saved["step"] / saved["steps_per_epoch"] if "steps_per_epoch" in saved else before["epochs"]
+    if now["epochs"] < before["epochs"] and now["epochs"] <= done:
+        raise CheckpointError(f"The run in {out} has done {done:.4g} epochs; choose more with --set epochs=N.")
     changed = [
         f"{key} was {before.get(key)}, is {now[key]}" for key in now if key not in FREE and before.get(key) != now[key]
     ]

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from nnclr_hub.cli.place import Place, on_store
 from nnclr_hub.cli.stores import Name
-from nnclr_hub.cli.verbs import Json, err, out, parse_where, print_json
+from nnclr_hub.cli.verbs import Json, confirm, err, out, parse_where, print_json
 from nnclr_hub.errors import InvalidRequest
 
 Ids = Annotated[list[str] | None, typer.Option("--id", help="Id of an item. Repeatable.")]
@@ -102,7 +102,7 @@ def delete(
         collection = there.get(name)
         if "where" in chosen and not yes and not as_json:
             number = collection.count(chosen["where"])
-            typer.confirm(f"Delete {number} items of {name}?", abort=True, err=True)
+            confirm(f"Delete {number} items of {name}?")
         deleted = collection.delete(**chosen)
     if as_json:
         print_json({"collection": name, "deleted": deleted})

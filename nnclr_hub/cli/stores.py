@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from nnclr_hub.cli.place import Place, on_store, opened
-from nnclr_hub.cli.verbs import DEFAULT_STORE, Json, Store, err, out, print_json
+from nnclr_hub.cli.verbs import DEFAULT_STORE, Json, Store, confirm, err, out, print_json
 from nnclr_hub.errors import StoreCorrupt
 
 if TYPE_CHECKING:
@@ -258,7 +258,7 @@ def drop(
     with place.opened() as there:
         info = there.get(name).info()
         if not yes and info.name == name:  # an alias is refused below, without a question
-            typer.confirm(f"Permanently delete {name} with its {info.count} items?", abort=True)
+            confirm(f"Permanently delete {name} with its {info.count} items?")
         for dropped in drop_with_replacement(there, name) if place.server is None else there.drop(name):
             out.print(f"{dropped}: dropped", markup=False)
 

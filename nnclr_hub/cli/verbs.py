@@ -270,6 +270,24 @@ def parse_where(text: str | None) -> dict[str, Any] | None:
         ) from error
 
 
+def confirm(question: str) -> None:
+    """Ask a person; stop unless the answer is yes.
+
+    Raises:
+        InvalidRequest: nobody can answer, as in a script.
+        typer.Abort: the answer is no.
+    """
+    try:
+        agreed = typer.confirm(question, err=True)
+    except typer.Abort:  # no line to read, or Ctrl-C
+        if sys.stdin is None or not sys.stdin.isatty():
+            err.print()  # ends the line of the question
+            raise InvalidRequest("Nothing was changed, because the question has no answer; add --yes.") from None
+        raise
+    if not agreed:
+        raise typer.Abort
+
+
 def print_json(value: Any) -> None:
     """Print one JSON document."""
     typer.echo(json.dumps(value, indent=2))  # ASCII: file names may hold characters that the terminal cannot print

@@ -34,7 +34,7 @@ class StoreSettings:
     batch: rows between two checks whether a build should stop, and rows per read of vectors.
     idle_delta: a delta of this size is folded when nothing is written.
     min_delta: while writes continue, the delta of a small index is folded at this size, and that of a larger one at a
-        quarter of its rows. A flat index is folded at flat_below rows: its delta is searched like its main part.
+        128th of its rows. A flat index is folded at flat_below rows: its delta is searched like its main part.
     max_delta: a delta of this size is always folded, because every search scans it row by row.
     snapshot_on_close: changes since the last snapshot that justify a new one at closing.
     snapshot_after: the same before closing; a quarter of the rows if that is more. While writes continue, a flat index

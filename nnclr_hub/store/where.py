@@ -27,6 +27,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import Any, TypeVar
 
 from nnclr_hub.errors import InvalidFilter, InvalidRequest
@@ -36,6 +37,7 @@ T = TypeVar("T")
 MAX_CONDITIONS = 64
 MAX_IN = 500
 MAX_DEPTH = 8
+PARSED, MAX_TEXT = 256, 4096  # filters whose checked form is remembered, and their length
 EARTH = 6_371_008.8  # meters, the mean radius
 _CLAUSES = ("must", "should", "must_not")
 _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
@@ -69,6 +71,11 @@ class Group:
     should: tuple[Node, ...] = ()
     must_not: tuple[Node, ...] = ()
 
+    @cached_property
+    def name(self) -> str:
+        """A text that differs for different filters; 1 and true are equal as parts of a tuple."""
+        return repr(self)
+
     def conditions(self) -> Iterable[Condition]:
         """Yield the conditions of the whole tree."""
         for node in (*self.must, *self.should, *self.must_not):
@@ -80,6 +87,7 @@ class Group:
 
 Node = Condition | Group
 EVERYTHING = Group()
+_parsed: dict[str, Group] = {}  # by the text of a filter
 
 
 def parse(where: Mapping[str, Any] | None) -> Group:
@@ -90,8 +98,18 @@ def parse(where: Mapping[str, Any] | None) -> Group:
     """
     if where is None:
         return EVERYTHING
-    left = [MAX_CONDITIONS]
-    return _group(where, 1, left)
+    try:
+        text = repr(where) if type(where) is dict else ""
+    except (RecursionError, ValueError):  # nested too deeply, or a number with too many digits
+        text = ""
+    group = _parsed.get(text)
+    if group is None:
+        group = _group(where, 1, [MAX_CONDITIONS])
+        if 0 < len(text) <= MAX_TEXT:
+            if len(_parsed) >= PARSED:
+                _parsed.clear()
+            _parsed[text] = group
+    return group
 
 
 def _group(where: Any, depth: int, left: list[int]) -> Group:

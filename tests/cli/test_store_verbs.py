@@ -109,9 +109,10 @@ def test_snapshot_and_compact_report_the_collections(nnclr):
 
 
 def test_drop_asks_for_confirmation(nnclr):
-    code, out, _ = nnclr("drop", "photos", typed="n\n")
+    code, _, err = nnclr("drop", "photos", typed="n\n")
     assert code == 1
-    assert "30 items" in out
+    assert "30 items" in err
+    assert "--yes" in error_line(nnclr("drop", "photos"), 2), "nobody answers"
     assert len(json.loads(nnclr("list", "--json")[1])) == 1
     assert "'photos'" in error_line(nnclr("drop", "current", "--yes"), 2)
     assert nnclr("drop", "photos", typed="y\n")[0] == 0

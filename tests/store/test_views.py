@@ -7,7 +7,7 @@ import pytest
 
 from nnclr_hub import EmbeddedStore, open_store
 from nnclr_hub.store import failpoints
-from nnclr_hub.store.ann.fold import fold
+from nnclr_hub.store.ann.fold import fold, is_due
 from nnclr_hub.store.ann.index import AnnIndex, ViewTooOld
 from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.store.settings import StoreSettings
@@ -126,3 +126,17 @@ def test_a_search_that_meets_a_closing_index_finds_no_emptiness(index):
     index.clear()
     with pytest.raises(ViewTooOld):
         nearest(index, 3, index.seq)
+
+
+def test_a_larger_index_is_folded_less_often():
+    """While rows are written, copying the main part must not cost much more than adding the new rows."""
+    settings = StoreSettings(memory=1 << 30, flat_below=300, min_delta=4, max_delta=16)
+    for rows, limit in ((400, 4), (1280, 10), (4000, 16)):
+        made = AnnIndex(CollectionSpec(DIM, "l2", index="hnsw"), settings)
+        known = np.arange(1, rows + 1)
+        made.apply(rows, NONE, known, np.repeat(known[:, None], DIM, 1).astype(np.float32))
+        fold(made, lambda rids: NO_VECTORS)
+        for more in range(1, limit + 1):
+            assert not is_due(made, idle=False)
+            made.apply(rows + more, NONE, np.array([rows + more]), at(rows + more))
+        assert is_due(made, idle=False)

@@ -49,6 +49,19 @@ def test_a_run_continues_with_more_epochs_on_the_longer_schedule(folder, tmp_pat
     assert [line["step"] for line in read_log(out) if "loss" in line][-1] == done.step
 
 
+def test_a_run_ends_earlier_with_fewer_epochs_but_not_before_those_it_has_done(folder, tmp_path):
+    out, rest, short = tmp_path / "run", Rates(), Rates()
+    settings = ["warmup_epochs=0", "log_every=1"]
+    stopped = pretrain(recipe("epochs=5", *settings), folder, out, minutes=0)
+    assert not stopped.finished
+    done = pretrain(recipe("epochs=2", *settings), folder, out, resume=True, callbacks=[rest])
+    pretrain(recipe("epochs=2", *settings), folder, tmp_path / "short", callbacks=[short])
+    assert done.finished
+    assert rest.rates == {step: rate for step, rate in short.rates.items() if step > stopped.step}
+    with pytest.raises(CheckpointError):
+        pretrain(recipe("epochs=1", *settings), folder, out, resume=True)
+
+
 def test_a_run_continues_at_its_epoch_after_images_were_added_and_removed(folder, tmp_path, capsys):
     out, settings = tmp_path / "run", recipe("epochs=4", "batch_size=8", "queue_size=1000")
     first = pretrain(settings, folder, out, minutes=0)

@@ -29,6 +29,7 @@ from nnclr_hub.store.failpoints import reached
 from nnclr_hub.store.index_kinds import FLAT, IndexKind, choose_kind, vector_bytes
 from nnclr_hub.store.vector_transform import VectorTransform
 
+COPIED = 128  # rows of the main part that a fold may copy for each new one
 DELTA_SHARE = 0.125  # of the memory of the index
 DELETED_SHARE = 0.25  # a main part with a larger share of deleted rows is rebuilt
 # a smaller old part is freed in less than 10 ms, and few searches take longer than SETTLE_SECONDS
@@ -55,8 +56,9 @@ def is_due(index: AnnIndex, idle: bool) -> bool:
     """Return whether a fold is worth its cost; when nothing is written, a small delta is enough."""
     parts, settings = index.parts, index.settings
     rows = len(parts.rids)
-    # with more rows a fold costs more, so the delta may grow with them, up to where it slows every search down
-    limit = settings.idle_delta if idle else min(max(settings.min_delta, rows // 4), settings.max_delta)
+    # A fold copies the main part. For 128 rows of it per new row, that costs a quarter of adding the row to a graph.
+    # Every search compares with each row of the delta.
+    limit = settings.idle_delta if idle else min(max(settings.min_delta, rows // COPIED), settings.max_delta)
     if index.kind is FLAT and not idle:
         # the delta is searched like a flat main part, and each fold would copy both
         limit = min(max(settings.max_delta, settings.flat_below), most_delta(index))

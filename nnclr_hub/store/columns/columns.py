@@ -16,6 +16,7 @@ import sqlite3
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,15 @@ class Columns:
         """Approximate memory in bytes."""
         return sum(segment.nbytes for segment in list(self._segments))
 
+    def remembered(self, at: int, group: Group) -> Passing | None:
+        """Return the rows that pass a filter at change `at`, if they were computed before."""
+        known = self._known.get(group.name)
+        if known is None or known.seq != at:
+            return None
+        with suppress(KeyError):  # another thread has just dropped it
+            self._known.move_to_end(group.name)
+        return known
+
     def passing(self, connection: sqlite3.Connection, at: int, group: Group) -> Passing:
         """Return the rows that pass a filter.
 
@@ -86,14 +96,13 @@ class Columns:
             # another thread may have evicted a key again
             if any(key not in segment.columns for segment in self._segments for key in keys):
                 raise ViewTooOld
-            name = repr(group)
-            known = self._known.get(name)
+            known = self._known.get(group.name)
             if known is None or known.seq != at:
                 ids = {one.value: _rids(connection, one.value) for one in group.conditions() if one.kind == "ids"}
                 # what passes a filter on ids depends on more than the row
                 known = Passing(at, group, self._segments, ids, None if ids else known)
-                self._known[name] = known
-            self._known.move_to_end(name)
+                self._known[group.name] = known
+            self._known.move_to_end(group.name)
             rows = sum(map(len, self._segments))
             while len(self._known) > max(1, min(REMEMBERED, REMEMBERED_BYTES // (ROW_BYTES * rows + 1))):
                 self._known.popitem(last=False)

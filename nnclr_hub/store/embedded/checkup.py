@@ -11,6 +11,7 @@ from nnclr_hub.store.embedded import verification
 from nnclr_hub.store.embedded.open_files import OpenFiles
 from nnclr_hub.store.embedded.rows import delete_rows
 from nnclr_hub.store.embedded.verification import Damaged
+from nnclr_hub.store.embedded.view import View
 from nnclr_hub.store.reports import VerifyReport
 
 
@@ -27,7 +28,7 @@ def verify(files: OpenFiles, path: Path, progress: Progress) -> VerifyReport:
         files.wait_for_index(at)
         # first, before a fold makes the view too old; the exhaustive search takes longer
         search, transform = verification.sample_search(vectors, known), files.index.parts.transform
-        found = files.searcher.run(connection, at, search) if ids else []
+        found = files.searcher.run(View(at, connection=connection), search) if ids else []
         if files.index.parts.transform is not transform:  # scores of another transform cannot be compared
             raise ViewTooOld
         return verification.exhaustive(connection, files.spec, ids, vectors, known, transform).compare(found)

@@ -210,11 +210,7 @@ class EmbeddedCollection(Collection):
         if not len(queries):
             return []
 
-        def run(connection: sqlite3.Connection, at: int) -> list[list[Match]]:
-            self._files.wait_for_index(at)
-            return self._files.searcher.run(connection, at, search)
-
-        answers = self._files.in_view(run)
+        answers = self._files.search_in_view(lambda view: self._files.searcher.run(view, search))
         if options.score_threshold is None:
             return answers
         return [[match for match in found if match.score >= options.score_threshold] for found in answers]

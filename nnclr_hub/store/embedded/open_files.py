@@ -16,7 +16,9 @@ from nnclr_hub.store.embedded.catalog import SCHEMA, connect, last_seq, migrate_
 from nnclr_hub.store.embedded.connections import Connections
 from nnclr_hub.store.embedded.integrity import CommitRecord, check_meta
 from nnclr_hub.store.embedded.maintenance import IndexMaintenance, is_clean
+from nnclr_hub.store.embedded.recent_rows import RecentRows
 from nnclr_hub.store.embedded.search import Searcher
+from nnclr_hub.store.embedded.view import View
 from nnclr_hub.store.embedded.writer import Writer
 from nnclr_hub.store.folder import Reserve
 from nnclr_hub.store.reports import Statistics
@@ -25,6 +27,7 @@ from nnclr_hub.store.sqlite import check_log, check_size, format_of, free_bytes,
 
 T = TypeVar("T")
 MEMORY_SHARE = 4  # columns may use this part of the memory of the index
+RECENT_BYTES, RECENT_SHARE = 16 << 20, 64  # of rows that searches returned; at most this part of that memory
 
 
 class OpenFiles:
@@ -65,12 +68,13 @@ class OpenFiles:
         follow = self._follow if read_only else lambda connection: None
         self.connections = Connections(path, settings.memory, self.spec.precision, follow)
         self.columns = Columns(settings.memory // MEMORY_SHARE)
-        self.searcher = Searcher(self.index, self.columns)
+        self.recent = RecentRows(self.index.seq, min(RECENT_BYTES, settings.memory // RECENT_SHARE))
+        self.searcher = Searcher(self.index, self.columns, self.recent)
         self.maintenance = IndexMaintenance(self.index, path, self.connections, saved, self._load_indexed)
         self.writer = None
         if not read_only:
             wake = self.maintenance.wake
-            self.writer = Writer(self._connection, self.index, path, self.record, reserve, wake)
+            self.writer = Writer(self._connection, self.index, path, self.record, reserve, wake, self.recent.advance)
         self.maintenance.writer = self.writer
         self.maintenance.wake()
 
@@ -135,6 +139,23 @@ class OpenFiles:
             except ViewTooOld:
                 continue
 
+    def search_in_view(self, read: Callable[[View], T]) -> T:
+        """Run a read as `in_view` does, with a view that needs no transaction if everything is in memory."""
+        at, writer = self.index.seq, self.writer
+        # what this process has acknowledged is in the index, or else `recent` is ahead; others are only seen by reading
+        if writer is not None and self.recent.seq == at:
+            try:
+                with View(at, self.connections) as view:
+                    return read(view)
+            except ViewTooOld:
+                pass
+
+        def current(connection: sqlite3.Connection, at: int) -> T:
+            self.wait_for_index(at)
+            return read(View(at, connection=connection))
+
+        return self.in_view(current)
+
     def wait_for_index(self, seq: int) -> None:
         """Wait until searches see a change."""
         # an index that could not follow is reloaded by maintenance; until then searches go without the last changes
@@ -152,6 +173,7 @@ class OpenFiles:
                     self.columns.forget()
                 if last_seq(connection) != self.index.seq:
                     recovery.follow(connection, self.index, self._path.with_suffix(""))
+                    self.recent.restart(self.index.seq)
             self.maintenance.wake()
 
     def _load_indexed(self, idle: bool) -> bool:

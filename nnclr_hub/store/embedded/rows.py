@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from nnclr_hub.errors import StoreCorrupt
-from nnclr_hub.store.base import Item, Match
+from nnclr_hub.store.base import Item
 from nnclr_hub.store.cancellation import check_cancelled
 from nnclr_hub.store.embedded.integrity import digest_of, log_text, row_crc, sequence
 from nnclr_hub.store.spec import CollectionSpec
@@ -21,14 +21,16 @@ from nnclr_hub.store.spec import CollectionSpec
 MAX_IN = 10_000
 PARSED = 64  # metadata that are parsed in one call, which keeps all other threads waiting
 BATCH = 10_000
+Matched = tuple[str, dict[str, Any], str, bytes | None]  # id, metadata, their JSON, vector
 _HINT = "remove it with `nnclr store repair COLLECTION`, then index it again"
 
 
 @dataclass
 class Changes:
-    """What a request changed: row ids deleted, row ids added with their vectors, and what its commit must record."""
+    """What a request changed: row ids deleted, edited and added, their vectors, and what its commit must record."""
 
     deleted: list[int] = field(default_factory=list)
+    edited: list[int] = field(default_factory=list)
     added: list[np.ndarray] = field(default_factory=list)
     vectors: list[np.ndarray] = field(default_factory=list)
     log: list[bytes] = field(default_factory=list)
@@ -134,6 +136,7 @@ def edit_items(connection: sqlite3.Connection, changes: Changes, edits: Sequence
         connection.executemany("UPDATE items SET metadata = ?, crc = ? WHERE rid = ?", edited)
         connection.executemany("INSERT INTO oplog (op, rid, id) VALUES ('=', ?, ?)", (row[:2] for row in known))
         rids = [row[0] for row in known]
+        changes.edited += rids
         changes.log.append(log_text("=", rids, [row[1] for row in known]))
         changes.digest += digest_of(rids, [row[1] for row in edited]) - digest_of(rids, [row[2] for row in known])
 
@@ -164,38 +167,19 @@ def _readable_id(connection: sqlite3.Connection, rid: int) -> str:
 # ------------------------------------------------------------------------------ reading
 
 
-def to_matches(
-    connection: sqlite3.Connection,
-    scores: np.ndarray,
-    rids: np.ndarray,
-    vectors: CollectionSpec | None,
-) -> list[list[Match]]:
-    """Look rows up in the catalog, which decides what exists, and return them as matches.
-
-    Args:
-        connection: in a read transaction.
-        scores: (n, m) float32, best first.
-        rids: (n, m) int64; -1 for missing results.
-        vectors: how to read their vectors; None: without.
-    """
-    columns = "rid, id, metadata, vector" if vectors else "rid, id, metadata, NULL"
-    source = "items JOIN vectors USING (rid)" if vectors else "items"
-    wanted = list({rid for row in rids.tolist() for rid in row})
+def matched_rows(
+    connection: sqlite3.Connection, rids: Sequence[int], spec: CollectionSpec | None
+) -> dict[int, Matched]:
+    """Look rows up in the catalog, which decides what exists; with their vectors if `spec` says how to read them."""
+    columns = "rid, id, metadata, vector" if spec else "rid, id, metadata, NULL"
+    source = "items JOIN vectors USING (rid)" if spec else "items"
     found: list[tuple[int, str, str, bytes | None]] = []
-    for start in range(0, len(wanted), MAX_IN):
-        some = wanted[start : start + MAX_IN]
+    for start in range(0, len(rids), MAX_IN):
+        some = rids[start : start + MAX_IN]
         statement = f"SELECT {columns} FROM {source} WHERE rid IN ({_placeholders(some)})"
         found += connection.execute(statement, some)
     metadata = parse_metadata([(row[1], row[2]) for row in found])
-    rows = {row[0]: (row[1], about, row[3]) for row, about in zip(found, metadata, strict=True)}
-    return [
-        [
-            Match(row[0], score, row[1], None if row[2] is None else to_vector(row[0], row[2], vectors))
-            for score, rid in zip(score_row, rid_row, strict=True)
-            if (row := rows.get(rid)) is not None
-        ]
-        for score_row, rid_row in zip(scores.tolist(), rids.tolist(), strict=True)
-    ]
+    return {row[0]: (row[1], about, *row[2:]) for row, about in zip(found, metadata, strict=True)}
 
 
 def to_item(id: str, blob: bytes | None, metadata: str, jpeg: bytes | None, spec: CollectionSpec) -> Item:

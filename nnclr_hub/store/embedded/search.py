@@ -19,10 +19,14 @@ from nnclr_hub.store.cancellation import check_cancelled
 from nnclr_hub.store.columns.columns import Columns, TooLarge
 from nnclr_hub.store.columns.passing import Passing
 from nnclr_hub.store.embedded.choice import ids_that_pass, read_rows, row_ids
-from nnclr_hub.store.embedded.rows import fetch_vectors, to_matches
+from nnclr_hub.store.embedded.recent_rows import RecentRows
+from nnclr_hub.store.embedded.rows import Matched, fetch_vectors, matched_rows, to_vector
+from nnclr_hub.store.embedded.view import View
 from nnclr_hub.store.facets import Counts, add_counts, count_values
+from nnclr_hub.store.spec import CollectionSpec
 from nnclr_hub.store.where import EVERYTHING, Group, parse, value_of
 
+MAX_RECENT = 1000  # rows of more results than that are not remembered
 MAX_TIES = 1024  # rows beyond the k-th that are looked at because they may have its score
 
 
@@ -59,36 +63,37 @@ class Searcher:
     Args:
         index: of the collection.
         columns: of its metadata.
+        recent: rows that searches returned.
     """
 
-    def __init__(self, index: AnnIndex, columns: Columns) -> None:
+    def __init__(self, index: AnnIndex, columns: Columns, recent: RecentRows) -> None:
         self._index = index
         self._columns = columns
+        self._recent = recent
 
-    def run(self, connection: sqlite3.Connection, at: int, search: Search) -> list[list[Match]]:
+    def run(self, view: View, search: Search) -> list[list[Match]]:
         """Return the matches of each query.
 
         Args:
-            connection: in a read transaction.
-            at: the change that the transaction's view is up to.
+            view: of the catalog.
             search: what to find.
 
         Raises:
-            ViewTooOld: the transaction must be restarted.
+            ViewTooOld: the view must be taken again.
         """
-        among = self._among(connection, at, search)
+        among = self._among(view, search)
         wanted = search.k
         ties = 1  # shows whether the k-th has the same score as the next
         while True:
             # The first attempt lets the catalog drop deleted rows. If too few are left, deleted rows are the nearest
             # ones, and asking for more of them might never end: from then on the index skips them.
-            scores, rids = self._candidates(connection, at, search, wanted + ties, among, wanted > search.k)
+            scores, rids = self._candidates(view, search, wanted + ties, among, wanted > search.k)
             if scores.shape[1] > search.k and (scores[:, search.k - 1] > scores[:, search.k]).all():
                 # no further row has the score of the k-th, so the others are needed only if some of these were deleted
-                matches = self._matches(connection, search, scores[:, : search.k], rids[:, : search.k])
+                matches = self._matches(view, search, scores[:, : search.k], rids[:, : search.k])
                 if all(len(found) == search.k for found in matches):
                     return [_in_order(found, search.k) for found in matches]
-            matches = self._matches(connection, search, scores, rids)
+            matches = self._matches(view, search, scores, rids)
             if not _complete(matches, rids, search.k, wanted + ties):
                 wanted *= 2
             elif ties < MAX_TIES and _tied(matches, rids, search.k, wanted + ties):
@@ -129,39 +134,54 @@ class Searcher:
             found = (about for _, _, about in read_rows(connection, rids))
             return sum(count_values(counts, value_of(about, key)) for about in found), counts
 
-    def _among(self, connection: sqlite3.Connection, at: int, search: Search) -> Among | None:
+    def _among(self, view: View, search: Search) -> Among | None:
         if search.group == EVERYTHING and not search.without:
             return None
-        passing = self.passing(connection, at, search.group)
+        passing = self._columns.remembered(view.at, search.group)
+        if passing is None:
+            passing = self.passing(view.connection, view.at, search.group)
         if isinstance(passing, Passing) and not search.without:
             return passing
         return RowIds(np.setdiff1d(row_ids(passing), np.array(sorted(search.without), np.int64), assume_unique=True))
 
     def _candidates(
-        self,
-        connection: sqlite3.Connection,
-        at: int,
-        search: Search,
-        k: int,
-        among: Among | None,
-        skip_deleted: bool,
+        self, view: View, search: Search, k: int, among: Among | None, skip_deleted: bool
     ) -> tuple[np.ndarray, np.ndarray]:
         return self._index.search(
             search.queries,
             k,
-            fetch=lambda rids: fetch_vectors(connection, self._index.spec, rids),
+            fetch=lambda rids: fetch_vectors(view.connection, self._index.spec, rids),
             among=among,
-            at=at,
+            at=view.at,
             exact=search.options.exact,
             effort=search.options.effort,
             skip_deleted=skip_deleted,
         )
 
-    def _matches(
-        self, connection: sqlite3.Connection, search: Search, scores: np.ndarray, rids: np.ndarray
-    ) -> list[list[Match]]:
+    def _matches(self, view: View, search: Search, scores: np.ndarray, rids: np.ndarray) -> list[list[Match]]:
+        """Return rows as matches, without those that do not exist."""
         spec = self._index.spec if search.options.with_vector else None
-        return to_matches(connection, scores, rids, spec)
+        wanted = rids.tolist()
+        rows = self._rows(view, {rid for row in wanted for rid in row if rid >= 0}, spec)
+        return [
+            [
+                Match(row[0], score, row[1], None if row[3] is None else to_vector(row[0], row[3], spec))
+                for score, rid in zip(score_row, rid_row, strict=True)
+                if (row := rows.get(rid)) is not None
+            ]
+            for score_row, rid_row in zip(scores.tolist(), wanted, strict=True)
+        ]
+
+    def _rows(self, view: View, rids: set[int], spec: CollectionSpec | None) -> dict[int, Matched]:
+        """Return the rows that exist; with their vectors if `spec` is given."""
+        if spec or len(rids) > MAX_RECENT:
+            return matched_rows(view.connection, list(rids), spec)
+        found = self._recent.find(view.at, rids)
+        if len(found) < len(rids):
+            others = matched_rows(view.connection, list(rids - found.keys()), None)
+            self._recent.add(view.at, others)
+            found |= others
+        return found
 
 
 def _complete(matches: list[list[Match]], rids: np.ndarray, k: int, wanted: int) -> bool:

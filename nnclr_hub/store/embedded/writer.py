@@ -82,6 +82,7 @@ class Writer:
         record: of the last commit.
         reserve: space for deletions on a full disk.
         on_commit: called after each commit and the update of the index, successful or not.
+        on_change: called before the update of the index with the change and the row ids that it edits or deletes.
     """
 
     def __init__(
@@ -92,11 +93,13 @@ class Writer:
         record: CommitRecord,
         reserve: Reserve,
         on_commit: Callable[[], None],
+        on_change: Callable[[int, list[int]], None],
     ) -> None:
         self._connection = connection
         self._index = index
         self._path = path
         self._on_commit = on_commit
+        self._on_change = on_change
         self._requests: queue.SimpleQueue[_Request[Any] | None] = queue.SimpleQueue()
         self._closing = threading.Lock()
         self._pid = os.getpid()
@@ -324,6 +327,8 @@ class Writer:
 
     def _publish(self, done: list[_Request[Any]]) -> None:
         """Update the index after the commit, then answer; the answers confirm durability even if the index fails."""
+        changes = [request.changes for request in done]
+        self._on_change(self.durable_seq, [rid for one in changes for rid in (*one.deleted, *one.edited)])
         if self.behind is None:
             try:
                 reached("write.indexing")
