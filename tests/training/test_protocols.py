@@ -1,14 +1,20 @@
 """Protocols on features, compared with scikit-learn; their names and settings."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import balanced_accuracy_score
 from sklearn.neighbors import KNeighborsClassifier
 
+from nnclr_hub.encoder.attention.geometry import MAX_SIDE, MIN_SIDE
 from nnclr_hub.errors import InvalidRequest, UnknownSetting
+from nnclr_hub.store.vector_transform import VectorTransform
 from training.evals.features import Features, PartFeatures
 from training.evals.frozen import PENALTIES, few_shot, knn, linear, quick_linear, retrieval
 from training.evals.protocols import PROTOCOLS, find_protocols, settings_of
+from training.evals.score import accuracy
 
 
 @pytest.fixture
@@ -35,6 +41,7 @@ def test_linear_is_the_best_penalty_on_val_refitted_on_both(features):
     best = max(scores, key=lambda penalty: (scores[penalty], penalty))
     assert max(scores.values()) - scores[best] == 0
     chosen = found["linear/clouds/l2"] * len(x)
+    assert np.isclose(PENALTIES, chosen).any()
     final = LogisticRegression(C=len(x) / (chosen * (len(x) + len(val.raw))), max_iter=5000, tol=1e-7)
     final.fit(np.concatenate([x, val.raw]), np.concatenate([y, val.labels]))
     assert found["linear/clouds"] == pytest.approx(final.score(test.raw, test.labels), abs=0.007)
@@ -48,6 +55,41 @@ def test_knn_with_a_huge_temperature_is_scikit_learns_majority(features):
     theirs = KNeighborsClassifier(15, metric="cosine").fit(unit[0], features.train.labels)
     ours = dict(knn(features, k=15, temperature=1e6))
     assert ours["knn15_T1e+06/clouds"] == pytest.approx(theirs.score(unit[1], features.test.labels), abs=0.02)
+
+
+def test_the_quick_linear_score_has_a_fixed_penalty_on_unit_rows(features):
+    train, test = features.train, features.test
+    fitted = LogisticRegression(C=1 / (1e-4 * len(train.raw)), max_iter=3000).fit(train.unit(), train.labels)
+    [(_, found)] = quick_linear(features)
+    assert found == pytest.approx(fitted.score(test.unit(), test.labels), abs=0.007)
+
+
+@pytest.mark.parametrize("kind", ["center", "whiten"])
+def test_vectors_are_transformed_as_fitted_on_the_training_images(kind, features):
+    transform = VectorTransform.fit(features.train.raw, kind)
+    parts = (PartFeatures(transform(part.raw), part.labels) for part in (features.train, features.test))
+    given = Features("clouds", features.classes, *parts)
+    for protocol, names in ((knn, "knn20"), (retrieval, "retrieval")):
+        found, want = dict(protocol(features, vectors=kind)), dict(protocol(given))
+        assert list(found.values()) == list(want.values()) != list(dict(protocol(features)).values())
+        assert next(iter(want)) == f"{names}/clouds"
+    assert f"knn20_{kind}/clouds" in dict(knn(features, vectors=kind))
+
+
+def test_a_mean_over_classes_is_scikit_learns(features):
+    labels = features.test.labels
+    predicted = np.where(np.arange(len(labels)) % 3 == 0, 0, labels)
+    for metric, want in (("mean_per_class", balanced_accuracy_score(labels, predicted)), ("top1", None)):
+        score = accuracy(predicted == labels, labels, metric)
+        assert score == pytest.approx((predicted == labels).mean() if want is None else want)
+        assert score.each.mean() == pytest.approx(score)
+    balanced, plain = (
+        dict(
+            few_shot(Features("x", features.classes, features.train, features.test, None, metric), shots=(5,), seeds=2)
+        )
+        for metric in ("mean_per_class", "top1")
+    )
+    assert balanced["few_shot/x/5"] != plain["few_shot/x/5"]
 
 
 def test_the_metric_of_the_set_is_what_is_reported(features):
@@ -92,7 +134,7 @@ def test_curves_and_the_quick_form_yield_their_names(features):
 
 def test_settings_go_to_the_protocols_that_have_them():
     one, two = find_protocols(["knn", "few_shot"], ["k=200", "temperature=0.1", "shots=1,3"])
-    assert one.settings == {"k": 200, "temperature": 0.1, "vectors": "raw"}
+    assert (one.name, one.settings) == ("knn", {"k": 200, "temperature": 0.1, "vectors": "raw"})
     assert two.settings["shots"] == (1, 3)
     tuned, swept = find_protocols(["finetune", "semi_supervised"], ["epochs=2"])
     assert (tuned.settings["epochs"], swept.settings["epochs"]) == (2, (2,)), "each by its type"
@@ -108,4 +150,18 @@ def test_settings_go_to_the_protocols_that_have_them():
         find_protocols(["knn"], ["temprature=1"])
     with pytest.raises(InvalidRequest, match="'linear'"):
         find_protocols(["liner"], [])
+    for name, setting, fits in (
+        *(("finetune", f"image_size={size}", size in (0, 8, 2048)) for size in (0, 7, 8, 2048, 2049)),
+        *(("attention", f"short_side={side}", side in (0, MIN_SIDE, MAX_SIDE)) for side in (0, MIN_SIDE - 1, MIN_SIDE)),
+        *(("attention", f"short_side={side}", side == MAX_SIDE) for side in (MAX_SIDE, MAX_SIDE + 1)),
+        *(("few_shot", f"shots={shots}", shots == "2,1") for shots in ("2,1", "2,0")),
+        *(("finetune", f"lr={lr}", lr == "0") for lr in ("0", "inf")),
+    ):
+        with nullcontext() if fits else pytest.raises(UnknownSetting):
+            assert find_protocols([name], [setting])
     assert all(settings_of(name) is not None for name in PROTOCOLS)
+
+
+def test_a_protocol_runs_with_its_settings(features):
+    [found] = find_protocols(["knn"], ["k=3", "temperature=0.5"])
+    assert dict(found.run(features)) == dict(knn(features, k=3, temperature=0.5)) != dict(knn(features))

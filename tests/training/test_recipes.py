@@ -15,7 +15,7 @@ from training.ablate import for_data
 from training.assemble import build_learner
 from training.data.detail import kept_contrast
 from training.recipes import RECIPES, find_recipe
-from training.recipes.auto import Auto, Situation
+from training.recipes.auto import Auto, Cues, Situation
 from training.tables import TABLES, find_table
 
 
@@ -93,6 +93,8 @@ OF_NEIGHBORS_GIVEN = (  # some of them the paper's values
         ((3000, 200, False, None, 2, {48: 0.85, 64: 0.91, 96: 0.95}), {"image_size": 64, "eval_size": 64}),
         ((3000, 200, False, None, 2, TEXTURES), {"image_size": 96, "pack_size": 192}),
         ((3000, 80, False, None, 2, TEXTURES), {"image_size": 64}),  # never larger than the images
+        ((3000, 64, False, None, 2, TEXTURES), {"image_size": 64}),
+        ((3000, 200, False, None, 2, {48: 0.9, 64: 0.95, 96: 0.99}), {"image_size": 48}),
         ((3000, 32, False, None, 2, TEXTURES), {"image_size": 32}),
         ((30_000, 200, False, 60, 2, PHOTOS), {"image_size": 48, "epochs": 40}),  # 1.2 million views
         ((30_000, 200, False, 60, 2, TEXTURES), {"image_size": 96, "epochs": 10}),
@@ -105,8 +107,10 @@ OF_NEIGHBORS_GIVEN = (  # some of them the paper's values
         ((3, 200, False, None, 2, {}), {"batch_size": 2}),
         ((15_000, 200, True, None, 2, {}), {"backbone": "resnet18", "method": "nnclr"}),
         ((50_000, 32, True, None, 2, {}), {"backbone": "resnet18_cifar", "image_size": 32}),
-        ((50_000, 200, True, None, 2, {}), {"backbone": "resnet50", "image_size": 160}),
-        ((2_000_000, 200, True, None, 2, {}), {"queue_size": 98_304, "image_size": 224, "method": "nnclr"}),
+        ((20_000, 200, True, None, 2, {}), {"backbone": "resnet50", "image_size": 160, "queue_size": 32_768}),
+        ((50_000, 200, True, None, 2, {}), {"backbone": "resnet50", "pack_size": 320, "epochs": 400}),
+        ((200_000, 200, True, None, 2, {}), {"queue_size": 98_304, "image_size": 224, "method": "nnclr"}),
+        ((2_000_000, 200, True, None, 2, {}), {"batch_size": 1024, "chunk": 256, "epochs": 100, "base_lr": 0.4}),
     ],
 )
 def test_auto_follows_images_device_and_time(now, expected):
@@ -118,11 +122,24 @@ def test_auto_says_why_and_keeps_what_the_user_sets():
     small = Situation(3000, 200, False, None, 2, TEXTURES)
     _, why = find_recipe("auto").choose(small)
     assert ["60%" in why[0], "SimCLR" in why[1], len(why)] == [True, True, 2]
+    _, why = find_recipe("auto").choose(dataclasses.replace(small, contrast={48: 0.85, 64: 0.91, 96: 0.95}))
+    assert "15%" in why[0]
     _, short = find_recipe("auto").choose(dataclasses.replace(small, minutes=1))
     assert "image_size=96" in " ".join(short)
     given = {"epochs": 3, "method": "byol", "image_size": 48}
     chosen, _ = find_recipe("auto").with_settings(given).choose(small)
     assert {name: getattr(chosen, name) for name in given} == given
+    chosen, _ = find_recipe("auto").with_settings(["batch_size=64"]).choose(dataclasses.replace(small, images=30))
+    assert chosen.batch_size == 64
+    for wins, settings, expected in (
+        (True, [], "keep_color"),
+        (False, [], "byol"),
+        (True, ["augmentation=byol"], "byol"),
+        (True, ["augmentation=simclr"], "simclr"),
+    ):
+        now = dataclasses.replace(small, cues=Cues(color=0.8, shape=0.5, color_wins=wins))
+        chosen, why = find_recipe("auto").with_settings(settings).choose(now)
+        assert (chosen.augmentation, len(why)) == (expected, 3 if expected == "keep_color" else 2)
     neighbors, why = find_recipe("auto").with_settings(["k=5"]).choose(small)
     assert (neighbors.method, neighbors.k, len(why)) == ("nnclr", 5, 1)
 
