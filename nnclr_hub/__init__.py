@@ -14,6 +14,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nnclr_hub.lazy_names import lazy_names
+
 __version__ = "0.1.0"
 
 # a wheel contains the programs training, serving and app, and a checkout has them next to this package. So they are
@@ -22,37 +24,7 @@ _CHECKOUT = Path(__file__).resolve().parents[1]
 if (_CHECKOUT / "training" / "pretrain.py").is_file():
     __path__.append(str(_CHECKOUT))
 
-# public name -> the module that defines it
-_HOME = {
-    "list_models": "nnclr_hub.hub.registry",
-    "model_info": "nnclr_hub.hub.registry",
-    "Encoder": "nnclr_hub.encoder.encoder",
-    "load_encoder": "nnclr_hub.encoder.loader",
-    "wrap_encoder": "nnclr_hub.encoder.wrapped",
-    "Point": "nnclr_hub.encoder.attention",
-    "Box": "nnclr_hub.encoder.attention",
-    "AttentionMap": "nnclr_hub.encoder.attention",
-    "ImageError": "nnclr_hub.errors",
-    "NNCLRHubError": "nnclr_hub.errors",
-    "open_store": "nnclr_hub.store",
-    "EmbeddedStore": "nnclr_hub.store.embedded",
-    "MilvusStore": "nnclr_hub.store.milvus",
-    "CollectionSpec": "nnclr_hub.store.base",
-    "Item": "nnclr_hub.store.base",
-    "Match": "nnclr_hub.store.base",
-    "knn_classify": "nnclr_hub.probe.knn",
-    "LinearProbe": "nnclr_hub.probe.linear_probe",
-    "fit_linear_probe": "nnclr_hub.probe.linear",
-    "convert_checkpoint": "nnclr_hub.publish.convert",
-    "export_model": "nnclr_hub.publish.export",
-    "Example": "nnclr_hub.workbench.search_query",
-    "SearchQuery": "nnclr_hub.workbench.search_query",
-    "Client": "nnclr_hub.client",
-    "AsyncClient": "nnclr_hub.client",
-    "publish_model": "nnclr_hub.publish.upload",
-    "push_to_hub": "nnclr_hub.publish.push",
-}
-# the same for names of the training program
+# names of the training program, by its modules
 _TRAINING = {
     "pretrain": "pretrain",
     "evaluate": "evals.evaluate",
@@ -100,16 +72,36 @@ __all__ = [
 ]
 
 
+_load, _ = lazy_names(
+    __name__,
+    {
+        "client": ("Client", "AsyncClient"),
+        "encoder.attention": ("Point", "Box", "AttentionMap"),
+        "encoder.encoder": ("Encoder",),
+        "encoder.loader": ("load_encoder",),
+        "encoder.wrapped": ("wrap_encoder",),
+        "errors": ("ImageError", "NNCLRHubError"),
+        "hub.registry": ("list_models", "model_info"),
+        "probe.knn": ("knn_classify",),
+        "probe.linear": ("fit_linear_probe",),
+        "probe.linear_probe": ("LinearProbe",),
+        "publish.convert": ("convert_checkpoint",),
+        "publish.export": ("export_model",),
+        "publish.push": ("push_to_hub",),
+        "publish.upload": ("publish_model",),
+        "store": ("open_store",),
+        "store.base": ("CollectionSpec", "Item", "Match"),
+        "store.embedded": ("EmbeddedStore",),
+        "store.milvus": ("MilvusStore",),
+        "workbench.search_query": ("Example", "SearchQuery"),
+    },
+)
+
+
 def __getattr__(name: str) -> object:
-    if name in _TRAINING:
-        module = import_module("nnclr_hub.cli.programs").load_program("training", _TRAINING[name])
-    elif name in _HOME:
-        module = import_module(_HOME[name])
-    else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(module, name)
-    globals()[name] = value
-    return value
+    if name not in _TRAINING:
+        return _load(name)
+    return getattr(import_module("nnclr_hub.cli.programs").load_program("training", _TRAINING[name]), name)
 
 
 def __dir__() -> list[str]:

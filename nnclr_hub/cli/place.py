@@ -47,7 +47,7 @@ class Place:
     api_key_env: str
 
     @contextmanager
-    def opened(self, *, read_only: bool = False) -> Iterator[Any]:
+    def opened(self, *, read_only: bool = False) -> Iterator[VectorStore | ServerStore]:
         """Open the store, or connect to the server; both have the methods that the verbs use."""
         if self.server is None:
             with opened(self.store, read_only=read_only) as store:

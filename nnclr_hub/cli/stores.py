@@ -14,7 +14,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from nnclr_hub.cli.place import Place, on_store, opened
+from nnclr_hub.cli.place import Place, ServerStore, on_store, opened
 from nnclr_hub.cli.verbs import DEFAULT_STORE, Json, Store, confirm, err, out, print_json
 from nnclr_hub.errors import StoreCorrupt
 
@@ -259,7 +259,7 @@ def drop(
         info = there.get(name).info()
         if not yes and info.name == name:  # an alias is refused below, without a question
             confirm(f"Permanently delete {name} with its {info.count} items?")
-        for dropped in drop_with_replacement(there, name) if place.server is None else there.drop(name):
+        for dropped in there.drop(name) if isinstance(there, ServerStore) else drop_with_replacement(there, name):
             out.print(f"{dropped}: dropped", markup=False)
 
 
