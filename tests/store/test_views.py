@@ -7,6 +7,7 @@ import pytest
 
 from nnclr_hub import EmbeddedStore, open_store
 from nnclr_hub.store import failpoints
+from nnclr_hub.store.ann.among import RowIds
 from nnclr_hub.store.ann.fold import fold, is_due
 from nnclr_hub.store.ann.index import AnnIndex, ViewTooOld
 from nnclr_hub.store.base import CollectionSpec, Item
@@ -42,6 +43,14 @@ def test_what_died_after_a_view_still_lives_in_it(index, row):
     index.apply(20, np.array([row]), NONE, NO_VECTORS)
     assert nearest(index, row, 19) == row
     assert nearest(index, row, 20) != row
+
+
+def test_a_filtered_search_of_the_delta_sees_its_view(index):
+    index.apply(20, np.array([10]), NONE, NO_VECTORS)
+    among = RowIds(np.array([2, 10, 12]))
+    assert nearest(index, 10, 19, among=among) == 10
+    assert nearest(index, 10, 20, among=among) == 12
+    assert nearest(index, 10, 19, among=RowIds(np.array([2, 3]))) == 3
 
 
 def test_deletions_during_a_fold_keep_their_order(index):

@@ -108,17 +108,15 @@ class Delta:
         for number in range(-(-count // self._block)):
             check_cancelled()
             used = min(self._block, count - number * self._block)
-            known = self._rids[number][:used]
-            live = self._deleted[number][:used] > at
+            vectors, known, deleted = (part[number][:used] for part in (self._vectors, self._rids, self._deleted))
             if among is not None:
-                chosen = np.zeros(used, bool)
-                chosen[positions(known, among)] = True
-                live &= chosen
-            if not live.any():
-                continue
-            vectors = self._vectors[number][:used]
-            if not live.all():
+                chosen = positions(known, among)
+                chosen = chosen[deleted[chosen] > at]
+                vectors, known = vectors[chosen], known[chosen]
+            elif not (live := deleted > at).all():
                 vectors, known = vectors[live], known[live]
+            if not len(known):
+                continue
             found = compare(queries, vectors, known, k, self._metric)
             scores.append(found[0])
             rids.append(found[1])

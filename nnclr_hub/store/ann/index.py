@@ -256,7 +256,8 @@ class AnnIndex:
             found = [search.main()]
         if parts.delta.count:
             recent = None if among is None else among.after(int(parts.rids[-1]) if len(parts.rids) else -1)
-            found.append(parts.delta.scan(queries, k, recent, at))
+            if recent is None or len(recent):
+                found.append(parts.delta.scan(queries, k, recent, at))
         # not only k: some of the main part's results may be deleted
         return merge(found, max(k, found[0][0].shape[1]))
 
