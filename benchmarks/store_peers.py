@@ -3,6 +3,7 @@
     pip install qdrant-edge-py lancedb chromadb usearch hnswlib sqlite-vec apsw
     python benchmarks/store_peers.py                              # 100,000 x 256 and all installed peers
     python benchmarks/store_peers.py --items 20000 --only nnclr_hub,USearch --plot peers.png --json peers.json
+    python benchmarks/store_peers.py --saved peers.json others.json --plot all.png     # several runs in one plot
 
 Each peer has its own process on one core. It adds the rows in requests of 1000 and builds. Then all peers take turns:
 for each effort and filter, one after another answers the same queries. Times are CPU times of the whole process, so
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import ChainMap
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +54,15 @@ def main() -> None:
     arguments.add_argument("--only", default=",".join(PEERS), help="comma-separated peers")
     arguments.add_argument("--plot", type=Path, help="write the curves to this PNG")
     arguments.add_argument("--json", type=Path, help="write all figures to this file")
+    arguments.add_argument("--saved", type=Path, nargs="+", help="measure nothing; plot what --json wrote")
     arguments.add_argument("--worker", nargs=3, metavar=("PEER", "DATA", "FOLDER"), help=argparse.SUPPRESS)
     chosen = arguments.parse_args()
     if chosen.worker:
         work(PEERS[chosen.worker[0]], Path(chosen.worker[1]), Path(chosen.worker[2]))
+        return
+    if chosen.saved:
+        runs = [json.loads(file.read_text()) for file in chosen.saved]
+        plot(dict(ChainMap(*runs)), chosen.plot, f"{runs[0]['settings']['items']:,} x {runs[0]['settings']['dim']}")
         return
     names = chosen.only.split(",")
     if unknown := set(names) - set(PEERS):
