@@ -69,6 +69,15 @@ def test_few_rows_with_columns_of_zeros_are_fitted(seed):
     np.testing.assert_allclose(found[:, :-1], theirs.coef_, atol=5e-3)
 
 
+def test_axes_of_few_rows_are_not_used_for_others():
+    x, y = torch.randn(60, 200, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 3
+    few = Solver(Rows(Stacked((x[:30], None)), y[:30], None, 3), CPU)
+    assert few.basis.axes.shape == (200, 30)
+    both = Rows(Stacked((x, None)), y, None, 3)
+    alone = Solver(both, CPU).minimize(1e-2)
+    torch.testing.assert_close(Solver(both, CPU, few.basis).minimize(1e-2), alone)
+
+
 def test_a_path_of_penalties_ends_where_single_fits_do(clouds):
     x, y = clouds
     solver = Solver(Rows(Stacked((x, None)), y, None, 4), CPU)

@@ -232,7 +232,8 @@ def test_callbacks_are_called_at_each_event(data, tmp_path):
     assert rest.calls[-6:] == end
     whole = tmp_path / "whole"
     pretrain(settings, data, whole)
-    assert all(torch.equal(value, weights(out)[name]) for name, value in weights(whole).items())
+    found = weights(out)
+    assert all(torch.equal(value, found[name]) for name, value in weights(whole).items())
 
 
 def test_callbacks_see_the_end_of_a_run_that_fails(data, tmp_path):

@@ -128,8 +128,9 @@ def test_checkpoints_are_kept_and_written_by_minutes(folder, tmp_path):
     kept = out / "kept" / "epoch-2"
     assert (kept / "encoder" / "model.safetensors").exists()
     assert pretrain(settings, folder, kept, resume=True).finished
+    kept_weights = weights(kept)
     for name, value in weights(out).items():
-        assert torch.equal(value, weights(kept)[name]), name
+        assert torch.equal(value, kept_weights[name]), name
 
 
 # ---- what belongs to one run
