@@ -297,6 +297,9 @@ def run(prefixes: list[str], again: bool, jobs: int, sample: int | None = None) 
     """Make the mutants, and run those of the modules, or of a sample of each, that have no result."""
     file_mutation.MutationVisitor = Visitor
     Path("mutants").mkdir(exist_ok=True)
+    for path in Path("mutants").rglob("*.py"):
+        if not path.stat().st_size:
+            path.unlink()  # the process was killed before it wrote the mutants
     mutmut.copy_src_dir()
     mutmut.copy_also_copy_files()
     mutmut.create_mutants(jobs)
