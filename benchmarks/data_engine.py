@@ -172,11 +172,17 @@ def rate(crops: Iterator[object], steps: int, workers: int) -> float:
     return steps * BATCH / (cpu_seconds() - began)
 
 
-def waiting(batches: Batches, run: Callable[[Batch, int], object], steps: int) -> tuple[float, float, np.ndarray]:
-    """Return the share of the time of steps that they wait for images, the seconds of a step, and each wait."""
-    batches.at(0)
+def waiting(
+    batches: Batches, run: Callable[[Batch, int], object], steps: int, first: int = 1
+) -> tuple[float, float, np.ndarray]:
+    """Return the share of the time of steps that they wait for images, the seconds of a step, and each wait.
+
+    The first steps are not measured, because the queue is empty before them.
+    """
+    for step in range(first):
+        run(batches.at(step), step)
     times = [time.perf_counter()]
-    for step in range(1, steps + 1):
+    for step in range(first, first + steps):
         batch = batches.at(step)
         times.append(time.perf_counter())
         run(batch, step)
@@ -258,7 +264,8 @@ def main() -> None:
         for factor in (0.5, 1.0, 1.25, 1.5, 2.0):
             pause = factor * alone
             share, *_ = waiting(
-                batches_of(originals(), files, recipe), lambda batch, step, pause=pause: time.sleep(pause), chosen.steps
+                batches_of(originals(), files, recipe), lambda batch, step, pause=pause: time.sleep(pause),
+                4 * chosen.steps, first=ahead,
             )  # fmt: skip
             print(f"| {factor:g} of the time of decoding it | {share:.1%} | {least_waiting(each, pause, ahead):.1%} |")
 
