@@ -18,16 +18,24 @@ class Chosen:
         total: rows of the main part.
         rows: (n,) int64 ascending.
         flags: (total,) bool.
+
+    Attributes:
+        searched: whether a search has compared with these rows.
     """
 
     def __init__(self, total: int, *, rows: np.ndarray | None = None, flags: np.ndarray | None = None) -> None:
         self._total = total
+        self.searched = False
         if rows is not None:
             self.rows = rows
             self.count = len(rows)
         if flags is not None:
             self.flags = flags
             self.count = int(np.count_nonzero(flags))
+
+    def same(self, total: int, rows: np.ndarray) -> bool:
+        """Return whether these are the rows, and were given as positions."""
+        return self._total == total and "rows" in vars(self) and np.array_equal(self.rows, rows)
 
     @cached_property
     def rows(self) -> np.ndarray:

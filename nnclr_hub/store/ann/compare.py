@@ -36,8 +36,11 @@ def compare(queries: np.ndarray, vectors: np.ndarray, rids: np.ndarray, k: int, 
     scores, rows = np.concatenate([f[0] for f in found]), np.concatenate([f[1] for f in found])
     if metric == "l2":
         scores = -np.sqrt(np.maximum(scores, 0))
-    missing = rows < 0
-    return np.where(missing, -np.inf, scores), np.where(missing, -1, rids[rows])
+    known = rids[rows]
+    if rows.min(initial=0) < 0:
+        missing = rows < 0
+        scores[missing], known[missing] = -np.inf, -1
+    return scores, known
 
 
 def nearest(metric: str, batches: Iterator[np.ndarray], queries: np.ndarray, k: int) -> Found:

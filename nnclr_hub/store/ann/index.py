@@ -357,15 +357,18 @@ class _Search:
         for start in range(0, chosen.count, step):
             check_cancelled()
             some = chosen if chosen.count <= step else Chosen(len(main), rows=chosen.rows[start : start + step])
-            in_place = main.search_rows(self.queries, self.k, some)
+            vectors = main.copies.find(some, self.queries.shape[1], lambda some=some: self._read(main, some))
+            in_place = main.search_rows(self.queries, self.k, some) if vectors is None else None
             if in_place is not None:
                 part = self._named(*in_place)
             else:
-                known = self.parts.rids[some.rows]
-                vectors = main.vectors(some.rows) if main.lossless else self.fetch(known)
-                part = compare(self.queries, vectors, known, self.k, main.metric)
+                vectors = self._read(main, some) if vectors is None else vectors
+                part = compare(self.queries, vectors, self.parts.rids[some.rows], self.k, main.metric)
             found = [merge([*found, part], self.k)]
         return found[0] if found else self._nothing()
+
+    def _read(self, main: MainIndex, chosen: Chosen) -> np.ndarray:
+        return main.vectors(chosen.rows) if main.lossless else self.fetch(self.parts.rids[chosen.rows])
 
     def _rescore(self, scores: np.ndarray, rids: np.ndarray) -> Found:
         """Rank candidates from compressed vectors by their exact ones."""

@@ -16,6 +16,7 @@ import faiss
 import numpy as np
 
 from nnclr_hub.store.ann.heap import free_unlocked
+from nnclr_hub.store.ann.row_copies import RowCopies
 from nnclr_hub.store.index_kinds import IndexKind
 from nnclr_hub.store.vector_transform import VectorTransform
 
@@ -116,6 +117,11 @@ class MainIndex:
         if self._stored is not None:  # faiss takes twenty times as long for f16
             return self._stored[rows].astype(np.float32, copy=False)
         return self.index.reconstruct_batch(np.ascontiguousarray(rows, np.int64))
+
+    @cached_property
+    def copies(self) -> RowCopies:
+        """The vectors of rows that searches compare with repeatedly."""
+        return RowCopies(4 * self.index.d * len(self))
 
     @cached_property
     def _stored(self) -> np.ndarray | None:

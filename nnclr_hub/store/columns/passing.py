@@ -52,6 +52,7 @@ class Passing(Among):
         # the flags of the index change only where segments did
         self._flags: tuple[np.ndarray, np.ndarray, list[Segment], set[Segment]] | None = None
         known = before._within if before is not None else None
+        self._last = None if known is None else known[1]
         if before is not None and known is not None and "flags" in vars(known[1]):
             outdated = [one for one in before.masks if one not in self.masks or one in changed]
             self._flags = known[0], known[1].flags, outdated, changed
@@ -84,7 +85,10 @@ class Passing(Among):
         if self.count <= SPARSE * total:
             parts = [segment.places(known)[np.flatnonzero(mask)] for segment, mask in self.masks.items()]
             rows = np.sort(np.concatenate([np.zeros(0, np.int64), *parts]), kind="stable")
-            return Chosen(total, rows=rows[: np.searchsorted(rows, total)])
+            rows = rows[: np.searchsorted(rows, total)]
+            # most commits change none of them, and the index may have copied their vectors
+            last, self._last = self._last, None
+            return last if last is not None and last.same(total, rows) else Chosen(total, rows=rows)
         reused = self._flags if self._flags is not None and self._flags[0] is known else None
         flags = np.zeros(total + 1, bool)  # the last one is of rows that the index does not have
         if reused is not None:
