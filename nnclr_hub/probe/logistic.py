@@ -6,8 +6,9 @@ several labels per row, one sigmoid per class. The penalty is l2 / 2 times the s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -120,29 +121,37 @@ class Basis:
         covariance = square / len(x) - mean[:, None] * mean
         if len(covariance) > MAX_ROTATED_DIM:
             return cls(mean, torch.eye(len(mean), device=device), covariance.diagonal().clamp(min=0))
-        try:
-            variance, axes = torch.linalg.eigh(covariance)
-        except torch.linalg.LinAlgError:  # MKL does not converge in float32 if many columns are 0
-            variance, axes = (one.float() for one in torch.linalg.eigh(covariance.double()))
+        variance, axes = _decomposed(torch.linalg.eigh, covariance)
         return cls(mean, axes, variance.clamp(min=0))
 
     @classmethod
     def _of_few(cls, x: Tensor) -> Basis:
-        """Compute only the axes along which the rows differ: the gradient of the optimal weights is zero along others.
+        """Compute only the axes along which the rows differ. The optimal weights are zero along all other axes.
 
         Decomposing (N, D) takes less time than decomposing the covariance (D, D), and the fit has fewer parameters.
         """
         mean = x.mean(dim=0)
-        try:
-            _, singular, axes = torch.linalg.svd(x - mean, full_matrices=False)
-        except torch.linalg.LinAlgError:  # as in `of`
-            _, singular, axes = (one.float() for one in torch.linalg.svd((x - mean).double(), full_matrices=False))
+        _, singular, axes = _decomposed(partial(torch.linalg.svd, full_matrices=False), x - mean)
         return cls(mean, axes.T, singular.square() / len(x))
 
     @property
     def complete(self) -> bool:
         """Whether the axes span all rows, and not only those of which they were computed."""
         return self.axes.shape[0] == self.axes.shape[1]
+
+
+def _decomposed(decompose: Callable[[Tensor], tuple[Tensor, ...]], matrix: Tensor) -> tuple[Tensor, ...]:
+    """Decompose a matrix in float32, or else in float64.
+
+    In float32 MKL does not converge, or returns NaN, if many columns are 0.
+    """
+    try:
+        found = tuple(decompose(matrix))
+        if all(bool(one.isfinite().all()) for one in found):
+            return found
+    except torch.linalg.LinAlgError:
+        pass
+    return tuple(one.float() for one in decompose(matrix.double()))
 
 
 class Solver:
@@ -173,7 +182,9 @@ class Solver:
         Args:
             tolerance: of the gradient in the scaled coordinates, and of the change of the loss.
         """
-        scale = torch.cat([(self._curvature + l2).rsqrt(), torch.ones_like(self._curvature[:1])])
+        least = torch.finfo().eps * float(self._curvature.max())  # without a penalty, axes of no variance have none
+        curvature = (self._curvature + max(l2, least)).clamp(min=torch.finfo().tiny)
+        scale = torch.cat([curvature.rsqrt(), torch.ones_like(curvature[:1])])
         theta = self._theta / scale
         optimizer = torch.optim.LBFGS(
             [theta],

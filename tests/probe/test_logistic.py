@@ -123,6 +123,31 @@ def test_half_precision_features_are_taken_as_they_are(clouds):
     np.testing.assert_allclose(half.weight, full.weight, atol=1e-3)
 
 
+def test_a_decomposition_that_returns_nan_is_repeated_in_float64(clouds, monkeypatch):
+    """MKL does not always raise an error if many columns are zero."""
+    x, _ = clouds
+    for rows, name in ((x, "eigh"), (x[::41].repeat(1, 2), "svd")):  # few rows are decomposed themselves
+        decompose = getattr(torch.linalg, name)
+
+        def broken(matrix, *, decompose=decompose, **options):
+            found = decompose(matrix, **options)
+            return found if matrix.dtype == torch.float64 else tuple(one * torch.nan for one in found)
+
+        monkeypatch.setattr(torch.linalg, name, broken)
+        basis = logistic.Basis.of(Stacked((rows, None)), CPU)
+        torch.testing.assert_close(basis.axes.T @ basis.axes, torch.eye(basis.axes.shape[1]))
+        assert basis.variance.isfinite().all()
+
+
+def test_repeated_features_need_no_penalty(clouds):
+    x, y = clouds
+    once = fit_linear_probe(x.numpy(), y.numpy(), l2=0)
+    thrice = fit_linear_probe(
+        np.concatenate([x.numpy()] * 3 + [np.zeros((240, 2), np.float32)], axis=1), y.numpy(), l2=0
+    )
+    np.testing.assert_allclose(sum(np.split(thrice.weight[:, :36], 3, axis=1)), once.weight, atol=0.02)
+
+
 def test_the_temperature_undoes_overconfidence():
     rng = torch.Generator().manual_seed(0)
     logits = torch.randn(4000, 3, generator=rng)
