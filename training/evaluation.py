@@ -140,7 +140,7 @@ def table_set(labels: Path, root: Path | None, data: Sequence[str | Path]) -> Ev
     if labels.stem in {folder.resolve().name for folder in folders}:
         raise InvalidRequest(f"{labels} has the name of a data folder, whose scores have that name; rename the table.")
     parts = [ImageFiles(part.paths, part.labels, task.classes) for part in (task.train, task.test)]
-    return EvaluationSet(labels.stem, *parts)
+    return EvaluationSet(labels.stem, *parts, left_out=task.left_out)
 
 
 def _at_most(data: EvaluationSet, most: int, console: Console) -> EvaluationSet:

@@ -164,6 +164,8 @@ def _pretrain(request: _Request, ranks: Ranks, console: Console) -> PretrainResu
     out, init = request.out, request.init
     start = find_initial_encoder(init) if init else None
     claim(out, request.resume, ranks, console)
+    for note in request.table.left_out if request.table else ():
+        console.print(note, style="yellow", highlight=False, markup=False)
     saved = load_checkpoint(out) if request.resume else None
     ready = prepare(
         request.recipe,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import platform
 import shutil
 import tempfile
@@ -20,7 +21,7 @@ from torch import nn
 import nnclr_hub
 from nnclr_hub.cache import is_in_cache
 from nnclr_hub.encoder.preprocessing import Preprocessing
-from nnclr_hub.errors import NoRoom, RunExists
+from nnclr_hub.errors import ImageError, NoRoom, RunExists
 from nnclr_hub.method import Learner
 from nnclr_hub.publish.export import export_model
 
@@ -56,8 +57,11 @@ def claim(out: Path, resume: bool, ranks: Ranks, console: Console) -> None:
         if resume and held and CHECKPOINT not in held:
             console.print(f"{out} has no checkpoint; starting from the first step", highlight=False)
         existing = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
-        with tempfile.TemporaryFile(dir=existing):
-            pass
+        try:
+            with tempfile.TemporaryFile(dir=existing):
+                pass
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(out)) from error
 
 
 @contextmanager
@@ -66,6 +70,7 @@ def disk_errors(out: Path) -> Iterator[None]:
 
     Raises:
         NoRoom: with the cause.
+        ImageError: a file outside the run folder has gone.
     """
     try:
         yield
@@ -75,6 +80,9 @@ def disk_errors(out: Path) -> Iterator[None]:
         if is_in_cache(error.filename):
             place = f"{error.filename} cannot be written ({error.strerror})"
             raise NoRoom(f"{place}; set NNCLR_CACHE to another folder.") from error
+        file = Path(os.fsdecode(error.filename or out)).absolute()
+        if isinstance(error, FileNotFoundError) and not file.is_relative_to(out.absolute()):
+            raise ImageError(f"{file} no longer exists; restore it, then continue with --resume.") from error
         raise NoRoom(
             f"{error.filename or out} cannot be written ({error.strerror}). Free some disk space or choose another "
             "--out, then continue with --resume; the last checkpoint is intact."

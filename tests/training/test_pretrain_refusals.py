@@ -10,6 +10,7 @@ from tiny_runs import recipe
 
 from nnclr_hub.errors import (
     CheckpointError,
+    ImageError,
     InvalidRequest,
     NoImages,
     NoRoom,
@@ -111,3 +112,12 @@ def test_a_full_disk_ends_the_run_with_an_error(data, tmp_path, monkeypatch):
     with pytest.raises(NoRoom, match=r"report\.html cannot be written"):
         pretrain(recipe(), [data], tmp_path / "run")
     assert load_checkpoint(tmp_path / "run")["step"] > 0
+
+
+def test_a_lost_image_is_no_failure_to_write(data, tmp_path, monkeypatch):
+    def lost(*arguments):
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(tmp_path / "photos" / "a.jpg"))
+
+    monkeypatch.setattr("training.recorder.write_report", lost)
+    with pytest.raises(ImageError, match=r"a\.jpg"):
+        pretrain(recipe(), [data], tmp_path / "run")

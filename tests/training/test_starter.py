@@ -103,6 +103,17 @@ def test_a_wrong_table_stops_before_the_images_are_read(flat, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_missing_files_of_a_table_are_named_and_left_out(flat, tmp_path, capsys):
+    folder, table = flat
+    longer = tmp_path / "longer.csv"
+    longer.write_text(table.read_text() + "lost-1.jpg,cat\nlost-2.jpg,cat\n")
+    found = table_set(longer, folder, [folder])
+    assert len(found.train.paths) + len(found.test.paths) == 45
+    done = pretrain(recipe("epochs=1"), [folder], tmp_path / "run", labels=longer, root=folder)
+    assert "knn20/longer" in done.scores
+    assert "lost-1.jpg" in capsys.readouterr().err
+
+
 def test_the_rows_of_a_table_are_scored_by_labels(flat, tmp_path, monkeypatch):
     folder, table = flat
     monkeypatch.setattr(starter, "default_model", lambda: str(tmp_path / "missing"))

@@ -59,11 +59,15 @@ class ImageFiles:
 
 @dataclass(frozen=True)
 class EvaluationSet:
-    """A labeled set; both parts number the classes alike."""
+    """A labeled set; both parts number the classes alike.
+
+    left_out: notes about images that do not count.
+    """
 
     name: str
     train: ImageFiles
     test: ImageFiles
+    left_out: tuple[str, ...] = ()
 
 
 def training_files(data: Sequence[Path | str], *, listed: bool = False) -> ImageIndex:
