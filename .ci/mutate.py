@@ -212,7 +212,7 @@ class Mutants:
                     os._exit(KILLED)
             os._exit(SURVIVED)
         except BaseException:  # noqa: BLE001 (a fork never returns)
-            os._exit(KILLED)
+            os._exit(NO_RESULT)
 
     def collect(self, running: dict[int, tuple[str, mmap.mmap]]) -> None:
         """Wait for one process, and record its result."""
@@ -226,7 +226,7 @@ class Mutants:
         record(name, TIMEOUT if code == -signal.SIGALRM else code)
 
 
-SURVIVED, KILLED, NO_TEST, TIMEOUT = 0, 1, 33, 36  # exit codes of mutmut.stats
+SURVIVED, KILLED, NO_TEST, NO_RESULT, TIMEOUT = 0, 1, 33, 35, 36  # exit codes of mutmut.stats
 
 
 def run_test(item: pytest.Item, following: pytest.Item) -> None:
@@ -307,7 +307,7 @@ def run(prefixes: list[str], again: bool, jobs: int, sample: int | None = None) 
     waiting: dict[tuple[str, ...], list[str]] = {}  # tests -> mutants
     for module, mutants in results(prefixes).items():
         tests = next(tuple(tests) for start, tests in TESTS.items() if module.startswith(start))
-        # also those whose tests were interrupted, skipped or crashed: nobody knows what they would have seen
+        # also those whose tests were interrupted or crashed: nobody knows what they would have seen
         chosen = random.Random(0).sample(sorted(mutants), min(sample or len(mutants), len(mutants)))
         names = [name for name in chosen if status_by_exit_code[mutants[name]] not in seen | unseen]
         names += [name for name in mutants if again and status_by_exit_code[mutants[name]] in unseen]

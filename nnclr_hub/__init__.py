@@ -72,7 +72,7 @@ __all__ = [
 ]
 
 
-_load, _ = lazy_names(
+_load = lazy_names(
     __name__,
     {
         "client": ("Client", "AsyncClient"),
@@ -95,7 +95,7 @@ _load, _ = lazy_names(
         "store.milvus": ("MilvusStore",),
         "workbench.search_query": ("Example", "SearchQuery"),
     },
-)
+)[0]
 
 
 def __getattr__(name: str) -> object:

@@ -1,4 +1,4 @@
-"""Do the classes of labeled images differ in shape or in color? Hand-crafted vectors tell before `auto` chooses."""
+"""Measure whether the classes of labeled images differ in color or in shape. `auto` chooses its views by the result."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ OF_NEIGHBORS = (
 
 @dataclass(frozen=True)
 class Cues:
-    """What tells the classes of labeled images apart, see `measure_cues`.
+    """How well colors alone and shapes alone classify the labeled images, see `measure_cues`.
 
     color, shape: accuracy of the nearest neighbors by colors alone, and by shapes alone, in [0, 1].
     color_wins: whether color is better, beyond chance.
