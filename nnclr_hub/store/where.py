@@ -99,7 +99,7 @@ def parse(where: Mapping[str, Any] | None) -> Group:
     if where is None:
         return EVERYTHING
     try:
-        text = repr(where) if type(where) is dict else ""
+        text = repr(where) if _is_plain(where) else ""
     except (RecursionError, ValueError):  # nested too deeply, or a number with too many digits
         text = ""
     group = _parsed.get(text)
@@ -110,6 +110,16 @@ def parse(where: Mapping[str, Any] | None) -> Group:
                 _parsed.clear()
             _parsed[text] = group
     return group
+
+
+def _is_plain(value: Any) -> bool:
+    """Return whether a value has only types of JSON, whose repr says everything of them."""
+    kind = type(value)
+    if kind is dict:
+        return all(type(key) is str for key in value) and all(map(_is_plain, value.values()))
+    if kind is list or kind is tuple:
+        return all(map(_is_plain, value))
+    return value is None or kind is str or kind is int or kind is float or kind is bool
 
 
 def _group(where: Any, depth: int, left: list[int]) -> Group:

@@ -1,11 +1,15 @@
 """Searches that read nothing from the disk: their results are those of a read transaction all the same."""
 
+import threading
+
 import numpy as np
 import pytest
 
 from nnclr_hub import EmbeddedStore
+from nnclr_hub.errors import StoreError
+from nnclr_hub.store import failpoints
 from nnclr_hub.store.base import CollectionSpec, Item
-from nnclr_hub.store.embedded.recent_rows import ROW_BYTES, RecentRows
+from nnclr_hub.store.embedded.recent_rows import MOST_TEXT, ROW_BYTES, TEXT_FACTOR, RecentRows
 
 DIM = 4
 QUERY = np.ones(DIM, np.float32)
@@ -65,6 +69,32 @@ def test_a_commit_during_a_search_restarts_it(collection, monkeypatch, where):
     assert after.get("i1") == (None if where else {"label": "blue"})
 
 
+def test_a_search_is_never_older_than_an_earlier_read(collection):
+    found(collection, None)
+    seen = []
+
+    def read():
+        seen.extend([collection.get(["i0"])[0].metadata, found(collection, None)["i0"]])
+
+    def read_meanwhile():  # the commit is done, and the index does not have it yet
+        reader.start()
+        reader.join(0.2)
+
+    reader = threading.Thread(target=read)
+    with failpoints.at("write.committed", read_meanwhile):
+        collection.update_metadata({"label": "green"}, ids=["i0"])
+    reader.join()
+    assert seen == [{"label": "green"}, {"label": "green"}]
+
+
+def test_a_failed_commit_leaves_the_state_as_it_was(collection, monkeypatch):
+    first = found(collection)
+    with failpoints.at("write.applied", lambda: 1 / 0), pytest.raises(StoreError):
+        collection.delete(["i1"])
+    monkeypatch.setattr(collection._files.connections, "reader", refuse)
+    assert found(collection) == first
+
+
 def test_metadata_belong_to_the_caller(collection):
     found(collection)
     mine = found(collection)
@@ -100,3 +130,12 @@ def test_memory_is_bounded_and_rows_of_other_states_are_refused():
     assert recent.find(8, [998, 999]).keys() == {998}
     recent.add(7, {5: ("old", {}, "{}", None)})
     assert 5 not in recent.find(8, [5])
+
+
+def test_large_metadata_are_not_remembered():
+    recent = RecentRows(7, 20 * (ROW_BYTES + TEXT_FACTOR * MOST_TEXT))
+    long, short = "x" * (MOST_TEXT + 1), "x" * MOST_TEXT
+    recent.add(7, {1: ("long", {}, long, None), 2: ("short", {}, "{}", None)})
+    assert recent.find(7, [1, 2]).keys() == {2}
+    recent.add(7, {rid: ("id", {}, short, None) for rid in range(3, 100)})
+    assert recent.find(7, [2]).keys() == {2}

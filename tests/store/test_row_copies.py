@@ -77,6 +77,34 @@ def test_filtered_searches_follow_each_change(tmp_path, index, reads):
     assert reads == [RED, RED - 2, RED - 2, RED - 4, RED - 2]
 
 
+def test_a_filter_that_many_rows_pass_finds_edited_ones_after_the_next_change(tmp_path):
+    with EmbeddedStore(tmp_path) as store:
+        collection = store.create("c", CollectionSpec(4))
+        vectors = rng.normal(size=(100, 4)).astype(np.float32)
+        collection.upsert([Item(str(n), one, {"label": "red"}) for n, one in enumerate(vectors)])
+        collection.compact()
+        known = {str(n) for n in range(100)}
+
+        def check():
+            assert {match.id for match in collection.search(vectors[0], 100, WHERE)} == known
+            assert collection.count(WHERE) == len(known)
+
+        check()
+        for number in range(12):
+            collection.update_metadata({"seen": number}, ids=[str(number + 50)])
+            check()
+        for change in (["3"], ["50"], ["4", "51"]):
+            collection.delete(change)
+            known -= set(change)
+            check()
+        collection.update_metadata({"label": "blue"}, ids=["52", "9"])
+        known -= {"52", "9"}
+        check()
+        collection.update_metadata({"label": "red"}, ids=["52"])
+        known.add("52")
+        check()
+
+
 def test_old_copies_are_dropped():
     rows = LEAST_BYTES // (4 * DIM)
     copies = RowCopies(3 * SHARE * rows * (4 * DIM + 8))

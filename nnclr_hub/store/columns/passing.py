@@ -50,11 +50,11 @@ class Passing(Among):
         self.count = sum(int(np.count_nonzero(mask)) for mask in self.masks.values())
         self._within: tuple[np.ndarray, Chosen] | None = None
         # the flags of the index change only where segments did
-        self._flags: tuple[np.ndarray, np.ndarray, list[Segment], set[Segment]] | None = None
+        self._flags: tuple[np.ndarray, np.ndarray, dict[Segment, np.ndarray], set[Segment]] | None = None
         known = before._within if before is not None else None
         self._last = None if known is None else known[1]
         if before is not None and known is not None and "flags" in vars(known[1]):
-            outdated = [one for one in before.masks if one not in self.masks or one in changed]
+            outdated = {one: mask for one, mask in before.masks.items() if one not in self.masks or one in changed}
             self._flags = known[0], known[1].flags, outdated, changed
 
     def __len__(self) -> int:
@@ -91,11 +91,12 @@ class Passing(Among):
             return last if last is not None and last.same(total, rows) else Chosen(total, rows=rows)
         reused = self._flags if self._flags is not None and self._flags[0] is known else None
         flags = np.zeros(total + 1, bool)  # the last one is of rows that the index does not have
+        # an edited row is dead in its old segment and alive in a newer one, which alone may change its flag
         if reused is not None:
             flags[:total] = reused[1]
-            for segment in reused[2]:
-                flags[segment.places(known)] = False
+            for segment, mask in reused[2].items():
+                flags[segment.places(known)[mask]] = False
         for segment, mask in self.masks.items():
             if reused is None or segment in reused[3]:
-                flags[segment.places(known)] = mask
+                flags[segment.places(known)[mask]] = True
         return Chosen(total, flags=flags[:total])

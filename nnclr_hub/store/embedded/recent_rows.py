@@ -1,7 +1,7 @@
 """Ids and metadata of the rows that searches returned recently, in step with the catalog.
 
-The writer announces each commit after it is durable and before the index has it. A search at a change finds rows here
-only while no later one was announced, so it never mixes two states of the catalog.
+The writer announces each commit before other reads can see it, and names the change before the index has it. A search
+at a change finds rows here only while no later one was announced, so it never mixes two states of the catalog.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import Any
 
 from nnclr_hub.store.embedded.rows import Matched
 
-ROW_BYTES = 800  # of a row with short texts, about; parsed JSON takes some times the size of its text
-TEXT_FACTOR = 4
+ROW_BYTES = 800  # of a row with short texts, about
+TEXT_FACTOR = 16  # a text has up to 4 bytes per character, and 12 once it is parsed, if its keys and values are short
+MOST_TEXT = 2048  # longer metadata are read from the catalog
 
 
 class RecentRows:
@@ -23,10 +24,13 @@ class RecentRows:
     Args:
         seq: the change that the catalog is at.
         memory: bytes that they may use, about.
+
+    Attributes:
+        seq: None while a commit is made.
     """
 
     def __init__(self, seq: int, memory: int) -> None:
-        self.seq = seq
+        self.seq: int | None = seq
         self._most = memory // 2
         self._lock = threading.Lock()
         self._new: dict[int, tuple[str, str]] = {}  # id and JSON; full at half of the memory, and becomes the old ones
@@ -34,8 +38,8 @@ class RecentRows:
         self._parsed: dict[str, dict[str, Any]] = {}  # metadata without lists and objects by their JSON, once found
         self._used = 0
 
-    def advance(self, seq: int, changed: Iterable[int]) -> None:
-        """Forget rows that a commit edits or deletes."""
+    def advance(self, seq: int | None, changed: Iterable[int]) -> None:
+        """Forget rows that a commit edits or deletes; with None, trust no rows until the next call."""
         with self._lock:
             self.seq = seq
             for rid in changed:
@@ -71,12 +75,14 @@ class RecentRows:
 
     def add(self, at: int, rows: Mapping[int, Matched]) -> None:
         """Remember rows of the catalog at change `at`, by row id."""
-        kept = {rid: (row[0], row[2]) for rid, row in rows.items()}
+        kept = {rid: (row[0], row[2]) for rid, row in rows.items() if len(row[2]) <= MOST_TEXT}
         used = ROW_BYTES * len(kept) + TEXT_FACTOR * sum([len(text) for _, text in kept.values()])
+        if used > self._most:
+            return
         with self._lock:
             if self.seq != at:
                 return
+            if self._used + used > self._most:
+                self._old, self._new, self._parsed, self._used = self._new, {}, {}, 0
             self._new |= kept
             self._used += used
-            if self._used > self._most:
-                self._old, self._new, self._parsed, self._used = self._new, {}, {}, 0

@@ -82,7 +82,8 @@ class Writer:
         record: of the last commit.
         reserve: space for deletions on a full disk.
         on_commit: called after each commit and the update of the index, successful or not.
-        on_change: called before the update of the index with the change and the row ids that it edits or deletes.
+        on_change: called before each commit with None, and before the update of the index with the change and the row
+            ids that it edits or deletes.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class Writer:
         record: CommitRecord,
         reserve: Reserve,
         on_commit: Callable[[], None],
-        on_change: Callable[[int, list[int]], None],
+        on_change: Callable[[int | None, list[int]], None],
     ) -> None:
         self._connection = connection
         self._index = index
@@ -227,9 +228,11 @@ class Writer:
                     done = [request for request in done if self._try(request)]
                 commit = self._commit_of(done)
                 reached("write.applied")
+                self._on_change(None, [])  # from here on, reads may see a state that the index does not have yet
                 execute("COMMIT")
             except BaseException:
                 self._undo()
+                self._on_change(self.last.seq, [])
                 self.touched = False  # the flag is back
                 raise
         reached("write.committed")
