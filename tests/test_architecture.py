@@ -12,7 +12,7 @@ import nnclr_hub
 ROOT = Path(__file__).parents[1]
 PROGRAMS = ("training", "serving", "app")
 # modules that every package may import
-GROUND = {"errors", "cache", "cores", "file_replacement", "html_table", "lazy_names"}
+GROUND = {"errors", "cache", "cores", "csv_table", "file_replacement", "html_table", "lazy_names"}
 GROUND |= {"progress", "read_ahead", "remote_files"}
 # package of nnclr_hub -> the packages it may import
 FLOORS: dict[str, set[str]] = {

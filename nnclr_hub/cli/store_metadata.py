@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +14,7 @@ from rich.table import Table
 from nnclr_hub.cli.place import Place, on_store
 from nnclr_hub.cli.stores import Name
 from nnclr_hub.cli.verbs import Json, confirm, err, out, parse_where, print_json
+from nnclr_hub.csv_table import read_csv
 from nnclr_hub.errors import InvalidRequest
 
 Ids = Annotated[list[str] | None, typer.Option("--id", help="Id of an item. Repeatable.")]
@@ -189,12 +189,7 @@ def _rows(table: Path) -> list[dict[str, str]]:
     Raises:
         InvalidRequest: it cannot be read, or has no such column or no rows.
     """
-    try:
-        with table.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, restval="")
-            rows, columns = list(reader), reader.fieldnames or []
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InvalidRequest(f"{table} is not a CSV file in UTF-8 ({error}).") from error
+    columns, rows = read_csv(table, "id")
     if "id" not in columns:
         existing = f"it has {', '.join(columns)}" if columns else "it is empty"
         raise InvalidRequest(f"{table} has no column id ({existing}); give a table with the ids of the items.")

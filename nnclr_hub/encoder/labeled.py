@@ -2,24 +2,28 @@
 
 A table is a CSV file with a header. `path` is relative to the table. `label` contains one label, or `labels` contains
 several, separated by semicolons; empty means unlabeled. `uncertain` may contain labels that are neither present nor
-absent ("difficult" in VOC). A `labels.csv` in a folder, or next to the parts of a data set (train, val, test), takes
-precedence over the folder names. In an archive, the text `cls` of a sample of WebDataset does. A table names images in
-archives by their path there, or by ARCHIVE/path if several archives have it.
+absent ("difficult" in VOC). Several rows of an image count as one, with the labels of all. A `labels.csv` in a folder,
+or next to the parts of a data set (train, val, test), takes precedence over the folder names. In an archive, the text
+`cls` of a sample of WebDataset does. A table names images in archives by their path there, or by ARCHIVE/path if
+several archives have it.
 """
 
 from __future__ import annotations
 
-import csv
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 
+from nnclr_hub.csv_table import read_csv
 from nnclr_hub.encoder.image_folder import SPLITS, label_of
 from nnclr_hub.encoder.image_list import find_images, image_files, is_packed
 from nnclr_hub.encoder.packed_image import ImageSource, PackedImage
 from nnclr_hub.errors import InvalidRequest, NoImages
+
+log = logging.getLogger(__name__)
 
 TABLE = "labels.csv"
 
@@ -219,34 +223,36 @@ def read_table(table: Path) -> LabeledImages:
     Raises:
         NoImages, InvalidRequest: see `read_labeled`.
     """
-    try:
-        with table.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file)
-            columns = set(reader.fieldnames or ())
-            rows = list(reader)
-    except FileNotFoundError as error:
-        raise NoImages(f"{table} does not exist; expected a CSV file with the columns path and label.") from error
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InvalidRequest(f"{table} is not a CSV file in UTF-8 ({error}); save it in this format.") from error
-    if "path" not in columns or not columns & {"label", "labels"}:
+    if not table.exists():
+        raise NoImages(f"{table} does not exist; expected a CSV file with the columns path and label.")
+    columns, rows = read_csv(table, "path")
+    if "path" not in columns or not {"label", "labels"} & set(columns):
         raise InvalidRequest(
             f"{table} must have the column path, and label or labels, got {', '.join(sorted(columns)) or 'no columns'}."
         )
     several = "labels" in columns
-    paths, labels, uncertain = [], [], []
+    found: dict[Path, tuple[tuple[str, ...], tuple[str, ...]]] = {}
     for number, row in enumerate(rows, 2):
         if not row["path"]:
             raise InvalidRequest(f"Line {number} of {table} has an empty path.")
-        paths.append(table.parent / row["path"])
-        labels.append(_split(row["labels"]) if several else tuple(filter(None, [(row["label"] or "").strip()])))
-        uncertain.append(_split(row.get("uncertain") or ""))
-    if not paths:
+        path, uncertain = table.parent / row["path"], _split(row.get("uncertain", ""))
+        labels = _split(row["labels"]) if several else tuple(filter(None, [row["label"].strip()]))
+        before, doubted = found.get(path, ((), ()))
+        if not several and before and labels and before != labels:
+            raise InvalidRequest(
+                f"{table} gives {row['path']} the label {before[0]} and the label {labels[0]}; keep one of the rows."
+            )
+        found[path] = tuple(dict.fromkeys((*before, *labels))), tuple(dict.fromkeys((*doubted, *uncertain)))
+    if not found:
         raise NoImages(f"{table} has a header but no rows; add images.")
-    return LabeledImages(tuple(paths), tuple(labels), tuple(uncertain), several)
+    if len(found) < len(rows):
+        log.warning("%s lists some images again in %d rows; each image counts once", table, len(rows) - len(found))
+    every, unsure = zip(*found.values(), strict=True)
+    return LabeledImages(tuple(found), every, unsure, several)
 
 
-def _split(cell: str | None) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name.strip() for name in (cell or "").split(";") if name.strip()))
+def _split(cell: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name.strip() for name in cell.split(";") if name.strip()))
 
 
 def _below(images: LabeledImages, folder: Path) -> LabeledImages:

@@ -50,12 +50,31 @@ def test_several_labels_and_uncertain_ones_become_a_matrix(folder):
         ("file,label\na.png,cat\n", "column"),
         ("path,label\n", "rows"),
         ("path,label\na.png,cat\n,dog\n", "Line 3"),
+        ('path,label\na.png,cat\n"b.png,dog\nc.png,dog\n', "line 3"),
+        ("path,label\na.png,cat\nb.png,dog\n./a.png,dog\n", "a.png.*cat.*dog"),
     ],
 )
 def test_an_invalid_table_is_refused(tmp_path, text, word):
     (tmp_path / "t.csv").write_text(text)
     with pytest.raises(InvalidRequest, match=word):
         read_labeled(tmp_path / "t.csv")
+
+
+@pytest.mark.parametrize("separator", ",;\t")
+def test_columns_are_separated_by_commas_semicolons_or_tabs(folder, separator):
+    table = folder / "t.csv"
+    table.write_text(f' path {separator} label\ntrain/c.png{separator}"a,b;c"\n')
+    assert read_labeled(table).labels == (("a,b;c",),)
+
+
+def test_rows_of_one_image_count_once(folder, caplog):
+    table = folder / "t.csv"
+    table.write_text("path,label\ntrain/c.png,\ntrain/cat/a.png,cat\ntrain/cat//a.png,cat\ntrain/c.png,dog\n")
+    images = read_labeled(table)
+    assert ([path.name for path in images.paths], images.labels) == (["c.png", "a.png"], (("dog",), ("cat",)))
+    assert len(caplog.records) == 1
+    table.write_text("path,labels\ntrain/c.png,dog\ntrain/c.png,cat; dog\n")
+    assert read_labeled(table).labels == (("dog", "cat"),)
 
 
 def test_missing_tables_classes_and_images_are_refused(folder):
