@@ -279,7 +279,7 @@ def confirm(question: str) -> None:
     """
     try:
         agreed = typer.confirm(question, err=True)
-    except typer.Abort:  # no line to read, or Ctrl-C
+    except (typer.Abort, RuntimeError):  # no line to read, Ctrl-C, or a closed standard input
         if sys.stdin is None or not sys.stdin.isatty():
             err.print()  # ends the line of the question
             raise InvalidRequest("Nothing was changed, because the question has no answer; add --yes.") from None

@@ -3,6 +3,7 @@
 import json
 import shutil
 import sqlite3
+import sys
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,8 @@ from typer.testing import CliRunner
 
 from nnclr_hub import load_encoder
 from nnclr_hub.cli.app import app
+from nnclr_hub.cli.verbs import confirm
+from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.workbench.image_record import PIXEL_HASH
@@ -117,6 +120,12 @@ def test_drop_asks_for_confirmation(nnclr):
     assert "'photos'" in error_line(nnclr("drop", "current", "--yes"), 2)
     assert nnclr("drop", "photos", typed="y\n")[0] == 0
     assert "The store is empty" in nnclr("list")[1]
+
+
+def test_a_closed_standard_input_is_no_answer(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(InvalidRequest, match="--yes"):
+        confirm("Delete?")
 
 
 def test_aliases_are_added_and_removed(nnclr):
