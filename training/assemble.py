@@ -29,6 +29,7 @@ from nnclr_hub.method import (
     SupportSet,
 )
 
+from .checkpoint import SHORTENED
 from .distributed import Ranks, synchronize_norms
 from .recipes import Recipe
 from .recipes.settings import as_text
@@ -57,7 +58,7 @@ def fit_to_data(recipe: Recipe, images: int, labels: np.ndarray, world: int, con
     if recipe.k > changes.get("queue_size", recipe.queue_size):
         changes["k"] = changes.get("queue_size", recipe.queue_size)
     if 0 < recipe.epochs <= recipe.warmup_epochs:  # the rate would only rise and never fall
-        changes["warmup_epochs"] = recipe.epochs / 10
+        changes["warmup_epochs"] = recipe.epochs / SHORTENED
     for setting, value in changes.items():
         if value != getattr(recipe, setting):
             what = f"{recipe.epochs:g} epochs" if setting == "warmup_epochs" else f"{images} images"

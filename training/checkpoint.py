@@ -31,6 +31,7 @@ FREE = (
     *("compile_views", "chunk", "fixed", "name"),
 )
 
+SHORTENED = 10  # a warm-up of all epochs is replaced by one of a tenth of them; it changes with the epochs
 LEAST_SAME = 0.5  # share of the images of a checkpoint that must be among those of the resumed run
 DEFAULTS = {"objective": "method", "learner": "learner", "cut_from": "pack"}  # of settings that earlier versions lacked
 
@@ -104,8 +105,10 @@ def check_same_run(saved: dict[str, Any], recipe: Recipe, files: ImageIndex, sta
     done = saved["step"] / saved["steps_per_epoch"] if "steps_per_epoch" in saved else before["epochs"]
     if now["epochs"] < before["epochs"] and now["epochs"] <= done:
         raise CheckpointError(f"The run in {out} has done {done:.4g} epochs; choose more with --set epochs=N.")
+    shortened = any(one["warmup_epochs"] == one["epochs"] / SHORTENED for one in (before, now))
+    free = {*FREE, *(["warmup_epochs"] if shortened and now["epochs"] != before["epochs"] else [])}
     changed = [
-        f"{key} was {before.get(key)}, is {now[key]}" for key in now if key not in FREE and before.get(key) != now[key]
+        f"{key} was {before.get(key)}, is {now[key]}" for key in now if key not in free and before.get(key) != now[key]
     ]
     if saved["recipe"] != recipe.name:
         changed.insert(0, f"recipe was {saved['recipe']}, is {recipe.name}")

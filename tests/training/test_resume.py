@@ -151,6 +151,9 @@ def test_a_checkpoint_continues_with_free_settings_and_half_of_its_images(tmp_pa
     saved = saved_of(chosen)
     check_same_run(saved, chosen, images_of("a"), None, tmp_path)
     check_same_run(saved, recipe("epochs=9", "chunk=2", "log_every=7"), images_of("b", 5), None, tmp_path)
+    long, short = recipe("epochs=6", "warmup_epochs=2"), recipe("epochs=1", "warmup_epochs=0.1")
+    for one, other in ((long, short), (short, long)):  # the warm-up of a single epoch was shortened, not chosen
+        check_same_run(saved_of(one, step=0, steps_per_epoch=1), other, images_of("a"), None, tmp_path)
     older = {name: value for name, value in saved["settings"].items() if name not in ("cut_from", "objective", "clip")}
     plain = dataclasses.replace(chosen, cut_from="pack", objective="method")
     check_same_run({**saved, "settings": older}, plain, images_of("a"), None, tmp_path)
@@ -164,6 +167,7 @@ def test_a_checkpoint_continues_with_free_settings_and_half_of_its_images(tmp_pa
         ({"init": "starter"}, [], ("a", 0), None, "--init"),
         ({}, [], ("a", 0), "starter", "--init"),
         ({}, ["epochs=3"], ("a", 0), None, "epochs"),
+        ({}, ["epochs=9", "warmup_epochs=3"], ("a", 0), None, "warmup_epochs"),
         ({}, [], ("b", 6), None, "4 of 10"),
         ({"settings": {"epochs": 4, "cut_from": "originals"}}, [], ("a", 0), None, "cut_from"),
     ],
