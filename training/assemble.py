@@ -59,8 +59,9 @@ def fit_to_data(recipe: Recipe, images: int, labels: np.ndarray, world: int, con
         changes["k"] = changes.get("queue_size", recipe.queue_size)
     if 0 < recipe.epochs <= recipe.warmup_epochs:  # the rate would only rise and never fall
         changes["warmup_epochs"] = recipe.epochs / SHORTENED
+    unused = () if METHODS[recipe.method].uses_support_set else ("queue_size", "k")
     for setting, value in changes.items():
-        if value != getattr(recipe, setting):
+        if value != getattr(recipe, setting) and setting not in unused:
             what = f"{recipe.epochs:g} epochs" if setting == "warmup_epochs" else f"{images} images"
             console.print(
                 f"{setting}: {getattr(recipe, setting)} is too large for {what}; using {value}", highlight=False

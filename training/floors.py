@@ -21,6 +21,7 @@ from nnclr_hub.progress import bar
 from .distributed import Ranks
 from .evals.labeled import LabeledSet, Protocol, scores_of
 
+PERFECT = 0.999  # a score from which there is nothing to improve
 NAME = "floors.json"
 UNTRAINED = "untrained"
 
@@ -102,14 +103,14 @@ class Floors:
         return max(found, key=lambda one: one[1], default=None)
 
     def warn_if_below(self, scores: Mapping[str, float], augmentation: str, console: Console) -> None:
-        """Warn for each k-NN score that is not above the best floor.
+        """Warn for each k-NN score that is not above the best floor, unless both are perfect.
 
         Args:
             augmentation: of the run; one that changes colors is named where colors alone are better.
         """
         for name, value in scores.items():
             best = self.best(name)
-            if name.startswith("knn") and best is not None and value <= best[1]:
+            if name.startswith("knn") and best is not None and value <= best[1] and value < PERFECT:
                 colors = best[0] == "color" and augmentation not in ("keep_color", "crop_only")
                 advice = "Keep the colors in the views (--set augmentation=keep_color), train" if colors else "Train"
                 console.print(

@@ -208,6 +208,7 @@ def chosen_by_auto(
         return recipe
     reading = recipe.preprocessing.reading
     on_gpu = where.type == "cuda"
+    undecided = "augmentation" not in recipe.fixed and recipe.in_chans == 3
     now = Situation(
         len(files),
         typical_side(sampled_sizes(files, reading)),
@@ -215,7 +216,7 @@ def chosen_by_auto(
         minutes,
         usable_cores(),
         {} if on_gpu or "image_size" in recipe.fixed else kept_contrast(files, reading, recipe.in_chans),
-        measure_cues(labeled, console, reading) if labeled and recipe.in_chans == 3 else None,
+        measure_cues(labeled, console, reading) if labeled and undecided else None,
     )
     chosen, why = recipe.choose(now)
     network = f"{chosen.method}, {chosen.backbone} at {chosen.image_size} pixels"

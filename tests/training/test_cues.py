@@ -15,6 +15,7 @@ from training.data.datasets import ImageFiles
 from training.evaluation import table_set
 from training.pretrain import pretrain
 from training.recipes import find_recipe
+from training.recipes.auto import AUTO, Cues, Situation
 
 QUIET = Console(quiet=True)
 IMAGES = 40
@@ -40,7 +41,7 @@ def draw(folder, cue):
 
 
 @pytest.mark.parametrize(("cue", "augmentation"), [("color", "keep_color"), ("shape", "byol")])
-def test_auto_keeps_colors_where_they_tell_the_labels_apart(tmp_path, cue, augmentation):
+def test_auto_keeps_colors_where_they_tell_the_labels_apart(tmp_path, cue, augmentation, monkeypatch):
     folder, table = draw(tmp_path / "images", cue)
     labeled = table_set(table, folder, [folder]).train
     found = measure_cues(labeled, QUIET)
@@ -49,8 +50,16 @@ def test_auto_keeps_colors_where_they_tell_the_labels_apart(tmp_path, cue, augme
     chosen = for_data(find_recipe("auto"), [folder], "cpu", QUIET, labeled)
     assert chosen.augmentation == augmentation
     given = find_recipe("auto").with_settings(["augmentation=simclr"])
-    assert for_data(given, [folder], "cpu", QUIET, labeled).augmentation == "simclr"
+    with monkeypatch.context() as patch:
+        patch.setattr("training.prepare.measure_cues", None)  # is not needed
+        assert for_data(given, [folder], "cpu", QUIET, labeled).augmentation == "simclr"
     assert for_data(find_recipe("auto"), [folder], "cpu", QUIET).augmentation == "byol", "without labels"
+
+
+@pytest.mark.parametrize("side", [32, 200])
+def test_auto_keeps_colors_on_a_gpu(side):
+    situation = Situation(5000, side, on_gpu=True, cues=Cues(0.9, 0.5, color_wins=True))
+    assert AUTO.recipe.choose(situation)[0].augmentation == "keep_color"
 
 
 def test_labels_that_allow_no_comparison_change_nothing(tmp_path):

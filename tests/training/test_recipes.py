@@ -12,7 +12,7 @@ from nnclr_hub.encoder.decoding_pool import active_pool
 from nnclr_hub.errors import InvalidRequest, UnknownSetting
 from nnclr_hub.method import METHODS
 from training.ablate import for_data
-from training.assemble import build_learner
+from training.assemble import build_learner, fit_to_data
 from training.data.detail import kept_contrast
 from training.recipes import RECIPES, find_recipe
 from training.recipes.auto import Auto, Cues, Situation
@@ -297,3 +297,10 @@ def test_every_recipe_states_its_command_and_cost():
         assert f"nnclr pretrain {name} " in text
         assert all(word in text for word in ("Command:", "Hardware:", "Time:", "Expected:"))
     assert all(help for _, _, help in RECIPES["auto"].recipe.settings())
+
+
+@pytest.mark.parametrize(("method", "named"), [("nnclr", True), ("simclr", False)])
+def test_only_methods_with_a_queue_report_its_size(method, named, capsys):
+    settings = find_recipe("small_cpu").with_settings([f"method={method}", "queue_size=1000"])
+    assert fit_to_data(settings, 100, np.zeros(100), 1, Console()).queue_size == 100
+    assert ("queue_size" in capsys.readouterr().out) == named

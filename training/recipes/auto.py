@@ -83,12 +83,13 @@ class Auto(Recipe):
         chosen = dataclasses.replace(
             chosen, **{name: getattr(self, name) for name in kept}, fixed=self.fixed, name=self.name
         )
-        if now.cues and now.cues.color_wins and chosen.augmentation == "byol" and "augmentation" not in self.fixed:
-            chosen = dataclasses.replace(chosen, augmentation="keep_color")
+        changes_color = chosen.augmentation in ("byol", "cifar") and "augmentation" not in self.fixed
+        if now.cues and now.cues.color_wins and changes_color:
             why.append(
                 f"Views keep their colors, because colors predict {now.cues.color:.0%} of your labels, and shapes "
-                f"{now.cues.shape:.0%}. For views with other colors, use --set augmentation=byol."
+                f"{now.cues.shape:.0%}. For views with other colors, use --set augmentation={chosen.augmentation}."
             )
+            chosen = dataclasses.replace(chosen, augmentation="keep_color")
         default = Recipe()
         own = {name: getattr(self, name) for name in OF_NEIGHBORS if getattr(self, name) != getattr(default, name)}
         chosen = dataclasses.replace(chosen, **own)
