@@ -37,7 +37,8 @@ def set_metadata(
     ids: Ids = None,
     table: From = None,
     columns: Annotated[
-        list[str], typer.Option("--column", help="With --from: write this column, of each item its value; repeatable.")
+        list[str],
+        typer.Option("--column", help="With --from: write this column, of each item its value as text; repeatable."),
     ] = [],  # noqa: B006
     where: Where = None,
     replace: Annotated[bool, typer.Option("--replace", help="Replace all metadata instead of merging.")] = False,
