@@ -2,8 +2,8 @@
 
     encoder.embed(["a.jpg"], crops=10)
 
-An average over parts of the image is a better vector than one of its center, at N times the cost (BagSSL, TMLR 2023;
-EMP-SSL, arXiv 2304.03977).
+An average over parts of the image is often a better vector than one of its center, at N times the cost (BagSSL, TMLR
+2023; EMP-SSL, arXiv 2304.03977). docs/results/starter.md has both.
 """
 
 from __future__ import annotations
