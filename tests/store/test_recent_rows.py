@@ -10,6 +10,7 @@ from nnclr_hub.errors import StoreError
 from nnclr_hub.store import failpoints
 from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.store.embedded.recent_rows import MOST_TEXT, ROW_BYTES, TEXT_FACTOR, RecentRows
+from nnclr_hub.store.where import parse
 
 DIM = 4
 QUERY = np.ones(DIM, np.float32)
@@ -139,3 +140,16 @@ def test_large_metadata_are_not_remembered():
     assert recent.find(7, [1, 2]).keys() == {2}
     recent.add(7, {rid: ("id", {}, short, None) for rid in range(3, 100)})
     assert recent.find(7, [2]).keys() == {2}
+
+
+def test_a_changed_condition_is_another_filter():
+    """Conditions may be any mapping, whose repr need not show what it contains."""
+
+    class Row(dict):
+        __repr__ = object.__repr__
+
+    condition = Row(key="label", match="cat")
+    where = {"must": [condition]}
+    assert parse(where).must[0].value == "cat"
+    condition["match"] = "dog"
+    assert parse(where).must[0].value == "dog"
