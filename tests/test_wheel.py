@@ -32,7 +32,7 @@ def test_the_wheel_contains_one_package_and_a_starter(wheel):
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"nnclr_hub"}
     assert {"nnclr_hub/training/pretrain.py", "nnclr_hub/py.typed"} <= set(names)
     assert {f"nnclr_hub/weights/{name}/model.safetensors" for name in list_models()} <= set(names)
-    assert wheel.stat().st_size < 70e6
+    assert wheel.stat().st_size < 90e6  # PyPI takes files of up to 100 MB
 
 
 def test_an_installed_wheel_serves(wheel, tmp_path):

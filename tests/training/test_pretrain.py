@@ -123,7 +123,7 @@ def test_auto_prints_its_choice_before_decoding_and_then_the_reduced_sizes(data,
     before, after = (" ".join(text.split()) for text in (*printed, capsys.readouterr().err))
     assert re.search(r"auto: simclr, resnet18 at 32 pixels, batch 8, 1(\.0)? epochs", before), before
     assert "batch_size" not in after
-    assert "queue_size: 8192" in after
+    assert "warmup_epochs: 1.0" in after
     assert "auto: " not in after
     assert json.loads((tmp_path / "run" / "run.json").read_text())["batch_size"] == 8
 
