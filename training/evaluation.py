@@ -6,6 +6,7 @@ import copy
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -151,4 +152,4 @@ def _at_most(data: EvaluationSet, most: int, console: Console) -> EvaluationSet:
             chosen = np.random.default_rng(0).permutation(len(part.paths))[:most]
             parts[number] = part.keep(np.sort(chosen))
             console.print(f"{data.name}: scoring {most} of {len(part.paths)} images of a split", highlight=False)
-    return EvaluationSet(data.name, *parts)
+    return replace(data, train=parts[0], test=parts[1])

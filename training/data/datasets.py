@@ -201,7 +201,8 @@ def evaluation_set(folder: Path, split: str) -> EvaluationSet:
     parts = {part: list_images(folder / part) for part in ("train", split)}
     names = {part: [label_of(path, folder) for path in paths] for part, paths in parts.items()}
     classes = sorted({name for name in names["train"] if name})
-    return EvaluationSet(folder.resolve().name, *(_files(parts[part], names[part], classes) for part in parts))
+    train, test = (_files(parts[part], names[part], classes) for part in parts)
+    return EvaluationSet(folder.resolve().name, train, test)
 
 
 def _files(paths: list[Path], names: list[str | None], classes: list[str]) -> ImageFiles:
