@@ -160,7 +160,10 @@ def _table_task(folder: str | Path, labels: Path, root: Path | None, metric: str
     """Return a task on the images of a table that exist, of which a fifth of each class is scored."""
     images = read_labeled(folder, labels, root).labeled
     missing = {i for i, path in enumerate(images.paths) if isinstance(path, Path) and not path.exists()}
-    notes = [f"{labels} lists files that do not exist: {first_names([str(images.paths[i]) for i in sorted(missing)])}"]
+    left_out = []
+    if missing:
+        names = [str(images.paths[i]) for i in sorted(missing)]
+        left_out.append(f"{labels} lists files that do not exist: {first_names(names)}")
     images = images.keep([i for i in range(len(images.paths)) if i not in missing])
     if images.several or len(images.classes) < 2:
         raise InvalidRequest(f"{labels} needs one label per image in the column label, of at least two classes.")
@@ -171,9 +174,9 @@ def _table_task(folder: str | Path, labels: Path, root: Path | None, metric: str
         )
     held = stratified_folds(numbers) == 0
     train, test = (Part(images.keep(np.flatnonzero(rows)).paths, numbers[rows]) for rows in (~held, held))
-    left_out = (*notes[: len(missing)], f"{labels.name}: a fifth of the images is scored, {len(test.paths)} images")
+    left_out.append(f"{labels.name}: a fifth of the images is scored, {len(test.paths)} images")
     metric = metric if metric and metric != "map11" else "top1"
-    return Task(Path(folder).resolve().name, images.classes, train, test, metric=metric, left_out=left_out)
+    return Task(Path(folder).resolve().name, images.classes, train, test, metric=metric, left_out=tuple(left_out))
 
 
 def read_pair(folder: Path, queries: str | None = None, gallery: str | None = None) -> Task:
