@@ -13,6 +13,7 @@ import torch
 from rich.console import Console
 
 from nnclr_hub.cores import usable_cores
+from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.progress import bar
 
 from .assemble import check_network, fit_to_data, resolve_precision
@@ -138,6 +139,7 @@ def prepare(
         batch_size=recipe.batch_size,
         seed=recipe.seed,
         where=where,
+        colored=_colored(folders, files, recipe),
         rank=ranks.rank,
         world=ranks.world,
     )
@@ -183,6 +185,21 @@ def _order(files: ImageIndex, recipe: Recipe) -> Order:
         blocks = files.blocks
         window = WINDOW_BYTES // max(1, files.bytes // len(files) or TYPICAL_BYTES)
     return Order(files.folders, recipe.batch_size, recipe.seed, recipe.one_folder, blocks, window)
+
+
+def _colored(folders: Sequence[Path | str], files: ImageIndex, recipe: Recipe) -> np.ndarray | None:
+    """Return which images are in folders of keep_color_of, (N,) bool; None without such folders.
+
+    Raises:
+        InvalidRequest: no data folder has such a name.
+    """
+    if not recipe.keep_color_of:
+        return None
+    names = [Path(one).name for one in folders]
+    for name in recipe.keep_color_of:
+        if name not in names:
+            raise InvalidRequest(f"keep_color_of names data folders, one of {', '.join(names)}; got {name}.")
+    return np.repeat([name in recipe.keep_color_of for name in names], files.folders)
 
 
 def _set_up_device(where: torch.device) -> None:

@@ -28,6 +28,7 @@ LEAST = 2.0  # minimum side of a crop in pixels of a stored copy
 # columns of the random numbers of a view; the first ones are those of the crop
 FLIP, JITTER, GRAY, SIGMA, BLUR, SOLARIZE, OWN = range(CROP_NUMBERS, CROP_NUMBERS + 7)
 ORDER, AMOUNTS = slice(OWN + 1, OWN + 5), slice(OWN + 5, OWN + 9)
+SATURATION_AND_HUE = slice(OWN + 7, OWN + 9)  # of the amounts
 DEGRADE = slice(OWN + 9, OWN + 9 + DEGRADE_NUMBERS)
 NUMBERS = DEGRADE.stop
 
@@ -121,6 +122,17 @@ class CutViews:
 def sample_numbers(views: int, batch: int, generator: Generator) -> Tensor:
     """Sample the random numbers of a batch: (views, batch, NUMBERS) float32 in [0, 1)."""
     return torch.rand(views, batch, NUMBERS, generator=generator)
+
+
+def keep_color(numbers: Tensor, chosen: Tensor) -> None:
+    """Change the random numbers of some images, in place, so that no view changes saturation or hue.
+
+    Args:
+        numbers: (V, B, NUMBERS); see `sample_numbers`.
+        chosen: (B,) bool.
+    """
+    numbers[:, chosen, SATURATION_AND_HUE] = 0.5  # the middle of their ranges: a factor of 1, a shift of 0
+    numbers[:, chosen, GRAY] = numbers[:, chosen, SOLARIZE] = 1.0  # not below any probability
 
 
 def make_views(

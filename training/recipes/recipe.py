@@ -93,6 +93,9 @@ class Recipe:
         IMAGENET_STD, "standard deviation of each channel; with --init the encoder's, and the data's if not RGB"
     )
     augmentation: str = setting("byol", ", ".join(AUGMENTATIONS))
+    keep_color_of: tuple[str, ...] = setting(
+        (), "names of data folders whose views keep hue and saturation; empty for none"
+    )
     crop_scale: tuple[float, ...] = setting((), "area of large crops, LEAST,MOST; empty for the augmentation's default")
     local_crops: int = setting(0, "number of small views (multi-crop)")
     local_size: int = setting(96, "side of the small views, in pixels")
