@@ -20,6 +20,7 @@ from nnclr_hub.progress import bar
 
 from .distributed import Ranks
 from .evals.labeled import LabeledSet, Protocol, scores_of
+from .recipes import Recipe
 
 PERFECT = 0.999  # a score from which there is nothing to improve
 NAME = "floors.json"
@@ -102,17 +103,20 @@ class Floors:
         found = [(floor, scores[name]) for floor, scores in self.scores.items() if name in scores]
         return max(found, key=lambda one: one[1], default=None)
 
-    def warn_if_below(self, scores: Mapping[str, float], augmentation: str, console: Console) -> None:
+    def warn_if_below(self, scores: Mapping[str, float], recipe: Recipe, console: Console) -> None:
         """Warn for each k-NN score that is not above the best floor, unless both are perfect.
 
         Args:
-            augmentation: of the run; one that changes colors is named where colors alone are better.
+            recipe: of the run; if it changes colors, a setting is named where colors alone are better.
         """
         for name, value in scores.items():
             best = self.best(name)
             if name.startswith("knn") and best is not None and value <= best[1] and value < PERFECT:
-                colors = best[0] == "color" and augmentation not in ("keep_color", "crop_only")
-                advice = "Keep the colors in the views (--set augmentation=keep_color), train" if colors else "Train"
+                folder = name.partition("/")[2]
+                kept = recipe.augmentation in ("keep_color", "crop_only") or folder in recipe.keep_color_of
+                setting = f"keep_color_of={folder}" if len(self.tested) > 1 else "augmentation=keep_color"
+                colors = best[0] == "color" and not kept
+                advice = f"Keep the colors in the views (--set {setting}), train" if colors else "Train"
                 console.print(
                     f"[yellow]warning[/] {name} is {value:.3f}, no better than {best[0]} ({best[1]:.3f}). {advice} "
                     "longer (--set epochs=...), use more images, or start from a trained encoder (--init).",

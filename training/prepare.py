@@ -83,6 +83,7 @@ def prepare(
         find_data(data, console)  # downloads named sets, once on each machine
     ranks.wait()
     folders = find_data(data, console)
+    colored = _keep_color(folders, recipe)
     if ranks.first_here:
         training_files(folders)
     ranks.wait()
@@ -139,7 +140,7 @@ def prepare(
         batch_size=recipe.batch_size,
         seed=recipe.seed,
         where=where,
-        colored=_colored(folders, files, recipe),
+        colored=np.repeat(colored, files.folders) if any(colored) else None,
         rank=ranks.rank,
         world=ranks.world,
     )
@@ -187,19 +188,17 @@ def _order(files: ImageIndex, recipe: Recipe) -> Order:
     return Order(files.folders, recipe.batch_size, recipe.seed, recipe.one_folder, blocks, window)
 
 
-def _colored(folders: Sequence[Path | str], files: ImageIndex, recipe: Recipe) -> np.ndarray | None:
-    """Return which images are in folders of keep_color_of, (N,) bool; None without such folders.
+def _keep_color(folders: Sequence[Path | str], recipe: Recipe) -> list[bool]:
+    """Return for each data folder whether its views keep hue and saturation.
 
     Raises:
-        InvalidRequest: no data folder has such a name.
+        InvalidRequest: keep_color_of has the name of no folder.
     """
-    if not recipe.keep_color_of:
-        return None
     names = [Path(one).name for one in folders]
     for name in recipe.keep_color_of:
         if name not in names:
-            raise InvalidRequest(f"keep_color_of names data folders, one of {', '.join(names)}; got {name}.")
-    return np.repeat([name in recipe.keep_color_of for name in names], files.folders)
+            raise InvalidRequest(f"keep_color_of must name data folders, one of {', '.join(names)}; got {name}.")
+    return [name in recipe.keep_color_of for name in names]
 
 
 def _set_up_device(where: torch.device) -> None:

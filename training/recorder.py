@@ -163,7 +163,7 @@ class Recorder:
         ):
             self._console.print(answer, highlight=False, markup=False)
             write_report([run.out], run.out / "report.html")
-        self._floors.warn_if_below(run.scores, run.recipe.augmentation, self._console)
+        self._floors.warn_if_below(run.scores, run.recipe, self._console)
         done = f"done: the encoder is in {run.out / 'encoder'}, the report in {run.out / 'report.html'}"
         self._console.print(done, highlight=False)
 

@@ -12,7 +12,7 @@ from training.distributed import ALONE
 from training.evals.features import Features, PartFeatures
 from training.evals.frozen import quick_linear
 from training.evaluation import Evaluation, exact_inference
-from training.recipes import find_recipe
+from training.recipes import Recipe, find_recipe
 
 COLORS = {"red": (220, 30, 30), "green": (30, 180, 30)}
 
@@ -42,12 +42,20 @@ def test_an_encoder_no_better_than_a_floor_causes_a_warning(evaluation_of, tmp_p
     assert (tmp_path / "floors.json").stat().st_mtime_ns == written, "the same images have the same floors"
     capsys.readouterr()
     for scores, warned in (({"knn20/colors": 0.99}, True), ({"knn20/colors": 1.0}, False), ({}, False)):
-        floors.warn_if_below(scores, "byol", Console(stderr=True))
+        floors.warn_if_below(scores, Recipe(), Console(stderr=True))
         assert ("warning" in capsys.readouterr().err) == warned
     floors.scores["pixels"]["knn20/colors"] = 0.9
-    for augmentation, named in (("byol", True), ("keep_color", False)):
-        floors.warn_if_below({"knn20/colors": 0.95}, augmentation, Console(stderr=True))
-        assert ("augmentation=keep_color" in capsys.readouterr().err) == named
+    below = {"knn20/colors": 0.95}
+    for setting, tested, named in (
+        ({}, ["colors"], "augmentation=keep_color"),
+        ({}, ["colors", "more"], "keep_color_of=colors"),
+        ({"augmentation": "keep_color"}, ["colors"], ""),
+        ({"keep_color_of": ("colors",)}, ["colors", "more"], ""),
+    ):
+        floors.tested = dict.fromkeys(tested, 9)
+        floors.warn_if_below(below, Recipe(**setting), Console(stderr=True, width=300))
+        warning = capsys.readouterr().err
+        assert named in warning if named else "keep_color" not in warning
 
 
 @pytest.fixture
