@@ -68,7 +68,8 @@ def finish(figure: Figure, path: str, label: str) -> None:
     axes.set_xlabel("epoch")
     axes.set_ylabel(label)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+    if len(axes.lines) > 1:
+        figure.legend(loc="outside upper center", ncols=3, fontsize=8)
     figure.savefig(path, dpi=110)
     print(f"written: {path}")
 

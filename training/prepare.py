@@ -13,7 +13,6 @@ import torch
 from rich.console import Console
 
 from nnclr_hub.cores import usable_cores
-from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.progress import bar
 
 from .assemble import check_network, fit_to_data, resolve_precision
@@ -22,6 +21,7 @@ from .data.batches import Batches, PixelSource, channel_statistics
 from .data.crop_boxes import enlarged_share
 from .data.datasets import ImageFiles, sampled_sizes, training_files, typical_side
 from .data.detail import kept_contrast
+from .data.folder_views import FolderViews
 from .data.image_index import ImageIndex
 from .data.image_pack import ImagePack, PackedPixels, build_pack, pack_bytes, stored_sizes
 from .data.named_sets import find_data
@@ -83,7 +83,7 @@ def prepare(
         find_data(data, console)  # downloads named sets, once on each machine
     ranks.wait()
     folders = find_data(data, console)
-    colored = _keep_color(folders, recipe)
+    folder_views = FolderViews(folders, recipe.keep_color_of, recipe.least_crop_of)
     if ranks.first_here:
         training_files(folders)
     ranks.wait()
@@ -140,7 +140,7 @@ def prepare(
         batch_size=recipe.batch_size,
         seed=recipe.seed,
         where=where,
-        colored=np.repeat(colored, files.folders) if any(colored) else None,
+        folder_numbers=folder_views.of_images(files.folders) if folder_views else None,
         rank=ranks.rank,
         world=ranks.world,
     )
@@ -186,19 +186,6 @@ def _order(files: ImageIndex, recipe: Recipe) -> Order:
         blocks = files.blocks
         window = WINDOW_BYTES // max(1, files.bytes // len(files) or TYPICAL_BYTES)
     return Order(files.folders, recipe.batch_size, recipe.seed, recipe.one_folder, blocks, window)
-
-
-def _keep_color(folders: Sequence[Path | str], recipe: Recipe) -> list[bool]:
-    """Return for each data folder whether its views keep hue and saturation.
-
-    Raises:
-        InvalidRequest: keep_color_of has the name of no folder.
-    """
-    names = [Path(one).name for one in folders]
-    for name in recipe.keep_color_of:
-        if name not in names:
-            raise InvalidRequest(f"keep_color_of must name data folders, one of {', '.join(names)}; got {name}.")
-    return [name in recipe.keep_color_of for name in names]
 
 
 def _set_up_device(where: torch.device) -> None:

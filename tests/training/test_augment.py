@@ -9,16 +9,7 @@ import torch
 from torchvision.transforms import RandomResizedCrop
 from torchvision.transforms.functional import normalize, rgb_to_grayscale, solarize
 
-from training.data.augment import (
-    NUMBERS,
-    StoredImages,
-    _in_lines,
-    blur_taps,
-    keep_color,
-    make_view,
-    make_views,
-    sample_numbers,
-)
+from training.data.augment import NUMBERS, StoredImages, _in_lines, blur_taps, make_view, make_views, sample_numbers
 from training.data.crop_boxes import CROP_NUMBERS, crop_boxes, enlarged_share
 from training.data.operations import compiled
 from training.data.views import AUGMENTATIONS, View
@@ -161,24 +152,6 @@ def test_the_augmentations_have_the_papers_parameters_and_crop_only_only_crops()
     [made] = make_views(StoredImages.whole(images, torch.ones(8)), [whole], numbers)
     want = normalize(images.permute(0, 3, 1, 2) / 255, whole.mean, whole.std)
     torch.testing.assert_close(made, want, atol=1e-5, rtol=0)
-
-
-def test_some_images_keep_their_colors_and_the_others_do_not():
-    """Images chosen for it have the views of the augmentation `keep_color`; the others are as before."""
-    images = torch.randint(0, 256, (16, 24, 24, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
-    stored = StoredImages.whole(images, torch.ones(16))
-    small = {name: [replace(view, size=16) for view in pair] for name, pair in AUGMENTATIONS.items()}
-    numbers = sample_numbers(2, 16, torch.Generator().manual_seed(0))
-    changed, chosen = numbers.clone(), torch.arange(16) % 3 == 0
-    keep_color(changed, chosen)
-    some, kept, others = (
-        make_views(stored, small[name], given)
-        for name, given in (("byol", changed), ("keep_color", numbers), ("byol", numbers))
-    )
-    for one, colored, other in zip(some, kept, others, strict=True):
-        torch.testing.assert_close(one[chosen], colored[chosen])
-        torch.testing.assert_close(one[~chosen], other[~chosen])
-        assert not torch.allclose(one[chosen], other[chosen])
 
 
 def test_a_smaller_copy_gives_the_views_of_the_original():

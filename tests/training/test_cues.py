@@ -1,24 +1,18 @@
-"""Views keep colors in folders that the user names; `auto` does so if labels differ in color, and not otherwise."""
+"""`auto` keeps colors in the views if the user's labels differ in color, and not otherwise."""
 
 import csv
 import json
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 from rich.console import Console
-from tiny_runs import TINY, recipe
+from tiny_runs import TINY
 
-from nnclr_hub.errors import InvalidRequest
 from training.ablate import for_data
 from training.cues import measure_cues
-from training.data.augment import make_views
 from training.data.datasets import ImageFiles
-from training.data.views import IMAGENET_MEAN, IMAGENET_STD
-from training.distributed import ALONE
 from training.evaluation import table_set
-from training.prepare import prepare
 from training.pretrain import pretrain
 from training.recipes import find_recipe
 from training.recipes.auto import AUTO, Cues, Situation
@@ -60,23 +54,6 @@ def test_auto_keeps_colors_where_they_tell_the_labels_apart(tmp_path, cue, augme
         patch.setattr("training.prepare.measure_cues", None)  # is not needed
         assert for_data(given, [folder], "cpu", QUIET, labeled).augmentation == "simclr"
     assert for_data(find_recipe("auto"), [folder], "cpu", QUIET).augmentation == "byol", "without labels"
-
-
-def test_a_run_keeps_the_colors_of_some_folders(tmp_path):
-    """Red and green bars: no view of the chosen folder is gray, and those of the other folder often are."""
-    folders = [draw(tmp_path / name, "color")[0] for name in ("kept", "changed")]
-    with pytest.raises(InvalidRequest):
-        prepare(recipe("keep_color_of=kept,other"), folders, None, None, ALONE, QUIET)
-    batches = prepare(recipe("keep_color_of=kept", "epochs=1"), folders, None, None, ALONE, QUIET).batches
-    gray = {True: 0, False: 0}
-    for step in range(batches.steps_per_epoch):
-        batch = batches.at(step)
-        for views in make_views(batch.pixels, batch.views, batch.numbers):
-            pixels = views * torch.tensor(IMAGENET_STD)[:, None, None] + torch.tensor(IMAGENET_MEAN)[:, None, None]
-            spread = (pixels.amax(1) - pixels.amin(1)).amax((1, 2))
-            for image, value in zip(batch.ids.tolist(), spread.tolist(), strict=True):
-                gray[image < IMAGES] += value < 1e-3
-    assert gray[True] == 0 < gray[False]
 
 
 @pytest.mark.parametrize("side", [32, 200])

@@ -96,12 +96,12 @@ OF_NEIGHBORS_GIVEN = (  # some of them the paper's values
         ((3000, 64, False, None, 2, TEXTURES), {"image_size": 64}),
         ((3000, 200, False, None, 2, {48: 0.9, 64: 0.95, 96: 0.99}), {"image_size": 48}),
         ((3000, 32, False, None, 2, TEXTURES), {"image_size": 32}),
-        ((30_000, 200, False, 60, 2, PHOTOS), {"image_size": 48, "epochs": 40}),  # 1.2 million views
+        ((30_000, 200, False, 60, 2, PHOTOS), {"epochs": 40, "crop_scale": (0.4, 1.0)}),  # 1.2 million views
         ((30_000, 200, False, 60, 2, TEXTURES), {"image_size": 96, "epochs": 10}),
         ((30_000, 200, False, 10, 2, TEXTURES), {"image_size": 48, "epochs": 6}),
         ((30_000, 200, False, 0, 2, PHOTOS), {"image_size": 48, "epochs": 1}),
-        ((100_000, 200, False, 600, 8, PHOTOS), {"method": "nnclr", "epochs": 100}),
-        ((3000, 200, True, None, 2, {}), {"backbone": "resnet18", "image_size": 128, "method": "simclr"}),
+        ((100_000, 200, False, 600, 8, PHOTOS), {"method": "nnclr", "epochs": 100, "crop_scale": ()}),
+        ((3000, 200, True, None, 2, {}), {"image_size": 128, "method": "simclr", "crop_scale": ()}),
         ((130, 200, True, None, 2, {}), {"batch_size": 32, "method": "simclr"}),
         ((0, 200, True, None, 2, {}), {"batch_size": 2}),
         ((3, 200, False, None, 2, {}), {"batch_size": 2}),

@@ -124,17 +124,6 @@ def sample_numbers(views: int, batch: int, generator: Generator) -> Tensor:
     return torch.rand(views, batch, NUMBERS, generator=generator)
 
 
-def keep_color(numbers: Tensor, chosen: Tensor) -> None:
-    """Change the random numbers of some images, in place, so that no view changes saturation or hue.
-
-    Args:
-        numbers: (V, B, NUMBERS); see `sample_numbers`.
-        chosen: (B,) bool.
-    """
-    numbers[:, chosen, SATURATION_AND_HUE] = 0.5  # the middle of their ranges: a factor of 1, a shift of 0
-    numbers[:, chosen, GRAY] = numbers[:, chosen, SOLARIZE] = 1.0  # not below any probability
-
-
 def make_views(
     pixels: Pixels, views: Sequence[View], numbers: Tensor, operations: Operations = EAGER, at_once: int = 0
 ) -> list[Tensor]:

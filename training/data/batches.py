@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from .augment import NUMBERS, Pixels, keep_color, sample_numbers
+from .augment import NUMBERS, Pixels, sample_numbers
+from .folder_views import FolderNumbers
 from .operations import EAGER
 from .order import Order, seed_of
 from .side_stream import SideStream
@@ -86,7 +87,7 @@ class Batches:
         labels: (N,) int64, -1 where unknown.
         order: of the images.
         views: returns the views of a step.
-        colored: (N,) bool, images whose views keep hue and saturation; None for none.
+        folder_numbers: changes the views of some folders; None for none.
         rank, world: this rank gets part number `rank` of `world` equal parts of each batch.
     """
 
@@ -100,14 +101,14 @@ class Batches:
         batch_size: int,
         seed: int,
         where: torch.device,
-        colored: np.ndarray | None = None,
+        folder_numbers: FolderNumbers | None = None,
         rank: int = 0,
         world: int = 1,
     ) -> None:
         self.steps_per_epoch = order.steps_per_epoch
         self._pixels, self._labels, self._order = pixels, labels, order
         self._views, self._batch_size, self._seed, self._where = views, batch_size, seed, where
-        self._colored = colored
+        self._folder_numbers = folder_numbers
         self._part = slice(rank * batch_size // world, (rank + 1) * batch_size // world)
         self._begun: dict[int, Callable[[], Batch]] = {}
         self.side = SideStream(where)
@@ -150,8 +151,8 @@ class Batches:
         draws = Generator().manual_seed(seed_of(self._seed, step))
         numbers = sample_numbers(len(views), self._batch_size, draws)[:, self._part]
         rows = self._order.rows(step)[self._part]
-        if self._colored is not None:
-            keep_color(numbers, torch.from_numpy(self._colored[rows]))
+        if self._folder_numbers is not None:
+            self._folder_numbers.change(numbers, rows, views)
         return self._fetch(rows, views, numbers)
 
     def _fetch(self, rows: np.ndarray, views: Sequence[View], numbers: Tensor) -> Callable[[], Batch]:

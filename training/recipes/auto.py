@@ -26,6 +26,8 @@ CPU_RATE = 10_000
 # (docs/results/small_cpu.md, crop_only.md), and NNCLR overtakes it after 37,000 in the paper. The limit is a guess
 # between the two.
 NEIGHBOR_STEPS = 10_000
+# area of a crop in short runs on a CPU, docs/results/auto.md; the paper's are of .08 and more
+WIDE = (0.4, 1.0)
 # settings of NNCLR that SimCLR would ignore; a user who sets one keeps NNCLR
 OF_NEIGHBORS = (
     *("objective", "learner", "transposed_term", "queue_size", "support_set", "enqueue"),
@@ -123,9 +125,14 @@ def _on_cpu(now: Situation, given: int | None) -> tuple[Recipe, list[str]]:
             f"{wanted} pixels would keep the texture, but {now.minutes:g} minutes are too short for them; with more "
             f"time, use --set image_size={wanted}."
         )
-    epochs = _epochs(now.images, 256, _steps(now, size), most=100)
+    steps = _steps(now, size)
     return dataclasses.replace(
-        SMALL_CPU, epochs=epochs, image_size=size, eval_size=size, pack_size=max(96, 2 * size)
+        SMALL_CPU,
+        epochs=_epochs(now.images, 256, steps, most=100),
+        image_size=size,
+        eval_size=size,
+        pack_size=max(96, 2 * size),
+        crop_scale=WIDE if steps < NEIGHBOR_STEPS else (),
     ), why
 
 
@@ -172,7 +179,8 @@ AUTO = Preset(
     hardware="a CPU or a GPU.",
     time="estimate: 20 minutes to an hour for a few thousand images; on a CPU, at most --minutes.",
     expected="depends on the images; RUN/report.html shows whether the run learned anything.",
-    notes="On a CPU it is `small_cpu` at 48 pixels, or at 64 or 96 for fine textures. On a GPU it is a ResNet-18 at "
+    notes="On a CPU it is `small_cpu` at 48 pixels, or at 64 or 96 for fine textures, with crops of at least 40% of an "
+    "image in runs of fewer than 10,000 steps. On a GPU it is a ResNet-18 at "
     "128 pixels, from 20,000 images on a ResNet-50 at 160, and from 200,000 on the paper's recipe at 224. Images of at "
     "most 40 pixels get the ResNet-18 with a CIFAR stem. Runs of fewer than 10,000 steps use SimCLR; "
     "--set method=nnclr keeps NNCLR. Values given with --set are kept. The other values that --settings shows are the "

@@ -97,6 +97,9 @@ class Recipe:
         (), "names of data folders whose views keep hue and saturation; empty for none"
     )
     crop_scale: tuple[float, ...] = setting((), "area of large crops, LEAST,MOST; empty for the augmentation's default")
+    least_crop_of: tuple[str, ...] = setting(
+        (), "FOLDER:SHARE, least area of the large crops of a data folder; empty for that of all"
+    )
     local_crops: int = setting(0, "number of small views (multi-crop)")
     local_size: int = setting(96, "side of the small views, in pixels")
     local_scale: tuple[float, ...] = setting((0.05, 0.14), "area of the small crops, LEAST,MOST")
