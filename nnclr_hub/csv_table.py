@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from typing import TextIO
 
 from nnclr_hub.errors import InvalidRequest
 
@@ -19,19 +20,19 @@ def read_csv(table: Path, key: str) -> tuple[list[str], list[dict[str, str]]]:
     Raises:
         InvalidRequest: the table cannot be read, is not in UTF-8, or has a quote that is not closed.
     """
-    first = 2
+    first = 1
     try:
         with table.open(newline="", encoding="utf-8-sig") as file:
-            header = file.readline()
-            names = {
-                one: [name.strip() for name in next(csv.reader([header], delimiter=one), [])] for one in SEPARATORS
-            }
-            separator = next((one for one in SEPARATORS if key in names[one]), ",")
-            columns, reader, rows = names[separator], csv.reader(file, delimiter=separator, strict=True), []
+            separator = next((one for one in SEPARATORS if key in _header(file, one)), ",")
+            columns, rows = _header(file, separator), list[dict[str, str]]()
+            file.seek(0)
+            reader = csv.reader(file, delimiter=separator, strict=True)
+            next(reader, None)
+            first = reader.line_num + 1
             for cells in reader:
                 if cells:
                     rows.append(dict(zip(columns, cells + [""] * (len(columns) - len(cells)), strict=False)))
-                first = reader.line_num + 2
+                first = reader.line_num + 1
     except csv.Error as error:
         raise InvalidRequest(
             f"{table} is not a CSV file ({error}, in the row that begins on line {first}); close each quote, and "
@@ -40,3 +41,9 @@ def read_csv(table: Path, key: str) -> tuple[list[str], list[dict[str, str]]]:
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"{table} is not a CSV file in UTF-8 ({error}); save it in this format.") from error
     return columns, rows
+
+
+def _header(file: TextIO, separator: str) -> list[str]:
+    """Return the names of the columns, read from the start of the file."""
+    file.seek(0)
+    return [name.strip() for name in next(csv.reader(file, delimiter=separator), [])]

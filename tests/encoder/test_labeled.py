@@ -65,6 +65,10 @@ def test_columns_are_separated_by_commas_semicolons_or_tabs(folder, separator):
     table = folder / "t.csv"
     table.write_text(f' path {separator} label\ntrain/c.png{separator}"a,b;c"\n')
     assert read_labeled(table).labels == (("a,b;c",),)
+    table.write_text(
+        f'\ufeffpath{separator}"note of{separator}\nthe day"{separator}label\ntrain/c.png{separator}x{separator}cat\n'
+    )
+    assert read_labeled(table).labels == (("cat",),), "the name of a column has a line break"
 
 
 def test_rows_of_one_image_count_once(folder, caplog):

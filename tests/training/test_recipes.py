@@ -140,6 +140,7 @@ def test_auto_says_why_and_keeps_what_the_user_sets():
         now = dataclasses.replace(small, cues=Cues(color=0.8, shape=0.5, color_wins=wins))
         chosen, why = find_recipe("auto").with_settings(settings).choose(now)
         assert (chosen.augmentation, len(why)) == (expected, 3 if expected == "keep_color" else 2)
+        assert chosen.crop_scale == (() if expected == "keep_color" else (0.4, 1.0))
     neighbors, why = find_recipe("auto").with_settings(["k=5"]).choose(small)
     assert (neighbors.method, neighbors.k, len(why)) == ("nnclr", 5, 1)
 

@@ -91,7 +91,8 @@ class Auto(Recipe):
                 f"Views keep their colors, because colors predict {now.cues.color:.0%} of your labels, and shapes "
                 f"{now.cues.shape:.0%}. For views with other colors, use --set augmentation={chosen.augmentation}."
             )
-            chosen = dataclasses.replace(chosen, augmentation="keep_color")
+            small = {} if "crop_scale" in self.fixed else {"crop_scale": ()}  # with colors, large crops are too easy
+            chosen = dataclasses.replace(chosen, augmentation="keep_color", **small)
         default = Recipe()
         own = {name: getattr(self, name) for name in OF_NEIGHBORS if getattr(self, name) != getattr(default, name)}
         chosen = dataclasses.replace(chosen, **own)
@@ -179,9 +180,9 @@ AUTO = Preset(
     hardware="a CPU or a GPU.",
     time="estimate: 20 minutes to an hour for a few thousand images; on a CPU, at most --minutes.",
     expected="depends on the images; RUN/report.html shows whether the run learned anything.",
-    notes="On a CPU it is `small_cpu` at 48 pixels, or at 64 or 96 for fine textures, with crops of at least 40% of an "
-    "image in runs of fewer than 10,000 steps. On a GPU it is a ResNet-18 at "
-    "128 pixels, from 20,000 images on a ResNet-50 at 160, and from 200,000 on the paper's recipe at 224. Images of at "
+    notes="On a CPU it is `small_cpu` at 48 pixels, or at 64 or 96 for fine textures; in runs of fewer than 10,000 "
+    "steps, crops have at least 40% of an image, unless views keep their colors. On a GPU it is a ResNet-18 at 128 "
+    "pixels, from 20,000 images on a ResNet-50 at 160, and from 200,000 on the paper's recipe at 224. Images of at "
     "most 40 pixels get the ResNet-18 with a CIFAR stem. Runs of fewer than 10,000 steps use SimCLR; "
     "--set method=nnclr keeps NNCLR. Values given with --set are kept. The other values that --settings shows are the "
     "paper's, and `auto` replaces them.",
