@@ -115,8 +115,9 @@ def compare_at_budgets(
     folder, runs = Path(out) / "budget", []
     labels = list(rows or ROWS)
     costs: dict[str, float] = {}
-    for label in labels:  # all before the first run, next to the same load
-        console.print(f"[bold]{label}[/]: measuring the cost of a step", highlight=False)
+    for number, label in enumerate(labels, 1):  # all before the first run, next to the same load
+        how = f"{number} of {len(labels)}, {60 * calibration:.0f} s each"
+        console.print(f"[bold]{label}[/]: measuring the cost of a step ({how})", highlight=False)
         recipe = base.with_settings(ROWS[label].split())
         cost = _step_cost(recipe, data, folder / slug(label) / "calibration", calibration, device, console)
         if cost is None:
