@@ -41,7 +41,7 @@ def main() -> None:
     for number, (name, seeds) in enumerate(logs.items()):
         for seed, log in enumerate(seeds):
             draw_knn(figure.gca(), log, name if seed == 0 else None, STYLES[number % len(STYLES)])
-    finish(figure, f"{chosen.out}_knn.png", "20-NN accuracy on test")
+    finish(figure, f"{chosen.out}_knn.png", "20-NN accuracy")
 
 
 def draw_knn(axes: Axes, log: Log, name: str | None, style: str) -> None:
