@@ -42,7 +42,8 @@ from nnclr_hub.errors import (
 
 if TYPE_CHECKING:
     from nnclr_hub.client import Client
-    from nnclr_hub.store.base import CollectionSpec
+    from nnclr_hub.client.jobs import Job
+    from nnclr_hub.store.base import CollectionSpec, Progress
     from nnclr_hub.workbench import IndexReport, Workbench
 
 Collection = Annotated[str, typer.Option("--collection", help="Name of the collection.")]
@@ -350,6 +351,16 @@ def connected(server: str, api_key_env: str) -> Iterator[Client]:
         ) from error
 
 
+def result_of(client: Client, job: Job, progress: Progress) -> dict[str, Any]:
+    """Wait for a job of a server and return its result. Ctrl-C does not cancel the job; its id is printed."""
+    try:
+        return dict(client.jobs.wait(job.id, progress=progress).result or {})
+    except KeyboardInterrupt:
+        how = f"cancel it in the web app, or with DELETE /api/v1/jobs/{job.id}"
+        err.print(f"The server continues with the job {job.id} ({job.kind}); {how}.", markup=False, soft_wrap=True)
+        raise
+
+
 def place_of(id: str, metadata: Mapping[str, Any]) -> tuple[str, str]:
     """Return the folder that an item was indexed from and its path there; or "" and its id."""
     if "path" not in metadata:
@@ -364,9 +375,9 @@ def none_read(count: int) -> ImageError:
     return ImageError(f"None of the {count} images could be read; the reason is shown next to each file above.")
 
 
-def list_broken(broken: Sequence[tuple[str, str]]) -> None:
-    """List the files that could not be read, on standard error."""
+def list_broken(broken: Sequence[tuple[str, str]], count: int | None = None) -> None:
+    """List the files that could not be read, on standard error; `count` if a server listed fewer than there are."""
     for path, reason in broken[:SHOWN]:
         err.print(f"skipped {path}: {reason}", style="yellow", markup=False, soft_wrap=True)
-    if len(broken) > SHOWN:
-        err.print(f"... and {len(broken) - SHOWN} more", style="yellow")
+    if (more := (len(broken) if count is None else count) - SHOWN) > 0:
+        err.print(f"... and {more} more", style="yellow")

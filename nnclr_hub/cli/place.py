@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, cast
 
-from nnclr_hub.cli.index import connected
+from nnclr_hub.cli.index import connected, result_of
 from nnclr_hub.cli.reading import combine_options
 from nnclr_hub.cli.verbs import DEFAULT_STORE, ApiKeyEnv, Server, Store, refuse_server_with_local
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from nnclr_hub.client import Client
     from nnclr_hub.store.base import Progress, VectorStore
     from nnclr_hub.store.reports import CollectionInfo, VerifyReport
+    from nnclr_hub.workbench.duplicates import Threshold
 
 _OPTIONS: dict[str, Any] = {"store": Store, "server": Server, "api_key_env": ApiKeyEnv}
 _DEFAULTS = {"store": DEFAULT_STORE, "api_key_env": "NNCLR_API_KEY"}
@@ -45,6 +47,13 @@ class Place:
     store: str
     server: str | None
     api_key_env: str
+
+    @property
+    def words(self) -> str:
+        """The option to append to a command that is to work in the same place."""
+        if self.server is not None:
+            return f" --server {self.server}"
+        return "" if self.store == DEFAULT_STORE else f" --store {self.store}"
 
     @contextmanager
     def opened(self, *, read_only: bool = False) -> Iterator[VectorStore | ServerStore]:
@@ -92,6 +101,14 @@ class ServerStore:
         self._client.collections.drop(name)
         return [name]
 
+    def abandon_reembed(self, name: str) -> str:
+        """Drop the collection that a failed re-embedding left behind; return its name."""
+        from nnclr_hub.store.replacement import required_replacement
+
+        dropped = required_replacement(cast("VectorStore", self), name).collection.name
+        self._client.collection(name).abandon_reembed()
+        return dropped
+
     def aliases(self) -> dict[str, str]:
         return self._client.aliases.list()
 
@@ -111,6 +128,11 @@ class ServerCollection:
     def __getattr__(self, method: str) -> Any:
         return getattr(self._there, method)
 
+    @cached_property
+    def name(self) -> str:
+        """The name of the collection, also if it was opened by an alias."""
+        return self._there.info().name
+
     @property
     def spec(self) -> Any:
         return self._there.info().spec
@@ -125,8 +147,16 @@ class ServerCollection:
     def verify(self, progress: Progress) -> VerifyReport:
         from nnclr_hub.client.collections import read_report
 
-        job = self._client.jobs.wait(self._there.start_verify().id, progress=progress)
-        return read_report(job.result or {})
+        return read_report(result_of(self._client, self._there.start_verify(), progress))
 
     def compact(self, progress: Progress) -> None:
-        self._client.jobs.wait(self._there.compact().id, progress=progress)
+        result_of(self._client, self._there.compact(), progress)
+
+    def duplicates(self, threshold: Threshold, *, exact: bool, limit: int, progress: Progress) -> dict[str, Any]:
+        """Return what `workbench.duplicates.find_duplicates` returns; the server limits the ids of a group."""
+        return result_of(self._client, self._there.duplicates(threshold, exact=exact, limit=limit), progress)
+
+    def reembed(self, model: str, *, skip_missing: bool, progress: Progress) -> dict[str, Any]:
+        """Return the fields of `Reembedded`, and how many items were left out, of which the server names some."""
+        result = result_of(self._client, self._there.reembed(model, skip_missing=skip_missing), progress)
+        return {**result, "left_out": [(one["item"], one["reason"]) for one in result["left_out"]]}

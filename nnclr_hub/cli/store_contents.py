@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from nnclr_hub.cli.index import list_broken, place_of
-from nnclr_hub.cli.place import Place, on_store, opened
+from nnclr_hub.cli.place import Place, ServerCollection, ServerStore, on_store, opened
 from nnclr_hub.cli.stores import Name
 from nnclr_hub.cli.verbs import (
     DEFAULT_STORE,
@@ -27,7 +28,7 @@ from nnclr_hub.cli.verbs import (
 from nnclr_hub.errors import CollectionNotFound, InvalidRequest
 
 if TYPE_CHECKING:
-    from nnclr_hub.store.base import Collection
+    from nnclr_hub.store.base import Collection, Progress, VectorStore
 
 SHOWN = 20  # groups of duplicates that are printed before they are only counted
 CHUNK = 500
@@ -35,10 +36,9 @@ CHUNK = 500
 
 def register(group: typer.Typer) -> None:
     """Add the verbs."""
-    group.command()(on_store(create))
     group.command(name="export")(export)
-    group.command()(reembed)
-    group.command()(duplicates)
+    for verb in (create, reembed, duplicates):
+        group.command()(on_store(verb))
 
 
 def create(
@@ -126,15 +126,21 @@ def export(
 
 def reembed(
     name: Name,
-    model: Annotated[str | None, typer.Option("--model", help="The new encoder, as in `nnclr models`.")] = None,
-    store: Store = DEFAULT_STORE,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="The new encoder, as in `nnclr models`; with --server, one that it serves."),
+    ] = None,
     skip_missing: Annotated[
         bool, typer.Option("--skip-missing", help="Leave out items whose file is missing or changed.")
     ] = False,
     abandon: Annotated[bool, typer.Option("--abandon", help="Cancel: drop what was built so far.")] = False,
     as_json: Json = False,
+    *,
+    place: Place,
 ) -> None:
     """Embed a collection again with another encoder, from its images. Run it again to continue after an interruption.
+
+    With --server, the server reads the images, and names at most 100 of the items that are left out.
 
     Example: nnclr store reembed photos --model runs/my/encoder
     """
@@ -142,31 +148,45 @@ def reembed(
 
     if abandon == (model is not None):
         raise InvalidRequest("Name the new encoder with --model, or cancel with --abandon.")
-    with opened(store) as there:
-        there.get(name)
-        if model is not None:
-            chosen_model(model)
-        from nnclr_hub.workbench import Encoders, Workbench, reembedding  # imports torch
-
-        encoders = Encoders(model)
-        bench = Workbench(encoders, there)
+    with place.opened() as there:
         if model is None:
-            out.print(f"Dropped {reembedding.abandon(bench, name)}; {name} was not changed.", markup=False)
+            there.get(name)
+            dropped = there.abandon_reembed(name) if isinstance(there, ServerStore) else _abandon(there, name)
+            out.print(f"Dropped {dropped}; {name} was not changed.", markup=False)
             return
         with bar(err, "embedding") as advance:
-            report = reembedding.reembed(bench, name, model, skip_missing=skip_missing, progress=advance)
+            run = there.get(name).reembed if isinstance(there, ServerStore) else partial(_reembed, there, name)
+            report = run(model, skip_missing=skip_missing, progress=advance)
     if as_json:
-        print_json({"name": name, "model": model, **asdict(report)})
+        print_json({"name": name, "model": model, **report})
         return
-    list_broken([(path, f"left out: {reason}") for path, reason in report.left_out])
-    if report.collection is None:
+    left_out = report["left_out_count"]
+    list_broken([(path, f"left out: {reason}") for path, reason in report["left_out"]], left_out)
+    if report["collection"] is None:
         out.print(f"{name} already holds vectors of {model}; nothing to do.", markup=False)
         return
+    kept = report["kept"]
     out.print(
-        f"{name}: {report.items} items by {model} ({report.embedded} embedded now, {len(report.left_out)} left out). "
-        f"The old collection is kept as {report.kept}; `nnclr store drop {report.kept}` deletes it.",
+        f"{name}: {report['items']} items by {model} ({report['embedded']} embedded now, {left_out} left out). "
+        f"The old collection is kept as {kept}; `nnclr store drop {kept}{place.words}` deletes it.",
         markup=False,
     )
+
+
+def _abandon(store: VectorStore, name: str) -> str:
+    from nnclr_hub.workbench import Encoders, Workbench, reembedding
+
+    return reembedding.abandon(Workbench(Encoders(), store), name)
+
+
+def _reembed(store: VectorStore, name: str, model: str, *, skip_missing: bool, progress: Progress) -> dict[str, Any]:
+    store.get(name)
+    chosen_model(model)
+    from nnclr_hub.workbench import Encoders, Workbench, reembedding  # imports torch
+
+    bench = Workbench(Encoders(model), store)
+    report = reembedding.reembed(bench, name, model, skip_missing=skip_missing, progress=progress)
+    return {**asdict(report), "left_out_count": len(report.left_out)}
 
 
 def duplicates(
@@ -175,38 +195,45 @@ def duplicates(
         str | None,
         typer.Option("--near", help="Lowest score of a pair, or auto: above chance here. Default: equal pixels."),
     ] = None,
-    store: Store = DEFAULT_STORE,
     exact: Annotated[
         bool, typer.Option("--exact", help="With --near: compare every pair; slow for large collections.")
     ] = False,
     as_json: Json = False,
+    *,
+    place: Place,
 ) -> None:
     """List duplicate images: with equal pixels, or nearly equal. Works while a server uses the store.
+
+    With --server, at most 10,000 groups and 1,000 items of each are listed, and only the name of the indexed folder.
 
     Example: nnclr store duplicates photos --near auto
     """
     from nnclr_hub.progress import bar
-    from nnclr_hub.workbench.duplicates import exact_duplicates, near_duplicates
+    from nnclr_hub.store.checks import MAX_LIMIT
+    from nnclr_hub.workbench.duplicates import find_duplicates
     from nnclr_hub.workbench.image_record import PIXEL_HASH
 
     if exact and near is None:
         raise InvalidRequest("--exact needs --near SCORE; without it, pixels are compared exactly anyway.")
-    with opened(store, read_only=True) as there, bar(err, "comparing", unit="items") as advance:
+    threshold: Any = near if near in (None, "auto") else parse_numbers("--near", near, "SCORE or auto")[0]
+    with place.opened(read_only=True) as there, bar(err, "comparing", unit="items") as advance:
         collection = there.get(name)
-        if near is None:
-            groups = exact_duplicates(collection, progress=advance)
+        if isinstance(collection, ServerCollection):
+            limit = MAX_LIMIT if as_json else SHOWN
+            found = collection.duplicates(threshold, exact=exact, limit=limit, progress=advance)
         else:
-            threshold = None if near == "auto" else parse_numbers("--near", near, "SCORE or auto")[0]
-            groups = near_duplicates(collection, threshold, exact=exact, progress=advance)
+            limit = None if as_json else SHOWN
+            found = find_duplicates(collection, threshold, exact=exact, limit=limit, progress=advance)
         unknown = collection.count({"must_not": [{"key": PIXEL_HASH, "exists": True}]}) if near is None else 0
-        named = [_named(collection, ids) for ids in (groups if as_json else groups[:SHOWN])]
+        groups = _named(collection, [one["ids"] for one in found["groups"]])
+    counts = {"found": found["found"], "surplus": found["surplus"]}
     if as_json:
-        found = [[{"id": one.id, "path": one.path} for one in group] for group in named]
-        print_json({"collection": name, "groups": found, "without_hash": unknown})
+        named = [[{"id": one.id, "path": one.path} for one in group] for group in groups]
+        print_json({"collection": name, **counts, "groups": named, "without_hash": unknown})
         return
-    _print_groups(named)
-    more = f", of which {SHOWN} are shown (--json has all)" if len(groups) > SHOWN else ""
-    out.print(f"{len(groups)} groups with {sum(map(len, groups))} items{more}", markup=False)
+    _print_groups(groups, [one["size"] for one in found["groups"]])
+    more = f", of which {SHOWN} are shown (--json has more)" if counts["found"] > SHOWN else ""
+    out.print(f"{counts['found']} groups with {sum(counts.values())} items{more}", markup=False)
     if unknown:
         err.print(
             f"{unknown} items have no pixel hash and were not compared; use --near 0.999 to compare their vectors.",
@@ -228,20 +255,22 @@ class _Named:
         return str(Path(self.root, self.relative))
 
 
-def _named(collection: Collection, ids: Sequence[str]) -> list[_Named]:
-    found: list[_Named] = []
+def _named(collection: Collection | ServerCollection, groups: Sequence[Sequence[str]]) -> list[list[_Named]]:
+    ids = [id for group in groups for id in group]
+    found: dict[str, _Named] = {}
     for start in range(0, len(ids), CHUNK):
         for item in collection.get(ids[start : start + CHUNK]):
-            found.append(_Named(item.id, *place_of(item.id, item.metadata)))
-    return found
+            found[item.id] = _Named(item.id, *place_of(item.id, item.metadata))
+    return [[found[id] for id in group if id in found] for group in groups]  # an item may just have been deleted
 
 
-def _print_groups(groups: Sequence[Sequence[_Named]]) -> None:
+def _print_groups(groups: Sequence[Sequence[_Named]], sizes: Sequence[int]) -> None:
     """Print each group: the count, then the files, relative to their folder if all share it."""
     roots = {one.root for group in groups for one in group}
     shared = roots.pop() if len(roots) == 1 else ""
     if shared:
         out.print(f"In {shared}:\n", markup=False)
-    for group in groups:
-        files = "\n".join(f"  {one.relative if shared else one.path}" for one in group)
-        out.print(f"{len(group)} alike:\n{files}\n", markup=False)
+    for group, size in zip(groups, sizes, strict=True):
+        files = [f"  {one.relative if shared else one.path}\n" for one in group]
+        more = f"  and {size - len(group)} more\n" if size > len(group) else ""
+        out.print(f"{size} alike:\n{''.join(files)}{more}", markup=False)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nnclr_hub.cli.index import connected, list_broken
+from nnclr_hub.cli.index import connected, list_broken, result_of
 from nnclr_hub.cli.place import opened
 from nnclr_hub.cli.verbs import (
     DEFAULT_STORE,
@@ -118,7 +118,7 @@ def _import_file(file: Path, name: str | None, store: str, server: str | None, a
     if as_json:
         print_json(result)
     else:
-        list_broken([(error["name"], error["detail"]) for error in result["errors"]])
+        list_broken([(error["name"], error["detail"]) for error in result["errors"]], result["errors_count"])
         if left_out := ", ".join(f"{n} {suffix or 'without suffix'}" for suffix, n in result["left_out"].items()):
             err.print(f"left out: {left_out}", markup=False)
         counts = ", ".join(f"{result[what]} {what}" for what in counted)
@@ -176,7 +176,7 @@ def _import_there(file: Path, name: str, server: str, api_key_env: str, format: 
         images = job.kind == "add"
         with bar(err, "importing", unit="images" if images else "MB") as advance:
             progress = advance if images else _in_megabytes(advance)
-            return dict(client.jobs.wait(job.id, progress=progress).result or {})
+            return result_of(client, job, progress)
 
 
 def _in_megabytes(advance: Progress) -> Progress:

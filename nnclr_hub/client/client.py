@@ -53,6 +53,7 @@ class _Collection:
     placements = NamedVerb(kept_inspections.placements)
     index_there = NamedVerb(jobs.index_there)
     reembed = NamedVerb(jobs.reembed)
+    abandon_reembed = NamedVerb(jobs.abandon_reembed)
 
 
 class _Collections:

@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nnclr_hub.client.answers import make_error
 from nnclr_hub.client.steps import Call, Pause, Steps, perform
@@ -15,6 +15,9 @@ from nnclr_hub.errors import DeadlineExceeded, InvalidRequest, NNCLRHubError, Se
 from nnclr_hub.store.base import Where
 from nnclr_hub.store.checks import check_collection_name
 from nnclr_hub.workbench.inspections import LABEL_NEXT
+
+if TYPE_CHECKING:
+    from nnclr_hub.workbench.duplicates import Threshold
 
 ROOT = "/api/v1/jobs"
 COLLECTIONS = "/api/v1/collections"
@@ -67,12 +70,12 @@ def verify(name: str) -> Steps[Job]:
 
 
 def duplicates(
-    name: str, threshold: float | None = None, *, where: Where | None = None, exact: bool = False, limit: int = 1000
+    name: str, threshold: Threshold = None, *, where: Where | None = None, exact: bool = False, limit: int = 1000
 ) -> Steps[Job]:
     """Start to find duplicate items; the job's result has them in groups.
 
     Args:
-        threshold: the lowest score of a pair; None: images with the same pixels.
+        threshold: the lowest score of a pair; auto: above chance in this collection; None: equal pixels.
         where, exact: only items that pass; compare each with every other. Both need a threshold.
         limit: number of groups to return, the largest first.
 
@@ -148,6 +151,16 @@ def reembed(name: str, model: str, *, skip_missing: bool = False) -> Steps[Job]:
     """
     path = f"{COLLECTIONS}/{check_collection_name(name)}/reembed"
     return _start(path, {"model": model, "skip_missing": skip_missing})
+
+
+def abandon_reembed(name: str) -> Steps[None]:
+    """Delete the copy that a failed re-embedding left behind, if there is one.
+
+    Raises:
+        CollectionNotFound: the collection does not exist.
+        InvalidRequest: a collection is being re-embedded.
+    """
+    return perform(Call("DELETE", f"{COLLECTIONS}/{check_collection_name(name)}/reembed", lambda answer: None))
 
 
 def backup(*, keep: int | None = None, verify: bool = False) -> Steps[Job]:

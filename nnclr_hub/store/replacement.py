@@ -11,7 +11,7 @@ from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from nnclr_hub.errors import CollectionMoving, CollectionNotFound
+from nnclr_hub.errors import CollectionMoving, CollectionNotFound, InvalidRequest
 from nnclr_hub.store.base import Collection, Item, VectorStore
 
 NEXT = "~next"
@@ -41,6 +41,19 @@ def replacement_of(store: VectorStore, name: str) -> Replacement | None:
             with suppress(CollectionNotFound):  # another process has just finished the swap, or abandoned it
                 return Replacement(alias, store.get(alias))
     return None
+
+
+def required_replacement(store: VectorStore, name: str) -> Replacement:
+    """Return what is being built to replace a collection.
+
+    Raises:
+        CollectionNotFound: the collection does not exist.
+        InvalidRequest: nothing is.
+    """
+    replacement = replacement_of(store, name)
+    if replacement is None:
+        raise InvalidRequest(f"Collection {name!r} is not being re-embedded, so there is nothing to abandon.")
+    return replacement
 
 
 @contextmanager

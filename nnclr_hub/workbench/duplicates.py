@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from typing import Any, Literal
 
 import numpy as np
 
@@ -29,6 +30,32 @@ MOST_PAIRS = 5_000_000  # about 1 GB
 LEAST, SAMPLE = 50, 20_000  # items from which a threshold is calibrated
 
 Groups = list[tuple[str, ...]]
+Threshold = float | Literal["auto"] | None  # of a pair's score; auto: calibrated; None: equal pixels
+
+
+def find_duplicates(
+    collection: Collection,
+    threshold: Threshold,
+    *,
+    where: Where | None = None,
+    exact: bool = False,
+    limit: int | None = None,
+    most_ids: int | None = None,
+    progress: Progress = lambda done, total: None,
+) -> dict[str, Any]:
+    """Return the number of groups (found), of items without which none is left (surplus), and the groups, as JSON.
+
+    Args:
+        where, exact: see `near_duplicates`; without effect for equal pixels.
+        limit, most_ids: number of groups, and of ids in each of them, to return; None: all.
+    """
+    if threshold is None:
+        groups = exact_duplicates(collection, progress=progress)
+    else:
+        score = None if threshold == "auto" else threshold
+        groups = near_duplicates(collection, score, where=where, exact=exact, progress=progress)
+    shown = [{"size": len(ids), "ids": list(ids[:most_ids])} for ids in groups[:limit]]
+    return {"found": len(groups), "surplus": sum(len(ids) - 1 for ids in groups), "groups": shown}
 
 
 def same_value(collection: Collection, key: str, *, progress: Progress = lambda done, total: None) -> Groups:

@@ -26,7 +26,7 @@ from nnclr_hub.errors import CollectionNotFound, ImageError, InvalidRequest, Sto
 from nnclr_hub.read_ahead import batches, read_ahead
 from nnclr_hub.store.base import Collection, CollectionSpec, Item, Progress, VectorStore
 from nnclr_hub.store.pages import pages
-from nnclr_hub.store.replacement import NEXT, WAS, Replacement, finish_swaps, replacement_of, swap
+from nnclr_hub.store.replacement import NEXT, WAS, Replacement, finish_swaps, replacement_of, required_replacement, swap
 from nnclr_hub.workbench.folder_index import BATCH, MAX_BATCH_BYTES
 from nnclr_hub.workbench.sources import read_source
 
@@ -157,9 +157,7 @@ def abandon(bench: Workbench, name: str) -> str:
     """
     with bench.write_lock.alone():
         finish_swaps(bench.store)
-    replacement = replacement_of(bench.store, name)
-    if replacement is None:
-        raise InvalidRequest(f"Collection {name!r} is not being re-embedded, so there is nothing to abandon.")
+    replacement = required_replacement(bench.store, name)
     with bench.write_lock.alone():
         dropped = _give_up(bench.store, replacement)
     if bench.originals is not None:

@@ -12,7 +12,7 @@ from nnclr_hub.encoder.hand_crafted import FLOORS
 from nnclr_hub.errors import CollectionNotFound, InvalidRequest, NNCLRHubError
 from nnclr_hub.store.backup import back_up
 from nnclr_hub.workbench import Workbench
-from nnclr_hub.workbench.duplicates import exact_duplicates, near_duplicates
+from nnclr_hub.workbench.duplicates import find_duplicates
 from nnclr_hub.workbench.file_import import MAX_NAMED
 from nnclr_hub.workbench.inspection_fields import write_fields
 from nnclr_hub.workbench.inspections import LABEL_NEXT, inspect_collection, keep_inspection
@@ -51,19 +51,9 @@ class Kind:
 def _duplicates(context: JobContext) -> Outcome:
     """Find items with equal pixels, or with similar vectors if there is a threshold."""
     collection, params = context.bench.collection(context.params["collection"]), context.params
-    if params["threshold"] is None:
-        groups = exact_duplicates(collection, progress=context.progress)
-    else:
-        groups = near_duplicates(
-            collection,
-            params["threshold"],
-            where=params["where"],
-            exact=params["exact"],
-            progress=context.progress,
-        )
-    shown = [{"size": len(ids), "ids": list(ids[:MAX_IDS])} for ids in groups[: params["limit"]]]
-    surplus = sum(len(ids) - 1 for ids in groups)
-    return Outcome({"collection": collection.name, "found": len(groups), "surplus": surplus, "groups": shown})
+    options = {name: params[name] for name in ("where", "exact", "limit")}
+    found = find_duplicates(collection, params["threshold"], **options, most_ids=MAX_IDS, progress=context.progress)
+    return Outcome({"collection": collection.name, **found})
 
 
 def _inspect(context: JobContext) -> Outcome:

@@ -137,8 +137,10 @@ class IndexRequest(Strict):
 class DuplicatesRequest(Strict):
     """What counts as a duplicate."""
 
-    threshold: float | None = Field(
-        None, description="lowest score of a pair, as in a search; null: only images with identical pixels"
+    threshold: float | Literal["auto"] | None = Field(
+        None,
+        description="lowest score of a pair, as in a search; auto: above chance in this collection; null: only images "
+        "with identical pixels",
     )
     where: Where | None = Field(None, description="only items that match the filter; needs a threshold")
     exact: bool = Field(False, description="compare every pair; takes quadratic time")
@@ -292,7 +294,7 @@ def find_duplicates(
     collection = bench.collection(name)
     if body.threshold is None and (body.where is not None or body.exact):
         raise InvalidRequest("where and exact need a threshold; set threshold, or remove them.")
-    if body.threshold is not None:
+    if isinstance(body.threshold, float):
         check_pair_score(collection, body.threshold)
     if body.where is not None:
         collection.count(body.where)  # an invalid filter is refused now, not by the job

@@ -1,6 +1,7 @@
 """nnclr store --server: the verbs print and do the same as in a store of this machine."""
 
 import json
+import shutil
 from dataclasses import asdict
 
 import numpy as np
@@ -8,18 +9,29 @@ import pytest
 from commands import error_line, nnclr
 
 from nnclr_hub import Client
+from nnclr_hub.client.client import RemoteJobs
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import Item
 from nnclr_hub.store.embedded.collection import EmbeddedCollection
 from nnclr_hub.store.reports import VerifyReport
+from nnclr_hub.workbench.image_record import PIXEL_HASH
+from serving.jobs import kinds
 
 KEY = "0123456789abcdefghijklmnop"
 RED = '{"must": [{"key": "label", "match": "red"}]}'
 
 
 @pytest.fixture(scope="module")
-def server(model, tmp_path_factory, serve):
-    yield from serve(model, tmp_path_factory.mktemp("verbs") / "store", write_keys=(f"tests:{KEY}",))
+def server(model, make_model, photos, tmp_path_factory, serve):
+    """Run a server with a second model, which has the same name for the server and in the folder of its parent."""
+    folder = tmp_path_factory.mktemp("verbs")
+    shutil.copytree(photos / "cat", folder / "photos" / "cat")
+    options = {"write_keys": (f"tests:{KEY}",), "source_folders": [str(folder / "photos")]}
+    for running in serve(model, folder / "store", **options):
+        running.photos, running.other = folder / "photos", folder / "another"
+        shutil.copytree(make_model(seed=1), running.other)
+        running.engines.get(str(running.other))
+        yield running
 
 
 @pytest.fixture
@@ -30,7 +42,11 @@ def both(server, tmp_path, monkeypatch):
 
     def call(*words) -> tuple[int, str, str]:
         here, there = (nnclr("store", *words, *place) for place in places)
-        assert (here[0], here[1]) == (there[0], there[1]), here[2] + there[2]
+        shown_here, shown_there = (
+            answer[1].replace(" ".join(map(str, place)), "PLACE")
+            for answer, place in zip((here, there), places, strict=True)
+        )
+        assert (here[0], shown_here) == (there[0], shown_there), here[2] + there[2]
         return here
 
     call("create", "v", "--dim", 4, "--indexed", "label")
@@ -104,3 +120,91 @@ def test_errors_are_the_same_over_rest(both, server, monkeypatch):
     assert "NNCLR_API_KEY" in error_line(nnclr("store", "facets", "v", "label", "--server", server.url), 1)
     monkeypatch.setenv("MY_KEY", KEY)
     assert nnclr("store", "facets", "v", "label", "--server", server.url, "--api-key-env", "MY_KEY")[0] == 0
+
+
+@pytest.fixture
+def copies(both, server, tmp_path):
+    """Fill both collections with sixty items: three with equal pixels, two with nearly equal vectors, one bare."""
+    rows = np.random.default_rng(1).normal(size=(60, 4)).astype(np.float32)
+    rows[-1] = rows[0] * 1.0001
+    items = [
+        Item(f"i{n:02}", row, {"path": f"{n}.jpg", "root": f"folder{n % 2}", PIXEL_HASH: str(max(n, 2))})
+        for n, row in enumerate(rows)
+    ]
+    items[-1] = Item("i59", rows[-1])
+    with open_store(tmp_path / "store") as store, Client(server.url, KEY) as client:
+        for collection in (store.get("v"), client.collection("v")):
+            collection.delete([f"i{n}" for n in range(9)])
+            collection.upsert(items)
+
+
+@pytest.mark.usefixtures("copies")
+def test_duplicates_are_the_same_over_rest(both, server, monkeypatch):
+    found = json.loads(both("duplicates", "v", "--json")[1])
+    assert found == {
+        "collection": "v",
+        "found": 1,
+        "surplus": 2,
+        "groups": [[{"id": f"i{n:02}", "path": f"folder{n % 2}/{n}.jpg"} for n in range(3)]],
+        "without_hash": 1,
+    }
+    assert "3 alike:" in both("duplicates", "v")[1]
+    for near in ("auto", "0.99999"):
+        answer = json.loads(both("duplicates", "v", "--near", near, "--exact", "--json")[1])
+        assert [[one["path"] for one in group] for group in answer["groups"]] == [["folder0/0.jpg", "i59"]]
+    for wrong in (("--near", 7), ("--near", "nan"), ("--near", "low"), ("--exact",)):
+        assert both("duplicates", "v", *wrong)[0] == 2
+    both("alias", "now", "v")
+    assert both("duplicates", "now", "--json")[0] == 0
+    both("create", "few", "--dim", 4)
+    assert both("duplicates", "few", "--near", "auto")[0] == 2
+    assert both("duplicates", "nothing")[0] == 1
+    monkeypatch.setattr(kinds, "MAX_IDS", 1)
+    code, out, _ = nnclr("store", "duplicates", "v", "--server", server.url)
+    assert (code, "3 alike:\n  0.jpg\n  and 2 more\n" in out, "1 groups with 3 items" in out) == (0, True, True)
+
+
+def test_reembedding_is_the_same_over_rest(both, server, model, tmp_path, monkeypatch):
+    kept = sorted(server.photos.glob("*/*"))
+    assert nnclr("index", server.photos, "--collection", "c", "--store", tmp_path / "store", "--model", model)[0] == 0
+    server.bench.index_folder("c", server.photos)
+    both("alias", "now", "c")
+    for path in kept[:3]:
+        path.unlink()
+    monkeypatch.chdir(server.other.parent)
+    again = ("reembed", "now", "--model", server.other.name)
+    assert both("reembed", "now", "--abandon")[0] == 2
+    assert both(*again)[0] == 1
+    assert "Dropped now." in both("reembed", "now", "--abandon")[1]
+    assert both("reembed", "now", "--abandon")[0] == 2
+    assert both("reembed", "nothing", "--abandon")[0] == 1
+    assert both("reembed", "now")[0] == both("reembed", "now", "--model", "nowhere")[0] == 2
+    with monkeypatch.context() as few:
+        few.setattr(kinds, "MAX_NAMED", 1)
+        few.setattr("nnclr_hub.cli.index.SHOWN", 1)
+        there = nnclr("store", *again, "--skip-missing", "--server", server.url)
+        here = nnclr("store", *again, "--skip-missing", "--store", tmp_path / "store")
+    for code, out, err in (here, there):
+        assert code == 0, err
+        assert ("3 left out" in out, "file is missing" in err, "... and 2 more" in err) == (True, True, True), err
+    assert f"--server {server.url}` deletes it" in there[1]
+    assert here[1].replace(f"--store {tmp_path / 'store'}", "") == there[1].replace(f"--server {server.url}", "")
+    assert json.loads(both(*again, "--json")[1])["collection"] is None
+    assert both("duplicates", "now", "--json")[0] == 0
+    report = json.loads(both("reembed", "c", "--model", server.other.name, "--skip-missing", "--json")[1])
+    assert (report["left_out_count"], report["items"]) == (3, len(kept) - 3)
+
+
+def test_an_interrupted_command_names_the_job_that_continues(both, server, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RemoteJobs, "wait", interrupted)
+        for words in (("duplicates", "v"), ("verify", "v"), ("compact", "v")):
+            code, _, err = nnclr("store", *words, "--server", server.url)
+            with Client(server.url, KEY) as client:
+                job = client.jobs.list(1)[0]
+            assert (code, job.kind, job.id in err) == (130, words[0], True)
+    with Client(server.url, KEY) as client:
+        assert client.jobs.wait(job.id).state == "done"

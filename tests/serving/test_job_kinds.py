@@ -46,7 +46,10 @@ def test_duplicates_by_pixels_and_by_vectors(client, twins):
     only = {"must": [{"key": "pixel_sha256", "prefix": "0"}]}
     job = ended(client, client.post(f"{twins}/duplicates", json={"threshold": 0.9, "where": only}))
     assert job["result"]["found"] == 1
+    few = ended(client, client.post(f"{twins}/duplicates", json={"threshold": "auto"}))
+    assert (few["state"], few["error"]["code"]) == ("failed", "invalid_request")
     for body in (
+        {"threshold": "low"},
         {"exact": True},
         {"threshold": 5},
         {"threshold": -1.01},
