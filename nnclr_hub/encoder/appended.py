@@ -4,8 +4,8 @@
     encoder.embed(["cat.jpg"])      # (1, 512 + 324) float32, unit rows
 
 A network that saw few images does not describe everything that separates yours. Shapes help with clothing, for example,
-and colors with groceries; docs/results/starter.md has the numbers. All parts have length 1 before they are joined.
-Feature maps and attention remain those of the network.
+and colors with groceries; docs/results/starter.md has the numbers. Feature maps and attention remain those of the
+network.
 """
 
 from __future__ import annotations
@@ -43,12 +43,14 @@ class Appended:
     def joined_fingerprint(self, fingerprint: str) -> str:
         """Return the fingerprint of the joined vectors, from that of the network."""
         parts = [f"{name}-{PARTS[name].version}" for name in self.names]
+        parts += [f"{name}:{PARTS[name].length:g}" for name in self.names if PARTS[name].length != 1]
         return hashlib.sha256("+".join([fingerprint, *parts]).encode()).hexdigest()[:32]
 
     def join(self, vectors: np.ndarray, crops: np.ndarray, *, unit: bool) -> np.ndarray:
         """Return (N, D + dim) float32 from the network's unit vectors (N, D) and its crops (N, S, S, 3) uint8."""
         images = resized(crops)
-        joined = np.hstack([vectors, *(unit_rows(PARTS[name].describe(images)) for name in self.names)])
+        parts = [PARTS[name] for name in self.names]
+        joined = np.hstack([vectors, *(unit_rows(part.describe(images)) * part.length for part in parts)])
         return unit_rows(joined) if unit else joined
 
 

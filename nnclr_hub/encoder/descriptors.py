@@ -96,11 +96,13 @@ class Part:
     dim: D.
     describe: (N, SIDE, SIDE, 3) uint8 -> (N, D) float32.
     version: raised with every change of the vectors.
+    length: of the part next to vectors of length 1 to which it is appended; docs/decisions/0030-appended.md has why.
     """
 
     dim: int
     describe: Callable[[np.ndarray], np.ndarray]
     version: int
+    length: float = 1.0
 
 
 FINE, COARSE = 8, 16  # pixels of a side of a cell
@@ -109,6 +111,6 @@ BINS = (16, 4, 4)  # of hue, saturation and value
 # that can be appended to the vectors of an encoder
 PARTS = {
     "shape": Part(ANGLES * BLOCK**2 * (SIDE // COARSE - BLOCK + 1) ** 2, partial(hog, cell=COARSE), 1),
-    "color": Part(BINS[0] * BINS[1] * BINS[2], partial(colors, bins=BINS), 2),
+    "color": Part(BINS[0] * BINS[1] * BINS[2], partial(colors, bins=BINS), 2, 0.15),
 }
 HOG = Part(ANGLES * BLOCK**2 * (SIDE // FINE - BLOCK + 1) ** 2, partial(hog, cell=FINE), 1)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -59,10 +60,12 @@ def test_vectors_join_the_network_and_the_parts(model, image_files):
     network, joined = load_encoder(model), load_encoder(f"{model}+shape+color")
     assert joined.embed_dim == network.embed_dim + 324 + 256
     crops = [network.prepare(path) for path in image_files[:3]]
-    expected = np.hstack([network.embed(image_files[:3]), np.stack([shape(crop) for crop in crops])]) / np.sqrt(3)
+    length = PARTS["color"].length
+    whole = np.sqrt(2 + length**2)
+    expected = np.hstack([network.embed(image_files[:3]), np.stack([shape(crop) for crop in crops])]) / whole
     found = joined.embed(image_files[:3])
     assert found[:, :-256] == pytest.approx(expected, abs=1e-5)
-    assert np.linalg.norm(found[:, -256:], axis=1) == pytest.approx(np.full(3, 3**-0.5), abs=1e-5)
+    assert np.linalg.norm(found[:, -256:], axis=1) == pytest.approx(np.full(3, length / whole), abs=1e-5)
     parts = joined.features_each(image_files[:1])[0]
     assert np.linalg.norm(parts[: network.embed_dim]) == pytest.approx(1, abs=1e-5)
     assert joined.embed(image_files[:2], crops=3).shape == (2, joined.embed_dim)
@@ -78,6 +81,14 @@ def test_the_parts_belong_to_the_identity_of_the_vectors(model):
     assert load_encoder(f"{model}+color+shape").fingerprint == encoders[3].fingerprint
     assert load_encoder(encoders[4].name).fingerprint == encoders[4].fingerprint
     assert load_encoder(f"{model}+shape", backend="onnx").fingerprint == encoders[1].fingerprint
+
+
+def test_a_part_of_another_length_gives_other_vectors(model, monkeypatch):
+    sources = [f"{model}+shape", f"{model}+color"]
+    before = [load_encoder(one).fingerprint for one in sources]
+    monkeypatch.setitem(PARTS, "color", replace(PARTS["color"], length=0.5))
+    after = [load_encoder(one).fingerprint for one in sources]
+    assert (after[0] == before[0], after[1] == before[1]) == (True, False)
 
 
 def test_a_folder_whose_name_ends_like_a_part_is_itself(model, tmp_path):
