@@ -252,7 +252,8 @@ def parse_numbers(option: str, text: str, form: str) -> list[float]:
         numbers = []
     count = form.count(",") + 1
     if len(numbers) != count:
-        raise InvalidRequest(f"{option} must be {form}, {count} numbers with commas between them; got {text}.")
+        several = f", {count} numbers with commas between them" if count > 1 else ""
+        raise InvalidRequest(f"{option} must be {form}{several}; got {text}.")
     return numbers
 
 

@@ -228,7 +228,8 @@ def read_table(table: Path) -> LabeledImages:
     columns, rows = read_csv(table, "path")
     if "path" not in columns or not {"label", "labels"} & set(columns):
         raise InvalidRequest(
-            f"{table} must have the column path, and label or labels, got {', '.join(sorted(columns)) or 'no columns'}."
+            f"{table} must have the column path, and label or labels; "
+            f"got {', '.join(map(repr, sorted(columns))) or 'no columns'}."
         )
     several = "labels" in columns
     found: dict[Path, tuple[tuple[str, ...], tuple[str, ...]]] = {}

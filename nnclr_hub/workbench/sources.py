@@ -104,7 +104,7 @@ def _read(
     path = Path(root, relative) if offset is None else Path(root)  # of the archive
     try:
         if folders is not None and not any(path.resolve().is_relative_to(folder.resolve()) for folder in folders):
-            return "its file is not in a folder that may be read"
+            return "the server may not read its folder, which is not in NNCLR_SOURCE_FOLDERS"
         stat = path.stat()
         if recorded is None and (stat.st_size, stat.st_mtime) != (metadata.get("size"), metadata.get("mtime")):
             return "its file has changed"
