@@ -1,0 +1,161 @@
+"""Convolutions of small feature maps on a CPU, as matrix products.
+
+oneDNN's convolutions multiply rows of a feature map. The last stage of a ResNet has maps of 2 x 2 pixels for views of
+64, and rows of 2 leave most of a vector register or AMX tile empty: a tenth of the network's operations then take more
+than half of its time. A matrix product over all pixels of the batch has long rows again. The pixels under each kernel
+are copied for it, which pays only while maps are small (docs/results/cpu_step.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+WIDE = 512  # output channels of a convolution that is slow on larger maps too
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Sides of the largest output maps, in pixels, for which a matrix product is faster; measured.
+
+    wide: for the output and the input's gradient of convolutions with at least WIDE output channels.
+    narrow: for those of others.
+    weights: for the gradient of the weights.
+    """
+
+    wide: int
+    narrow: int
+    weights: int
+
+    @classmethod
+    def of(cls, dtype: torch.dtype) -> Limits:
+        """Return the limits of this machine for a precision."""
+        if dtype != torch.bfloat16:
+            return cls(3, 2, 3)
+        return cls(4, 2, 6) if _has_amx() else cls(0, 0, 3)
+
+
+class SmallMapConv2d(nn.Conv2d):
+    """A convolution that is a matrix product where its output is small; with the same weights and results."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the (B, O, h, w) output of a (B, C, H, W) input, in the precision of autocast if it is on."""
+        weight = self.weight
+        if torch.is_autocast_enabled("cpu"):
+            dtype = torch.get_autocast_dtype("cpu")
+            input, weight = input.to(dtype), weight.to(dtype)
+        limits = Limits.of(input.dtype)
+        stride, padding, kernel = int(self.stride[0]), int(self.padding[0]), self.kernel_size[0]
+        out = (input.shape[2] + 2 * padding - kernel) // stride + 1
+        if out > max(limits.wide, limits.narrow, limits.weights):
+            return super().forward(input)
+        product = out <= (limits.wide if self.out_channels >= WIDE else limits.narrow)
+        return _convolve(input, weight, stride, padding, product, out <= limits.weights)
+
+
+def use_products(network: nn.Module) -> None:
+    """Replace the convolutions of a network, in place, by ones that are matrix products on small maps."""
+    for module in network.modules():
+        if type(module) is nn.Conv2d and _fits(module):
+            module.__class__ = SmallMapConv2d
+
+
+def _fits(module: nn.Conv2d) -> bool:
+    square = all(len(set(pair)) == 1 for pair in (module.kernel_size, module.stride, module.padding))
+    simple = module.groups == 1 and module.bias is None and module.padding_mode == "zeros"
+    return square and simple and not isinstance(module.padding, str) and set(module.dilation) == {1}
+
+
+def _has_amx() -> bool:
+    return torch.cpu._is_amx_tile_supported()
+
+
+# ---- the operation and its gradients; torch.compile calls them as they are
+
+
+@torch.library.custom_op("nnclr::convolve", mutates_args=())
+def _convolve(x: Tensor, weight: Tensor, stride: int, padding: int, product: bool, weights: bool) -> Tensor:
+    """Convolve (B, C, H, W) with (O, C, k, k): (B, O, h, w).
+
+    product: compute the output, and later the gradient of x, by matrix products.
+    weights: compute the gradient of the weights by a matrix product.
+    """
+    if not product:
+        return F.conv2d(x, weight, None, stride, padding)
+    columns, (h, w) = _columns(x, weight.shape[2], stride, padding)
+    return (columns @ _rows(weight).t()).view(len(x), h, w, -1).permute(0, 3, 1, 2)
+
+
+@_convolve.register_fake
+def _(x: Tensor, weight: Tensor, stride: int, padding: int, product: bool, weights: bool) -> Tensor:
+    return F.conv2d(x, weight, None, stride, padding).to(memory_format=torch.channels_last)
+
+
+@torch.library.custom_op("nnclr::convolve_backward", mutates_args=())
+def _convolve_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, stride: int, padding: int, product: bool, weights: bool
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of x and of the weights."""
+    grad = grad.contiguous(memory_format=torch.channels_last)
+    needed = [not product, not weights, False]
+    of_x, of_weight, _ = torch.ops.aten.convolution_backward(
+        grad, x, weight, None, [stride] * 2, [padding] * 2, [1, 1], False, [0, 0], 1, needed
+    )
+    flat = grad.permute(0, 2, 3, 1).reshape(-1, grad.shape[1])  # (B h w, O)
+    if product:
+        of_x = _sum_columns(flat @ _rows(weight), x.shape, grad.shape[2:], weight.shape[2], stride, padding)
+    if weights:
+        columns, _ = _columns(x, weight.shape[2], stride, padding)
+        k = weight.shape[2]
+        of_weight = (flat.t() @ columns).view(len(weight), k, k, -1).permute(0, 3, 1, 2)
+    return of_x, of_weight
+
+
+@_convolve_backward.register_fake
+def _(
+    grad: Tensor, x: Tensor, weight: Tensor, stride: int, padding: int, product: bool, weights: bool
+) -> tuple[Tensor, Tensor]:
+    return tuple(torch.empty_like(one).to(memory_format=torch.channels_last) for one in (x, weight))  # type: ignore[return-value]
+
+
+def _save(ctx, inputs, output) -> None:  # noqa: ANN001
+    x, weight, *ctx.how = inputs
+    ctx.save_for_backward(x, weight)
+
+
+def _gradients(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN001
+    return (*_convolve_backward(grad, *ctx.saved_tensors, *ctx.how), None, None, None, None)
+
+
+_convolve.register_autograd(_gradients, setup_context=_save)
+
+
+def _rows(weight: Tensor) -> Tensor:
+    """Return (O, k k C): a view if the weights are channels_last."""
+    return weight.permute(0, 2, 3, 1).reshape(len(weight), -1)
+
+
+def _columns(x: Tensor, k: int, stride: int, padding: int) -> tuple[Tensor, tuple[int, int]]:
+    """Copy the pixels under the kernel at each place: (B h w, k k C), and (h, w)."""
+    x = F.pad(x.permute(0, 2, 3, 1), (0, 0, *(padding,) * 4))
+    windows = x.unfold(1, k, stride).unfold(2, k, stride)  # (B, h, w, C, k, k)
+    return windows.permute(0, 1, 2, 4, 5, 3).reshape(-1, k * k * x.shape[3]), windows.shape[1:3]
+
+
+def _sum_columns(
+    columns: Tensor, shape: torch.Size, out: torch.Size, k: int, stride: int, padding: int
+) -> Tensor:
+    """Add each of (B h w, k k C) columns to its pixel of an image of this shape (B, C, H, W)."""
+    batch, channels, height, width = shape
+    h, w = out
+    columns = columns.view(batch, h, w, k, k, channels)
+    image = columns.new_zeros(batch, height + 2 * padding, width + 2 * padding, channels)
+    for i in range(k):
+        for j in range(k):
+            image[:, i : i + stride * h : stride, j : j + stride * w : stride][:, :h, :w] += columns[:, :, :, i, j]
+    return image[:, padding : padding + height, padding : padding + width].permute(0, 3, 1, 2).contiguous(
+        memory_format=torch.channels_last
+    )
