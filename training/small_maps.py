@@ -9,6 +9,7 @@ are copied for it, which pays only while maps are small (docs/results/cpu_step.m
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -30,16 +31,17 @@ class Limits:
     narrow: int
     weights: int
 
-    @classmethod
-    def of(cls, dtype: torch.dtype) -> Limits:
-        """Return the limits of this machine for a precision."""
-        if dtype != torch.bfloat16:
-            return cls(3, 2, 3)
-        return cls(4, 2, 6) if _has_amx() else cls(0, 0, 3)
+
+FP32, BF16, AMX = Limits(3, 2, 3), Limits(0, 0, 3), Limits(4, 2, 6)
 
 
 class SmallMapConv2d(nn.Conv2d):
-    """A convolution that is a matrix product where its output is small; with the same weights and results."""
+    """A convolution that is a matrix product where its output is small; with the same weights and results.
+
+    in_bf16: the limits of this machine in bf16.
+    """
+
+    in_bf16: Limits
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the (B, O, h, w) output of a (B, C, H, W) input, in the precision of autocast if it is on."""
@@ -47,7 +49,7 @@ class SmallMapConv2d(nn.Conv2d):
         if torch.is_autocast_enabled("cpu"):
             dtype = torch.get_autocast_dtype("cpu")
             input, weight = input.to(dtype), weight.to(dtype)
-        limits = Limits.of(input.dtype)
+        limits = self.in_bf16 if input.dtype == torch.bfloat16 else FP32
         stride, padding, kernel = int(self.stride[0]), int(self.padding[0]), self.kernel_size[0]
         out = (input.shape[2] + 2 * padding - kernel) // stride + 1
         if out > max(limits.wide, limits.narrow, limits.weights):
@@ -58,19 +60,27 @@ class SmallMapConv2d(nn.Conv2d):
 
 def use_products(network: nn.Module) -> None:
     """Replace the convolutions of a network, in place, by ones that are matrix products on small maps."""
+    features = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
     for module in network.modules():
         if type(module) is nn.Conv2d and _fits(module):
             module.__class__ = SmallMapConv2d
+            module.in_bf16 = AMX if features.get("amx_bf16") else BF16
+            if module.kernel_size == (1, 1):
+                module.weight.register_hook(partial(_as_strides_of, module.weight.stride()))
+
+
+def _as_strides_of(stride: tuple[int, ...], grad: Tensor) -> Tensor:
+    """Return the gradient of a 1 x 1 kernel with the strides of the kernel, which DDP expects.
+
+    The order in memory is the same, but a sum of gradients may have other strides in its dimensions of length 1.
+    """
+    return grad.as_strided(grad.shape, stride) if grad.is_contiguous() else grad
 
 
 def _fits(module: nn.Conv2d) -> bool:
     square = all(len(set(pair)) == 1 for pair in (module.kernel_size, module.stride, module.padding))
     simple = module.groups == 1 and module.bias is None and module.padding_mode == "zeros"
     return square and simple and not isinstance(module.padding, str) and set(module.dilation) == {1}
-
-
-def _has_amx() -> bool:
-    return torch.cpu._is_amx_tile_supported()
 
 
 # ---- the operation and its gradients; torch.compile calls them as they are
@@ -111,6 +121,10 @@ def _convolve_backward(
         columns, _ = _columns(x, weight.shape[2], stride, padding)
         k = weight.shape[2]
         of_weight = (flat.t() @ columns).view(len(weight), k, k, -1).permute(0, 3, 1, 2)
+        if weight.is_contiguous(
+            memory_format=torch.channels_last
+        ):  # also for 1 x 1 kernels the strides that DDP expects
+            of_weight = of_weight.as_strided(weight.shape, weight.stride())
     return of_x, of_weight
 
 
@@ -121,12 +135,12 @@ def _(
     return tuple(torch.empty_like(one).to(memory_format=torch.channels_last) for one in (x, weight))  # type: ignore[return-value]
 
 
-def _save(ctx, inputs, output) -> None:  # noqa: ANN001
+def _save(ctx, inputs, output) -> None:
     x, weight, *ctx.how = inputs
     ctx.save_for_backward(x, weight)
 
 
-def _gradients(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN001
+def _gradients(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
     return (*_convolve_backward(grad, *ctx.saved_tensors, *ctx.how), None, None, None, None)
 
 
@@ -145,9 +159,7 @@ def _columns(x: Tensor, k: int, stride: int, padding: int) -> tuple[Tensor, tupl
     return windows.permute(0, 1, 2, 4, 5, 3).reshape(-1, k * k * x.shape[3]), windows.shape[1:3]
 
 
-def _sum_columns(
-    columns: Tensor, shape: torch.Size, out: torch.Size, k: int, stride: int, padding: int
-) -> Tensor:
+def _sum_columns(columns: Tensor, shape: torch.Size, out: torch.Size, k: int, stride: int, padding: int) -> Tensor:
     """Add each of (B h w, k k C) columns to its pixel of an image of this shape (B, C, H, W)."""
     batch, channels, height, width = shape
     h, w = out
@@ -156,6 +168,8 @@ def _sum_columns(
     for i in range(k):
         for j in range(k):
             image[:, i : i + stride * h : stride, j : j + stride * w : stride][:, :h, :w] += columns[:, :, :, i, j]
-    return image[:, padding : padding + height, padding : padding + width].permute(0, 3, 1, 2).contiguous(
-        memory_format=torch.channels_last
+    return (
+        image[:, padding : padding + height, padding : padding + width]
+        .permute(0, 3, 1, 2)
+        .contiguous(memory_format=torch.channels_last)
     )

@@ -168,7 +168,7 @@ def test_chunks_do_not_change_what_a_batch_norm_free_encoder_learns(photos, tmp_
     whole, chunked, unmoved = (weights(tmp_path / name) for name in ("whole", "chunked", "unmoved"))
     for name, value in whole.items():
         moved = (value - unmoved[name]).norm() if value.is_floating_point() else 0
-        assert (chunked[name] - value).float().norm() <= 1e-3 * moved + 1e-6, name
+        assert (chunked[name] - value).float().norm() <= 1e-2 * moved + 1e-6, name
 
 
 def test_the_current_encoders_support_set_is_new_at_each_step(photos, tmp_path):

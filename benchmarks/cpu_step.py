@@ -1,0 +1,145 @@
+"""Cost of a training step on a CPU: with each step of the work on its speed, and relative to its convolutions alone.
+
+    python benchmarks/cpu_step.py                          # the default starter's network at 64 pixels
+    python benchmarks/cpu_step.py --size 96 --turns 5
+    python benchmarks/cpu_step.py --precision fp32
+
+"images/s" counts images of the data set; a step makes two views of each, with heads, support set and optimizer. Each
+variant runs in processes of its own, because an allocator cannot be set back; they take turns, and the fastest turn of
+each counts. "convolutions alone" is the time of the forward and backward passes of all convolutions of the step, each
+in oneDNN on an input of its size. Images are generated noise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from training_loop import batches_of, make_stepper, noise_pack
+
+from training import assemble
+from training.assemble import choose_precision
+from training.recipes import Recipe, find_recipe
+
+CPU = torch.device("cpu")
+# name: settings of (keep_freed_memory, use_products, compile)
+VARIANTS = {
+    "oneDNN's convolutions": (False, False, False),
+    "+ freed memory is kept": (True, False, False),
+    "+ products for small maps (default)": (True, True, False),
+    "+ compiled": (True, True, True),
+}
+
+
+def recipe_of(size: int, batch: int, precision: str, compile: bool) -> Recipe:
+    settings = {
+        "image_size": size, "pack_size": 128, "batch_size": batch, "prediction": "none", "queue_size": 4096,
+        "precision": choose_precision(precision, CPU), "compile": compile,
+    }  # fmt: skip
+    return find_recipe("small").with_settings(settings)
+
+
+def seconds_per_step(name: str, size: int, batch: int, precision: str, steps: int) -> dict[str, float]:
+    """Return the seconds of a step, and those of its convolutions alone."""
+    keep, products, compile = VARIANTS[name]
+    if not keep:
+        assemble.keep_freed_memory = lambda: None
+    if not products:
+        assemble.use_products = lambda network: None
+    recipe = recipe_of(size, batch, precision, compile)
+    batches = batches_of(noise_pack(2048, 128), recipe, CPU)
+    learner, stepper = make_stepper(recipe, batches, CPU)
+    step = iter(range(10**6))
+
+    def run() -> None:
+        number = next(step)
+        stepper.run(batches.at(number), number)
+
+    spent = fastest(run, steps, before=3)
+    alone = convolutions_alone(learner.backbone, size, batch, recipe.precision, steps)
+    batches.close()
+    return {"step": spent, "convolutions": alone}
+
+
+def convolutions_alone(backbone: nn.Module, size: int, batch: int, precision: str, times: int) -> float:
+    """Return the seconds of the forward and backward passes of all convolutions of both views."""
+    found: list[tuple[nn.Conv2d, torch.Size]] = []
+    hooks = [
+        module.register_forward_hook(lambda module, inputs, _: found.append((module, inputs[0].shape)))
+        for module in backbone.modules()
+        if isinstance(module, nn.Conv2d)
+    ]
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        backbone(torch.zeros(2, 3, size, size).to(memory_format=torch.channels_last))
+    for hook in hooks:
+        hook.remove()
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    seconds = 0.0
+    for module, shape in found:
+        layout = {"memory_format": torch.channels_last}
+        x = torch.randn(batch, *shape[1:]).to(dtype).contiguous(**layout)
+        x.requires_grad_(shape[1] > 3)  # images need no gradient
+        weight = module.weight.detach().to(dtype).requires_grad_()
+        seconds += 2 * fastest(lambda x=x, weight=weight, module=module: _forward_backward(x, weight, module), times)
+    return seconds
+
+
+def _forward_backward(x: Tensor, weight: Tensor, module: nn.Conv2d) -> None:
+    y = F.conv2d(x, weight, None, module.stride, module.padding)
+    torch.autograd.grad(y, [weight, x] if x.requires_grad else [weight], torch.ones_like(y))
+
+
+def fastest(run: Callable[[], None], times: int, before: int = 1) -> float:
+    """Return the seconds of the fastest of some runs; other processes only make a run slower."""
+    for _ in range(before):
+        run()
+    seconds = []
+    for _ in range(times):
+        began = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - began)
+    return min(seconds)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", type=int, default=64, help="side of a view, in pixels")
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--precision", choices=["auto", "bf16", "fp32"], default="auto")
+    parser.add_argument("--steps", type=int, default=10, help="counted steps of a process")
+    parser.add_argument("--turns", type=int, default=3, help="processes of each variant")
+    parser.add_argument("--variant", choices=list(VARIANTS), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.variant:
+        print(
+            json.dumps(seconds_per_step(options.variant, options.size, options.batch, options.precision, options.steps))
+        )
+        return
+    print(f"python benchmarks/cpu_step.py {' '.join(sys.argv[1:])}")
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {choose_precision(options.precision, CPU)}\n")
+    best: dict[str, dict[str, float]] = {name: {} for name in VARIANTS}
+    for _ in range(options.turns):
+        for name, seconds in best.items():
+            command = [sys.executable, __file__, *sys.argv[1:], "--variant", name]
+            turn = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+            best[name] = {key: min(value, seconds.get(key, value)) for key, value in turn.items()}
+    first = next(iter(best.values()))["step"]
+    alone = min(seconds["convolutions"] for seconds in best.values())
+    print("| variant | images/s | relative to the first | step / convolutions alone in oneDNN |\n|---|---|---|---|")
+    for name, seconds in best.items():
+        step = seconds["step"]
+        print(f"| {name} | {options.batch / step:.0f} | {first / step:.2f} | {step / alone:.2f} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""Convolutions as matrix products, compared with torch's own in float64."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from training import small_maps
+from training.small_maps import Limits, SmallMapConv2d, use_products
+
+ALWAYS, WEIGHTS_ONLY, NEVER = Limits(99, 99, 99), Limits(0, 0, 99), Limits(0, 0, 0)
+# in, out, kernel, stride, padding, side
+SHAPES = [
+    (5, 7, 3, 1, 1, 2),
+    (5, 7, 3, 2, 1, 4),
+    (5, 7, 3, 2, 1, 5),
+    (5, 7, 3, 1, 1, 1),
+    (5, 7, 3, 2, 1, 1),
+    (5, 7, 1, 2, 0, 4),
+    (5, 7, 1, 2, 0, 3),
+    (3, 4, 7, 2, 3, 9),
+    (5, 7, 3, 1, 0, 6),
+]
+
+
+def with_limits(conv: nn.Conv2d, limits: Limits, monkeypatch) -> nn.Conv2d:
+    changed = copy.deepcopy(conv)
+    use_products(changed)
+    assert isinstance(changed, SmallMapConv2d)
+    monkeypatch.setattr(small_maps, "FP32", limits)
+    changed.in_bf16 = limits
+    return changed
+
+
+def results(conv: nn.Conv2d, x: torch.Tensor, grad: torch.Tensor | None = None) -> list[torch.Tensor]:
+    """Return output, gradient of the input, and gradient of the weights."""
+    x = x.clone().requires_grad_()
+    y = conv(x)
+    y.backward(torch.ones_like(y) if grad is None else grad.to(y.dtype))
+    return [y.detach(), x.grad, conv.weight.grad]
+
+
+@pytest.mark.parametrize("limits", [ALWAYS, WEIGHTS_ONLY, NEVER], ids=["all", "weights", "none"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_output_and_gradients_equal_those_of_float64(shape, limits, monkeypatch):
+    inputs, outputs, kernel, stride, padding, side = shape
+    conv = nn.Conv2d(inputs, outputs, kernel, stride, padding, bias=False).to(memory_format=torch.channels_last)
+    x = torch.randn(3, inputs, side, side + 1).contiguous(memory_format=torch.channels_last)
+    exact = copy.deepcopy(conv).double()
+    grad = torch.randn_like(exact(x.double()))
+    expected = results(exact, x.double(), grad)
+    found = results(with_limits(conv, limits, monkeypatch), x, grad)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("limits", [ALWAYS, WEIGHTS_ONLY], ids=["all", "weights"])
+def test_under_autocast_it_computes_in_bf16_and_keeps_float32_gradients(limits, monkeypatch):
+    conv = nn.Conv2d(16, 24, 3, 1, 1, bias=False).to(memory_format=torch.channels_last)
+    x = torch.randn(8, 16, 2, 2)
+    expected = results(copy.deepcopy(conv).double(), x.double())
+    with torch.autocast("cpu", torch.bfloat16):
+        y, of_x, of_weight = results(with_limits(conv, limits, monkeypatch), x)
+    assert (y.dtype, of_x.dtype, of_weight.dtype) == (torch.bfloat16, torch.float32, torch.float32)
+    for one, other in zip((y, of_x, of_weight), expected, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=3e-2, atol=3e-2)
+
+
+def test_a_network_keeps_its_weights_names_and_results():
+    network = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1, bias=False), nn.ReLU(), nn.Conv2d(8, 8, 3, 1, 1, bias=False))
+    changed = copy.deepcopy(network)
+    use_products(changed)
+    assert list(changed.state_dict()) == list(network.state_dict())
+    x = torch.randn(2, 3, 4, 4)
+    torch.testing.assert_close(changed(x), network(x))
+    assert [type(one) for one in (changed[0], changed[2])] == [SmallMapConv2d] * 2
+
+
+@pytest.mark.parametrize(
+    "conv",
+    [
+        nn.Conv2d(4, 4, 3, padding=1, groups=4, bias=False),
+        nn.Conv2d(4, 4, 3, padding=1, bias=True),
+        nn.Conv2d(4, 4, 3, padding=2, dilation=2, bias=False),
+        nn.Conv2d(4, 4, 3, padding="same", bias=False),
+        nn.Conv2d(4, 4, (3, 1), bias=False),
+        nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect", bias=False),
+    ],
+    ids=["groups", "bias", "dilation", "same", "not square", "reflect"],
+)
+def test_other_convolutions_stay_as_they_are(conv):
+    use_products(conv)
+    assert type(conv) is nn.Conv2d
+
+
+def test_a_compiled_network_calls_the_products_without_breaks(monkeypatch):
+    """One graph: a break at each convolution would cost more than the products gain."""
+    conv = nn.Conv2d(5, 7, 3, 1, 1, bias=False).to(memory_format=torch.channels_last)
+    changed = with_limits(conv, ALWAYS, monkeypatch)
+    x = torch.randn(3, 5, 2, 2)
+    expected = results(copy.deepcopy(changed), x)
+    changed.compile(fullgraph=True, backend="aot_eager")
+    for one, other in zip(results(changed, x), expected, strict=True):
+        torch.testing.assert_close(one, other)
