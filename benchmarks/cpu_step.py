@@ -5,7 +5,7 @@
     python benchmarks/cpu_step.py --precision fp32
 
 "images/s" counts images of the data set; a step makes two views of each, with heads, support set and optimizer. Each
-variant runs in processes of its own, because an allocator cannot be set back; they take turns, and the fastest turn of
+variant runs in separate processes, because an allocator cannot be set back. They take turns, and the fastest turn of
 each counts. "convolutions alone" is the time of the forward and backward passes of all convolutions of the step, each
 in oneDNN on an input of its size. Images are generated noise.
 """

@@ -1,15 +1,16 @@
 """Convolutions of small feature maps on a CPU, as matrix products.
 
 oneDNN's convolutions multiply rows of a feature map. The last stage of a ResNet has maps of 2 x 2 pixels for views of
-64, and rows of 2 leave most of a vector register or AMX tile empty: a tenth of the network's operations then take more
-than half of its time. A matrix product over all pixels of the batch has long rows again. The pixels under each kernel
-are copied for it, which pays only while maps are small (docs/results/cpu_step.md).
+64, and rows of 2 leave most of a vector register or AMX tile empty: a quarter of the operations then take more than
+half of the time. A matrix product over all pixels of the batch has long rows again. The pixels under each kernel are
+copied for it, which pays only while maps are small (docs/results/cpu_step.md).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -64,7 +65,7 @@ def use_products(network: nn.Module) -> None:
     for module in network.modules():
         if type(module) is nn.Conv2d and _fits(module):
             module.__class__ = SmallMapConv2d
-            module.in_bf16 = AMX if features.get("amx_bf16") else BF16
+            cast(SmallMapConv2d, module).in_bf16 = AMX if features.get("amx_bf16") else BF16
             if module.kernel_size == (1, 1):
                 module.weight.register_hook(partial(_as_strides_of, module.weight.stride()))
 
@@ -156,7 +157,7 @@ def _columns(x: Tensor, k: int, stride: int, padding: int) -> tuple[Tensor, tupl
     """Copy the pixels under the kernel at each place: (B h w, k k C), and (h, w)."""
     x = F.pad(x.permute(0, 2, 3, 1), (0, 0, *(padding,) * 4))
     windows = x.unfold(1, k, stride).unfold(2, k, stride)  # (B, h, w, C, k, k)
-    return windows.permute(0, 1, 2, 4, 5, 3).reshape(-1, k * k * x.shape[3]), windows.shape[1:3]
+    return windows.permute(0, 1, 2, 4, 5, 3).reshape(-1, k * k * x.shape[3]), (windows.shape[1], windows.shape[2])
 
 
 def _sum_columns(columns: Tensor, shape: torch.Size, out: torch.Size, k: int, stride: int, padding: int) -> Tensor:
