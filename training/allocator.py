@@ -11,8 +11,8 @@ TRIM_THRESHOLD, TOP_PAD, MMAP_MAX = -1, -2, -4
 def keep_freed_memory() -> None:
     """Let the process keep the memory of freed tensors for the next step.
 
-    By default, glibc returns large blocks to the system when they are freed. The activations of each step then fill fresh
-    pages, and writing the first byte of each page costs more than many of the operations. Does nothing where the
+    By default, glibc returns large blocks to the system when they are freed. The activations of each step then fill
+    fresh pages, and writing the first byte of each page costs more than many of the operations. Does nothing where the
     C library has no such option.
     """
     try:
