@@ -1,7 +1,7 @@
 """Cost of a training step on a CPU: with each step of the work on its speed, and relative to its convolutions alone.
 
     python benchmarks/cpu_step.py                          # the default starter's network at 64 pixels
-    python benchmarks/cpu_step.py --size 96 --turns 5
+    python benchmarks/cpu_step.py --backbone vit_tiny_patch16_224 --size 96
     python benchmarks/cpu_step.py --precision fp32
 
 "images/s" counts images of the data set; a step makes two views of each, with heads, support set and optimizer. Each
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 import time
@@ -27,36 +28,34 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from training_loop import batches_of, make_stepper, noise_pack
 
-from training import assemble
+from training import cpu
 from training.assemble import choose_precision
 from training.recipes import Recipe, find_recipe
 
 CPU = torch.device("cpu")
-# name: settings of (keep_freed_memory, use_products, compile)
+SPEED_UPS = ("keep_freed_memory", "use_products", "use_plain_attention")  # in training/cpu.py
+# name: (number of speed-ups, compile)
 VARIANTS = {
-    "oneDNN's convolutions": (False, False, False),
-    "+ freed memory is kept": (True, False, False),
-    "+ products for small maps (default)": (True, True, False),
-    "+ compiled": (True, True, True),
+    "torch's operations": (0, False),
+    "+ freed memory is kept": (1, False),
+    "+ products for small maps": (2, False),
+    "+ plain attention (default)": (3, False),
+    "+ compiled": (3, True),
 }
 
 
-def recipe_of(size: int, batch: int, precision: str, compile: bool) -> Recipe:
+def recipe_of(backbone: str, size: int, batch: int, precision: str, compile: bool) -> Recipe:
     settings = {
-        "image_size": size, "pack_size": 128, "batch_size": batch, "prediction": "none", "queue_size": 4096,
-        "precision": choose_precision(precision, CPU), "compile": compile,
+        "backbone": backbone, "image_size": size, "eval_size": size, "pack_size": 256, "batch_size": batch,
+        "prediction": "none", "queue_size": 4096, "precision": choose_precision(precision, CPU), "compile": compile,
     }  # fmt: skip
     return find_recipe("small").with_settings(settings)
 
 
-def seconds_per_step(name: str, size: int, batch: int, precision: str, steps: int) -> dict[str, float]:
+def seconds_per_step(variant: str, recipe: Recipe, steps: int) -> dict[str, float]:
     """Return the seconds of a step, and those of its convolutions alone."""
-    keep, products, compile = VARIANTS[name]
-    if not keep:
-        assemble.keep_freed_memory = lambda: None
-    if not products:
-        assemble.use_products = lambda network: None
-    recipe = recipe_of(size, batch, precision, compile)
+    for name in SPEED_UPS[VARIANTS[variant][0] :]:
+        setattr(cpu, name, lambda *_: None)
     batches = batches_of(noise_pack(2048, 128), recipe, CPU)
     learner, stepper = make_stepper(recipe, batches, CPU)
     step = iter(range(10**6))
@@ -66,24 +65,27 @@ def seconds_per_step(name: str, size: int, batch: int, precision: str, steps: in
         stepper.run(batches.at(number), number)
 
     spent = fastest(run, steps, before=3)
-    alone = convolutions_alone(learner.backbone, size, batch, recipe.precision, steps)
+    alone = convolutions_alone(learner.backbone, recipe, steps)
     batches.close()
     return {"step": spent, "convolutions": alone}
 
 
-def convolutions_alone(backbone: nn.Module, size: int, batch: int, precision: str, times: int) -> float:
-    """Return the seconds of the forward and backward passes of all convolutions of both views."""
+def convolutions_alone(backbone: nn.Module, recipe: Recipe, times: int) -> float:
+    """Return the seconds of the forward and backward passes of all convolutions of both views, or nan without any."""
     found: list[tuple[nn.Conv2d, torch.Size]] = []
     hooks = [
         module.register_forward_hook(lambda module, inputs, _: found.append((module, inputs[0].shape)))
         for module in backbone.modules()
         if isinstance(module, nn.Conv2d)
     ]
+    size, batch = recipe.image_size, recipe.batch_size
     with torch.no_grad(), torch.compiler.set_stance("force_eager"):
         backbone(torch.zeros(2, 3, size, size).to(memory_format=torch.channels_last))
     for hook in hooks:
         hook.remove()
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    if len(found) < 2:  # the patch projection of a vision transformer
+        return math.nan
+    dtype = torch.bfloat16 if recipe.precision == "bf16" else torch.float32
     seconds = 0.0
     for module, shape in found:
         layout = {"memory_format": torch.channels_last}
@@ -113,6 +115,7 @@ def fastest(run: Callable[[], None], times: int, before: int = 1) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--backbone", default="resnet18")
     parser.add_argument("--size", type=int, default=64, help="side of a view, in pixels")
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--precision", choices=["auto", "bf16", "fp32"], default="auto")
@@ -121,9 +124,9 @@ def main() -> None:
     parser.add_argument("--variant", choices=list(VARIANTS), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.variant:
-        print(
-            json.dumps(seconds_per_step(options.variant, options.size, options.batch, options.precision, options.steps))
-        )
+        compile = VARIANTS[options.variant][1]
+        recipe = recipe_of(options.backbone, options.size, options.batch, options.precision, compile)
+        print(json.dumps(seconds_per_step(options.variant, recipe, options.steps)))
         return
     print(f"python benchmarks/cpu_step.py {' '.join(sys.argv[1:])}")
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {choose_precision(options.precision, CPU)}\n")
@@ -131,14 +134,15 @@ def main() -> None:
     for _ in range(options.turns):
         for name, seconds in best.items():
             command = [sys.executable, __file__, *sys.argv[1:], "--variant", name]
-            turn = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+            turn = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
             best[name] = {key: min(value, seconds.get(key, value)) for key, value in turn.items()}
     first = next(iter(best.values()))["step"]
     alone = min(seconds["convolutions"] for seconds in best.values())
     print("| variant | images/s | relative to the first | step / convolutions alone in oneDNN |\n|---|---|---|---|")
     for name, seconds in best.items():
         step = seconds["step"]
-        print(f"| {name} | {options.batch / step:.0f} | {first / step:.2f} | {step / alone:.2f} |")
+        relative = "-" if math.isnan(alone) else f"{step / alone:.2f}"
+        print(f"| {name} | {options.batch / step:.0f} | {first / step:.2f} | {relative} |")
 
 
 if __name__ == "__main__":

@@ -29,12 +29,11 @@ from nnclr_hub.method import (
     SupportSet,
 )
 
-from .allocator import keep_freed_memory
 from .checkpoint import SHORTENED
+from .cpu import speed_up
 from .distributed import Ranks, synchronize_norms
 from .recipes import Recipe
 from .recipes.settings import as_text
-from .small_maps import use_products
 
 LEAST_IN_BF16 = 16  # pixels of a view; see `resolve_precision`
 
@@ -175,8 +174,7 @@ def place_learner(learner: Learner, recipe: Recipe, ranks: Ranks) -> Learner:
     if recipe.channels_last and is_convolutional(learner.backbone):  # the layout of the evaluated encoder
         learner = learner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if ranks.where.type == "cpu":
-        keep_freed_memory()
-        use_products(learner)
+        speed_up(learner)
     if ranks.world > 1:
         synchronize_norms(learner, ranks.where)
     if recipe.compile:

@@ -1,0 +1,39 @@
+"""A network set up for a CPU computes the same as before."""
+
+import copy
+
+import pytest
+import torch
+
+from nnclr_hub.encoder.backbones import create_backbone
+from training.cpu import speed_up
+
+
+def gradients(network: torch.nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor]:
+    network(x).square().mean().backward()
+    return {name: parameter.grad for name, parameter in network.named_parameters() if parameter.grad is not None}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "arguments", "side"),
+    [("resnet18", {"channels": [4, 4, 8, 8]}, 32), ("resnet50", {"channels": [4, 4, 8, 8]}, 32), ("test_vit", {}, 32)],
+)
+def test_outputs_and_gradients_are_those_of_the_stock_network(architecture, arguments, side):
+    torch.manual_seed(0)
+    network = create_backbone(architecture, model_args=arguments, image_size=side).double()
+    network.to(memory_format=torch.channels_last)
+    changed = copy.deepcopy(network)
+    speed_up(changed)
+    x = torch.randn(4, 3, side, side, dtype=torch.float64)
+    expected, found = gradients(network, x), gradients(changed, x)
+    torch.testing.assert_close(changed(x), network(x))
+    assert found.keys() == expected.keys()
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_vision_transformer_has_no_call_of_fused_attention():
+    network = create_backbone("test_vit", image_size=32)
+    speed_up(network)
+    with torch.profiler.profile() as profile:
+        network(torch.randn(2, 3, 32, 32)).sum().backward()
+    assert not [event.key for event in profile.key_averages() if "scaled_dot_product" in event.key]
