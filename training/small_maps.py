@@ -66,7 +66,7 @@ def use_products(network: nn.Module) -> None:
         if type(module) is nn.Conv2d and _fits(module):
             module.__class__ = SmallMapConv2d
             cast(SmallMapConv2d, module).in_bf16 = AMX if features.get("amx_bf16") else BF16
-            if module.kernel_size == (1, 1):
+            if module.kernel_size == (1, 1) and module.weight.requires_grad:
                 module.weight.register_hook(partial(_as_strides_of, module.weight.stride()))
 
 
