@@ -1,4 +1,4 @@
-"""Cost of a training step on a CPU: with each step of the work on its speed, and relative to its convolutions alone.
+"""Cost of a training step on a CPU: with each speed-up, and relative to its convolutions alone.
 
     python benchmarks/cpu_step.py                          # the default starter's network at 64 pixels
     python benchmarks/cpu_step.py --backbone vit_tiny_patch16_224 --size 96
@@ -6,8 +6,8 @@
 
 "images/s" counts images of the data set; a step makes two views of each, with heads, support set and optimizer. Each
 variant runs in separate processes, because an allocator cannot be set back. They take turns, and the fastest turn of
-each counts. "convolutions alone" is the time of the forward and backward passes of all convolutions of the step, each
-in oneDNN on an input of its size. Images are generated noise.
+each counts. "convolutions" is the time of the forward and backward passes of all convolutions of the step, each run
+alone on an input of its size, as the variant computes them. Images are generated noise.
 """
 
 from __future__ import annotations
@@ -19,21 +19,23 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
+from itertools import count
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from training_loop import batches_of, make_stepper, noise_pack
 
-from training import cpu
+from training import assemble
 from training.assemble import choose_precision
+from training.cpu import keep_freed_memory
 from training.recipes import Recipe, find_recipe
 
 CPU = torch.device("cpu")
-SPEED_UPS = ("keep_freed_memory", "use_products", "use_plain_attention")  # in training/cpu.py
+SPEED_UPS = ("keep_freed_memory", "use_products", "use_plain_attention")
 # name: (number of speed-ups, compile)
 VARIANTS = {
     "torch's operations": (0, False),
@@ -54,11 +56,15 @@ def recipe_of(backbone: str, size: int, batch: int, precision: str, compile: boo
 
 def seconds_per_step(variant: str, recipe: Recipe, steps: int) -> dict[str, float]:
     """Return the seconds of a step, and those of its convolutions alone."""
-    for name in SPEED_UPS[VARIANTS[variant][0] :]:
-        setattr(cpu, name, lambda *_: None)
+    used = SPEED_UPS[: VARIANTS[variant][0]]
+    if "keep_freed_memory" in used:
+        keep_freed_memory()
+    for name in SPEED_UPS[1:]:  # which `place_learner` calls
+        if name not in used:
+            setattr(assemble, name, lambda network: None)
     batches = batches_of(noise_pack(2048, 128), recipe, CPU)
     learner, stepper = make_stepper(recipe, batches, CPU)
-    step = iter(range(10**6))
+    step = count()
 
     def run() -> None:
         number = next(step)
@@ -88,17 +94,16 @@ def convolutions_alone(backbone: nn.Module, recipe: Recipe, times: int) -> float
     dtype = torch.bfloat16 if recipe.precision == "bf16" else torch.float32
     seconds = 0.0
     for module, shape in found:
-        layout = {"memory_format": torch.channels_last}
-        x = torch.randn(batch, *shape[1:]).to(dtype).contiguous(**layout)
+        x = torch.randn(batch, *shape[1:]).to(dtype).contiguous(memory_format=torch.channels_last)
         x.requires_grad_(shape[1] > 3)  # images need no gradient
-        weight = module.weight.detach().to(dtype).requires_grad_()
-        seconds += 2 * fastest(lambda x=x, weight=weight, module=module: _forward_backward(x, weight, module), times)
+        module = module.to(dtype)
+        seconds += 2 * fastest(partial(_forward_backward, module, x), times)
     return seconds
 
 
-def _forward_backward(x: Tensor, weight: Tensor, module: nn.Conv2d) -> None:
-    y = F.conv2d(x, weight, None, module.stride, module.padding)
-    torch.autograd.grad(y, [weight, x] if x.requires_grad else [weight], torch.ones_like(y))
+def _forward_backward(module: nn.Conv2d, x: Tensor) -> None:
+    y = module(x)
+    torch.autograd.grad(y, [module.weight, x] if x.requires_grad else [module.weight], torch.ones_like(y))
 
 
 def fastest(run: Callable[[], None], times: int, before: int = 1) -> float:
@@ -136,13 +141,14 @@ def main() -> None:
             command = [sys.executable, __file__, *sys.argv[1:], "--variant", name]
             turn = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
             best[name] = {key: min(value, seconds.get(key, value)) for key, value in turn.items()}
-    first = next(iter(best.values()))["step"]
-    alone = min(seconds["convolutions"] for seconds in best.values())
-    print("| variant | images/s | relative to the first | step / convolutions alone in oneDNN |\n|---|---|---|---|")
+    first = next(iter(best.values()))
+    print("| variant | images/s | relative to the first | step / its convolutions | step / those of the first |")
+    print("|---|---|---|---|---|")
     for name, seconds in best.items():
         step = seconds["step"]
-        relative = "-" if math.isnan(alone) else f"{step / alone:.2f}"
-        print(f"| {name} | {options.batch / step:.0f} | {first / step:.2f} | {relative} |")
+        ratios = [step / one["convolutions"] for one in (seconds, first)]
+        relative = " | ".join("-" if math.isnan(ratio) else f"{ratio:.2f}" for ratio in ratios)
+        print(f"| {name} | {options.batch / step:.0f} | {first['step'] / step:.2f} | {relative} |")
 
 
 if __name__ == "__main__":

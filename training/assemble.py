@@ -30,10 +30,11 @@ from nnclr_hub.method import (
 )
 
 from .checkpoint import SHORTENED
-from .cpu import speed_up
+from .cpu import cpu_features, use_plain_attention
 from .distributed import Ranks, synchronize_norms
 from .recipes import Recipe
 from .recipes.settings import as_text
+from .small_maps import use_products
 
 LEAST_IN_BF16 = 16  # pixels of a view; see `resolve_precision`
 
@@ -91,7 +92,7 @@ def choose_precision(precision: str, where: torch.device) -> str:
         return precision
     if where.type == "cuda":
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
-    features = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    features = cpu_features()
     return "bf16" if features.get("avx512_bf16") or features.get("amx_bf16") else "fp32"
 
 
@@ -174,7 +175,8 @@ def place_learner(learner: Learner, recipe: Recipe, ranks: Ranks) -> Learner:
     if recipe.channels_last and is_convolutional(learner.backbone):  # the layout of the evaluated encoder
         learner = learner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if ranks.where.type == "cpu":
-        speed_up(learner)
+        use_products(learner)
+        use_plain_attention(learner)
     if ranks.world > 1:
         synchronize_norms(learner, ranks.where)
     if recipe.compile:

@@ -1,37 +1,25 @@
-"""What makes training on a CPU faster; docs/results/cpu_step.md has the measurements."""
+"""Set up a process and a network for training on a CPU; docs/results/cpu_step.md has the measurements."""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
+from typing import Any
 
+import torch
 from torch import nn
-
-from .small_maps import use_products
 
 # options of mallopt, from glibc's malloc.h
 TRIM_THRESHOLD, TOP_PAD, MMAP_MAX = -1, -2, -4
 
 
-def speed_up(network: nn.Module) -> None:
-    """Set up the process and a network, in place, for training on a CPU; results stay equal up to rounding."""
-    keep_freed_memory()
-    use_products(network)
-    use_plain_attention(network)
-
-
-def use_plain_attention(network: nn.Module) -> None:
-    """Let timm's attention multiply matrices instead of calling torch's fused attention.
-
-    On a CPU, the backward pass of the fused one takes half of the step of a vision transformer. It saves memory, but
-    the views of training have few patches.
-    """
-    for module in network.modules():
-        if hasattr(module, "fused_attn"):
-            module.fused_attn = False
+def cpu_features() -> Mapping[str, Any]:
+    """Return what this CPU can compute, such as amx_bf16; empty in versions of torch that do not know."""
+    return torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
 
 
 def keep_freed_memory() -> None:
-    """Let the process keep the memory of freed tensors for the next step.
+    """Let the process keep the memory of freed tensors for the next step, until it ends.
 
     By default, glibc returns large blocks to the system when they are freed. The activations of each step then fill
     fresh pages, and writing the first byte of each page costs more than many of the operations. Does nothing where the
@@ -42,5 +30,16 @@ def keep_freed_memory() -> None:
     except (AttributeError, OSError, TypeError):  # musl, macOS, Windows
         return
     mallopt(MMAP_MAX, 0)
-    mallopt(TRIM_THRESHOLD, 2**31 - 1)
+    mallopt(TRIM_THRESHOLD, -1)  # never
     mallopt(TOP_PAD, 256 << 20)  # grow by this many bytes at once
+
+
+def use_plain_attention(network: nn.Module) -> None:
+    """Let timm's attention multiply matrices instead of calling torch's fused attention.
+
+    On a CPU, the backward pass of the fused one takes half of the step of a ViT-Ti. The plain one stores its weights:
+    batch x heads x patches x patches numbers in each layer, which `chunk` reduces.
+    """
+    for module in network.modules():
+        if hasattr(module, "fused_attn"):
+            module.fused_attn = False  # type: ignore[assignment]

@@ -10,22 +10,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from .cpu import cpu_features
 
 WIDE = 512  # output channels of a convolution that is slow on larger maps too
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Sides of the largest output maps, in pixels, for which a matrix product is faster; measured.
+    """Sides of the largest output maps, in pixels, for which matrix products are faster; measured.
 
-    wide: for the output and the input's gradient of convolutions with at least WIDE output channels.
-    narrow: for those of others.
-    weights: for the gradient of the weights.
+    wide: in a convolution with at least WIDE output channels, for the output and both gradients.
+    narrow: the same in other convolutions.
+    weights: in any convolution, for the gradient of the weights.
     """
 
     wide: int
@@ -33,39 +34,33 @@ class Limits:
     weights: int
 
 
-FP32, BF16, AMX = Limits(3, 2, 3), Limits(0, 0, 3), Limits(4, 2, 6)
+FP32, BF16, AMX = Limits(4, 2, 3), Limits(0, 0, 3), Limits(4, 2, 6)
 
 
 class SmallMapConv2d(nn.Conv2d):
-    """A convolution that is a matrix product where its output is small; with the same weights and results.
+    """A convolution that is a matrix product where its output is small; with the same weights, and equal results."""
 
-    in_bf16: the limits of this machine in bf16.
-    """
-
-    in_bf16: Limits
+    in_bf16 = BF16  # of this machine
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the (B, O, h, w) output of a (B, C, H, W) input, in the precision of autocast if it is on."""
-        weight = self.weight
-        if torch.is_autocast_enabled("cpu"):
-            dtype = torch.get_autocast_dtype("cpu")
-            input, weight = input.to(dtype), weight.to(dtype)
-        limits = self.in_bf16 if input.dtype == torch.bfloat16 else FP32
+        dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else input.dtype
+        limits = self.in_bf16 if dtype == torch.bfloat16 else FP32
         stride, padding, kernel = int(self.stride[0]), int(self.padding[0]), self.kernel_size[0]
-        out = (input.shape[2] + 2 * padding - kernel) // stride + 1
-        if out > max(limits.wide, limits.narrow, limits.weights):
+        side = (max(input.shape[2:]) + 2 * padding - kernel) // stride + 1  # of the output
+        product = side <= (limits.wide if self.out_channels >= WIDE else limits.narrow)
+        weights = product or side <= limits.weights
+        if not weights or input.ndim == 3:
             return super().forward(input)
-        product = out <= (limits.wide if self.out_channels >= WIDE else limits.narrow)
-        return _convolve(input, weight, stride, padding, product, out <= limits.weights)
+        return convolve(input.to(dtype), self.weight.to(dtype), stride, padding, product)
 
 
 def use_products(network: nn.Module) -> None:
     """Replace the convolutions of a network, in place, by ones that are matrix products on small maps."""
-    features = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    SmallMapConv2d.in_bf16 = AMX if cpu_features().get("amx_bf16") else BF16
     for module in network.modules():
         if type(module) is nn.Conv2d and _fits(module):
             module.__class__ = SmallMapConv2d
-            cast(SmallMapConv2d, module).in_bf16 = AMX if features.get("amx_bf16") else BF16
             if module.kernel_size == (1, 1) and module.weight.requires_grad:
                 module.weight.register_hook(partial(_as_strides_of, module.weight.stride()))
 
@@ -88,52 +83,44 @@ def _fits(module: nn.Conv2d) -> bool:
 
 
 @torch.library.custom_op("nnclr::convolve", mutates_args=())
-def _convolve(x: Tensor, weight: Tensor, stride: int, padding: int, product: bool, weights: bool) -> Tensor:
-    """Convolve (B, C, H, W) with (O, C, k, k): (B, O, h, w).
+def convolve(x: Tensor, weight: Tensor, stride: int, padding: int, product: bool) -> Tensor:
+    """Convolve (B, C, H, W) with (O, C, k, k): (B, O, h, w). The gradient of the weights is a matrix product.
 
-    product: compute the output, and later the gradient of x, by matrix products.
-    weights: compute the gradient of the weights by a matrix product.
+    product: whether the output and the gradient of x are matrix products, too.
     """
     if not product:
-        return F.conv2d(x, weight, None, stride, padding)
+        return F.conv2d(x, weight, None, stride, padding).contiguous(memory_format=torch.channels_last)
     columns, (h, w) = _columns(x, weight.shape[2], stride, padding)
     return (columns @ _rows(weight).t()).view(len(x), h, w, -1).permute(0, 3, 1, 2)
 
 
-@_convolve.register_fake
-def _(x: Tensor, weight: Tensor, stride: int, padding: int, product: bool, weights: bool) -> Tensor:
-    return F.conv2d(x, weight, None, stride, padding).to(memory_format=torch.channels_last)
+@convolve.register_fake
+def _(x: Tensor, weight: Tensor, stride: int, padding: int, product: bool) -> Tensor:
+    return F.conv2d(x, weight, None, stride, padding).contiguous(memory_format=torch.channels_last)
 
 
 @torch.library.custom_op("nnclr::convolve_backward", mutates_args=())
-def _convolve_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, stride: int, padding: int, product: bool, weights: bool
+def convolve_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, stride: int, padding: int, product: bool
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of x and of the weights."""
-    grad = grad.contiguous(memory_format=torch.channels_last)
-    needed = [not product, not weights, False]
-    of_x, of_weight, _ = torch.ops.aten.convolution_backward(
-        grad, x, weight, None, [stride] * 2, [padding] * 2, [1, 1], False, [0, 0], 1, needed
-    )
+    k = weight.shape[2]
     flat = grad.permute(0, 2, 3, 1).reshape(-1, grad.shape[1])  # (B h w, O)
+    columns, _ = _columns(x, k, stride, padding)
+    of_weight = (flat.t() @ columns).view(len(weight), k, k, -1).permute(0, 3, 1, 2)
     if product:
-        of_x = _sum_columns(flat @ _rows(weight), x.shape, grad.shape[2:], weight.shape[2], stride, padding)
-    if weights:
-        columns, _ = _columns(x, weight.shape[2], stride, padding)
-        k = weight.shape[2]
-        of_weight = (flat.t() @ columns).view(len(weight), k, k, -1).permute(0, 3, 1, 2)
-        if weight.is_contiguous(
-            memory_format=torch.channels_last
-        ):  # also for 1 x 1 kernels the strides that DDP expects
-            of_weight = of_weight.as_strided(weight.shape, weight.stride())
+        of_x = _sum_columns(flat @ _rows(weight), x.shape, grad.shape[2:], k, stride, padding)
+    else:
+        of_x = torch.ops.aten.convolution_backward(
+            grad, x, weight, None, [stride] * 2, [padding] * 2, [1, 1], False, [0, 0], 1, [True, False, False]
+        )[0].contiguous(memory_format=torch.channels_last)
     return of_x, of_weight
 
 
-@_convolve_backward.register_fake
-def _(
-    grad: Tensor, x: Tensor, weight: Tensor, stride: int, padding: int, product: bool, weights: bool
-) -> tuple[Tensor, Tensor]:
-    return tuple(torch.empty_like(one).to(memory_format=torch.channels_last) for one in (x, weight))  # type: ignore[return-value]
+@convolve_backward.register_fake
+def _(grad: Tensor, x: Tensor, weight: Tensor, stride: int, padding: int, product: bool) -> tuple[Tensor, Tensor]:
+    of_x, of_weight = (torch.empty_like(one, memory_format=torch.channels_last) for one in (x, weight))
+    return of_x, of_weight
 
 
 def _save(ctx, inputs, output) -> None:
@@ -142,10 +129,10 @@ def _save(ctx, inputs, output) -> None:
 
 
 def _gradients(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
-    return (*_convolve_backward(grad, *ctx.saved_tensors, *ctx.how), None, None, None, None)
+    return (*convolve_backward(grad, *ctx.saved_tensors, *ctx.how), None, None, None)
 
 
-_convolve.register_autograd(_gradients, setup_context=_save)
+convolve.register_autograd(_gradients, setup_context=_save)
 
 
 def _rows(weight: Tensor) -> Tensor:
@@ -165,12 +152,11 @@ def _sum_columns(columns: Tensor, shape: torch.Size, out: torch.Size, k: int, st
     batch, channels, height, width = shape
     h, w = out
     columns = columns.view(batch, h, w, k, k, channels)
-    image = columns.new_zeros(batch, height + 2 * padding, width + 2 * padding, channels)
+    # a sum of up to k k numbers, in float32 like those inside a convolution
+    dtype = torch.promote_types(columns.dtype, torch.float32)
+    image = columns.new_zeros(batch, height + 2 * padding, width + 2 * padding, channels, dtype=dtype)
     for i in range(k):
         for j in range(k):
-            image[:, i : i + stride * h : stride, j : j + stride * w : stride][:, :h, :w] += columns[:, :, :, i, j]
-    return (
-        image[:, padding : padding + height, padding : padding + width]
-        .permute(0, 3, 1, 2)
-        .contiguous(memory_format=torch.channels_last)
-    )
+            image[:, i : i + stride * h : stride, j : j + stride * w : stride] += columns[:, :, :, i, j]
+    inner = image[:, padding : padding + height, padding : padding + width].to(columns.dtype)
+    return inner.permute(0, 3, 1, 2).contiguous(memory_format=torch.channels_last)

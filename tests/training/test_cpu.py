@@ -1,12 +1,15 @@
-"""A network set up for a CPU computes the same as before."""
+"""A network set up for a CPU computes the same as before, and memory is kept."""
 
 import copy
+import subprocess
+import sys
 
 import pytest
 import torch
 
 from nnclr_hub.encoder.backbones import create_backbone
-from training.cpu import speed_up
+from training.cpu import use_plain_attention
+from training.small_maps import use_products
 
 
 def gradients(network: torch.nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -23,7 +26,8 @@ def test_outputs_and_gradients_are_those_of_the_stock_network(architecture, argu
     network = create_backbone(architecture, model_args=arguments, image_size=side).double()
     network.to(memory_format=torch.channels_last)
     changed = copy.deepcopy(network)
-    speed_up(changed)
+    use_products(changed)
+    use_plain_attention(changed)
     x = torch.randn(4, 3, side, side, dtype=torch.float64)
     expected, found = gradients(network, x), gradients(changed, x)
     torch.testing.assert_close(changed(x), network(x))
@@ -33,7 +37,27 @@ def test_outputs_and_gradients_are_those_of_the_stock_network(architecture, argu
 
 def test_a_vision_transformer_has_no_call_of_fused_attention():
     network = create_backbone("test_vit", image_size=32)
-    speed_up(network)
+    use_plain_attention(network)
     with torch.profiler.profile() as profile:
         network(torch.randn(2, 3, 32, 32)).sum().backward()
     assert not [event.key for event in profile.key_averages() if "scaled_dot_product" in event.key]
+
+
+GROWTH = """
+import ctypes
+from training.cpu import keep_freed_memory
+
+libc = ctypes.CDLL(None)
+libc.sbrk.restype = libc.malloc.restype = ctypes.c_void_p
+libc.sbrk.argtypes, libc.malloc.argtypes, libc.free.argtypes = [ctypes.c_ssize_t], [ctypes.c_size_t], [ctypes.c_void_p]
+keep_freed_memory()
+before = libc.sbrk(0)
+libc.free(libc.malloc(3 << 30))  # never written, so it takes no memory
+print(libc.sbrk(0) - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="an option of glibc")
+def test_large_blocks_stay_with_the_process():
+    grown = subprocess.run([sys.executable, "-c", GROWTH], check=True, capture_output=True, text=True).stdout
+    assert int(grown) > 3 << 30
