@@ -1,6 +1,6 @@
 """Cost of a training step on a CPU: with each speed-up, and relative to its convolutions alone.
 
-    python benchmarks/cpu_step.py                          # the default starter's network at 64 pixels
+    python benchmarks/cpu_step.py                          # a ResNet-18, views of 64 pixels
     python benchmarks/cpu_step.py --backbone vit_tiny_patch16_224 --size 96
     python benchmarks/cpu_step.py --precision fp32
 

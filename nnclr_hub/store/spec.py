@@ -112,8 +112,10 @@ class CollectionSpec:
             step = f"move it to this one with `nnclr store reembed {collection} --model {embedder.name}`"
             if names[0][0] == names[1][0] and names[0] != names[1]:  # thumbnails lack other channels
                 step = "index the images into another collection"
+            ours, other = self.model or "another encoder", ""
+            if ours == embedder.name:  # its weights or its preprocessing have changed since
+                ours, other = f"a different version of {ours}", "that version"
             raise FingerprintMismatch(
-                f"Collection {collection!r} holds vectors of {self.model or 'another encoder'} "
-                f"({self.fingerprint[:8]}), not of {embedder.name} ({embedder.fingerprint[:8]}). Use the collection's "
-                f"model, or {step}."
+                f"Collection {collection!r} holds vectors of {ours} ({self.fingerprint[:8]}), not of {embedder.name} "
+                f"({embedder.fingerprint[:8]}). Use {other or 'its model'}, or {step}."
             )
