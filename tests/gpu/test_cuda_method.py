@@ -12,7 +12,9 @@ import pytest
 import torch
 from packed_batches import packed_batches
 
-from nnclr_hub.method import METHODS, Gather, Learner, PredictionHead, ProjectionHead, SupportSet
+from nnclr_hub.method import METHODS, Gather, Learner, SupportSet
+from nnclr_hub.method import learner as nnclr_learner
+from nnclr_hub.method.lejepa import random_directions
 from training.assemble import build_learner, place_learner
 from training.data.augment import make_view, make_views
 from training.data.batches import Batches
@@ -79,23 +81,17 @@ def test_the_lookup_at_the_papers_sizes_needs_little_memory(cuda):
 
 def small_learner(method: str) -> Learner:
     torch.manual_seed(0)
-    row = METHODS[method]
-    backbone = torch.nn.Sequential(
-        torch.nn.Conv2d(3, 8, 3),
-        torch.nn.BatchNorm2d(8),
-        torch.nn.ReLU(),
-        torch.nn.AdaptiveAvgPool2d(2),
-        torch.nn.Flatten(),
-    )
-    prediction = PredictionHead(8, 16) if row.prediction != "none" else None
-    support = SupportSet(64, 8) if row.target == "neighbor" else None
-    return Learner(backbone, row, ProjectionHead(32, 16, 8), prediction, support)
+    sizes = ("channels=8,8,16,16", "projection_hidden=32", "projection_dim=8", "queue_size=64", "prototypes=8")
+    recipe = find_recipe("small_cpu").with_settings([f"method={method}", "prediction=method", *sizes])
+    return build_learner(recipe)
 
 
 @pytest.mark.parametrize("method", list(METHODS))
-def test_a_step_of_every_method_equals_that_of_the_cpu(method, device, full_precision):
-    """Loss and gradients in float32, without TF32."""
-    views = [torch.randn(16, 3, 12, 12, generator=torch.Generator().manual_seed(i)) for i in range(2)]
+def test_a_step_of_every_method_equals_that_of_the_cpu(method, device, full_precision, monkeypatch):
+    """Loss and gradients in float32, without TF32, with the same random directions of LeJEPA."""
+    on_the_cpu = lambda dim, count, where: random_directions(dim, count).to(where)  # noqa: E731
+    monkeypatch.setattr(nnclr_learner, "random_directions", on_the_cpu)
+    views = [torch.randn(16, 3, 32, 32, generator=torch.Generator().manual_seed(i)) for i in range(2)]
     results = []
     for where in ("cpu", device):
         learner = small_learner(method).to(where)
