@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from nnclr_hub.errors import NoRoom
 
 
 def cache_folder() -> Path:
@@ -22,3 +27,22 @@ def cache_folder() -> Path:
 def is_in_cache(file: Any) -> bool:
     """Return whether a file of an OSError, if it has one, is in the cache folder."""
     return bool(file) and Path(os.fsdecode(file)).absolute().is_relative_to(cache_folder().absolute())
+
+
+@contextmanager
+def one_user(folder: Path) -> Iterator[None]:
+    """Wait until no other program reads or writes a folder of the cache, two levels below it.
+
+    Raises:
+        NoRoom: the cache folder cannot be written.
+    """
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        lock = folder.with_suffix(".lock").open("w")
+    except OSError as error:
+        raise NoRoom(
+            f"The cache folder {folder.parents[1]} cannot be written ({error.strerror}); set NNCLR_CACHE to another."
+        ) from error
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

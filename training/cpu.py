@@ -1,4 +1,4 @@
-"""Set up a process and a network for training on a CPU; docs/results/cpu_step.md has the measurements."""
+"""Set up the CPU's part of training: docs/results/cpu_step.md and docs/gpu.md have the measurements."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 from torch import nn
+
+THREADS_NEXT_TO_A_GPU = 4
 
 # options of mallopt, from glibc's malloc.h
 TRIM_THRESHOLD, TOP_PAD, MMAP_MAX = -1, -2, -4
@@ -32,6 +34,15 @@ def keep_freed_memory() -> None:
     mallopt(MMAP_MAX, 0)
     mallopt(TRIM_THRESHOLD, -1)  # never
     mallopt(TOP_PAD, 256 << 20)  # grow by this many bytes at once
+
+
+def use_few_threads() -> None:
+    """Let torch use at most THREADS_NEXT_TO_A_GPU threads on the CPU, for a run whose network is on a GPU.
+
+    Such a step computes only small tensors on the CPU, for which waiting threads keep cores busy. Two runs with 16
+    threads each, on 16 cores, slowed each other down by a factor of 10 and more.
+    """
+    torch.set_num_threads(min(torch.get_num_threads(), THREADS_NEXT_TO_A_GPU))
 
 
 def use_plain_attention(network: nn.Module) -> None:

@@ -16,7 +16,7 @@ from nnclr_hub.cores import usable_cores
 from nnclr_hub.progress import bar
 
 from .assemble import check_network, fit_to_data, resolve_precision
-from .cpu import keep_freed_memory
+from .cpu import keep_freed_memory, use_few_threads
 from .cues import measure_cues
 from .data.batches import Batches, PixelSource, channel_statistics
 from .data.crop_boxes import enlarged_share
@@ -193,6 +193,7 @@ def _set_up_device(where: torch.device) -> None:
     if where.type == "cpu":
         keep_freed_memory()
     if where.type == "cuda":
+        use_few_threads()
         torch.set_float32_matmul_precision("high")  # TF32 for what autocast leaves in float32, mainly the lookup
         torch.backends.cudnn.benchmark = True
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nnclr_hub.encoder.backbones import create_backbone
-from training.cpu import use_plain_attention
+from training.cpu import use_few_threads, use_plain_attention
 from training.small_maps import use_products
 
 
@@ -61,3 +61,14 @@ print(libc.sbrk(0) - before)
 def test_large_blocks_stay_with_the_process():
     grown = subprocess.run([sys.executable, "-c", GROWTH], check=True, capture_output=True, text=True).stdout
     assert int(grown) > 3 << 30
+
+
+@pytest.mark.parametrize(("threads", "used"), [(16, 4), (2, 2)])
+def test_a_run_on_a_gpu_uses_few_threads_of_the_cpu(threads, used):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        use_few_threads()
+        assert torch.get_num_threads() == used
+    finally:
+        torch.set_num_threads(before)

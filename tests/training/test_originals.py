@@ -21,6 +21,7 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms.functional import resized_crop
 
 import nnclr_hub
+from nnclr_hub.cache import cache_folder
 from nnclr_hub.encoder.image_reading import PLAIN
 from nnclr_hub.errors import InvalidRequest, TrainingError
 from training.data import originals as originals_module
@@ -194,12 +195,19 @@ def test_the_label_of_a_sample_of_webdataset_is_its_cls(folder, tmp_path):
     assert files.labels.tolist() == [0, 1, 0, 1]
 
 
+def written() -> set[int]:
+    """Return the files of all listings in the cache folder."""
+    return {file.stat().st_ino for file in (cache_folder() / "indexes").glob("*/index.json")}
+
+
 def test_a_listing_of_archives_is_used_again_until_they_change(folder, tmp_path):
     path = tar_of(folder, tmp_path / "all.tar")
+    before = written()
     first = training_files([path])
-    written = first.folder.stat().st_ino
+    listed = written()
+    assert len(listed - before) == 1
     again = training_files([path])
-    assert again.folder.stat().st_ino == written
+    assert written() == listed
     assert (again.digest, again.fingerprints.tolist()) == (first.digest, first.fingerprints.tolist())
     tar_of(folder, path, slice(0, 9))
     assert len(training_files([path])) == 9

@@ -93,11 +93,10 @@ def training_files(data: Sequence[Path | str], *, listed: bool = False) -> Image
         state.update(f"{place} {_version(place)}\n".encode("utf-8", "surrogateescape"))
     # the images of a folder may change without its time
     reusable = listed or not any(os.path.isdir(place) for _, place in places)
-    folder = current_index(key, None if listed else state.hexdigest()) if reusable else None
-    if folder is None:
-        found = (one for number, place in places for one in _listed(place, number))
-        folder = write_index(key, state.hexdigest(), found)
-    return ImageIndex(folder)
+    index = current_index(key, None if listed else state.hexdigest()) if reusable else None
+    if index is not None:
+        return index
+    return write_index(key, state.hexdigest(), (one for number, place in places for one in _listed(place, number)))
 
 
 def _places(given: Path | str) -> list[str]:

@@ -7,10 +7,12 @@ machine map the same files.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import os
 import shutil
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -20,7 +22,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from nnclr_hub.cache import cache_folder
+from nnclr_hub.cache import cache_folder, one_user
 from nnclr_hub.encoder import image_parquet
 from nnclr_hub.encoder.packed_image import ImageSource, ListedImage, PackedImage
 from nnclr_hub.errors import NoRoom
@@ -54,14 +56,12 @@ class ImageIndex(Sequence[Path | PackedImage]):
 
     Args:
         folder: of the columns.
-        rows: (N,) int64, the images to use, in order; None: all.
     """
 
-    def __init__(self, folder: Path, rows: np.ndarray | None = None) -> None:
-        about = json.loads((folder / "index.json").read_text())
-        self.folder, self._rows = folder, rows
-        self._sources = [ImageSource(**one) for one in about["sources"]]
-        self._about = about
+    def __init__(self, folder: Path) -> None:
+        self._rows: np.ndarray | None = None  # (N,) int64, the images to use, in order; None: all
+        self._about = json.loads((folder / "index.json").read_text())
+        self._sources = [ImageSource(**one) for one in self._about["sources"]]
         self._columns = {name: _mapped(folder / name, kind) for name, kind in COLUMNS.items()}
         self._names = _mapped(folder / "names", np.uint8)
 
@@ -102,7 +102,11 @@ class ImageIndex(Sequence[Path | PackedImage]):
         """Return the images at `rows` (int64, rising) of this index."""
         if len(rows) == len(self):
             return self
-        return ImageIndex(self.folder, rows if self._rows is None else self._rows[rows])
+        kept = copy.copy(self)  # with its open files, since another program may have replaced those in the folder
+        for derived in ("labels", "folders", "digest", "fingerprints"):
+            kept.__dict__.pop(derived, None)
+        kept._rows = rows if self._rows is None else self._rows[rows]
+        return kept
 
     def __len__(self) -> int:
         return int(self._about["images"]) if self._rows is None else len(self._rows)
@@ -185,8 +189,10 @@ def _mapped(path: Path, kind: type) -> np.ndarray:
     return np.memmap(path, kind, "r") if path.stat().st_size else np.zeros(0, kind)  # an empty file cannot be mapped
 
 
-def write_index(key: str, state: str, found: Iterable[Listed]) -> Path:
-    """Write the columns of some folders and archives into the cache folder, and return their folder.
+def write_index(key: str, state: str, found: Iterable[Listed]) -> ImageIndex:
+    """Write the columns of some folders and archives into the cache folder, and open them.
+
+    Another program that lists the same folders replaces them, and the index that is open keeps its files.
 
     Args:
         key: identifies the set; an earlier index under it is replaced.
@@ -197,7 +203,7 @@ def write_index(key: str, state: str, found: Iterable[Listed]) -> Path:
         NoRoom: the cache folder cannot be written.
     """
     folder = _folder_of(key)
-    half = folder.with_suffix(f".{os.getpid()}")
+    half = folder.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
     try:
         half.mkdir(parents=True)
     except OSError as error:
@@ -207,21 +213,23 @@ def write_index(key: str, state: str, found: Iterable[Listed]) -> Path:
     try:
         about = _write_columns(half, found)
         (half / "index.json").write_text(json.dumps({"state": state, **about}))
-        shutil.rmtree(folder, ignore_errors=True)
-        half.rename(folder)
+        with one_user(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+            half.rename(folder)
+            return ImageIndex(folder)
     finally:
         shutil.rmtree(half, ignore_errors=True)
-    return folder
 
 
-def current_index(key: str, state: str | None = None) -> Path | None:
-    """Return the folder of an index that was written under a key, with this state unless it is None."""
+def current_index(key: str, state: str | None = None) -> ImageIndex | None:
+    """Open the index that was written under a key, if there is one, with this state unless it is None."""
     folder = _folder_of(key)
     try:
-        about = json.loads((folder / "index.json").read_text())
+        with one_user(folder):
+            about = json.loads((folder / "index.json").read_text())
+            return ImageIndex(folder) if state is None or about["state"] == state else None
     except (OSError, ValueError):
         return None
-    return folder if state is None or about["state"] == state else None
 
 
 def _folder_of(key: str) -> Path:

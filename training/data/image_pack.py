@@ -8,13 +8,11 @@ journal. Two programs that need the same pack decode it once.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nnclr_hub.cache import cache_folder
+from nnclr_hub.cache import cache_folder, one_user
 from nnclr_hub.cores import usable_cores
 from nnclr_hub.encoder.decoding import run_isolated
 from nnclr_hub.encoder.decoding_pool import decoding_processes
@@ -181,7 +179,7 @@ def build_pack(
     """
     folder = (cache or cache_folder()) / "packs" / _digest(paths, size, reading, channels)
     if not (folder / "pack.json").exists():
-        with _alone(folder):
+        with one_user(folder):
             if not (folder / "pack.json").exists():
                 _decode(
                     paths, (size, reading, channels), folder, name_of or (lambda number: str(paths[number])), progress
@@ -210,21 +208,6 @@ def _size_and_time(path: Path) -> tuple[int, int]:
     except OSError:  # a dangling link or a deleted file: decoding will report it
         return (0, 0)
     return (stat.st_size, stat.st_mtime_ns)
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Wait until no other program decodes this pack."""
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        lock = folder.with_suffix(".lock").open("w")
-    except OSError as error:
-        raise NoRoom(
-            f"The cache folder {folder.parents[1]} cannot be written ({error.strerror}); set NNCLR_CACHE to another."
-        ) from error
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _decode(
