@@ -222,7 +222,8 @@ class Engines:
 
     def served(self) -> list[str]:
         """Return the sources that requests may name: the default, those ever loaded, and the published encoders."""
-        return list(dict.fromkeys([self.default, *self._memory.fingerprints, *MODELS]))
+        published = (name for name, model in MODELS.items() if model.available)
+        return list(dict.fromkeys([self.default, *self._memory.fingerprints, *published]))
 
     @property
     def fault(self) -> str | None:

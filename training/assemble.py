@@ -46,10 +46,7 @@ def fit_to_data(recipe: Recipe, images: int, labels: np.ndarray, world: int, con
         NoImages: too few images to learn from.
         InvalidRequest: an option needs labels and the data has none, or the ranks cannot share the batch.
     """
-    if images < 8 * world:
-        raise NoImages(
-            f"{images} readable images are too few to learn from; provide at least {8 * world}, better a few thousand."
-        )
+    require_images(images, world)
     if recipe.pick == "oracle":
         require_labels(labels)
     changes: dict[str, Any] = {"batch_size": recipe.batch_for(images)}
@@ -75,6 +72,14 @@ def fit_to_data(recipe: Recipe, images: int, labels: np.ndarray, world: int, con
             f"use a multiple of {world * recipe.accumulate}."
         )
     return recipe
+
+
+def require_images(images: int, world: int) -> None:
+    """Raise NoImages if there are too few images for the processes of a run."""
+    if images < 8 * world:
+        raise NoImages(
+            f"{images} images are too few to learn from; provide at least {8 * world}, better a few thousand."
+        )
 
 
 def require_labels(labels: np.ndarray) -> None:

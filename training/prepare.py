@@ -15,7 +15,7 @@ from rich.console import Console
 from nnclr_hub.cores import usable_cores
 from nnclr_hub.progress import bar
 
-from .assemble import check_network, fit_to_data, resolve_precision
+from .assemble import check_network, fit_to_data, require_images, resolve_precision
 from .cpu import keep_freed_memory, use_few_threads
 from .cues import measure_cues
 from .data.batches import Batches, PixelSource, channel_statistics
@@ -89,6 +89,7 @@ def prepare(
         training_files(folders)
     ranks.wait()
     files = training_files(folders, listed=True)
+    require_images(len(files), ranks.world)  # before choices are explained; unreadable ones are counted after decoding
     sizes = sampled_sizes(files, recipe.preprocessing.reading)
     # a resumed run keeps its choices
     output, labeled = (console, labeled) if saved is None else (Console(quiet=True), None)

@@ -50,7 +50,7 @@ def models(as_json: Json = False) -> None:
             f"{model.architecture}\n{model.parameters / 1e6:.1f} M",
             str(model.embed_dim),
             f"{model.input.size} px",
-            model.repository or "here",
+            model.repository or ("here" if model.available else "in a checkout"),
         )
     out.print(table)
     out.print(f"\nWithout weights yet: {', '.join(ARCHITECTURES)}.")
@@ -97,10 +97,22 @@ def info(source: Source, backend: Backend = "auto", as_json: Json = False) -> No
     table = Table(box=None, show_header=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    for name, value in facts.items():
+    for name, value in _for_people(facts).items():
         if value != {}:
             table.add_row(name, _in_words(value))
     out.print(table)
+
+
+def _for_people(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the facts with the training as sentences, and scores that say which images they are from."""
+    from nnclr_hub.publish.provenance import describe_training
+
+    shown = {name: value for name, value in facts.items() if name not in ("provenance", "recipe", "metrics")}
+    about = facts["provenance"]
+    trained = {"training": describe_training(about, str(facts["source"]))} if about else {}
+    terms = {name: about[name] for name in ("license", "data", "data_terms") if name in about}
+    scores = {"scores on test splits": facts.get("metrics") or {}, "scores of its run": about.get("metrics") or {}}
+    return {**shown, **terms, **trained, **scores}
 
 
 def _in_words(value: Any) -> str:

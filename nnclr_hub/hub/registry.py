@@ -64,6 +64,16 @@ class ModelInfo:
     revision: str | None = None
 
     @property
+    def available(self) -> bool:
+        """Whether this installation has it, or the Hub; a wheel has only the smaller encoders."""
+        return self._place is not None or self.repository is not None
+
+    @property
+    def _place(self) -> Path | None:
+        places = (PACKAGE / "weights" / self.name, PACKAGE.parent / "weights" / self.name)
+        return next((place for place in places if place.is_dir()), None)
+
+    @property
     def folder(self) -> Path | None:
         """The model folder in this installation: in a checkout's weights/, or inside an installed package.
 
@@ -72,11 +82,8 @@ class ModelInfo:
         Raises:
             ModelFilesMissing: it is neither installed nor published.
         """
-        for place in (PACKAGE / "weights" / self.name, PACKAGE.parent / "weights" / self.name):
-            if place.is_dir():
-                return place
-        if self.repository is not None:
-            return None
+        if (place := self._place) is not None or self.repository is not None:
+            return place
         if (PACKAGE.parent / "hubconf.py").is_file():
             why = f"the folder weights/{self.name} is missing in this checkout; restore it with git checkout"
         else:

@@ -21,7 +21,7 @@ from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.errors import InvalidRequest, ModelError
 from nnclr_hub.file_replacement import replace_file
 from nnclr_hub.hub.layout import CARD, CONFIG, GRAPH, HEADS, SUPPORT_SET, ModelConfig, read_config
-from nnclr_hub.publish.provenance import base_models, describe_parents
+from nnclr_hub.publish.provenance import base_models, describe_training
 from nnclr_hub.publish.snippets import loading, paragraph
 
 NO_LICENSE = "unknown"  # the Hub's word for weights whose license nobody has stated
@@ -130,7 +130,7 @@ def model_card(name: str, config: ModelConfig, *, repository: str | None = None,
         input=paragraph(_input(preprocessing)),
         output=f"The output is {pooled}. Compare vectors by their cosine similarity.",
         metrics=_table(about, source),
-        training=paragraph(_training(about)),
+        training=paragraph(describe_training(about, name)),
         use=paragraph(_USE),
         limits=paragraph(_LIMITS.format(size=preprocessing.input_size)),
         terms=paragraph(f"Weights: {about.get('license', 'license not stated')}. Training images: {_images(about)}."),
@@ -274,30 +274,6 @@ def _input(preprocessing: Preprocessing) -> str:
         f"The input is an upright RGB image. {resized}, and the center {size} x {size} pixels are kept. Values in "
         f"[0, 1] are normalized with mean {list(preprocessing.mean)} and standard deviation {list(preprocessing.std)}."
     )
-
-
-def _training(about: Mapping[str, Any]) -> str:
-    """Return what is recorded of the training."""
-    if "converted" in about:
-        record = about["converted"]
-        file, digest, origin, branch = (record.get(key) for key in ("file", "sha256", "from", "branch"))
-        return (
-            f"The weights come from `{file}` (sha256 `{digest}`), read as {origin}, branch {branch}. Only their names "
-            "were changed. The file does not record the preprocessing, so the usual one is assumed."
-        )
-    known = [str(about[key]) for key in ("method", "recipe") if key in about]
-    known += [f"{about['encoder']} weights"] if "encoder" in about else []
-    unfinished = about.get("step") != about.get("steps") and "steps" in about
-    if unfinished:
-        known += [f"stopped at step {about.get('step')} of {about['steps']}: unfinished"]
-    elif "step" in about:
-        known += [f"{about['step']} steps"]
-    known += [f"{about['epochs']:g} epochs" + (" planned" if unfinished else "")] if "epochs" in about else []
-    known += [f"temperature {about['temperature']}"] if "temperature" in about else []
-    known += [f"support set of {about['support_set_size']}"] if about.get("support_set_size") else []
-    known += [f"seed {about['seed']}"] if "seed" in about else []
-    known += [f"code at commit {about['commit'][:12]}"] if about.get("commit") else []
-    return describe_parents(about) + (", ".join(known) + "." if known else "Not recorded.")
 
 
 def _images(about: Mapping[str, Any]) -> str:

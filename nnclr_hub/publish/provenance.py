@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import PurePath
 from typing import Any
 
 from nnclr_hub.errors import InvalidRequest
@@ -83,11 +84,42 @@ def base_models(about: Mapping[str, Any]) -> list[str]:
     return [one.removeprefix("hf-hub:").partition("@")[0] for one in sources if one.startswith("hf-hub:")]
 
 
-def describe_parents(about: Mapping[str, Any]) -> str:
+def describe_training(about: Mapping[str, Any], name: str = "") -> str:
+    """Return what is recorded of the training, as sentences.
+
+    Args:
+        about: the record.
+        name: of the encoder; parents with this name are earlier versions of it.
+    """
+    if "converted" in about:
+        record = about["converted"]
+        file, digest, origin, branch = (record.get(key) for key in ("file", "sha256", "from", "branch"))
+        return (
+            f"The weights come from `{file}` (sha256 `{digest}`), read as {origin}, branch {branch}. Only their names "
+            "were changed. The file does not record the preprocessing, so the usual one is assumed."
+        )
+    known = [str(about[key]) for key in ("method", "recipe") if key in about]
+    known += [f"{about['encoder']} weights"] if "encoder" in about else []
+    unfinished = about.get("step") != about.get("steps") and "steps" in about
+    if unfinished:
+        known += [f"stopped at step {about.get('step')} of {about['steps']}: unfinished"]
+    elif "step" in about:
+        known += [f"{about['step']} steps"]
+    known += [f"{about['epochs']:g} epochs" + (" planned" if unfinished else "")] if "epochs" in about else []
+    known += [f"temperature {about['temperature']}"] if "temperature" in about else []
+    known += [f"support set of {about['support_set_size']}"] if about.get("support_set_size") else []
+    known += [f"seed {about['seed']}"] if "seed" in about else []
+    known += [f"code at commit {about['commit'][:12]}"] if about.get("commit") else []
+    return _describe_parents(about, name) + (", ".join(known) + "." if known else "Not recorded.")
+
+
+def _describe_parents(about: Mapping[str, Any], name: str) -> str:
     """Return a sentence with the chain of parents; empty without any."""
     chain, found = about.get("parents") or [], []
     while chain:
         parent = chain[0]
-        found.append(f"{parent.get('source')} (fingerprint {str(parent.get('fingerprint'))[:8]}, {parent['license']})")
+        source = str(parent.get("source"))
+        which = "an earlier version" if name and PurePath(source).name == name else source
+        found.append(f"{which} (fingerprint {str(parent.get('fingerprint'))[:8]}, {parent['license']})")
         chain = parent.get("parents") or []
     return f"Started from {', which started from '.join(found)}. " if found else ""

@@ -35,6 +35,7 @@ def test_info_reports_what_a_load_was_verified_against(model):
     assert facts["parameters"] == MODELS[name].parameters
     assert facts["sha256"] == dict(MODELS[name].sha256)
     assert all(digest[:30] in output_of("info", name) for digest in MODELS[name].sha256.values())
+    assert "{'" not in output_of("info", name)
     assert "{}" not in output_of("info", model)
     facts = json.loads(output_of("info", model, "--json"))
     assert (facts["verified_against"], facts["folder"]) == ("config.json", str(model))

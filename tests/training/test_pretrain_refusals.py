@@ -62,14 +62,24 @@ def test_a_damaged_checkpoint_is_rejected_and_a_full_disk_keeps_the_last(finishe
 def test_too_few_or_broken_images_are_explained(tmp_path, image_files, capsys):
     folder = tmp_path / "few"
     folder.mkdir()
-    (folder / "bad.jpg").write_bytes(b"garbage")
-    with pytest.raises(NoImages, match="None of the 1 images"):
+    for i in range(8):
+        (folder / f"bad{i}.jpg").write_bytes(b"garbage")
+    with pytest.raises(NoImages, match="None of the 8 images"):
         pretrain(recipe(), [folder], tmp_path / "run")
     for path in image_files[:3]:
         shutil.copy(path, folder)
     with pytest.raises(NoImages, match="too few"):
         pretrain(recipe(), [folder], tmp_path / "run")
     assert "skipped" in capsys.readouterr().err
+
+
+def test_too_few_images_are_rejected_before_anything_is_said_of_their_size(tmp_path, image_files, monkeypatch, capsys):
+    monkeypatch.setattr("training.prepare.build_pack", lambda *a, **k: pytest.fail("decoding started"))
+    for path in image_files[:3]:
+        shutil.copy(path, tmp_path)
+    with pytest.raises(NoImages):
+        pretrain(recipe(), [tmp_path], tmp_path / "run")
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("resume", [False, True])

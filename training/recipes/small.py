@@ -119,8 +119,8 @@ SMALL_SETS: dict[str, Preset] = {
         recipe=SMALL,
         summary="The base of the recipes for small sets: SGD at 0.06 x B / 256, BYOL's augmentation.",
         data="--data PHOTOS --out RUN --set image_size=96",
-        time="estimate: 10 minutes of an H100 for 15,000 images at 96 pixels, 200 epochs.",
-        expected="not yet run by this project.",
+        time="7 minutes of an H200 for 15,000 images at 96 pixels, 200 epochs, at 7,500 images per second.",
+        expected="see docs/results/starter.md for the starter, which continued with this recipe.",
     ),
     "cifar10_resnet18": Preset(
         recipe=CIFAR10_RESNET18,
