@@ -10,9 +10,10 @@ from hub_server import HubServer, running_hub
 from nnclr_hub import load_encoder
 from nnclr_hub.errors import ModelFilesMissing, UnknownModel
 from nnclr_hub.hub import registry
-from nnclr_hub.hub.layout import CONFIG, WEIGHTS, sha256_of
+from nnclr_hub.hub.layout import CONFIG, WEIGHTS, read_config, sha256_of
 from nnclr_hub.hub.registry import ARCHITECTURES, MODELS, InputContract, ModelInfo, default_model, model_info
 from nnclr_hub.hub.sources import resolve
+from nnclr_hub.publish.provenance import check_license
 
 NAME = "nnclr_made_up"
 
@@ -22,6 +23,13 @@ def test_the_input_in_the_registry_is_that_of_the_encoder():
         done = load_encoder(name, device="cpu").transform.preprocessing.steps
         done["size"] = done.pop("input_size")
         assert done == dataclasses.asdict(info.input)
+
+
+def test_no_license_allows_more_than_the_images_and_the_parents():
+    for info in MODELS.values():
+        about = read_config(info.folder).nnclr
+        assert about["license"] == info.license
+        check_license(info.license, {**about, "data_terms": info.data})
 
 
 @pytest.mark.parametrize("name", ["resnet50", "vit_base_patch16_224"])
