@@ -17,6 +17,7 @@ from pathlib import Path
 
 import nnclr_hub
 from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.hub.layout import read_config
 from nnclr_hub.hub.sources import resolve
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import Collection, Item, VectorStore
@@ -46,7 +47,7 @@ sdk_version: {gradio}
 python_version: "3.11"
 app_file: app.py
 pinned: false
-license: apache-2.0
+license: {license}
 short_description: Search images by visual similarity
 ---
 
@@ -54,6 +55,8 @@ short_description: Search images by visual similarity
 
 Click an image, or upload one, to find the most similar images. The encoder was trained without labels. Everything here
 is read-only. The images: {images}.
+
+The library is under Apache-2.0. `encoder/README.md` has the terms of the encoder.
 
 To run it locally, `pip install -r requirements.txt`, then `python app.py`, and open port 7860.
 """
@@ -150,8 +153,9 @@ def _public(item: Item) -> Item:
 
 
 def _write_texts(folder: Path, images: str) -> None:
+    license = read_config(folder / "encoder").nnclr.get("license")
     texts = {
-        "README.md": README.format(gradio=version("gradio"), images=images),
+        "README.md": README.format(gradio=version("gradio"), images=images, license=license or "other"),
         "app.py": APP,
         "requirements.txt": "".join(f"{line}\n" for line in _pinned()),
         ".gitattributes": "*.safetensors filter=lfs diff=lfs merge=lfs -text\n*.sqlite filter=lfs diff=lfs merge=lfs\n",

@@ -29,9 +29,16 @@ def is_in_cache(file: Any) -> bool:
     return bool(file) and Path(os.fsdecode(file)).absolute().is_relative_to(cache_folder().absolute())
 
 
+def not_writable(error: OSError, cache: Path | None = None) -> NoRoom:
+    """Return the error of a cache folder, by default `cache_folder()`, that cannot be written."""
+    return NoRoom(
+        f"The cache folder {cache or cache_folder()} cannot be written ({error.strerror}); set NNCLR_CACHE to another."
+    )
+
+
 @contextmanager
-def one_user(folder: Path) -> Iterator[None]:
-    """Wait until no other program reads or writes a folder of the cache, two levels below it.
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Hold a folder such as CACHE/packs/NAME for this program, and wait while another one does.
 
     Raises:
         NoRoom: the cache folder cannot be written.
@@ -40,9 +47,7 @@ def one_user(folder: Path) -> Iterator[None]:
         folder.parent.mkdir(parents=True, exist_ok=True)
         lock = folder.with_suffix(".lock").open("w")
     except OSError as error:
-        raise NoRoom(
-            f"The cache folder {folder.parents[1]} cannot be written ({error.strerror}); set NNCLR_CACHE to another."
-        ) from error
+        raise not_writable(error, folder.parents[1]) from error
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

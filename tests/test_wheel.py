@@ -16,8 +16,6 @@ from waiting import free_port, until_served
 from nnclr_hub.hub.registry import list_models, model_info
 
 ROOT = Path(__file__).parents[1]
-
-
 # larger networks are only in a checkout, because PyPI takes files of up to 100 MB
 INSIDE = {name for name in list_models() if model_info(name).architecture == "resnet18"}
 

@@ -39,8 +39,8 @@ def keep_freed_memory() -> None:
 def use_few_threads() -> None:
     """Let torch use at most THREADS_NEXT_TO_A_GPU threads on the CPU, for a run whose network is on a GPU.
 
-    Such a step computes only small tensors on the CPU, for which waiting threads keep cores busy. Two runs with 16
-    threads each, on 16 cores, slowed each other down by a factor of 10 and more.
+    Such a step computes only small tensors on the CPU, for which waiting threads keep cores busy: on 16 cores, two runs
+    with 16 threads each next to a few other processes were more than ten times as slow. The number stays after the run.
     """
     torch.set_num_threads(min(torch.get_num_threads(), THREADS_NEXT_TO_A_GPU))
 

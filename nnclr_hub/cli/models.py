@@ -21,6 +21,7 @@ _BY = {
     "config.json": "as recorded by config.json",
     "nobody": "not recorded",
 }
+_RUN_SCORES = "on validation splits, where a set has one\n"
 Source = Annotated[str, typer.Argument(help="A name from `nnclr models`, hf-hub:org/repo@revision, a folder, ...")]
 
 
@@ -50,7 +51,7 @@ def models(as_json: Json = False) -> None:
             f"{model.architecture}\n{model.parameters / 1e6:.1f} M",
             str(model.embed_dim),
             f"{model.input.size} px",
-            model.repository or ("here" if model.available else "in a checkout"),
+            model.repository or ("here" if model.available else "not in this installation"),
         )
     out.print(table)
     out.print(f"\nWithout weights yet: {', '.join(ARCHITECTURES)}.")
@@ -107,12 +108,16 @@ def _for_people(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the facts with the training as sentences, and scores that say which images they are from."""
     from nnclr_hub.publish.provenance import describe_training
 
-    shown = {name: value for name, value in facts.items() if name not in ("provenance", "recipe", "metrics")}
+    shown = {name: value for name, value in facts.items() if name not in ("provenance", "metrics")}
     about = facts["provenance"]
-    trained = {"training": describe_training(about, str(facts["source"]))} if about else {}
     terms = {name: about[name] for name in ("license", "data", "data_terms") if name in about}
-    scores = {"scores on test splits": facts.get("metrics") or {}, "scores of its run": about.get("metrics") or {}}
-    return {**shown, **terms, **trained, **scores}
+    return {
+        **shown,
+        **{name: value for name, value in terms.items() if name not in shown},
+        **({"last training": describe_training(about, str(facts["source"]))} if about else {}),
+        "scores on test splits": facts.get("metrics") or {},
+        **({"scores of its run": _RUN_SCORES + _in_words(about["metrics"])} if about.get("metrics") else {}),
+    }
 
 
 def _in_words(value: Any) -> str:

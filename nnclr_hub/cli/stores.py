@@ -58,7 +58,7 @@ def list_collections(as_json: Json = False, *, place: Place) -> None:
         state = row["state"] + (f", index {late} changes behind" if late else "")
         metric = row["metric"] if row["vectors"] == "raw" else f"{row['metric']}, {row['vectors']}"
         cells = [row["name"], row["items"], row["dim"], metric, row["index"], state, ", ".join(row["aliases"])]
-        model = f"{row['model']} ({row['fingerprint'][:8]})" if row["fingerprint"] else row["model"]  # as errors do
+        model = f"{row['model']} ({row['fingerprint'][:8]})" if row["fingerprint"] else row["model"]
         table.add_row(*(escape(str(one)) for one in [*cells, model]))
     out.print(table if rows else "The store is empty; add images with `nnclr index`.")
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.hub.layout import ModelConfig
+from nnclr_hub.hub.registry import MODELS
 
 # What others may do with a work, from little to everything. The first pattern that occurs in a license or in the terms
 # of images decides, so a text about several sources has the terms of the narrowest.
@@ -89,7 +90,7 @@ def describe_training(about: Mapping[str, Any], name: str = "") -> str:
 
     Args:
         about: the record.
-        name: of the encoder; parents with this name are earlier versions of it.
+        name: of the encoder; parents of the same published name are earlier versions of it.
     """
     if "converted" in about:
         record = about["converted"]
@@ -119,7 +120,8 @@ def _describe_parents(about: Mapping[str, Any], name: str) -> str:
     while chain:
         parent = chain[0]
         source = str(parent.get("source"))
-        which = "an earlier version" if name and PurePath(source).name == name else source
+        same = "hf-hub:" not in source and PurePath(source).name == PurePath(name).name in MODELS
+        which = "an earlier version" if same else source
         found.append(f"{which} (fingerprint {str(parent.get('fingerprint'))[:8]}, {parent['license']})")
         chain = parent.get("parents") or []
     return f"Started from {', which started from '.join(found)}. " if found else ""

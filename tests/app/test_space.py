@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from waiting import free_port, until_served
 
 from nnclr_hub.cli.app import app as cli
+from nnclr_hub.hub.layout import read_config
 from nnclr_hub.store import open_store
 from nnclr_hub.workbench import Encoders, Workbench
 
@@ -44,6 +45,7 @@ def test_the_folder_contains_what_a_space_needs(space):
     _, front, text = (space / "README.md").read_text().split("---\n", 2)
     fields = dict(line.split(": ", 1) for line in front.splitlines())
     assert (fields["sdk"], fields["app_file"]) == ("gradio", "app.py")
+    assert fields["license"] == read_config(space / "encoder").nnclr["license"]
     assert re.fullmatch(r"\d+\.\d+\.\d+", fields["sdk_version"])
     assert "read-only" in text
     pins = (space / "requirements.txt").read_text().splitlines()

@@ -85,6 +85,7 @@ def test_a_piped_table_is_not_truncated(tmp_path):
     model = "/" + "/".join(["a-folder-of-a-long-name"] * 12)
     with open_store(str(tmp_path / "store")) as store:
         store.create("c", CollectionSpec(2, model=model))
+        store.create("d", CollectionSpec(2, model="m", fingerprint="0123456789abcdef"))
     command = [sys.executable, "-m", "nnclr_hub.cli", "store", "list", "--store", str(tmp_path / "store")]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "COLUMNS": "80"}, check=True)
-    assert [line.split()[-1] for line in done.stdout.splitlines()] == ["model", model]
+    assert [line.split()[-1] for line in done.stdout.splitlines()] == ["model", model, "(01234567)"]

@@ -89,10 +89,13 @@ def small_learner(method: str) -> Learner:
 @pytest.mark.parametrize("method", list(METHODS))
 def test_a_step_of_every_method_equals_that_of_the_cpu(method, device, full_precision, monkeypatch):
     """Loss and gradients in float64, with the same random directions of LeJEPA."""
-    on_the_cpu = lambda dim, count, where: random_directions(dim, count).to(where)  # noqa: E731
+
+    def on_the_cpu(dim: int, count: int, where: torch.device) -> torch.Tensor:
+        return random_directions(dim, count).to(where)
+
     monkeypatch.setattr(nnclr_learner, "random_directions", on_the_cpu)
-    draws = torch.Generator().manual_seed(0)
-    views = [torch.randn(16, 3, 32, 32, generator=draws, dtype=torch.float64) for _ in range(2)]
+    generator = torch.Generator().manual_seed(0)
+    views = [torch.randn(16, 3, 32, 32, generator=generator, dtype=torch.float64) for _ in range(2)]
     results = []
     for where in ("cpu", device):
         learner = small_learner(method).double().to(where)

@@ -68,8 +68,10 @@ def test_a_starter_outside_the_wheel_is_reported_as_such(model, monkeypatch, tmp
     monkeypatch.setattr(registry, "PACKAGE", tmp_path / "site-packages" / "nnclr_hub")
     with pytest.raises(ModelFilesMissing):
         load_encoder(NAME)
+    assert not MODELS[NAME].available
     shutil.copytree(model, tmp_path / "site-packages" / "nnclr_hub" / "weights" / NAME)
     assert load_encoder(NAME, device="cpu").embed_dim == 32
+    assert [name for name, info in MODELS.items() if info.available] == [NAME]
 
 
 @pytest.fixture(scope="module")

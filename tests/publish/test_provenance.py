@@ -10,7 +10,7 @@ from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.hub.layout import read_config
 from nnclr_hub.publish.card import write_card
 from nnclr_hub.publish.export import export_run
-from nnclr_hub.publish.provenance import check_license, width
+from nnclr_hub.publish.provenance import check_license, describe_training, width
 from training.pretrain import pretrain
 
 
@@ -94,3 +94,20 @@ def test_the_card_names_the_base_model_of_the_hub(child, tmp_path):
 def test_a_resumed_run_keeps_its_terms(child, data, model):
     pretrain(recipe("channels=8,16,24,32"), [data], child, init=str(model), minutes=0, resume=True)
     assert read_config(child / "encoder").nnclr["data_terms"] == "CC BY 4.0"
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "kept"),
+    [
+        ("weights/nnclr_resnet18_starter", "nnclr_resnet18_starter", False),
+        ("nnclr_resnet18_starter", "somewhere/nnclr_resnet18_starter", False),
+        ("hf-hub:other/nnclr_resnet18_starter@v1", "nnclr_resnet18_starter", True),
+        ("runs/a/encoder", "encoder", True),
+        ("nnclr_resnet18_free_starter", "nnclr_resnet18_starter", True),
+    ],
+)
+def test_only_parents_of_the_same_published_name_are_earlier_versions(source, name, kept):
+    about = {"parents": [{"source": source, "fingerprint": "0123456789", "license": "mit"}], "method": "nnclr"}
+    text = describe_training(about, name)
+    assert (source in text) == kept
+    assert "01234567" in text

@@ -14,7 +14,7 @@ import os
 import shutil
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path, PurePath
@@ -22,7 +22,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from nnclr_hub.cache import cache_folder, one_user
+from nnclr_hub.cache import cache_folder, lock_folder, not_writable
 from nnclr_hub.encoder import image_parquet
 from nnclr_hub.encoder.packed_image import ImageSource, ListedImage, PackedImage
 from nnclr_hub.errors import NoRoom
@@ -103,8 +103,9 @@ class ImageIndex(Sequence[Path | PackedImage]):
         if len(rows) == len(self):
             return self
         kept = copy.copy(self)  # with its open files, since another program may have replaced those in the folder
-        for derived in ("labels", "folders", "digest", "fingerprints"):
-            kept.__dict__.pop(derived, None)
+        for name, derived in vars(ImageIndex).items():
+            if isinstance(derived, cached_property):
+                vars(kept).pop(name, None)
         kept._rows = rows if self._rows is None else self._rows[rows]
         return kept
 
@@ -207,13 +208,11 @@ def write_index(key: str, state: str, found: Iterable[Listed]) -> ImageIndex:
     try:
         half.mkdir(parents=True)
     except OSError as error:
-        raise NoRoom(
-            f"The cache folder {cache_folder()} cannot be written ({error.strerror}); set NNCLR_CACHE to another."
-        ) from error
+        raise not_writable(error) from error
     try:
         about = _write_columns(half, found)
         (half / "index.json").write_text(json.dumps({"state": state, **about}))
-        with one_user(folder):
+        with lock_folder(folder):
             shutil.rmtree(folder, ignore_errors=True)
             half.rename(folder)
             return ImageIndex(folder)
@@ -224,12 +223,14 @@ def write_index(key: str, state: str, found: Iterable[Listed]) -> ImageIndex:
 def current_index(key: str, state: str | None = None) -> ImageIndex | None:
     """Open the index that was written under a key, if there is one, with this state unless it is None."""
     folder = _folder_of(key)
-    try:
-        with one_user(folder):
+    with ExitStack() as stack:
+        with suppress(NoRoom):  # an index in a cache that cannot be written is not replaced
+            stack.enter_context(lock_folder(folder))
+        try:
             about = json.loads((folder / "index.json").read_text())
             return ImageIndex(folder) if state is None or about["state"] == state else None
-    except (OSError, ValueError):
-        return None
+        except (OSError, ValueError):
+            return None
 
 
 def _folder_of(key: str) -> Path:

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nnclr_hub.cache import cache_folder, one_user
+from nnclr_hub.cache import cache_folder, lock_folder
 from nnclr_hub.cores import usable_cores
 from nnclr_hub.encoder.decoding import run_isolated
 from nnclr_hub.encoder.decoding_pool import decoding_processes
@@ -179,7 +179,7 @@ def build_pack(
     """
     folder = (cache or cache_folder()) / "packs" / _digest(paths, size, reading, channels)
     if not (folder / "pack.json").exists():
-        with one_user(folder):
+        with lock_folder(folder):
             if not (folder / "pack.json").exists():
                 _decode(
                     paths, (size, reading, channels), folder, name_of or (lambda number: str(paths[number])), progress
