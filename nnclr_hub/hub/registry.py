@@ -182,6 +182,31 @@ MODELS: dict[str, ModelInfo] = {
                 "knn20/grocery128": 0.3529,
             },
         ),
+        ModelInfo(
+            name="nnclr_resnet50_starter",
+            architecture="resnet50",
+            embed_dim=2048,
+            parameters=23_508_032,
+            input=InputContract(128, crop_pct=1.0),
+            sha256={
+                "config.json": "5f4ea791c60bd64bbde45497311c85823bf2bcae66ccc3fb248cf0b58ce8d321",
+                "model.safetensors": "b690d744db2b0655aa0888abfd495347e03aa5985172e760db614a0643c27833",
+                "nnclr_heads.safetensors": "79082271d512d5a8bc9ed3ed643dba4d254939b9ffb59dfb4c12bfd3a7612eae",
+                "network.onnx": "e65773b4ae4d66cef254c7dc1a887139e4c08ea15c27c59660f8b9a00acbb10f",
+            },
+            license="cc-by-nc-4.0",
+            data=(
+                "imagenette128 (ImageNet's terms: research only), mix128 (Caltech-101, CC BY 4.0; ImageNet images, "
+                "research only), clothing160 (CC0 1.0) and grocery128 (MIT), train splits and unlabeled"
+            ),
+            recipe="small, 69 epochs at 64 and 96 pixels",
+            metrics={
+                "knn20/imagenette128": 0.7261,
+                "knn20/mix128": 0.4966,
+                "knn20/clothing160": 0.5054,
+                "knn20/grocery128": 0.2620,
+            },
+        ),
     )
 }
 
