@@ -39,7 +39,7 @@ def models(as_json: Json = False) -> None:
     from nnclr_hub.hub.registry import ARCHITECTURES, MODELS
 
     if as_json:
-        print_json([asdict(model) for model in MODELS.values()])
+        print_json([{**asdict(model), "available": model.available} for model in MODELS.values()])
         return
     table = Table(box=None, header_style="bold")
     for column in ("name and accuracy on test splits", "network", "dim", "input", "weights"):

@@ -128,7 +128,11 @@ def card(
     Example: nnclr card models/photos --write
     """
     from nnclr_hub.hub.layout import read_config
+    from nnclr_hub.hub.registry import MODELS
     from nnclr_hub.publish.card import model_card, require_repository, write_card
+
+    if not folder.exists() and str(folder) in MODELS:
+        folder = MODELS[str(folder)].folder or folder
 
     if repository is not None:
         require_repository(repository)

@@ -207,6 +207,30 @@ MODELS: dict[str, ModelInfo] = {
                 "knn20/grocery128": 0.2620,
             },
         ),
+        ModelInfo(
+            name="nnclr_vit_small_patch8_starter",
+            architecture="vit_small_patch8_224",
+            embed_dim=384,
+            parameters=21_424_512,
+            input=InputContract(96, crop_pct=1.0),
+            sha256={
+                "config.json": "60a412441d64bf4c4b5b1d01ae87e33d05debbe95eb9225f4807bac021d34ff0",
+                "model.safetensors": "f3c01d1b0d8ef4d936f977920853edd3b04e824072b84110ae5ce1f47ea7774b",
+                "nnclr_heads.safetensors": "54c13c56b1d2c04cfd2da2da992a781506b12b5d83369b0a78265dfe72be02cf",
+                "network.onnx": "1fe34ce9021c7ac42833dcdfd0f31032350591c4e1a6c0fb638926c15f9ee3af",
+            },
+            license="cc-by-nc-4.0",
+            data=(
+                "imagenette128 (ImageNet's terms: research only), mix128 (Caltech-101, CC BY 4.0; ImageNet images, "
+                "research only), clothing160 (CC0 1.0) and grocery128 (MIT), train splits and unlabeled"
+            ),
+            recipe="small, 38 epochs at 64 and 96 pixels",
+            metrics={
+                "knn20/mix128": 0.3879,
+                "knn20/clothing160": 0.3790,
+                "knn20/grocery128": 0.3352,
+            },
+        ),
     )
 }
 

@@ -136,7 +136,7 @@ def export_run(
     about = {**config.nnclr, **(provenance or {})}
     license = about.get("license")
     if license is not None and license != config.nnclr.get("license") and not force_license:
-        check_license(str(license), about)
+        check_license(str(license), about, config.nnclr)
     state = {key: _as(dtype, key, value.cpu()) for key, value in sorted(found.items())}
     loaded = _loaded(config.architecture, config.model_args, state)
     if heads is None:

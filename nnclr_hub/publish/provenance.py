@@ -22,7 +22,7 @@ _WIDTHS = (
     (1, r"\ba?gpl|\bsa\b|share.?alike"),
     (2, r"\bcc.by\b|odc-by|attribution"),
     (3, r"\bmit\b|apache|\bbsd|\bisc\b"),
-    (4, r"cc0|public domain|unlicense|pddl"),
+    (4, r"cc0|public.domain|unlicense|pddl"),
 )
 _KINDS = ("restricted use", "share-alike terms", "attribution", "a permissive license", "the public domain")
 
@@ -50,23 +50,28 @@ def width(terms: str) -> int | None:
     return next((number for number, pattern in _WIDTHS if re.search(pattern, text)), None)
 
 
-def check_license(license: str, about: Mapping[str, Any]) -> None:
-    """Refuse a license that allows more than a parent or the training images do.
+def check_license(license: str, about: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> None:
+    """Refuse a license that allows more than a parent or the training images do, or may do so.
 
     Args:
-        license: of the weights, such as apache-2.0.
+        license: of the weights, such as apache-2.0. One that is not recognized is refused if a parent or the images are
+            for restricted use.
         about: the record with "parents" and "data_terms".
+        before: the record of the weights until now, with the "license" that they have.
 
     Raises:
         InvalidRequest: with the terms that are narrower.
     """
-    wanted = width(license)
-    for whose, terms in _terms(about):
+    wanted, terms_of = width(license), list(_terms(about))
+    if before is not None:
+        terms_of += [("the exported encoder", str(before.get("license", "unknown"))), *_terms(before)]
+    for whose, terms in terms_of:
         allowed = width(terms)
-        if wanted is not None and allowed is not None and wanted > allowed:
+        if allowed is not None and (allowed == 0 if wanted is None else wanted > allowed):
+            kind = "is not known" if wanted is None else f"grants {_KINDS[wanted]}"
             raise InvalidRequest(
-                f"The license {license!r} grants {_KINDS[wanted]}, and {whose} grants only {_KINDS[allowed]} "
-                f"({terms!r}). Choose a narrower license, or use --force-license if you hold the rights."
+                f"The license {license!r} {kind}, and {whose} grants only {_KINDS[allowed]} ({terms!r}). Choose a "
+                "narrower license, or use --force-license if you hold the rights."
             )
 
 

@@ -111,3 +111,15 @@ def test_only_parents_of_the_same_published_name_are_earlier_versions(source, na
     text = describe_training(about, name)
     assert (source in text) == kept
     assert "01234567" in text
+
+
+@pytest.mark.parametrize("license", ["mit", "cc-by-4.0", "public-domain", "a-license-of-ours"])
+def test_new_terms_do_not_free_weights_that_were_restricted(model, tmp_path, license):
+    restricted = export_run(
+        model, tmp_path / "nc", provenance={"license": "cc-by-nc-4.0", "data_terms": "research only"}
+    )
+    wider = {"license": license, "data_terms": "mit", "data": "mine"}
+    with pytest.raises(InvalidRequest, match="force-license"):
+        export_run(restricted, tmp_path / "wide", provenance=wider)
+    assert not (tmp_path / "wide").exists()
+    assert export_run(restricted, tmp_path / "wide", provenance=wider, force_license=True).is_dir()
