@@ -6,7 +6,6 @@ import pickle
 import shutil
 import tarfile
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
 
@@ -75,31 +74,6 @@ def test_two_programs_decode_a_pack_once(image_files, tmp_path, monkeypatch):
         thread.join()
     assert len(calls) == 1
     assert all(np.array_equal(pack.pixels, packs[0].pixels) for pack in packs)
-
-
-def test_programs_that_list_the_same_folder_at_once_do_not_disturb_each_other(image_files, tmp_path, monkeypatch):
-    """Each of them replaces the index in the cache folder, whose images also change."""
-    monkeypatch.setenv("NNCLR_CACHE", str(tmp_path / "cache"))
-    few, more = (tmp_path / name for name in ("few", "more"))
-    for folder, count in ((few, 3), (more, 5)):
-        folder.mkdir()
-        for i in range(count):
-            shutil.copy(image_files[0], folder / f"{i}.jpg")
-    given = tmp_path / "images"
-    given.symlink_to(few)
-    index = training_files([given])
-    given.unlink()
-    given.symlink_to(more)
-
-    def run(_: int) -> list[str]:
-        files = training_files([given])
-        again = training_files([given], listed=True)
-        return [Path(image).name for image in (*files.keep(np.arange(4)), *again)]
-
-    with ThreadPoolExecutor(8) as programs:
-        for names in programs.map(run, range(200)):
-            assert names == [f"{i}.jpg" for i in (0, 1, 2, 3, 0, 1, 2, 3, 4)]
-    assert [path.name for path in index.keep(np.array([0, 2]))] == ["0.jpg", "2.jpg"]
 
 
 def test_a_pack_that_is_too_large_for_the_disk_is_rejected_before_decoding(image_files, tmp_path, monkeypatch):

@@ -2,8 +2,10 @@
 
 import io
 import json
+import shutil
 import tarfile
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -211,6 +213,31 @@ def test_a_listing_of_archives_is_used_again_until_they_change(folder, tmp_path)
     assert (again.digest, again.fingerprints.tolist()) == (first.digest, first.fingerprints.tolist())
     tar_of(folder, path, slice(0, 9))
     assert len(training_files([path])) == 9
+
+
+def test_programs_that_list_the_same_folder_at_once_do_not_disturb_each_other(folder, tmp_path, monkeypatch):
+    """Each of them replaces the index in the cache folder, whose images also change."""
+    monkeypatch.setenv("NNCLR_CACHE", str(tmp_path / "cache"))
+    few, more = (tmp_path / name for name in ("few", "more"))
+    for place, count in ((few, 3), (more, 5)):
+        place.mkdir()
+        for i in range(count):
+            shutil.copy(folder / "cup" / "00.jpg", place / f"{i}.jpg")
+    given = tmp_path / "images"
+    given.symlink_to(few)
+    index = training_files([given])
+    given.unlink()
+    given.symlink_to(more)
+
+    def run(_: int) -> list[str]:
+        files = training_files([given])
+        again = training_files([given], listed=True)
+        return [Path(image).name for image in (*files.keep(np.arange(4)), *again)]
+
+    with ThreadPoolExecutor(8) as programs:
+        for names in programs.map(run, range(200)):
+            assert names == [f"{i}.jpg" for i in (0, 1, 2, 3, 0, 1, 2, 3, 4)]
+    assert [path.name for path in index.keep(np.array([0, 2]))] == ["0.jpg", "2.jpg"]
 
 
 def test_a_table_without_images_is_rejected(tmp_path):
