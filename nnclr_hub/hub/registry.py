@@ -226,6 +226,7 @@ MODELS: dict[str, ModelInfo] = {
             ),
             recipe="small, 38 epochs at 64 and 96 pixels",
             metrics={
+                "knn20/imagenette128": 0.6479,
                 "knn20/mix128": 0.3879,
                 "knn20/clothing160": 0.3790,
                 "knn20/grocery128": 0.3352,
