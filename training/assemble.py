@@ -46,7 +46,7 @@ def fit_to_data(recipe: Recipe, images: int, labels: np.ndarray, world: int, con
         NoImages: too few images to learn from.
         InvalidRequest: an option needs labels and the data has none, or the ranks cannot share the batch.
     """
-    require_images(images, world, "readable ")
+    require_images(images, world, "readable images")
     if recipe.pick == "oracle":
         require_labels(labels)
     changes: dict[str, Any] = {"batch_size": recipe.batch_for(images)}
@@ -74,11 +74,11 @@ def fit_to_data(recipe: Recipe, images: int, labels: np.ndarray, world: int, con
     return recipe
 
 
-def require_images(images: int, world: int, kind: str = "") -> None:
-    """Raise NoImages if there are too few images of a kind, such as "readable ", for the processes of a run."""
+def require_images(images: int, world: int, kind: str = "images") -> None:
+    """Raise NoImages, whose message calls them `kind`, if there are too few images for the processes of a run."""
     if images < 8 * world:
         raise NoImages(
-            f"{images} {kind}images are too few to learn from; provide at least {8 * world}, better a few thousand."
+            f"{images} {kind} are too few to learn from; provide at least {8 * world}, better a few thousand."
         )
 
 

@@ -126,6 +126,8 @@ def card(
     """Show or write the model card: usage, results, terms and citation.
 
     Example: nnclr card models/photos --write
+
+    Example: nnclr card nnclr_resnet18_starter
     """
     from nnclr_hub.hub.layout import read_config
     from nnclr_hub.hub.registry import MODELS

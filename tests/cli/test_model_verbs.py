@@ -21,6 +21,8 @@ def test_models_lists_every_field_of_each_model():
     for one in listed:
         info = MODELS[one["name"]]
         assert one["sha256"] == dict(info.sha256)
+        assert one["available"]
+        assert output_of("card", one["name"]) == (info.folder / "README.md").read_text()
         assert one["input"]["mean"] == list(info.input.mean)
         assert {"license", "data", "recipe", "metrics", "repository", "revision", "architecture"} <= set(one)
     table = output_of("models")

@@ -78,8 +78,8 @@ def test_the_figures_of_the_registry_are_those_of_the_readme():
     names = [name.strip().removeprefix("20-NN ") for name in heading.strip("| ").split("|")]
     for model, info in MODELS.items():
         row = next(line for line in rows.splitlines() if line.startswith(f"| `{model}`"))
-        figures = [cell.strip() for cell in row.removesuffix("|").split("|")[3:]]
-        assert {name: float(one) for name, one in zip(names, figures, strict=True) if one} == {
+        figures = [float(cell) for cell in row.strip("| ").split("|")[2:]]
+        assert dict(zip(names, figures, strict=True)) == {
             metric.removeprefix("knn20/"): round(value, 3) for metric, value in info.metrics.items()
         }
 
