@@ -1,7 +1,7 @@
-"""The losses: InfoNCE between targets and predictions (eqs. 2 and 3), and negative cosine.
+"""The losses: InfoNCE between targets and predictions (eqs. 2 and 3), negative cosine, and mean shift.
 
-Both normalize their inputs and compute in float32 even under autocast. Both accept the predictions of one view, or of
-several views stacked, and return the mean over the views.
+All compute in float32 even under autocast. They accept the predictions of one view, or of several views stacked, and
+return the mean over the views. They normalize their inputs, except the neighbors of `mean_shift`, which are unit rows.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ The target of a view is not one vector but how similar it is to every row of Q. 
 similarities. SCE (Denize et al., WACV 2023) mixes this relation with the positive of InfoNCE; ReSSL (Zheng et al.,
 NeurIPS 2021) is the relation alone.
 
-    loss = relation_loss(z_momentum1, z2, support_set.embeddings, weight=0.5)      # SCE
-    loss = relation_loss(z_momentum1, z2, support_set.embeddings, weight=0.0)      # ReSSL
+    loss = relation_loss(z_momentum1, z2, support_set.queue, weight=0.5)      # SCE
+    loss = relation_loss(z_momentum1, z2, support_set.queue, weight=0.0)      # ReSSL
 """
 
 from __future__ import annotations
