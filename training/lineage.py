@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nnclr_hub.encoder.loader import load_encoder
-from nnclr_hub.publish.provenance import parent_record
+from nnclr_hub.publish.provenance import DIRTY, parent_record
 
 from .data.image_index import ImageIndex
 from .initial_encoder import InitialEncoder
@@ -39,11 +39,15 @@ def lineage_of(
 
 
 def _commit() -> str | None:
-    """Return the commit of the checkout that this code runs from; None for an installed package."""
+    """Return the commit of the checkout that this code runs from; None for an installed package.
+
+    It ends with "-dirty" if tracked files have uncommitted changes.
+    """
     if not (ROOT / ".git").exists():
         return None
+    command = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", f"--dirty={DIRTY}"]  # no tags, whole hash
     try:
-        done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, timeout=10)
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

@@ -2,6 +2,7 @@
 
 config.json's block "nnclr" has "parents", a list with an entry per encoder that the weights started from. An entry has
 its source, fingerprint, license and data, and its own parents. "data" and "data_terms" describe the training images.
+"commit" is that of the code; it ends with DIRTY if the code had uncommitted changes.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Any
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.hub.layout import ModelConfig
 from nnclr_hub.hub.registry import MODELS
+
+DIRTY = "-dirty"  # as `git describe --dirty` appends it
 
 # What others may do with a work, from little to everything. The first pattern that occurs in a license or in the terms
 # of images decides, so a text about several sources has the terms of the narrowest.
@@ -115,7 +118,8 @@ def describe_training(about: Mapping[str, Any], name: str = "") -> str:
     known += [f"temperature {about['temperature']}"] if "temperature" in about else []
     known += [f"support set of {about['support_set_size']}"] if about.get("support_set_size") else []
     known += [f"seed {about['seed']}"] if "seed" in about else []
-    known += [f"code at commit {about['commit'][:12]}"] if about.get("commit") else []
+    commit, dirty, _ = str(about.get("commit") or "").partition(DIRTY)
+    known += [f"code at commit {commit[:12]}" + (" with uncommitted changes" if dirty else "")] if commit else []
     return _describe_parents(about, name) + (", ".join(known) + "." if known else "Not recorded.")
 
 
