@@ -90,7 +90,7 @@ def info(source: Source, backend: Backend = "auto", as_json: Json = False) -> No
         published = asdict(MODELS[source])
         facts |= {
             name: published[name]
-            for name in ("license", "data", "recipe", "metrics", "sha256", "repository", "revision")
+            for name in ("license", "data", "recipe", "metrics", "limits", "sha256", "repository", "revision")
         }
     if as_json:
         print_json(facts)
@@ -99,7 +99,7 @@ def info(source: Source, backend: Backend = "auto", as_json: Json = False) -> No
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in _for_people(facts).items():
-        if value != {}:
+        if value not in ({}, ""):
             table.add_row(name, _in_words(value))
     out.print(table)
 

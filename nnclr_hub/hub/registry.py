@@ -1,5 +1,6 @@
 """MODELS lists the encoders with weights of this project, pinned by sha256; ARCHITECTURES lists networks of the paper
-without weights. torch.hub's entry points, `nnclr models` and `load_encoder` read these two tables.
+without weights. torch.hub's entry points, `nnclr models` and `load_encoder` read these two tables. BENCHMARKS lists the
+labeled sets on which the encoders are scored; model cards show its floors.
 """
 
 from __future__ import annotations
@@ -32,6 +33,31 @@ class InputContract:
 
 
 @dataclass(frozen=True)
+class Benchmark:
+    """A labeled set that scores encoders.
+
+    floors: accuracy of `nnclr eval knn FLOOR --data DATA` on its test split, by floor; floors need no training.
+    validation: whether it has a folder val/, which training and `nnclr export` score instead of the test split.
+    """
+
+    floors: Mapping[str, float]
+    validation: bool = False
+
+    @property
+    def best_floor(self) -> str:
+        """Name of the floor with the highest accuracy."""
+        return max(self.floors, key=self.floors.__getitem__)
+
+
+BENCHMARKS: dict[str, Benchmark] = {  # measured in docs/results/starter.md
+    "imagenette128": Benchmark({"hog": 0.367, "color": 0.474, "hog+color": 0.528}),
+    "mix128": Benchmark({"hog": 0.404, "color": 0.226, "hog+color": 0.346}),
+    "clothing160": Benchmark({"hog": 0.478, "color": 0.177, "hog+color": 0.285}, validation=True),
+    "grocery128": Benchmark({"hog": 0.031, "color": 0.352, "hog+color": 0.329}, validation=True),
+}
+
+
+@dataclass(frozen=True)
 class ModelInfo:
     """An encoder with weights.
 
@@ -43,9 +69,10 @@ class ModelInfo:
     sha256: of its files by name; loading verifies them.
     license: of the weights.
     data: training data, and the terms of its images.
-    metrics: results of `nnclr eval knn NAME --data DATA` on test splits, by name. The config.json of a folder has the
-        results of its run, on validation splits if the data has one.
     recipe: of the training.
+    metrics: results of `nnclr eval knn NAME --data DATA` on test splits, by knn20/DATA, with DATA of BENCHMARKS. The
+        config.json of a folder has the results of its run, on validation splits if the data has one.
+    limits: sentences for its card, on what it is not for.
     repository: org/name on the Hugging Face Hub; None: not published there.
     revision: commit of the repository with these files.
     """
@@ -60,6 +87,7 @@ class ModelInfo:
     data: str
     recipe: str
     metrics: Mapping[str, float] = field(default_factory=dict)
+    limits: str = ""
     repository: str | None = None
     revision: str | None = None
 
@@ -206,6 +234,10 @@ MODELS: dict[str, ModelInfo] = {
                 "knn20/clothing160": 0.5054,
                 "knn20/grocery128": 0.2620,
             },
+            limits=(
+                "It is weaker than nnclr_resnet18_starter, which saw 2.7 times as many images. It is meant for "
+                "continued training and for comparing networks, not for search."
+            ),
         ),
         ModelInfo(
             name="nnclr_vit_small_patch8_starter",
@@ -231,6 +263,10 @@ MODELS: dict[str, ModelInfo] = {
                 "knn20/clothing160": 0.3790,
                 "knn20/grocery128": 0.3352,
             },
+            limits=(
+                "It is weaker than nnclr_resnet18_starter, which saw 4.8 times as many images. It is meant for "
+                "continued training and for comparing networks, not for search."
+            ),
         ),
     )
 }

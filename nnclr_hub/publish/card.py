@@ -3,6 +3,9 @@
     text = model_card("photos", read_config(folder))        # snippets that load ./photos
     is_ours(text)                                           # True until it is edited
 
+The card of a registered encoder shows the scores on test splits, the floors and the limits of the registry, and labels
+those of its run as such. Other cards show the scores of config.json.
+
 A card ends with a hash of its text. So a later publication can tell a generated README from an edited one, which it
 does not overwrite.
 """
@@ -20,7 +23,8 @@ from typing import Any
 from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.errors import InvalidRequest, ModelError
 from nnclr_hub.file_replacement import replace_file
-from nnclr_hub.hub.layout import CARD, CONFIG, GRAPH, HEADS, SUPPORT_SET, ModelConfig, read_config
+from nnclr_hub.hub.layout import CARD, CONFIG, GRAPH, HEADS, SUPPORT_SET, WEIGHTS, ModelConfig, read_config
+from nnclr_hub.hub.registry import BENCHMARKS, MODELS, ModelInfo
 from nnclr_hub.publish.provenance import base_models, describe_training
 from nnclr_hub.publish.snippets import loading, paragraph
 
@@ -53,6 +57,8 @@ _BODY = """
 ## Intended use
 
 {use}
+
+## Limits
 
 {limits}
 
@@ -118,6 +124,7 @@ def model_card(name: str, config: ModelConfig, *, repository: str | None = None,
         WeightsMismatch, InvalidRequest: its preprocessing cannot be read.
     """
     about, preprocessing = config.nnclr, Preprocessing.from_pretrained_cfg(config.pretrained_cfg)
+    info = _registered(about, preprocessing)
     source = f"hf-hub:{repository}" + (f"@{revision}" if revision else "") if repository else f"./{name}"
     pooled = "the [CLS] token" if config.global_pool == "token" else "the mean over the last feature map"
     body = _BODY.format(
@@ -129,17 +136,17 @@ def model_card(name: str, config: ModelConfig, *, repository: str | None = None,
         loading=loading(name, config, repository, revision),
         input=paragraph(_input(preprocessing)),
         output=f"The output is {pooled}. Compare vectors by their cosine similarity.",
-        metrics=_table(about, source),
+        metrics=_table(about, source) if info is None else _published_tables(info, about, source),
         training=paragraph(describe_training(about, name)),
         use=paragraph(_USE),
-        limits=paragraph(_LIMITS.format(size=preprocessing.input_size)),
+        limits=paragraph(f"{info.limits if info else ''} {_LIMITS.format(size=preprocessing.input_size)}"),
         terms=paragraph(f"Weights: {about.get('license', 'license not stated')}. Training images: {_images(about)}."),
         files="\n".join(f"| `{file}` | `{digest}` |" for file, digest in (about.get("sha256") or {}).items()),
         contents=paragraph(_contents(about)),
         verification=paragraph(_VERIFICATION),
         citation=_PAPER if "method" in about else "Cite the work that these weights come from.",
     )
-    return sealed("\n".join(["---", *_front_matter(name, about), "---"]) + "\n" + body)
+    return sealed("\n".join(["---", *_front_matter(name, about, info), "---"]) + "\n" + body)
 
 
 def require_repository(name: str) -> None:
@@ -192,7 +199,13 @@ def is_ours(text: str) -> bool:
     return _SEAL.search(text) is not None and sealed(text) == text
 
 
-def _front_matter(name: str, about: Mapping[str, Any]) -> list[str]:
+def _registered(about: Mapping[str, Any], preprocessing: Preprocessing) -> ModelInfo | None:
+    """Return the registry entry of weights and input, whatever their folder is called; None if there is none."""
+    digest, size = (about.get("sha256") or {}).get(WEIGHTS), preprocessing.input_size
+    return next((one for one in MODELS.values() if (one.sha256.get(WEIGHTS), one.input.size) == (digest, size)), None)
+
+
+def _front_matter(name: str, about: Mapping[str, Any], info: ModelInfo | None) -> list[str]:
     """Return the lines of the Hub's YAML; values are written as JSON, which is valid YAML."""
     tags = ["image-feature-extraction", "timm", "transformers", "nnclr_hub", "self-supervised"]
     tags += [str(about["method"])] if "method" in about else []
@@ -204,21 +217,41 @@ def _front_matter(name: str, about: Mapping[str, Any]) -> list[str]:
     ]
     if bases := base_models(about):
         lines += [f"base_model: {json.dumps(bases)}", "base_model_relation: finetune"]
-    results = [_result(metric, value) for metric, value in (about.get("metrics") or {}).items()]
+    metrics, split = (info.metrics, TEST) if info else (about.get("metrics") or {}, NOT_KNOWN)
+    results = [_result(metric, value, split) for metric, value in metrics.items()]
     if results:
         lines.append(f"model-index: {json.dumps([{'name': name, 'results': results}])}")
     return lines
 
 
-def _result(metric: str, value: float) -> dict[str, Any]:
+def _result(metric: str, value: float, split: str) -> dict[str, Any]:
     """Return one entry of the model index; a metric is named KIND/DATASET, such as knn20/imagenette128."""
     kind, _, dataset = metric.partition("/")
     dataset = dataset or "not stated"
     return {
         "task": {"type": "image-classification", "name": kind},
-        "dataset": {"type": dataset, "name": dataset},
+        "dataset": {"type": dataset, "name": dataset, "split": split},
         "metrics": [{"type": "accuracy", "name": metric, "value": value}],
     }
+
+
+def _published_tables(info: ModelInfo, about: Mapping[str, Any], source: str) -> str:
+    """Return the scores of the registry next to floors, and those of the run with the split that they are from."""
+    rows = ["| metric, on the test split | value | best floor | command |", "|---|---|---|---|"]
+    for name, value in info.metrics.items():
+        data = BENCHMARKS[name.partition("/")[2]]
+        best = f"{data.floors[data.best_floor]} ({data.best_floor})"
+        rows.append(f"| {name} | {value} | {best} | {_command(name, about, source)} |")
+    rows += ["", paragraph(_FLOORS)]
+    metrics, checks = about.get("metrics") or {}, about.get("rechecked") or {}
+    if metrics:
+        rows += ["", "The run and `nnclr export` measured these, on validation images where the data has them:", ""]
+        rows += ["| metric | split | value | rechecked at export |", "|---|---|---|---|"]
+    for name, value in metrics.items():
+        data, again = BENCHMARKS.get(name.partition("/")[2]), checks.get(name)
+        split = NOT_KNOWN if data is None else VALIDATION if data.validation else TEST
+        rows.append(f"| {name} | {split} | {value} | {'not checked' if again is None else again} |")
+    return "\n".join(rows)
 
 
 def _table(about: Mapping[str, Any], source: str) -> str:
@@ -238,6 +271,11 @@ def _table(about: Mapping[str, Any], source: str) -> str:
     return "\n".join(rows)
 
 
+TEST, VALIDATION, NOT_KNOWN = "test", "validation", "validation if the data has it, else test"
+_FLOORS = """
+Floors are vectors that need no training: `hog` has histograms of gradients, `color` has a histogram of colors, and
+`hog+color` has both. The table shows the best of the three.
+"""
 _SPLITS = """
 If the data has a folder `val/`, these results are from it, because training and `nnclr export` measure there.
 `nnclr eval` measures on `test/` and gives a different result.

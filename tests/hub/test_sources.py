@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from nnclr_hub import load_encoder
 from nnclr_hub.errors import InvalidRequest, ModelFilesMissing, TamperedModel, UnknownModel, WeightsMismatch
 from nnclr_hub.hub.layout import sha256_of
-from nnclr_hub.hub.registry import MODELS, default_model, list_models, model_info
+from nnclr_hub.hub.registry import BENCHMARKS, MODELS, default_model, list_models, model_info
 from nnclr_hub.hub.sources import absolute, resolve
 from nnclr_hub.torch_hub import entry_points
 
@@ -82,6 +82,15 @@ def test_the_figures_of_the_registry_are_those_of_the_readme():
         assert dict(zip(names, figures, strict=True)) == {
             metric.removeprefix("knn20/"): round(value, 3) for metric, value in info.metrics.items()
         }
+
+
+def test_the_floors_of_the_registry_are_those_of_the_readme():
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    _, rows = readme.partition("| name | terms of the images |")[2].split("\n", 1)
+    for number, data in enumerate(("imagenette128", "mix128", "clothing160", "grocery128"), 2):
+        for floor, value in BENCHMARKS[data].floors.items():
+            row = next(line for line in rows.splitlines() if line.startswith(f"| `{floor}`"))
+            assert float(row.strip("| ").split("|")[number]) == value
 
 
 def test_the_default_starters_figures_are_the_last_that_its_run_logged():

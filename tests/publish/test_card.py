@@ -9,6 +9,7 @@ import pytest
 from nnclr_hub import list_models, model_info
 from nnclr_hub.errors import InvalidRequest, NNCLRHubError
 from nnclr_hub.hub.layout import read_config
+from nnclr_hub.hub.registry import BENCHMARKS, default_model
 from nnclr_hub.publish.card import is_ours, model_card, sealed, write_card
 from nnclr_hub.publish.export import export_run
 
@@ -19,6 +20,51 @@ ROOT = Path(__file__).parents[2]
 def test_the_card_of_a_shipped_starter_is_up_to_date(name):
     folder = model_info(name).folder
     assert card_of(folder) == model_card(name, read_config(folder)), "nnclr card FOLDER --write"
+
+
+def front_matter_of(card: str) -> list[dict]:
+    """Return the results of the model index."""
+    (line,) = [line for line in card.splitlines() if line.startswith("model-index: ")]
+    return json.loads(line.removeprefix("model-index: "))[0]["results"]
+
+
+@pytest.mark.parametrize("name", list_models())
+def test_the_card_of_a_registered_model_has_the_scores_of_test_splits_and_floors(name):
+    info, card = model_info(name), card_of(model_info(name).folder)
+    results = front_matter_of(card)
+    assert {one["metrics"][0]["name"]: one["metrics"][0]["value"] for one in results} == info.metrics
+    assert {one["dataset"]["split"] for one in results} == {"test"}
+    for metric, value in info.metrics.items():
+        data = BENCHMARKS[metric.removeprefix("knn20/")]
+        assert f"| {metric} | {value} | {max(data.floors.values())} ({data.best_floor}) |" in card
+    assert info.limits in " ".join(card.split())
+
+
+def test_the_scores_of_the_run_of_a_registered_model_name_their_split():
+    """Of clothing160, which has val/; imagenette128 has none."""
+    card = card_of(model_info("nnclr_resnet18_starter").folder)
+    assert "| knn20/clothing160 | validation | 0.6833 | 0.6833 |" in card
+    assert "| knn20/imagenette128 | test | 0.8206 | 0.8206 |" in card
+
+
+def test_networks_that_are_weaker_than_the_default_have_it_in_their_limits():
+    best = model_info(default_model())
+    for name in ("nnclr_resnet50_starter", "nnclr_vit_small_patch8_starter"):
+        info = model_info(name)
+        assert all(value < best.metrics[metric] for metric, value in info.metrics.items())
+        assert f"weaker than {best.name}" in info.limits
+        assert "continued training" in info.limits
+
+
+def test_the_registry_describes_weights_whatever_their_folder_is_called(model):
+    info = model_info("nnclr_resnet50_starter")
+    ours = model_card("copy", read_config(info.folder))
+    assert {one["dataset"]["split"] for one in front_matter_of(ours)} == {"test"}
+    assert "weaker than" in ours
+    another = model_card(info.name, read_config(model))
+    assert "weaker than" not in another
+    assert front_matter_of(another)[0]["metrics"][0]["name"] == "knn20/made_up"
+    assert front_matter_of(another)[0]["dataset"]["split"] == "validation if the data has it, else test"
 
 
 def test_a_figure_says_whether_it_was_measured_again_and_by_which_command(model, tmp_path):
