@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -42,7 +41,7 @@ class Step:
 
     loss: scalar float32.
     z1, z2: (B, D) projections of the large views, without gradient, from the momentum encoder if there is one.
-    neighbors: lookup result of the first view; None for methods without a support set.
+    neighbors: lookup result of the first view; None for methods whose target is not a row of Q or a mean of rows.
     neighbor_share: share of the batch whose target is the neighbor, a scalar in [0, 1].
     """
 
@@ -61,8 +60,8 @@ class Learner(nn.Module):
         method: a row of METHODS.
         projection: (B, F) -> (B, D); None for z = the backbone's output.
         prediction: (B, D) -> (B, D); None for p = z.
-        support_set: required by methods whose target is the neighbor, rejected by the others.
-        objective: replaces the method's, for targets of shape (B, D).
+        support_set: required by methods whose targets or negatives come from Q, rejected by the others.
+        objective: replaces the method's, for targets of shape (B, D) and no negatives from Q.
         temperature: tau of the InfoNCE loss.
         target_temperature: of a distribution over Q, see `relation_loss`, and of an assignment, see `sinkhorn`.
         transposed_term: see `info_nce`.
@@ -98,16 +97,19 @@ class Learner(nn.Module):
         super().__init__()
         if method.uses_support_set != (support_set is not None):
             needs = "needs a support set" if support_set is None else "does not use a support set: leave it out"
-            raise InvalidRequest(f"The method {method.name!r} has the {method.target} as its target and {needs}.")
+            raise InvalidRequest(
+                f"The method {method.name!r} {needs} (its target: {method.target}, its negatives: {method.negatives})."
+            )
         if (method.target == "assignment") != isinstance(prediction, Prototypes):
             raise InvalidRequest(
                 "Methods with target 'assignment' need Prototypes as their prediction head, and other methods must not "
                 f"have them; {method.name!r} has the target {method.target!r}."
             )
-        if objective is not None and method.objective not in ("info_nce", "negative_cosine"):
+        replaceable = method.objective in ("info_nce", "negative_cosine") and method.negatives != "queue"
+        if objective is not None and not replaceable:
             raise InvalidRequest(
-                f"The objective of the method {method.name!r} cannot be replaced, because its targets are not vectors; "
-                "choose another method, such as nnclr."
+                f"The objective of the method {method.name!r} cannot be replaced, because it takes more than one "
+                "target vector per image; choose another method, such as nnclr."
             )
         self.method = method
         self.objective = objective
@@ -157,11 +159,12 @@ class Learner(nn.Module):
         p = encode_views(self.prediction, z, LARGE)  # (B, D)
         own = [self._project(self.target, x) for x in views[:LARGE]] if self.momentum is not None else z[:LARGE]
         neighbors, share = None, torch.zeros((), device=z[0].device)
+        taken: Sequence[Tensor | None] = [None] * LARGE  # places in Q of the neighbors, which are no negatives
         if self.method.target == "neighbor":
             assert self.support_set is not None
             found = [self.support_set.lookup(one, ids, labels) for one in own]
             targets = [self._targets(one, nn, neighbor_share) for one, nn in zip(own, found, strict=True)]
-            neighbors = found[0]
+            neighbors, taken = found[0], [one.index for one in found]
             share = torch.full((), self._count(len(z[0]), neighbor_share) / len(z[0]), device=z[0].device)
         elif self.method.target == "neighbors":
             targets, neighbors = self._mean_shift_targets(own, ids)
@@ -174,11 +177,8 @@ class Learner(nn.Module):
             directions = random_directions(stacked.shape[2], DIRECTIONS, stacked.device)
             loss = lejepa_loss(stacked, directions, self.sigreg_weight, LARGE, self.gather)
             return Step(loss, own[0].detach(), own[1].detach(), None, share)
-        objective = self._objective
-        if self.method.objective == "relation":  # the mask has B x M entries, so other methods do not make it
-            assert self.support_set is not None
-            objective = partial(objective, mask=self.support_set.own_rows(ids))
-        loss = self.method.loss_scale * loss_over_pairs(objective, targets, p)
+        left_out = [self._left_out(ids, one) for one in taken]
+        loss = self.method.loss_scale * loss_over_pairs(self._objective, list(zip(targets, left_out, strict=True)), p)
         return Step(loss, own[0].detach(), own[1].detach(), neighbors, share)
 
     def enqueue(self, step: Step, ids: Tensor | None = None, labels: Tensor | None = None) -> None:
@@ -197,9 +197,8 @@ class Learner(nn.Module):
         if self.objective is not None:
             return {}
         if self.method.objective == "info_nce":
-            return {"chance": math.log(batch)}
-        if self.method.objective == "relation" and self.method.positive_weight == 1 and self.support_set is not None:
-            return {"chance": math.log(1 + self.support_set.size)}
+            queue = self.support_set if self.method.negatives == "queue" else None
+            return {"chance": math.log(batch if queue is None else 1 + queue.size)}
         if isinstance(self.prediction, Prototypes):
             return {"chance": math.log(len(self.prediction.weight))}
         return {}
@@ -246,8 +245,20 @@ class Learner(nn.Module):
         ]
         return targets, found[0][1]
 
-    def _objective(self, targets: Tensor, predictions: Tensor, mask: Tensor | None = None) -> Tensor:
-        method = self.method
+    def _left_out(self, ids: Tensor | None, taken: Tensor | None) -> Tensor | None:
+        """Return which rows of Q are no negatives, (B, M) bool: the images' own and the neighbors; None for none."""
+        if self.method.negatives != "queue":
+            return None
+        assert self.support_set is not None
+        own = self.support_set.own_rows(ids)
+        if taken is None:
+            return own
+        targets = taken[:, None] == torch.arange(self.support_set.size, device=taken.device)
+        return targets if own is None else own | targets
+
+    def _objective(self, target: tuple[Tensor, Tensor | None], predictions: Tensor) -> Tensor:
+        """Return the loss of the predictions of other views, given targets and the rows of Q that are no negatives."""
+        method, (targets, left_out) = self.method, target
         if self.objective is not None:
             loss = self.objective(targets, predictions, self.temperature, gather=self.gather)
             if not isinstance(loss, Tensor) or loss.ndim or not loss.is_floating_point():
@@ -259,10 +270,11 @@ class Learner(nn.Module):
             return mean_shift(targets, predictions)
         if method.objective == "swapped_prediction":
             return swapped_prediction(targets, predictions, self.temperature)
-        if method.objective == "relation":
+        if method.negatives == "queue":
             assert self.support_set is not None
-            queue, weight = self.support_set.queue, method.positive_weight
-            return relation_loss(targets, predictions, queue, self.temperature, self.target_temperature, weight, mask)
+            taus = (self.temperature, self.target_temperature)
+            weight = method.positive_weight  # 1, InfoNCE, unless targets are a relation
+            return relation_loss(targets, predictions, self.support_set.queue, *taus, weight, left_out)
         return info_nce(
             targets,
             predictions,

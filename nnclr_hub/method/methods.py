@@ -4,12 +4,13 @@
 |-----------------|----------------|--------------------|----------|------------|--------------------|-----------|
 | simclr          | online         | view               | yes      | none       | InfoNCE            | batch     |
 | nnclr           | online         | neighbor           | no       | paper's    | InfoNCE            | batch     |
+| queue_nnclr     | online         | neighbor           | no       | paper's    | InfoNCE            | queue     |
 | simsiam         | online         | view               | no       | SimSiam's  | negative cosine    | none      |
 | nnsiam          | online         | neighbor           | no       | SimSiam's  | negative cosine    | none      |
 | byol            | momentum       | view               | no       | paper's    | negative cosine    | none      |
 | momentum_nnclr  | momentum       | neighbor           | no       | paper's    | InfoNCE            | batch     |
 | momentum_simclr | momentum       | view               | no       | none       | InfoNCE            | batch     |
-| moco_v2         | momentum       | view               | no       | none       | relation           | queue     |
+| moco_v2         | momentum       | view               | no       | none       | InfoNCE            | queue     |
 | moco_v3         | momentum       | view               | no       | paper's    | InfoNCE            | batch     |
 | msf             | momentum       | mean of neighbors  | no       | paper's    | mean shift         | none      |
 | ressl           | momentum       | distribution       | no       | none       | relation           | queue     |
@@ -40,13 +41,15 @@ class Method:
     stop_gradient: whether the target is a constant. A neighbor always is one, because it is a row of a buffer.
     prediction: the head g between z and p, or none (then p = z); see PREDICTIONS.
     objective: how targets and predictions are compared.
+    negatives: what InfoNCE and the relation compare a prediction with besides its target: the batch's other
+        predictions, or the rows of Q.
     projection: row of PROJECTIONS with the sizes of the projection head.
     loss_scale: factor of the mean over both views. BYOL sums 2 - 2 cos over the views, which is four times the mean
         of the negative cosines. The factor matters to SGD, and hardly to LARS.
     anchor: whose row of the similarity matrix InfoNCE normalizes: the target's, as in eq. 3 of the paper, or the
         prediction's, as in MoCo v3.
     positive_weight: share of the other view in the target of the objective "relation"; the rest is the distribution
-        over Q. 1 is InfoNCE with the rows of Q as negatives.
+        over Q.
     """
 
     name: str
@@ -55,6 +58,7 @@ class Method:
     stop_gradient: bool
     prediction: Literal["none", "paper", "simsiam", "prototypes"]
     objective: Literal["info_nce", "negative_cosine", "mean_shift", "relation", "swapped_prediction", "lejepa"]
+    negatives: Literal["batch", "queue", "none"]
     projection: Literal["nnclr", "simclr", "simsiam", "byol", "moco_v3", "swav", "lejepa", "none"]
     loss_scale: float = 1.0
     anchor: Literal["target", "prediction"] = "target"
@@ -63,30 +67,27 @@ class Method:
     @property
     def uses_support_set(self) -> bool:
         """Whether targets or negatives come from Q."""
-        return self.target in ("neighbor", "neighbors", "distribution") or self.objective == "relation"
-
-    def __post_init__(self) -> None:
-        if self.target == "neighbour":  # the spelling of earlier versions
-            object.__setattr__(self, "target", "neighbor")
+        return self.target in ("neighbor", "neighbors", "distribution") or self.negatives == "queue"
 
 
 METHODS: dict[str, Method] = {
     row.name: row
     for row in (
-        Method("simclr", "online", "view", False, "none", "info_nce", "simclr"),
-        Method("nnclr", "online", "neighbor", True, "paper", "info_nce", "nnclr"),
-        Method("simsiam", "online", "view", True, "simsiam", "negative_cosine", "simsiam"),
-        Method("nnsiam", "online", "neighbor", True, "simsiam", "negative_cosine", "simsiam"),
-        Method("byol", "momentum", "view", True, "paper", "negative_cosine", "byol", loss_scale=4.0),
-        Method("momentum_nnclr", "momentum", "neighbor", True, "paper", "info_nce", "nnclr"),
-        Method("momentum_simclr", "momentum", "view", True, "none", "info_nce", "simclr"),
-        Method("moco_v2", "momentum", "view", True, "none", "relation", "simclr"),
-        Method("moco_v3", "momentum", "view", True, "paper", "info_nce", "moco_v3", anchor="prediction"),
-        Method("msf", "momentum", "neighbors", True, "paper", "mean_shift", "byol", loss_scale=4.0),
-        Method("ressl", "momentum", "distribution", True, "none", "relation", "simclr", positive_weight=0.0),
-        Method("sce", "momentum", "distribution", True, "none", "relation", "simclr", positive_weight=0.5),
-        Method("swav", "online", "assignment", True, "prototypes", "swapped_prediction", "swav"),
-        Method("lejepa", "online", "center", False, "none", "lejepa", "lejepa"),
+        Method("simclr", "online", "view", False, "none", "info_nce", "batch", "simclr"),
+        Method("nnclr", "online", "neighbor", True, "paper", "info_nce", "batch", "nnclr"),
+        Method("queue_nnclr", "online", "neighbor", True, "paper", "info_nce", "queue", "nnclr"),
+        Method("simsiam", "online", "view", True, "simsiam", "negative_cosine", "none", "simsiam"),
+        Method("nnsiam", "online", "neighbor", True, "simsiam", "negative_cosine", "none", "simsiam"),
+        Method("byol", "momentum", "view", True, "paper", "negative_cosine", "none", "byol", loss_scale=4.0),
+        Method("momentum_nnclr", "momentum", "neighbor", True, "paper", "info_nce", "batch", "nnclr"),
+        Method("momentum_simclr", "momentum", "view", True, "none", "info_nce", "batch", "simclr"),
+        Method("moco_v2", "momentum", "view", True, "none", "info_nce", "queue", "simclr"),
+        Method("moco_v3", "momentum", "view", True, "paper", "info_nce", "batch", "moco_v3", anchor="prediction"),
+        Method("msf", "momentum", "neighbors", True, "paper", "mean_shift", "none", "byol", loss_scale=4.0),
+        Method("ressl", "momentum", "distribution", True, "none", "relation", "queue", "simclr", positive_weight=0.0),
+        Method("sce", "momentum", "distribution", True, "none", "relation", "queue", "simclr", positive_weight=0.5),
+        Method("swav", "online", "assignment", True, "prototypes", "swapped_prediction", "none", "swav"),
+        Method("lejepa", "online", "center", False, "none", "lejepa", "none", "lejepa"),
     )
 }
 

@@ -9,9 +9,12 @@ with the number of pairs.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
+
+T = TypeVar("T")  # targets of a view
 
 
 def encode_views(encode: Callable[[Tensor], Tensor], views: Sequence[Tensor], large: int) -> list[Tensor]:
@@ -37,15 +40,15 @@ def encode_views(encode: Callable[[Tensor], Tensor], views: Sequence[Tensor], la
 
 
 def loss_over_pairs(
-    objective: Callable[[Tensor, Tensor], Tensor], targets: Sequence[Tensor], predictions: Sequence[Tensor]
+    objective: Callable[[T, Tensor], Tensor], targets: Sequence[T], predictions: Sequence[Tensor]
 ) -> Tensor:
     """Return the mean of objective(target of view i, prediction of view j) over all i and all j other than i.
 
     With two views this is Algorithm 1: L(NN1, p2) / 2 + L(NN2, p1) / 2.
 
     Args:
-        objective: takes targets (B, D) and predictions (V, B, D) and returns the mean over V.
-        targets: (B, D) of each large view.
+        objective: takes a view's targets and predictions (V, B, D) of the others, and returns the mean over V.
+        targets: of each large view, such as (B, D).
         predictions: (B, D) of each view, the large ones first.
     """
     losses = []

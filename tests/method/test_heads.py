@@ -1,10 +1,8 @@
 """Projection and prediction heads have the layers of their papers."""
 
-import dataclasses
-
 from torch import nn
 
-from nnclr_hub.method import METHODS, PREDICTIONS, PROJECTIONS, PredictionHead, ProjectionHead
+from nnclr_hub.method import PREDICTIONS, PROJECTIONS, PredictionHead, ProjectionHead
 
 
 def test_every_method_has_the_heads_of_its_paper():
@@ -35,4 +33,3 @@ def test_heads_are_the_papers():
     assert [m.out_features for m in PredictionHead().layers if isinstance(m, nn.Linear)] == [4096, 256]
     assert [m.bias is None for m in PredictionHead(8, 8).layers if isinstance(m, nn.Linear)] == [True, False]
     assert all(m.bias is None for m in ProjectionHead(8, 8, 8).layers if isinstance(m, nn.Linear))
-    assert dataclasses.replace(METHODS["nnclr"], target="neighbour") == METHODS["nnclr"], "spelling of earlier versions"

@@ -113,6 +113,7 @@ def test_the_loss_of_a_guess_is_the_entropy_of_the_choices():
     assert {name: loss for name, loss in chance.items() if loss} == {
         **known,
         "moco_v2": pytest.approx(math.log(1 + 40)),
+        "queue_nnclr": pytest.approx(math.log(1 + 40)),
         "swav": pytest.approx(math.log(6)),
     }
 
@@ -197,6 +198,28 @@ def test_relational_methods_compare_with_the_queue(method, weight, views):
             target = torch.cat([torch.tensor([weight]), relation]) if weight else relation
             losses.append(-(target * logits.log_softmax(0)).sum())
     torch.testing.assert_close(learner(views, ids=ids).loss, torch.stack(losses).mean())
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_queue_negatives_are_the_rows_that_are_neither_own_nor_the_neighbor(share, views):
+    """-log exp(p.NN / tau) / (exp(p.NN / tau) + sum over other rows of exp(p.q / tau)); the gate as for the batch."""
+    learner = make("queue_nnclr")
+    queue, ids = learner.support_set.queue, torch.arange(10)
+    learner.support_set.ids[:10] = ids
+    losses = []
+    for x, other in (views, views[::-1]):
+        p = F.normalize(learner.prediction(encode(learner, x)), dim=1)
+        z = F.normalize(encode(learner, other), dim=1).detach()
+        similarity = z @ queue.T
+        similarity[ids, ids] = -1.0  # own rows
+        value, place = similarity.max(dim=1)
+        gated = value.topk(round(10 * share)).indices.tolist()
+        for i in range(10):
+            target = queue[place[i]] if i in gated else z[i]
+            negatives = sum((p[i] @ queue[q] / 0.1).exp() for q in range(40) if q not in (i, int(place[i])))
+            positive = (p[i] @ target / 0.1).exp()
+            losses.append(-(positive / (positive + negatives)).log())
+    torch.testing.assert_close(learner(views, ids=ids, neighbor_share=share).loss, torch.stack(losses).mean())
 
 
 def test_moco_v3_has_predictions_as_rows_and_momentum_keys_as_columns(views):
