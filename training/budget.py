@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import product
 from math import ceil
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean, median, stdev
 
 from rich.console import Console
 
@@ -166,7 +166,7 @@ def _step_cost(
             break
         if time.monotonic() - began < 60 * minutes:  # a signal stopped it, not the time
             return None
-    cost = min(lines[SKIPPED:] or lines)  # other load on the machine adds to it
+    cost = median(lines[SKIPPED:] or lines)
     replace_file(stored, json.dumps({"cpu_s": cost}) + "\n")
     return cost
 
@@ -242,7 +242,7 @@ def _cell(runs: Sequence[BudgetRun], metric: str) -> str:
 
 
 def _draw(path: Path, runs: Sequence[BudgetRun]) -> None:
-    """Draw 20-NN against core-minutes: a panel per data set, a line per method, a point per run."""
+    """Draw 20-NN against core-minutes: a panel per data set, a line of means per method, a point per run."""
     from matplotlib.figure import Figure
 
     metrics = list(dict.fromkeys(metric for run in runs for metric in run.scores if metric.startswith("knn")))
@@ -252,13 +252,16 @@ def _draw(path: Path, runs: Sequence[BudgetRun]) -> None:
     panels = figure.subplots(1, len(metrics), squeeze=False)[0]
     for axes, metric in zip(panels, metrics, strict=True):
         for number, (label, by_budget) in enumerate(_by_row(runs).items()):
-            points = [(mean(run.spent for run in some), some) for some in by_budget.values()]
-            style = {"color": f"C{number % 10}", "marker": "osD^vP"[number // 10 % 6], "markersize": 4}
+            scored = [[run for run in some if metric in run.scores] for some in by_budget.values()]
+            means = [(mean(r.spent for r in some), mean(r.scores[metric] for r in some)) for some in scored if some]
+            look = {"color": f"C{number % 10}", "marker": "osD^vP"[number // 10 % 6], "markersize": 4}
+            axes.plot(*zip(*means, strict=True), label=label, **look)
             axes.plot(
-                [spent for spent, _ in points],
-                [mean(run.scores.get(metric, float("nan")) for run in some) for _, some in points],
-                label=label,
-                **style,
+                [run.spent for some in scored for run in some],
+                [run.scores[metric] for some in scored for run in some],
+                linestyle="none",
+                alpha=0.35,
+                **look,
             )
         axes.set(title=metric, xlabel="core-minutes", xscale="log")
         axes.grid(alpha=0.3)

@@ -15,7 +15,7 @@ from rich.console import Console
 from nnclr_hub.cores import usable_cores
 from nnclr_hub.progress import bar
 
-from .assemble import check_network, fit_to_data, require_images, resolve_precision
+from .assemble import check_network, choose_precision, fit_to_data, require_images, resolve_precision
 from .cpu import keep_freed_memory, use_few_threads
 from .cues import measure_cues
 from .data.batches import Batches, PixelSource, channel_statistics
@@ -225,6 +225,7 @@ def chosen_by_auto(
         usable_cores(),
         {} if on_gpu or "image_size" in recipe.fixed else kept_contrast(files, reading, recipe.in_chans),
         measure_cues(labeled, console, reading) if labeled and undecided else None,
+        choose_precision(recipe.precision, where) == "bf16",
     )
     chosen, why = recipe.choose(now)
     network = f"{chosen.method}, {chosen.backbone} at {chosen.image_size} pixels"

@@ -105,7 +105,7 @@ OF_NEIGHBORS_GIVEN = (  # some of them the paper's values
 @pytest.mark.parametrize(
     ("now", "expected"),
     [
-        # images, side, on a GPU, minutes, cores, contrast
+        # images, side, on a GPU, minutes, cores, contrast, cues, bf16
         ((3000, 200, False, None, 2, PHOTOS), {"image_size": 48, "method": "simclr", "channels": (32, 64, 128, 256)}),
         ((3000, 200, False, None, 2, {}), {"image_size": 48, "epochs": 100}),
         ((3000, 200, False, None, 2, {48: 0.85, 64: 0.91, 96: 0.95}), {"image_size": 64, "eval_size": 64}),
@@ -114,7 +114,8 @@ OF_NEIGHBORS_GIVEN = (  # some of them the paper's values
         ((3000, 64, False, None, 2, TEXTURES), {"image_size": 64}),
         ((3000, 200, False, None, 2, {48: 0.9, 64: 0.95, 96: 0.99}), {"image_size": 48}),
         ((3000, 32, False, None, 2, TEXTURES), {"image_size": 32}),
-        ((30_000, 200, False, 60, 2, PHOTOS), {"epochs": 40, "crop_scale": (0.4, 1.0)}),  # 1.2 million views
+        ((30_000, 200, False, 60, 2, PHOTOS), {"epochs": 40, "crop_scale": (0.4, 1.0)}),  # 1.2 million images
+        ((30_000, 200, False, 60, 2, PHOTOS, None, True), {"epochs": 64}),  # in bf16
         ((30_000, 200, False, 60, 2, TEXTURES), {"image_size": 96, "epochs": 10}),
         ((30_000, 200, False, 10, 2, TEXTURES), {"image_size": 48, "epochs": 6}),
         ((30_000, 200, False, 0, 2, PHOTOS), {"image_size": 48, "epochs": 1}),

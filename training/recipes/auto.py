@@ -19,9 +19,9 @@ CPU_STEPS = 3_000
 LEAST_STEPS = 500  # a run of fewer steps is better at a lower resolution
 ENOUGH = 0.9  # share of the contrast that the views keep; most photographs keep it at 48 pixels, docs/results/auto.md
 CPU_SIZES = (48, 64, 96)
-# images of 48 pixels per core-minute, forward, backward and views (docs/results/small_cpu.md); the cost of a view is
-# proportional to its pixels
-CPU_RATE = 10_000
+# images of 48 pixels per core-minute, with views and optimizer, without and with bf16 (docs/results/auto.md); the cost
+# of a view is proportional to its pixels
+CPU_RATE = {False: 10_000, True: 16_000}
 # Steps below which SimCLR replaces NNCLR. It is level or ahead in the measured runs of up to 3,050 steps
 # (docs/results/small_cpu.md, crop_only.md), and NNCLR overtakes it after 37,000 in the paper. The limit is a guess
 # between the two.
@@ -59,6 +59,7 @@ class Situation:
     cores: of the CPU.
     contrast: {side: share of the contrast that images keep at that side}, see `kept_contrast`; empty if unknown.
     cues: of labels that the user gave, if any.
+    bf16: whether the CPU trains in bf16.
     """
 
     images: int
@@ -68,6 +69,7 @@ class Situation:
     cores: int = 2
     contrast: Mapping[int, float] = field(default_factory=dict)
     cues: Cues | None = None
+    bf16: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +150,7 @@ def _steps(now: Situation, size: int) -> int:
     """Return the number of steps of 256 images on a CPU: those that fit into the time limit, if there is one."""
     if now.minutes is None:
         return CPU_STEPS
-    return round(now.minutes * now.cores * CPU_RATE * (48 / size) ** 2 / 256)
+    return round(now.minutes * now.cores * CPU_RATE[now.bf16] * (48 / size) ** 2 / 256)
 
 
 def _on_gpu(now: Situation) -> Recipe:
