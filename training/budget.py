@@ -119,10 +119,13 @@ def compare_at_budgets(
         how = f"{number} of {len(labels)}, {60 * calibration:.0f} s each"
         console.print(f"[bold]{label}[/]: measuring the cost of a step ({how})", highlight=False)
         recipe = base.with_settings(ROWS[label].split())
-        cost = _step_cost(recipe, data, folder / slug(label) / "calibration", calibration, device, console)
-        if cost is None:
-            return None
-        costs[label] = cost
+        costs[label] = 0.0
+        for part, share in _parts(recipe):
+            run = folder / slug(label) / f"calibration-{part.image_size}"
+            cost = _step_cost(part, data, run, calibration, device)
+            if cost is None:
+                return None
+            costs[label] += share * cost
     for budget, seed, label in product(sorted(minutes), range(base.seed, base.seed + seeds), labels):
         epochs = max(1, round(60 * budget / costs[label])) / steps_per_epoch
         console.print(f"[bold]{label}[/], {budget:g} core-minutes, seed {seed}: epochs {epochs:.3g}", highlight=False)
@@ -139,19 +142,19 @@ def compare_at_budgets(
     return runs
 
 
-def _step_cost(
-    recipe: Recipe,
-    data: Sequence[str | Path],
-    run: Path,
-    minutes: float,
-    device: str | None,
-    console: Console,
-) -> float | None:
-    """Return the CPU seconds of a step, measured once per row; None if a signal stopped the measurement.
+def _parts(recipe: Recipe) -> list[tuple[Recipe, float]]:
+    """Return the parts of a resolution schedule, each as a recipe of one size, with their shares of the steps."""
+    late = recipe.with_settings(["early_share=0"])
+    if not recipe.early_share:
+        return [(late, 1.0)]
+    early = late.with_settings([f"image_size={recipe.early_size}"])
+    return [(early, recipe.early_share), (late, 1 - recipe.early_share)]
 
-    Steps are cheaper at the start of a run with a resolution schedule; then the run costs more than its budget, which
-    `BudgetRun.spent` shows.
-    """
+
+def _step_cost(
+    recipe: Recipe, data: Sequence[str | Path], run: Path, minutes: float, device: str | None
+) -> float | None:
+    """Return the CPU seconds of a step, measured once per row and size; None if a signal stopped the measurement."""
     stored = run / "cost.json"
     if stored.exists():
         return json.loads(stored.read_text())["cpu_s"]

@@ -25,7 +25,8 @@ def test_runs_get_the_steps_that_fit_their_budget(data, tmp_path, undrawn):
     assert runs is not None
     assert [(run.label, run.minutes) for run in runs] == [(row, one) for one in (0.005, 0.02) for row in ROW_LABELS]
     for run in runs:
-        cost = json.loads((tmp_path / "budget" / run.label.lower() / "calibration" / "cost.json").read_text())["cpu_s"]
+        stored = tmp_path / "budget" / run.label.lower() / "calibration-32" / "cost.json"
+        cost = json.loads(stored.read_text())["cpu_s"]
         folder = tmp_path / "budget" / run.label.lower() / f"{run.minutes:g}-minutes" / "seed-0"
         end = read_log(folder)[-1]
         assert end["step"] == max(1, round(60 * run.minutes / cost))
@@ -40,6 +41,19 @@ def test_runs_get_the_steps_that_fit_their_budget(data, tmp_path, undrawn):
     other = compare_at_budgets(recipe(), [data], tmp_path, minutes=[0.005], **calls | {"rows": ("SimCLR",)})
     stored = json.loads((tmp_path / "budget" / "results.json").read_text())["runs"]
     assert {(run["label"], run["minutes"]) for run in stored} == {(run.label, run.minutes) for run in [*runs, *other]}
+
+
+def test_a_resolution_schedule_costs_the_mean_over_its_steps(data, tmp_path, undrawn):
+    base = recipe("early_size=16", "early_share=0.75")
+    calls = {"rows": ("SimCLR",), "calibration": 0.01, "console": Console(quiet=True)}
+    runs = compare_at_budgets(base, [data], tmp_path, minutes=[0.01], **calls)
+    assert runs is not None
+    early, late = (
+        json.loads((tmp_path / "budget" / "simclr" / f"calibration-{size}" / "cost.json").read_text())["cpu_s"]
+        for size in (16, 32)
+    )
+    end = read_log(tmp_path / "budget" / "simclr" / "0.01-minutes" / "seed-0")[-1]
+    assert end["step"] == max(1, round(0.6 / (0.75 * early + 0.25 * late)))
 
 
 @pytest.mark.parametrize("options", [{"minutes": [0.0]}, {"minutes": []}, {"minutes": [1.0], "rows": ["NNCLR 2"]}])
