@@ -27,6 +27,7 @@ from nnclr_hub.client import Client
 from nnclr_hub.encoder.attention import Point
 from nnclr_hub.errors import NNCLRHubError
 from nnclr_hub.store.base import Match
+from nnclr_hub.store.percentiles import percent_text
 from nnclr_hub.workbench import Example, SearchQuery
 
 K = 24
@@ -64,19 +65,18 @@ class Demo:
         """Return the nearest neighbors of an image, and their ids."""
         if image is None:
             return self.first()
-        return self._shown(self.collection.search(SearchQuery([Example(image=_png(image))], k=K)))
+        return self._shown(self._search(Example(image=_png(image))))
 
     def similar(self, id: str) -> tuple[Shown, list[str]]:
         """Return an item with its nearest neighbors, and their ids."""
         [item] = self.collection.get([id])
-        found = self.collection.search(SearchQuery([Example(id=id)], k=K))
-        return self._shown([Match(id, 1.0, item.metadata), *found])
+        return self._shown([Match(id, 1.0, item.metadata), *self._search(Example(id=id))])
 
     def neighbors(self, id: str) -> list[dict[str, Any]]:
-        """Return the nearest neighbors of an item as JSON: id and score. Gradio takes other keys for names of files."""
+        """Return the nearest neighbors of an item as JSON, without metadata: Gradio takes a `path` for a file."""
         return [
-            {"id": match.id, "score": match.score}
-            for match in self.collection.search(SearchQuery([Example(id=id)], k=K))
+            {"id": match.id, "score": match.score, "percentile": match.percentile}
+            for match in self._search(Example(id=id))
         ]
 
     def attention(
@@ -104,11 +104,16 @@ class Demo:
             raise found
         return {str(label): share for label, share in found.top}
 
+    def _search(self, example: Example) -> list[Match]:
+        return self.collection.search(SearchQuery([example], k=K, with_percentile=True))
+
     def _shown(self, matches: list[Match]) -> tuple[Shown, list[str]]:
         shown = []
         for match in matches:
             thumbnail = Image.open(BytesIO(self.collection.thumbnail(match.id)))
             score = "" if match.score != match.score else f"{match.score:.3f}  "
+            if match.percentile is not None:
+                score += f"({percent_text(match.percentile)})  "
             shown.append((thumbnail, score + str(match.metadata.get("label", match.metadata.get("path", match.id)))))
         return shown, [match.id for match in matches]
 

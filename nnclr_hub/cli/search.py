@@ -74,6 +74,9 @@ def search(
         int | None, typer.Option(help="Search effort of an approximate index, 1 to 10,000. Default: the tuned value.")
     ] = None,
     with_vector: Annotated[bool, typer.Option("--with-vector", help="Include vectors in the JSON.")] = False,
+    with_percentile: Annotated[
+        bool, typer.Option("--percentile/--no-percentile", help="Show the share of random pairs that score lower.")
+    ] = True,
     sheet: Annotated[
         Path | None, typer.Option("--out", help="Write the matches to a file: contact.html, contact.png, matches.csv.")
     ] = None,
@@ -126,6 +129,7 @@ def search(
             score_threshold=threshold,
             with_vector=with_vector,
             effort=effort,
+            with_percentile=with_percentile,
             group_by=group_by,
         )
         for _, examples in searches
@@ -261,17 +265,24 @@ def _in_json(answer: Answer) -> dict[str, Any]:
     matches = []
     for match in answer:
         one: dict[str, Any] = {"id": match.id, "score": match.score, "metadata": dict(match.metadata)}
+        if match.percentile is not None:
+            one["percentile"] = match.percentile
         matches.append(one if match.vector is None else {**one, "vector": match.vector.tolist()})
     return {"matches": matches}
 
 
 def _print_matches(found: Sequence[tuple[str, Any]]) -> None:
+    from nnclr_hub.store.percentiles import percent_text
+
     for title, matches in found:
         if not matches:
             out.print(f"{title}: no matches. No item passes the filter, the threshold and the offset.", markup=False)
             continue
-        table = Table("score", "id", "label", "path", box=None, header_style="bold", title=title, title_justify="left")
+        known = any(match.percentile is not None for match in matches)
+        columns = ["score", *(["percentile"] if known else []), "id", "label", "path"]
+        table = Table(*columns, box=None, header_style="bold", title=title, title_justify="left")
         for match in matches:
             path = str(Path(*place_of(match.id, match.metadata)))
-            table.add_row(f"{match.score:.4f}", match.id, str(match.metadata.get("label", "")), path)
+            scores = [f"{match.score:.4f}", *([percent_text(match.percentile)] if known else [])]
+            table.add_row(*scores, match.id, str(match.metadata.get("label", "")), path)
         out.print(table)

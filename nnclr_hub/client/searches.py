@@ -39,6 +39,7 @@ def search(
     score_threshold: float | None = None,
     with_vector: bool = False,
     effort: int | None = None,
+    with_percentile: bool = False,
     group_by: str | None = None,
 ) -> Steps[list[Match]]:
     """Return the matches of a query, best first.
@@ -47,7 +48,7 @@ def search(
         query: a complete SearchQuery; or a vector (D,), with the other fields of `SearchQuery` as arguments.
         vector, image, box, id: the example, if it is a single one.
         positive, negative: several examples; ids, vectors, and images as Path or bytes are accepted as they are.
-        k, where, offset, exact, score_threshold, with_vector, effort, group_by: see `SearchQuery`.
+        k, where, offset, exact, score_threshold, with_vector, effort, with_percentile, group_by: see `SearchQuery`.
 
     Raises:
         InvalidRequest: the query is invalid for this collection.
@@ -71,6 +72,7 @@ def search(
             score_threshold=score_threshold,
             with_vector=with_vector,
             effort=effort,
+            with_percentile=with_percentile,
             group_by=group_by,
         )
     path = f"{path_of(name)}/search"
@@ -118,6 +120,7 @@ def search_batch(
     score_threshold: float | None = None,
     with_vector: bool = False,
     effort: int | None = None,
+    with_percentile: bool = False,
 ) -> Steps[list[list[Match]]]:
     """Run `search` for each row of vectors (n, D), with the same options.
 
@@ -135,6 +138,7 @@ def search_batch(
             score_threshold=score_threshold,
             with_vector=with_vector,
             effort=effort,
+            with_percentile=with_percentile,
         )
         for row in np.asarray(vectors)
     ]
@@ -156,6 +160,7 @@ def _matches(body: list[dict[str, Any]]) -> list[Match]:
             one["score"],
             one["metadata"],
             None if one.get("vector") is None else decode_vector(one["vector"]),
+            one.get("percentile"),
         )
         for one in body
     ]

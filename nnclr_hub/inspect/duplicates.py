@@ -22,6 +22,7 @@ from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.inspect.alignment import COLOR_SIDE, SIDE, Progress, aligned_correlation
 from nnclr_hub.inspect.chance import chance_level
 from nnclr_hub.inspect.neighbors import checked, nearest
+from nnclr_hub.store.percentiles import random_pairs
 from nnclr_hub.store.vector_transform import VectorTransform
 
 CANDIDATES = 5  # neighbors of each row that are compared by pixels
@@ -30,7 +31,6 @@ RARE = 0.001  # share of random pairs above the score from which the threshold i
 RANDOM_PAIRS, RANDOM_ALIGNED = 200_000, 4_000
 EXPECTED = 0.1  # pairs of different images in the whole collection that may reach the threshold by chance
 COMPARED = 30  # members of a group with which a new member is compared, at most
-SEED = 0
 
 
 @dataclass(frozen=True)
@@ -133,13 +133,6 @@ def _neighbor_pairs(places: np.ndarray) -> np.ndarray:
     """Return each pair of neighbors once, (P, 2) int64 with the lower position first."""
     count, k = places.shape
     return np.unique(np.sort(np.stack([np.repeat(np.arange(count), k), places.ravel()], axis=1), axis=1), axis=0)
-
-
-def random_pairs(count: int, most: int) -> np.ndarray:
-    """Return pairs of different positions below `count`, (most, 2) int64."""
-    random = np.random.default_rng(SEED)
-    first = random.integers(0, count, most)
-    return np.stack([first, (first + random.integers(1, count, most)) % count], axis=1)
 
 
 def _pair_count(count: int) -> float:

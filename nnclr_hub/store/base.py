@@ -10,6 +10,7 @@ import numpy as np
 
 from nnclr_hub.errors import InvalidRequest, NNCLRHubError, OpenedForReading
 from nnclr_hub.html_table import html_table
+from nnclr_hub.store.percentiles import percent_text
 from nnclr_hub.store.records import Records
 from nnclr_hub.store.reports import ChangePage, CollectionInfo, RepairReport, Statistics, VerifyReport
 from nnclr_hub.store.spec import CollectionSpec, Embeds
@@ -46,21 +47,29 @@ class Item:
 
 @dataclass(frozen=True, repr=False)
 class Match:
-    """One neighbor. A higher score is nearer: cosine, dot product, or minus the L2 distance."""
+    """One neighbor. A higher score is nearer: cosine, dot product, or minus the L2 distance.
+
+    percentile: share of random pairs of items that score lower, 0 to 1, if the search has `with_percentile`; None for
+        collections of fewer than 10 items.
+    """
 
     id: str
     score: float
     metadata: Mapping[str, Any]
     vector: np.ndarray | None = None
+    percentile: float | None = None
 
     def __repr__(self) -> str:
         parts = [f"id={self.id!r}", f"score={self.score:.4f}", f"metadata={_shortened(self.metadata)}"]
         if self.vector is not None:
             parts.append(f"vector={_shape(self.vector)}")
+        if self.percentile is not None:
+            parts.append(f"percentile={self.percentile:.4f}")
         return f"Match({', '.join(parts)})"
 
     def _repr_html_(self) -> str:
-        return html_table({"id": self.id, "score": f"{self.score:.4f}", **self.metadata})
+        share = {} if self.percentile is None else {"percentile": percent_text(self.percentile)}
+        return html_table({"id": self.id, "score": f"{self.score:.4f}", **share, **self.metadata})
 
 
 @dataclass(frozen=True)
@@ -80,6 +89,7 @@ class SearchOptions:
     score_threshold: float | None = None
     with_vector: bool = False
     effort: int | None = None
+    with_percentile: bool = False
 
 
 class Collection(Protocol):
@@ -219,6 +229,7 @@ class Collection(Protocol):
         with_vector: bool = False,
         effort: int | None = None,
         offset: int = 0,
+        with_percentile: bool = False,
     ) -> list[Match]:
         """Return the k nearest items, best first, and equally near ones by id; fewer only if fewer exist.
 
@@ -231,6 +242,7 @@ class Collection(Protocol):
             with_vector: matches carry their vectors.
             effort: how far an approximate index searches (efSearch or nprobe); None: the calibrated value.
             offset: how many of the nearest to skip; k + offset is at most 10,000.
+            with_percentile: matches carry the percentiles of their scores; see `percentiles`.
         """
         return self.search_batch(
             [vector],
@@ -241,6 +253,7 @@ class Collection(Protocol):
             with_vector=with_vector,
             effort=effort,
             offset=offset,
+            with_percentile=with_percentile,
         )[0]
 
     def search_batch(
@@ -254,9 +267,10 @@ class Collection(Protocol):
         with_vector: bool = False,
         effort: int | None = None,
         offset: int = 0,
+        with_percentile: bool = False,
     ) -> list[list[Match]]:
         """Run `search` for each row of vectors (n, D), several at a time."""
-        options = SearchOptions(where, exact, score_threshold, with_vector, effort)
+        options = SearchOptions(where, exact, score_threshold, with_vector, effort, with_percentile)
         if isinstance(offset, bool) or not isinstance(offset, int | np.integer) or offset < 0:
             raise InvalidRequest(f"offset must be a whole number of at least 0, got {offset!r:.80}.")
         if not offset:  # k is checked by the collection
@@ -267,6 +281,24 @@ class Collection(Protocol):
         self, vectors: Sequence[np.ndarray] | np.ndarray, k: int, options: SearchOptions
     ) -> list[list[Match]]:
         """Run `search` for each vector, with the options as one object."""
+        ...
+
+    def percentiles(self, scores: Sequence[float]) -> list[float] | None:
+        """Return for each score the share of random pairs of different items that score lower, 0 to 1.
+
+        Pairs are scored as searches score them, by the metric and the present transform. Unlike scores, percentiles can
+        be compared between collections.
+
+        The pairs are sampled at the first call, and again when a tenth of the items or the transform has changed: all
+        pairs of up to 100 items, else 5,000 pairs of 1,000 items. Shares above 0.999 therefore differ by a few pairs
+        only. On Milvus, the items are sampled from the first 100,000 in the order of their ids.
+
+        Returns:
+            None for a collection of fewer than 10 items.
+
+        Raises:
+            InvalidRequest: `scores` is not a list of finite numbers.
+        """
         ...
 
     def compared(self, vectors: np.ndarray) -> np.ndarray:

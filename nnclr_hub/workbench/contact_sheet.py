@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from nnclr_hub.encoder.image_reading import PLAIN, ImageReading
 from nnclr_hub.errors import InvalidRequest, ItemNotFound
 from nnclr_hub.store.base import Match
+from nnclr_hub.store.percentiles import percent_text
 
 if TYPE_CHECKING:
     from nnclr_hub.encoder.embedder import ImageLike
@@ -103,7 +104,7 @@ def _html(rows: Sequence[SheetRow], thumbnail: Callable[[str], bytes | None], re
             image = '<div class="none"></div>' if jpeg is None else _img(jpeg, _name(match))
             label = escape(str(match.metadata.get("label", "")))
             parts.append(
-                f'<figure>{image}<figcaption><span class="score">{match.score:.4f}</span> {label}<br>'
+                f'<figure>{image}<figcaption><span class="score">{escape(_score(match))}</span> {label}<br>'
                 f'<span class="path">{escape(_name(match))}</span></figcaption></figure>'
             )
         parts.append("</div>" if row.matches else "</div><p>No matches.</p>")
@@ -114,11 +115,12 @@ def _csv(rows: Sequence[SheetRow]) -> str:
     keys = sorted({key for row in rows for match in row.matches for key in match.metadata})
     file = io.StringIO()
     table = csv.writer(file)
-    table.writerow(["query", "rank", "id", "score", *map(_cell, keys)])
+    table.writerow(["query", "rank", "id", "score", "percentile", *map(_cell, keys)])
     for row in rows:
         for rank, match in enumerate(row.matches, 1):
             metadata = (_cell(match.metadata.get(key, "")) for key in keys)
-            table.writerow([_cell(row.title), rank, _cell(match.id), f"{match.score:.6f}", *metadata])
+            percentile = "" if match.percentile is None else f"{match.percentile:.4f}"
+            table.writerow([_cell(row.title), rank, _cell(match.id), f"{match.score:.6f}", percentile, *metadata])
     return file.getvalue()
 
 
@@ -131,7 +133,7 @@ def _png(rows: Sequence[SheetRow], thumbnail: Callable[[str], bytes | None], rea
         tiles: list[tuple[bytes | None, str]] = [] if query is None else [(query, "query")]
         for match in row.matches:
             label = str(match.metadata.get("label", ""))
-            caption = f"{match.score:.4f}\n{_ascii(label)[:24]}\n{_ascii(_name(match))[-24:]}"
+            caption = f"{_score(match)}\n{_ascii(label)[:24]}\n{_ascii(_name(match))[-24:]}"
             tiles.append((_thumbnail(thumbnail, match.id), caption))
         lines.append((row.title, tiles))
     heights = [TEXT + -(-len(tiles) // COLUMNS) * (TILE + TEXT) for _, tiles in lines]
@@ -171,6 +173,11 @@ def _thumbnail(thumbnail: Callable[[str], bytes | None], id: str) -> bytes | Non
         return thumbnail(id)
     except ItemNotFound:
         return None
+
+
+def _score(match: Match) -> str:
+    percentile = percent_text(match.percentile)
+    return f"{match.score:.4f} ({percentile})" if percentile else f"{match.score:.4f}"
 
 
 def _name(match: Match) -> str:

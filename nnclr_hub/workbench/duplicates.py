@@ -15,10 +15,11 @@ import numpy as np
 
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.inspect.chance import chance_level
-from nnclr_hub.inspect.duplicates import EXPECTED, RANDOM_PAIRS, link_pairs, random_pairs
+from nnclr_hub.inspect.duplicates import EXPECTED, RANDOM_PAIRS, link_pairs
 from nnclr_hub.store.base import Collection, Item, Progress, Where
 from nnclr_hub.store.checks import MAX_K, MAX_LIMIT
 from nnclr_hub.store.pages import pages
+from nnclr_hub.store.percentiles import random_pairs
 from nnclr_hub.store.queries import group_key
 from nnclr_hub.store.vector_transform import unit_length
 from nnclr_hub.workbench.image_record import PIXEL_HASH

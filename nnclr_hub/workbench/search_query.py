@@ -133,6 +133,7 @@ class SearchQuery:
     score_threshold: leave out matches that score lower.
     with_vector: matches carry their vectors.
     effort: efSearch or nprobe of an approximate index, 1 to 10,000; None: the tuned value.
+    with_percentile: matches carry the share of random pairs of the collection that score lower.
     group_by: metadata key; return the best item of each of its values. Only with a single example.
 
     Items that are examples by id are never among the matches; with `group_by`, neither is their group's best item.
@@ -147,6 +148,7 @@ class SearchQuery:
     score_threshold: float | None = None
     with_vector: bool = False
     effort: int | None = None
+    with_percentile: bool = False
     group_by: str | None = None
 
     def __post_init__(self) -> None:
@@ -174,6 +176,7 @@ class SearchQuery:
         score_threshold: float | None = None,
         with_vector: bool = False,
         effort: int | None = None,
+        with_percentile: bool = False,
         group_by: str | None = None,
     ) -> Self:
         """Make a query from one example, given by its fields, or from `positive`.
@@ -194,6 +197,7 @@ class SearchQuery:
             score_threshold=score_threshold,
             with_vector=with_vector,
             effort=effort,
+            with_percentile=with_percentile,
             group_by=group_by,
         )
 
@@ -216,7 +220,7 @@ class SearchQuery:
                 "narrow the search with where."
             )
         parse(self.where)
-        for name in ("exact", "with_vector"):
+        for name in ("exact", "with_vector", "with_percentile"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidRequest(f"{name} must be true or false, got {getattr(self, name)!r:.80}.")
         checks.check_threshold(self.score_threshold)
@@ -300,7 +304,9 @@ class SearchQuery:
 
     def options(self) -> SearchOptions:
         """Return the arguments of `Collection.search` other than the vector and k."""
-        return SearchOptions(self.where, self.exact, self.score_threshold, self.with_vector, self.effort)
+        return SearchOptions(
+            self.where, self.exact, self.score_threshold, self.with_vector, self.effort, self.with_percentile
+        )
 
     # ---- JSON
 

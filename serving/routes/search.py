@@ -103,6 +103,9 @@ class SearchRequest(Example):
     effort: Annotated[Integer, Field(json_schema_extra=_range(1, MAX_SEARCH_EFFORT))] | None = Field(
         None, description="efSearch or nprobe of an approximate index; null: the tuned value"
     )
+    with_percentile: bool = Field(
+        False, description="return for each match the share of random pairs of the collection that score lower"
+    )
 
     @property
     def examples(self) -> Sequence[Example]:
@@ -126,6 +129,9 @@ class MatchResponse(BaseModel):
     score: float
     metadata: Metadata
     vector: list[float] | None = None
+    percentile: float | None = Field(
+        None, description="0 to 1; missing unless requested, and for a collection of fewer than 10 items"
+    )
 
 
 class SearchResponse(BaseModel):
@@ -272,4 +278,5 @@ class _Batch:
 
 def _match(match: Match) -> dict[str, Any]:
     metadata = public_metadata(match.metadata)
-    return {"id": match.id, "score": match.score, "metadata": metadata, "vector": match.vector}
+    answer = {"id": match.id, "score": match.score, "metadata": metadata, "vector": match.vector}
+    return answer if match.percentile is None else {**answer, "percentile": match.percentile}

@@ -10,6 +10,7 @@ from labeling import fit_probe
 from waiting import free_port, until_served
 
 from nnclr_hub.store import open_store
+from nnclr_hub.store.percentiles import percent_text
 from nnclr_hub.workbench import Encoders, SearchQuery, Workbench
 
 
@@ -50,8 +51,9 @@ def test_each_event_is_an_endpoint_that_answers_as_the_library_does(client, serv
     path = sorted((photos / "cat").iterdir())[4]
     bench = served.bench
     found = client.predict(handle_file(str(path)), api_name="/search")
-    expected = bench.search("photos", SearchQuery([path], k=24))
-    assert [one["caption"].split() for one in found] == [[f"{m.score:.3f}", m.metadata["label"]] for m in expected]
+    expected = bench.search("photos", SearchQuery([path], k=24, with_percentile=True))
+    captions = [[f"{m.score:.3f}", f"({percent_text(m.percentile)})", m.metadata["label"]] for m in expected]
+    assert [one["caption"].split() for one in found] == captions
 
     near = client.predict(expected[0].id, api_name="/similar")
     assert [one["id"] for one in near] == [m.id for m in bench.search("photos", SearchQuery([expected[0].id], k=24))]

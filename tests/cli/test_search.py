@@ -2,6 +2,7 @@
 
 import csv
 import json
+from html import escape
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from commands import output_of
 from PIL import Image
 
 from nnclr_hub import open_store
+from nnclr_hub.store.percentiles import percent_text
 from nnclr_hub.workbench import Encoders, Example, SearchQuery, Workbench
 from nnclr_hub.workbench.contact_sheet import TEXT, TILE
 
@@ -57,6 +59,23 @@ def test_options_become_the_query(bench, store, image_files, tmp_path):
     assert len(rows[0]["matches"][0]["vector"]) == 32
 
 
+def test_percentiles_are_next_to_the_scores(bench, store):
+    id = bench.collection("c").scroll(limit=1).items[0].id
+    expected = bench.search("c", SearchQuery.of(id=id, k=5, with_percentile=True))
+    answer = found("--store", store, "--id", id)
+    assert [match["percentile"] for match in answer["matches"]] == [match.percentile for match in expected]
+    assert "percentile" not in found("--store", store, "--id", id, "--no-percentile")["matches"][0]
+    shown, hidden = (
+        output_of("search", "--collection", "c", "--store", store, "--id", id, *options).splitlines()
+        for options in ((), ("--no-percentile",))
+    )
+    assert [line.split()[:2] for line in shown[1:4]] == [
+        ["score", "percentile"],
+        *([f"{match.score:.4f}", percent_text(match.percentile)] for match in expected[:2]),
+    ]
+    assert hidden[1].split()[:2] == ["score", "id"]
+
+
 def test_matches_are_written_as_html_csv_and_png(store, image_files, tmp_path):
     page, table, sheet = (tmp_path / f"matches.{suffix}" for suffix in ("html", "csv", "png"))
     for path in (page, table, sheet):
@@ -66,6 +85,8 @@ def test_matches_are_written_as_html_csv_and_png(store, image_files, tmp_path):
     assert "<script" not in html
     assert 'src="http' not in html
     rows = list(csv.DictReader(table.read_text().splitlines()))
+    assert 0.5 < float(rows[0]["percentile"]) <= 1
+    assert escape(f"({percent_text(float(rows[0]['percentile']))})") in html
     assert [(row["query"], row["rank"]) for row in rows[:4]] == [(str(image_files[0]), str(i)) for i in range(1, 5)]
     assert rows[0]["label"]
     with Image.open(sheet) as image, Image.open(image_files[1]) as query:

@@ -103,6 +103,12 @@ def test_a_batch_of_searches_matches_the_store(server, collection, encoder, imag
         assert [match.id for match in mine] == [match.id for match in theirs]
     assert collection.search_batch(vectors[:1], k=1, with_vector=True)[0][0].vector.shape == (32,)
     assert collection.search_batch(np.zeros((0, 32))) == []
+    assert collection.search(vectors[0], with_percentile=True)[0].percentile is None  # of six items
+    collection.upsert([Item(f"q{i}", vector) for i, vector in enumerate(encoder.embed(image_files[6:20]))])
+    theirs = own.search(vectors[0], k=20, with_percentile=True)
+    [batch] = collection.search_batch(vectors[:1], k=20, with_percentile=True)
+    for mine in (collection.search(vectors[0], k=20, with_percentile=True), batch):
+        assert [match.percentile for match in mine] == [match.percentile for match in theirs]
     with pytest.raises(InvalidRequest):
         collection.search_batch(np.ones((2, 7)))
 

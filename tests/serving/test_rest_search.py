@@ -96,6 +96,7 @@ def test_a_box_searches_with_part_of_an_image(client, collection, image_files, e
         ({"vector": [1.0] * 32, "effort": 0}, 422, "invalid_request"),
         ({"vector": [1.0] * 32, "effort": 10**9}, 422, "invalid_request"),
         ({"vector": [1.0] * 32, "effort": "much"}, 422, "invalid_request"),
+        ({"vector": [1.0] * 32, "with_percentile": "much"}, 422, "invalid_request"),
         ({"image": "YQ=="}, 415, "unsupported_image"),
     ],
 )
@@ -175,6 +176,21 @@ def test_a_batch_has_a_result_for_each_search(client, gallery, image_files):
     codes = [one["error"]["code"] for one in results[1::2]]
     assert codes == [client.post(f"{path}/search", json=query).json()["code"] for query in bad]
     assert set(codes) == {"invalid_request", "item_not_found", "unsupported_image"}
+
+
+def test_matches_have_the_percentiles_of_the_store_if_requested(client, server, gallery):
+    path, vectors = gallery
+    query = {"vector": vectors[1].tolist(), "k": 20}
+    expected = server.bench.collection("photos").search(vectors[1], k=20, with_percentile=True)
+    requested = {**query, "with_percentile": True}
+    alone = client.post(f"{path}/search", json=requested).json()
+    queries = [requested, query, requested, {"id": "p1", "with_percentile": True}]
+    batch = client.post(f"{path}/search/batch", json={"queries": queries}).json()["results"]
+    for answer in (alone, batch[0], batch[2]):
+        assert [match["percentile"] for match in answer["matches"]] == [match.percentile for match in expected]
+    assert batch[3]["matches"][0]["percentile"] == expected[1].percentile
+    assert not any("percentile" in match for match in batch[1]["matches"])
+    assert 0 <= expected[-1].percentile < expected[1].percentile <= 1
 
 
 def test_too_much_in_one_batch_is_refused(client, collection):

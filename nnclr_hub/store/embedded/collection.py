@@ -30,6 +30,7 @@ from nnclr_hub.store.embedded.search import Search
 from nnclr_hub.store.embedded.writer import Writer
 from nnclr_hub.store.facets import Facet, check_facets, facet
 from nnclr_hub.store.folder import Reserve, check_process
+from nnclr_hub.store.percentiles import with_percentiles
 from nnclr_hub.store.reports import ChangePage, CollectionInfo, RepairReport, Statistics, VerifyReport
 from nnclr_hub.store.settings import StoreSettings
 from nnclr_hub.store.sqlite import LOW_WATER, free_bytes, translated
@@ -209,11 +210,14 @@ class EmbeddedCollection(Collection):
         search = Search.of(queries, checks.check_k(k), options)
         if not len(queries):
             return []
-
         answers = self._files.search_in_view(lambda view: self._files.searcher.run(view, search))
-        if options.score_threshold is None:
-            return answers
-        return [[match for match in found if match.score >= options.score_threshold] for found in answers]
+        if options.score_threshold is not None:
+            answers = [[match for match in found if match.score >= options.score_threshold] for found in answers]
+        return with_percentiles(self, answers) if options.with_percentile else answers
+
+    @_in_use
+    def percentiles(self, scores: Sequence[float]) -> list[float] | None:
+        return self._files.random_scores.percentiles(scores)
 
     @_in_use
     def compared(self, vectors: np.ndarray) -> np.ndarray:

@@ -27,14 +27,18 @@ from nnclr_hub.store.milvus.rows import (
     to_item,
     to_requests,
     to_thumbnail,
+    to_vector,
 )
 from nnclr_hub.store.milvus.where import Dialect, Plan, plan
+from nnclr_hub.store.percentiles import RandomScores, random_items, with_percentiles
 from nnclr_hub.store.reports import CollectionInfo, RepairReport, VerifyReport
 from nnclr_hub.store.spec import CollectionSpec
 from nnclr_hub.store.where import EVERYTHING, check_key, passes, value_of
 
 # rows per request: 64 KiB of metadata each make 32 MiB
 ROWS = 500
+# ids per request, and in all, from which items are sampled: Milvus has no random order
+IDS, SAMPLED = 10_000, 100_000
 
 
 class MilvusCollection(Collection):
@@ -67,6 +71,8 @@ class MilvusCollection(Collection):
         # next read waits for everything that the server has accepted (Strong), which takes 0.2 s
         self._unseen = 1
         self._seen = 0
+        state = lambda: (None, self._changes, self.count())  # noqa: E731 - what this client and others wrote
+        self._random_scores = RandomScores(spec.metric, state, self._random_vectors)
 
     def __repr__(self) -> str:
         # without the number of items, for which it would have to ask the server
@@ -86,7 +92,7 @@ class MilvusCollection(Collection):
                     error.args = (f"{error} The first {stored} of {len(items)} items are stored.",)
                 raise
             stored += len(request)
-        return self._changed()
+        return self._changed(stored)
 
     def delete(self, ids: Sequence[str] | None = None, *, where: Where | None = None) -> int:
         self.refuse_if_read_only()
@@ -100,7 +106,7 @@ class MilvusCollection(Collection):
             self.call("delete", ids=some, timeout=WRITE_TIMEOUT)
             with self._counting:
                 self._unseen += 1
-        self._changed()
+        self._changed(existing)
         return existing
 
     def update_metadata(
@@ -140,7 +146,7 @@ class MilvusCollection(Collection):
                     error.args = (f"{error} The metadata of {stored} of {len(edited)} items are changed.",)
                     raise
                 stored += len(request)
-        self._changed()
+        self._changed(stored)
         return len(known)
 
     def change_indexed(self, keys: Sequence[str]) -> None:
@@ -196,7 +202,11 @@ class MilvusCollection(Collection):
     ) -> list[list[Match]]:
         queries = check_queries(vectors, self.spec)
         check_options(options)
-        return search.search(self, queries, k, options)
+        answers = search.search(self, queries, k, options)
+        return with_percentiles(self, answers) if options.with_percentile else answers
+
+    def percentiles(self, scores: Sequence[float]) -> list[float] | None:
+        return self._random_scores.percentiles(scores)
 
     def thumbnail(self, id: str) -> bytes | None:
         found = self.rows([check_name(id, "Item id")], ["id", "thumbnail"])
@@ -289,9 +299,21 @@ class MilvusCollection(Collection):
     def _count(self, expression: str) -> int:
         return int(self.read("query", filter=expression, output_fields=["count(*)"])[0]["count(*)"])
 
-    def _changed(self) -> int:
+    def _random_vectors(self) -> tuple[np.ndarray, int]:
+        """Return vectors (m, D) float32 of random items among the first SAMPLED, and the number of these."""
+        ids: list[str] = []
+        while len(ids) < SAMPLED:
+            page = self.query(f'id > "{ids[-1] if ids else ""}"', ["id"], IDS)
+            ids += [row["id"] for row in page]
+            if len(page) < IDS:
+                break
+        wanted = [ids[place] for place in random_items(len(ids), self.spec.dim)]
+        found = self.rows(wanted, ["id", "vector"]).values()
+        return np.array([to_vector(row) for row in found], np.float32).reshape(-1, self.spec.dim), len(ids)
+
+    def _changed(self, items: int) -> int:
         with self._counting:
-            self._changes += 1
+            self._changes += items
             return self._changes
 
     def renamed(self, name: str) -> None:
