@@ -18,6 +18,7 @@ export function make(tag, attributes = {}, ...children) {
   return made;
 }
 
+const SHOWN = 0.999; // the highest percentile that differs reliably from others
 const PATHS = {
   add: 'M12 5v14M5 12h14',
   back: 'M15 5l-7 7 7 7',
@@ -116,6 +117,21 @@ export function sayError(error) {
  */
 export function count(number, one, many = `${one}s`) {
   return `${number.toLocaleString('en')} ${number === 1 ? one : many}`;
+}
+
+/**
+ * Format the share of random pairs that score lower: 48.2%, >99.9%, or '' if it is unknown.
+ * @param {number | null | undefined} share
+ */
+export function percent(share) {
+  if (share === null || share === undefined) return '';
+  return share > SHOWN ? `>${100 * SHOWN}%` : `${(100 * share).toFixed(1)}%`;
+}
+
+/** The same as words of a sentence; '' if it is unknown. @param {number | null | undefined} share */
+export function nearer(share) {
+  const text = percent(share).replace('>', '');
+  return text && `nearer than ${text} of random pairs`;
 }
 
 /**

@@ -5,7 +5,6 @@
 import {path, rest} from './api.js';
 import {passing, restFilter} from './filters.js';
 import {Rows} from './rows.js';
-import {Similarity} from './similarity.js';
 
 /**
  * @typedef {object} Example what a search is for; exactly one of id and vector
@@ -16,6 +15,7 @@ import {Similarity} from './similarity.js';
  * @property {string} [preview] address of a small copy of an own image
  */
 /** @typedef {{positive: Example[], negative: Example[]}} Query */
+/** @typedef {{score: number, percentile: number | null}} Match and more, as REST returns it */
 
 const FIRST_MATCHES = 60; // twice what most screens show, because every match costs the server time
 const MORE_MATCHES = 200;
@@ -29,7 +29,6 @@ export class Explorer extends EventTarget {
     this.info = info;
     this.name = info.name;
     this.rows = new Rows(info.name);
-    this.similarity = new Similarity(info);
     /** @type {import('./filters.js').Filters} */
     this.filters = new Map();
     /** A filter as JSON of REST. @type {any} */
@@ -46,7 +45,7 @@ export class Explorer extends EventTarget {
     this.colored = '';
     /** @type {Query} */
     this.query = {positive: [], negative: []};
-    /** Score by row of the matches, best first; null without a search. @type {Map<number, number> | null} */
+    /** Matches by row, best first; null without a search. @type {Map<number, Match> | null} */
     this.matches = null;
     this.hasMore = false;
     this.searching = false;
@@ -222,24 +221,24 @@ export class Explorer extends EventTarget {
     if (!this.hasMore || this.searching || !this.matches || !this._search) return;
     this.searching = true;
     try {
-      for (const [row, score] of await this._find(this.matches.size, this._search.signal)) this.matches.set(row, score);
+      for (const [row, match] of await this._find(this.matches.size, this._search.signal)) this.matches.set(row, match);
     } finally {
       this.searching = false;
     }
     this._arrange();
   }
 
-  /** @param {number} offset @param {AbortSignal} signal @returns {Promise<[number, number][]>} rows with their scores */
+  /** @param {number} offset @param {AbortSignal} signal @returns {Promise<[number, Match][]>} matches by row */
   async _find(offset, signal) {
     const k = Math.min(offset ? MORE_MATCHES : FIRST_MATCHES, MAX_MATCHES - offset);
     const examples = (/** @type {Example[]} */ list) => list.map(({id, vector}) => (id === undefined ? {vector} : {id}));
     const json = {
       positive: examples(this.query.positive), negative: examples(this.query.negative), k, offset,
-      where: restFilter(this.filters, this.where),
+      where: restFilter(this.filters, this.where), with_percentile: true,
     };
     const {matches} = await rest('POST', path(this.name, 'search'), {json, signal, noted: offset === 0});
     this.hasMore = matches.length === k && offset + k < MAX_MATCHES;
-    return matches.map((/** @type {any} */ one) => [this.rows.add(one.id, one.metadata), one.score]);
+    return matches.map((/** @type {any} */ one) => [this.rows.add(one.id, one.metadata), one]);
   }
 
   /** Search for what is like an item. @param {number} row */

@@ -2,7 +2,7 @@
 //
 // One tab stop: arrows move, Enter finds similar images, Space selects, V opens the viewer, + and - refine the search,
 // L and 1 to 9 label.
-import {button, make} from './dom.js';
+import {button, make, nearer, percent} from './dom.js';
 import {GAP, layOut, lineAt} from './layout.js';
 
 const MARGIN = 600; // pixels above and below the screen in which images are loaded, too
@@ -137,12 +137,11 @@ class ImageGrid extends HTMLElement {
 
   /** @param {HTMLElement} tile @param {number} row */
   _score(tile, row) {
-    const score = this.explorer.matches?.get(row), title = this.explorer.rows.title(row);
-    tile.setAttribute('aria-label', score === undefined ? title : `${title}, ${score.toFixed(3)}`);
-    let shown = tile.querySelector('.score');
-    if (score === undefined) shown?.remove();
-    else if (shown) shown.textContent = score.toFixed(3);
-    else tile.append(make('span', {class: 'score', 'aria-hidden': 'true'}, score.toFixed(3)));
+    const match = this.explorer.matches?.get(row), title = this.explorer.rows.title(row);
+    const score = match?.score.toFixed(3), share = percent(match?.percentile), meaning = nearer(match?.percentile);
+    tile.setAttribute('aria-label', [title, score, meaning].filter(Boolean).join(', '));
+    tile.querySelector('.score')?.remove();
+    if (match) tile.append(make('span', {class: 'score', 'aria-hidden': 'true', title: meaning || null}, score, share && make('small', {}, share)));
   }
 
   /** @param {number} row @param {HTMLImageElement} image */

@@ -1,9 +1,10 @@
 // <query-bar>: what is searched for, and every way to begin a search: file, paste, drop, camera.
 import {imageUrl} from './api.js';
-import {button, count, make, openDialog, say, sayError} from './dom.js';
+import {button, count, make, nearer, openDialog, say, sayError} from './dom.js';
 import {textOf} from './filters.js';
 
 const PREVIEW = 96; // pixels per side of the small copy that is kept for reloads
+const NOTHING = 0.95; // a best match below this share of random pairs is not similar
 
 class QueryBar extends HTMLElement {
   /** @param {import('./explorer.js').Explorer} explorer */
@@ -71,7 +72,7 @@ class QueryBar extends HTMLElement {
     this._drawResult();
   }
 
-  async _drawResult() {
+  _drawResult() {
     const {explorer} = this;
     const chips = [...explorer.filters].map(([key, condition]) =>
       make('span', {class: 'chip'}, textOf(key, condition), button('close', `Remove the filter on ${key}`, () => explorer.filter(key, null), {quiet: true})));
@@ -88,10 +89,7 @@ class QueryBar extends HTMLElement {
     }
     const [best] = matches.values();
     const text = best === undefined ? 'No image passes the filters.' : explorer.hasMore ? `${matches.size}+ matches.` : `${count(matches.size, 'match', 'matches')}.`;
-    this.verdict.textContent = text;
-    if (best === undefined) return;
-    const sentence = await explorer.similarity.describe(best).catch(() => '');
-    if (explorer.matches === matches) this.verdict.textContent = `${text} ${sentence}`;
+    this.verdict.textContent = `${text} ${sentenceOn(best?.percentile)}`.trim();
   }
 
   async _camera() {
@@ -114,6 +112,12 @@ class QueryBar extends HTMLElement {
     const dialog = openDialog('Take a photo', video, button('camera', 'Search by this photo', take, {class: 'strong'}));
     dialog.addEventListener('close', () => stream.getTracks().forEach(track => track.stop()));
   }
+}
+
+/** A sentence on the best match. @param {number | null | undefined} percentile */
+function sentenceOn(percentile) {
+  if (percentile === null || percentile === undefined) return '';
+  return percentile < NOTHING ? 'Nothing similar: random pairs of images are as near as the best match.' : `The best is ${nearer(percentile)}.`;
 }
 
 /** A small copy as a data address; undefined if the browser cannot read the format. @param {Blob} file */

@@ -1,7 +1,7 @@
 // <item-viewer>: one image on the whole screen, with its metadata, its neighbors, what the encoder looks at, and a box
 // to search for a part. Arrow keys go to the next image of the view.
 import {imageUrl, path, rest} from './api.js';
-import {button, make, sayError} from './dom.js';
+import {button, make, nearer, percent, sayError} from './dom.js';
 import {deleteRows} from './deletion.js';
 import {ViewedImage} from './viewed_image.js';
 
@@ -88,13 +88,15 @@ class ItemViewer extends HTMLElement {
     const {explorer} = this;
     this.turn++;
     this._setMode(null);
-    this.modes.why.hidden = this.row === null || !explorer.matches?.has(this.row);
+    const match = this.row === null ? undefined : explorer.matches?.get(this.row);
+    this.modes.why.hidden = !match;
     for (const one of [...this.steps, ...this.changes]) one.hidden = this.row === null;
     this.viewed.show(src, title);
     this.heading.textContent = title;
     this.metadata = make('dl', {});
     this.neighbors = make('ul', {class: 'neighbors'});
-    this.side.replaceChildren(...(this.row === null ? [] : [make('h3', {}, 'Metadata'), this.metadata]), make('h3', {}, 'Nearest images'), this.neighbors);
+    const note = match && make('p', {class: 'note'}, [`Score ${match.score.toFixed(3)}`, nearer(match.percentile)].filter(Boolean).join(', '));
+    this.side.replaceChildren(note ?? '', ...(this.row === null ? [] : [make('h3', {}, 'Metadata'), this.metadata]), make('h3', {}, 'Nearest images'), this.neighbors);
     this._listNeighbors(query).catch(sayError);
     if (this.dialog.open) return;
     this.dialog.showModal();
@@ -151,12 +153,13 @@ class ItemViewer extends HTMLElement {
   /** @param {Record<string, any>} query */
   async _listNeighbors(query) {
     const {explorer, turn, neighbors} = this;
-    const {matches} = await rest('POST', path(explorer.name, 'search'), {json: {...query, k: NEIGHBORS}});
+    const {matches} = await rest('POST', path(explorer.name, 'search'), {json: {...query, k: NEIGHBORS, with_percentile: true}});
     if (this.turn !== turn) return;
     neighbors?.replaceChildren(...matches.map((/** @type {any} */ match) => {
       const found = explorer.rows.add(match.id, match.metadata), title = explorer.rows.title(found);
-      return make('li', {}, make('button', {type: 'button', 'aria-label': `${title}, ${match.score.toFixed(3)}`, title, onclick: () => this.open(found)},
-        make('img', {src: explorer.rows.thumbnail(found), alt: ''}), make('span', {}, match.score.toFixed(3))));
+      const scores = [match.score.toFixed(3), percent(match.percentile)].filter(Boolean);
+      return make('li', {}, make('button', {type: 'button', 'aria-label': [title, ...scores].join(', '), title, onclick: () => this.open(found)},
+        make('img', {src: explorer.rows.thumbnail(found), alt: ''}), ...scores.map(text => make('span', {}, text))));
     }));
   }
 
