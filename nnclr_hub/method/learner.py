@@ -159,7 +159,7 @@ class Learner(nn.Module):
         p = encode_views(self.prediction, z, LARGE)  # (B, D)
         own = [self._project(self.target, x) for x in views[:LARGE]] if self.momentum is not None else z[:LARGE]
         neighbors, share = None, torch.zeros((), device=z[0].device)
-        taken: Sequence[Tensor | None] = [None] * LARGE  # places in Q of the neighbors, which are no negatives
+        taken: Sequence[Tensor | None] = [None] * LARGE  # places in Q of the neighbors, which are not negatives
         if self.method.target == "neighbor":
             assert self.support_set is not None
             found = [self.support_set.lookup(one, ids, labels) for one in own]
@@ -246,7 +246,7 @@ class Learner(nn.Module):
         return targets, found[0][1]
 
     def _left_out(self, ids: Tensor | None, taken: Tensor | None) -> Tensor | None:
-        """Return which rows of Q are no negatives, (B, M) bool: the images' own and the neighbors; None for none."""
+        """Return which rows of Q are not negatives, (B, M) bool: the images' own and the neighbors; None for none."""
         if self.method.negatives != "queue":
             return None
         assert self.support_set is not None
@@ -257,7 +257,7 @@ class Learner(nn.Module):
         return targets if own is None else own | targets
 
     def _objective(self, target: tuple[Tensor, Tensor | None], predictions: Tensor) -> Tensor:
-        """Return the loss of the predictions of other views, given targets and the rows of Q that are no negatives."""
+        """Return the loss of the predictions of other views, given targets and the rows of Q that are not negatives."""
         method, (targets, left_out) = self.method, target
         if self.objective is not None:
             loss = self.objective(targets, predictions, self.temperature, gather=self.gather)
