@@ -31,8 +31,7 @@ def lineage_of(
     if terms:
         found["data_terms"] = terms
     if start is not None:
-        encoder = load_encoder(start.source, device="cpu")
-        found["parents"] = [parent_record(start.source, encoder.fingerprint, encoder.config)]
+        found["parents"] = [parent_record(start.source, load_encoder(start.source, device="cpu"))]
     if commit := _commit():
         found["commit"] = commit
     return found

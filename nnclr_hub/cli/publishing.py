@@ -48,7 +48,8 @@ def export(
         str | None, typer.Option("--data-terms", help="Terms of the training images, such as cc-by-4.0.")
     ] = None,
     force_license: Annotated[
-        bool, typer.Option("--force-license", help="Accept a license wider than the parents' or the images' terms.")
+        bool,
+        typer.Option("--force-license", help="Accept a license that the parents' or the images' terms do not allow."),
     ] = False,
     graph: Annotated[
         bool | None,

@@ -25,10 +25,9 @@ from nnclr_hub.errors import InvalidRequest, ModelError
 from nnclr_hub.file_replacement import replace_file
 from nnclr_hub.hub.layout import CARD, CONFIG, GRAPH, HEADS, SUPPORT_SET, WEIGHTS, ModelConfig, read_config
 from nnclr_hub.hub.registry import BENCHMARKS, MODELS, ModelInfo
-from nnclr_hub.publish.provenance import base_models, describe_training
+from nnclr_hub.publish.provenance import NO_LICENSE, base_models, describe_training
 from nnclr_hub.publish.snippets import loading, paragraph
 
-NO_LICENSE = "unknown"  # the Hub's word for weights whose license nobody has stated
 _SEAL = re.compile(r"\n?<!-- nnclr card sha256:([0-9a-f]{64}) -->\n*\Z")
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _BODY = """

@@ -36,9 +36,9 @@ from nnclr_hub.hub.layout import (
     sha256_of,
 )
 from nnclr_hub.hub.sources import resolve
-from nnclr_hub.publish.card import NO_LICENSE, is_edited, model_card
+from nnclr_hub.publish.card import is_edited, model_card
 from nnclr_hub.publish.onnx_file import verified_graph
-from nnclr_hub.publish.provenance import check_license
+from nnclr_hub.publish.provenance import NO_LICENSE, check_license, license_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -118,12 +118,13 @@ def export_run(
         weights: replacements of the same architecture, such as those of the momentum encoder.
         heads: replacements of the source's heads.
         support_set: (M, D) float rows to write as well.
-        force_license: accept a license wider than the terms of the parents and of the training images.
+        force_license: accept a license wider than the terms of the parents and of the training images, or one that
+            cannot be compared with them.
         graph: write network.onnx too, with which the encoder embeds without torch.
 
     Raises:
         ModelFilesMissing: the run does not have an encoder yet.
-        InvalidRequest: the target contains other files, or the license is too wide.
+        InvalidRequest: the target contains other files, or the license is too wide or cannot be compared.
         ModelError: the target cannot be written.
         TamperedModel, WeightsMismatch: the source is incomplete or damaged.
         MissingDependency: `graph` needs onnx, onnxscript and onnxruntime.
@@ -133,10 +134,12 @@ def export_run(
     require_free(folder)
     config = resolve(f"local-dir:{source}").config
     found = weights if weights is not None else read_weights(source)
-    about = {**config.nnclr, **(provenance or {})}
-    license = about.get("license")
-    if license is not None and license != config.nnclr.get("license") and not force_license:
-        check_license(str(license), about, config.nnclr)
+    before = license_of(config)
+    stated = {} if before == NO_LICENSE else {"license": before}
+    about = {**config.nnclr, **stated, **(provenance or {})}
+    license = str(about.get("license", NO_LICENSE))
+    if license != before and not force_license:
+        check_license(license, about, {**config.nnclr, **stated})
     state = {key: _as(dtype, key, value.cpu()) for key, value in sorted(found.items())}
     loaded = _loaded(config.architecture, config.model_args, state)
     if heads is None:
@@ -144,7 +147,7 @@ def export_run(
     optional = {HEADS: {key: _as(dtype, key, value.cpu()) for key, value in sorted(heads.items())}}
     if support_set is not None:
         optional[SUPPORT_SET] = {"bank": _as(dtype, "The support set", support_set.cpu())}
-    cfg = {**config.pretrained_cfg, "license": str(about.get("license", NO_LICENSE))}
+    cfg = {**config.pretrained_cfg, "license": license}
     config = replace(config, nnclr=about, pretrained_cfg=cfg)
     network = Encoder(loaded, Preprocessing.from_pretrained_cfg(cfg), config=config, device="cpu") if graph else None
     return _write(folder, config, state, optional, network)

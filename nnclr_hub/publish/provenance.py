@@ -10,12 +10,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.hub.layout import ModelConfig
 from nnclr_hub.hub.registry import MODELS
 
+if TYPE_CHECKING:
+    from nnclr_hub.encoder.encoder import Encoder
+
+NO_LICENSE = "unknown"  # the Hub's word for weights whose license nobody has stated
 DIRTY = "-dirty"  # as `git describe --dirty` appends it
 
 # What others may do with a work, from little to everything. The first pattern that occurs in a license or in the terms
@@ -30,21 +34,26 @@ _WIDTHS = (
 _KINDS = ("restricted use", "share-alike terms", "attribution", "a permissive license", "the public domain")
 
 
-def parent_record(source: str, fingerprint: str, config: ModelConfig | None) -> dict[str, Any]:
+def parent_record(source: str, encoder: Encoder) -> dict[str, Any]:
     """Return the entry of an encoder that another one starts from.
 
     Args:
         source: as it was named, such as hf-hub:org/name.
-        fingerprint: of its vectors.
-        config: its config.json; None for weights of timm.
+        encoder: loaded from there. One without config.json has the weights of timm, which states their license.
     """
-    about = {} if config is None else config.nnclr
-    kept = {name: about[name] for name in ("license", "data", "data_terms", "parents") if name in about}
-    if config is None:
-        license = "see timm"
+    about: Mapping[str, Any] = {}
+    if encoder.config is None:
+        timm_cfg: Any = getattr(encoder.backbone, "pretrained_cfg", None) or {}
+        license = str(timm_cfg.get("license") or NO_LICENSE)
     else:
-        license = str(about.get("license") or config.pretrained_cfg.get("license") or "unknown")
-    return {**kept, "source": source, "fingerprint": fingerprint, "license": license}
+        about, license = encoder.config.nnclr, license_of(encoder.config)
+    kept = {name: about[name] for name in ("data", "data_terms", "parents") if name in about}
+    return {**kept, "source": source, "fingerprint": encoder.fingerprint, "license": license}
+
+
+def license_of(config: ModelConfig) -> str:
+    """Return the license of a model folder's weights; NO_LICENSE if none is stated."""
+    return str(config.nnclr.get("license") or config.pretrained_cfg.get("license") or NO_LICENSE)
 
 
 def width(terms: str) -> int | None:
@@ -58,17 +67,27 @@ def check_license(license: str, about: Mapping[str, Any], before: Mapping[str, A
 
     Args:
         license: of the weights, such as apache-2.0. One that is not recognized is refused if a parent or the images are
-            for restricted use.
+            for restricted use. Any is refused if a parent's license is not recognized, unless the two are equal.
         about: the record with "parents" and "data_terms".
-        before: the record of the weights until now, with the "license" that they have.
+        before: the record of the weights until now, with the "license" that they have, if one is stated.
 
     Raises:
-        InvalidRequest: with the terms that are narrower.
+        InvalidRequest: with the terms that are narrower, or that are not recognized.
     """
-    wanted, terms_of = width(license), list(_terms(about))
+    licenses, images = list(_licenses(about)), list(_data_terms(about))
     if before is not None:
-        terms_of += [("the exported encoder", str(before.get("license", "unknown"))), *_terms(before)]
-    for whose, terms in terms_of:
+        if (stated := before.get("license", NO_LICENSE)) != NO_LICENSE:
+            licenses.append(("the exported encoder", str(stated)))
+        licenses += _licenses(before)
+        images += _data_terms(before)
+    for whose, terms in licenses:
+        if width(terms) is None and terms != license:
+            raise InvalidRequest(
+                f"The license {license!r} cannot be compared with that of {whose} ({terms!r}); leave --license out, or "
+                "use --force-license if those terms allow it."
+            )
+    wanted = width(license)
+    for whose, terms in (*images, *licenses):
         allowed = width(terms)
         if allowed is not None and (allowed == 0 if wanted is None else wanted > allowed):
             kind = "is not known" if wanted is None else f"grants {_KINDS[wanted]}"
@@ -78,13 +97,19 @@ def check_license(license: str, about: Mapping[str, Any], before: Mapping[str, A
             )
 
 
-def _terms(about: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield (whose terms, the terms) of the images and of all parents."""
+def _licenses(about: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield (whose license, the license) of all parents."""
+    for parent in about.get("parents") or ():
+        yield f"the parent {parent.get('source')}", str(parent.get("license", NO_LICENSE))
+        yield from _licenses(parent)
+
+
+def _data_terms(about: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield (whose terms, the terms) of the images, and of those of all parents."""
     if about.get("data_terms"):
         yield "the training data", str(about["data_terms"])
     for parent in about.get("parents") or ():
-        yield f"the parent {parent.get('source')}", str(parent.get("license", "unknown"))
-        yield from _terms(parent)
+        yield from _data_terms(parent)
 
 
 def base_models(about: Mapping[str, Any]) -> list[str]:

@@ -21,6 +21,7 @@ from nnclr_hub.errors import ModelError
 from nnclr_hub.hub.layout import read_weights
 from nnclr_hub.hub.sources import resolve
 from nnclr_hub.publish.export import export_model, export_run
+from nnclr_hub.publish.provenance import check_license, license_of, parent_record
 from nnclr_hub.publish.upload import Published, check_options, publish_model
 
 
@@ -34,6 +35,7 @@ def push_to_hub(
     tag: str | None = None,
     pr: bool = False,
     token: str | None = None,
+    force_license: bool = False,
 ) -> Published:
     """Publish an encoder: `export_model` and `publish_model` in one.
 
@@ -44,9 +46,10 @@ def push_to_hub(
         license: of the weights, for the card.
         data: the training images and their terms, for the card.
         private, tag, pr, token: see `publish_model`.
+        force_license: see `export_run`.
 
     Raises:
-        NNCLRHubError: see `export_model` and `publish_model`.
+        NNCLRHubError: see `export_run` and `publish_model`.
     """
     check_options(repository, tag, pr)
     about = {key: value for key, value in (("license", license), ("data", data)) if value is not None}
@@ -54,10 +57,22 @@ def push_to_hub(
         folder = Path(temporary) / repository.rpartition("/")[2]
         origin = _unchanged_origin(encoder)
         if origin is not None:
-            export_run(origin, folder, provenance=about)
+            export_run(origin, folder, provenance=about, force_license=force_license)
         else:
+            if license is not None and not force_license:
+                _check_license(license, encoder)
             export_model(encoder.backbone, folder, provenance=about, **_described(encoder))
         return publish_model(folder, repository, private=private, tag=tag, pr=pr, token=token)
+
+
+def _check_license(license: str, encoder: Encoder) -> None:
+    """Refuse a license that allows more than that of the weights which were loaded from a model folder or from timm."""
+    if encoder.config is not None:
+        before = license_of(encoder.config)
+        if license != before:
+            check_license(license, {}, {**encoder.config.nnclr, "license": before})
+    elif encoder.name.startswith("timm:"):
+        check_license(license, {"parents": [parent_record(encoder.name, encoder)]})
 
 
 def _described(encoder: Encoder) -> dict[str, Any]:

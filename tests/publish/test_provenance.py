@@ -1,8 +1,10 @@
 """Parents, terms of the images, and the licenses that they allow."""
 
 import json
+import shutil
 
 import pytest
+import timm
 from tiny_runs import nnclr, recipe
 
 from nnclr_hub import load_encoder
@@ -11,6 +13,8 @@ from nnclr_hub.hub.layout import read_config
 from nnclr_hub.publish.card import write_card
 from nnclr_hub.publish.export import export_run
 from nnclr_hub.publish.provenance import check_license, describe_training, width
+from training.initial_encoder import find_initial_encoder
+from training.lineage import lineage_of
 from training.pretrain import pretrain
 
 
@@ -47,6 +51,58 @@ def test_a_license_may_not_be_wider_than_any_ancestor_or_its_images():
         check_license("apache-2.0", {"data_terms": "cc-by-4.0"})
 
 
+@pytest.mark.parametrize("terms", ["unknown", "see timm", "a-license-of-ours"])
+@pytest.mark.parametrize("license", ["cc0-1.0", "apache-2.0", "cc-by-nc-4.0", "another-license"])
+def test_no_license_is_accepted_next_to_one_that_is_not_recognized(terms, license):
+    parent = {"source": "p", "fingerprint": "1", "license": "mit", "parents": [{"source": "g", "license": terms}]}
+    for about, before in (({"parents": [parent]}, None), ({}, {"parents": [parent]})):
+        with pytest.raises(InvalidRequest, match="force-license"):
+            check_license(license, about, before)
+    check_license(terms, {"parents": parent["parents"]})
+
+
+def test_weights_without_a_license_can_be_given_one():
+    check_license("apache-2.0", {}, {"license": "unknown"})
+    check_license("apache-2.0", {}, {})
+    with pytest.raises(InvalidRequest, match="force-license"):
+        check_license("apache-2.0", {}, {"license": "a-license-of-ours"})
+
+
+@pytest.mark.parametrize(
+    ("name", "stated"),
+    [
+        ("vit_base_patch16_224.mae", "cc-by-nc-4.0"),
+        ("vit_base_patch16_224.augreg_in21k", "apache-2.0"),
+        (None, "unknown"),
+    ],
+)
+def test_the_license_of_a_parent_from_timm_is_the_one_that_timm_states(name, stated, monkeypatch):
+    network = timm.create_model(name or "vit_base_patch16_224.mae", depth=1, num_classes=0)
+    if name is None:
+        network.pretrained_cfg = {**network.pretrained_cfg, "license": None}
+    monkeypatch.setattr("nnclr_hub.encoder.backbones.create_backbone", lambda *_, **__: network)
+    about = lineage_of(find_initial_encoder("timm:vit_base_patch16_224.mae"), ["photos"], range(3), None)
+    assert about["parents"][0]["license"] == stated
+    if stated == "apache-2.0":
+        check_license("apache-2.0", about)
+    else:
+        with pytest.raises(InvalidRequest, match="force-license"):
+            check_license("apache-2.0", about)
+
+
+def test_a_folder_of_timm_keeps_its_license(model, tmp_path):
+    """Such a folder has no block "nnclr"; its license is in pretrained_cfg."""
+    folder = shutil.copytree(model, tmp_path / "timm")
+    config = json.loads((folder / "config.json").read_text())
+    del config["nnclr"]
+    config["pretrained_cfg"]["license"] = "cc-by-nc-4.0"
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InvalidRequest, match="force-license"):
+        export_run(folder, tmp_path / "wide", provenance={"license": "apache-2.0"})
+    kept = read_config(export_run(folder, tmp_path / "kept"))
+    assert kept.nnclr["license"] == kept.pretrained_cfg["license"] == "cc-by-nc-4.0"
+
+
 @pytest.fixture(scope="module")
 def child(data, model, tmp_path_factory):
     """Return a run that started from `model` and stopped after its first step."""
@@ -81,6 +137,22 @@ def test_export_refuses_a_license_that_is_too_wide_unless_forced(child, tmp_path
     card = (tmp_path / "narrow" / "README.md").read_text()
     assert "unfinished" in card
     assert "Started from" in card
+
+
+def test_the_encoder_of_a_parent_without_a_license_is_exported_without_one(child, tmp_path):
+    run = shutil.copytree(child, tmp_path / "run")
+    config = json.loads((run / "encoder" / "config.json").read_text())
+    config["nnclr"]["parents"][0]["license"] = "unknown"
+    (run / "encoder" / "config.json").write_text(json.dumps(config))
+    code, _, err = nnclr("export", run, tmp_path / "stated", "--license", "cc0-1.0", "--no-graph")
+    assert code == 2
+    assert "--force-license" in err
+    code, _, err = nnclr("export", run, tmp_path / "plain", "--no-graph")
+    assert code == 0, err
+    assert "license" not in read_config(tmp_path / "plain").nnclr
+    forced = ("--license", "cc0-1.0", "--force-license", "--no-graph")
+    code, _, err = nnclr("export", run, tmp_path / "forced", *forced)
+    assert code == 0, err
 
 
 def test_the_card_names_the_base_model_of_the_hub(child, tmp_path):

@@ -10,7 +10,7 @@ import torch
 
 from nnclr_hub import Encoder, load_encoder, push_to_hub
 from nnclr_hub.encoder.preprocessing import EvalTransform
-from nnclr_hub.errors import PublishingError
+from nnclr_hub.errors import InvalidRequest, PublishingError
 from nnclr_hub.hub.copies import keep
 from nnclr_hub.hub.sources import resolve, verify
 from nnclr_hub.publish.card import is_ours
@@ -193,6 +193,17 @@ def test_an_encoder_that_was_changed_goes_without_the_figures_of_the_old_one(hub
     x = torch.randn(2, 3, 48, 48)
     again = Encoder.from_pretrained(NAME, device="cpu")
     torch.testing.assert_close(torch.from_numpy(again.embed(x)), torch.from_numpy(encoder.embed(x)), atol=1e-5, rtol=0)
+
+
+def test_weights_changed_in_memory_keep_the_limits_of_their_license(hub, folder):
+    encoder = load_encoder(folder, device="cpu")
+    with torch.no_grad():
+        encoder.backbone.conv1.weight.mul_(2)
+    with pytest.raises(InvalidRequest, match="force-license"):
+        push_to_hub(encoder, NAME, license="cc0-1.0")
+    assert NAME not in hub.repositories
+    push_to_hub(encoder, NAME, license="cc0-1.0", force_license=True)
+    assert b'license: "cc0-1.0"' in hub.repositories[NAME].files()["README.md"]
 
 
 def test_an_encoder_with_another_preprocessing_goes_with_that_one(hub, folder):

@@ -8,9 +8,11 @@ the same call trains from scratch. The network is written to OUT/encoders/ as a 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from nnclr_hub.encoder.backbones import is_convolutional
 from nnclr_hub.publish.export import export_model
+from nnclr_hub.publish.provenance import parent_record
 
 from .supervised import ClassifierPlan
 from .task import metric_values
@@ -68,7 +70,11 @@ def finetune(
     found = dict(metric_values("finetune", subject.task, scores, labels))
     yield from found.items()
     folder = subject.folder / f"{subject.task.name}-finetuned-{trained.hash}"
-    about = {"recipe": "finetune", "method": f"fine-tuned from {subject.encoder.name}", "epochs": epochs, "seed": seed}
+    start = subject.encoder
+    about: dict[str, Any] = {"recipe": "finetune", "method": f"fine-tuned from {start.name}"}
+    about |= {"epochs": epochs, "seed": seed}
+    if not start.name.startswith("random:"):
+        about["parents"] = [parent_record(start.name, start)]
     network = trained.network
     export_model(
         network.backbone,
