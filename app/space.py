@@ -18,7 +18,7 @@ from pathlib import Path
 import nnclr_hub
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.hub.layout import read_config
-from nnclr_hub.hub.sources import resolve
+from nnclr_hub.hub.sources import recorded_source, resolve
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import Collection, Item, VectorStore
 from nnclr_hub.workbench import Encoders, Workbench
@@ -119,7 +119,7 @@ def write_space(
         else:
             with open_store(store, read_only=True) as source:
                 found = source.get(collection)
-                _write_parts(folder, source, found, model or found.spec.model)
+                _write_parts(folder, source, found, model or recorded_source(found.spec.model, "this collection"))
         _write_texts(folder, "crops of the photos in scikit-image" if collection is None else collection)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)

@@ -24,7 +24,7 @@ from itertools import count
 from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.encoder.loader import load_encoder
 from nnclr_hub.errors import ModelError, Overloaded
-from nnclr_hub.hub.sources import resolve, split_appended
+from nnclr_hub.hub.sources import PYTHON, resolve, split_appended
 
 from .engine import Engine
 from .engine.admission import shutting_down
@@ -233,12 +233,15 @@ class ModelMemory:
 
 
 def weight_of(source: str) -> int:
-    """Return the bytes of a source's weights file, downloaded if needed; 0 for random weights.
+    """Return the bytes of a source's weights file, downloaded if needed; 0 for random weights and the user's own code.
 
     Raises:
         ModelError: the source is unavailable.
     """
-    found = resolve(split_appended(source)[0])
+    plain = split_appended(source)[0]
+    if plain.startswith(PYTHON):
+        return 0
+    found = resolve(plain)
     if found.folder is None or found.seed is not None:
         return 0
     return (found.folder / found.weights).stat().st_size

@@ -251,11 +251,12 @@ def _check_vectors(spec: CollectionSpec, name: str, vectors: str | None) -> None
 
 def _model_of(collection: str, store: str) -> str | None:
     """Return the source of the encoder of a collection; None if the collection does not exist."""
+    from nnclr_hub.hub.sources import recorded_source
     from nnclr_hub.store import open_store
 
     with open_store(store, read_only=True) as opened:
         try:
-            return opened.get(collection).spec.model or None
+            return recorded_source(opened.get(collection).spec.model, "this collection") or None
         except CollectionNotFound:
             return None
 

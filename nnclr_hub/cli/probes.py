@@ -193,8 +193,10 @@ def predict(
 
 def _load(folder: Path, model: str | None, reading: ReadingOptions) -> tuple[Any, Any]:
     """Return the probe and its encoder, unless another encoder is named."""
+    from nnclr_hub.hub.sources import recorded_source
     from nnclr_hub.probe.linear_probe import LinearProbe
     from nnclr_hub.workbench import Encoders
 
     probe = LinearProbe.load(folder)
-    return probe, Encoders(reading.within(model or probe.model or None)).get()
+    source = model or recorded_source(probe.model, "this probe") or None
+    return probe, Encoders(reading.within(source)).get()

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import unquote
 
-from nnclr_hub.errors import InvalidRequest, UnknownModel
+from nnclr_hub.errors import InvalidRequest, ModelFilesMissing, UnknownModel
 from nnclr_hub.hub.addresses import fetch, pinned_digits, without_query
 from nnclr_hub.hub.integrity import FileCheck, Pins, announced, check, hash_again
 from nnclr_hub.hub.layout import CONFIG, OPTIONAL, WEIGHTS, ModelConfig, read_config, require
@@ -90,6 +90,20 @@ def split_appended(source: str) -> tuple[str, tuple[str, ...]]:
     if len(set(names)) < len(names):
         raise InvalidRequest(f"{source} appends a part twice; use each of {', '.join(APPENDABLE)} at most once.")
     return f"{plain}?{reading}" if reading else plain, tuple(one for one in APPENDABLE if one in names)
+
+
+def recorded_source(source: str, whose: str) -> str:
+    """Return the source that a collection or a probe recorded. Both may come from elsewhere, so neither may run code.
+
+    Args:
+        whose: "this collection" or "this probe", for the message.
+
+    Raises:
+        ModelFilesMissing: the source is a file of Python, which only the user may name.
+    """
+    if source.startswith(PYTHON):
+        raise ModelFilesMissing(f"The encoder of {whose} is your own code; name it: --model {source}.")
+    return source
 
 
 def resolve(source: str, *, progress: bool = True, whole: bool = False) -> Resolved:

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Protocol
 
 from nnclr_hub.encoder.embedder import Embedder
-from nnclr_hub.errors import ModelError, ModelFilesMissing
-from nnclr_hub.hub.sources import PYTHON
+from nnclr_hub.errors import ModelError
+from nnclr_hub.hub.sources import recorded_source
 from nnclr_hub.store.base import Collection, CollectionSpec, VectorStore
 from nnclr_hub.workbench.write_lock import WriteLock
 
@@ -42,9 +42,7 @@ def embedder_for(models: Models, spec: CollectionSpec) -> Embedder:
     if found is not None:
         return found
     try:
-        if spec.model.startswith(PYTHON):  # a collection may come from elsewhere, and must not choose code to run
-            raise ModelFilesMissing(f"The encoder of this collection is your own code; name it: --model {spec.model}.")
-        return models.get(spec.model or None)
+        return models.get(recorded_source(spec.model, "this collection") or None)
     except ModelError:
         default = models.get()
         if not spec.fingerprint or default.fingerprint != spec.fingerprint:

@@ -38,6 +38,9 @@ def public_name(source: str) -> str:
         return source.partition("?")[0]
     if kind == "file":
         return Path(unquote(urlparse(source).path)).name
+    if kind == "python":
+        file, _, attribute = rest.rpartition(":")
+        return f"python:{Path(file).name}:{attribute}"
     if kind in ("local-dir", "random") and _is_path(rest):
         return Path(rest).name if kind == "local-dir" else f"random:{Path(rest).name}"
     return Path(source).resolve().name if _is_path(source) else source

@@ -1,5 +1,7 @@
 """Networks of other libraries and plain functions as encoders."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import timm
@@ -14,6 +16,7 @@ from torchvision.transforms import v2
 from nnclr_hub import CollectionSpec, Point, SearchQuery, load_encoder, open_store, wrap_encoder
 from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.errors import FingerprintMismatch, InvalidRequest, ModelError, UnknownModel
+from nnclr_hub.probe.linear import fit_linear_probe
 from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.models import Encoders, embedder_for
 
@@ -171,3 +174,32 @@ def test_a_preprocessing_of_another_size_makes_another_encoder():
     network = timm.create_model("test_resnet", num_classes=0)
     two = [wrap_encoder(network, Preprocessing(side), "x", network.num_features) for side in (32, 48)]
     assert two[0].fingerprint != two[1].fingerprint
+
+
+def test_no_probe_and_no_reading_of_a_collection_chooses_code_to_run(tmp_path, image_files):
+    """A probe and a collection may come from elsewhere; their sources are names of files on this machine."""
+    trap = tmp_path / "trap.py"
+    trap.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    source = f"python:{trap}:encoder"
+    with open_store(tmp_path / "store") as store:
+        store.create("photos", CollectionSpec(dim=6, fingerprint="0" * 32, model=source))
+    fitted = fit_linear_probe(np.eye(4, 6, dtype=np.float32), ["a", "b", "a", "b"], l2=1.0)
+    replace(fitted, fingerprint="0" * 32, model=source).save(tmp_path / "probe")
+    for call in (
+        ("probe", "predict", image_files[0], "--probe", tmp_path / "probe"),
+        (
+            "index",
+            image_files[0].parent,
+            "--store",
+            tmp_path / "store",
+            "--collection",
+            "photos",
+            "--channels",
+            "2,1,0",
+        ),
+        ("space", tmp_path / "space", "--store", tmp_path / "store", "--collection", "photos"),
+    ):
+        code, _, err = nnclr(*call)
+        assert code == 1, call
+        assert "name it" in err
+        assert not (tmp_path / "ran").exists()

@@ -38,6 +38,8 @@ def test_paths_are_shortened_to_their_last_name(sentence, expected):
         ("timm:resnet50.a1_in1k", "timm:resnet50.a1_in1k"),
         ("random:resnet50@0", "random:resnet50@0"),
         ("random:/srv/models/mine@3", "random:mine@3"),
+        ("python:/srv/models/mine.py:tower", "python:mine.py:tower"),
+        ("python:mine.py:tower+color", "python:mine.py:tower+color"),
         ("", ""),
     ],
 )
