@@ -93,7 +93,7 @@ class ModelInfo:
 
     @property
     def available(self) -> bool:
-        """Whether this installation has it, or the Hub; a wheel has only the smaller encoders."""
+        """Whether this installation has it, or the Hub; a wheel has only the stock ResNet-18s."""
         return self._place is not None or self.repository is not None
 
     @property
