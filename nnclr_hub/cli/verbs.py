@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.table import Table
 from typer.core import TyperGroup
 
 import nnclr_hub
@@ -34,8 +35,22 @@ if TYPE_CHECKING:
 UNCUT = 10_000  # columns of a pipe or file, so that paths and names are not cut
 
 
+class _VerbConsole(Console):
+    """A console whose tables, in a pipe or a file, have no spaces at the ends of lines; rich fills every cell."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print as `Console.print` does."""
+        if self.is_terminal or not any(isinstance(one, Table) for one in objects):
+            super().print(*objects, **options)
+            return
+        with self.capture() as shown:
+            super().print(*objects, **options)
+        for line in shown.get().splitlines():
+            super().print(line.rstrip(" "), markup=False, emoji=False, soft_wrap=True)
+
+
 def _console(*, soft_wrap: bool = False, stderr: bool = False) -> Console:
-    console = Console(highlight=False, soft_wrap=soft_wrap, stderr=stderr)
+    console = _VerbConsole(highlight=False, soft_wrap=soft_wrap, stderr=stderr)
     if not console.file.isatty():
         console.width = UNCUT
     return console

@@ -5,12 +5,13 @@ import os
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from commands import nnclr, output_of, refused
 from hub_server import running_hub
 from safetensors.torch import load_file, save_file
 
-from nnclr_hub import load_encoder
+from nnclr_hub import CollectionSpec, Item, load_encoder, open_store
 from nnclr_hub.hub.layout import CONFIG, WEIGHTS, sha256_of
 from nnclr_hub.hub.registry import ARCHITECTURES, MODELS, default_model
 
@@ -27,6 +28,26 @@ def test_models_lists_every_field_of_each_model():
         assert {"license", "data", "recipe", "metrics", "repository", "revision", "architecture"} <= set(one)
     table = output_of("models")
     assert all(name in table for name in (*MODELS, *ARCHITECTURES, "here", "knn20/mix128"))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("models",),
+        ("info", default_model()),
+        ("pretrain", "--recipes"),
+        ("eval", "--protocols"),
+        ("store", "list", "--store", "{store}"),
+        ("store", "facets", "points", "label", "--store", "{store}"),
+    ],
+)
+def test_tables_in_a_pipe_have_no_spaces_at_the_ends_of_lines(words, tmp_path):
+    with open_store(str(tmp_path)) as store:
+        collection = store.create("points", CollectionSpec(2))
+        collection.upsert([Item(str(i), np.eye(2)[i % 2], {"label": "ab"[i % 2] * (1 + i % 2)}) for i in range(4)])
+    lines = output_of(*(word.format(store=tmp_path) for word in words)).splitlines()
+    assert len(lines) > 1
+    assert [line for line in lines if line.endswith(" ")] == []
 
 
 def test_info_reports_what_a_load_was_verified_against(model):
