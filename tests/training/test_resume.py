@@ -32,6 +32,30 @@ class Rates(Callback):
         self.rates[run.step] = result.lr
 
 
+class Layouts(Callback):
+    """Notes types and strides of all tensors, and the options of the optimizer, at the start and at the end."""
+
+    def on_start(self, run):
+        self.at_start = self.of(run)
+
+    def on_end(self, run):
+        self.at_end = self.of(run)
+
+    @staticmethod
+    def of(run) -> dict:
+        groups = run.optimizer.param_groups
+        found = dict(run.learner.state_dict())
+        for number, weight in enumerate(weight for group in groups for weight in group["params"]):
+            for name, value in run.optimizer.state[weight].items():
+                found[f"{name} of {number}"] = torch.as_tensor(value)
+        options = [{key: value for key, value in group.items() if key not in ("params", "lr")} for group in groups]
+        return {
+            "tensors": {name: (value.dtype, value.stride()) for name, value in found.items()},
+            "options": options,
+            "threads": torch.get_num_threads(),
+        }
+
+
 @pytest.fixture
 def folder(photos, tmp_path) -> Path:
     return Path(shutil.copytree(photos, tmp_path / "photos"))
@@ -47,6 +71,18 @@ def test_a_run_continues_with_more_epochs_on_the_longer_schedule(folder, tmp_pat
     pretrain(recipe("epochs=3", "warmup_epochs=0"), folder, tmp_path / "whole", callbacks=[whole])
     assert rest.rates == {step: rate for step, rate in whole.rates.items() if step > short.step}
     assert [line["step"] for line in read_log(out) if "loss" in line][-1] == done.step
+
+
+@pytest.mark.parametrize("optimizer", ["lars", "sgd", "adamw"])
+def test_a_resumed_run_has_the_memory_layout_of_one_that_never_stopped(optimizer, folder, tmp_path):
+    """Weights or momenta in another layout than the gradients would make each later step slower."""
+    before, after = Layouts(), Layouts()
+    settings = recipe("channels_last=true", f"optimizer={optimizer}")
+    pretrain(settings, folder, tmp_path / "run", minutes=0, callbacks=[before])
+    pretrain(settings, folder, tmp_path / "run", minutes=0, resume=True, callbacks=[after])
+    assert after.at_start == before.at_end == after.at_end
+    strides = [stride for _, stride in after.at_start["tensors"].values() if len(stride) == 4]
+    assert any(stride[1] == 1 for stride in strides), "no kernel is channels_last"
 
 
 def test_a_run_ends_earlier_with_fewer_epochs_but_not_before_those_it_has_done(folder, tmp_path):
