@@ -80,16 +80,7 @@ def prepare(
     """
     where = ranks.where
     _set_up_device(where)
-    if ranks.first_here:
-        find_data(data, console)  # downloads named sets, once on each machine
-    ranks.wait()
-    folders = find_data(data, console)
-    folder_views = FolderViews(folders, recipe.keep_color_of, recipe.least_crop_of)
-    if ranks.first_here:
-        training_files(folders)
-    ranks.wait()
-    files = training_files(folders, listed=True)
-    require_images(len(files), ranks.world)  # before choices are explained; unreadable ones are counted after decoding
+    folders, folder_views, files = _find_images(data, recipe, ranks, console)
     sizes = sampled_sizes(files, recipe.preprocessing.reading)
     # a resumed run keeps its choices
     output, labeled = (console, labeled) if saved is None else (Console(quiet=True), None)
@@ -111,27 +102,12 @@ def prepare(
     fitted = fit_to_data(recipe, len(files), files.labels, ranks.world, Console(quiet=True) if changed else console)
     recipe = sizes_of(saved, recipe, fitted, len(files)) if changed and saved is not None else fitted
     order = _order(files, recipe)
-    pixels: PixelSource
     if pack is not None:
-        pixels = PackedPixels(pack, where, recipe.residency)
+        pixels: PixelSource = PackedPixels(pack, where, recipe.residency)
     else:
-        workers = recipe.workers or max(1, usable_cores() // ranks.world_here)
-        pixels_of_image = sum(view.size**2 for view in recipe.views_at(1.0)) * recipe.in_chans
-        pixels = Originals(
-            files,
-            workers=workers,
-            replacement=order.replacement,
-            reading=recipe.preprocessing.reading,
-            channels=recipe.in_chans,
-            where=where,
-            ahead=steps_ahead(recipe.batch_size // ranks.world * pixels_of_image),
-        )
-    if recipe.in_chans != 3 and start is None and not {"mean", "std"} & set(recipe.fixed):
-        if saved is not None and len(saved["settings"]["mean"]) == recipe.in_chans:
-            mean, std = (tuple(saved["settings"][name]) for name in ("mean", "std"))  # the images may have changed
-        else:
-            mean, std = channel_statistics(pixels)
-        recipe = dataclasses.replace(recipe, mean=mean, std=std)
+        pixels = _originals(files, recipe, order, ranks)
+    if start is None:
+        recipe = _normalize_channels(recipe, pixels, saved)
     recipe = resolve_precision(recipe, where, console)
     steps = recipe.steps(order.steps_per_epoch)
     batches = Batches(
@@ -147,6 +123,57 @@ def prepare(
         world=ranks.world,
     )
     return Prepared(recipe, folders, files, batches)
+
+
+def _find_images(
+    data: Sequence[str | Path], recipe: Recipe, ranks: Ranks, console: Console
+) -> tuple[list[Path | str], FolderViews, ImageIndex]:
+    """Return the folders, what the recipe sets for some of them, and their images.
+
+    The first process of each machine downloads named sets and lists the images; the others read what it wrote.
+
+    Raises:
+        NoImages: there are too few. Unreadable ones are counted after decoding.
+    """
+    if ranks.first_here:
+        find_data(data, console)
+    ranks.wait()
+    folders = find_data(data, console)
+    folder_views = FolderViews(folders, recipe.keep_color_of, recipe.least_crop_of)  # a wrong name, before the listing
+    if ranks.first_here:
+        training_files(folders)
+    ranks.wait()
+    files = training_files(folders, listed=True)
+    require_images(len(files), ranks.world)
+    return folders, folder_views, files
+
+
+def _originals(files: ImageIndex, recipe: Recipe, order: Order, ranks: Ranks) -> Originals:
+    """Start the processes that decode the original images of this rank."""
+    pixels_of_image = sum(view.size**2 for view in recipe.views_at(1.0)) * recipe.in_chans
+    return Originals(
+        files,
+        workers=recipe.workers or max(1, usable_cores() // ranks.world_here),
+        replacement=order.replacement,
+        reading=recipe.preprocessing.reading,
+        channels=recipe.in_chans,
+        where=ranks.where,
+        ahead=steps_ahead(recipe.batch_size // ranks.world * pixels_of_image),
+    )
+
+
+def _normalize_channels(recipe: Recipe, pixels: PixelSource, saved: Mapping[str, Any] | None) -> Recipe:
+    """Measure the mean and std of the images, unless they are RGB or the recipe sets them.
+
+    A resumed run keeps those of its checkpoint, because the images may have changed.
+    """
+    if recipe.in_chans == 3 or {"mean", "std"} & set(recipe.fixed):
+        return recipe
+    if saved is not None and len(saved["settings"]["mean"]) == recipe.in_chans:
+        mean, std = (tuple(saved["settings"][name]) for name in ("mean", "std"))
+    else:
+        mean, std = channel_statistics(pixels)
+    return dataclasses.replace(recipe, mean=mean, std=std)
 
 
 def _choose_pixels(

@@ -39,7 +39,7 @@ from .lineage import lineage_of
 from .monitor import stop_if_diverged
 from .optimization import Schedule, make_optimizer
 from .plugins import load_plugins, with_parts
-from .prepare import prepare
+from .prepare import Prepared, prepare
 from .recipes import Recipe, find_recipe
 from .recorder import Recorder
 from .resume import restore
@@ -160,6 +160,7 @@ def pretrain(
 
 
 def _pretrain(request: _Request, ranks: Ranks, console: Console) -> PretrainResult:
+    """Prepare the data, build or restore the run, and train it; see `pretrain`."""
     # ------------------------------------------------------------------------ data
     out, init = request.out, request.init
     start = find_initial_encoder(init) if init else None
@@ -178,7 +179,6 @@ def _pretrain(request: _Request, ranks: Ranks, console: Console) -> PretrainResu
         request.table.train if request.table else None,
     )
     recipe, batches = ready.recipe, ready.batches
-    steps = recipe.steps(batches.steps_per_epoch)
 
     # ------------------------------------------------------------------------ network
     torch.manual_seed(recipe.seed)
@@ -186,10 +186,7 @@ def _pretrain(request: _Request, ranks: Ranks, console: Console) -> PretrainResu
     if start and saved is None:
         load_initial_encoder(learner, start, console, recipe.in_chans)
     learner = place_learner(learner, recipe, ranks)
-    optimizer = make_optimizer(learner, recipe, layer_decay=recipe.layer_decay if start else 1.0)
-    heads_first = round(recipe.heads_first * steps) if start else 0
-    schedule = Schedule(optimizer, recipe, steps, batches.steps_per_epoch, heads_first=heads_first)
-    run = Run(out, recipe, learner, optimizer, batches, ranks, steps)
+    run, schedule = _plan(out, ready, learner, ranks, from_encoder=start is not None)
 
     # ------------------------------------------------------------------------ resume
     terms, trained_before = request.terms, False
@@ -200,10 +197,10 @@ def _pretrain(request: _Request, ranks: Ranks, console: Console) -> PretrainResu
         trained_before = run.finished
         if trained_before and not evaluation_changed(saved, recipe):
             console.print(
-                f"{out} is finished after {steps} steps; the encoder is in {out / 'encoder'}.", highlight=False
+                f"{out} is finished after {run.steps} steps; the encoder is in {out / 'encoder'}.", highlight=False
             )
             return PretrainResult(True, run.step, run.scores)
-        console.print(f"continuing at step {run.step} of {steps}", highlight=False)
+        console.print(f"continuing at step {run.step} of {run.steps}", highlight=False)
     ranks.require_equal(
         images=len(batches), batch_size=recipe.batch_size, precision=recipe.precision, checkpoint=run.step
     )
@@ -232,6 +229,20 @@ def _pretrain(request: _Request, ranks: Ranks, console: Console) -> PretrainResu
         batches.close()
         request.callbacks.on_end(run)
     return PretrainResult(run.finished, run.step, run.scores)
+
+
+def _plan(out: Path, ready: Prepared, learner: Learner, ranks: Ranks, *, from_encoder: bool) -> tuple[Run, Schedule]:
+    """Return the run at its first step, and its learning rates.
+
+    Args:
+        from_encoder: whether it starts from trained weights: the heads then learn first, and early layers slower.
+    """
+    recipe, batches = ready.recipe, ready.batches
+    steps = recipe.steps(batches.steps_per_epoch)
+    optimizer = make_optimizer(learner, recipe, layer_decay=recipe.layer_decay if from_encoder else 1.0)
+    heads_first = round(recipe.heads_first * steps) if from_encoder else 0
+    schedule = Schedule(optimizer, recipe, steps, batches.steps_per_epoch, heads_first=heads_first)
+    return Run(out, recipe, learner, optimizer, batches, ranks, steps), schedule
 
 
 def _train(run: Run, stepper: Stepper, recorder: Recorder, request: _Request, resumed: bool, console: Console) -> None:

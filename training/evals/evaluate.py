@@ -99,15 +99,10 @@ def evaluate(
         ModelError: a source that is not available.
         Interrupted: a signal stopped the training.
     """
-
-    def several(given: str | Path | Sequence[str | Path]) -> list[str]:
-        return [str(one) for one in ([given] if isinstance(given, str | Path) else given)]
-
-    console = console or Console(stderr=True)
     request = EvalRequest(
-        find_protocols(several(protocols), assignments(settings)),
-        several(sources),
-        several(data),
+        find_protocols(_several(protocols), assignments(settings)),
+        _several(sources),
+        _several(data),
         Path(out),
         queries,
         gallery,
@@ -121,22 +116,11 @@ def evaluate(
         raise InvalidRequest("An encoder or data set name is empty; name it, or leave it out.")
     if not request.sources:
         raise InvalidRequest("No encoder is named; use nnclr eval knn SOURCE --data IMAGES.")
-    results = Results(request.out)
-    run = _EvalRun(request, results, console)
-    loaded, tasks = run.sources(), {one.name: run.tasks(one) for one in request.protocols}
-    records, refused = [], None
-    for name, source in loaded.items():
-        for protocol in request.protocols:
-            for task in tasks[protocol.name]:
-                try:
-                    records.append(run.record(protocol, name, source, task))
-                except InvalidRequest as error:  # for example k-NN on several labels: the others continue
-                    refused = error
-                    run.skip(f"{protocol.name} of {name} on {task.name}", error)
-    if refused is not None and not records:
-        raise refused
-    results.write_page()
-    return records
+    return _EvalRun(request, Results(request.out), console or Console(stderr=True)).records()
+
+
+def _several(given: str | Path | Sequence[str | Path]) -> list[str]:
+    return [str(one) for one in ([given] if isinstance(given, str | Path) else given)]
 
 
 class _EvalRun:
@@ -145,6 +129,28 @@ class _EvalRun:
     def __init__(self, request: EvalRequest, results: Results, console: Console) -> None:
         self.request, self.results, self.console = request, results, console
         self._names: dict[str, Path] = {}
+
+    def records(self) -> list[EvaluationRecord]:
+        """Return the records of all combinations, and write the page of results.
+
+        Raises:
+            InvalidRequest: no combination is possible.
+        """
+        protocols = self.request.protocols
+        loaded, tasks = self.sources(), {one.name: self.tasks(one) for one in protocols}
+        records, refused = [], None
+        for name, source in loaded.items():
+            for protocol in protocols:
+                for task in tasks[protocol.name]:
+                    try:
+                        records.append(self.record(protocol, name, source, task))
+                    except InvalidRequest as error:  # for example k-NN on several labels: the others continue
+                        refused = error
+                        self.skip(f"{protocol.name} of {name} on {task.name}", error)
+        if refused is not None and not records:
+            raise refused
+        self.results.write_page()
+        return records
 
     def skip(self, what: str, error: Exception) -> None:
         """Report a skipped item, on the console and in results.md."""
