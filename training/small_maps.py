@@ -18,6 +18,9 @@ from torch.nn import functional as F
 from .cpu import cpu_features
 
 WIDE = 512  # output channels of a convolution that is slow on larger maps too
+# "training" in a checkout, "nnclr_hub_training" where `nnclr` loads the program. A process can load both, and torch
+# frees an operation that is defined again under the same name, while the first module still calls it
+NAMESPACE = str(__package__).replace(".", "_")
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ def _fits(module: nn.Conv2d) -> bool:
 # ---- the operation and its gradients; torch.compile calls them as they are
 
 
-@torch.library.custom_op("nnclr::convolve", mutates_args=())
+@torch.library.custom_op(f"{NAMESPACE}::convolve", mutates_args=())
 def convolve(x: Tensor, weight: Tensor, stride: int, padding: int, product: bool) -> Tensor:
     """Convolve (B, C, H, W) with (O, C, k, k): (B, O, h, w). The gradient of the weights is a matrix product.
 
@@ -99,7 +102,7 @@ def _(x: Tensor, weight: Tensor, stride: int, padding: int, product: bool) -> Te
     return F.conv2d(x, weight, None, stride, padding).contiguous(memory_format=torch.channels_last)
 
 
-@torch.library.custom_op("nnclr::convolve_backward", mutates_args=())
+@torch.library.custom_op(f"{NAMESPACE}::convolve_backward", mutates_args=())
 def convolve_backward(
     grad: Tensor, x: Tensor, weight: Tensor, stride: int, padding: int, product: bool
 ) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,7 @@
 """Convolutions as matrix products, compared with torch's own in float64."""
 
 import copy
+import importlib
 
 import pytest
 import torch
@@ -112,7 +113,7 @@ def test_the_operation_keeps_the_promises_of_a_custom_operation(product, layout)
     """Its fake has the same shapes and strides, and its gradient is registered."""
     x = torch.randn(2, 4, 3, 5).contiguous(memory_format=layout).requires_grad_()
     weight = torch.randn(6, 4, 3, 3).contiguous(memory_format=layout).requires_grad_()
-    torch.library.opcheck(torch.ops.nnclr.convolve.default, (x, weight, 2, 1, product))
+    torch.library.opcheck(torch.ops.training.convolve.default, (x, weight, 2, 1, product))
 
 
 def test_only_outputs_with_both_sides_small_are_products():
@@ -124,5 +125,16 @@ def test_only_outputs_with_both_sides_small_are_products():
             conv(torch.randn(1, 4, height, width))
         return {event.key for event in profile.key_averages()}
 
-    assert "nnclr::convolve" in operations(2, 2)
-    assert "nnclr::convolve" not in operations(2, 600) | operations(600, 2)
+    assert "training::convolve" in operations(2, 2)
+    assert "training::convolve" not in operations(2, 600) | operations(600, 2)
+
+
+def test_a_second_copy_of_the_program_leaves_the_operation_of_the_first_alone():
+    """In a checkout, `nnclr` loads the program as nnclr_hub.training; a process may have loaded `training` before."""
+    second = importlib.import_module("nnclr_hub.training.small_maps")
+    assert second is not small_maps
+    assert second.NAMESPACE != small_maps.NAMESPACE
+    x, weight = torch.randn(2, 3, 2, 2), torch.randn(4, 3, 3, 3)
+    expected = nn.functional.conv2d(x, weight, None, 1, 1)
+    for program in (small_maps, second):
+        torch.testing.assert_close(program.convolve(x, weight, 1, 1, True), expected)
