@@ -37,6 +37,7 @@ _MANY = "crop_scale=0.25,1.0 local_crops=4 local_size=32 local_scale=0.05,0.25"
 ROWS: dict[str, str] = {
     "SimCLR": "method=simclr",
     "NNCLR": "method=nnclr",
+    "NNCLR, queue negatives": "method=queue_nnclr",
     "momentum NNCLR": "method=momentum_nnclr encoder=momentum",
     "BYOL": f"method=byol encoder=momentum {_HEAD}",
     "SimSiam": f"method=simsiam {_HEAD}",
