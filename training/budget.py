@@ -115,18 +115,9 @@ def compare_at_budgets(
     steps_per_epoch = max(1, len(training_files(folders)) // base.batch_size)
     folder, runs = Path(out) / "budget", []
     labels = list(rows or ROWS)
-    costs: dict[str, float] = {}
-    for number, label in enumerate(labels, 1):  # all before the first run, next to the same load
-        how = f"{number} of {len(labels)}, {60 * calibration:.0f} s each"
-        console.print(f"[bold]{label}[/]: measuring the cost of a step ({how})", highlight=False)
-        recipe = base.with_settings(ROWS[label].split())
-        costs[label] = 0.0
-        for part, share in _parts(recipe):
-            run = folder / slug(label) / f"calibration-{part.image_size}"
-            cost = _step_cost(part, data, run, calibration, device)
-            if cost is None:
-                return None
-            costs[label] += share * cost
+    costs = _costs(base, labels, data, folder, calibration, device, console)
+    if costs is None:
+        return None
     for budget, seed, label in product(sorted(minutes), range(base.seed, base.seed + seeds), labels):
         epochs = max(1, round(60 * budget / costs[label])) / steps_per_epoch
         console.print(f"[bold]{label}[/], {budget:g} core-minutes, seed {seed}: epochs {epochs:.3g}", highlight=False)
@@ -143,13 +134,38 @@ def compare_at_budgets(
     return runs
 
 
-def _parts(recipe: Recipe) -> list[tuple[Recipe, float]]:
-    """Return the parts of a resolution schedule, each as a recipe of one size, with their shares of the steps."""
+def _costs(
+    base: Recipe,
+    labels: Sequence[str],
+    data: Sequence[str | Path],
+    folder: Path,
+    minutes: float,
+    device: str | None,
+    console: Console,
+) -> dict[str, float] | None:
+    """Return the CPU seconds of a step of each row, all measured before the first run; None if a signal stopped it."""
+    costs: dict[str, float] = {}
+    for number, label in enumerate(labels, 1):
+        parts = _parts(base.with_settings(ROWS[label].split()))
+        how = f"{number} of {len(labels)}, {60 * minutes * len(parts):.0f} s"
+        console.print(f"[bold]{label}[/]: measuring the cost of a step ({how})", highlight=False)
+        costs[label] = 0.0
+        for name, part, share in parts:
+            cost = _step_cost(part, data, folder / slug(label) / name, minutes, device)
+            if cost is None:
+                return None
+            costs[label] += share * cost
+    return costs
+
+
+def _parts(recipe: Recipe) -> list[tuple[str, Recipe, float]]:
+    """Return the parts of a resolution schedule: a name, a recipe of one size, and the share of the steps."""
     late = recipe.with_settings(["early_share=0"])
     if not recipe.early_share:
-        return [(late, 1.0)]
-    early = late.with_settings([f"image_size={recipe.early_size}"])
-    return [(early, recipe.early_share), (late, 1 - recipe.early_share)]
+        return [("calibration", late, 1.0)]
+    size = recipe.early_size
+    early = late.with_settings([f"image_size={size}", f"eval_size={size}"])  # a ViT has one size
+    return [("calibration-early", early, recipe.early_share), ("calibration", late, 1 - recipe.early_share)]
 
 
 def _step_cost(

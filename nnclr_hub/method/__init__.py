@@ -26,7 +26,14 @@ if TYPE_CHECKING:
     from nnclr_hub.method.methods import METHODS, PREDICTIONS, PROJECTIONS, Method
     from nnclr_hub.method.momentum import MomentumEncoder, momentum_at
     from nnclr_hub.method.neighbors import Neighbors, nearest
-    from nnclr_hub.method.objectives import OBJECTIVES, Objective, info_nce, mean_shift, negative_cosine
+    from nnclr_hub.method.objectives import (
+        OBJECTIVES,
+        Objective,
+        info_nce,
+        mean_shift,
+        negative_cosine,
+        queue_info_nce,
+    )
     from nnclr_hub.method.relation import relation_loss
     from nnclr_hub.method.support_set import SUPPORT_SETS, SupportSet
 
@@ -56,6 +63,7 @@ __all__ = [
     "momentum_at",
     "nearest",
     "negative_cosine",
+    "queue_info_nce",
     "relation_loss",
     "sigreg",
     "sinkhorn",
@@ -75,7 +83,7 @@ __getattr__, __dir__ = lazy_names(
         "methods": ("METHODS", "Method", "PREDICTIONS", "PROJECTIONS"),
         "momentum": ("MomentumEncoder", "momentum_at"),
         "neighbors": ("Neighbors", "nearest"),
-        "objectives": ("OBJECTIVES", "Objective", "info_nce", "mean_shift", "negative_cosine"),
+        "objectives": ("OBJECTIVES", "Objective", "info_nce", "mean_shift", "negative_cosine", "queue_info_nce"),
         "relation": ("relation_loss",),
         "support_set": ("SUPPORT_SETS", "SupportSet"),
     },

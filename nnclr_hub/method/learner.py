@@ -27,7 +27,7 @@ from nnclr_hub.method.methods import Method
 from nnclr_hub.method.momentum import MomentumEncoder
 from nnclr_hub.method.multicrop import encode_views, loss_over_pairs
 from nnclr_hub.method.neighbors import Neighbors
-from nnclr_hub.method.objectives import Objective, info_nce, mean_shift, negative_cosine
+from nnclr_hub.method.objectives import Objective, info_nce, mean_shift, negative_cosine, queue_info_nce
 from nnclr_hub.method.relation import relation_loss
 from nnclr_hub.method.support_set import SupportSet
 
@@ -64,7 +64,7 @@ class Learner(nn.Module):
         objective: replaces the method's, for targets of shape (B, D) and no negatives from Q.
         temperature: tau of the InfoNCE loss.
         target_temperature: of a distribution over Q, see `relation_loss`, and of an assignment, see `sinkhorn`.
-        transposed_term: see `info_nce`.
+        transposed_term: see `info_nce`; not for negatives from Q.
         mean_of: k of a target that is a mean of neighbors; the target's own embedding is the first of them.
         sigreg_weight: lambda of `lejepa_loss`.
         chunk: images per pass of the backbone, see `in_chunks`; 0 for the whole batch.
@@ -72,8 +72,8 @@ class Learner(nn.Module):
         gather: collects tensors over the ranks of a distributed run.
 
     Raises:
-        InvalidRequest: the support set is missing, or the method does not use one; or an objective for a method whose
-            targets have another shape.
+        InvalidRequest: the support set is missing, or the method does not use one; an objective for a method whose
+            targets have another shape; or a transposed term without negatives of the batch.
     """
 
     def __init__(
@@ -105,6 +105,8 @@ class Learner(nn.Module):
                 "Methods with target 'assignment' need Prototypes as their prediction head, and other methods must not "
                 f"have them; {method.name!r} has the target {method.target!r}."
             )
+        if transposed_term and method.negatives == "queue":
+            raise InvalidRequest(f"transposed_term needs negatives of the batch; {method.name!r} takes them from Q.")
         replaceable = method.objective in ("info_nce", "negative_cosine") and method.negatives != "queue"
         if objective is not None and not replaceable:
             raise InvalidRequest(
@@ -159,12 +161,12 @@ class Learner(nn.Module):
         p = encode_views(self.prediction, z, LARGE)  # (B, D)
         own = [self._project(self.target, x) for x in views[:LARGE]] if self.momentum is not None else z[:LARGE]
         neighbors, share = None, torch.zeros((), device=z[0].device)
-        taken: Sequence[Tensor | None] = [None] * LARGE  # places in Q of the neighbors, which are not negatives
+        found: Sequence[Neighbors] = ()
         if self.method.target == "neighbor":
             assert self.support_set is not None
             found = [self.support_set.lookup(one, ids, labels) for one in own]
             targets = [self._targets(one, nn, neighbor_share) for one, nn in zip(own, found, strict=True)]
-            neighbors, taken = found[0], [one.index for one in found]
+            neighbors = found[0]
             share = torch.full((), self._count(len(z[0]), neighbor_share) / len(z[0]), device=z[0].device)
         elif self.method.target == "neighbors":
             targets, neighbors = self._mean_shift_targets(own, ids)
@@ -177,7 +179,7 @@ class Learner(nn.Module):
             directions = random_directions(stacked.shape[2], DIRECTIONS, stacked.device)
             loss = lejepa_loss(stacked, directions, self.sigreg_weight, LARGE, self.gather)
             return Step(loss, own[0].detach(), own[1].detach(), None, share)
-        left_out = [self._left_out(ids, one) for one in taken]
+        left_out = self._left_out(ids, found)
         loss = self.method.loss_scale * loss_over_pairs(self._objective, list(zip(targets, left_out, strict=True)), p)
         return Step(loss, own[0].detach(), own[1].detach(), neighbors, share)
 
@@ -245,16 +247,25 @@ class Learner(nn.Module):
         ]
         return targets, found[0][1]
 
-    def _left_out(self, ids: Tensor | None, taken: Tensor | None) -> Tensor | None:
-        """Return which rows of Q are not negatives, (B, M) bool: the images' own and the neighbors; None for none."""
+    def _left_out(self, ids: Tensor | None, found: Sequence[Neighbors]) -> list[Tensor | None]:
+        """Return which rows of Q are not negatives of each large view: the images' own rows, and the neighbors.
+
+        Args:
+            ids: (B,) int64 sample numbers.
+            found: neighbors of the large views; none for methods whose targets are others.
+
+        Returns:
+            (B, M) bool for each large view; None where no row is left out.
+        """
         if self.method.negatives != "queue":
-            return None
+            return [None] * LARGE
         assert self.support_set is not None
         own = self.support_set.own_rows(ids)
-        if taken is None:
-            return own
-        targets = taken[:, None] == torch.arange(self.support_set.size, device=taken.device)
-        return targets if own is None else own | targets
+        if not found:
+            return [own] * LARGE
+        places = torch.arange(self.support_set.size, device=found[0].index.device)
+        taken = [one.index[:, None] == places for one in found]
+        return [one if own is None else own | one for one in taken]
 
     def _objective(self, target: tuple[Tensor, Tensor | None], predictions: Tensor) -> Tensor:
         """Return the loss of the predictions of other views, given targets and the rows of Q that are not negatives."""
@@ -270,11 +281,13 @@ class Learner(nn.Module):
             return mean_shift(targets, predictions)
         if method.objective == "swapped_prediction":
             return swapped_prediction(targets, predictions, self.temperature)
+        if method.objective == "relation":
+            assert self.support_set is not None
+            taus, weight = (self.temperature, self.target_temperature), method.positive_weight
+            return relation_loss(targets, predictions, self.support_set.queue, *taus, weight, left_out)
         if method.negatives == "queue":
             assert self.support_set is not None
-            taus = (self.temperature, self.target_temperature)
-            weight = method.positive_weight  # 1, InfoNCE, unless targets are a relation
-            return relation_loss(targets, predictions, self.support_set.queue, *taus, weight, left_out)
+            return queue_info_nce(targets, predictions, self.support_set.queue, self.temperature, left_out)
         return info_nce(
             targets,
             predictions,

@@ -28,7 +28,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from nnclr_hub.errors import InvalidRequest
+
 LastNorm = Literal["affine", "plain", "none"]  # of a projection head
+# of objectives that have any
+NEGATIVES: dict[str, tuple[str, ...]] = {"info_nce": ("batch", "queue"), "relation": ("queue",)}
 
 
 @dataclass(frozen=True)
@@ -41,8 +45,8 @@ class Method:
     stop_gradient: whether the target is a constant. A neighbor always is one, because it is a row of a buffer.
     prediction: the head g between z and p, or none (then p = z); see PREDICTIONS.
     objective: how targets and predictions are compared.
-    negatives: what InfoNCE and the relation compare a prediction with besides its target: the batch's other
-        predictions, or the rows of Q.
+    negatives: what a prediction is compared with besides its target. InfoNCE takes the other predictions of the batch
+        or the rows of Q, a relation takes the rows of Q, and the other objectives take none.
     projection: row of PROJECTIONS with the sizes of the projection head.
     loss_scale: factor of the mean over both views. BYOL sums 2 - 2 cos over the views, which is four times the mean
         of the negative cosines. The factor matters to SGD, and hardly to LARS.
@@ -50,6 +54,9 @@ class Method:
         prediction's, as in MoCo v3.
     positive_weight: share of the other view in the target of the objective "relation"; the rest is the distribution
         over Q.
+
+    Raises:
+        InvalidRequest: the objective does not take these negatives.
     """
 
     name: str
@@ -68,6 +75,14 @@ class Method:
     def uses_support_set(self) -> bool:
         """Whether targets or negatives come from Q."""
         return self.target in ("neighbor", "neighbors", "distribution") or self.negatives == "queue"
+
+    def __post_init__(self) -> None:
+        allowed = NEGATIVES.get(self.objective, ("none",))
+        if self.negatives not in allowed:
+            raise InvalidRequest(
+                f"The objective {self.objective!r} of the method {self.name!r} takes negatives={' or '.join(allowed)}, "
+                f"not {self.negatives!r}."
+            )
 
 
 METHODS: dict[str, Method] = {

@@ -37,7 +37,7 @@ def info_nce(
     """Compute the n-way cross-entropy in which row i must identify prediction i (eq. 3; eq. 2 if targets are views).
 
     The negatives of a row are the other n - 1 predictions of the batch. Neither the other targets (as in the
-    2N - 1 way NT-Xent) nor the rows of the support set are negatives.
+    2N - 1 way NT-Xent) nor the rows of the support set are negatives; see `queue_info_nce` for those.
 
     Args:
         targets: (B, D) float, NN(z_i, Q) or z_i; not necessarily normalized.
@@ -74,6 +74,41 @@ def _cross_entropy(rows: Tensor, columns: Tensor, temperature: float, gather: Ga
     logits = rows @ everyone.mT / temperature  # (..., B, world B)
     own = torch.arange(rows.shape[-2], device=rows.device) + gather.rank * rows.shape[-2]
     return F.cross_entropy(logits.flatten(0, -2), own.expand(logits.shape[:-1]).flatten())
+
+
+def queue_info_nce(
+    targets: Tensor,
+    predictions: Tensor,
+    queue: Tensor,
+    temperature: float = 0.1,
+    left_out: Tensor | None = None,
+) -> Tensor:
+    """Compute the cross-entropy in which a prediction must identify its target among the rows of Q (MoCo, eq. 1).
+
+    Args:
+        targets: (B, D) float; not necessarily normalized. They keep their gradient: detach them for a constant.
+        predictions: (B, D) float of another view, or (V, B, D) for V views; not necessarily normalized.
+        queue: (M, D) float unit rows, the negatives.
+        temperature: tau > 0.
+        left_out: (B, M) bool, true where a row is not a negative: an older embedding of the image, or its target.
+
+    Returns:
+        The mean over batch and views, a float32 scalar.
+
+    Raises:
+        InvalidRequest: tau is not above 0, or the shapes do not match.
+    """
+    if not temperature > 0:
+        raise InvalidRequest(f"temperature must be above 0, for example 0.1; got {temperature}.")
+    _require_pairs(targets, predictions)
+    with torch.autocast(predictions.device.type, enabled=False):
+        predictions = F.normalize(predictions.float(), dim=-1)
+        positive = (predictions * F.normalize(targets.float())).sum(dim=-1, keepdim=True)  # (..., B, 1)
+        negatives = predictions @ queue.detach().float().T  # (..., B, M)
+        if left_out is not None:
+            negatives = negatives.masked_fill(left_out, -torch.inf)
+        logits = torch.cat([positive, negatives], dim=-1) / temperature
+    return -logits.log_softmax(dim=-1)[..., 0].mean()
 
 
 def negative_cosine(targets: Tensor, predictions: Tensor) -> Tensor:

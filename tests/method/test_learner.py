@@ -209,8 +209,8 @@ def test_queue_negatives_are_the_rows_that_are_neither_own_nor_the_neighbor(shar
     losses = []
     for x, other in (views, views[::-1]):
         p = F.normalize(learner.prediction(encode(learner, x)), dim=1)
-        z = F.normalize(encode(learner, other), dim=1).detach()
-        similarity = z @ queue.T
+        z = F.normalize(encode(learner, other), dim=1)
+        similarity = z.detach() @ queue.T
         similarity[ids, ids] = -1.0  # own rows
         value, place = similarity.max(dim=1)
         gated = value.topk(round(10 * share)).indices.tolist()
@@ -219,7 +219,10 @@ def test_queue_negatives_are_the_rows_that_are_neither_own_nor_the_neighbor(shar
             negatives = sum((p[i] @ queue[q] / 0.1).exp() for q in range(40) if q not in (i, int(place[i])))
             positive = (p[i] @ target / 0.1).exp()
             losses.append(-(positive / (positive + negatives)).log())
-    torch.testing.assert_close(learner(views, ids=ids, neighbor_share=share).loss, torch.stack(losses).mean())
+    loss, want = learner(views, ids=ids, neighbor_share=share).loss, torch.stack(losses).mean()
+    torch.testing.assert_close(loss, want)
+    weights = list(learner.projection.parameters())  # of a view as target, too, as with negatives of the batch
+    torch.testing.assert_close(torch.autograd.grad(loss, weights), torch.autograd.grad(want, weights))
 
 
 def test_moco_v3_has_predictions_as_rows_and_momentum_keys_as_columns(views):
@@ -332,6 +335,8 @@ def test_the_support_set_must_fit_the_method():
         Learner(backbone, METHODS["nnclr"], projection)
     with pytest.raises(InvalidRequest, match="does not use"):
         Learner(backbone, METHODS["simclr"], projection, None, SupportSet(8, 4))
+    with pytest.raises(InvalidRequest, match="transposed_term"):
+        Learner(backbone, METHODS["moco_v2"], projection, None, SupportSet(8, 4), transposed_term=True)
 
 
 def test_multi_crop_takes_targets_from_the_large_views_and_averages_over_pairs(views):

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from nnclr_hub.errors import InvalidRequest
-from nnclr_hub.method import info_nce, negative_cosine
+from nnclr_hub.method import info_nce, negative_cosine, queue_info_nce
 
 
 def equation_3(targets: torch.Tensor, predictions: torch.Tensor, tau: float, transposed: bool) -> float:
@@ -81,3 +81,8 @@ def test_shapes_that_do_not_match_are_rejected(loss, targets, predictions):
 def test_a_temperature_that_is_not_positive_is_rejected(temperature):
     with pytest.raises(InvalidRequest, match="temperature"):
         info_nce(torch.randn(4, 8), torch.randn(4, 8), temperature)
+
+
+def test_a_queue_of_own_rows_has_no_negatives():
+    left_out = torch.ones(4, 1, dtype=torch.bool)
+    assert queue_info_nce(torch.randn(4, 8), torch.randn(4, 8), torch.eye(1, 8), left_out=left_out) == 0
