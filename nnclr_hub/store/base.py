@@ -10,7 +10,7 @@ import numpy as np
 
 from nnclr_hub.errors import InvalidRequest, NNCLRHubError, OpenedForReading
 from nnclr_hub.html_table import html_table
-from nnclr_hub.store.percentiles import percent_text
+from nnclr_hub.store.percentiles import RandomScores, RandomVectors, percent_text
 from nnclr_hub.store.records import Records
 from nnclr_hub.store.reports import ChangePage, CollectionInfo, RepairReport, Statistics, VerifyReport
 from nnclr_hub.store.spec import CollectionSpec, Embeds
@@ -50,7 +50,7 @@ class Match:
     """One neighbor. A higher score is nearer: cosine, dot product, or minus the L2 distance.
 
     percentile: share of random pairs of items that score lower, 0 to 1, if the search has `with_percentile`; None for
-        collections of fewer than 10 items.
+        collections of fewer than 10 items, or if the pairs could not be sampled.
     """
 
     id: str
@@ -97,6 +97,7 @@ class Collection(Protocol):
 
     name: str
     spec: CollectionSpec
+    random_scores: RandomScores  # for percentiles; each collection makes RandomScores(self)
 
     def upsert(self, items: Sequence[Item]) -> int:
         """Add items, or replace those with the same ids; all or none.
@@ -281,6 +282,12 @@ class Collection(Protocol):
         self, vectors: Sequence[np.ndarray] | np.ndarray, k: int, options: SearchOptions
     ) -> list[list[Match]]:
         """Run `search` for each vector, with the options as one object."""
+        if not options.with_percentile:
+            return self.nearest(vectors, k, options)
+        return self.random_scores.with_percentiles(lambda: self.nearest(vectors, k, options))
+
+    def nearest(self, vectors: Sequence[np.ndarray] | np.ndarray, k: int, options: SearchOptions) -> list[list[Match]]:
+        """Return the matches of `search_each`, without percentiles. Back ends implement this for it."""
         ...
 
     def percentiles(self, scores: Sequence[float]) -> list[float] | None:
@@ -289,21 +296,38 @@ class Collection(Protocol):
         Pairs are scored as searches score them, by the metric and the present transform. Unlike scores, percentiles can
         be compared between collections.
 
-        The pairs are sampled at the first call, and again when a tenth of the items or the transform has changed: all
-        pairs of up to 100 items, else 5,000 pairs of 1,000 items. Shares above 0.999 therefore differ by a few pairs
-        only. On Milvus, the items are sampled from the first 100,000 in the order of their ids.
+        The pairs are sampled at the first call, and again when the vectors of a tenth of the items or the transform
+        have changed: all pairs of up to 100 items, else 5,000 pairs of 1,000 items. Shares above 0.999 therefore differ
+        by a few pairs only. On Milvus, the items are sampled from the first 100,000 in the order of their ids.
 
         Returns:
             None for a collection of fewer than 10 items.
 
         Raises:
             InvalidRequest: `scores` is not a list of finite numbers.
+            StoreError: the vectors cannot be read. A search then returns matches without percentiles instead.
+        """
+        return self.random_scores.percentiles(scores)
+
+    def random_vectors(self) -> RandomVectors:
+        """Return vectors of random items, for percentiles."""
+        ...
+
+    def vector_changes(self) -> tuple[int, ...]:
+        """Return counters of which at least one moves by n when n items or their vectors change; for percentiles.
+
+        The number of items may be one of them. Changes of metadata do not count.
         """
         ...
 
     def compared(self, vectors: np.ndarray) -> np.ndarray:
         """Return vectors of items (n, D) float32 as searches compare them now: see `CollectionSpec.vectors`."""
         return vectors
+
+    @property
+    def basis(self) -> object:
+        """What scores depend on besides the vectors: two searches are comparable if it was the same object at both."""
+        return None
 
     def thumbnail(self, id: str) -> bytes | None:
         """Return the item's JPEG; None if it has none.

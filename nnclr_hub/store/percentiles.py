@@ -6,22 +6,29 @@
 Scores of two collections cannot be compared: they depend on the encoder, the metric and the transform. Percentiles can.
 They are computed from at most 5,000 pairs, so shares above 0.999 differ by a few pairs only, and `percent_text` shows
 them alike. Up to 100 items all pairs are compared, and the shares are exact.
+
+A back end implements `vector_changes` and `random_vectors` of `Collection`, and `basis` if it transforms vectors.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.errors import InvalidRequest, StoreError
+from nnclr_hub.store.cancellation import check_cancelled
 
 if TYPE_CHECKING:
     from nnclr_hub.store.base import Collection, Match
     from nnclr_hub.store.spec import Metric
+
+log = logging.getLogger(__name__)
 
 LEAST = 10  # items; the pairs of fewer say nothing
 ITEMS, PAIRS = 1000, 5000
@@ -30,66 +37,136 @@ RENEWED = 0.1  # of the items may change until the pairs are sampled again
 ROUNDING = 1e-6  # by which scores of equal pairs may differ, relative to numbers above 1
 SHOWN = 0.999  # the highest share that differs reliably from others
 SEED = 0
+POLL_SECONDS = 0.05  # between two checks whether a call that waits for the first sample is cancelled
+RETRY_SECONDS = 30.0  # after an error, during which searches do not try to sample again
 
-# Of a collection: its transform, compared by identity, and numbers that grow or fall with each item that changes.
-State = tuple[object, *tuple[int, ...]]
+
+@dataclass(frozen=True)
+class RandomVectors:
+    """Vectors of random items, for percentiles.
+
+    vectors: (m, D) float32 of the items at `random_items`, as searches compare them; NaN for those that cannot be read.
+    items: the number of all items.
+    changes: `Collection.vector_changes`, read before the vectors.
+    """
+
+    vectors: np.ndarray
+    items: int
+    changes: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class _Sample:
-    """Scores of random pairs, ascending (P,) float32, and the state and the number of items they were computed at."""
+    """Scores of random pairs, ascending (P,) float32, and the basis, items and changes they were computed at."""
 
     scores: np.ndarray
-    state: State
+    basis: object
     items: int
+    changes: tuple[int, ...]
+
+    def outdated(self, changes: tuple[int, ...]) -> bool:
+        """Return whether more than a tenth of the items changed since."""
+        moved = max(abs(now - before) for before, now in zip(self.changes, changes, strict=True))
+        return moved > RENEWED * self.items
+
+    def shares(self, scores: np.ndarray) -> list[float] | None:
+        """Return the share of pairs that score lower than each of scores (n,) float64; None without pairs."""
+        if not len(self.scores):
+            return None
+        lowered = scores - ROUNDING * np.maximum(1, np.abs(scores))
+        return (np.searchsorted(self.scores, lowered) / len(self.scores)).tolist()
 
 
 class RandomScores:
     """Scores of random pairs of different items, computed at the first use and after a tenth of the items changed.
 
-    Threads may share it.
+    Threads may share it. One of them computes the scores. Others wait only if none of the present basis are known.
 
     Args:
-        metric: of the collection.
-        state: returns the present state.
-        read: returns the vectors (m, D) float32 of `random_items` as searches compare them, NaN for those that cannot
-            be read, and the number of all items.
+        source: the collection.
     """
 
-    def __init__(self, metric: Metric, state: Callable[[], State], read: Callable[[], tuple[np.ndarray, int]]) -> None:
-        self._metric: Metric = metric
-        self._state = state
-        self._read = read
+    def __init__(self, source: Collection) -> None:
+        self._source = source
         self._sampling = threading.Lock()
         self._sample: _Sample | None = None
+        self._error: StoreError | None = None  # of the last attempt to sample
+        self._retry_at = 0.0
+        self._warned = False
 
     def percentiles(self, scores: Sequence[float]) -> list[float] | None:
         """See `Collection.percentiles`."""
         given = _finite(scores)
-        random = self._current().scores
-        if not len(random):
-            return None
-        lowered = given - ROUNDING * np.maximum(1, np.abs(given))
-        return (np.searchsorted(random, lowered) / len(random)).tolist()
+        return self._present().shares(given)
 
-    def _current(self) -> _Sample:
-        state = self._state()  # before the vectors: a change during the reading makes the next call read again
-        with self._sampling:
-            sample = self._sample
-            if sample is None or _outdated(sample, state):
-                vectors, items = self._read()
-                vectors = vectors[~np.isnan(vectors).any(axis=1)]
-                sample = self._sample = _Sample(_pair_scores(vectors, self._metric), state, items)
+    def with_percentiles(self, search: Callable[[], list[list[Match]]]) -> list[list[Match]]:
+        """Return the matches of a search with their percentiles, or without if the vectors cannot be read.
+
+        Args:
+            search: runs again if the transform was fitted in between: its scores and those of the pairs would differ.
+        """
+        while True:
+            basis = self._source.basis
+            answers = search()
+            scores = np.array([match.score for found in answers for match in found])
+            sample = self._available() if len(scores) else None
+            shares = None if sample is None else sample.shares(scores)
+            if sample is None or shares is None:
+                return answers
+            if sample.basis is basis:
+                remaining = iter(shares)
+                return [[replace(match, percentile=next(remaining)) for match in found] for found in answers]
+
+    def _available(self) -> _Sample | None:
+        """Return a sample, an older one after an error, or None without one of the present basis."""
+        if time.monotonic() >= self._retry_at:
+            try:
+                sample = self._present()
+            except StoreError as error:
+                self._retry_at = time.monotonic() + RETRY_SECONDS
+                if not self._warned:
+                    log.warning("the percentiles of collection %r are not up to date: %s", self._source.name, error)
+                self._warned = True
+            else:
+                self._warned = False
+                return sample
+        known = self._sample
+        return known if known is not None and known.basis is self._source.basis else None
+
+    def _present(self) -> _Sample:
+        """Return the sample, of the present basis and at most a tenth outdated, or while another thread replaces it.
+
+        Raises:
+            StoreError: the vectors cannot be read.
+        """
+        source, sample, error = self._source, self._sample, self._error
+        if sample is None or sample.basis is not source.basis:
+            while not self._sampling.acquire(timeout=POLL_SECONDS):
+                check_cancelled()
+        elif not sample.outdated(source.vector_changes()) or not self._sampling.acquire(blocking=False):
             return sample
+        try:
+            if self._error is not error and self._error is not None:  # the attempt that this call has waited for
+                raise StoreError(str(self._error))
+            sample = self._sample  # again: another thread may have replaced it
+            if sample is None or sample.basis is not source.basis or sample.outdated(source.vector_changes()):
+                sample = self._sample = self._sampled()
+            self._error = None
+            return sample
+        except StoreError as error:
+            self._error = error
+            raise
+        finally:
+            self._sampling.release()
 
-
-def with_percentiles(collection: Collection, answers: list[list[Match]]) -> list[list[Match]]:
-    """Return matches with their percentiles."""
-    shares = collection.percentiles([match.score for found in answers for match in found])
-    if shares is None:
-        return answers
-    remaining = iter(shares)
-    return [[replace(match, percentile=next(remaining)) for match in found] for found in answers]
+    def _sampled(self) -> _Sample:
+        while True:
+            basis = self._source.basis
+            found = self._source.random_vectors()
+            if self._source.basis is basis:
+                break
+        vectors = found.vectors[~np.isnan(found.vectors).any(axis=1)]
+        return _Sample(_pair_scores(vectors, self._source.spec.metric), basis, found.items, found.changes)
 
 
 def percent_text(share: float | None) -> str:
@@ -123,12 +200,6 @@ def _finite(scores: Sequence[float]) -> np.ndarray:
     if given is None or given.ndim != 1 or not np.isfinite(given).all():
         raise InvalidRequest(f"scores must be a list of finite numbers, got {scores!r:.80}.")
     return given
-
-
-def _outdated(sample: _Sample, state: State) -> bool:
-    before, now = sample.state, state
-    moved = max(abs(one - other) for one, other in zip(before[1:], now[1:], strict=True))
-    return before[0] is not now[0] or moved > RENEWED * sample.items
 
 
 def _pair_scores(vectors: np.ndarray, metric: Metric) -> np.ndarray:

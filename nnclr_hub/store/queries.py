@@ -78,11 +78,15 @@ def best_per_group(
     grouped = _also(options.where, must=[{"key": key, "exists": True}], must_not=[{"key": key, "match": None}])
 
     def search(wanted: int, excluded: list[Any]) -> list[Match]:
-        # vectors only of the matches that are returned: the search goes through many more
-        remaining = replace(options, where=_also(grouped, must_not=_none_of(key, excluded)), with_vector=False)
+        remaining = replace(options, where=_also(grouped, must_not=_none_of(key, excluded)))
+        # vectors and percentiles only of the matches that are returned: the search goes through many more
+        remaining = replace(remaining, with_vector=False, with_percentile=False)
         return collection.search_each([vector], wanted, remaining)[0]
 
-    found = _first_of_groups(search, key, k)
+    def best() -> list[list[Match]]:
+        return [_first_of_groups(search, key, k)]
+
+    [found] = collection.random_scores.with_percentiles(best) if options.with_percentile else best()
     return _with_vectors(collection, found) if options.with_vector else found
 
 

@@ -8,8 +8,10 @@ import pytest
 
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.store import open_store
-from nnclr_hub.store.base import CollectionSpec, Item
+from nnclr_hub.store.base import Collection, CollectionSpec, Item, SearchOptions
+from nnclr_hub.store.embedded.search import Searcher
 from nnclr_hub.store.percentiles import percent_text
+from nnclr_hub.store.queries import best_per_group
 from nnclr_hub.store.vector_transform import VectorTransform
 
 DIM = 16
@@ -39,6 +41,20 @@ def share_below(scores: np.ndarray, vectors: np.ndarray, metric: str) -> np.ndar
     }[metric]
     pairs = np.array([score(a, b) for a, b in combinations(range(len(vectors)), 2)])
     return np.array([(pairs < one - 1e-5).mean() for one in scores])
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """The collections whose vectors were read, once for each time."""
+    found = []
+    for kind in Collection.__subclasses__():
+
+        def counting(self, read=kind.random_vectors):
+            found.append(self)
+            return read(self)
+
+        monkeypatch.setattr(kind, "random_vectors", counting)
+    return found
 
 
 @pytest.fixture(params=["folder", "milvus"])
@@ -144,7 +160,61 @@ def test_a_reader_follows_another_process(folder, tmp_path):
         assert collection.percentiles(scores) == pytest.approx(share_below(np.array(scores), vectors, "cosine"))
 
 
-def test_threads_see_one_sample_while_others_write(folder):
+def test_changes_of_metadata_do_not_renew_the_sample(store):
+    vectors, scores = made(105), [0.2, 0.5, 0.8]
+    collection = store.create("c", CollectionSpec(DIM))
+    collection.upsert(items(vectors[:100]))
+    before = collection.percentiles(scores)
+    collection.upsert(items(vectors[100:], 100))  # less than a tenth, but another sample would differ
+    collection.update_metadata({"label": "cat"}, where={})
+    collection.update_each({item.id: {"label": "dog"} for item in items(vectors[:50])})
+    assert collection.percentiles(scores) == before
+
+
+def test_the_best_of_groups_have_percentiles_of_one_sample(store, reads, monkeypatch):
+    vectors = made(EXACT)
+    collection = store.create("c", CollectionSpec(DIM))
+    collection.upsert([Item(item.id, item.vector, {"n": n % 3}) for n, item in enumerate(items(vectors))])
+    options, nearest = [], type(collection).nearest
+
+    def listening(self, vectors, k, given):
+        options.append(given)
+        return nearest(self, vectors, k, given)
+
+    monkeypatch.setattr(type(collection), "nearest", listening)
+    found = best_per_group(collection, vectors[0], "n", 3, SearchOptions(with_percentile=True))
+    scores = [match.score for match in found]
+    assert [match.percentile for match in found] == collection.percentiles(scores)
+    assert [match.percentile for match in best_per_group(collection, vectors[0], "n", 3)] == [None] * 3
+    assert not any(one.with_percentile for one in options)
+    assert reads == [collection]
+
+
+def test_a_search_runs_again_if_the_transform_was_fitted_in_between(folder, monkeypatch):
+    """Else its scores, of the vectors as they are, would be compared with those of whitened pairs."""
+    vectors = made(256)
+    collection = folder.create("c", CollectionSpec(DIM, vectors="whiten"))
+    collection.upsert(items(vectors[:-1]))
+    collection.upsert(items(vectors[-1:], 255))
+    run, fitted = Searcher.run, []
+
+    def fitting(self, view, search):
+        found = run(self, view, search)
+        if not fitted:
+            fitted.append(True)
+            collection.compact()  # fits the transform
+        return found
+
+    monkeypatch.setattr(Searcher, "run", fitting)
+    found = collection.search(vectors[5], k=256, with_percentile=True)
+    white = VectorTransform.fit(vectors, "whiten")(vectors)
+    scores = np.array([match.score for match in found])
+    shares = np.array([match.percentile for match in found])
+    assert np.abs(shares - share_below(scores, white, "cosine")).max() < TOLERANCE
+    assert scores == pytest.approx([match.score for match in collection.search(vectors[5], k=256)])
+
+
+def test_threads_sample_once_while_others_write(folder, reads):
     vectors = made(SAMPLED)
     collection = folder.create("c", CollectionSpec(DIM))
     collection.upsert(items(vectors))
@@ -157,6 +227,7 @@ def test_threads_see_one_sample_while_others_write(folder):
     with ThreadPoolExecutor(8) as threads:
         answers = list(threads.map(search, range(32)))
     assert len(set(map(tuple, answers))) == 1
+    assert reads == [collection]
 
 
 @pytest.mark.parametrize("scores", [0.5, ["high"], [float("nan")], [[0.5]], None])

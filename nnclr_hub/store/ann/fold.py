@@ -272,6 +272,4 @@ def load(index: AnnIndex, batches: Callable[[], Iterator[tuple[np.ndarray, np.nd
         main = build_main(spec, kind, len(known), everything, index.settings)
         main = replace(main, transform=transform, fitted_rows=len(known))
         main = calibrate(main, spec, lambda queries, k: nearest(spec.metric, everything(), queries, k))
-    with index.mutation:
-        index.parts = index.new_parts(main, known, seq)
-        index.seq = seq
+    index.load(index.new_parts(main, known, seq), seq)

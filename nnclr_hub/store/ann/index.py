@@ -110,6 +110,7 @@ class AnnIndex:
         self.spec = spec
         self.settings = settings
         self.seq = 0  # the change that searches see
+        self.added = self.deleted = 0  # rows since it was made; an item with another vector counts in both
         self.mutation = threading.Lock()
         self._changed = threading.Condition()
         self.parts = self.new_parts(None, np.zeros(0, np.int64), 0)
@@ -140,6 +141,8 @@ class AnnIndex:
             if len(deleted):
                 self.parts.deletions.delete(positions(self.parts.rids, deleted), seq)
                 self.parts.delta.delete(deleted, seq)
+            self.added += len(added)
+            self.deleted += len(deleted)
             self.seq = seq
         with self._changed:
             self._changed.notify_all()
@@ -149,9 +152,15 @@ class AnnIndex:
         parts = self.new_parts(state.main, state.rids, state.seq)
         parts.deletions.delete(state.deleted, state.seq)
         parts.delta.append(state.delta_rids, state.delta_vectors)
+        self.load(parts, state.seq)
+
+    def load(self, parts: Parts, seq: int) -> None:
+        """Replace all rows by those of new parts, which are up to change `seq`."""
         with self.mutation:
+            self.added += len(parts.rids) + parts.delta.count
+            self.deleted += len(self.parts.rids) + self.parts.delta.count
             self.parts = parts
-            self.seq = state.seq
+            self.seq = seq
 
     def clear(self) -> None:
         """Free all memory; a search that comes later gets ViewTooOld instead of an empty result."""
@@ -185,6 +194,12 @@ class AnnIndex:
     def compared(self, vectors: np.ndarray) -> np.ndarray:
         """Return vectors (n, D) float32 as searches compare them now."""
         return compared(self.parts.transform, vectors)
+
+    @property
+    def basis(self) -> object:
+        """As `Collection.basis` has it: the transform. Without one, this index."""
+        transform = self.parts.transform
+        return self if transform is None else transform
 
     @property
     def kind(self) -> IndexKind:

@@ -25,12 +25,12 @@ from nnclr_hub.store.embedded.changes import read_changes
 from nnclr_hub.store.embedded.choice import first_ids, row_ids
 from nnclr_hub.store.embedded.edits import deletion, update
 from nnclr_hub.store.embedded.open_files import OpenFiles
-from nnclr_hub.store.embedded.rows import MAX_IN, to_item, write_items
+from nnclr_hub.store.embedded.rows import items_with, to_item, write_items
 from nnclr_hub.store.embedded.search import Search
 from nnclr_hub.store.embedded.writer import Writer
 from nnclr_hub.store.facets import Facet, check_facets, facet
 from nnclr_hub.store.folder import Reserve, check_process
-from nnclr_hub.store.percentiles import with_percentiles
+from nnclr_hub.store.percentiles import RandomScores, RandomVectors
 from nnclr_hub.store.reports import ChangePage, CollectionInfo, RepairReport, Statistics, VerifyReport
 from nnclr_hub.store.settings import StoreSettings
 from nnclr_hub.store.sqlite import LOW_WATER, free_bytes, translated
@@ -92,6 +92,7 @@ class EmbeddedCollection(Collection):
         self._pid = os.getpid()
         self._files = self._opened()
         self.spec = self._files.spec
+        self.random_scores = RandomScores(self)
 
     def _opened(self) -> OpenFiles:
         return OpenFiles(self._path, self._lost, self._settings, self._reserve, read_only=self._read_only)
@@ -150,16 +151,8 @@ class EmbeddedCollection(Collection):
     @_in_use
     def get(self, ids: Sequence[str]) -> list[Item]:
         wanted = checks.check_ids(ids)
-        found: dict[str, Item] = {}
         with self._files.connections.reader() as connection:
-            for start in range(0, len(wanted), MAX_IN):
-                chunk = wanted[start : start + MAX_IN]
-                rows = connection.execute(
-                    "SELECT id, vector, metadata, jpeg FROM items JOIN vectors USING (rid) "
-                    f"LEFT JOIN thumbnails USING (rid) WHERE id IN ({','.join('?' * len(chunk))})",
-                    chunk,
-                )
-                found |= {row[0]: to_item(*row, spec=self.spec) for row in rows}
+            found = items_with(connection, wanted, self.spec)
         return [found[id] for id in wanted if id in found]
 
     @_in_use
@@ -202,22 +195,25 @@ class EmbeddedCollection(Collection):
         return Page(items[:limit], items[limit - 1].id if len(items) > limit else None)
 
     @_in_use
-    def search_each(
-        self, vectors: Sequence[np.ndarray] | np.ndarray, k: int, options: SearchOptions
-    ) -> list[list[Match]]:
+    def nearest(self, vectors: Sequence[np.ndarray] | np.ndarray, k: int, options: SearchOptions) -> list[list[Match]]:
         queries = checks.check_queries(vectors, self.spec)
         checks.check_options(options)
         search = Search.of(queries, checks.check_k(k), options)
         if not len(queries):
             return []
-        answers = self._files.search_in_view(lambda view: self._files.searcher.run(view, search))
-        if options.score_threshold is not None:
-            answers = [[match for match in found if match.score >= options.score_threshold] for found in answers]
-        return with_percentiles(self, answers) if options.with_percentile else answers
+        return self._files.search_in_view(lambda view: self._files.searcher.run(view, search))
 
     @_in_use
-    def percentiles(self, scores: Sequence[float]) -> list[float] | None:
-        return self._files.random_scores.percentiles(scores)
+    def random_vectors(self) -> RandomVectors:
+        return self._files.random_vectors()
+
+    @_in_use
+    def vector_changes(self) -> tuple[int, ...]:
+        return self._files.vector_changes()
+
+    @property
+    def basis(self) -> object:
+        return self._files.index.basis
 
     @_in_use
     def compared(self, vectors: np.ndarray) -> np.ndarray:

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-import numpy as np
-
 from nnclr_hub.errors import DiskFull, OpenedForReading, StoreError
 from nnclr_hub.store.ann.index import AnnIndex, ViewTooOld
 from nnclr_hub.store.columns.columns import Columns, TooLarge
@@ -24,7 +22,7 @@ from nnclr_hub.store.embedded.search import Searcher
 from nnclr_hub.store.embedded.view import View
 from nnclr_hub.store.embedded.writer import Writer
 from nnclr_hub.store.folder import Reserve
-from nnclr_hub.store.percentiles import RandomScores, random_items
+from nnclr_hub.store.percentiles import RandomVectors, random_items
 from nnclr_hub.store.reports import Statistics
 from nnclr_hub.store.settings import StoreSettings
 from nnclr_hub.store.sqlite import check_log, check_size, format_of, free_bytes, quick_check, reading, translated
@@ -74,8 +72,6 @@ class OpenFiles:
         self.columns = Columns(settings.memory // MEMORY_SHARE)
         self.recent = RecentRows(self.index.seq, min(RECENT_BYTES, settings.memory // RECENT_SHARE))
         self.searcher = Searcher(self.index, self.columns, self.recent)
-        state = lambda: (self.index.parts.transform, self.index.seq)  # noqa: E731
-        self.random_scores = RandomScores(self.spec.metric, state, self._random_vectors)
         self.maintenance = IndexMaintenance(self.index, path, self.connections, saved, self._load_indexed)
         self.writer = None
         if not read_only:
@@ -168,6 +164,18 @@ class OpenFiles:
         if self.writer is None or self.writer.behind is None:
             self.index.wait_for(seq)
 
+    def random_vectors(self) -> RandomVectors:
+        """See `Collection.random_vectors`."""
+        with self.connections.reader() as connection:
+            changes = self.vector_changes()
+            rids = self.index.live_rids()
+            some = rids[random_items(len(rids), self.spec.dim)]
+            return RandomVectors(self.index.compared(fetch_vectors(connection, self.spec, some)), len(rids), changes)
+
+    def vector_changes(self) -> tuple[int, ...]:
+        """See `Collection.vector_changes`."""
+        return self.index.added, self.index.deleted
+
     def _follow(self, connection: sqlite3.Connection) -> None:
         """Update a read-only index to what another process has committed."""
         if last_seq(connection) != self.index.seq:
@@ -181,13 +189,6 @@ class OpenFiles:
                     recovery.follow(connection, self.index, self._path.with_suffix(""))
                     self.recent.restart(self.index.seq)
             self.maintenance.wake()
-
-    def _random_vectors(self) -> tuple[np.ndarray, int]:
-        """Return vectors (m, D) float32 of random items as they are compared, and the number of all items."""
-        with self.connections.reader() as connection:
-            rids = self.index.live_rids()
-            some = rids[random_items(len(rids), self.spec.dim)]
-            return self.index.compared(fetch_vectors(connection, self.spec, some)), len(rids)
 
     def _load_indexed(self, idle: bool) -> bool:
         """Read the columns of the indexed keys, so that no filter has to wait for them."""

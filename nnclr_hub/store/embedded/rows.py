@@ -182,6 +182,23 @@ def matched_rows(
     return {row[0]: (row[1], about, *row[2:]) for row, about in zip(found, metadata, strict=True)}
 
 
+def items_with(connection: sqlite3.Connection, ids: Sequence[str], spec: CollectionSpec) -> dict[str, Item]:
+    """Return the items with these ids that exist, with thumbnails, by id.
+
+    Raises:
+        StoreCorrupt: the metadata or the vector of one is damaged.
+    """
+    found: dict[str, Item] = {}
+    for start in range(0, len(ids), MAX_IN):
+        some = ids[start : start + MAX_IN]
+        statement = (
+            "SELECT id, vector, metadata, jpeg FROM items JOIN vectors USING (rid) "
+            f"LEFT JOIN thumbnails USING (rid) WHERE id IN ({_placeholders(some)})"
+        )
+        found |= {row[0]: to_item(*row, spec=spec) for row in connection.execute(statement, some)}
+    return found
+
+
 def to_item(id: str, blob: bytes | None, metadata: str, jpeg: bytes | None, spec: CollectionSpec) -> Item:
     """Return an item from its columns.
 

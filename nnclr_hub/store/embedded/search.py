@@ -81,6 +81,13 @@ class Searcher:
         Raises:
             ViewTooOld: the view must be taken again.
         """
+        answers, threshold = self._nearest(view, search), search.options.score_threshold
+        if threshold is None:
+            return answers
+        return [[match for match in found if match.score >= threshold] for found in answers]
+
+    def _nearest(self, view: View, search: Search) -> list[list[Match]]:
+        """Return the matches of each query, whatever their scores."""
         among = self._among(view, search)
         wanted = search.k
         ties = 1  # shows whether the k-th has the same score as the next

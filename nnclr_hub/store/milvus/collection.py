@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace as replace_fields
 from itertools import islice
@@ -13,6 +14,7 @@ import numpy as np
 
 from nnclr_hub.errors import ItemNotFound, OpenedForReading, StoreError
 from nnclr_hub.store.base import Collection, Item, Match, Page, Progress, SearchOptions, Where
+from nnclr_hub.store.cancellation import check_cancelled
 from nnclr_hub.store.checks import check_ids, check_limit, check_name, check_options, check_queries
 from nnclr_hub.store.edits import Edit, check_choice, each_editor, editor
 from nnclr_hub.store.facets import Counts, Facet, check_facets, count_values, facet
@@ -30,7 +32,7 @@ from nnclr_hub.store.milvus.rows import (
     to_vector,
 )
 from nnclr_hub.store.milvus.where import Dialect, Plan, plan
-from nnclr_hub.store.percentiles import RandomScores, random_items, with_percentiles
+from nnclr_hub.store.percentiles import RandomScores, RandomVectors, random_items
 from nnclr_hub.store.reports import CollectionInfo, RepairReport, VerifyReport
 from nnclr_hub.store.spec import CollectionSpec
 from nnclr_hub.store.where import EVERYTHING, check_key, passes, value_of
@@ -39,6 +41,8 @@ from nnclr_hub.store.where import EVERYTHING, check_key, passes, value_of
 ROWS = 500
 # ids per request, and in all, from which items are sampled: Milvus has no random order
 IDS, SAMPLED = 10_000, 100_000
+# for which a number of items is used again, to notice what other clients add and delete
+COUNT_SECONDS = 5.0
 
 
 class MilvusCollection(Collection):
@@ -66,13 +70,13 @@ class MilvusCollection(Collection):
         self._read_only = read_only
         self._dialect = Dialect(lists=not connection.is_lite, format=format)
         self._counting = threading.Lock()
-        self._changes = 0
+        self._changes = self._vector_changes = 0
+        self._counted: tuple[int, float] | None = None  # number of items, and when it is to be counted again
         # Milvus guarantees that a session sees its upserts, but not its deletes, nor earlier items. After those, the
         # next read waits for everything that the server has accepted (Strong), which takes 0.2 s
         self._unseen = 1
         self._seen = 0
-        state = lambda: (None, self._changes, self.count())  # noqa: E731 - what this client and others wrote
-        self._random_scores = RandomScores(spec.metric, state, self._random_vectors)
+        self.random_scores = RandomScores(self)
 
     def __repr__(self) -> str:
         # without the number of items, for which it would have to ask the server
@@ -92,7 +96,7 @@ class MilvusCollection(Collection):
                     error.args = (f"{error} The first {stored} of {len(items)} items are stored.",)
                 raise
             stored += len(request)
-        return self._changed(stored)
+        return self._changed(stored, vectors=True)
 
     def delete(self, ids: Sequence[str] | None = None, *, where: Where | None = None) -> int:
         self.refuse_if_read_only()
@@ -106,7 +110,7 @@ class MilvusCollection(Collection):
             self.call("delete", ids=some, timeout=WRITE_TIMEOUT)
             with self._counting:
                 self._unseen += 1
-        self._changed(existing)
+        self._changed(existing, vectors=True)
         return existing
 
     def update_metadata(
@@ -146,7 +150,7 @@ class MilvusCollection(Collection):
                     error.args = (f"{error} The metadata of {stored} of {len(edited)} items are changed.",)
                     raise
                 stored += len(request)
-        self._changed(stored)
+        self._changed(stored, vectors=False)
         return len(known)
 
     def change_indexed(self, keys: Sequence[str]) -> None:
@@ -197,16 +201,34 @@ class MilvusCollection(Collection):
         items = [to_item(row) for row in rows[:limit]]
         return Page(items, items[-1].id if len(rows) > limit else None)
 
-    def search_each(
-        self, vectors: Sequence[np.ndarray] | np.ndarray, k: int, options: SearchOptions
-    ) -> list[list[Match]]:
+    def nearest(self, vectors: Sequence[np.ndarray] | np.ndarray, k: int, options: SearchOptions) -> list[list[Match]]:
         queries = check_queries(vectors, self.spec)
         check_options(options)
-        answers = search.search(self, queries, k, options)
-        return with_percentiles(self, answers) if options.with_percentile else answers
+        return search.search(self, queries, k, options)
 
-    def percentiles(self, scores: Sequence[float]) -> list[float] | None:
-        return self._random_scores.percentiles(scores)
+    def random_vectors(self) -> RandomVectors:
+        changes = self._vector_changes, self._recount()
+        ids: list[str] = []
+        while len(ids) < SAMPLED:
+            check_cancelled()
+            page = self.query(f'id > "{ids[-1] if ids else ""}"', ["id"], IDS)
+            ids += [row["id"] for row in page]
+            if len(page) < IDS:
+                break
+        wanted = [ids[place] for place in random_items(len(ids), self.spec.dim)]
+        vectors: list[np.ndarray] = []
+        for some in _batches(wanted):
+            check_cancelled()
+            vectors += [to_vector(row) for row in self.query(_among(some), ["vector"])]
+        return RandomVectors(np.array(vectors, np.float32).reshape(-1, self.spec.dim), changes[1], changes)
+
+    def vector_changes(self) -> tuple[int, ...]:
+        with self._counting:
+            counted = self._counted
+            if counted is not None and time.monotonic() >= counted[1]:
+                self._counted = counted[0], time.monotonic() + COUNT_SECONDS  # for other threads, while this one counts
+                counted = None
+        return self._vector_changes, self._recount() if counted is None else counted[0]
 
     def thumbnail(self, id: str) -> bytes | None:
         found = self.rows([check_name(id, "Item id")], ["id", "thumbnail"])
@@ -299,21 +321,16 @@ class MilvusCollection(Collection):
     def _count(self, expression: str) -> int:
         return int(self.read("query", filter=expression, output_fields=["count(*)"])[0]["count(*)"])
 
-    def _random_vectors(self) -> tuple[np.ndarray, int]:
-        """Return vectors (m, D) float32 of random items among the first SAMPLED, and the number of these."""
-        ids: list[str] = []
-        while len(ids) < SAMPLED:
-            page = self.query(f'id > "{ids[-1] if ids else ""}"', ["id"], IDS)
-            ids += [row["id"] for row in page]
-            if len(page) < IDS:
-                break
-        wanted = [ids[place] for place in random_items(len(ids), self.spec.dim)]
-        found = self.rows(wanted, ["id", "vector"]).values()
-        return np.array([to_vector(row) for row in found], np.float32).reshape(-1, self.spec.dim), len(ids)
+    def _recount(self) -> int:
+        items = self._count("")
+        with self._counting:
+            self._counted = items, time.monotonic() + COUNT_SECONDS
+        return items
 
-    def _changed(self, items: int) -> int:
+    def _changed(self, items: int, *, vectors: bool) -> int:
         with self._counting:
             self._changes += items
+            self._vector_changes += items if vectors else 0
             return self._changes
 
     def renamed(self, name: str) -> None:
