@@ -115,12 +115,17 @@ def _csv(rows: Sequence[SheetRow]) -> str:
     keys = sorted({key for row in rows for match in row.matches for key in match.metadata})
     file = io.StringIO()
     table = csv.writer(file)
-    table.writerow(["query", "rank", "id", "score", "percentile", *map(_cell, keys)])
+    columns = ["query", "rank", "id", "score", *map(_cell, keys)]
+    known = any(match.percentile is not None for row in rows for match in row.matches)
+    last = "percentile"
+    while last in columns:  # a metadata key of that name
+        last += "_"
+    table.writerow([*columns, *([last] if known else [])])
     for row in rows:
         for rank, match in enumerate(row.matches, 1):
             metadata = (_cell(match.metadata.get(key, "")) for key in keys)
-            percentile = "" if match.percentile is None else f"{match.percentile:.4f}"
-            table.writerow([_cell(row.title), rank, _cell(match.id), f"{match.score:.6f}", percentile, *metadata])
+            share = ["" if match.percentile is None else f"{match.percentile:.4f}"] if known else []
+            table.writerow([_cell(row.title), rank, _cell(match.id), f"{match.score:.6f}", *metadata, *share])
     return file.getvalue()
 
 

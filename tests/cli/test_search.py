@@ -10,9 +10,10 @@ from commands import output_of
 from PIL import Image
 
 from nnclr_hub import open_store
+from nnclr_hub.store.base import Match
 from nnclr_hub.store.percentiles import percent_text
 from nnclr_hub.workbench import Encoders, Example, SearchQuery, Workbench
-from nnclr_hub.workbench.contact_sheet import TEXT, TILE
+from nnclr_hub.workbench.contact_sheet import TEXT, TILE, SheetRow, write_contact_sheet
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +94,18 @@ def test_matches_are_written_as_html_csv_and_png(store, image_files, tmp_path):
         left, upper = (TILE - query.width) // 2, image.height // 2 + TEXT + (TILE - query.height) // 2
         shown = image.crop((left, upper, left + query.width, upper + query.height))
         assert np.abs(np.asarray(shown, float) - np.asarray(query.convert("RGB"), float)).mean() < 8
+
+
+def test_a_metadata_key_may_be_called_percentile(tmp_path):
+    matches = [Match("a", 0.5, {"percentile": "metadata", "z": 1}, percentile=0.9), Match("b", 0.4, {"z": 2})]
+    write_contact_sheet(tmp_path / "m.csv", [SheetRow("query", matches)], lambda id: None)
+    assert list(csv.reader((tmp_path / "m.csv").read_text().splitlines())) == [
+        ["query", "rank", "id", "score", "percentile", "z", "percentile_"],
+        ["query", "1", "a", "0.500000", "metadata", "1", "0.9000"],
+        ["query", "2", "b", "0.400000", "", "2", ""],
+    ]
+    write_contact_sheet(tmp_path / "m.csv", [SheetRow("query", matches[1:])], lambda id: None)
+    assert (tmp_path / "m.csv").read_text().splitlines()[0] == "query,rank,id,score,z"
 
 
 @pytest.fixture(scope="module")
