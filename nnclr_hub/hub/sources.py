@@ -93,10 +93,10 @@ def split_appended(source: str) -> tuple[str, tuple[str, ...]]:
 
 
 def recorded_source(source: str, whose: str) -> str:
-    """Return the source that a collection or a probe recorded. Both may come from elsewhere, so neither may run code.
+    """Return the source that a collection, a probe or a job recorded. It may come from elsewhere and must not run code.
 
     Args:
-        whose: "this collection" or "this probe", for the message.
+        whose: "this collection", "this probe" or "this job", for the message.
 
     Raises:
         ModelFilesMissing: the source is a file of Python, which only the user may name.

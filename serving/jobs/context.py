@@ -14,6 +14,7 @@ import numpy as np
 
 from nnclr_hub.encoder.embedder import Embedder, ImageLike
 from nnclr_hub.errors import DeadlineExceeded, ImageError, NotReady, Overloaded, RequestTooLarge
+from nnclr_hub.hub.sources import recorded_source, split_reading
 from nnclr_hub.store.records import Records
 from nnclr_hub.workbench import Models, Workbench
 
@@ -131,6 +132,9 @@ class JobContext:
 class RetryingModels:
     """Models whose embedders retry while the engine is busy.
 
+    The sources come from stored jobs, and the store may come from elsewhere. So they may not name a file of Python,
+    except that of the server's own --model.
+
     Args:
         models: the models of the server.
         wait: sleeps for some seconds; may raise to end the work.
@@ -145,7 +149,13 @@ class RetryingModels:
         return self._models.default
 
     def get(self, source: str | None = None) -> Embedder:
-        """See `Models.get`."""
+        """See `Models.get`.
+
+        Raises:
+            ModelFilesMissing: the source is a file of Python that the server was not started with.
+        """
+        if source and split_reading(source)[0] != split_reading(self.default)[0]:
+            source = recorded_source(source, "this job")
         return self._retrying(self._retry(lambda: self._models.get(source)))
 
     def by_fingerprint(self, fingerprint: str) -> Embedder | None:

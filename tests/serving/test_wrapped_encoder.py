@@ -1,14 +1,19 @@
 """A function of yours behind `wrap_encoder`: served over REST, probed, and the target of a re-embedding."""
 
+import json
 import shutil
+import time
 
 import httpx
 import numpy as np
 import pytest
-from rest_requests import as_text, ended, upload
+from rest_requests import as_text, ended, finished, upload
 from tiny_runs import nnclr
 
-from nnclr_hub import load_encoder
+from nnclr_hub import load_encoder, open_store
+from nnclr_hub.store.base import CollectionSpec, Item
+from serving.jobs.job import JobStatus
+from serving.jobs.job_store import JobRecords
 
 FILE = """
 import numpy as np
@@ -42,9 +47,8 @@ def file(tmp_path_factory):
 @pytest.fixture(scope="module")
 def server(file, photos, serve):
     shutil.copytree(photos, file.parent / "photos")
-    for running in serve(f"python:{file}:colors", file.parent / "store", source_folders=[str(file.parent)]):
-        running.engines.get(f"python:{file}:layout")
-        running.bench.index_folder("album", file.parent / "photos")
+    for running in serve(f"python:{file}:layout", file.parent / "store", source_folders=[str(file.parent)]):
+        running.bench.index_folder("album", file.parent / "photos", model=f"python:{file}:colors")
         yield running
 
 
@@ -55,9 +59,9 @@ def client(server):
 
 
 def test_rest_embeds_and_searches(client, file, image_files):
-    own = load_encoder(f"python:{file}:colors")
+    own = load_encoder(f"python:{file}:layout")
     (model,) = [one for one in client.get("/v1/models").json()["data"] if one["fingerprint"] == own.fingerprint]
-    assert model["dim"] == 6
+    assert model["dim"] == 192
     assert str(file.parent) not in str(model)
     answer = client.post("/api/v1/embed", files=upload(image_files[3:4]))
     assert answer.status_code == 200, answer.text
@@ -69,7 +73,7 @@ def test_rest_embeds_and_searches(client, file, image_files):
     assert best["score"] == pytest.approx(1, abs=1e-5)
 
 
-def test_a_collection_moves_from_one_function_to_another_over_rest(client, server, file, image_files):
+def test_a_collection_moves_to_the_function_of_the_server_over_rest(client, server, file, image_files):
     own = load_encoder(f"python:{file}:layout")
     names = {one["fingerprint"]: one["id"] for one in client.get("/v1/models").json()["data"]}
     job = ended(client, client.post("/api/v1/collections/album/reembed", json={"model": names[own.fingerprint]}))
@@ -77,6 +81,55 @@ def test_a_collection_moves_from_one_function_to_another_over_rest(client, serve
     assert (job["result"]["embedded"], job["result"]["left_out"]) == (60, [])
     collection = server.bench.collection("album")
     assert (collection.spec.fingerprint, collection.spec.dim) == (own.fingerprint, 192)
+
+
+@pytest.fixture
+def left_jobs(tmp_path, photos):
+    """Make a store whose queued jobs name a file of Python; return it and the file that running it would write."""
+    evidence = tmp_path / "was_run"
+    (tmp_path / "evil.py").write_text(f"open({str(evidence)!r}, 'w').close()\n{FILE}")
+    source = f"python:{tmp_path / 'evil.py'}:colors"
+    compared = {"collection": "album", "models": ["colors"], "source": [source], "field": "label"}
+    fitted = {"name": "p", "collection": None, "items": 2, "options": {}, "replace": False, "source": source}
+    with open_store(str(tmp_path / "store")) as store:
+        store.create("album", CollectionSpec(6)).upsert([Item("a", np.eye(6)[0], {"label": "x"})])
+        records = JobRecords(store.records, keep=0)
+        for kind, params, items in (
+            ("reembed", {"collection": "album", "source": source, "skip_missing": True}, None),
+            ("comparison", compared, None),
+            ("probe_fit", fitted, [{"label": one, "image": as_text(next(photos.rglob("*.jpg")))} for one in "xy"]),
+        ):
+            job = JobStatus(records.new_id(), kind, params, time.time())
+            records.add(job, json.dumps(items).encode() if items else None)
+    return tmp_path / "store", evidence
+
+
+def test_a_job_that_was_left_in_a_store_runs_no_file(left_jobs, serve, model):
+    """The folder of a store may come from somebody else."""
+    store, evidence = left_jobs
+    for running in serve(model, store):
+        with httpx.Client(base_url=running.url, timeout=120) as client:
+            jobs = client.get("/api/v1/jobs").json()["jobs"]
+            assert len(jobs) == 3
+            for job in jobs:
+                done = finished(client, f"/api/v1/jobs/{job['id']}")
+                assert (done["state"], done["error"]["code"]) == ("failed", "model_files_missing"), done
+    assert not evidence.exists()
+
+
+def test_a_job_that_was_left_in_a_store_uses_the_function_of_the_server(file, photos, serve, tmp_path):
+    own = f"python:{file}:colors"
+    items = [{"label": path.parent.name, "image": as_text(path)} for path in sorted(photos.rglob("*.jpg"))]
+    options = {"l2": None, "balanced": False, "threshold": None, "reject_far": None}
+    params = {"name": "p", "collection": None, "items": len(items), "options": options, "replace": False, "source": own}
+    with open_store(str(tmp_path / "store")) as store:
+        records = JobRecords(store.records, keep=0)
+        job = JobStatus(records.new_id(), "probe_fit", params, time.time())
+        records.add(job, json.dumps(items).encode())
+    for running in serve(own, tmp_path / "store"):
+        with httpx.Client(base_url=running.url, timeout=120) as client:
+            done = finished(client, f"/api/v1/jobs/{job.id}")
+            assert done["state"] == "done", done
 
 
 def test_a_probe_of_a_function_names_it_in_each_command(file, photos, image_files, tmp_path):
