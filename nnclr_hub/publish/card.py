@@ -139,7 +139,7 @@ def model_card(name: str, config: ModelConfig, *, repository: str | None = None,
         training=paragraph(describe_training(about, name)),
         use=paragraph(_USE),
         limits=paragraph(f"{info.limits if info else ''} {_LIMITS.format(size=preprocessing.input_size)}"),
-        terms=paragraph(f"Weights: {about.get('license', 'license not stated')}. Training images: {_images(about)}."),
+        terms=paragraph(f"Weights: {about.get('license') or 'license not stated'}. Training images: {_images(about)}."),
         files="\n".join(f"| `{file}` | `{digest}` |" for file, digest in (about.get("sha256") or {}).items()),
         contents=paragraph(_contents(about)),
         verification=paragraph(_VERIFICATION),
@@ -211,7 +211,7 @@ def _front_matter(name: str, about: Mapping[str, Any], info: ModelInfo | None) -
     lines = [
         "library_name: timm",
         "pipeline_tag: image-feature-extraction",
-        f"license: {json.dumps(str(about.get('license', NO_LICENSE)))}",
+        f"license: {json.dumps(str(about.get('license') or NO_LICENSE))}",
         f"tags: {json.dumps(tags)}",
     ]
     if bases := base_models(about):

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 DTYPES = ("fp32", "fp16")
+LIMITING = ("data_terms", "parents")  # keys of the record that limit the license
 STAGING = ".export-"  # where files are written before they are moved into place
 PAPER = "With a Little Help from My Friends: Nearest-Neighbor Contrastive Learning of Visual Representations"
 
@@ -119,7 +120,7 @@ def export_run(
         heads: replacements of the source's heads.
         support_set: (M, D) float rows to write as well.
         force_license: accept a license wider than the terms of the parents and of the training images, or one that
-            cannot be compared with them.
+            cannot be compared with them; see `check_license`. New terms are compared with a license that is kept, too.
         graph: write network.onnx too, with which the encoder embeds without torch.
 
     Raises:
@@ -137,9 +138,12 @@ def export_run(
     before = license_of(config)
     stated = {} if before == NO_LICENSE else {"license": before}
     about = {**config.nnclr, **stated, **(provenance or {})}
-    license = str(about.get("license", NO_LICENSE))
-    if license != before and not force_license:
-        check_license(license, about, {**config.nnclr, **stated})
+    license = str(about.get("license") or NO_LICENSE)
+    if not force_license:
+        if license != before:
+            check_license(license, about, {**config.nnclr, **stated})
+        elif license != NO_LICENSE:  # the folder's own terms were compared when it got its license
+            check_license(license, {key: about[key] for key in LIMITING if about.get(key) != config.nnclr.get(key)})
     state = {key: _as(dtype, key, value.cpu()) for key, value in sorted(found.items())}
     loaded = _loaded(config.architecture, config.model_args, state)
     if heads is None:
@@ -244,7 +248,7 @@ def _pretrained_cfg(backbone: nn.Module, preprocessing: Preprocessing, about: Ma
         # timm adapts the named layer from 3 channels to others, and its older versions drop weights that have others
         "first_conv": timm_cfg.get("first_conv") if preprocessing.in_chans == 3 else None,
         "classifier": timm_cfg.get("classifier"),
-        "license": str(about.get("license", NO_LICENSE)),
+        "license": str(about.get("license") or NO_LICENSE),
         **paper,
     }
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 NO_LICENSE = "unknown"  # the Hub's word for weights whose license nobody has stated
 DIRTY = "-dirty"  # as `git describe --dirty` appends it
+INHERITED = ("data", "data_terms", "parents")  # keys that stay true of weights that are changed
 
 # What others may do with a work, from little to everything. The first pattern that occurs in a license or in the terms
 # of images decides, so a text about several sources has the terms of the narrowest.
@@ -39,15 +40,17 @@ def parent_record(source: str, encoder: Encoder) -> dict[str, Any]:
 
     Args:
         source: as it was named, such as hf-hub:org/name.
-        encoder: loaded from there. One without config.json has the weights of timm, which states their license.
+        encoder: loaded from there. timm states the license of its weights in the network; a function of Python may
+            build the same network with other weights.
     """
     about: Mapping[str, Any] = {}
-    if encoder.config is None:
+    license = NO_LICENSE
+    if encoder.config is not None:
+        about, license = encoder.config.nnclr, license_of(encoder.config)
+    elif source.startswith("timm:"):
         timm_cfg: Any = getattr(encoder.backbone, "pretrained_cfg", None) or {}
         license = str(timm_cfg.get("license") or NO_LICENSE)
-    else:
-        about, license = encoder.config.nnclr, license_of(encoder.config)
-    kept = {name: about[name] for name in ("data", "data_terms", "parents") if name in about}
+    kept = {name: about[name] for name in INHERITED if name in about}
     return {**kept, "source": source, "fingerprint": encoder.fingerprint, "license": license}
 
 
@@ -68,7 +71,8 @@ def check_license(license: str, about: Mapping[str, Any], before: Mapping[str, A
     Args:
         license: of the weights, such as apache-2.0. One that is not recognized is refused if a parent or the images are
             for restricted use. Any is refused if a parent's license is not recognized, unless the two are equal.
-        about: the record with "parents" and "data_terms".
+        about: the record with "parents" and "data_terms". Terms of images that are not recognized allow every license,
+            because people describe their own images in free words, such as "our photos".
         before: the record of the weights until now, with the "license" that they have, if one is stated.
 
     Raises:
@@ -76,7 +80,7 @@ def check_license(license: str, about: Mapping[str, Any], before: Mapping[str, A
     """
     licenses, images = list(_licenses(about)), list(_data_terms(about))
     if before is not None:
-        if (stated := before.get("license", NO_LICENSE)) != NO_LICENSE:
+        if (stated := before.get("license") or NO_LICENSE) != NO_LICENSE:
             licenses.append(("the exported encoder", str(stated)))
         licenses += _licenses(before)
         images += _data_terms(before)
@@ -100,7 +104,7 @@ def check_license(license: str, about: Mapping[str, Any], before: Mapping[str, A
 def _licenses(about: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield (whose license, the license) of all parents."""
     for parent in about.get("parents") or ():
-        yield f"the parent {parent.get('source')}", str(parent.get("license", NO_LICENSE))
+        yield f"the parent {parent.get('source')}", str(parent.get("license") or NO_LICENSE)
         yield from _licenses(parent)
 
 
@@ -156,6 +160,7 @@ def _describe_parents(about: Mapping[str, Any], name: str) -> str:
         source = str(parent.get("source"))
         same = "hf-hub:" not in source and PurePath(source).name == PurePath(name).name in MODELS
         which = "an earlier version" if same else source
-        found.append(f"{which} (fingerprint {str(parent.get('fingerprint'))[:8]}, {parent['license']})")
+        license = parent.get("license") or NO_LICENSE
+        found.append(f"{which} (fingerprint {str(parent.get('fingerprint'))[:8]}, {license})")
         chain = parent.get("parents") or []
     return f"Started from {', which started from '.join(found)}. " if found else ""

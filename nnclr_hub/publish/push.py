@@ -21,7 +21,7 @@ from nnclr_hub.errors import ModelError
 from nnclr_hub.hub.layout import read_weights
 from nnclr_hub.hub.sources import resolve
 from nnclr_hub.publish.export import export_model, export_run
-from nnclr_hub.publish.provenance import check_license, license_of, parent_record
+from nnclr_hub.publish.provenance import INHERITED, NO_LICENSE, check_license, license_of, parent_record
 from nnclr_hub.publish.upload import Published, check_options, publish_model
 
 
@@ -40,11 +40,11 @@ def push_to_hub(
     """Publish an encoder: `export_model` and `publish_model` in one.
 
     Heads and results are included only if weights and preprocessing are those of the model folder that the encoder
-    was loaded from.
+    was loaded from. License, images, terms and parents of that folder are always recorded, and timm as a parent.
 
     Args:
-        license: of the weights, for the card.
-        data: the training images and their terms, for the card.
+        license: of the weights, for the card; None: that of the model folder or of timm.
+        data: the training images and their terms, for the card; None: those of the model folder.
         private, tag, pr, token: see `publish_model`.
         force_license: see `export_run`.
 
@@ -59,20 +59,29 @@ def push_to_hub(
         if origin is not None:
             export_run(origin, folder, provenance=about, force_license=force_license)
         else:
-            if license is not None and not force_license:
-                _check_license(license, encoder)
-            export_model(encoder.backbone, folder, provenance=about, **_described(encoder))
+            before = _inherited(encoder)
+            if license not in (None, before.get("license")) and not force_license:
+                check_license(license, {}, before)
+            export_model(encoder.backbone, folder, provenance={**before, **about}, **_described(encoder))
         return publish_model(folder, repository, private=private, tag=tag, pr=pr, token=token)
 
 
-def _check_license(license: str, encoder: Encoder) -> None:
-    """Refuse a license that allows more than that of the weights which were loaded from a model folder or from timm."""
+def _inherited(encoder: Encoder) -> dict[str, Any]:
+    """Return the license, images, terms and parents of the weights that the encoder was loaded with, as far as known.
+
+    They hold for weights that were changed since, but not for random weights in the network of a model folder.
+    """
+    if encoder.name.startswith("random:"):
+        return {}
     if encoder.config is not None:
-        before = license_of(encoder.config)
-        if license != before:
-            check_license(license, {}, {**encoder.config.nnclr, "license": before})
+        about, license = encoder.config.nnclr, license_of(encoder.config)
+        found = {name: about[name] for name in INHERITED if name in about}
     elif encoder.name.startswith("timm:"):
-        check_license(license, {"parents": [parent_record(encoder.name, encoder)]})
+        parent = parent_record(encoder.name, encoder)
+        license, found = parent["license"], {"parents": [parent]}
+    else:
+        return {}
+    return found if license == NO_LICENSE else {**found, "license": license}
 
 
 def _described(encoder: Encoder) -> dict[str, Any]:

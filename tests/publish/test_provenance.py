@@ -7,12 +7,13 @@ import pytest
 import timm
 from tiny_runs import nnclr, recipe
 
-from nnclr_hub import load_encoder
+from nnclr_hub import load_encoder, wrap_encoder
+from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.hub.layout import read_config
 from nnclr_hub.publish.card import write_card
 from nnclr_hub.publish.export import export_run
-from nnclr_hub.publish.provenance import check_license, describe_training, width
+from nnclr_hub.publish.provenance import check_license, describe_training, parent_record, width
 from training.initial_encoder import find_initial_encoder
 from training.lineage import lineage_of
 from training.pretrain import pretrain
@@ -195,3 +196,45 @@ def test_new_terms_do_not_free_weights_that_were_restricted(model, tmp_path, lic
         export_run(restricted, tmp_path / "wide", provenance=wider)
     assert not (tmp_path / "wide").exists()
     assert export_run(restricted, tmp_path / "wide", provenance=wider, force_license=True).is_dir()
+
+
+def test_new_terms_are_compared_with_the_license_that_weights_keep(model, tmp_path):
+    with pytest.raises(InvalidRequest, match="force-license"):
+        export_run(model, tmp_path / "kept", provenance={"data_terms": "research only"})
+    for terms in ("CC0 1.0", "our photos"):
+        written = export_run(model, tmp_path / "kept", provenance={"data_terms": terms})
+        assert read_config(written).nnclr["license"] == "apache-2.0"
+    narrower = {"data_terms": "research only", "license": "cc-by-nc-4.0"}
+    assert export_run(model, tmp_path / "narrow", provenance=narrower).is_dir()
+    forced = export_run(model, tmp_path / "forced", provenance={"data_terms": "research only"}, force_license=True)
+    assert export_run(forced, tmp_path / "again", provenance={"data_terms": "research only"}).is_dir(), "not new"
+
+
+def test_new_terms_of_weights_without_a_license_are_recorded(model, tmp_path):
+    written = export_run(without_license(model, tmp_path), tmp_path / "out", provenance={"data_terms": "research only"})
+    assert read_config(written).nnclr["data_terms"] == "research only"
+
+
+def without_license(model, tmp_path):
+    folder = shutil.copytree(model, tmp_path / "null")
+    config = json.loads((folder / "config.json").read_text())
+    config["nnclr"]["license"] = config["pretrained_cfg"]["license"] = None
+    config["nnclr"]["parents"] = [{"source": "p", "fingerprint": "0", "license": None}]
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_a_license_of_null_is_not_stated(model, tmp_path):
+    written = export_run(without_license(model, tmp_path), tmp_path / "out")
+    assert read_config(written).pretrained_cfg["license"] == "unknown"
+    card = (written / "README.md").read_text()
+    assert 'license: "unknown"' in card
+    assert "Weights: license not stated" in card
+    assert "Started from p (fingerprint 0, unknown)" in card
+
+
+def test_a_function_does_not_have_the_license_of_its_architecture():
+    """timm states the license of its weights, also for a network that it built without them."""
+    encoder = wrap_encoder(timm.create_model("resnet18", num_classes=0), Preprocessing(64), "tower", 512)
+    assert encoder.backbone.pretrained_cfg["license"] == "apache-2.0"
+    assert parent_record("python:mine.py:tower", encoder)["license"] == "unknown"

@@ -6,10 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import timm
 import torch
 
 from nnclr_hub import Encoder, load_encoder, push_to_hub
-from nnclr_hub.encoder.preprocessing import EvalTransform
+from nnclr_hub.encoder.preprocessing import EvalTransform, Preprocessing
 from nnclr_hub.errors import InvalidRequest, PublishingError
 from nnclr_hub.hub.copies import keep
 from nnclr_hub.hub.sources import resolve, verify
@@ -204,6 +205,52 @@ def test_weights_changed_in_memory_keep_the_limits_of_their_license(hub, folder)
     assert NAME not in hub.repositories
     push_to_hub(encoder, NAME, license="cc0-1.0", force_license=True)
     assert b'license: "cc0-1.0"' in hub.repositories[NAME].files()["README.md"]
+
+
+def change_weights(encoder):
+    with torch.no_grad():
+        encoder.backbone.conv1.weight.mul_(2)
+
+
+def change_crop(encoder):
+    encoder.transform = EvalTransform(replace(encoder.transform.preprocessing, crop_pct=0.5))
+
+
+@pytest.mark.parametrize("change", [change_weights, change_crop])
+def test_a_changed_encoder_keeps_license_terms_and_parents_by_default(hub, model, tmp_path, change):
+    parent = {"source": "hf-hub:org/parent", "fingerprint": "0", "license": "cc-by-nc-4.0"}
+    about = {"license": "cc-by-nc-4.0", "data_terms": "research only", "data": "ours", "parents": [parent]}
+    encoder = load_encoder(export_run(model, tmp_path / "nc", provenance=about), device="cpu")
+    change(encoder)
+    push_to_hub(encoder, NAME)
+    there = resolve(f"hf-hub:{NAME}")
+    assert {key: there.config.nnclr.get(key) for key in about} == about
+    card = hub.repositories[NAME].files()["README.md"].decode()
+    assert 'license: "cc-by-nc-4.0"' in card
+    assert 'base_model: ["org/parent"]' in card
+    with pytest.raises(InvalidRequest, match="force-license"):
+        export_run(there.folder, tmp_path / "free", provenance={"license": "cc0-1.0"})
+
+
+def test_an_encoder_of_timm_is_pushed_with_timm_as_its_parent(hub, tmp_path):
+    network = timm.create_model("test_resnet", num_classes=0)
+    network.pretrained_cfg = {**network.pretrained_cfg, "license": "cc-by-nc-4.0"}
+    encoder = Encoder(network, Preprocessing(64), name="timm:test_resnet.mae", device="cpu")
+    push_to_hub(encoder, NAME)
+    there = resolve(f"hf-hub:{NAME}")
+    (parent,) = there.config.nnclr["parents"]
+    assert parent == {"source": encoder.name, "fingerprint": encoder.fingerprint, "license": "cc-by-nc-4.0"}
+    assert there.config.nnclr["license"] == "cc-by-nc-4.0"
+    assert "Started from timm:test_resnet.mae" in hub.repositories[NAME].files()["README.md"].decode()
+    with pytest.raises(InvalidRequest, match="force-license"):
+        export_run(there.folder, tmp_path / "free", provenance={"license": "cc0-1.0"})
+    with pytest.raises(InvalidRequest, match="force-license"):
+        push_to_hub(encoder, "org/free", license="cc0-1.0")
+
+
+def test_random_weights_are_pushed_without_the_license_of_their_architecture(hub, model):
+    push_to_hub(load_encoder(f"random:{model}", device="cpu"), NAME)
+    assert "license" not in resolve(f"hf-hub:{NAME}").config.nnclr
 
 
 def test_an_encoder_with_another_preprocessing_goes_with_that_one(hub, folder):
