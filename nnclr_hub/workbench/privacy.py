@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
 
+from nnclr_hub.hub.sources import PYTHON
+
 # metadata that `nnclr index` writes; "root" is a folder of this machine
 ROOT = "root"
 INDEXED = frozenset({ROOT, "path", "size", "mtime"})
@@ -93,6 +95,8 @@ def _paths() -> re.Pattern[str]:
     tops = [entry.name for entry in os.scandir("/") if entry.is_dir()]
     starts = [re.escape(one) for one in sorted(known, key=len, reverse=True) if one != "/"]
     starts += [re.escape(f"/{top}") + r"(?=/)" for top in tops]
-    # the lookbehind excludes URLs and our own routes; sources of models have a prefix before the path
-    kinds = "file://|local-dir:|random:"
-    return re.compile(rf"(?:\b(?:{kinds})|(?<![\w/.:~-]))(?:{'|'.join(starts)})[^\s'\"`,;:()\[\]{{}}<>]*")
+    # The lookbehind excludes URLs and our own routes. Sources of models have a prefix before the path. That of a
+    # function is kept, as in `public_name`, and its path may start with a folder of another machine.
+    kinds, rest = "file://|local-dir:|random:", r"[^\s'\"`,;:()\[\]{}<>]*"
+    known_path = rf"(?:\b(?:{kinds})|(?<![\w/.~-]))(?:{'|'.join(starts)}){rest}"
+    return re.compile(rf"{known_path}|(?<=\b{PYTHON})/{rest}")

@@ -1,12 +1,15 @@
 """No response contains a path of the server's machine."""
 
+import base64
 import json
 import tempfile
 from pathlib import Path
 
 import pytest
+from rest_requests import is_problem
 
 from nnclr_hub.errors import StoreError
+from nnclr_hub.store.base import CollectionSpec
 
 
 def test_no_response_has_a_path_of_this_machine(server, client, model, image_files, monkeypatch):
@@ -50,6 +53,19 @@ def test_no_response_has_a_path_of_this_machine(server, client, model, image_fil
         for secret in secrets:
             assert secret not in answer.text, (answer.url, answer.text)
             assert secret not in str(answer.headers), answer.url
+
+
+def test_errors_about_a_function_of_the_server_do_not_name_its_folder(server, client, image_files):
+    """Such as a collection of a server that served this function, and was started again with another model."""
+    folder = Path.home() / "private-project"
+    spec = CollectionSpec(6, fingerprint="0" * 32, model=f"python:{folder}/mine.py:tower")
+    server.bench.store.create("functions", spec)
+    query = {"image": base64.b64encode(image_files[0].read_bytes()).decode()}
+    detail = is_problem(client.post("/api/v1/collections/functions/search", json=query), 409, "fingerprint_mismatch")
+    server.bench.store.drop("functions")
+    assert detail.count("python:mine.py:tower") == 2
+    assert "private-project" not in detail
+    assert str(Path.home()) not in detail
 
 
 def test_a_model_goes_by_its_name(client, model, image_files):
