@@ -45,8 +45,9 @@ class _VerbConsole(Console):
             return
         with self.capture() as shown:
             super().print(*objects, **options)
-        for line in shown.get().splitlines():
-            super().print(line.rstrip(" "), markup=False, emoji=False, soft_wrap=True)
+        lines = shown.get().split("\n")  # not splitlines, which cuts a row at U+2028 and others
+        text = "\n".join(line.rstrip(" ") for line in lines)
+        super().print(text, end="", markup=False, emoji=False, soft_wrap=True)
 
 
 def _console(*, soft_wrap: bool = False, stderr: bool = False) -> Console:

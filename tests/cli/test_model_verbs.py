@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from commands import nnclr, output_of, refused
 from hub_server import running_hub
+from rich.table import Table
 from safetensors.torch import load_file, save_file
 
 from nnclr_hub import CollectionSpec, Item, load_encoder, open_store
+from nnclr_hub.cli.verbs import out
 from nnclr_hub.hub.layout import CONFIG, WEIGHTS, sha256_of
 from nnclr_hub.hub.registry import ARCHITECTURES, MODELS, default_model
 
@@ -48,6 +50,14 @@ def test_tables_in_a_pipe_have_no_spaces_at_the_ends_of_lines(words, tmp_path):
     lines = output_of(*(word.format(store=tmp_path) for word in words)).splitlines()
     assert len(lines) > 1
     assert [line for line in lines if line.endswith(" ")] == []
+
+
+def test_a_row_of_a_table_in_a_pipe_is_one_line_whatever_its_text(capsys):
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_row("label", "count")
+    table.add_row("a\u2028b", "1")
+    out.print(table, "in all", end="")
+    assert capsys.readouterr().out == "label  count\na\u2028b     1\nin all"
 
 
 def test_info_reports_what_a_load_was_verified_against(model):
