@@ -14,7 +14,7 @@ from rich.table import Table
 from nnclr_hub.cli.pretraining import INTERRUPTED, Device, Labels, Root
 from nnclr_hub.cli.programs import load_program
 from nnclr_hub.cli.reading import ReadingOptions, reads_images
-from nnclr_hub.cli.verbs import Json, err, out, print_json
+from nnclr_hub.cli.verbs import Backend, Json, err, out, print_json
 
 Data = Annotated[
     list[str], typer.Option("--data", help="Folder with train/ and test/, or cifar10, pets, ...; repeatable.")
@@ -49,6 +49,7 @@ def evaluate(
         typer.Option(min=1, max=128, help="Average N crops per image; for protocols on frozen features."),
     ] = 1,
     device: Device = None,
+    backend: Backend = "torch",
     labels: Labels = None,
     root: Root = None,
     show: Annotated[
@@ -85,6 +86,7 @@ def evaluate(
             crops=crops,
             labels=labels,
             root=root,
+            backend=backend,
             command="nnclr " + shlex.join(sys.argv[1:]),
             console=err,
         )

@@ -55,6 +55,11 @@ class CropMean:
         return f"{self.encoder.fingerprint}-{self.crops}-crops"
 
     @property
+    def precision(self) -> str:
+        """Precision of the encoder's backend: "fp32" or "bf16"."""
+        return self.encoder.precision
+
+    @property
     def embed_dim(self) -> int:
         """D."""
         return self.encoder.embed_dim

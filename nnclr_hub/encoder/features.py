@@ -5,7 +5,8 @@
     unit_rows(features.raw)     # the same with rows of length 1
 
 An interrupted extraction continues where it stopped, and new images cost only their own time. An image is identified by
-path, size and modification time. Errors are not cached, because their cause may pass.
+path, size and modification time. Errors are not cached, because their cause may pass. Features in bf16 are cached apart
+from those in fp32.
 """
 
 from __future__ import annotations
@@ -95,7 +96,9 @@ def extract_features(
     place = folder or cache_folder() / "features"
     place.mkdir(parents=True, exist_ok=True)
     raw = _allocate_rows(place, (len(paths), source.embed_dim))
-    cache = place / f"{hashlib.sha256(source.fingerprint.encode()).hexdigest()[:32]}.sqlite"
+    precision = getattr(source, "precision", "fp32")
+    identity = source.fingerprint if precision == "fp32" else f"{source.fingerprint}-{precision}"
+    cache = place / f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}.sqlite"
     with _cache_errors(cache):
         try:
             broken = _fill(raw, source, paths, cache, progress)

@@ -11,6 +11,7 @@ import pytest
 
 from nnclr_hub import load_encoder
 from nnclr_hub.encoder import features as module
+from nnclr_hub.encoder.crops import CropMean
 from nnclr_hub.encoder.features import extract_features, unit_rows
 from nnclr_hub.errors import DiskFull, ImageError, NoImages, StoreLocked
 
@@ -185,3 +186,14 @@ def test_features_that_do_not_fit_are_refused_before_the_first_is_computed(tmp_p
     with pytest.raises(DiskFull):
         extract_features(Counting(), image_files, folder=tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_features_in_bf16_are_not_those_in_fp32(model, image_files, tmp_path):
+    half = load_encoder(model, device="cpu", backend="torch-bf16")
+    full = load_encoder(model, device="cpu")
+    assert half.fingerprint == full.fingerprint
+    for source in (half, CropMean(half, 2)):
+        extract_features(source, image_files[:3], folder=tmp_path)
+    for source in (full, CropMean(full, 2)):
+        raw = extract_features(source, image_files[:3], folder=tmp_path).raw
+        np.testing.assert_array_equal(raw, np.stack(source.features_each(image_files[:3])))

@@ -47,6 +47,20 @@ def test_existing_results_are_not_computed_again(data, model, tmp_path):
     assert len(json.loads((tmp_path / "results.json").read_text())) == 2
 
 
+def test_results_of_another_backend_are_separate_and_name_it(data, model, tmp_path, monkeypatch):
+    """By flag or by environment."""
+    pytest.importorskip("openvino")
+    call = ("eval", "knn", model, "--data", data, "--out", tmp_path, "--device", "cpu")
+    nnclr(*call)
+    code, _, err = nnclr(*call, "--backend", "openvino-bf16")
+    assert (code, "already" in err) == (0, False), err
+    monkeypatch.setenv("NNCLR_BACKEND", "openvino-bf16")
+    code, _, err = nnclr(*call)
+    assert (code, "already" in err) == (0, True), err
+    records = json.loads((tmp_path / "results.json").read_text())
+    assert {one["source"] for one in records} == {str(model), f"{model}, openvino-bf16"}
+
+
 def test_finetune_writes_an_encoder_that_is_a_source(data, model, tmp_path):
     call = ("--data", data, "--out", tmp_path, "--json", "--set", "epochs=1", "--set", "workers=0", "--device", "cpu")
     code, shown, err = nnclr("eval", "finetune,linear_images", model, *call)

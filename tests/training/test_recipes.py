@@ -91,6 +91,7 @@ def test_the_recipe_of_a_starter_has_the_settings_that_its_weights_record(recipe
     for name, recorded in (("method", "method"), ("encoder", "encoder"), ("seed", "seed")):
         assert getattr(used, name) == about[recorded]
     assert (used.temperature, used.queue_size) == (about["temperature"], about["support_set_size"])
+    assert (used.epochs, list(used.mean), list(used.std)) == (about["epochs"], cfg["mean"], cfg["std"])
     assert used.steps(about["data_images"] // used.batch_size) == about["steps"]
 
 

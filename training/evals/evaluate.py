@@ -58,6 +58,7 @@ class EvalRequest:
     command: str = ""
     labels: Path | None = None
     root: Path | None = None
+    backend: str = "torch"
 
 
 def evaluate(
@@ -73,6 +74,7 @@ def evaluate(
     crops: int = 1,
     labels: Path | None = None,
     root: Path | None = None,
+    backend: str = "torch",
     command: str = "",
     console: Console | None = None,
 ) -> list[EvaluationRecord]:
@@ -91,6 +93,8 @@ def evaluate(
         crops: per image, for protocols on features; see `Encoder.embed`.
         labels: a table of labels for folders without train/ and test/; see `read_task`.
         root: folder to which the paths of `labels` are relative.
+        backend: what runs the networks for protocols on features, as in `load_encoder`. Another one than torch is a
+            part of the source's name in the results.
         command: as typed, for the record.
         console: for progress and messages; default standard error.
 
@@ -111,6 +115,7 @@ def evaluate(
         command,
         labels,
         root,
+        backend,
     )
     if "" in request.sources or "" in request.data:
         raise InvalidRequest("An encoder or data set name is empty; name it, or leave it out.")
@@ -162,7 +167,11 @@ class _EvalRun:
         found: dict[str, Source] = {}
         for name in dict.fromkeys(self.request.sources):
             try:
-                source = _without_network(name) or load_encoder(name, device=self.request.device)
+                source = _without_network(name) or load_encoder(
+                    name, device=self.request.device, backend=self.request.backend
+                )
+                if isinstance(source, Encoder) and source.backend.name != "torch":
+                    name = f"{name}, {source.backend.name}"
                 if self.request.crops != 1 and isinstance(source, Encoder):
                     found[f"{name}, {self.request.crops} crops"] = CropMean(source, self.request.crops)
                 else:
