@@ -72,7 +72,6 @@ class ModelInfo:
     recipe: of the training.
     metrics: results of `nnclr eval knn NAME --data DATA` on test splits, by knn20/DATA, with DATA of BENCHMARKS. The
         config.json of a folder has the results of its run, on validation splits if the data has one.
-    backend: what ran the network for `metrics`; see `nnclr eval --backend`.
     limits: sentences for its card, on what it is not for.
     repository: org/name on the Hugging Face Hub; None: not published there.
     revision: commit of the repository with these files.
@@ -88,7 +87,6 @@ class ModelInfo:
     data: str
     recipe: str
     metrics: Mapping[str, float] = field(default_factory=dict)
-    backend: str = "torch"
     limits: str = ""
     repository: str | None = None
     revision: str | None = None
@@ -236,7 +234,6 @@ MODELS: dict[str, ModelInfo] = {
                 "knn20/clothing160": 0.5054,
                 "knn20/grocery128": 0.2620,
             },
-            backend="openvino-bf16",
             limits=(
                 "It is weaker than nnclr_resnet18_starter, which saw 2.7 times as many images. It is meant for "
                 "continued training and for comparing networks, not for search."
@@ -266,7 +263,6 @@ MODELS: dict[str, ModelInfo] = {
                 "knn20/clothing160": 0.3790,
                 "knn20/grocery128": 0.3352,
             },
-            backend="openvino-bf16",
             limits=(
                 "It is weaker than nnclr_resnet18_starter, which saw 4.8 times as many images. It is meant for "
                 "continued training and for comparing networks, not for search."

@@ -240,7 +240,7 @@ def _published_tables(info: ModelInfo, about: Mapping[str, Any], source: str) ->
     for name, value in info.metrics.items():
         data = BENCHMARKS[name.partition("/")[2]]
         best = f"{data.floors[data.best_floor]} ({data.best_floor})"
-        rows.append(f"| {name} | {value} | {best} | {_command(name, about, source, info.backend)} |")
+        rows.append(f"| {name} | {value} | {best} | {_command(name, about, source)} |")
     rows += ["", paragraph(_FLOORS)]
     metrics, checks = about.get("metrics") or {}, about.get("rechecked") or {}
     if metrics:
@@ -281,11 +281,10 @@ If the data has a folder `val/`, these results are from it, because training and
 """
 
 
-def _command(metric: str, about: Mapping[str, Any], source: str, backend: str = "torch") -> str:
+def _command(metric: str, about: Mapping[str, Any], source: str) -> str:
     kind, _, data = metric.partition("/")
     if kind.startswith("knn"):
-        option = "" if backend == "torch" else f" --backend {backend}"
-        return f"`nnclr eval knn {source} --data {data}{option}`"
+        return f"`nnclr eval knn {source} --data {data}`"
     return f"by `nnclr pretrain {about['recipe']}`, at {_measured_at(about)}" if "recipe" in about else "not recorded"
 
 

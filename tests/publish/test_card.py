@@ -1,7 +1,6 @@
 """The card is up to date, its results name their source, and edits are detected."""
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +12,6 @@ from nnclr_hub.hub.layout import read_config
 from nnclr_hub.hub.registry import BENCHMARKS, default_model
 from nnclr_hub.publish.card import is_ours, model_card, sealed, write_card
 from nnclr_hub.publish.export import export_run
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("name", list_models())
@@ -38,16 +35,8 @@ def test_the_card_of_a_registered_model_has_the_scores_of_test_splits_and_floors
     for metric, value in info.metrics.items():
         data = BENCHMARKS[metric.removeprefix("knn20/")]
         assert f"| {metric} | {value} | {max(data.floors.values())} ({data.best_floor}) |" in card
-        command = f"`nnclr eval knn ./{name} --data {metric.removeprefix('knn20/')}"
-        assert command + ("`" if info.backend == "torch" else f" --backend {info.backend}`") in card
+        assert f"`nnclr eval knn ./{name} --data {metric.removeprefix('knn20/')}`" in card
     assert info.limits in " ".join(card.split())
-
-
-def test_the_registry_names_the_backend_that_the_results_pages_name():
-    page = (ROOT / "docs" / "results" / "larger.md").read_text()
-    for name in list_models():
-        row = re.search(rf"nnclr eval knn [^`]*{name}[^`]*--backend (\S+)", page)
-        assert model_info(name).backend == (row[1] if row else "torch")
 
 
 def test_the_scores_of_the_run_of_a_registered_model_name_their_split():
