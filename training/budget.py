@@ -223,7 +223,7 @@ def _write(folder: Path, recipe: str, runs: Sequence[BudgetRun]) -> None:
     document = {"recipe": recipe, "runs": [asdict(run) for run in runs]}
     replace_file(folder / "results.json", json.dumps(document, indent=1) + "\n")
     replace_file(folder / "results.md", as_markdown(recipe, runs))
-    _draw(folder / "results.png", runs)
+    draw(folder / "results.png", runs)
 
 
 def _by_row(runs: Sequence[BudgetRun]) -> Mapping[str, Mapping[float, list[BudgetRun]]]:
@@ -261,13 +261,14 @@ def _cell(runs: Sequence[BudgetRun], metric: str) -> str:
     return f"{mean(values):.3f}{spread} ({runs[0].epochs:.3g}, {mean(run.spent for run in runs):.1f})"
 
 
-def _draw(path: Path, runs: Sequence[BudgetRun]) -> None:
+def draw(path: Path, runs: Sequence[BudgetRun]) -> None:
     """Draw 20-NN against core-minutes: a panel per data set, a line of means per method, a point per run."""
     from matplotlib.figure import Figure
 
     metrics = list(dict.fromkeys(metric for run in runs for metric in run.scores if metric.startswith("knn")))
     if not metrics:
         return
+    budgets = sorted({run.minutes for run in runs})
     figure = Figure(figsize=(4.2 * len(metrics) + 2.4, 4.2), layout="constrained")
     panels = figure.subplots(1, len(metrics), squeeze=False)[0]
     for axes, metric in zip(panels, metrics, strict=True):
@@ -283,7 +284,9 @@ def _draw(path: Path, runs: Sequence[BudgetRun]) -> None:
                 alpha=0.35,
                 **look,
             )
-        axes.set(title=metric, xlabel="core-minutes", xscale="log")
+        axes.set(title=metric, xlabel="core-minutes of the steps", ylabel="top-1", xscale="log")
+        axes.set_xticks(budgets, [f"{one:g}" for one in budgets])
+        axes.minorticks_off()
         axes.grid(alpha=0.3)
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right center", fontsize=8)
