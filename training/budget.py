@@ -100,7 +100,8 @@ def compare_at_budgets(
         console: for progress and messages; default standard error.
 
     Raises:
-        InvalidRequest: a budget is not above 0, a row does not exist, or no folder can be scored.
+        InvalidRequest: a budget is not above 0, a row does not exist or sets what `base` fixes, or no folder can be
+            scored.
         and the errors of `pretrain`.
     """
     console = console or Console(stderr=True)
@@ -108,13 +109,16 @@ def compare_at_budgets(
         raise InvalidRequest("Budgets must be above 0 core-minutes: --minutes 10,30.")
     if unknown := [row for row in rows if row not in ROWS]:
         raise InvalidRequest(f"No row is named {unknown[0]!r}; choose from: {'; '.join(ROWS)}.")
+    labels = list(rows or ROWS)
+    for label in labels:
+        if taken := {setting.partition("=")[0] for setting in ROWS[label].split()} & set(base.fixed):
+            raise InvalidRequest(f"The row {label!r} sets {min(taken)}: leave out --set {min(taken)}=...")
     folders = find_data(data, console)
     if not evaluation_sets(folders):
         raise InvalidRequest("Methods are compared by 20-NN: name a folder with labels in train/ and in val/ or test/.")
     base = for_data(base, data, device, console)
     steps_per_epoch = max(1, len(training_files(folders)) // base.batch_size)
     folder, runs = Path(out) / "budget", []
-    labels = list(rows or ROWS)
     costs = _costs(base, labels, data, folder, calibration, device, console)
     if costs is None:
         return None

@@ -97,6 +97,12 @@ def adopt(recipe: Recipe, start: InitialEncoder, console: Console) -> Recipe:
     elif not {"mean", "std"} & set(recipe.fixed):
         adapted = start.preprocessing.with_channels(recipe.in_chans)
         recipe = dataclasses.replace(recipe, mean=adapted.mean, std=adapted.std)
+    if start.preprocessing.input_size != recipe.eval_size:
+        console.print(
+            f"note The encoder in --init takes {start.preprocessing.input_size} pixels, and the exported one will take "
+            f"{recipe.eval_size}; --set eval_size changes that.",
+            highlight=False,
+        )
     ours = (timm_name(recipe.backbone).partition(".")[0], recipe.channels)
     theirs = (start.architecture.partition(".")[0], start.channels)
     if ours == theirs:

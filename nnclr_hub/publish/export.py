@@ -38,7 +38,7 @@ from nnclr_hub.hub.layout import (
 from nnclr_hub.hub.sources import resolve
 from nnclr_hub.publish.card import is_edited, model_card
 from nnclr_hub.publish.onnx_file import verified_graph
-from nnclr_hub.publish.provenance import NO_LICENSE, check_license, license_of
+from nnclr_hub.publish.provenance import NO_LICENSE, check_license, check_terms, license_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -144,6 +144,7 @@ def export_run(
             check_license(license, about, {**config.nnclr, **stated})
         elif license != NO_LICENSE:  # the folder's own terms were compared when it got its license
             check_license(license, {key: about[key] for key in LIMITING if about.get(key) != config.nnclr.get(key)})
+        check_terms(about, config.nnclr)
     state = {key: _as(dtype, key, value.cpu()) for key, value in sorted(found.items())}
     loaded = _loaded(config.architecture, config.model_args, state)
     if heads is None:

@@ -65,6 +65,21 @@ def width(terms: str) -> int | None:
     return next((number for number, pattern in _WIDTHS if re.search(pattern, text)), None)
 
 
+def check_terms(about: Mapping[str, Any], before: Mapping[str, Any]) -> None:
+    """Refuse terms of the training images that allow more than those in the record until now.
+
+    Raises:
+        InvalidRequest: they do.
+    """
+    now, recorded = str(about.get("data_terms", "")), str(before.get("data_terms", ""))
+    allowed, wanted = width(recorded), width(now)
+    if now != recorded and allowed is not None and (wanted is None or wanted > allowed):
+        raise InvalidRequest(
+            f"The record says that the training images have the terms {recorded!r}, and {now!r} may allow more. Leave "
+            "out --data-terms, or use --force-license if the record is wrong."
+        )
+
+
 def check_license(license: str, about: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> None:
     """Refuse a license that allows more than a parent or the training images do, or may do so.
 

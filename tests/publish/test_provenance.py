@@ -210,6 +210,17 @@ def test_new_terms_are_compared_with_the_license_that_weights_keep(model, tmp_pa
     assert export_run(forced, tmp_path / "again", provenance={"data_terms": "research only"}).is_dir(), "not new"
 
 
+def test_terms_cannot_be_widened_without_a_license_first(model, tmp_path):
+    run = without_license(model, tmp_path)
+    recorded = export_run(run, tmp_path / "recorded", provenance={"data_terms": "CC BY-NC 4.0"})
+    for terms in ("CC0 1.0", "our photos"):
+        with pytest.raises(InvalidRequest, match="force-license"):
+            export_run(recorded, tmp_path / "wide", provenance={"data_terms": terms})
+    assert not (tmp_path / "wide").exists()
+    assert export_run(recorded, tmp_path / "same", provenance={"data_terms": "research only"}).is_dir()
+    assert export_run(recorded, tmp_path / "wide", provenance={"data_terms": "mit"}, force_license=True).is_dir()
+
+
 def test_new_terms_of_weights_without_a_license_are_recorded(model, tmp_path):
     written = export_run(without_license(model, tmp_path), tmp_path / "out", provenance={"data_terms": "research only"})
     assert read_config(written).nnclr["data_terms"] == "research only"

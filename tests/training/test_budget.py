@@ -63,6 +63,13 @@ def test_impossible_comparisons_are_refused(options, data, tmp_path):
     assert not (tmp_path / "budget").exists()
 
 
+def test_a_setting_that_a_row_replaces_is_refused(data, tmp_path):
+    with pytest.raises(InvalidRequest):
+        compare_at_budgets(
+            recipe("method=queue_nnclr"), [data], tmp_path, minutes=[1.0], rows=["NNCLR"], console=Console(quiet=True)
+        )
+
+
 def test_the_command_refuses_budgets_that_are_not_numbers_and_data_without_labels(photos, data, tmp_path):
     for arguments in (("--data", data, "--minutes", "ten"), ("--data", photos / "cat", "--minutes", "1")):
         code, _, err = nnclr("ablate", "budget", *arguments, "--out", tmp_path)
