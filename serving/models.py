@@ -18,6 +18,7 @@ from nnclr_hub.encoder.attention import AttentionMap, AttentionSettings
 from nnclr_hub.encoder.decoding_pool import DecodingLimits, decoding_processes
 from nnclr_hub.encoder.embedder import ImageLike
 from nnclr_hub.encoder.encoder import Encoder
+from nnclr_hub.encoder.wrapped import WrappedTransform
 from nnclr_hub.errors import ImageError, InvalidRequest, ModelError, Overloaded
 from nnclr_hub.hub.registry import MODELS, default_model
 
@@ -36,6 +37,7 @@ class Model:
 
     config: the model folder's config.json, if there is one.
     preprocessing: of its encoder.
+    own_transform: whether a function of the user prepares its input, which `preprocessing` does not describe.
 
     Args:
         memory: loads the engine.
@@ -49,6 +51,7 @@ class Model:
         self._source = source
         self.config = encoder.config
         self.preprocessing = encoder.transform.preprocessing
+        self.own_transform = isinstance(encoder.transform, WrappedTransform)
         self._memory = memory
         self.reading = encoder.reading
         self.fingerprint, self.embed_dim = encoder.fingerprint, encoder.embed_dim

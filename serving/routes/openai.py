@@ -232,6 +232,6 @@ def _card(engines: Engines, name: str, source: str, engine: Model | None = None)
             "dim": engine.embed_dim,
             "fingerprint": engine.fingerprint,
             "license": card.license or pretrained.get("license"),
-            "preprocessing": engine.preprocessing.steps,
+            "preprocessing": None if engine.own_transform else engine.preprocessing.steps,
         }
     )

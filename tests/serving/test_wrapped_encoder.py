@@ -61,6 +61,7 @@ def client(server):
 def test_rest_embeds_and_searches(client, file, image_files):
     own = load_encoder(f"python:{file}:layout")
     (model,) = [one for one in client.get("/v1/models").json()["data"] if one["fingerprint"] == own.fingerprint]
+    assert model.get("preprocessing") is None, "nobody knows what the transform does"
     assert model["dim"] == 192
     assert str(file.parent) not in str(model)
     answer = client.post("/api/v1/embed", files=upload(image_files[3:4]))
