@@ -61,6 +61,15 @@ def test_results_of_another_backend_are_separate_and_name_it(data, model, tmp_pa
     assert {one["source"] for one in records} == {str(model), f"{model}, openvino-bf16"}
 
 
+@pytest.mark.parametrize(
+    ("protocol", "source", "backend"), [("knn", "hog", "tensorflow"), ("finetune", None, "openvino-bf16")]
+)
+def test_backends_that_do_not_exist_or_cannot_train_are_refused(protocol, source, backend, data, model, tmp_path):
+    code, _, err = nnclr("eval", protocol, source or model, "--data", data, "--out", tmp_path, "--backend", backend)
+    assert code == 2
+    assert "Traceback" not in err
+
+
 def test_finetune_writes_an_encoder_that_is_a_source(data, model, tmp_path):
     call = ("--data", data, "--out", tmp_path, "--json", "--set", "epochs=1", "--set", "workers=0", "--device", "cpu")
     code, shown, err = nnclr("eval", "finetune,linear_images", model, *call)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from nnclr_hub.encoder.backends.base import parse_backend
 from nnclr_hub.encoder.crops import CropMean
 from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.encoder.features import FeatureSource
@@ -41,6 +42,8 @@ from .trainer import ClassifierTrainer
 Source = FeatureSource | Baseline
 Data = Task | BoxedSet
 PUBLISHED = ("timm:", "hf-hub:")
+
+TORCH = parse_backend("torch")
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,8 @@ def evaluate(
         console: for progress and messages; default standard error.
 
     Raises:
-        InvalidRequest: see `find_protocols` and `read_task`; or no combination is possible.
+        InvalidRequest: see `find_protocols`, `read_task` and `parse_backend`; fine-tuning in another backend than
+            torch; or no combination is possible.
         ModelError: a source that is not available.
         Interrupted: a signal stopped the training.
     """
@@ -121,6 +125,8 @@ def evaluate(
         raise InvalidRequest("An encoder or data set name is empty; name it, or leave it out.")
     if not request.sources:
         raise InvalidRequest("No encoder is named; use nnclr eval knn SOURCE --data IMAGES.")
+    if parse_backend(backend) != TORCH and any(one.name == "finetune" for one in request.protocols):
+        raise InvalidRequest("Fine-tuning runs in torch; leave out --backend (and NNCLR_BACKEND), or finetune.")
     return _EvalRun(request, Results(request.out), console or Console(stderr=True)).records()
 
 
