@@ -18,7 +18,7 @@ from nnclr_hub.encoder.attention import AttentionMap, AttentionSettings
 from nnclr_hub.encoder.decoding_pool import DecodingLimits, decoding_processes
 from nnclr_hub.encoder.embedder import ImageLike
 from nnclr_hub.encoder.encoder import Encoder
-from nnclr_hub.encoder.wrapped import WrappedTransform
+from nnclr_hub.encoder.preprocessing import EvalTransform
 from nnclr_hub.errors import ImageError, InvalidRequest, ModelError, Overloaded
 from nnclr_hub.hub.registry import MODELS, default_model
 
@@ -51,7 +51,7 @@ class Model:
         self._source = source
         self.config = encoder.config
         self.preprocessing = encoder.transform.preprocessing
-        self.own_transform = isinstance(encoder.transform, WrappedTransform)
+        self.own_transform = not isinstance(encoder.transform, EvalTransform)
         self._memory = memory
         self.reading = encoder.reading
         self.fingerprint, self.embed_dim = encoder.fingerprint, encoder.embed_dim
