@@ -84,9 +84,14 @@ class Schedule:
         *,
         heads_first: int = 0,
     ) -> None:
-        self._optimizer = optimizer
-        self._heads_first = heads_first
-        self._cosine = cosine(optimizer, steps, round(recipe.warmup_epochs * steps_per_epoch))
+        self._optimizer, self._steps_per_epoch = optimizer, steps_per_epoch
+        self._steps, self._heads_first = steps, heads_first
+        self.plan(recipe, steps)
+
+    def plan(self, recipe: Recipe, steps: int) -> None:
+        """Replace the number of steps and the warm-up during a run. The heads get the same share of the steps first."""
+        self._steps, self._heads_first = steps, round(self._heads_first * steps / self._steps)
+        self._cosine = cosine(self._optimizer, steps, round(recipe.warmup_epochs * self._steps_per_epoch))
 
     def set(self, step: int) -> float:
         """Set the rates for a step, before it, and return the rate of the heads."""

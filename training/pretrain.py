@@ -13,9 +13,11 @@ never stopped, bit for bit.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,7 @@ from .interrupt import requeue_job, requeue_signal, stop_signals
 from .lineage import lineage_of
 from .monitor import stop_if_diverged
 from .optimization import Schedule, make_optimizer
+from .pace import FitToTime, fits_to_time
 from .plugins import load_plugins, with_parts
 from .prepare import Prepared, prepare
 from .recipes import Recipe, find_recipe
@@ -126,6 +129,7 @@ def pretrain(
         root: folder to which the paths of `labels` are relative; see `table_set`.
         device: "cpu", "cuda", "cuda:1"; default the GPU if there is one.
         minutes: time limit. The run saves a checkpoint and stops, after at least one step; saving takes extra time.
+            `auto` gets the epochs that fit into it.
         terms: of the images, such as "cc-by-4.0", for the encoder's record; a resumed run keeps the ones it has.
         console: for progress and messages; default standard error.
 
@@ -209,6 +213,10 @@ def _pretrain(request: _Request, ranks: Ranks, console: Console) -> PretrainResu
         out.mkdir(parents=True, exist_ok=True)
         write_run_json(run, ready.folders, ready.files, init, request.plugins)
         lineage = lineage_of(start, ready.folders, ready.files, terms)
+    if request.until is not None and saved is None and fits_to_time(request.recipe, recipe, ranks.world):
+        describe = partial(write_run_json, run, ready.folders, ready.files, init, request.plugins)
+        fitting = FitToTime(request.until, schedule, describe, console)
+        request = dataclasses.replace(request, callbacks=Callbacks([fitting, request.callbacks]))
     recorder = Recorder(
         run, request.callbacks, ready.folders, ready.files, init, terms, lineage, request.table, saved, console
     )

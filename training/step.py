@@ -51,12 +51,12 @@ class Stepper:
     """Runs the steps of a run, of which it needs learner, optimizer, recipe, ranks and batches.
 
     Args:
-        run: with a learner on its device, and sizes that fit the data.
+        run: with a learner on its device, and sizes that fit the data. Its number of steps may change between steps.
     """
 
     def __init__(self, run: Run, schedule: Schedule) -> None:
         self._learner, self._optimizer, self._scaler = run.learner, run.optimizer, run.scaler
-        self._recipe, self._ranks, self._batches, self._steps = run.recipe, run.ranks, run.batches, run.steps
+        self._run, self._recipe, self._ranks, self._batches = run, run.recipe, run.ranks, run.batches
         self._schedule = schedule
         self._shared = share_gradients(run.learner, run.ranks)
         self._operations = operations_for(run.ranks.where, run.recipe.compile_views)
@@ -78,7 +78,7 @@ class Stepper:
         if self._recipe.support_set != "current_encoder":
             for (_, part), result in zip(self._parts(batch), parts, strict=True):
                 self._learner.enqueue(result, part.ids, part.labels)
-        self._learner.update_momentum_encoder(momentum_at(step / self._steps, self._recipe.ema))
+        self._learner.update_momentum_encoder(momentum_at(step / self._run.steps, self._recipe.ema))
         loss = torch.stack([part.loss.detach() for part in parts]).mean()
         return StepResult(loss, last.z1, metrics, lr, self._augmenting)
 
@@ -106,7 +106,7 @@ class Stepper:
 
     def _gradients(self, batch: Batch, step: int) -> list[Step]:
         """Sum the gradients over the parts of the batch; most recipes have one part."""
-        progress = step / self._steps
+        progress = step / self._run.steps
         self._optimizer.zero_grad(set_to_none=True)
         if self._recipe.support_set == "current_encoder" and self._learner.support_set is not None:
             self._refill(step)
@@ -154,7 +154,7 @@ class Stepper:
         draws = torch.Generator().manual_seed(seed_of(self._recipe.seed, step, self._ranks.world))
         rows = torch.randperm(len(self._batches), generator=draws)[: support.size].chunk(self._ranks.world)
         z, ids, labels = [], [], []
-        views = self._recipe.views_at(step / self._steps)[:1]
+        views = self._recipe.views_at(step / self._run.steps)[:1]
         own, most = rows[self._ranks.rank], max(1, self._recipe.batch_size // self._ranks.world)
         for some in own.tensor_split(-(-len(own) // most)):  # equal parts: batch norm cannot process a single image
             part = self._batches.of(some, views, seed_of(self._recipe.seed, step, int(some[0])))

@@ -106,11 +106,13 @@ def info(source: Source, backend: Backend = "auto", as_json: Json = False) -> No
 
 def _for_people(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the facts with the training as sentences, and scores that say which images they are from."""
-    from nnclr_hub.publish.provenance import describe_training
+    from nnclr_hub.publish.provenance import FORCED, describe_training
 
     shown = {name: value for name, value in facts.items() if name not in ("provenance", "metrics")}
     about = facts["provenance"]
     terms = {name: about[name] for name in ("license", "data", "data_terms") if name in about}
+    if about.get(FORCED):
+        terms["license"] = f"{terms.get('license', 'not stated')} (forced; the record does not allow it)"
     return {
         **shown,
         **{name: value for name, value in terms.items() if name not in shown},

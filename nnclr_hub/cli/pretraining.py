@@ -55,7 +55,11 @@ def pretrain(
     device: Device = None,
     minutes: Annotated[
         float | None,
-        typer.Option(min=0, help="Save a checkpoint and stop after this many minutes; continue with --resume."),
+        typer.Option(
+            min=0,
+            help="Save a checkpoint and stop after this many minutes; continue with --resume. `auto` gets the epochs "
+            "that fit.",
+        ),
     ] = None,
     terms: Annotated[
         str | None, typer.Option("--terms", help="Terms of the images, such as cc-by-4.0, for the encoder's record.")

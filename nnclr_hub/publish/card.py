@@ -25,7 +25,7 @@ from nnclr_hub.errors import InvalidRequest, ModelError
 from nnclr_hub.file_replacement import replace_file
 from nnclr_hub.hub.layout import CARD, CONFIG, GRAPH, HEADS, SUPPORT_SET, WEIGHTS, ModelConfig, read_config
 from nnclr_hub.hub.registry import BENCHMARKS, MODELS, ModelInfo
-from nnclr_hub.publish.provenance import NO_LICENSE, base_models, describe_training
+from nnclr_hub.publish.provenance import FORCED, NO_LICENSE, base_models, describe_training
 from nnclr_hub.publish.snippets import loading, paragraph
 
 _SEAL = re.compile(r"\n?<!-- nnclr card sha256:([0-9a-f]{64}) -->\n*\Z")
@@ -83,6 +83,10 @@ _USE = """
 Use the vectors to find, group and classify images that are similar to the training images. The vectors do not contain
 classes: to classify, label some images and fit a linear classifier.
 """
+_FORCED = """
+The license or the terms were forced: those of the parents, the images or earlier weights do not allow them, or could
+not be compared with them.
+"""
 _LIMITS = """
 The vectors have the gaps and biases of the training images. Nobody has examined these for fairness, so do not use the
 vectors for decisions about people. Details smaller than a few pixels of the {size} x {size} input are lost.
@@ -139,7 +143,10 @@ def model_card(name: str, config: ModelConfig, *, repository: str | None = None,
         training=paragraph(describe_training(about, name)),
         use=paragraph(_USE),
         limits=paragraph(f"{info.limits if info else ''} {_LIMITS.format(size=preprocessing.input_size)}"),
-        terms=paragraph(f"Weights: {about.get('license') or 'license not stated'}. Training images: {_images(about)}."),
+        terms=paragraph(
+            f"Weights: {about.get('license') or 'license not stated'}. Training images: {_images(about)}."
+            + (_FORCED if about.get(FORCED) else "")
+        ),
         files="\n".join(f"| `{file}` | `{digest}` |" for file, digest in (about.get("sha256") or {}).items()),
         contents=paragraph(_contents(about)),
         verification=paragraph(_VERIFICATION),

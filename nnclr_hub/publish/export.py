@@ -38,7 +38,7 @@ from nnclr_hub.hub.layout import (
 from nnclr_hub.hub.sources import resolve
 from nnclr_hub.publish.card import is_edited, model_card
 from nnclr_hub.publish.onnx_file import verified_graph
-from nnclr_hub.publish.provenance import NO_LICENSE, check_license, check_terms, license_of
+from nnclr_hub.publish.provenance import NO_LICENSE, check_license, check_terms, forcing, license_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -121,6 +121,7 @@ def export_run(
         support_set: (M, D) float rows to write as well.
         force_license: accept a license wider than the terms of the parents and of the training images, or one that
             cannot be compared with them; see `check_license`. New terms are compared with a license that is kept, too.
+            The record and the card then say that the license was forced.
         graph: write network.onnx too, with which the encoder embeds without torch.
 
     Raises:
@@ -139,7 +140,7 @@ def export_run(
     stated = {} if before == NO_LICENSE else {"license": before}
     about = {**config.nnclr, **stated, **(provenance or {})}
     license = str(about.get("license") or NO_LICENSE)
-    if not force_license:
+    with forcing(force_license, about):
         if license != before:
             check_license(license, about, {**config.nnclr, **stated})
         elif license != NO_LICENSE:  # the folder's own terms were compared when it got its license

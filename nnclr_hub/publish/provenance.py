@@ -2,6 +2,7 @@
 
 config.json's block "nnclr" has "parents", a list with an entry per encoder that the weights started from. An entry has
 its source, fingerprint, license and data, and its own parents. "data" and "data_terms" describe the training images.
+"license_forced" is true if `check_license` or `check_terms` refused the license or the terms, and somebody forced them.
 "commit" is that of the code; it ends with DIRTY if the code had uncommitted changes.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +23,8 @@ if TYPE_CHECKING:
 
 NO_LICENSE = "unknown"  # the Hub's word for weights whose license nobody has stated
 DIRTY = "-dirty"  # as `git describe --dirty` appends it
-INHERITED = ("data", "data_terms", "parents")  # keys that stay true of weights that are changed
+FORCED = "license_forced"
+INHERITED = ("data", "data_terms", "parents", FORCED)  # keys that stay true of weights that are changed
 
 # What others may do with a work, from little to everything. The first pattern that occurs in a license or in the terms
 # of images decides, so a text about several sources has the terms of the narrowest.
@@ -114,6 +117,17 @@ def check_license(license: str, about: Mapping[str, Any], before: Mapping[str, A
                 f"The license {license!r} {kind}, and {whose} grants only {_KINDS[allowed]} ({terms!r}). Choose a "
                 "narrower license, or use --force-license if you hold the rights."
             )
+
+
+@contextmanager
+def forcing(force: bool, about: dict[str, Any]) -> Iterator[None]:
+    """Let the checks of a license inside refuse it, or with `force` only note in the record that it was forced."""
+    try:
+        yield
+    except InvalidRequest:
+        if not force:
+            raise
+        about[FORCED] = True
 
 
 def _licenses(about: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

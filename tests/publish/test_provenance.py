@@ -13,7 +13,7 @@ from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.hub.layout import read_config
 from nnclr_hub.publish.card import write_card
 from nnclr_hub.publish.export import export_run
-from nnclr_hub.publish.provenance import check_license, describe_training, parent_record, width
+from nnclr_hub.publish.provenance import FORCED, check_license, describe_training, parent_record, width
 from training.initial_encoder import find_initial_encoder
 from training.lineage import lineage_of
 from training.pretrain import pretrain
@@ -135,9 +135,20 @@ def test_export_refuses_a_license_that_is_too_wide_unless_forced(child, tmp_path
     forced = ("--license", "apache-2.0", "--force-license", "--no-graph")
     code, _, err = nnclr("export", child, tmp_path / "forced", *forced)
     assert code == 0, err
+    assert read_config(tmp_path / "forced").nnclr[FORCED] is True
+    assert FORCED not in read_config(tmp_path / "narrow").nnclr
+    again = export_run(tmp_path / "forced", tmp_path / "again", provenance={"license": "cc-by-nc-4.0"})
+    assert read_config(again).nnclr[FORCED] is True, "of earlier weights, whose license was taken from nowhere"
+    assert "forced" in terms_of(tmp_path / "forced")
+    assert "forced" not in terms_of(tmp_path / "narrow")
     card = (tmp_path / "narrow" / "README.md").read_text()
     assert "unfinished" in card
     assert "Started from" in card
+
+
+def terms_of(folder):
+    """Return what the card says of the license."""
+    return (folder / "README.md").read_text().partition("\n## Terms\n")[2].partition("\n## ")[0]
 
 
 def test_the_encoder_of_a_parent_without_a_license_is_exported_without_one(child, tmp_path):

@@ -16,6 +16,7 @@ from nnclr_hub.hub.copies import keep
 from nnclr_hub.hub.sources import resolve, verify
 from nnclr_hub.publish.card import is_ours
 from nnclr_hub.publish.export import export_run
+from nnclr_hub.publish.provenance import FORCED
 from nnclr_hub.publish.upload import publish_model
 
 # the client itself calls httpx in a way that httpx wants changed
@@ -205,6 +206,7 @@ def test_weights_changed_in_memory_keep_the_limits_of_their_license(hub, folder)
     assert NAME not in hub.repositories
     push_to_hub(encoder, NAME, license="cc0-1.0", force_license=True)
     assert b'license: "cc0-1.0"' in hub.repositories[NAME].files()["README.md"]
+    assert resolve(f"hf-hub:{NAME}").config.nnclr[FORCED] is True
 
 
 def change_weights(encoder):

@@ -71,6 +71,21 @@ def test_the_rate_rises_linearly_and_falls_along_a_cosine():
     assert rates[20:] == pytest.approx([(1 + math.cos(math.pi * (step - 20) / 80)) / 2 for step in range(20, 100)])
 
 
+def test_a_shortened_schedule_equals_one_of_that_length():
+    recipe = find_recipe("small_cpu").with_settings(["warmup_epochs=2", "base_lr=1"])
+    shorter = recipe.with_settings(["warmup_epochs=1"])
+    optimizer = make_optimizer(network(), recipe)
+    schedule = Schedule(optimizer, recipe, steps=100, steps_per_epoch=10, heads_first=20)
+    for step in range(8):
+        schedule.set(step)
+    schedule.plan(shorter, 50)
+    other = make_optimizer(network(), shorter)
+    expected = Schedule(other, shorter, steps=50, steps_per_epoch=10, heads_first=10)
+    for step in range(8, 50):
+        assert schedule.set(step) == expected.set(step)
+        assert [one["lr"] for one in optimizer.param_groups] == [one["lr"] for one in other.param_groups]
+
+
 def test_a_warm_up_that_is_longer_than_the_run_ends_with_its_last_step():
     recipe = find_recipe("small_cpu").with_settings(["warmup_epochs=2", "base_lr=1", "epochs=3"])
     schedule = Schedule(make_optimizer(network(), recipe), recipe, steps=5, steps_per_epoch=10)

@@ -147,8 +147,11 @@ def _size_for(now: Situation) -> int:
 
 
 def _steps(now: Situation, size: int) -> int:
-    """Return the number of steps of 256 images on a CPU: those that fit into the time limit, if there is one."""
-    if now.minutes is None:
+    """Return the number of steps of 256 images on a CPU: those that fit into the time limit, if there is one.
+
+    A limit of 0 stops after one step; what is planned then is for a run that is resumed without a limit.
+    """
+    if not now.minutes:
         return CPU_STEPS
     return round(now.minutes * now.cores * CPU_RATE[now.bf16] * (48 / size) ** 2 / 256)
 
@@ -171,16 +174,17 @@ def _on_gpu(now: Situation) -> Recipe:
     return dataclasses.replace(BEST, batch_size=1024, chunk=256, epochs=100, base_lr=0.4)
 
 
-def _epochs(images: int, batch: int, steps: int, most: int) -> int:
-    """Return the number of epochs with about `steps` steps, but at most `most`."""
-    return max(1, min(most, steps * batch // max(images, batch)))
+def _epochs(images: int, batch: int, steps: int, most: int) -> float:
+    """Return the number of epochs with about `steps` steps: a whole number up to `most`, or a part of one epoch."""
+    epochs = max(1, steps) * batch / max(images, batch)
+    return min(most, int(epochs)) if epochs >= 1 else round(epochs, 4)
 
 
 AUTO = Preset(
     recipe=Auto(),
     summary="Select network, method, size of the views and epochs for the images, the device and the time.",
     hardware="a CPU or a GPU.",
-    time="estimate: 20 minutes to an hour for a few thousand images; on a CPU, at most --minutes.",
+    time="estimate: 20 minutes to an hour for a few thousand images; at most --minutes.",
     expected="depends on the images; RUN/report.html shows whether the run learned anything.",
     notes="On a CPU it is `small_cpu` at 48 pixels, or at 64 or 96 for fine textures; in runs of fewer than 10,000 "
     "steps, crops have at least 40% of an image, unless views keep their colors. On a GPU it is a ResNet-18 at 128 "
