@@ -22,6 +22,7 @@ from PIL import Image, ImageDraw, ImageOps
 from nnclr_hub.encoder.features import FeatureSource, extract_features, unit_rows
 from nnclr_hub.encoder.hand_crafted import FLOORS
 from nnclr_hub.encoder.loader import load_encoder
+from nnclr_hub.errors import NNCLRHubError
 from training.data.datasets import evaluation_set
 
 TILE, TEXT, GAP = 88, 14, 24  # pixels: side of an image, height of a caption, space between the columns
@@ -41,13 +42,23 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("sheet.png"))
     options = parser.parse_args()
+    if min(options.queries, options.k) < 1 or min(options.most, options.seed) < 0:
+        parser.error("--queries and -k must be at least 1, --most and --seed at least 0.")
+    try:
+        print(write_sheet(options))
+    except (NNCLRHubError, OSError) as error:
+        parser.error(str(error))
+
+
+def write_sheet(options: argparse.Namespace) -> str:
+    """Search and draw; return what was written."""
     random = np.random.default_rng(options.seed)
     train, test = images_of(options.data)
     queries = sample(test, options.queries, random)
     searched = sample(train, options.most or len(train), random)
     found = [neighbors(open_source(one), queries, searched, options.k) for one in options.sources]
     draw_sheet(options.sources, queries, searched, found).save(options.out)
-    print(f"Wrote {options.out}: {len(queries)} queries among {len(searched)} images")
+    return f"Wrote {options.out}: {len(queries)} queries among {len(searched)} images"
 
 
 def images_of(folders: list[Path]) -> tuple[Labeled, Labeled]:

@@ -62,7 +62,7 @@ class Evaluation:
         recipe: determines which network is exported.
         table: a further labeled set, see `table_set`.
 
-    `images` is {"NAME": digest of the images that the set is scored with}.
+    `images` is {"NAME": digest of the images that the set is scored with}, and `splits` {"NAME": split that scores}.
     """
 
     def __init__(
@@ -76,6 +76,7 @@ class Evaluation:
     ) -> None:
         self._preprocessing, self._recipe, self._ranks, self._say = preprocessing, recipe, ranks, console
         self._sets, self.images = labeled_sets(folders, preprocessing, recipe.eval_images, console, ranks, table)
+        self.splits = {one.name: one.split for one in self._sets}
 
     def scores(self, learner: Learner, name: str) -> dict[str, float]:
         """Return {"knn20/NAME": accuracy in [0, 1], "linear/NAME": ...}; {} on the other ranks, which share the work.
@@ -141,7 +142,7 @@ def table_set(labels: Path, root: Path | None, data: Sequence[str | Path]) -> Ev
     if labels.stem in {folder.resolve().name for folder in folders}:
         raise InvalidRequest(f"{labels} has the name of a data folder, whose scores have that name; rename the table.")
     parts = [ImageFiles(part.paths, part.labels, task.classes) for part in (task.train, task.test)]
-    return EvaluationSet(labels.stem, *parts, left_out=task.left_out)
+    return EvaluationSet(labels.stem, *parts, split="held out", left_out=task.left_out)
 
 
 def _at_most(data: EvaluationSet, most: int, console: Console) -> EvaluationSet:

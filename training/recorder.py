@@ -191,6 +191,7 @@ class Recorder:
         provenance: dict[str, Any] = {
             "metrics": {key: round(value, 4) for key, value in run.scores.items()},
             "measured_on": self._evaluation.images,
+            "splits": self._evaluation.splits,
         }
         if (scored := self._monitor.last_scored(run.scores)) is not None:  # a stopped run is saved without scores
             provenance["measured_at_step"] = scored

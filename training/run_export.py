@@ -28,7 +28,7 @@ from nnclr_hub.publish.export import encoder_of, export_run, require_free
 from .checkpoint import NAME, load_checkpoint, rename_settings
 from .data.named_sets import find_data
 from .evals.frozen import knn
-from .evals.labeled import scores_of
+from .evals.labeled import LabeledSet, scores_of
 from .evaluation import exact_inference, labeled_sets
 from .recipes import Recipe
 
@@ -90,11 +90,12 @@ def export(
     with tempfile.TemporaryDirectory() as folder_to_measure:
         written = export_run(source, Path(folder_to_measure) / "encoder", dtype=dtype, provenance=about, **parts)
         most = int(_settings(Path(run)).get("eval_images", Recipe().eval_images))
-        measured, digests, counts = _measure(written, data, most, device, console)
-        metrics, checks = _compare(about, measured, digests, counts)
+        measured, digests, sets = _measure(written, data, most, device, console)
+        metrics, checks = _compare(about, measured, digests, {one.name: one.tested for one in sets})
         about |= {"metrics": metrics, "rechecked": checks}
         if measured:
             about["measured_on"] = {**about.get("measured_on", {}), **digests}
+            about["splits"] = {**about.get("splits", {}), **{one.name: one.split for one in sets}}
             about |= {"measured_at_step": about["step"]} if "step" in about else {}
         kept = parts.get("support_set")
         final = export_run(written, folder, dtype=dtype, provenance=about, support_set=kept, graph=graph)
@@ -157,14 +158,14 @@ def _settings(run: Path) -> dict[str, Any]:
 
 def _measure(
     folder: Path, data: Sequence[str | Path], most: int, device: str | None, console: Console
-) -> tuple[dict[str, float], dict[str, str], dict[str, int]]:
+) -> tuple[dict[str, float], dict[str, str], list[LabeledSet]]:
     """Measure 20-NN on each labeled set.
 
     Returns:
-        {"knn20/NAME": accuracy}, {"NAME": digest of its images} and {"NAME": number of test images}.
+        {"knn20/NAME": accuracy}, {"NAME": digest of its images} and the sets.
     """
     if not data:
-        return {}, {}, {}
+        return {}, {}, []
     encoder = load_encoder(folder, device=device)
     sets, digests = labeled_sets(find_data(data, console), encoder.transform.preprocessing, most, console)
     if not sets:
@@ -174,7 +175,7 @@ def _measure(
         )
     with exact_inference():
         values = {name: round(value, 4) for name, value in scores_of(sets, encoder, [knn]).items()}
-    return values, digests, {one.name: one.tested for one in sets}
+    return values, digests, sets
 
 
 def _compare(

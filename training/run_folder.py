@@ -143,7 +143,8 @@ def export_encoder(
 ) -> None:
     """Write RUN/encoder/: the backbone as a model folder, with the heads.
 
-    `scores` has the keys "metrics", "measured_on" (digests of the sets) and "measured_at_step".
+    `scores` has the keys "metrics", "measured_on" (digests of the sets), "splits" (names of their parts that score) and
+    "measured_at_step".
     """
     backbone, projection = network(learner, recipe)
     heads = {"projection": projection, "prediction": learner.prediction}

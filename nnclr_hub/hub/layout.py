@@ -33,7 +33,7 @@ CARD = "README.md"
 FORMAT_VERSION = 1
 OPTIONAL = (HEADS, SUPPORT_SET, GRAPH)  # further files whose hashes config.json may record
 # fields of the block nnclr that are objects
-TABLES = ("sha256", "metrics", "rechecked", "commands", "measured_on", "converted", "graph")
+TABLES = ("sha256", "metrics", "rechecked", "commands", "measured_on", "splits", "converted", "graph")
 ABOUT_GRAPH = ("fingerprint", "embed_dim", "heads", "weight_bytes")
 _DTYPES = {
     **{f"F{bits}": f"<f{bits // 8}" for bits in (16, 32, 64)},

@@ -223,8 +223,10 @@ def _front_matter(name: str, about: Mapping[str, Any], info: ModelInfo | None) -
     ]
     if bases := base_models(about):
         lines += [f"base_model: {json.dumps(bases)}", "base_model_relation: finetune"]
-    metrics, split = (info.metrics, TEST) if info else (about.get("metrics") or {}, NOT_KNOWN)
-    results = [_result(metric, value, split) for metric, value in metrics.items()]
+    if info:
+        results = [_result(metric, value, TEST) for metric, value in info.metrics.items()]
+    else:
+        results = [_result(metric, value, _split(metric, about)) for metric, value in _metrics(about).items()]
     if results:
         lines.append(f"model-index: {json.dumps([{'name': name, 'results': results}])}")
     return lines
@@ -249,27 +251,28 @@ def _published_tables(info: ModelInfo, about: Mapping[str, Any], source: str) ->
         best = f"{data.floors[data.best_floor]} ({data.best_floor})"
         rows.append(f"| {name} | {value} | {best} | {_command(name, about, source)} |")
     rows += ["", paragraph(_FLOORS)]
-    metrics, checks = about.get("metrics") or {}, about.get("rechecked") or {}
+    metrics, checks = _metrics(about), about.get("rechecked") or {}
     if metrics:
         rows += ["", "The run and `nnclr export` measured these, on validation images where the data has them:", ""]
         rows += ["| metric | split | value | rechecked at export |", "|---|---|---|---|"]
     for name, value in metrics.items():
         data, again = BENCHMARKS.get(name.partition("/")[2]), checks.get(name)
-        split = NOT_KNOWN if data is None else VALIDATION if data.validation else TEST
+        split = _split(name, about) if data is None else VALIDATION if data.validation else TEST
         rows.append(f"| {name} | {split} | {value} | {'not checked' if again is None else again} |")
     return "\n".join(rows)
 
 
 def _table(about: Mapping[str, Any], source: str) -> str:
-    metrics, checks = about.get("metrics") or {}, about.get("rechecked") or {}
+    metrics, checks = _metrics(about), about.get("rechecked") or {}
     if not metrics:
         return "No results are recorded."
-    rows = ["| metric | value | rechecked at export | command |", "|---|---|---|---|"]
+    rows = ["| metric | split | value | rechecked at export | command |", "|---|---|---|---|---|"]
     for name, value in metrics.items():
         again = checks.get(name)
         command = (about.get("commands") or {}).get(name) or _command(name, about, source)
-        rows.append(f"| {name} | {value} | {'not checked' if again is None else again} | {command} |")
-    if set(metrics) - set(about.get("commands") or {}):  # by the run itself, or at export
+        shown = "not checked" if again is None else again
+        rows.append(f"| {name} | {_split(name, about)} | {value} | {shown} | {command} |")
+    if any(_split(name, about) in (VALIDATION, NOT_KNOWN) for name in set(metrics) - set(about.get("commands") or {})):
         rows += ["", paragraph(_SPLITS)]
     step = about.get("step")
     if (at := about.get("measured_at_step", step)) != step:
@@ -277,20 +280,29 @@ def _table(about: Mapping[str, Any], source: str) -> str:
     return "\n".join(rows)
 
 
-TEST, VALIDATION, NOT_KNOWN = "test", "validation", "validation if the data has it, else test"
+TEST, VALIDATION, HELD_OUT, NOT_KNOWN = "test", "validation", "held out", "validation if the data has it, else test"
 _FLOORS = """
 Floors are vectors that need no training: `hog` has histograms of gradients, `color` has a histogram of colors, and
 `hog+color` has both. The table shows the best of the three.
 """
 _SPLITS = """
-If the data has a folder `val/`, these results are from it, because training and `nnclr export` measure there.
+Results on validation images are from the folder `val/` of the data, where training and `nnclr export` measure.
 `nnclr eval` measures on `test/` and gives a different result.
 """
 
 
+def _metrics(about: Mapping[str, Any]) -> Mapping[str, float]:
+    return about.get("metrics") or {}
+
+
+def _split(metric: str, about: Mapping[str, Any]) -> str:
+    """Return the split that a metric of the run is from; earlier versions did not record it."""
+    return str((about.get("splits") or {}).get(metric.partition("/")[2], NOT_KNOWN))
+
+
 def _command(metric: str, about: Mapping[str, Any], source: str) -> str:
     kind, _, data = metric.partition("/")
-    if kind.startswith("knn"):
+    if kind.startswith("knn") and _split(metric, about) != HELD_OUT:
         return f"`nnclr eval knn {source} --data {data}`"
     return f"by `nnclr pretrain {about['recipe']}`, at {_measured_at(about)}" if "recipe" in about else "not recorded"
 

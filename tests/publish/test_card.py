@@ -67,9 +67,18 @@ def test_the_registry_describes_weights_whatever_their_folder_is_called(model):
 
 
 def test_a_figure_says_whether_it_was_measured_again_and_by_which_command(model, tmp_path):
-    assert "| knn20/made_up | 0.5 | not checked | `nnclr eval knn ./resnet18 --data made_up` |" in card_of(model)
+    assert "| 0.5 | not checked | `nnclr eval knn ./resnet18 --data made_up` |" in card_of(model)
     checked = export_run(model, tmp_path / "again", provenance={"rechecked": {"knn20/made_up": 0.4999}})
-    assert "| knn20/made_up | 0.5 | 0.4999 |" in card_of(checked)
+    assert "| 0.5 | 0.4999 |" in card_of(checked)
+
+
+@pytest.mark.parametrize("split", ["test", "validation", "held out"])
+def test_a_figure_names_the_split_that_its_run_recorded(model, tmp_path, split):
+    folder = export_run(model, tmp_path / "out", provenance={"splits": {"made_up": split}})
+    assert f"| knn20/made_up | {split} | 0.5 |" in card_of(folder)
+    [result] = front_matter_of(card_of(folder))
+    assert result["dataset"]["split"] == split
+    assert ("`nnclr eval" in card_of(folder).partition("## Results")[2].partition("##")[0]) == (split != "held out")
 
 
 def card_of(folder: Path) -> str:

@@ -41,7 +41,8 @@ def test_the_score_is_measured_again_on_the_same_images(run, data, tmp_path):
     done = export(run, tmp_path / "model", data=[data])
     name = f"knn20/{data.name}"
     assert done.rechecked[name] == pytest.approx(done.metrics[name], abs=0.001)
-    assert f"| {name} | {done.metrics[name]} | {done.rechecked[name]} |" in (done.folder / "README.md").read_text()
+    row = f"| {name} | test | {done.metrics[name]} | {done.rechecked[name]} |"
+    assert row in (done.folder / "README.md").read_text()
     assert done.rechecked[f"linear/{data.name}"] is None
     assert scored_by_eval(done.folder, data) == pytest.approx(done.metrics[name], abs=1e-4)
 

@@ -98,6 +98,7 @@ def test_the_logged_20nn_is_that_of_the_exported_encoder(finished, data):
     logged = [line[f"knn20/{data.name}"] for line in read_log(finished) if f"knn20/{data.name}" in line]
     assert logged[-1] == pytest.approx(want, abs=1e-6)
     assert encoder.config.nnclr["metrics"][f"knn20/{data.name}"] == round(want, 4)
+    assert encoder.config.nnclr["splits"] == {data.name: "test"}
 
 
 def test_the_loss_falls(data, tmp_path):

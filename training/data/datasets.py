@@ -61,12 +61,14 @@ class ImageFiles:
 class EvaluationSet:
     """A labeled set; both parts number the classes alike.
 
+    split: what the part that scores is called: test, validation, or held out.
     left_out: notes about images that do not count.
     """
 
     name: str
     train: ImageFiles
     test: ImageFiles
+    split: str
     left_out: tuple[str, ...] = ()
 
 
@@ -201,7 +203,7 @@ def evaluation_set(folder: Path, split: str) -> EvaluationSet:
     names = {part: [label_of(path, folder) for path in paths] for part, paths in parts.items()}
     classes = sorted({name for name in names["train"] if name})
     train, test = (_files(parts[part], names[part], classes) for part in parts)
-    return EvaluationSet(folder.resolve().name, train, test)
+    return EvaluationSet(folder.resolve().name, train, test, {"val": "validation"}.get(split, split))
 
 
 def _files(paths: list[Path], names: list[str | None], classes: list[str]) -> ImageFiles:

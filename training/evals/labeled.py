@@ -51,6 +51,7 @@ class LabeledSet:
 
     Attributes:
         tested: number of images that are scored; 0 on other ranks than the first.
+        split: see EvaluationSet.
 
     Raises:
         NoImages: none of the images of a part can be read.
@@ -63,7 +64,7 @@ class LabeledSet:
         ranks: Ranks,
         progress: Progress = lambda done, total: None,
     ) -> None:
-        self.name, self._classes, self._ranks = data.name, data.train.classes, ranks
+        self.name, self.split, self._classes, self._ranks = data.name, data.split, data.train.classes, ranks
         transform = EvalTransform(preprocessing)
         total = len(data.train.paths) + len(data.test.paths)
         self._train = _crops(data.train, transform, ranks, lambda done: progress(done, total))
