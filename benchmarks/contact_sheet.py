@@ -44,6 +44,8 @@ def main() -> None:
     options = parser.parse_args()
     if min(options.queries, options.k) < 1 or min(options.most, options.seed) < 0:
         parser.error("--queries and -k must be at least 1, --most and --seed at least 0.")
+    if options.out.suffix.lower() != ".png" or not options.out.parent.is_dir():
+        parser.error("--out must be a .png file in a folder that exists.")
     try:
         print(write_sheet(options))
     except (NNCLRHubError, OSError) as error:

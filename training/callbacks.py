@@ -36,6 +36,8 @@ NOT_METRICS = {"step", "epoch"}
 class Callback:
     """Override the methods that you need. An exception in one ends the run; the last checkpoint stays intact.
 
+    `run.steps` and `run.recipe.epochs` may change between steps, if `auto` has a time limit.
+
     In a distributed run, `on_start`, `on_step` and `on_end` are called in every process, the others only in the first.
     """
 

@@ -16,6 +16,7 @@ from rich.console import Console
 from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.hub.layout import HELD_OUT
 from nnclr_hub.method import Learner
 from nnclr_hub.progress import bar
 
@@ -142,7 +143,7 @@ def table_set(labels: Path, root: Path | None, data: Sequence[str | Path]) -> Ev
     if labels.stem in {folder.resolve().name for folder in folders}:
         raise InvalidRequest(f"{labels} has the name of a data folder, whose scores have that name; rename the table.")
     parts = [ImageFiles(part.paths, part.labels, task.classes) for part in (task.train, task.test)]
-    return EvaluationSet(labels.stem, *parts, split="held out", left_out=task.left_out)
+    return EvaluationSet(labels.stem, *parts, split=HELD_OUT, left_out=task.left_out)
 
 
 def _at_most(data: EvaluationSet, most: int, console: Console) -> EvaluationSet:

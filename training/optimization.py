@@ -89,7 +89,7 @@ class Schedule:
         self.plan(recipe, steps)
 
     def plan(self, recipe: Recipe, steps: int) -> None:
-        """Replace the number of steps and the warm-up during a run. The heads get the same share of the steps first."""
+        """Replace the number of steps and the warm-up during a run; the heads alone learn for the same share of it."""
         self._steps, self._heads_first = steps, round(self._heads_first * steps / self._steps)
         self._cosine = cosine(self._optimizer, steps, round(recipe.warmup_epochs * self._steps_per_epoch))
 

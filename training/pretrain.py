@@ -8,7 +8,7 @@
 
 RUN contains `checkpoint.pt`, `log.jsonl`, `run.json`, `encoder/` (a model folder that everything else loads) and
 `report.html`. SIGTERM and Ctrl-C save a checkpoint and stop the program. On a CPU, a resumed run equals a run that
-never stopped, bit for bit.
+never stopped, bit for bit. The epochs of `auto` follow --minutes, see `training.time_limit`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ from .interrupt import requeue_job, requeue_signal, stop_signals
 from .lineage import lineage_of
 from .monitor import stop_if_diverged
 from .optimization import Schedule, make_optimizer
-from .pace import FitToTime, fits_to_time
 from .plugins import load_plugins, with_parts
 from .prepare import Prepared, prepare
 from .recipes import Recipe, find_recipe
@@ -49,6 +48,7 @@ from .resume import restore
 from .run import Run
 from .run_folder import claim, disk_errors, write_run_json
 from .step import Stepper
+from .time_limit import TimedEpochs, epochs_follow_time
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def pretrain(
         root: folder to which the paths of `labels` are relative; see `table_set`.
         device: "cpu", "cuda", "cuda:1"; default the GPU if there is one.
         minutes: time limit. The run saves a checkpoint and stops, after at least one step; saving takes extra time.
-            `auto` gets the epochs that fit into it.
+            The epochs of `auto` follow it, see `training.time_limit`; those of a resumed run do not.
         terms: of the images, such as "cc-by-4.0", for the encoder's record; a resumed run keeps the ones it has.
         console: for progress and messages; default standard error.
 
@@ -213,10 +213,10 @@ def _pretrain(request: _Request, ranks: Ranks, console: Console) -> PretrainResu
         out.mkdir(parents=True, exist_ok=True)
         write_run_json(run, ready.folders, ready.files, init, request.plugins)
         lineage = lineage_of(start, ready.folders, ready.files, terms)
-    if request.until is not None and saved is None and fits_to_time(request.recipe, recipe, ranks.world):
-        describe = partial(write_run_json, run, ready.folders, ready.files, init, request.plugins)
-        fitting = FitToTime(request.until, schedule, describe, console)
-        request = dataclasses.replace(request, callbacks=Callbacks([fitting, request.callbacks]))
+    if request.until is not None and saved is None and epochs_follow_time(request.recipe, recipe, ranks.world):
+        write = partial(write_run_json, run, ready.folders, ready.files, init, request.plugins)
+        timed = TimedEpochs(request.until, schedule, write, console)
+        request = dataclasses.replace(request, callbacks=Callbacks([request.callbacks, timed]))
     recorder = Recorder(
         run, request.callbacks, ready.folders, ready.files, init, terms, lineage, request.table, saved, console
     )

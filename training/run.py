@@ -24,7 +24,7 @@ class Run:
     learner: on its device.
     batches: of the images of the run.
     ranks: this process and the run's other processes.
-    steps: of the whole run.
+    steps: of the whole run. With `auto` and a time limit, these and the epochs of the recipe change during the run.
     step: completed ones.
     scaler: of the loss, with precision fp16.
     scores: of the last evaluation, {"knn20/NAME": accuracy in [0, 1], "linear/NAME": ...}.

@@ -94,8 +94,12 @@ def export(
         metrics, checks = _compare(about, measured, digests, {one.name: one.tested for one in sets})
         about |= {"metrics": metrics, "rechecked": checks}
         if measured:
-            about["measured_on"] = {**about.get("measured_on", {}), **digests}
-            about["splits"] = {**about.get("splits", {}), **{one.name: one.split for one in sets}}
+            before = about.get("measured_on") or {}
+            kept = {name.partition("/")[2] for name, again in checks.items() if again is None}  # of other images
+            new = {one for one, digest in digests.items() if one not in kept or before.get(one, digest) == digest}
+            about["measured_on"] = {**before, **{one: digests[one] for one in digests if one in new}}
+            splits = {one.name: one.split for one in sets if one.name in new}
+            about["splits"] = {**(about.get("splits") or {}), **splits}
             about |= {"measured_at_step": about["step"]} if "step" in about else {}
         kept = parts.get("support_set")
         final = export_run(written, folder, dtype=dtype, provenance=about, support_set=kept, graph=graph)

@@ -22,6 +22,7 @@ import nnclr_hub
 from nnclr_hub.cache import is_in_cache
 from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.errors import ImageError, NoRoom, RunExists
+from nnclr_hub.file_replacement import replace_file
 from nnclr_hub.method import Learner
 from nnclr_hub.publish.export import export_model
 
@@ -112,7 +113,7 @@ def write_run_json(
         **({"plugins": dict(plugins)} if plugins else {}),
         **{key: getattr(recipe, key) for key, _, _ in recipe.settings()},
     }
-    (run.out / "run.json").write_text(json.dumps(about, indent=2) + "\n")
+    replace_file(run.out / "run.json", json.dumps(about, indent=2) + "\n")
 
 
 def keep_milestone(out: Path, epoch: int) -> None:

@@ -21,7 +21,6 @@ _BY = {
     "config.json": "as recorded by config.json",
     "nobody": "not recorded",
 }
-_RUN_SCORES = "on validation splits, where a set has one\n"
 Source = Annotated[str, typer.Argument(help="A name from `nnclr models`, hf-hub:org/repo@revision, a folder, ...")]
 
 
@@ -111,15 +110,25 @@ def _for_people(facts: Mapping[str, Any]) -> dict[str, Any]:
     shown = {name: value for name, value in facts.items() if name not in ("provenance", "metrics")}
     about = facts["provenance"]
     terms = {name: about[name] for name in ("license", "data", "data_terms") if name in about}
-    if about.get(FORCED):
-        terms["license"] = f"{terms.get('license', 'not stated')} (forced; the record does not allow it)"
     return {
         **shown,
         **{name: value for name, value in terms.items() if name not in shown},
+        **({"license or terms": "forced, for these weights or an earlier version"} if about.get(FORCED) else {}),
         **({"last training": describe_training(about, str(facts["source"]))} if about else {}),
         "scores on test splits": facts.get("metrics") or {},
-        **({"scores of its run": _RUN_SCORES + _in_words(about["metrics"])} if about.get("metrics") else {}),
+        **({"scores of its run": _run_scores(about)} if about.get("metrics") else {}),
     }
+
+
+def _run_scores(about: Mapping[str, Any]) -> str:
+    """Format the scores of a run with the splits that they are from; earlier versions did not record these."""
+    splits = about.get("splits") or {}
+    if not splits:
+        return "on validation splits, where a set has one\n" + _in_words(about["metrics"])
+    named = {name: splits.get(name.partition("/")[2]) for name in about["metrics"]}
+    return _in_words(
+        {f"{name} ({named[name]})" if named[name] else name: value for name, value in about["metrics"].items()}
+    )
 
 
 def _in_words(value: Any) -> str:

@@ -57,8 +57,8 @@ def pretrain(
         float | None,
         typer.Option(
             min=0,
-            help="Save a checkpoint and stop after this many minutes; continue with --resume. `auto` gets the epochs "
-            "that fit.",
+            help="Save a checkpoint and stop after this many minutes; continue with --resume. The epochs of `auto` "
+            "follow the time instead.",
         ),
     ] = None,
     terms: Annotated[

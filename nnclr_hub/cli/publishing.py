@@ -49,7 +49,10 @@ def export(
     ] = None,
     force_license: Annotated[
         bool,
-        typer.Option("--force-license", help="Accept a license that the parents' or the images' terms do not allow."),
+        typer.Option(
+            "--force-license",
+            help="Accept a license that the parents' or the images' terms do not allow, and record that.",
+        ),
     ] = False,
     graph: Annotated[
         bool | None,

@@ -34,6 +34,7 @@ FORMAT_VERSION = 1
 OPTIONAL = (HEADS, SUPPORT_SET, GRAPH)  # further files whose hashes config.json may record
 # fields of the block nnclr that are objects
 TABLES = ("sha256", "metrics", "rechecked", "commands", "measured_on", "splits", "converted", "graph")
+TEST, VALIDATION, HELD_OUT = "test", "validation", "held out"  # in "splits": where the metrics of a set are from
 ABOUT_GRAPH = ("fingerprint", "embed_dim", "heads", "weight_bytes")
 _DTYPES = {
     **{f"F{bits}": f"<f{bits // 8}" for bits in (16, 32, 64)},

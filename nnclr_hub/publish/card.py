@@ -23,7 +23,19 @@ from typing import Any
 from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.errors import InvalidRequest, ModelError
 from nnclr_hub.file_replacement import replace_file
-from nnclr_hub.hub.layout import CARD, CONFIG, GRAPH, HEADS, SUPPORT_SET, WEIGHTS, ModelConfig, read_config
+from nnclr_hub.hub.layout import (
+    CARD,
+    CONFIG,
+    GRAPH,
+    HEADS,
+    HELD_OUT,
+    SUPPORT_SET,
+    TEST,
+    VALIDATION,
+    WEIGHTS,
+    ModelConfig,
+    read_config,
+)
 from nnclr_hub.hub.registry import BENCHMARKS, MODELS, ModelInfo
 from nnclr_hub.publish.provenance import FORCED, NO_LICENSE, base_models, describe_training
 from nnclr_hub.publish.snippets import loading, paragraph
@@ -84,8 +96,8 @@ Use the vectors to find, group and classify images that are similar to the train
 classes: to classify, label some images and fit a linear classifier.
 """
 _FORCED = """
-The license or the terms were forced: those of the parents, the images or earlier weights do not allow them, or could
-not be compared with them.
+The license or the terms of the images were forced, for these weights or an earlier version: the record did not allow
+them, or could not be compared with them.
 """
 _LIMITS = """
 The vectors have the gaps and biases of the training images. Nobody has examined these for fairness, so do not use the
@@ -118,8 +130,9 @@ def model_card(name: str, config: ModelConfig, *, repository: str | None = None,
     Args:
         name: of the model; its folder's.
         config: its config.json; config.nnclr may hold "metrics" {name: value}, "rechecked" {name: value or None} and
-            "commands" {name: command} of them, "measured_at_step" in addition to the weights' "step", "license" of the
-            weights, and of the training images their "data" (a name or several) and "data_terms".
+            "commands" {name: command} of them, "splits" {set: where its metrics are from}, "measured_at_step" next to
+            the weights' "step", "license" of the weights and "license_forced", and of the training images their
+            "data" (a name or several) and "data_terms".
         repository: ORGANIZATION/NAME that the snippets load; None for the folder itself.
         revision: tag or commit of it.
 
@@ -257,7 +270,9 @@ def _published_tables(info: ModelInfo, about: Mapping[str, Any], source: str) ->
         rows += ["| metric | split | value | rechecked at export |", "|---|---|---|---|"]
     for name, value in metrics.items():
         data, again = BENCHMARKS.get(name.partition("/")[2]), checks.get(name)
-        split = _split(name, about) if data is None else VALIDATION if data.validation else TEST
+        split = _split(name, about)
+        if split == NOT_KNOWN and data is not None:
+            split = VALIDATION if data.validation else TEST
         rows.append(f"| {name} | {split} | {value} | {'not checked' if again is None else again} |")
     return "\n".join(rows)
 
@@ -280,7 +295,7 @@ def _table(about: Mapping[str, Any], source: str) -> str:
     return "\n".join(rows)
 
 
-TEST, VALIDATION, HELD_OUT, NOT_KNOWN = "test", "validation", "held out", "validation if the data has it, else test"
+NOT_KNOWN = "validation if the data has it, else test"  # split of scores by earlier versions
 _FLOORS = """
 Floors are vectors that need no training: `hog` has histograms of gradients, `color` has a histogram of colors, and
 `hog+color` has both. The table shows the best of the three.
@@ -296,7 +311,7 @@ def _metrics(about: Mapping[str, Any]) -> Mapping[str, float]:
 
 
 def _split(metric: str, about: Mapping[str, Any]) -> str:
-    """Return the split that a metric of the run is from; earlier versions did not record it."""
+    """Return the split that a metric of the run is from."""
     return str((about.get("splits") or {}).get(metric.partition("/")[2], NOT_KNOWN))
 
 

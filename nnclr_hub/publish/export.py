@@ -38,7 +38,7 @@ from nnclr_hub.hub.layout import (
 from nnclr_hub.hub.sources import resolve
 from nnclr_hub.publish.card import is_edited, model_card
 from nnclr_hub.publish.onnx_file import verified_graph
-from nnclr_hub.publish.provenance import NO_LICENSE, check_license, check_terms, forcing, license_of
+from nnclr_hub.publish.provenance import NO_LICENSE, check_license, check_terms, license_of, record_forced
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -140,7 +140,7 @@ def export_run(
     stated = {} if before == NO_LICENSE else {"license": before}
     about = {**config.nnclr, **stated, **(provenance or {})}
     license = str(about.get("license") or NO_LICENSE)
-    with forcing(force_license, about):
+    with record_forced(force_license, about):
         if license != before:
             check_license(license, about, {**config.nnclr, **stated})
         elif license != NO_LICENSE:  # the folder's own terms were compared when it got its license

@@ -2,7 +2,8 @@
 
 config.json's block "nnclr" has "parents", a list with an entry per encoder that the weights started from. An entry has
 its source, fingerprint, license and data, and its own parents. "data" and "data_terms" describe the training images.
-"license_forced" is true if `check_license` or `check_terms` refused the license or the terms, and somebody forced them.
+"license_forced" is true if `check_license` or `check_terms` refused the license or the terms of these weights or of an
+earlier version, and the refusal was overridden.
 "commit" is that of the code; it ends with DIRTY if the code had uncommitted changes.
 """
 
@@ -120,7 +121,7 @@ def check_license(license: str, about: Mapping[str, Any], before: Mapping[str, A
 
 
 @contextmanager
-def forcing(force: bool, about: dict[str, Any]) -> Iterator[None]:
+def record_forced(force: bool, about: dict[str, Any]) -> Iterator[None]:
     """Let the checks of a license inside refuse it, or with `force` only note in the record that it was forced."""
     try:
         yield
@@ -190,6 +191,7 @@ def _describe_parents(about: Mapping[str, Any], name: str) -> str:
         same = "hf-hub:" not in source and PurePath(source).name == PurePath(name).name in MODELS
         which = "an earlier version" if same else source
         license = parent.get("license") or NO_LICENSE
-        found.append(f"{which} (fingerprint {str(parent.get('fingerprint'))[:8]}, {license})")
+        forced = ", forced" if parent.get(FORCED) else ""
+        found.append(f"{which} (fingerprint {str(parent.get('fingerprint'))[:8]}, {license}{forced})")
         chain = parent.get("parents") or []
     return f"Started from {', which started from '.join(found)}. " if found else ""

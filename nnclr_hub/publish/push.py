@@ -21,7 +21,7 @@ from nnclr_hub.errors import ModelError
 from nnclr_hub.hub.layout import read_weights
 from nnclr_hub.hub.sources import resolve
 from nnclr_hub.publish.export import export_model, export_run
-from nnclr_hub.publish.provenance import INHERITED, NO_LICENSE, check_license, forcing, license_of, parent_record
+from nnclr_hub.publish.provenance import INHERITED, NO_LICENSE, check_license, license_of, parent_record, record_forced
 from nnclr_hub.publish.upload import Published, check_options, publish_model
 
 
@@ -60,7 +60,7 @@ def push_to_hub(
             export_run(origin, folder, provenance=about, force_license=force_license)
         else:
             before = _inherited(encoder)
-            with forcing(force_license, about):
+            with record_forced(force_license, about):
                 if license not in (None, before.get("license")):
                     check_license(license, {}, before)
             export_model(encoder.backbone, folder, provenance={**before, **about}, **_described(encoder))

@@ -138,7 +138,7 @@ def test_export_refuses_a_license_that_is_too_wide_unless_forced(child, tmp_path
     assert read_config(tmp_path / "forced").nnclr[FORCED] is True
     assert FORCED not in read_config(tmp_path / "narrow").nnclr
     again = export_run(tmp_path / "forced", tmp_path / "again", provenance={"license": "cc-by-nc-4.0"})
-    assert read_config(again).nnclr[FORCED] is True, "of earlier weights, whose license was taken from nowhere"
+    assert read_config(again).nnclr[FORCED] is True, "of an earlier version"
     assert "forced" in terms_of(tmp_path / "forced")
     assert "forced" not in terms_of(tmp_path / "narrow")
     card = (tmp_path / "narrow" / "README.md").read_text()
@@ -165,6 +165,20 @@ def test_the_encoder_of_a_parent_without_a_license_is_exported_without_one(child
     forced = ("--license", "cc0-1.0", "--force-license", "--no-graph")
     code, _, err = nnclr("export", run, tmp_path / "forced", *forced)
     assert code == 0, err
+
+
+def test_a_child_of_weights_with_a_forced_license_has_it_on_its_card(model, tmp_path):
+    parent = {"source": "hf-hub:org/parent", "fingerprint": "0123456789", "license": "mit"}
+    for folder, record in (("plain", parent), ("forced", {**parent, FORCED: True})):
+        export_run(model, tmp_path / folder, provenance={"parents": [record], "license": "mit", "method": "nnclr"})
+    cards = [(tmp_path / name / "README.md").read_text() for name in ("plain", "forced")]
+    assert ["mit, forced" in card for card in cards] == [False, True]
+
+
+def test_info_names_a_forced_license(child, tmp_path):
+    folder = export_run(child, tmp_path / "out", provenance={"license": "cc0-1.0"}, force_license=True)
+    rows = [nnclr("info", one)[1] for one in (folder, child / "encoder")]
+    assert ["license or terms" in one for one in rows] == [True, False]
 
 
 def test_the_card_names_the_base_model_of_the_hub(child, tmp_path):

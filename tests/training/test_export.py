@@ -190,3 +190,17 @@ def test_missing_parts_of_a_run_are_rejected(run, model, data, tmp_path):
         export(run, tmp_path / "model", encoder="both")
     with pytest.raises(InvalidRequest, match="labeled images"):
         export(run, tmp_path / "model", data=[data / "train" / "cat"])
+
+
+def test_scores_of_other_images_keep_the_split_that_they_are_from(run, data, tmp_path):
+    """After the run the set has got val/, so 20-NN is measured there, and the scores of the run are from test/."""
+    changed = tmp_path / data.name
+    shutil.copytree(data, changed)
+    shutil.copytree(data / "train", changed / "val")
+    before, after = (
+        read_config(run / "encoder").nnclr,
+        read_config(export(run, tmp_path / "out", data=[changed]).folder).nnclr,
+    )
+    assert after["metrics"] == before["metrics"]
+    assert (after["splits"], after["measured_on"]) == (before["splits"], before["measured_on"])
+    assert before["splits"] == {data.name: "test"}

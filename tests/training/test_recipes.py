@@ -119,7 +119,7 @@ OF_NEIGHBORS_GIVEN = (  # some of them the paper's values
         ((30_000, 200, False, 60, 2, PHOTOS, None, True), {"epochs": 64}),  # in bf16
         ((30_000, 200, False, 60, 2, TEXTURES), {"image_size": 96, "epochs": 10}),
         ((30_000, 200, False, 10, 2, TEXTURES), {"image_size": 48, "epochs": 6}),
-        ((100_000, 200, False, 1, 2, PHOTOS), {"image_size": 48, "epochs": 0.1997}),  # 20,000 images
+        ((100_000, 200, False, 1, 2, PHOTOS), {"image_size": 48, "epochs": 0.19968}),  # 20,000 images
         ((30_000, 200, False, 0, 2, PHOTOS), {"image_size": 48, "epochs": 25}),  # to resume without a limit
         ((100_000, 200, False, 600, 8, PHOTOS), {"method": "nnclr", "epochs": 100, "crop_scale": ()}),
         ((3000, 200, True, None, 2, {}), {"image_size": 128, "method": "simclr", "crop_scale": ()}),

@@ -23,6 +23,7 @@ from nnclr_hub.encoder.image_list import archives_in, find_places, sources_at
 from nnclr_hub.encoder.image_reading import PLAIN, ImageReading
 from nnclr_hub.encoder.packed_image import ImageSource, ListedImage, PackedImage
 from nnclr_hub.errors import ImageError, NoImages
+from nnclr_hub.hub.layout import VALIDATION
 from nnclr_hub.remote_files import is_address, open_file_system, reading
 
 from .image_index import NO_LABEL, ImageIndex, Listed, current_index, digest_of, write_index
@@ -61,7 +62,7 @@ class ImageFiles:
 class EvaluationSet:
     """A labeled set; both parts number the classes alike.
 
-    split: what the part that scores is called: test, validation, or held out.
+    split: the part that scores: TEST, VALIDATION or HELD_OUT of `hub.layout`, or the name of a folder.
     left_out: notes about images that do not count.
     """
 
@@ -203,7 +204,7 @@ def evaluation_set(folder: Path, split: str) -> EvaluationSet:
     names = {part: [label_of(path, folder) for path in paths] for part, paths in parts.items()}
     classes = sorted({name for name in names["train"] if name})
     train, test = (_files(parts[part], names[part], classes) for part in parts)
-    return EvaluationSet(folder.resolve().name, train, test, {"val": "validation"}.get(split, split))
+    return EvaluationSet(folder.resolve().name, train, test, VALIDATION if split == "val" else split)
 
 
 def _files(paths: list[Path], names: list[str | None], classes: list[str]) -> ImageFiles:

@@ -177,7 +177,7 @@ def _on_gpu(now: Situation) -> Recipe:
 def _epochs(images: int, batch: int, steps: int, most: int) -> float:
     """Return the number of epochs with about `steps` steps: a whole number up to `most`, or a part of one epoch."""
     epochs = max(1, steps) * batch / max(images, batch)
-    return min(most, int(epochs)) if epochs >= 1 else round(epochs, 4)
+    return min(most, int(epochs)) if epochs >= 1 else epochs
 
 
 AUTO = Preset(
@@ -187,9 +187,9 @@ AUTO = Preset(
     time="estimate: 20 minutes to an hour for a few thousand images; at most --minutes.",
     expected="depends on the images; RUN/report.html shows whether the run learned anything.",
     notes="On a CPU it is `small_cpu` at 48 pixels, or at 64 or 96 for fine textures; in runs of fewer than 10,000 "
-    "steps, crops have at least 40% of an image, unless views keep their colors. On a GPU it is a ResNet-18 at 128 "
-    "pixels, from 20,000 images on a ResNet-50 at 160, and from 200,000 on the paper's recipe at 224. Images of at "
-    "most 40 pixels get the ResNet-18 with a CIFAR stem. Runs of fewer than 10,000 steps use SimCLR; "
+    "planned steps, crops have at least 40% of an image, unless views keep their colors. On a GPU it is a ResNet-18 at "
+    "128 pixels, from 20,000 images on a ResNet-50 at 160, and from 200,000 on the paper's recipe at 224. Images of at "
+    "most 40 pixels get the ResNet-18 with a CIFAR stem. Runs of fewer than 10,000 planned steps use SimCLR; "
     "--set method=nnclr keeps NNCLR. Values given with --set are kept. The other values that --settings shows are the "
     "paper's, and `auto` replaces them.",
 )

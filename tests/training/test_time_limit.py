@@ -1,0 +1,137 @@
+"""`auto` with a time limit: its epochs follow the speed, on a clock on which every step takes a known time."""
+
+import json
+
+import pytest
+from tiny_runs import recipe, stop_in_step
+
+from nnclr_hub.errors import CheckpointError
+from training import pretrain as program
+from training.callbacks import Callback
+from training.monitor import read_log
+from training.pretrain import pretrain
+from training.recipes import auto, find_recipe
+from training.time_limit import TimedEpochs, epochs_follow_time
+
+SMALL = ("image_size=16", "pack_size=24", "eval_size=16", "batch_size=8", "log_every=2", "checkpoint_every=100")
+NARROW = ("channels=4,4,8,8", "projection_hidden=16", "projection_dim=8")
+LIMIT = 100.0  # seconds on the clock of the tests
+
+
+class Clock(Callback):
+    """A clock that a step moves by the seconds that `cost` returns for it, and an evaluation by `evaluation`."""
+
+    def __init__(self, cost=lambda step: 1.0, evaluation=0.0):
+        self.now, self._cost, self._evaluation = 0.0, cost, evaluation
+
+    def on_step(self, run, result):
+        self.now += self._cost(run.step)
+
+    def on_evaluation(self, run, scores):
+        self.now += self._evaluation
+
+
+@pytest.fixture
+def timed(data, tmp_path, monkeypatch):
+    """Return a function that runs `auto` with a time limit on a Clock, and returns folder, result and run.json."""
+
+    def run(clock, *settings, **more):
+        timing = lambda until, *rest: TimedEpochs(LIMIT, *rest, clock=lambda: clock.now)  # noqa: E731
+        monkeypatch.setattr(program, "TimedEpochs", timing)
+        out, more = tmp_path / "run", {"minutes": 60, "device": "cpu", **more}
+        given = [*SMALL, *(() if "init" in more else NARROW), *settings]
+        outcome = pretrain("auto", data, out, settings=given, callbacks=[clock], **more)
+        return out, outcome, json.loads((out / "run.json").read_text())
+
+    return run
+
+
+def rates(out):
+    return [line["lr"] for line in read_log(out) if "lr" in line]
+
+
+def test_a_slow_run_has_a_complete_schedule_in_its_time(timed):
+    clock = Clock()
+    out, outcome, about = timed(clock)
+    assert outcome.finished
+    assert 0.9 * LIMIT < clock.now <= LIMIT
+    assert about["steps"] == outcome.step == read_log(out)[-1]["step"]
+    assert about["epochs"] < 100
+    assert rates(out)[-1] < 0.01 * max(rates(out))
+
+
+@pytest.mark.parametrize(
+    "cost",
+    [
+        lambda step: 4.0 if step < 10 else 1.0,  # another program runs at the start
+        lambda step: 1.0 if step < 50 else 3.0,  # or later
+        lambda step: 1.5 if step % 25 < 5 else 1.0,
+    ],
+)
+def test_epochs_follow_a_speed_that_changes(timed, cost):
+    clock = Clock(cost)
+    out, outcome, _ = timed(clock)
+    assert outcome.finished
+    assert 0.85 * LIMIT < clock.now <= LIMIT
+    assert rates(out)[-1] < 0.02 * max(rates(out))
+
+
+def test_evaluations_are_part_of_the_speed(timed):
+    clock = Clock(evaluation=5.0)
+    _, outcome, about = timed(clock, "checkpoint_every=5")
+    assert outcome.finished
+    assert clock.now - 5 <= LIMIT, "the last evaluation is after the last step"
+    assert about["steps"] < LIMIT - 10
+
+
+def test_a_fast_run_keeps_its_epochs(timed, monkeypatch):
+    monkeypatch.setattr(auto, "CPU_RATE", {False: 0, True: 0})
+    _, outcome, about = timed(Clock(lambda step: 0.1))
+    assert (outcome.finished, about["epochs"]) == (True, 1)
+
+
+def test_an_initial_encoder_is_evaluated_before_the_speed_is_measured(timed, model):
+    """Its scores are a line of the log, long before the first step if floors are computed."""
+    _, outcome, about = timed(Clock(evaluation=40.0), init=str(model))
+    assert outcome.finished
+    assert about["steps"] > 0.8 * (LIMIT - 40)
+
+
+@pytest.mark.parametrize("settings", [[], ["warmup_epochs=5"], ["warmup_epochs=90"]])
+def test_a_run_with_fewer_epochs_is_resumed_like_any_other(timed, settings):
+    with pytest.MonkeyPatch.context() as patch:
+        stop_in_step(30, patch)
+        out, outcome, about = timed(Clock(), *settings)
+    assert (outcome.finished, outcome.step) == (False, 30)
+    assert about["steps"] < 200
+    _, again, _ = timed(Clock(), *settings, resume=True, minutes=None)
+    assert (again.finished, again.step) == (True, about["steps"])
+    with pytest.raises(CheckpointError):
+        timed(Clock(), *settings, "epochs=2", resume=True)
+    longer = about["epochs"] + 1
+    _, more, _ = timed(Clock(), *settings, f"epochs={longer}", resume=True)
+    assert (more.finished, more.step > again.step) == (True, True)
+    assert out.is_dir()
+
+
+def test_the_time_of_a_resumed_run_only_stops_it(timed):
+    with pytest.MonkeyPatch.context() as patch:
+        stop_in_step(4, patch)
+        _, _, before = timed(Clock())
+    _, outcome, about = timed(Clock(lambda step: 100.0), resume=True)
+    assert (outcome.finished, about["steps"]) == (True, before["steps"])
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "processes", "expected"),
+    [
+        ("auto", [], 1, True),
+        ("auto", ["epochs=3"], 1, False),
+        ("auto", ["early_size=32", "early_share=0.5"], 1, False),
+        ("auto", [], 2, False),
+        ("small_cpu", [], 1, False),
+    ],
+)
+def test_only_auto_without_given_epochs_follows_the_time(name, settings, processes, expected):
+    given = find_recipe(name).with_settings(settings)
+    assert epochs_follow_time(given, recipe(*settings), processes) == expected

@@ -1,0 +1,112 @@
+"""`auto` with a time limit: its epochs follow the measured speed, so the learning rate falls to 0 in time.
+
+`Auto.choose` estimates the speed before the first step. Here it is measured during the run, with views, evaluations and
+checkpoints, on a CPU or a GPU. Epochs are lowered to what fits, and raised again up to those that `auto` chose.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rich.console import Console
+
+from .callbacks import Callback
+from .checkpoint import SHORTENED
+from .optimization import Schedule
+from .recipes import Recipe
+from .recipes.auto import Auto
+from .run import Run
+from .step import StepResult
+
+MEASURED = 0.02  # share of the time after the first log line before the epochs may change
+SLACK = 0.03  # share of the remaining time that is not planned
+CHANGE = 0.02  # share of the remaining steps; smaller changes are not made
+RESERVED = 0.05  # largest share of the time that is kept free for an evaluation before the end
+PRINTED = 0.1  # smaller changes of the epochs are not printed
+
+
+def epochs_follow_time(given: Recipe, chosen: Recipe, processes: int) -> bool:
+    """Return whether a run adapts its epochs to its time limit.
+
+    Other recipes keep theirs, and so does `--set epochs=N`. With `early_share` the first steps are faster than the
+    others, and several processes would have to agree.
+
+    Args:
+        given: the recipe before `auto` has chosen.
+        chosen: the recipe of the run.
+    """
+    free = isinstance(given, Auto) and "epochs" not in given.fixed
+    return free and not chosen.early_share and processes == 1
+
+
+class TimedEpochs(Callback):
+    """Adapts the epochs of a run to its time limit at each log line.
+
+    Args:
+        until: end of the time limit, on the clock.
+        schedule: learning rates of the run.
+        changed: called after each change of the epochs.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        until: float,
+        schedule: Schedule,
+        changed: Callable[[], None],
+        console: Console,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._until, self._clock = until, clock
+        self._schedule, self._changed, self._console = schedule, changed, console
+        self._chosen: Recipe | None = None  # by `auto`
+        self._lines: list[tuple[int, float]] = []  # step and time of each log line
+        self._stepped_at = 0.0
+        self._pause = 0.0  # longest time between two steps, in seconds: an evaluation with a checkpoint
+        self._printed = 0.0
+
+    def on_start(self, run: Run) -> None:
+        self._chosen, self._printed = run.recipe, run.recipe.epochs
+
+    def on_step(self, run: Run, result: StepResult) -> None:
+        now = self._clock()
+        if self._lines:
+            self._pause = max(self._pause, now - self._stepped_at)
+        self._stepped_at = now
+
+    def on_log(self, run: Run, line: Mapping[str, Any]) -> None:
+        now = self._clock()
+        if "lr" not in line or run.finished or now >= self._until:  # scores have lines too, even before the first step
+            return
+        self._lines.append((run.step, now))
+        first = self._lines[0][1]
+        if len(self._lines) == 1 or now - first < MEASURED * (self._until - first):
+            return
+        since = [self._lines[quarters * (len(self._lines) - 1) // 4] for quarters in (2, 3)]
+        speed = min((run.step - step) / (now - then) for step, then in since)  # steps per second
+        reserve = min(self._pause, RESERVED * (self._until - first))
+        remaining = (1 - SLACK) * (self._until - reserve - now)
+        self._plan(run, run.step + int(speed * remaining))
+
+    def _plan(self, run: Run, steps: int) -> None:
+        """Give the run this number of steps, but at least one more than are done, and at most those chosen."""
+        assert self._chosen is not None
+        chosen, per_epoch, before = self._chosen, run.batches.steps_per_epoch, run.recipe
+        steps = min(max(steps, run.step + 1), chosen.steps(per_epoch))
+        if abs(steps - run.steps) <= CHANGE * (run.steps - run.step):
+            return
+        epochs = min(steps / per_epoch, chosen.epochs)
+        short = epochs / SHORTENED
+        warmup = min(chosen.warmup_epochs, short)
+        if "warmup_epochs" in chosen.fixed and chosen.warmup_epochs < epochs:
+            warmup = chosen.warmup_epochs
+        run.recipe = dataclasses.replace(before, epochs=epochs, warmup_epochs=warmup)
+        run.steps = run.recipe.steps(per_epoch)
+        self._schedule.plan(run.recipe, run.steps)
+        self._changed()
+        if abs(epochs - self._printed) > PRINTED * self._printed:
+            self._printed = epochs
+            self._console.print(f"auto: {epochs:.3g} epochs fit into the time limit", highlight=False)
