@@ -85,12 +85,16 @@ class Schedule:
         heads_first: int = 0,
     ) -> None:
         self._optimizer, self._steps_per_epoch = optimizer, steps_per_epoch
-        self._steps, self._heads_first = steps, heads_first
-        self.plan(recipe, steps)
+        self._heads_first = heads_first
+        self._plan_rates(recipe, steps)
 
     def plan(self, recipe: Recipe, steps: int) -> None:
         """Replace the number of steps and the warm-up during a run; the heads alone learn for the same share of it."""
-        self._steps, self._heads_first = steps, round(self._heads_first * steps / self._steps)
+        if self._heads_first:
+            self._heads_first = max(1, round(recipe.heads_first * steps))
+        self._plan_rates(recipe, steps)
+
+    def _plan_rates(self, recipe: Recipe, steps: int) -> None:
         self._cosine = cosine(self._optimizer, steps, round(recipe.warmup_epochs * self._steps_per_epoch))
 
     def set(self, step: int) -> float:

@@ -215,7 +215,7 @@ def _pretrain(request: _Request, ranks: Ranks, console: Console) -> PretrainResu
         lineage = lineage_of(start, ready.folders, ready.files, terms)
     if request.until is not None and saved is None and epochs_follow_time(request.recipe, recipe, ranks.world):
         write = partial(write_run_json, run, ready.folders, ready.files, init, request.plugins)
-        timed = TimedEpochs(request.until, schedule, write, console)
+        timed = TimedEpochs(request.until, request.recipe, schedule, write, console)
         request = dataclasses.replace(request, callbacks=Callbacks([request.callbacks, timed]))
     recorder = Recorder(
         run, request.callbacks, ready.folders, ready.files, init, terms, lineage, request.table, saved, console

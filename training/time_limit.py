@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from rich.console import Console
 
@@ -21,10 +20,10 @@ from .recipes.auto import Auto
 from .run import Run
 from .step import StepResult
 
-MEASURED = 0.02  # share of the time after the first log line before the epochs may change
+MARKED = 0.01  # share of the time between two measurements
 SLACK = 0.03  # share of the remaining time that is not planned
 CHANGE = 0.02  # share of the remaining steps; smaller changes are not made
-RESERVED = 0.05  # largest share of the time that is kept free for an evaluation before the end
+RESERVED = 0.15  # largest share of the time that is kept free for an evaluation before the end
 PRINTED = 0.1  # smaller changes of the epochs are not printed
 
 
@@ -43,10 +42,11 @@ def epochs_follow_time(given: Recipe, chosen: Recipe, processes: int) -> bool:
 
 
 class TimedEpochs(Callback):
-    """Adapts the epochs of a run to its time limit at each log line.
+    """Adapts the epochs of a run to its time limit.
 
     Args:
         until: end of the time limit, on the clock.
+        given: the recipe before `auto` has chosen.
         schedule: learning rates of the run.
         changed: called after each change of the epochs.
         clock: seconds.
@@ -55,15 +55,16 @@ class TimedEpochs(Callback):
     def __init__(
         self,
         until: float,
+        given: Recipe,
         schedule: Schedule,
         changed: Callable[[], None],
         console: Console,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._until, self._clock = until, clock
+        self._until, self._given, self._clock = until, given, clock
         self._schedule, self._changed, self._console = schedule, changed, console
         self._chosen: Recipe | None = None  # by `auto`
-        self._lines: list[tuple[int, float]] = []  # step and time of each log line
+        self._marks: list[tuple[int, float]] = []  # steps and the times after them, from the first step on
         self._stepped_at = 0.0
         self._pause = 0.0  # longest time between two steps, in seconds: an evaluation with a checkpoint
         self._printed = 0.0
@@ -73,21 +74,20 @@ class TimedEpochs(Callback):
 
     def on_step(self, run: Run, result: StepResult) -> None:
         now = self._clock()
-        if self._lines:
+        marks = self._marks
+        if marks:
             self._pause = max(self._pause, now - self._stepped_at)
         self._stepped_at = now
-
-    def on_log(self, run: Run, line: Mapping[str, Any]) -> None:
-        now = self._clock()
-        if "lr" not in line or run.finished or now >= self._until:  # scores have lines too, even before the first step
+        if run.finished or now >= self._until:
             return
-        self._lines.append((run.step, now))
-        first = self._lines[0][1]
-        if len(self._lines) == 1 or now - first < MEASURED * (self._until - first):
+        if marks and now - marks[-1][1] < MARKED * (self._until - marks[0][1]):
             return
-        since = [self._lines[quarters * (len(self._lines) - 1) // 4] for quarters in (2, 3)]
+        marks.append((run.step, now))
+        if len(marks) < 3:
+            return
+        since = [marks[quarters * (len(marks) - 1) // 4] for quarters in (2, 3)]
         speed = min((run.step - step) / (now - then) for step, then in since)  # steps per second
-        reserve = min(self._pause, RESERVED * (self._until - first))
+        reserve = min(self._pause, RESERVED * (self._until - marks[0][1]))
         remaining = (1 - SLACK) * (self._until - reserve - now)
         self._plan(run, run.step + int(speed * remaining))
 
@@ -99,10 +99,9 @@ class TimedEpochs(Callback):
         if abs(steps - run.steps) <= CHANGE * (run.steps - run.step):
             return
         epochs = min(steps / per_epoch, chosen.epochs)
-        short = epochs / SHORTENED
-        warmup = min(chosen.warmup_epochs, short)
-        if "warmup_epochs" in chosen.fixed and chosen.warmup_epochs < epochs:
-            warmup = chosen.warmup_epochs
+        warmup = min(chosen.warmup_epochs, epochs / SHORTENED)
+        if "warmup_epochs" in chosen.fixed and self._given.warmup_epochs < epochs:
+            warmup = self._given.warmup_epochs
         run.recipe = dataclasses.replace(before, epochs=epochs, warmup_epochs=warmup)
         run.steps = run.recipe.steps(per_epoch)
         self._schedule.plan(run.recipe, run.steps)

@@ -96,8 +96,8 @@ Use the vectors to find, group and classify images that are similar to the train
 classes: to classify, label some images and fit a linear classifier.
 """
 _FORCED = """
-The license or the terms of the images were forced, for these weights or an earlier version: the record did not allow
-them, or could not be compared with them.
+The license or the terms of the images were forced, for these weights or an earlier version. The record did not allow
+them, or they could not be compared.
 """
 _LIMITS = """
 The vectors have the gaps and biases of the training images. Nobody has examined these for fairness, so do not use the

@@ -122,7 +122,7 @@ def check_license(license: str, about: Mapping[str, Any], before: Mapping[str, A
 
 @contextmanager
 def record_forced(force: bool, about: dict[str, Any]) -> Iterator[None]:
-    """Let the checks of a license inside refuse it, or with `force` only note in the record that it was forced."""
+    """Raise refusals of a license; with `force`, record that there was one instead."""
     try:
         yield
     except InvalidRequest:

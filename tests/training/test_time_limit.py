@@ -84,6 +84,21 @@ def test_evaluations_are_part_of_the_speed(timed):
     assert about["steps"] < LIMIT - 10
 
 
+def test_steps_that_are_slower_than_log_lines_are_measured_too(timed):
+    clock = Clock(lambda step: 6.0)
+    _, outcome, _ = timed(clock, "log_every=10")
+    assert outcome.finished
+    assert 0.8 * LIMIT < clock.now <= LIMIT
+
+
+@pytest.mark.parametrize("every", [3, 4])
+def test_long_evaluations_leave_time_for_the_last_steps(timed, every):
+    clock = Clock(evaluation=12.0)
+    _, outcome, _ = timed(clock, f"checkpoint_every={every}")
+    assert outcome.finished
+    assert clock.now - 12 <= LIMIT
+
+
 def test_a_fast_run_keeps_its_epochs(timed, monkeypatch):
     monkeypatch.setattr(auto, "CPU_RATE", {False: 0, True: 0})
     _, outcome, about = timed(Clock(lambda step: 0.1))
@@ -97,7 +112,7 @@ def test_an_initial_encoder_is_evaluated_before_the_speed_is_measured(timed, mod
     assert about["steps"] > 0.8 * (LIMIT - 40)
 
 
-@pytest.mark.parametrize("settings", [[], ["warmup_epochs=5"], ["warmup_epochs=90"]])
+@pytest.mark.parametrize("settings", [[], ["warmup_epochs=5"], ["warmup_epochs=90"], ["warmup_epochs=200"]])
 def test_a_run_with_fewer_epochs_is_resumed_like_any_other(timed, settings):
     with pytest.MonkeyPatch.context() as patch:
         stop_in_step(30, patch)

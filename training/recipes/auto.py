@@ -104,8 +104,8 @@ class Auto(Recipe):
         if steps < NEIGHBOR_STEPS and not own and not {"method", "encoder", *OF_NEIGHBORS} & set(self.fixed):
             chosen = dataclasses.replace(chosen, method="simclr")
             why.append(
-                f"SimCLR instead of NNCLR, as in all runs of fewer than {NEIGHBOR_STEPS:,} steps; this one has "
-                f"{steps:,}. To keep NNCLR, use --set method=nnclr."
+                f"SimCLR instead of NNCLR, as in all runs that are planned with fewer than {NEIGHBOR_STEPS:,} "
+                f"steps; this one has {steps:,}. To keep NNCLR, use --set method=nnclr."
             )
         return chosen, why
 
