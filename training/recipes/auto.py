@@ -22,9 +22,9 @@ CPU_SIZES = (48, 64, 96)
 # images of 48 pixels per core-minute, with views and optimizer, without and with bf16 (docs/results/auto.md); the cost
 # of a view is proportional to its pixels
 CPU_RATE = {False: 10_000, True: 16_000}
-# Steps below which SimCLR replaces NNCLR. It is level or ahead in the measured runs of up to 3,050 steps
-# (docs/results/budget.md, small_cpu.md, crop_only.md), and NNCLR overtakes it after 37,000 in the paper. The limit is a
-# guess between the two.
+# Steps below which SimCLR replaces NNCLR. It is level or ahead in the measured runs of up to 8,700 steps
+# (docs/results/budget.md, small_cpu.md, crop_only.md), and NNCLR overtakes it after 37,000 in the paper. Where in between
+# was not measured.
 NEIGHBOR_STEPS = 10_000
 # area of a crop in short runs on a CPU, docs/results/auto.md; the paper's are of .08 and more
 WIDE = (0.4, 1.0)
