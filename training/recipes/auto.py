@@ -23,8 +23,8 @@ CPU_SIZES = (48, 64, 96)
 # of a view is proportional to its pixels
 CPU_RATE = {False: 10_000, True: 16_000}
 # Steps below which SimCLR replaces NNCLR. It is level or ahead in the measured runs of up to 8,700 steps
-# (docs/results/budget.md, small_cpu.md, crop_only.md), and NNCLR overtakes it after 37,000 in the paper. Where in between
-# was not measured.
+# (docs/results/budget.md, small_cpu.md, crop_only.md), and NNCLR overtakes it after 37,000 in the paper. Nothing in
+# between was measured.
 NEIGHBOR_STEPS = 10_000
 # area of a crop in short runs on a CPU, docs/results/auto.md; the paper's are of .08 and more
 WIDE = (0.4, 1.0)
