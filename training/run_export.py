@@ -95,9 +95,14 @@ def export(
         about |= {"metrics": metrics, "rechecked": checks}
         if measured:
             before = about.get("measured_on") or {}
-            kept = {name.partition("/")[2] for name, again in checks.items() if again is None}  # of other images
-            new = {one for one, digest in digests.items() if one not in kept or before.get(one, digest) == digest}
-            about["measured_on"] = {**before, **{one: digests[one] for one in digests if one in new}}
+            unchecked = {name.partition("/")[2] for name, again in checks.items() if again is None}
+            # other images must not be recorded for scores that were not measured on them
+            new = {
+                one: digest
+                for one, digest in digests.items()
+                if one not in unchecked or before.get(one, digest) == digest
+            }
+            about["measured_on"] = {**before, **new}
             splits = {one.name: one.split for one in sets if one.name in new}
             about["splits"] = {**(about.get("splits") or {}), **splits}
             about |= {"measured_at_step": about["step"]} if "step" in about else {}
