@@ -68,7 +68,7 @@ def seconds_per_step(variant: str, recipe: Recipe, steps: int) -> dict[str, floa
 
     def run() -> None:
         number = next(step)
-        stepper.run(batches.at(number), number)
+        stepper.run(number)
 
     spent = fastest(run, steps, before=3)
     alone = convolutions_alone(learner.backbone, recipe, steps)

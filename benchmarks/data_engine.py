@@ -48,7 +48,6 @@ from training.data.batches import Batch, Batches, PixelSource
 from training.data.datasets import training_files
 from training.data.image_index import ImageIndex
 from training.data.image_pack import ImagePack, PackedPixels, build_pack
-from training.data.operations import EAGER
 from training.data.order import Order
 from training.data.originals import Originals, steps_ahead
 from training.recipes import find_recipe
@@ -125,7 +124,7 @@ def own_crops(pixels: PixelSource, files: ImageIndex, recipe: Recipe) -> Iterato
                 yield batch.pixels.crops
             else:
                 pairs = enumerate(zip(batch.views, batch.numbers, strict=True))
-                yield [batch.pixels.crop(number, view, numbers, EAGER) for number, (view, numbers) in pairs]
+                yield [batch.pixels.crop(number, view, numbers) for number, (view, numbers) in pairs]
     finally:
         batches.close()
 

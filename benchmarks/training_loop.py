@@ -98,7 +98,7 @@ class Loops:
     def step(self, kind: str) -> None:
         views = {MODEL: lambda: self._once, LOOP: lambda: None, TORCHVISION: lambda: next(self._fed)}[kind]()
         with _views(views):
-            self.stepper.run(self.batches.at(self._step % STEPS), self._step % STEPS)
+            self.stepper.run(self._step % STEPS)
         self._step += 1
 
     def close(self) -> None:

@@ -28,7 +28,7 @@ NAME = "checkpoint.pt"
 FREE = (
     *("epochs", "eval_size", "eval_crop", "eval_images", "log_every", "checkpoint_every", "checkpoint_minutes"),
     *("keep_every", "collective_minutes", "callbacks", "residency", "workers", "channels_last", "compile"),
-    *("compile_views", "chunk", "fixed", "name"),
+    *("compile_views", "graph", "chunk", "fixed", "name"),
 )
 
 SHORTENED = 10  # a warm-up of all epochs is replaced by one of a tenth of them; it changes with the epochs

@@ -32,6 +32,7 @@ from .distributed import Ranks
 from .initial_encoder import InitialEncoder, adopt
 from .recipes import Recipe
 from .recipes.auto import Auto, Situation
+from .recipes.settings import FIT
 from .resume import choices_of, sizes_of
 
 MOST_PACKED = 20_000_000_000  # bytes of a pack that cut_from=auto makes
@@ -109,12 +110,14 @@ def prepare(
     if start is None:
         recipe = _normalize_channels(recipe, pixels, saved)
     recipe = resolve_precision(recipe, where, console)
-    steps = recipe.steps(order.steps_per_epoch)
+    if recipe.epochs == FIT:
+        planned = saved["settings"]["epochs"] if saved is not None else recipe.steps(1) / order.steps_per_epoch
+        recipe = dataclasses.replace(recipe, epochs=planned)
     batches = Batches(
         pixels,
         files.labels,
         order,
-        views=lambda step: recipe.views_at(step / steps),
+        views=lambda step: recipe.views_at(step / batches.steps),
         batch_size=recipe.batch_size,
         seed=recipe.seed,
         where=where,
@@ -122,6 +125,7 @@ def prepare(
         rank=ranks.rank,
         world=ranks.world,
     )
+    batches.steps = recipe.steps(order.steps_per_epoch)
     return Prepared(recipe, folders, files, batches)
 
 

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from nnclr_hub.errors import missing_package
+from nnclr_hub.errors import InvalidRequest, missing_package
 from nnclr_hub.method import Learner, Objective, SupportSet
 from nnclr_hub.progress import bar
 
@@ -43,6 +43,7 @@ from .optimization import Schedule, make_optimizer
 from .plugins import load_plugins, with_parts
 from .prepare import Prepared, prepare
 from .recipes import Recipe, find_recipe
+from .recipes.settings import FIT
 from .recorder import Recorder
 from .resume import restore
 from .run import Run
@@ -166,7 +167,11 @@ def pretrain(
 def _pretrain(request: _Request, ranks: Ranks, console: Console) -> PretrainResult:
     """Prepare the data, build or restore the run, and train it; see `pretrain`."""
     # ------------------------------------------------------------------------ data
-    out, init = request.out, request.init
+    out, init, fits = request.out, request.init, request.recipe.epochs == FIT
+    if fits and (request.until is None or ranks.world > 1):
+        raise InvalidRequest(
+            "epochs=fit needs a time limit, --minutes, and a single process. Set epochs to a number otherwise."
+        )
     start = find_initial_encoder(init) if init else None
     claim(out, request.resume, ranks, console)
     for note in request.table.left_out if request.table else ():
@@ -213,7 +218,12 @@ def _pretrain(request: _Request, ranks: Ranks, console: Console) -> PretrainResu
         out.mkdir(parents=True, exist_ok=True)
         write_run_json(run, ready.folders, ready.files, init, request.plugins)
         lineage = lineage_of(start, ready.folders, ready.files, terms)
-    if request.until is not None and saved is None and epochs_follow_time(request.recipe, recipe, ranks.world):
+    if (
+        request.until is not None
+        and epochs_follow_time(request.recipe)
+        and (saved is None or fits)
+        and ranks.world == 1
+    ):
         write = partial(write_run_json, run, ready.folders, ready.files, init, request.plugins)
         timed = TimedEpochs(request.until, request.recipe, schedule, write, console)
         request = dataclasses.replace(request, callbacks=Callbacks([request.callbacks, timed]))
@@ -230,6 +240,8 @@ def _pretrain(request: _Request, ranks: Ranks, console: Console) -> PretrainResu
                 recorder.start()
                 ranks.wait_for_first()
             stepper = Stepper(run, schedule)
+            if stepper.eager_because is not None:
+                console.print(f"Steps are not recorded as a graph: {stepper.eager_because}.", highlight=False)
             _train(run, stepper, recorder, request, saved is not None, console)
             if run.finished:
                 recorder.finish()
@@ -266,10 +278,7 @@ def _train(run: Run, stepper: Stepper, recorder: Recorder, request: _Request, re
         bar(console, recipe.name, each=recipe.batch_size) as advance,
     ):
         while not run.finished:
-            started = time.perf_counter()
-            batch = run.batches.at(run.step)
-            waited = time.perf_counter() - started
-            result = stepper.run(batch, run.step)
+            result = stepper.run(run.step)
             run.step += 1
             request.callbacks.on_step(run, result)
 
@@ -282,7 +291,7 @@ def _train(run: Run, stepper: Stepper, recorder: Recorder, request: _Request, re
             minutes_due = agreeing and ranks.any(0 < recipe.checkpoint_minutes < (time.monotonic() - saved_when) / 60)
             if log_due or checkpoint_due or stopping or minutes_due:
                 stop_if_diverged(run.learner, result.loss.item(), run.step, run.out, saved_at)
-            recorder.add(result, waited)
+            recorder.add(result)
             if log_due:
                 recorder.log(result)
             advance(run.step, run.steps)

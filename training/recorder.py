@@ -79,13 +79,9 @@ class Recorder:
             self._floors.scores[UNTRAINED] = scores
             self._floors.write(run.out)
 
-    def add(self, result: StepResult, waited: float) -> None:
-        """Count a step.
-
-        Args:
-            waited: seconds for which the step waited for images.
-        """
-        self._monitor.add(result.metrics, self._run.recipe.batch_size, waited + result.augmented)
+    def add(self, result: StepResult) -> None:
+        """Count a step."""
+        self._monitor.add(result.metrics, self._run.recipe.batch_size, result.data_seconds)
 
     def log(self, result: StepResult) -> None:
         """Write a line of the log, and warn of symptoms of a run that does not learn."""

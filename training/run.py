@@ -24,7 +24,7 @@ class Run:
     learner: on its device.
     batches: of the images of the run.
     ranks: this process and the run's other processes.
-    steps: of the whole run. With `auto` and a time limit, these and the epochs of the recipe change during the run.
+    steps: of the whole run. With a time limit, these and the epochs of the recipe may change, see `TimedEpochs`.
     step: completed ones.
     scaler: of the loss, with precision fp16.
     scores: of the last evaluation, {"knn20/NAME": accuracy in [0, 1], "linear/NAME": ...}.
@@ -56,6 +56,10 @@ class Run:
     def finished(self) -> bool:
         """Whether all steps are done."""
         return self.step >= self.steps
+
+    def plan(self, recipe: Recipe, steps: int) -> None:
+        """Change the epochs of the recipe and the number of steps during the run."""
+        self.recipe, self.steps, self.batches.steps = recipe, steps, steps
 
     def stop_for_requeue(self) -> None:
         """Let Slurm start the job again once the run has stopped."""

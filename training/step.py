@@ -2,6 +2,8 @@
 
 The random numbers of the views depend only on seed and step, and those of the network also on the rank. A resumed run
 therefore equals one that never stopped, without a generator's state in the checkpoint.
+
+On a GPU, the part of a step up to the gradients is recorded once and replayed, see `training.graph`.
 """
 
 from __future__ import annotations
@@ -21,9 +23,9 @@ from nnclr_hub.method import Step, momentum_at
 
 from .data.augment import make_views
 from .data.batches import Batch
-from .data.operations import operations_for
 from .data.order import seed_of
 from .distributed import share_gradients
+from .graph import Part, Recorder, StepGraph, recorder_for, why_eager
 from .monitor import Metrics, measure_step
 from .optimization import Schedule
 from .run import Run
@@ -33,36 +35,47 @@ from .run import Run
 class StepResult:
     """Result of a step; everything except the loss comes from the last part of the batch.
 
+    A later step may overwrite `z1` and `metrics`: callbacks that keep them must copy them.
+
     loss: scalar float32 on the device, the mean over the parts.
     z1: (B, D) projections of the first view.
     metrics: see `measure_step`.
     lr: learning rate of the heads.
-    augmented: seconds spent making the views; on a GPU, seconds to launch this work.
+    data_seconds: spent waiting for images and making views; on a GPU, the seconds to launch this work.
     """
 
     loss: Tensor
     z1: Tensor
     metrics: Metrics
     lr: float
-    augmented: float
+    data_seconds: float
 
 
 class Stepper:
     """Runs the steps of a run, of which it needs learner, optimizer, recipe, ranks and batches.
 
+    eager_because: why steps are not recorded on this GPU; None if they are, and on a CPU.
+
     Args:
         run: with a learner on its device, and sizes that fit the data. Its number of steps may change between steps.
+        recorder: of the graph; default one for the device of the run.
     """
 
-    def __init__(self, run: Run, schedule: Schedule) -> None:
+    def __init__(self, run: Run, schedule: Schedule, recorder: Recorder | None = None) -> None:
         self._learner, self._optimizer, self._scaler = run.learner, run.optimizer, run.scaler
         self._run, self._recipe, self._ranks, self._batches = run, run.recipe, run.ranks, run.batches
         self._schedule = schedule
         self._shared = share_gradients(run.learner, run.ranks)
-        self._operations = operations_for(run.ranks.where, run.recipe.compile_views)
-        self._augmenting = 0.0  # seconds of the step
+        self._data_seconds = 0.0
+        self._graph: StepGraph | None = None
+        self.eager_because: str | None = None
+        recorder = recorder or recorder_for(run.ranks.where)
+        if recorder is not None:
+            self.eager_because = why_eager(run)
+            if self.eager_because is None:
+                self._graph = StepGraph(run, recorder, self._autocast)
 
-    def run(self, batch: Batch, step: int) -> StepResult:
+    def run(self, step: int) -> StepResult:
         """Run one step.
 
         Raises:
@@ -70,30 +83,35 @@ class Stepper:
         """
         self._seed(step)
         lr = self._schedule.set(step)
-        parts = self._update_weights(batch, step)
-        if parts is None:  # at this point nothing holds the step's memory any more
-            raise self._explain(batch, step)
-        last = parts[-1]
-        metrics = measure_step(last, self._learner.support_set, batch.labels[-len(last.z1) :])
-        if self._recipe.support_set != "current_encoder":
-            for (_, part), result in zip(self._parts(batch), parts, strict=True):
-                self._learner.enqueue(result, part.ids, part.labels)
-        self._learner.update_momentum_encoder(momentum_at(step / self._run.steps, self._recipe.ema))
-        loss = torch.stack([part.loss.detach() for part in parts]).mean()
-        return StepResult(loss, last.z1, metrics, lr, self._augmenting)
+        if self._graph is not None:
+            with self._graph.recorder.stream():
+                return self._take(step, lr)
+        return self._take(step, lr)
 
     # ---- parts of a step
 
-    def _update_weights(self, batch: Batch, step: int) -> list[Step] | None:
+    def _take(self, step: int, lr: float) -> StepResult:
+        done = self._update_weights(step)
+        if done is None:  # at this point nothing holds the step's memory any more
+            raise self._explain(step)
+        parts, metrics = done
+        if self._recipe.support_set != "current_encoder":
+            for part in parts:
+                self._learner.enqueue(part.step, part.ids, part.labels)
+        self._learner.update_momentum_encoder(momentum_at(step / self._run.steps, self._recipe.ema))
+        loss = torch.stack([part.step.loss.detach() for part in parts]).mean()
+        return StepResult(loss, parts[-1].step.z1, metrics, lr, self._data_seconds)
+
+    def _update_weights(self, step: int) -> tuple[list[Part], Metrics] | None:
         """Compute gradients and update the weights; return None if the device runs out of memory."""
         try:
-            parts = self._gradients(batch, step)
+            parts, metrics = self._gradients(step)
             if self._recipe.clip:
                 self._scaler.unscale_(self._optimizer)
                 nn.utils.clip_grad_norm_(self._learner.parameters(), self._recipe.clip)
             self._scaler.step(self._optimizer)
             self._scaler.update()
-            return parts
+            return parts, metrics
         except (torch.OutOfMemoryError, RuntimeError) as error:
             if not _is_out_of_memory(error):
                 raise
@@ -104,29 +122,39 @@ class Stepper:
         # for stochastic depth and for sampling one of the k nearest
         torch.manual_seed(seed_of(self._recipe.seed, step, self._ranks.rank))
 
-    def _gradients(self, batch: Batch, step: int) -> list[Step]:
-        """Sum the gradients over the parts of the batch; most recipes have one part."""
+    def _gradients(self, step: int) -> tuple[list[Part], Metrics]:
         progress = step / self._run.steps
+        share = self._recipe.neighbor_share(progress)
+        if self._graph is not None:
+            began = time.perf_counter()
+            self._graph.load(self._batches.draw(step), share)
+            self._data_seconds = time.perf_counter() - began
+            part, metrics = self._graph.run()
+            self.eager_because = self._graph.failure
+            return [part], metrics
+        return self._eager_gradients(step, share)
+
+    def _eager_gradients(self, step: int, share: float) -> tuple[list[Part], Metrics]:
+        """Sum the gradients over the parts of the batch; most recipes have one part."""
+        began = time.perf_counter()
+        batch = self._batches.at(step)
+        self._data_seconds = time.perf_counter() - began
         self._optimizer.zero_grad(set_to_none=True)
         if self._recipe.support_set == "current_encoder" and self._learner.support_set is not None:
             self._refill(step)
-        results, self._augmenting = [], 0.0
+        results = []
         for last, part in self._parts(batch):
             began = time.perf_counter()
             with self._batches.side.used():
-                views = make_views(part.pixels, part.views, part.numbers, self._operations, self._recipe.chunk)
+                views = make_views(part.pixels, part.views, part.numbers, self._recipe.chunk)
             self._batches.side.hand_over([*views, part.ids, part.labels])
-            self._augmenting += time.perf_counter() - began
+            self._data_seconds += time.perf_counter() - began
             with self._autocast(), self._synchronized(last):
-                result: Step = self._shared(
-                    views,
-                    ids=part.ids,
-                    labels=part.labels,
-                    neighbor_share=self._recipe.neighbor_share(progress),
-                )
+                result: Step = self._shared(views, ids=part.ids, labels=part.labels, neighbor_share=share)
                 self._scaler.scale(result.loss / self._recipe.accumulate).backward()
-            results.append(result)
-        return results
+            results.append(Part(result, part.ids, part.labels))
+        last = results[-1]
+        return results, measure_step(last.step, self._learner.support_set, last.labels)
 
     def _parts(self, batch: Batch) -> Iterator[tuple[bool, Batch]]:
         """Yield (whether it is the last part, part) for each part of the batch."""
@@ -168,7 +196,8 @@ class Stepper:
 
     # ---- out of memory
 
-    def _explain(self, batch: Batch, step: int) -> OutOfMemory:
+    def _explain(self, step: int) -> OutOfMemory:
+        batch = self._batches.at(step)
         images = len(batch)
         self._batches.side.hand_over([])  # the step may have ended before
         fits = self._largest(batch, step)

@@ -145,7 +145,7 @@ class Learner(nn.Module):
         *,
         ids: Tensor | None = None,
         labels: Tensor | None = None,
-        neighbor_share: float = 1.0,
+        neighbor_share: float | Tensor = 1.0,
     ) -> Step:
         """Compute the loss. Large views pass the encoder one at a time, so batch norm sees one view at a time.
 
@@ -155,7 +155,8 @@ class Learner(nn.Module):
             labels: (B,) int64 classes.
             neighbor_share: share of the batch, those with the most similar neighbors, that uses neighbors as targets.
                 Below 1 this deviates from the paper; short runs need it. The rest uses the view itself: with gradient
-                through both sides for InfoNCE (eq. 2), without gradient for the negative cosine (SimSiam).
+                through both sides for InfoNCE (eq. 2), without gradient for the negative cosine (SimSiam). A scalar
+                tensor on the device of the views gives the same operations for any share, as a CUDA graph needs.
         """
         z = encode_views(lambda x: self.projection(in_chunks(self.backbone, x, self.chunk)), views, LARGE)  # (B, D)
         p = encode_views(self.prediction, z, LARGE)  # (B, D)
@@ -167,7 +168,7 @@ class Learner(nn.Module):
             found = [self.support_set.lookup(one, ids, labels) for one in own]
             targets = [self._targets(one, nn, neighbor_share) for one, nn in zip(own, found, strict=True)]
             neighbors = found[0]
-            share = torch.full((), self._count(len(z[0]), neighbor_share) / len(z[0]), device=z[0].device)
+            share = (self._count(len(z[0]), neighbor_share, z[0].device) / len(z[0])).float()
         elif self.method.target == "neighbors":
             targets, neighbors = self._mean_shift_targets(own, ids)
         elif self.method.target == "assignment":
@@ -221,19 +222,19 @@ class Learner(nn.Module):
             return projection(in_chunks(backbone, x, self.chunk))
 
     @staticmethod
-    def _count(batch: int, share: float) -> int:
-        return round(batch * share)
+    def _count(batch: int, share: float | Tensor, device: torch.device) -> Tensor:
+        """Return the number of images with a neighbor as target, a scalar tensor; half is rounded to even."""
+        return (torch.as_tensor(share, dtype=torch.float64).to(device, non_blocking=True) * batch).round()
 
-    def _targets(self, z: Tensor, found: Neighbors, share: float) -> Tensor:
+    def _targets(self, z: Tensor, found: Neighbors, share: float | Tensor) -> Tensor:
         """Return neighbors for the most similar `share` of the batch and views for the rest: (B, D) float32."""
-        batch = len(z) * self.gather.world
-        count = self._count(batch, share)
-        if count == batch:
+        if isinstance(share, float | int) and share == 1:
             return found.embeddings
-        use_neighbor = torch.zeros(batch, dtype=torch.bool, device=z.device)
         # the most similar of the whole batch, so the choice does not depend on the number of ranks
-        use_neighbor[self.gather(found.similarity).topk(count).indices] = True
-        use_neighbor = use_neighbor[self.gather.rank * len(z) :][: len(z)]
+        order = self.gather(found.similarity).argsort(descending=True, stable=True)
+        place = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=z.device))
+        own_places = place[self.gather.rank * len(z) :][: len(z)]
+        use_neighbor = own_places < self._count(len(order), share, z.device)
         own = z.detach() if self.method.objective == "negative_cosine" else z  # else SimSiam without its stop-gradient
         return torch.where(use_neighbor[:, None], found.embeddings, own.float())
 

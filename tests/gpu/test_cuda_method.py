@@ -5,6 +5,7 @@ make gpu            # or, uninstalled: python -m pytest -m gpu tests/gpu
 
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +17,8 @@ from nnclr_hub.method import METHODS, Gather, Learner, SupportSet
 from nnclr_hub.method import learner as nnclr_learner
 from nnclr_hub.method.lejepa import random_directions
 from training.assemble import build_learner, place_learner
-from training.data.augment import make_view, make_views
+from training.data.augment import change_all, colors_and_blur, make_view, make_views
 from training.data.batches import Batches
-from training.data.operations import compiled
 from training.data.side_stream import SideStream
 from training.data.views import AUGMENTATIONS
 from training.distributed import Ranks
@@ -44,12 +44,13 @@ def test_augmentation_is_the_same_on_both_devices(name, device, full_precision):
         assert ((cpu - gpu).abs() > 2e-3).float().mean() < 1e-3
 
 
-def test_compiled_augmentation_equals_eager(device, full_precision):
+def test_both_forms_of_the_augmentation_are_equal_on_the_device(device, full_precision):
     images = torch.randint(0, 256, (32, 96, 96, 3), dtype=torch.uint8).to(device)
     view = replace(AUGMENTATIONS["byol"][1], size=64, blur=0.5)
+    compiled = torch.compile(colors_and_blur, dynamic=False)
     eager, fused = (
-        make_view(images, torch.ones(32), view, torch.Generator().manual_seed(3), *operations)
-        for operations in ((), (compiled(),))
+        make_view(images, torch.ones(32), view, torch.Generator().manual_seed(3), change)
+        for change in (change_all, partial(change_all, change=compiled))
     )
     assert ((fused - eager).abs() > 2e-3).float().mean() < 1e-3
 
@@ -129,7 +130,8 @@ def stepper_on(device: str, *settings: str) -> tuple[Learner, Stepper, Batches]:
     [
         ["precision=bf16"],
         ["precision=fp32"],
-        ["precision=bf16", "compile_views=false"],
+        ["precision=bf16", "compile_views=true"],
+        ["precision=bf16", "graph=false"],
         ["precision=bf16", "optimizer=lars"],
         ["precision=bf16", "optimizer=adamw", "clip=1"],
     ],
@@ -137,13 +139,13 @@ def stepper_on(device: str, *settings: str) -> tuple[Learner, Stepper, Batches]:
 )
 def test_a_step_never_makes_the_device_wait(cuda, settings):
     """torch rejects operations that synchronize, after placing the images and compiling the views of these steps."""
-    _, stepper, batches = stepper_on("cuda", *settings)
+    _, stepper, _ = stepper_on("cuda", *settings)
     for step in (0, 1, 2, 3):
-        stepper.run(batches.at(step), step)
+        stepper.run(step)
     torch.cuda.set_sync_debug_mode("error")
     try:
         for step in (1, 2, 3):
-            stepper.run(batches.at(step), step)
+            stepper.run(step)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
@@ -156,8 +158,8 @@ def test_views_of_the_side_stream_are_those_of_the_default_one(settings, device,
         if not used:
             monkeypatch.setattr(SideStream, "used", lambda self: nullcontext())
         torch.manual_seed(0)
-        _, stepper, batches = stepper_on(device, "precision=fp32", *settings)
-        losses.append(torch.stack([stepper.run(batches.at(step), step).loss for step in range(4)]).cpu())
+        _, stepper, _ = stepper_on(device, "precision=fp32", "graph=false", *settings)
+        losses.append(torch.stack([stepper.run(step).loss for step in range(4)]).cpu())
     torch.testing.assert_close(*losses, atol=1e-3, rtol=1e-3)
 
 
@@ -167,7 +169,7 @@ def test_views_and_weights_are_channels_last(device):
     [view] = make_views(batch.pixels, batch.views[:1], batch.numbers[:1])
     kernel = learner.backbone.conv1.weight
     assert all(one.is_contiguous(memory_format=torch.channels_last) for one in (view, kernel))
-    stepper.run(batch, 0)
+    stepper.run(0)
     # with another layout the optimizer would start kernels for each weight instead of a few for all
     others = [name for name, p in learner.named_parameters() if p.requires_grad and p.grad.stride() != p.stride()]
     assert not others

@@ -94,7 +94,7 @@ def test_a_step_stays_on_the_device_and_never_waits(gpu, kind):
     stepper, batches = stepper_of(gpu, KINDS[kind])
     gpu.waits.clear()  # from placing the images
     for step in (0, 2) if kind == "starter" else (2,):
-        taken = stepper.run(batches.at(step), step)
+        taken = stepper.run(step)
     assert taken.loss.device.type == taken.z1.device.type == "cuda"
     assert gpu.waits == gpu.races == []
 

@@ -3,9 +3,9 @@
 import json
 
 import pytest
-from tiny_runs import recipe, stop_in_step
+from tiny_runs import stop_in_step
 
-from nnclr_hub.errors import CheckpointError
+from nnclr_hub.errors import CheckpointError, InvalidRequest
 from training import pretrain as program
 from training.callbacks import Callback
 from training.monitor import read_log
@@ -35,12 +35,12 @@ class Clock(Callback):
 def timed(data, tmp_path, monkeypatch):
     """Return a function that runs `auto` with a time limit on a Clock, and returns folder, result and run.json."""
 
-    def run(clock, *settings, **more):
+    def run(clock, *settings, also=(), **more):
         timing = lambda until, *rest: TimedEpochs(LIMIT, *rest, clock=lambda: clock.now)  # noqa: E731
         monkeypatch.setattr(program, "TimedEpochs", timing)
         out, more = tmp_path / "run", {"minutes": 60, "device": "cpu", **more}
         given = [*SMALL, *(() if "init" in more else NARROW), *settings]
-        outcome = pretrain("auto", data, out, settings=given, callbacks=[clock], **more)
+        outcome = pretrain("auto", data, out, settings=given, callbacks=[*also, clock], **more)
         return out, outcome, json.loads((out / "run.json").read_text())
 
     return run
@@ -138,15 +138,51 @@ def test_the_time_of_a_resumed_run_only_stops_it(timed):
 
 
 @pytest.mark.parametrize(
-    ("name", "settings", "processes", "expected"),
+    ("name", "settings", "expected"),
     [
-        ("auto", [], 1, True),
-        ("auto", ["epochs=3"], 1, False),
-        ("auto", ["early_size=32", "early_share=0.5"], 1, False),
-        ("auto", [], 2, False),
-        ("small_cpu", [], 1, False),
+        ("auto", [], True),
+        ("auto", ["epochs=3"], False),
+        ("auto", ["epochs=fit"], True),
+        ("small_cpu", [], False),
+        ("small_cpu", ["epochs=fit"], True),
     ],
 )
-def test_only_auto_without_given_epochs_follows_the_time(name, settings, processes, expected):
-    given = find_recipe(name).with_settings(settings)
-    assert epochs_follow_time(given, recipe(*settings), processes) == expected
+def test_auto_and_fitted_epochs_follow_the_time(name, settings, expected):
+    assert epochs_follow_time(find_recipe(name).with_settings(settings)) == expected
+
+
+FIT = ("epochs=fit", "early_size=12", "early_share=0.6", "warmup_epochs=1")
+
+
+def test_fitted_epochs_end_in_time_with_views_of_two_sizes(timed):
+    """The later steps take 1.78 times as long, as many times as their views have pixels."""
+    sizes = []
+
+    class Sizes(Callback):
+        def on_step(self, run, result):
+            sizes.append(run.recipe.size_at((run.step - 1) / run.steps))
+
+    seen = Sizes()
+    clock = Clock(lambda step: 16**2 / 12**2 if sizes[-1:] == [16] else 1.0)
+    out, outcome, about = timed(clock, *FIT, also=[seen])
+    assert outcome.finished
+    assert 0.85 * LIMIT < clock.now <= LIMIT
+    assert sizes == sorted(sizes), "small views first, then large ones"
+    assert sizes.count(12) / len(sizes) == pytest.approx(0.6, abs=0.1)
+    assert rates(out)[-1] < 0.02 * max(rates(out))
+    assert about["steps"] == outcome.step
+
+
+def test_a_resumed_run_with_fitted_epochs_follows_its_new_time(timed):
+    with pytest.MonkeyPatch.context() as patch:
+        stop_in_step(30, patch)
+        timed(Clock(), "epochs=fit")
+    clock = Clock(lambda step: 0.5)
+    _, outcome, _ = timed(clock, "epochs=fit", resume=True)
+    assert outcome.finished
+    assert 0.85 * LIMIT < clock.now <= LIMIT
+
+
+def test_fitted_epochs_need_a_time_limit(timed):
+    with pytest.raises(InvalidRequest):
+        timed(Clock(), "epochs=fit", minutes=None)

@@ -5,14 +5,18 @@ all channels, and the hue stays; brightness, solarization, crops and blur work o
 
 A view of an image is a function of NUMBERS uniform random numbers. They are sampled on the CPU for the whole batch of
 a step, and each process uses its rows: a run has the same views on every device and for every number of processes. The
-pixels are processed on the device where they are. Parameters are sent with `non_blocking`; otherwise a GPU would wait
-at each of some forty small copies per view.
+pixels are processed on the device where they are.
+
+Two functions finish the crops, with equal results. `change_rows` selects the images that an operation changes, which is
+the least work and the fastest form on a CPU. `change_all` computes every operation for every image and keeps what is
+needed. Its operations and shapes are the same at each step, so a GPU can replay them as one graph.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Protocol
 
 import numpy as np
@@ -20,8 +24,9 @@ import torch
 from torch import Generator, Tensor
 
 from .crop_boxes import CROP_NUMBERS, crop_boxes
-from .degrade import DEGRADE_NUMBERS, degrade
-from .operations import EAGER, Operations
+from .degrade import DEGRADE_NUMBERS, degraded
+from .jitter import jitter_all, jitter_rows
+from .pixel_ops import blur_matrix, gaussian_blur, gray, grayscale, products, resized_crop, solarize
 from .views import View
 
 LEAST = 2.0  # minimum side of a crop in pixels of a stored copy
@@ -34,13 +39,7 @@ NUMBERS = DEGRADE.stop
 
 
 class Pixels(Protocol):
-    """The images of a batch, from which views are cut, or cut views.
-
-    sizes: (B, 2) height and width of the originals.
-    """
-
-    @property
-    def sizes(self) -> np.ndarray: ...
+    """The images of a batch, from which views are cut, or cut views."""
 
     def __len__(self) -> int: ...
 
@@ -48,7 +47,7 @@ class Pixels(Protocol):
         """Return the images from `start` to `end`."""
         ...
 
-    def crop(self, number: int, view: View, numbers: Tensor, operations: Operations) -> Tensor:
+    def crop(self, number: int, view: View, numbers: Tensor) -> Tensor:
         """Return the crops of a view, given by its number: (B, C, S, S) float32 in [0, 1], mirrored by `numbers`."""
         ...
 
@@ -84,18 +83,39 @@ class StoredImages:
         """Return float32 images with the memory layout (B, H, C, W), converted once for all views."""
         return StoredImages(_in_lines(self.images), self.filled, self.sizes)
 
-    def crop(self, number: int, view: View, numbers: Tensor, operations: Operations) -> Tensor:
-        boxes = crop_boxes(self.sizes, np.array(view.scale), np.array(view.ratio), numbers.numpy()[:, :CROP_NUMBERS])
-        boxes *= np.tile(self.filled / self.sizes, 2)
-        # in a copy of extreme proportions a crop may have no pixels, hence the minimum side
-        length = np.minimum(self.filled, np.maximum(LEAST, boxes[:, 2:]))
-        boxes = np.concatenate([np.maximum(0, np.minimum(boxes[:, :2], self.filled - length)), length], axis=1)
-        device = self.images.device
+    def crop(self, number: int, view: View, numbers: Tensor) -> Tensor:
         flip = numbers[:, FLIP] < view.flip
-        on_device, flip = (
-            one.to(device, non_blocking=True) for one in (torch.from_numpy(boxes.astype(np.float32)), flip)
+        boxes, flip = (
+            one.to(self.images.device, non_blocking=True)
+            for one in (copy_boxes(self.sizes, self.filled, view, numbers), flip)
         )
-        return operations.resized_crop(_in_lines(self.images), on_device, flip, view.size)
+        return resized_crop(_in_lines(self.images), boxes, flip, view.size)
+
+
+@dataclass(frozen=True)
+class BoxedImages:
+    """Copies of the images with the boxes of all views on the device; their crops read nothing from the host.
+
+    images: (B, H, W, C) float32 in [0, 255], with the memory layout (B, H, C, W).
+    boxes: (V, B, 4) float32, see `copy_boxes`.
+    """
+
+    images: Tensor
+    boxes: Tensor
+
+    @classmethod
+    def of(cls, images: Tensor, boxes: Tensor) -> BoxedImages:
+        """Return these images (B, H, W, C), uint8 or float, with the boxes of their views."""
+        return cls(_in_lines(images), boxes)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def part(self, start: int, end: int) -> BoxedImages:
+        return BoxedImages(self.images[start:end], self.boxes[:, start:end])
+
+    def crop(self, number: int, view: View, numbers: Tensor) -> Tensor:
+        return resized_crop(self.images, self.boxes[number], numbers[:, FLIP] < view.flip, view.size)
 
 
 @dataclass(frozen=True)
@@ -115,8 +135,23 @@ class CutViews:
     def part(self, start: int, end: int) -> CutViews:
         return CutViews(tuple(one[start:end] for one in self.crops), self.sizes[start:end])
 
-    def crop(self, number: int, view: View, numbers: Tensor, operations: Operations) -> Tensor:
+    def crop(self, number: int, view: View, numbers: Tensor) -> Tensor:
         return _in_lines(self.crops[number]).permute(0, 3, 1, 2).div_(255)  # a copy, since the crops are uint8
+
+
+def copy_boxes(sizes: np.ndarray, filled: np.ndarray, view: View, numbers: Tensor) -> Tensor:
+    """Sample the crops of a view in pixels of the copies: (B, 4) float32 on the CPU, top, left, height and width.
+
+    Args:
+        sizes, filled: see `StoredImages`.
+        numbers: (B, NUMBERS) on the CPU.
+    """
+    boxes = crop_boxes(sizes, np.array(view.scale), np.array(view.ratio), numbers.numpy()[:, :CROP_NUMBERS])
+    boxes *= np.tile(filled / sizes, 2)
+    # in a copy of extreme proportions a crop may have no pixels, hence the minimum side
+    length = np.minimum(filled, np.maximum(LEAST, boxes[:, 2:]))
+    boxes = np.concatenate([np.maximum(0, np.minimum(boxes[:, :2], filled - length)), length], axis=1)
+    return torch.from_numpy(boxes.astype(np.float32))
 
 
 def sample_numbers(views: int, batch: int, generator: Generator) -> Tensor:
@@ -124,29 +159,35 @@ def sample_numbers(views: int, batch: int, generator: Generator) -> Tensor:
     return torch.rand(views, batch, NUMBERS, generator=generator)
 
 
+# finishes crops (B, C, S, S) of a view with numbers (B, NUMBERS); it may overwrite them
+Change = Callable[[Tensor, View, Tensor], Tensor]
+
+
 def make_views(
-    pixels: Pixels, views: Sequence[View], numbers: Tensor, operations: Operations = EAGER, at_once: int = 0
+    pixels: Pixels, views: Sequence[View], numbers: Tensor, at_once: int = 0, change: Change | None = None
 ) -> list[Tensor]:
     """Make the views of a batch of images, in order.
 
     Args:
-        numbers: (V, B, NUMBERS) on the CPU; see `sample_numbers`.
+        numbers: (V, B, NUMBERS) on the CPU, or on the device of `BoxedImages`; see `sample_numbers`.
         at_once: images to process at a time, to save memory; 0: all.
+        change: default `change_rows` on a CPU and `change_all` on other devices.
 
     Returns:
         (B, C, view.size, view.size) float32 for each view, normalized, channels last.
     """
     if 0 < at_once < len(pixels):
-        return _make_in_parts(pixels, views, numbers, operations, at_once)
+        return _make_in_parts(pixels, views, numbers, at_once, change)
     if isinstance(pixels, StoredImages):
         pixels = pixels.in_lines()
     made: dict[int, Tensor] = {}
     for places in _groups(views):
         view = views[places[0]]
-        crops = [pixels.crop(place, view, numbers[place], operations) for place in places]
+        crops = [pixels.crop(place, view, numbers[place]) for place in places]
         x = torch.cat(crops) if len(crops) > 1 else crops[0]
-        finished = _finish(x, view, numbers[places].flatten(0, 1), operations)
-        made.update(zip(places, finished.chunk(len(places)), strict=True))
+        own = torch.cat([numbers[place] for place in places])
+        form = change or (change_rows if x.device.type == "cpu" else change_all)
+        made.update(zip(places, form(x, view, own).chunk(len(places)), strict=True))
     return [made[place] for place in range(len(views))]
 
 
@@ -163,12 +204,12 @@ def _groups(views: Sequence[View]) -> list[list[int]]:
 
 
 def _make_in_parts(
-    pixels: Pixels, views: Sequence[View], numbers: Tensor, operations: Operations, at_once: int
+    pixels: Pixels, views: Sequence[View], numbers: Tensor, at_once: int, change: Change | None
 ) -> list[Tensor]:
     whole: list[Tensor] = []
     for start in range(0, len(pixels), at_once):
         end = min(start + at_once, len(pixels))
-        parts = make_views(pixels.part(start, end), views, numbers[:, start:end], operations)
+        parts = make_views(pixels.part(start, end), views, numbers[:, start:end], change=change)
         if not whole:
             shapes = [(len(pixels), *part.shape[1:]) for part in parts]
             form = {"device": parts[0].device, "memory_format": torch.channels_last}
@@ -178,12 +219,10 @@ def _make_in_parts(
     return whole
 
 
-def make_view(
-    images: Tensor, aspect: Tensor, view: View, generator: Generator, operations: Operations = EAGER
-) -> Tensor:
+def make_view(images: Tensor, aspect: Tensor, view: View, generator: Generator, change: Change | None = None) -> Tensor:
     """Make one view of each image of (B, H, W, C), which are squashed copies of originals of an aspect (B,)."""
     numbers = sample_numbers(1, len(images), generator)
-    return make_views(StoredImages.whole(images, aspect), [view], numbers, operations)[0]
+    return make_views(StoredImages.whole(images, aspect), [view], numbers, change=change)[0]
 
 
 def blur_taps(size: int) -> int:
@@ -191,21 +230,72 @@ def blur_taps(size: int) -> int:
     return max(3, 2 * round((23 * size / 224 - 1) / 2) + 1)
 
 
-def _finish(x: Tensor, view: View, numbers: Tensor, operations: Operations) -> Tensor:
-    """Change colors and sharpness of crops (B, C, S, S), and normalize them; `x` may be overwritten."""
-    device = x.device
-    degrade(x, view.degrade, numbers[:, DEGRADE])
-    x = _jitter(x, view, numbers, operations)
-    x = _some(x, numbers[:, GRAY] < view.gray, lambda some, _: operations.grayscale(some))
+def change_rows(x: Tensor, view: View, numbers: Tensor) -> Tensor:
+    """Change colors and sharpness of crops (B, C, S, S) on a CPU, and normalize them; `x` may be overwritten."""
+    x = _some(x, numbers[:, DEGRADE.start] < view.degrade, lambda some, rows: degraded(some, numbers[rows, DEGRADE]))
+    if view.jitter:
+        x = jitter_rows(x, *_turns_and_amounts(view, numbers))
+    x = _some(x, numbers[:, GRAY] < view.gray, lambda some, _: grayscale(some))
+    sigma, taps = _sigma(view, numbers), blur_taps(view.size)
+    x = _some(x, numbers[:, BLUR] < view.blur, lambda some, rows: gaussian_blur(some, sigma[rows], taps))
+    x = _some(x, numbers[:, SOLARIZE] < view.solarize, lambda some, _: solarize(some))
+    return _normalize(_of_plugin(x, view, numbers), view)
+
+
+def change_all(x: Tensor, view: View, numbers: Tensor, change: Change | None = None) -> Tensor:
+    """Return the result of `change_rows` with the same operations and shapes for any numbers, on any device.
+
+    Args:
+        change: `colors_and_blur`, or a compiled form of it.
+    """
+    on_device = numbers.to(x.device, non_blocking=True)
+    if view.degrade:
+        chosen = (on_device[:, DEGRADE.start] < view.degrade)[:, None, None, None]
+        x = torch.where(chosen, degraded(x, on_device[:, DEGRADE]), x)
+    x = (change or colors_and_blur)(x, view, on_device)
+    return _normalize(_of_plugin(x, view, numbers), view)
+
+
+def colors_and_blur(x: Tensor, view: View, numbers: Tensor) -> Tensor:
+    """Jitter, blur and solarize crops (B, C, S, S), with all arguments on one device."""
+
+    def where(column: int, probability: float) -> Tensor:
+        return (numbers[:, column] < probability)[:, None, None, None]
+
+    if view.jitter:
+        x = jitter_all(x, *_turns_and_amounts(view, numbers))
+    if view.gray:
+        x = torch.where(where(GRAY, view.gray), gray(x), x)
+    if view.blur:
+        matrix = blur_matrix(_sigma(view, numbers), blur_taps(view.size), view.size, numbers[:, BLUR] < view.blur)
+        x = products(x, matrix, matrix)
+    if view.solarize:
+        x = torch.where(where(SOLARIZE, view.solarize), solarize(x), x)
+    return x
+
+
+def _sigma(view: View, numbers: Tensor) -> Tensor:
     least, most = view.sigma
-    sigma = (least + (most - least) * numbers[:, SIGMA]).to(device, non_blocking=True)
-    taps = blur_taps(view.size)
-    x = _some(x, numbers[:, BLUR] < view.blur, lambda some, rows: operations.gaussian_blur(some, sigma[rows], taps))
-    x = _some(x, numbers[:, SOLARIZE] < view.solarize, lambda some, _: operations.solarize(some))
-    if view.operation is not None:
-        own = Generator().manual_seed(int(numbers[0, OWN].double() * 2**24))
-        x = view.operation(x, own)
-    return _normalize(x, view)
+    return least + (most - least) * numbers[:, SIGMA]
+
+
+def _turns_and_amounts(view: View, numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the turn of each operation of the color jitter, -1 for images without it, and its amount: (B, 4) each."""
+    order, operation = numbers[:, ORDER], torch.arange(4, device=numbers.device)
+    before = (order[:, None] < order[:, :, None]) | (
+        (order[:, None] == order[:, :, None]) & (operation[None] < operation[:, None])
+    )  # (B, 4, 4): whether the last operation comes before the one in the middle; a comparison is static, a sort is not
+    turns = torch.where((numbers[:, JITTER] < view.jitter)[:, None], before.sum(dim=2), -1)
+    spread = (view.brightness, view.contrast, view.saturation, view.hue)
+    amounts = [(numbers[:, AMOUNTS.start + i] * 2 - 1) * by for i, by in enumerate(spread)]
+    return turns, torch.stack([*((one + 1).clamp(min=0) for one in amounts[:3]), amounts[3]], dim=1)
+
+
+def _of_plugin(x: Tensor, view: View, numbers: Tensor) -> Tensor:
+    """Apply the operation of a plug-in, if any, with a generator of its own."""
+    if view.operation is None:
+        return x
+    return view.operation(x, Generator().manual_seed(int(numbers[0, OWN].double() * 2**24)))
 
 
 def _in_lines(images: Tensor) -> Tensor:
@@ -217,30 +307,22 @@ def _in_lines(images: Tensor) -> Tensor:
 
 def _normalize(x: Tensor, view: View) -> Tensor:
     """Normalize with the view's mean and standard deviation, and write channels last in the same pass."""
-    colors = (torch.tensor(v).to(x.device, non_blocking=True) for v in (view.mean, view.std))
-    mean, std = (one[:, None, None] for one in colors)
-    return torch.addcmul(-mean / std, x, 1 / std, out=torch.empty_like(x, memory_format=torch.channels_last))
+    shift, scale = _normalization(view.mean, view.std, x.device)
+    return torch.addcmul(shift, x, scale, out=torch.empty_like(x, memory_format=torch.channels_last))
+
+
+@cache
+def _normalization(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return (C, 1, 1) float32 each: -mean / std, and 1 / std. A graph must not copy them from the host."""
+    at, by = (torch.tensor(one)[:, None, None] for one in (mean, std))
+    return (-at / by).to(device), (1 / by).to(device)
 
 
 def _some(x: Tensor, chosen: Tensor, operation: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """Apply operation(images, their rows) to images `chosen` (B,) bool on the CPU; in place unless all are chosen."""
+    """Apply operation(images, their rows) to the images `chosen`, (B,) bool; in place unless all are chosen."""
     rows = chosen.nonzero().squeeze(1)
-    on_device = rows.to(x.device, non_blocking=True)
     if len(rows) == len(x):
-        return operation(x, on_device)
+        return operation(x, rows)
     if len(rows):
-        x[on_device] = operation(x[on_device], on_device)
+        x[rows] = operation(x[rows], rows)
     return x
-
-
-def _jitter(x: Tensor, view: View, numbers: Tensor, operations: Operations) -> Tensor:
-    """Apply color jitter: four operations in an order sampled per image."""
-    chosen = numbers[:, JITTER] < view.jitter
-    if not chosen.any():
-        return x
-    spread = torch.tensor([view.brightness, view.contrast, view.saturation, view.hue])
-    amounts = (numbers[:, AMOUNTS] * 2 - 1) * spread
-    amounts[:, :3] = (amounts[:, :3] + 1).clamp_(min=0)
-    return operations.jitter(
-        x, torch.where(chosen[:, None], numbers[:, ORDER].argsort(dim=1).argsort(dim=1), -1), amounts
-    )

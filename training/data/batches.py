@@ -14,9 +14,8 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from .augment import NUMBERS, Pixels, sample_numbers
+from .augment import NUMBERS, CutViews, StoredImages, sample_numbers
 from .folder_views import FolderNumbers
-from .operations import EAGER
 from .order import Order, seed_of
 from .side_stream import SideStream
 from .views import View
@@ -25,6 +24,20 @@ Views = Callable[[int], Sequence[View]]  # of a step
 SAMPLED = 1000  # images of the statistics
 LEAST_STD = 0.01  # of an empty channel
 WHOLE = View(size=64, scale=(1.0, 1.0), ratio=(1e-6, 1e6), flip=0.0)
+
+
+@dataclass(frozen=True)
+class Draw:
+    """The images and the random numbers of one rank's part of a step's batch, on the CPU.
+
+    rows: (B,) int64, rows of the set.
+    views: to make of each image.
+    numbers: (V, B, NUMBERS) float32, random numbers of the views.
+    """
+
+    rows: np.ndarray
+    views: Sequence[View]
+    numbers: Tensor
 
 
 @dataclass(frozen=True)
@@ -38,7 +51,7 @@ class Batch:
     labels: (B,) int64 on the device, -1 where unknown.
     """
 
-    pixels: Pixels
+    pixels: StoredImages | CutViews
     views: Sequence[View]
     numbers: Tensor
     ids: Tensor
@@ -69,7 +82,7 @@ class PixelSource(Protocol):
 
     def fetch(
         self, rows: np.ndarray, views: Sequence[View], numbers: Tensor
-    ) -> Callable[[], tuple[Pixels, np.ndarray]]:
+    ) -> Callable[[], tuple[StoredImages | CutViews, np.ndarray]]:
         """Begin to read the images at rows (B,) for these views; the function that it returns waits for them.
 
         It returns the pixels on the device, and the rows that were read: those of images that cannot be read differ.
@@ -81,6 +94,9 @@ class PixelSource(Protocol):
 
 class Batches:
     """Batches by step number, so that a resumed run continues with the very next one.
+
+    pixels, labels: see below.
+    steps: of the run, which its views may depend on.
 
     Args:
         pixels: of N images.
@@ -105,8 +121,9 @@ class Batches:
         rank: int = 0,
         world: int = 1,
     ) -> None:
-        self.steps_per_epoch = order.steps_per_epoch
-        self._pixels, self._labels, self._order = pixels, labels, order
+        self.steps_per_epoch, self.steps = order.steps_per_epoch, 0
+        self.pixels, self.labels = pixels, np.asarray(labels, np.int64)
+        self._order = order
         self._views, self._batch_size, self._seed, self._where = views, batch_size, seed, where
         self._folder_numbers = folder_numbers
         self._part = slice(rank * batch_size // world, (rank + 1) * batch_size // world)
@@ -114,24 +131,24 @@ class Batches:
         self.side = SideStream(where)
 
     def __len__(self) -> int:
-        return len(self._pixels)
+        return len(self.pixels)
 
     @property
     def device_bytes(self) -> int:
         """Bytes of the memory of a GPU that the pixels of the whole set take."""
-        return self._pixels.device_bytes
+        return self.pixels.device_bytes
 
     @property
     def unreadable(self) -> dict[int, str]:
         """{row: reason} of the images that this process could not read."""
-        return self._pixels.unreadable
+        return self.pixels.unreadable
 
     def at(self, step: int) -> Batch:
         """Return the batch of a step, counted from 0 over all epochs, and begin the next ones.
 
         Its tensors are on the stream `side`, which hands them over.
         """
-        wanted = range(step, step + 1 + self._pixels.ahead)
+        wanted = range(step, step + 1 + self.pixels.ahead)
         self._begun = {one: self._begun.get(one) or self._begin(one) for one in wanted}
         with self.side.used():
             return self._begun.pop(step)()
@@ -144,25 +161,29 @@ class Batches:
     def close(self) -> None:
         """End the threads and processes that read images."""
         self._begun = {}
-        self._pixels.close()
+        self.pixels.close()
 
-    def _begin(self, step: int) -> Callable[[], Batch]:
+    def draw(self, step: int) -> Draw:
+        """Return the images and random numbers of a step, which `at` would fetch."""
         views = self._views(step)
         draws = Generator().manual_seed(seed_of(self._seed, step))
         numbers = sample_numbers(len(views), self._batch_size, draws)[:, self._part]
         rows = self._order.rows(step)[self._part]
         if self._folder_numbers is not None:
             self._folder_numbers.change(numbers, rows, views)
-        return self._fetch(rows, views, numbers)
+        return Draw(rows, views, numbers)
+
+    def _begin(self, step: int) -> Callable[[], Batch]:
+        drawn = self.draw(step)
+        return self._fetch(drawn.rows, drawn.views, drawn.numbers)
 
     def _fetch(self, rows: np.ndarray, views: Sequence[View], numbers: Tensor) -> Callable[[], Batch]:
-        wait = self._pixels.fetch(rows, views, numbers)
+        wait = self.pixels.fetch(rows, views, numbers)
 
         def finish() -> Batch:
             pixels, read = wait()
             ids, labels = (
-                torch.from_numpy(one).to(self._where, non_blocking=True)
-                for one in (read, np.asarray(self._labels[read], np.int64))
+                torch.from_numpy(one).to(self._where, non_blocking=True) for one in (read, self.labels[read])
             )
             return Batch(pixels, views, numbers, ids, labels)
 
@@ -174,6 +195,6 @@ def channel_statistics(pixels: PixelSource) -> tuple[tuple[float, ...], tuple[fl
     rows = np.arange(0, len(pixels), -(-len(pixels) // SAMPLED))
     numbers = torch.zeros(1, len(rows), NUMBERS)
     images, _ = pixels.fetch(rows, [WHOLE], numbers)()
-    some = images.crop(0, WHOLE, numbers[0], EAGER).double()
+    some = images.crop(0, WHOLE, numbers[0]).double()
     mean, std = some.mean((0, 2, 3)), some.std((0, 2, 3), correction=0).clamp(min=LEAST_STD)
     return tuple(mean.round(decimals=4).tolist()), tuple(std.round(decimals=4).tolist())

@@ -7,6 +7,7 @@ negatives by quality alone. Degraded views remove this shortcut.
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -30,22 +31,17 @@ LUMINANCE = (
 )
 
 
-def degrade(images: Tensor, probability: float, numbers: Tensor) -> None:
-    """Degrade some images in place, each by a different amount.
+def degraded(images: Tensor, numbers: Tensor) -> Tensor:
+    """Degrade each image by a different amount.
 
     Args:
         images: (B, C, S, S) float32 in [0, 1].
-        probability: of degrading each image.
-        numbers: (B, DEGRADE_NUMBERS) uniform random numbers in [0, 1), on the CPU.
+        numbers: (B, DEGRADE_NUMBERS) uniform random numbers in [0, 1); the first one decided that an image is degraded.
     """
-    rows = (numbers[:, 0] < probability).nonzero().squeeze(1)
-    if not len(rows):
-        return
     shrink, quality = (
-        low + (high - low) * numbers[rows, column] for column, (low, high) in enumerate((SHRINK, QUALITY), start=1)
+        low + (high - low) * numbers[:, column] for column, (low, high) in enumerate((SHRINK, QUALITY), start=1)
     )
-    rows, shrink, quality = (one.to(images.device, non_blocking=True) for one in (rows, shrink, quality))
-    images[rows] = jpeg_like(shrink_and_enlarge(images[rows], shrink), quality)
+    return jpeg_like(shrink_and_enlarge(images, shrink), quality)
 
 
 def shrink_and_enlarge(images: Tensor, share: Tensor) -> Tensor:
@@ -71,12 +67,17 @@ def jpeg_like(images: Tensor, quality: Tensor) -> Tensor:
     x = torch.nn.functional.pad(images, (0, padded - side, 0, padded - side), mode="replicate") * 255 - 128
     x = x.unflatten(3, (-1, BLOCK)).unflatten(2, (-1, BLOCK)).transpose(3, 4)  # (B, C, rows, columns, 8, 8)
     transform = _cosines(images.device)
-    table = torch.tensor(LUMINANCE).to(images.device, non_blocking=True)
+    table = _luminance(images.device)
     scale = torch.where(quality < 50, 50 / quality, 2 - quality / 50)[:, None, None]
     steps = (table * scale).clamp(min=1)[:, None, None, None]  # (B, 1, 1, 1, 8, 8)
     x = ((transform @ x @ transform.T) / steps).round_() * steps
     x = (transform.T @ x @ transform).transpose(3, 4).reshape(batch, channels, padded, padded)
     return ((x + 128) / 255).clamp_(0, 1)[..., :side, :side]
+
+
+@cache
+def _luminance(device: torch.device) -> Tensor:
+    return torch.tensor(LUMINANCE).to(device)
 
 
 def _cosines(device: torch.device) -> Tensor:

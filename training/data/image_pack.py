@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,7 @@ from nnclr_hub.encoder.image_reading import PLAIN, ImageReading
 from nnclr_hub.encoder.packed_image import PackedImage
 from nnclr_hub.errors import ImageError, NNCLRHubError, NoImages, NoRoom
 
-from .augment import StoredImages
+from .augment import StoredImages, copy_boxes
 from .cutting import decode_reduced
 from .views import View
 
@@ -120,25 +121,54 @@ class PackedPixels:
 
         return wait
 
+    def boxes(self, rows: np.ndarray, views: Sequence[View], numbers: Tensor) -> Tensor:
+        """Return the crops of the images at rows (B,): (V, B, 4) float32 on the CPU, see `copy_boxes`."""
+        filled, sizes = self._pack.stored[rows].astype(np.float64), self._pack.sizes[rows].astype(np.float64)
+        return torch.stack([copy_boxes(sizes, filled, view, own) for view, own in zip(views, numbers, strict=True)])
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """Return the images at rows (B,) int64 on the device of a resident pack: (B, H, W, C) uint8.
+
+        H and W are those of the largest copies of the pack, so the shape is the same for any rows.
+        """
+        start, stored = self._on_device
+        high, wide = stored[rows].unbind(1)
+        return self._lines(start[rows], high, wide, *self._largest)
+
+    @cached_property
+    def _on_device(self) -> tuple[Tensor, Tensor]:
+        return tuple(torch.from_numpy(one).to(self._where) for one in (self._start, self._pack.stored))  # type: ignore
+
+    @cached_property
+    def _largest(self) -> tuple[int, int]:
+        high, wide = self._pack.stored.max(axis=0).tolist()
+        return high, wide
+
     def close(self) -> None:
         """Stop the prefetching thread."""
         if self._thread is not None:
             self._thread.shutdown(cancel_futures=True)
 
     def _gather(self, rows: np.ndarray) -> Tensor:
-        """Return (B, H, W, C) uint8 with the largest height and width of these images.
+        """Return (B, H, W, C) uint8 with the largest height and width of these images."""
+        high, wide = self._pack.stored[rows].T
+        parts = (
+            torch.from_numpy(one).to(self._pixels.device, non_blocking=True) for one in (self._start[rows], high, wide)
+        )
+        images = self._lines(*parts, int(high.max()), int(wide.max()))
+        return images.pin_memory() if self._where.type == "cuda" and not self.resident else images
+
+    def _lines(self, start: Tensor, high: Tensor, wide: Tensor, most_high: int, most_wide: int) -> Tensor:
+        """Return images (B, most_high, most_wide, C) uint8 by where they start (B,), and their height and width (B,).
 
         Each line of the result is read from where the image's line starts, so what is not filled is arbitrary.
         """
         channels = self._pack.channels
-        high, wide = self._pack.stored[rows].T
-        line = int(wide.max()) * channels
-        below = np.minimum(np.arange(high.max()), high[:, None] - 1)  # (B, H)
-        starts = torch.from_numpy(self._start[rows][:, None] + below * (wide * channels)[:, None])
-        starts = starts.flatten().to(self._pixels.device, non_blocking=True)
+        line = most_wide * channels
+        below = torch.minimum(torch.arange(most_high, device=start.device), high[:, None] - 1)  # (B, H)
+        starts = start[:, None] + below * (wide * channels)[:, None]
         lines = self._pixels.as_strided((len(self._pixels) - line + 1, line), (1, 1))
-        images = lines.index_select(0, starts).view(len(rows), -1, int(wide.max()), channels)
-        return images.pin_memory() if self._where.type == "cuda" and not self.resident else images
+        return lines.index_select(0, starts.flatten()).view(len(start), most_high, most_wide, channels)
 
 
 def stored_sizes(sizes: np.ndarray, size: int) -> np.ndarray:

@@ -1,10 +1,8 @@
 """Color jitter: brightness, contrast, saturation and hue, in an order and by amounts sampled per image.
 
-Two implementations compute the same images. `jitter_by_rows` selects the images that have an operation at a turn,
-processes them and writes them back. This is the least work, and the fastest on a CPU. `jitter_at_once` computes every
-operation for every pixel and keeps what is needed. It is made to be compiled: it reads and writes the batch twice in
-total, whereas the other one does so some fifteen times, in sixteen small groups. On a GPU, memory traffic limits the
-augmentation.
+Two implementations compute the same images. `jitter_rows` selects the images that have an operation at a turn,
+processes them and writes them back. This is the least work, and the fastest on a CPU. `jitter_all` computes every
+operation for every pixel and keeps what is needed, with the same shapes for any parameters.
 """
 
 from __future__ import annotations
@@ -18,13 +16,13 @@ BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
 BY_ROWS = (adjust_brightness, adjust_contrast, adjust_saturation, adjust_hue)  # by number
 
 
-def jitter_by_rows(images: Tensor, turns: Tensor, amounts: Tensor) -> Tensor:
+def jitter_rows(images: Tensor, turns: Tensor, amounts: Tensor) -> Tensor:
     """Apply color jitter in place.
 
     Args:
         images: (B, C, H, W) float32 in [0, 1].
-        turns: (B, 4) int64 on the CPU, the turn from 0 to 3 of each operation; -1 for an image without jitter.
-        amounts: (B, 4) float32 on the CPU, of each operation.
+        turns: (B, 4) int64, the turn from 0 to 3 of each operation; -1 for an image without jitter.
+        amounts: (B, 4) float32, of each operation.
 
     Returns:
         `images`.
@@ -33,13 +31,12 @@ def jitter_by_rows(images: Tensor, turns: Tensor, amounts: Tensor) -> Tensor:
         for number, operation in enumerate(BY_ROWS):
             rows = (turns[:, number] == turn).nonzero().squeeze(1)
             if len(rows):
-                on_device, by = (one.to(images.device, non_blocking=True) for one in (rows, amounts[rows, number]))
-                images[on_device] = operation(images[on_device], by)
+                images[rows] = operation(images[rows], amounts[rows, number])
     return images
 
 
-def jitter_at_once(images: Tensor, turns: Tensor, amounts: Tensor) -> Tensor:
-    """Apply color jitter like `jitter_by_rows`, with all arguments on one device, and not in place.
+def jitter_all(images: Tensor, turns: Tensor, amounts: Tensor) -> Tensor:
+    """Apply color jitter like `jitter_rows`, with all arguments on one device, and not in place.
 
     Contrast needs the mean of the whole image at its turn, so there is one pass before it and one pass after it.
 

@@ -89,10 +89,10 @@ def products(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 
 def grayscale(images: Tensor) -> Tensor:
     """Return gray in all channels: (B, C, H, W), each with separate memory for later in-place operations."""
-    return torch.empty_like(images).copy_(_gray(images))
+    return torch.empty_like(images).copy_(gray(images))
 
 
-def _gray(images: Tensor) -> Tensor:
+def gray(images: Tensor) -> Tensor:
     """Return gray: (B, 1, H, W)."""
     return luma(images.unbind(1)).unsqueeze(1)
 
@@ -116,12 +116,12 @@ def adjust_brightness(images: Tensor, factor: Tensor) -> Tensor:
 
 def adjust_contrast(images: Tensor, factor: Tensor) -> Tensor:
     """Blend with the image's mean gray: factor (B,) >= 0."""
-    return _blend(images, _gray(images).mean(dim=(1, 2, 3), keepdim=True), factor)
+    return _blend(images, gray(images).mean(dim=(1, 2, 3), keepdim=True), factor)
 
 
 def adjust_saturation(images: Tensor, factor: Tensor) -> Tensor:
     """Blend with the grayscale image: factor (B,) >= 0."""
-    return _blend(images, _gray(images), factor)
+    return _blend(images, gray(images), factor)
 
 
 def adjust_hue(images: Tensor, shift: Tensor) -> Tensor:
@@ -154,18 +154,25 @@ def solarize(images: Tensor, threshold: float = 0.5) -> Tensor:
 
 def gaussian_blur(images: Tensor, sigma: Tensor, taps: int) -> Tensor:
     """Blur each image with its sigma (B,) in pixels, mirrored at the borders; `taps` is odd and below 2 H."""
+    high, wide = images.shape[2:]
+    rows = blur_matrix(sigma, taps, high)
+    return products(images, rows, rows if high == wide else blur_matrix(sigma, taps, wide))
+
+
+def blur_matrix(sigma: Tensor, taps: int, side: int, chosen: Tensor | None = None) -> Tensor:
+    """Return (B, side, side): row i holds the taps around pixel i, with those beyond the border folded back.
+
+    Args:
+        sigma: (B,) in pixels.
+        chosen: (B,) bool, images to blur; the others get the identity. None: all.
+    """
     half = taps // 2
-    offset = torch.arange(-half, half + 1, device=images.device)
+    offset = torch.arange(-half, half + 1, device=sigma.device)
     weight = torch.exp(-0.5 * (offset[None] / sigma[:, None]) ** 2)
     weight = weight / weight.sum(dim=1, keepdim=True)  # (B, taps)
-    rows = _blur_matrix(weight, offset, images.shape[2])
-    columns = rows if images.shape[2] == images.shape[3] else _blur_matrix(weight, offset, images.shape[3])
-    return products(images, rows, columns)
-
-
-def _blur_matrix(weight: Tensor, offset: Tensor, side: int) -> Tensor:
-    """Return (B, side, side): row i holds the taps around pixel i, with those beyond the border folded back."""
-    source = torch.arange(side, device=weight.device)[:, None] + offset[None]  # (side, taps)
+    if chosen is not None:
+        weight = torch.where(chosen[:, None], weight, (offset == 0).to(weight.dtype))
+    source = torch.arange(side, device=sigma.device)[:, None] + offset[None]  # (side, taps)
     source = (side - 1) - ((side - 1) - source.abs()).abs()
     matrix = weight.new_zeros(len(weight), side, side)
     source = source.expand(len(weight), -1, -1)

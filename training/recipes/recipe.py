@@ -7,7 +7,6 @@ A recipe is a frozen dataclass whose defaults are the paper's; the file of each 
 from __future__ import annotations
 
 import dataclasses
-import math
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,8 +19,9 @@ from nnclr_hub.method import METHODS, PREDICTIONS, PROJECTIONS
 
 from ..callbacks import CALLBACKS
 from ..data.views import AUGMENTATIONS, IMAGENET_MEAN, IMAGENET_STD, View
-from .settings import assignments, one_of, parse_settings, require, setting
+from .settings import FIT, assignments, one_of, parse_settings, require, setting
 
+UNPLANNED = 1_000_000  # steps of a run with epochs=fit until its speed is known
 OF_PLUGIN = " If it is part of a plug-in, give that with --plugin."
 
 
@@ -94,7 +94,7 @@ class Recipe:
     )
     augmentation: str = setting("byol", ", ".join(AUGMENTATIONS))
     keep_color_of: tuple[str, ...] = setting(
-        (), "names of data folders whose views keep hue and saturation; empty for none"
+        (), "FOLDER or FOLDER:SHARE, data folders whose views keep hue and saturation, in a share of the batches"
     )
     crop_scale: tuple[float, ...] = setting((), "area of large crops, LEAST,MOST; empty for the augmentation's default")
     least_crop_of: tuple[str, ...] = setting(
@@ -107,7 +107,9 @@ class Recipe:
     one_folder: float = setting(0.0, "share of a batch that comes from one --data folder")
     residency: Literal["auto", "device", "host"] = setting("auto", "where a pack is kept")
     # ---- optimization
-    epochs: float = setting(1000, "passes over the images; 2.5 is possible")
+    epochs: float = setting(
+        1000, "passes over the images; 2.5 is possible; fit: as many as the time limit allows, with its rate at 0 then"
+    )
     batch_size: int = setting(4096, "images per step over all GPUs; shrinks to fit a small set")
     accumulate: int = setting(1, "number of parts of a batch, to save memory; each part has only its own negatives")
     chunk: int = setting(0, "images per pass of views and backbone, at the cost of one more forward pass; 0: all")
@@ -123,7 +125,8 @@ class Recipe:
     )
     channels_last: bool = setting(True, "memory layout of convolutions")
     compile: bool = setting(False, "compile the backbone")
-    compile_views: bool = setting(True, "compile the augmentation, on a GPU")
+    compile_views: bool = setting(False, "compile the augmentation, on a GPU")
+    graph: bool = setting(True, "record the step once and replay it, on a GPU")
     seed: int = setting(0, "seed of weights, order and augmentation")
     # ---- logging and checkpoints
     log_every: int = setting(10, "steps between log lines")
@@ -152,7 +155,7 @@ class Recipe:
                 one_of(name, getattr(self, name), typing.get_args(kind))
         self._check_ranges()
         self._check_together()
-        if self.epochs == int(self.epochs):
+        if self.epochs != FIT and self.epochs == int(self.epochs):
             object.__setattr__(self, "epochs", int(self.epochs))  # which reads better in every text and file
 
     def _check_ranges(self) -> None:
@@ -160,7 +163,6 @@ class Recipe:
         sizes += ("mean_of", "prototypes", "target_temperature")
         for name in (*sizes, "collective_minutes", "temperature", "soft_temperature", "base_lr"):
             require(getattr(self, name) > 0, name, getattr(self, name), "must be above 0")
-        require(math.isfinite(self.epochs), "epochs", self.epochs, "must be finite")
         for name in ("image_size", "pack_size", "eval_size", "local_size"):
             require(getattr(self, name) >= 8, name, getattr(self, name), "must be at least 8 pixels")
         shares = ("warm_start", "ramp", "gate", "ema", "heads_first", "early_share", "degrade", "one_folder")
@@ -285,7 +287,7 @@ class Recipe:
 
     def steps(self, per_epoch: int) -> int:
         """Return the number of steps of a run whose epochs have `per_epoch` steps."""
-        return max(1, round(self.epochs * per_epoch))
+        return UNPLANNED if self.epochs == FIT else max(1, round(self.epochs * per_epoch))
 
     @classmethod
     def settings(cls) -> list[tuple[str, Any, str]]:

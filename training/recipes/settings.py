@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import types
 import typing
 from collections.abc import Collection, Mapping, Sequence
@@ -10,6 +11,8 @@ from difflib import get_close_matches
 from typing import Any, Literal
 
 from nnclr_hub.errors import UnknownSetting
+
+FIT = math.inf  # number of epochs that the time limit decides
 
 RENAMED = {"eval_pictures": "eval_images"}  # names of settings in earlier versions
 REPLACED = {"tensorboard=true": "callbacks=tensorboard", "tensorboard=false": "callbacks="}  # also of earlier versions
@@ -55,6 +58,8 @@ def as_text(value: Any) -> str:
     """Format a value as --set accepts it."""
     if isinstance(value, tuple | list):
         return ",".join(map(str, value))
+    if value == FIT:
+        return "fit"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -62,6 +67,8 @@ def _parse(key: str, text: str, kind: Any) -> Any:
     if typing.get_origin(kind) is Literal or kind is str:
         return text
     try:
+        if key == "epochs" and text == "fit":
+            return FIT
         if kind is bool:
             return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[text.lower()]
         if typing.get_origin(kind) is tuple:

@@ -79,7 +79,6 @@ STARTER_RESNET50 = replace(
     warmup_epochs=4.0,
     epochs=68.85,
     checkpoint_every=25,
-    compile_views=False,  # compiling takes longer than it saves in a few minutes
 )
 STARTER_VIT_SMALL = replace(
     STARTER_RESNET50,

@@ -1,0 +1,250 @@
+"""The part of a step up to the gradients as one graph, recorded once and replayed at each later step.
+
+    graph = StepGraph(run, CudaRecorder(device), autocast)
+    graph.load(batches.draw(step), neighbor_share)      # rows, boxes and random numbers: the only input from the host
+    part, metrics = graph.run()                         # the gradients are in the parameters
+
+A step of a ResNet-18 has some 1,500 small operations, and a CPU launches them more slowly than a GPU computes them. The
+graph holds the gather of the images, the views, the forward and backward passes, the loss and the metrics. Optimizer,
+momentum encoder and support set stay outside: they are a few launches, and their learning rates are Python numbers.
+
+The first steps of a view size run eagerly, on the stream of the recording: they are real training steps, and let the
+libraries choose their algorithms. Results are in the memory of the graph, and the next step overwrites them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from nnclr_hub.method import Learner, Step
+
+from .data.augment import NUMBERS, BoxedImages, Change, change_all, colors_and_blur, make_views
+from .data.batches import Draw
+from .data.image_pack import PackedPixels
+from .data.views import AUGMENTATIONS, View
+from .monitor import Metrics, measure_step
+from .run import Run
+
+EAGER_STEPS = 3  # of a view size, before its step is recorded
+RING = 3  # steps whose inputs may be on their way to the device
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a batch after its backward pass.
+
+    step: what the learner returned.
+    ids, labels: (B,) int64 on the device.
+    """
+
+    step: Step
+    ids: Tensor
+    labels: Tensor
+
+
+Result = tuple[Part, Metrics]
+
+
+class Recorder(Protocol):
+    """Records the operations of a function on a device, and replays them."""
+
+    def stream(self) -> AbstractContextManager[None]:
+        """Run the enclosed operations on the stream of the recording, after those before and before those after."""
+        ...
+
+    def record(self, body: Callable[[], Result]) -> Result:
+        """Record the operations of `body` without running them, and return its result, which has no values yet."""
+        ...
+
+    def replay(self) -> None:
+        """Run the recorded operations; inputs and results are in the same memory each time."""
+        ...
+
+    def reset(self) -> None:
+        """Free the memory of the recording."""
+        ...
+
+
+class CudaRecorder:
+    """Records a CUDA graph."""
+
+    def __init__(self, where: torch.device) -> None:
+        self._stream = torch.cuda.Stream(where)
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    @contextmanager
+    def stream(self) -> Iterator[None]:
+        outside = torch.cuda.current_stream(self._stream.device)
+        self._stream.wait_stream(outside)
+        with torch.cuda.stream(self._stream):
+            yield
+        outside.wait_stream(self._stream)
+
+    def record(self, body: Callable[[], Result]) -> Result:
+        self._graph = torch.cuda.CUDAGraph()
+        # other threads, such as those of callbacks, may use the device meanwhile
+        with torch.cuda.graph(self._graph, stream=self._stream, capture_error_mode="thread_local"):
+            return body()
+
+    def replay(self) -> None:
+        assert self._graph is not None
+        self._graph.replay()
+
+    def reset(self) -> None:
+        self._graph = None
+        torch.cuda.empty_cache()
+
+
+def recorder_for(where: torch.device) -> Recorder | None:
+    """Return a recorder for this device, or None on a CPU, which launches operations as fast as it computes them."""
+    return CudaRecorder(where) if where.type == "cuda" else None
+
+
+def why_eager(run: Run) -> str | None:
+    """Return why the steps of a run cannot be recorded, or None."""
+    recipe, pixels = run.recipe, run.batches.pixels
+    reasons = {
+        "graph=false": not recipe.graph,
+        "several processes exchange gradients": run.ranks.world > 1,
+        "fp16 scales the loss": run.scaler.is_enabled(),
+        f"accumulate={recipe.accumulate}": recipe.accumulate > 1,
+        f"chunk={recipe.chunk}": recipe.chunk > 0,
+        "support_set=current_encoder fills the support set at each step": recipe.support_set == "current_encoder",
+        "the images are not in the memory of the device": not (isinstance(pixels, PackedPixels) and pixels.resident),
+        "a plug-in may read values": _has_plugins(run),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def _has_plugins(run: Run) -> bool:
+    operations = any(view.operation for view in AUGMENTATIONS[run.recipe.augmentation])
+    return operations or type(run.learner) is not Learner or run.learner.objective is not None
+
+
+class StepGraph:
+    """The recorded step of a run.
+
+    failure: why recording failed, if it did; steps are then eager.
+
+    Args:
+        autocast: returns the context of the forward pass.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        recorder: Recorder,
+        autocast: Callable[[], torch.autocast],
+    ) -> None:
+        assert isinstance(run.batches.pixels, PackedPixels)
+        self.recorder = recorder
+        self.failure: str | None = None
+        self._run, self._pack, self._autocast = run, run.batches.pixels, autocast
+        compiled = run.recipe.compile_views and find_spec("triton") is not None
+        # each view has its own shapes and parameters, which are constants of its program
+        colors = torch.compile(colors_and_blur, dynamic=False) if compiled else colors_and_blur
+        self._change: Change = partial(change_all, change=colors)
+        self._labels = torch.from_numpy(run.batches.labels).to(run.ranks.where)
+        self._views: tuple[View, ...] = ()
+        self._steps = 0  # of these views
+        self._result: Result | None = None
+
+    def load(self, drawn: Draw, neighbor_share: float) -> None:
+        """Send the inputs of a step to the device."""
+        if self._views != tuple(drawn.views):
+            self._start(tuple(drawn.views), len(drawn.rows))
+        slot = self._ring[self._steps % RING]
+        slot.wait()
+        slot.rows.numpy()[:] = drawn.rows
+        slot.numbers.copy_(drawn.numbers)
+        slot.boxes.copy_(self._pack.boxes(drawn.rows, drawn.views, drawn.numbers))
+        slot.share.fill_(neighbor_share)
+        slot.send(self._inputs)
+
+    def run(self) -> Result:
+        """Compute the gradients of the step whose inputs were loaded."""
+        self._steps += 1
+        if self._result is None:
+            self._run.optimizer.zero_grad(set_to_none=True)
+            if self._steps <= EAGER_STEPS or self.failure is not None:
+                return self._body()
+            try:
+                self._result = self.recorder.record(self._body)
+            except RuntimeError as error:  # the step runs eagerly, as it did before
+                self.failure = f"recording failed: {str(error).splitlines()[0]}"
+                self.recorder.reset()
+                self._run.optimizer.zero_grad(set_to_none=True)
+                return self._body()
+        self.recorder.replay()
+        return self._result
+
+    def _start(self, views: tuple[View, ...], batch: int) -> None:
+        """Free the graph of other views, and prepare the inputs of these."""
+        self._result, self._steps, self._views = None, 0, views
+        self._run.optimizer.zero_grad(set_to_none=True)
+        self.recorder.reset()
+        where = self._run.ranks.where
+        self._inputs = Inputs.empty(len(views), batch, where)
+        self._ring = [
+            Inputs.empty(len(views), batch, torch.device("cpu"), pinned=where.type == "cuda") for _ in range(RING)
+        ]
+
+    def _body(self) -> Result:
+        inputs, learner = self._inputs, self._run.learner
+        labels = self._labels[inputs.rows]
+        pixels = BoxedImages.of(self._pack.gather(inputs.rows), inputs.boxes)
+        views = make_views(pixels, self._views, inputs.numbers, change=self._change)
+        with self._autocast():
+            step: Step = learner(views, ids=inputs.rows, labels=labels, neighbor_share=inputs.share)
+            step.loss.backward()
+        return Part(step, inputs.rows, labels), measure_step(step, learner.support_set, labels)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a step gets from the host, there or on the device.
+
+    rows: (B,) int64, images of the step.
+    boxes: (V, B, 4) float32, crops of the views.
+    numbers: (V, B, NUMBERS) float32, random numbers of the views.
+    share: scalar float64, neighbor_share of the step.
+    sent: event after the last copy from here to the device.
+    """
+
+    rows: Tensor
+    boxes: Tensor
+    numbers: Tensor
+    share: Tensor
+    sent: torch.cuda.Event | None = None
+
+    @classmethod
+    def empty(cls, views: int, batch: int, where: torch.device, pinned: bool = False) -> Inputs:
+        """Return inputs of these sizes, on the host in pinned memory that a device reads while the program goes on."""
+        shapes = (
+            ((batch,), torch.int64),
+            ((views, batch, 4), None),
+            ((views, batch, NUMBERS), None),
+            ((), torch.float64),
+        )
+        parts = [torch.zeros(shape, dtype=kind, device=where, pin_memory=pinned) for shape, kind in shapes]
+        return cls(*parts, torch.cuda.Event() if pinned else None)
+
+    def wait(self) -> None:
+        """Wait until the device has read these inputs."""
+        if self.sent is not None:
+            self.sent.synchronize()
+
+    def send(self, there: Inputs) -> None:
+        """Copy these inputs to those on the device."""
+        for name in ("rows", "boxes", "numbers", "share"):
+            getattr(there, name).copy_(getattr(self, name), non_blocking=True)
+        if self.sent is not None:
+            self.sent.record()
