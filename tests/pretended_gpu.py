@@ -9,7 +9,8 @@
 Tensors on the CPU are real. A training step therefore runs as on a GPU, without results. A tensor on the wrong device
 is an error, and so is reading a value, which would make a real GPU wait. A copy to the device that makes the program
 wait is recorded. Streams are simulated, too: the use of a tensor that another stream made, and has not handed over, is
-recorded in gpu.races. The backward pass is skipped, because torch needs a driver for it: every parameter that the loss
+recorded in gpu.races. While gpu.recording() is active, every use of a tensor of the CPU is an error, as it is while a
+CUDA graph is recorded. The backward pass is skipped, because torch needs a driver for it: every parameter that the loss
 depends on gets a gradient of its shape.
 """
 
@@ -42,6 +43,7 @@ class PretendedGPU(TorchDispatchMode):
         self.races: list[str] = []
         self._side: Stream | None = None  # the current stream, if it is not the default one
         self._private: set[int] = set()  # memory of tensors that another stream made
+        self._recording = False
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None) -> Any:
         kwargs = kwargs or {}
@@ -51,15 +53,27 @@ class PretendedGPU(TorchDispatchMode):
         if not any(there) and not arrives:
             with unset_fake_temporarily():
                 return func(*args, **kwargs)
+        if self._recording and any(one.dim() for one, is_there in zip(tensors, there, strict=True) if not is_there):
+            raise RuntimeError(f"a tensor of the CPU in a recorded step: {_place()}")
         if str(func) in COPIES and not all(there) and not self._waits_not(func, args, kwargs):
             self.waits.append(_place())
+        on_device = [one for one, is_there in zip(tensors, there, strict=True) if is_there]
         reads = func.namespace == "aten" and not func.is_view  # prim.device reads nothing
-        if self._side is None and reads and any(_memory(one) in self._private for one in tensors):
+        if self._side is None and reads and any(_memory(one) in self._private for one in on_device):
             self.races.append(_place())
         made = func(*args, **kwargs)
         own = {_memory(one) for one in tree_leaves(made) if isinstance(one, Tensor)} - {*map(_memory, tensors)}
         self._private = self._private - own if self._side is None else self._private | own
         return made
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Treat the operations of the block as recorded ones."""
+        self._recording = True
+        try:
+            yield
+        finally:
+            self._recording = False
 
     @staticmethod
     def place(module: nn.Module) -> nn.Module:

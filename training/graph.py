@@ -54,7 +54,12 @@ Result = tuple[Part, Metrics]
 
 
 class Recorder(Protocol):
-    """Records the operations of a function on a device, and replays them."""
+    """Records the operations of a function on a device, and replays them.
+
+    pinned: whether the device reads pinned memory of the host while the program continues.
+    """
+
+    pinned: bool
 
     def stream(self) -> AbstractContextManager[None]:
         """Run the enclosed operations on the stream of the recording, after those before and before those after."""
@@ -76,6 +81,8 @@ class Recorder(Protocol):
 class CudaRecorder:
     """Records a CUDA graph."""
 
+    pinned = True
+
     def __init__(self, where: torch.device) -> None:
         self._stream = torch.cuda.Stream(where)
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -90,7 +97,7 @@ class CudaRecorder:
 
     def record(self, body: Callable[[], Result]) -> Result:
         self._graph = torch.cuda.CUDAGraph()
-        # other threads, such as those of callbacks, may use the device meanwhile
+        # other threads, such as those of callbacks, may use the device at the same time
         with torch.cuda.graph(self._graph, stream=self._stream, capture_error_mode="thread_local"):
             return body()
 
@@ -152,6 +159,7 @@ class StepGraph:
         # each view has its own shapes and parameters, which are constants of its program
         colors = torch.compile(colors_and_blur, dynamic=False) if compiled else colors_and_blur
         self._change: Change = partial(change_all, change=colors)
+        self._pack.prepare_gather()
         self._labels = torch.from_numpy(run.batches.labels).to(run.ranks.where)
         self._views: tuple[View, ...] = ()
         self._steps = 0  # of these views
@@ -193,9 +201,8 @@ class StepGraph:
         self.recorder.reset()
         where = self._run.ranks.where
         self._inputs = Inputs.empty(len(views), batch, where)
-        self._ring = [
-            Inputs.empty(len(views), batch, torch.device("cpu"), pinned=where.type == "cuda") for _ in range(RING)
-        ]
+        host, pinned = torch.device("cpu"), self.recorder.pinned
+        self._ring = [Inputs.empty(len(views), batch, host, pinned) for _ in range(RING)]
 
     def _body(self) -> Result:
         inputs, learner = self._inputs, self._run.learner
@@ -227,15 +234,18 @@ class Inputs:
 
     @classmethod
     def empty(cls, views: int, batch: int, where: torch.device, pinned: bool = False) -> Inputs:
-        """Return inputs of these sizes, on the host in pinned memory that a device reads while the program goes on."""
-        shapes = (
-            ((batch,), torch.int64),
-            ((views, batch, 4), None),
-            ((views, batch, NUMBERS), None),
-            ((), torch.float64),
+        """Return inputs of these sizes; `pinned`: in memory that a device reads while the program continues."""
+
+        def zeros(*shape: int, kind: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros(shape, dtype=kind, device=where, pin_memory=pinned)
+
+        return cls(
+            zeros(batch, kind=torch.int64),
+            zeros(views, batch, 4),
+            zeros(views, batch, NUMBERS),
+            zeros(kind=torch.float64),
+            torch.cuda.Event() if pinned else None,
         )
-        parts = [torch.zeros(shape, dtype=kind, device=where, pin_memory=pinned) for shape, kind in shapes]
-        return cls(*parts, torch.cuda.Event() if pinned else None)
 
     def wait(self) -> None:
         """Wait until the device has read these inputs."""

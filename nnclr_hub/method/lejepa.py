@@ -52,7 +52,8 @@ def sigreg(z: Tensor, directions: Tensor, gather: Gather = ALONE) -> Tensor:
         t = torch.linspace(0, LARGEST, KNOTS, device=z.device)
         gauss = (-t.square() / 2).exp()
         weights = torch.full_like(t, 2 * LARGEST / (KNOTS - 1))
-        weights[[0, -1]] /= 2
+        weights[0] /= 2
+        weights[-1] /= 2
         angles = (everyone @ directions.float()).unsqueeze(-1) * t  # (..., B, S, knots)
         distance = (angles.cos().mean(dim=-3) - gauss).square() + angles.sin().mean(dim=-3).square()
         return (distance @ (weights * gauss)).mean() * everyone.shape[-2]

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,9 +10,18 @@ import torch
 from torchvision.transforms import RandomResizedCrop
 from torchvision.transforms.functional import normalize, rgb_to_grayscale, solarize
 
-from training.data.augment import NUMBERS, StoredImages, _in_lines, blur_taps, make_view, make_views, sample_numbers
+from training.data.augment import (
+    NUMBERS,
+    StoredImages,
+    _in_lines,
+    blur_taps,
+    change_all,
+    colors_and_blur,
+    make_view,
+    make_views,
+    sample_numbers,
+)
 from training.data.crop_boxes import CROP_NUMBERS, crop_boxes, enlarged_share
-from training.data.operations import compiled
 from training.data.views import AUGMENTATIONS, View
 from training.recipes import Recipe
 
@@ -198,12 +208,13 @@ def test_views_made_together_or_in_parts_equal_those_made_alone():
 
 
 @pytest.mark.slow
-def test_compiled_operations_equal_eager_ones():
+def test_compiled_colors_equal_eager_ones():
     """Needs a C++ compiler and most of a minute on a CPU."""
     images = torch.randint(0, 256, (32, 64, 64, 3), dtype=torch.uint8)
     view = replace(AUGMENTATIONS["byol"][1], size=48, blur=0.5)
+    compiled = torch.compile(colors_and_blur, dynamic=False, fullgraph=True)
     eager, fused = (
-        make_view(images, torch.ones(32), view, torch.Generator().manual_seed(0), *operations)
-        for operations in ((), (compiled(),))
+        make_view(images, torch.ones(32), view, torch.Generator().manual_seed(0), change)
+        for change in (change_all, partial(change_all, change=compiled))
     )
     torch.testing.assert_close(fused, eager, atol=1e-4, rtol=0)

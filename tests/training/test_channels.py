@@ -14,7 +14,7 @@ from training.assemble import build_learner
 from training.data.augment import make_view
 from training.data.batches import channel_statistics
 from training.data.image_pack import PackedPixels, build_pack
-from training.data.jitter import jitter_at_once, jitter_by_rows
+from training.data.jitter import jitter_all, jitter_rows
 from training.data.pixel_ops import adjust_hue, grayscale
 from training.data.views import AUGMENTATIONS, View
 from training.initial_encoder import adopt, find_initial_encoder, load_initial_encoder
@@ -77,7 +77,7 @@ def test_gray_is_the_mean_of_the_channels_and_hue_stays(channels):
     torch.testing.assert_close(adjust_hue(images, torch.full((5,), 0.3)), images)
     turns = torch.stack([torch.randperm(4) for _ in range(5)])
     amounts = torch.tensor([[1.2, 0.7, 1.3, 0.2]]).repeat(5, 1)
-    torch.testing.assert_close(jitter_at_once(images, turns, amounts), jitter_by_rows(images.clone(), turns, amounts))
+    torch.testing.assert_close(jitter_all(images, turns, amounts), jitter_rows(images.clone(), turns, amounts))
 
 
 def test_a_run_exports_an_encoder_that_timm_and_this_library_load(run, cells):

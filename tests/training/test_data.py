@@ -6,6 +6,7 @@ import pickle
 import shutil
 import tarfile
 import threading
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -22,9 +23,9 @@ from nnclr_hub.encoder.labeled import read_labeled
 from nnclr_hub.errors import NoImages, NoRoom
 from training.data import image_pack as pack_module
 from training.data import named_sets as named_module
-from training.data.augment import make_views
+from training.data.augment import NUMBERS, change_all, change_rows, make_views
 from training.data.datasets import evaluation_sets, sampled_sizes, training_files, typical_side
-from training.data.degrade import degrade, jpeg_like, shrink_and_enlarge
+from training.data.degrade import degraded, jpeg_like, shrink_and_enlarge
 from training.data.image_pack import PackedPixels, build_pack, stored_sizes
 from training.data.named_sets import find_data
 from training.data.order import Order, Permutation, seed_of
@@ -246,17 +247,22 @@ def test_shrinking_takes_the_mean_of_areas_and_enlarging_is_bilinear():
         torch.testing.assert_close(image, want, atol=1e-5, rtol=0)
 
 
-def test_degrade_changes_each_chosen_image_by_its_numbers():
+def test_each_degraded_image_depends_on_its_numbers():
     generator = torch.Generator().manual_seed(0)
-    x, numbers = torch.rand(60, 3, 20, 20, generator=generator), torch.rand(60, 3, generator=generator)
-    for probability in (0.0, 0.3, 1.0):
-        degrade(made := x.clone(), probability, numbers)
-        for image, of, (chosen, share, quality) in zip(made, x, numbers.tolist(), strict=True):
-            want = of[None]
-            if chosen < probability:
-                want = shrink_and_enlarge(want, torch.tensor([0.35 + 0.65 * share]))
-                want = jpeg_like(want, torch.tensor([20 + 70 * quality]))
-            torch.testing.assert_close(image, want[0], atol=1e-5, rtol=0)
+    x, numbers = torch.rand(20, 3, 20, 20, generator=generator), torch.rand(20, 3, generator=generator)
+    for image, of, (_, share, quality) in zip(degraded(x, numbers), x, numbers.tolist(), strict=True):
+        want = shrink_and_enlarge(of[None], torch.tensor([0.35 + 0.65 * share]))
+        torch.testing.assert_close(image, jpeg_like(want, torch.tensor([20 + 70 * quality]))[0], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("change", [change_rows, change_all])
+def test_views_are_degraded_with_their_probability(change):
+    numbers = torch.rand(400, NUMBERS, generator=torch.Generator().manual_seed(0))
+    x = torch.rand(400, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+    plain = View(size=16, jitter=0, gray=0, blur=0, mean=(0, 0, 0), std=(1, 1, 1))
+    made = change(x.clone(), replace(plain, degrade=0.3), numbers)
+    changed = (made != change(x.clone(), plain, numbers)).flatten(1).any(dim=1)
+    assert changed.float().mean() == pytest.approx(0.3, abs=0.06)
 
 
 # ---- named sets

@@ -1,6 +1,6 @@
 """Recorded steps: the same operations at each step, and the weights of eager training after a replay.
 
-A tape stands in for a CUDA graph: it records the operations of a step on a CPU and runs them again on the same memory.
+A tape replaces a CUDA graph: it records the operations of a step on a CPU and runs them again on the same memory.
 Whatever a CUDA graph would keep from the recorded step, such as a Python number, the tape keeps too.
 """
 
@@ -57,7 +57,9 @@ KINDS = {name: [f"method={name}"] for name in METHODS} | {
 
 
 class Tape:
-    """Records and replays operations on a CPU; `rows` has name, shapes and Python numbers of each."""
+    """Records and replays operations on a CPU; `ops` has each with its arguments and result."""
+
+    pinned = False
 
     def __init__(self, keep: bool = True) -> None:
         self.keep, self.replays, self.ops, self.ran = keep, 0, [], False

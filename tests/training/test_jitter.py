@@ -6,7 +6,7 @@ import pytest
 import torch
 import torchvision.transforms.functional as reference
 
-from training.data.jitter import jitter_at_once, jitter_by_rows
+from training.data.jitter import jitter_all, jitter_rows
 
 OPERATIONS = (  # by number
     reference.adjust_brightness,
@@ -36,7 +36,7 @@ def torchvisions(image: torch.Tensor, turns: list[int], amounts: list[float]) ->
     return image
 
 
-@pytest.mark.parametrize("jitter", [jitter_by_rows, jitter_at_once])
+@pytest.mark.parametrize("jitter", [jitter_rows, jitter_all])
 def test_every_order_equals_torchvision(draws, jitter):
     images, turns, amounts = draws
     rows = zip(images, turns.tolist(), amounts.tolist(), strict=True)
@@ -48,7 +48,7 @@ def test_the_order_of_the_operations_matters(draws):
     """Otherwise the test above would pass for any order."""
     images, turns, _ = draws
     same = images[1:2].expand(len(turns), -1, -1, -1)
-    made = jitter_at_once(same, turns, torch.tensor([1.4, 1.3, 0.5, 0.1]).expand(len(turns), -1))
+    made = jitter_all(same, turns, torch.tensor([1.4, 1.3, 0.5, 0.1]).expand(len(turns), -1))
     none = (turns < 0).all(dim=1)
     assert torch.equal(made[none], same[none])
     assert len(made.flatten(1).mul(1e3).round().unique(dim=0)) == len(ORDERS)

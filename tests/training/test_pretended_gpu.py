@@ -3,6 +3,7 @@
 tests/gpu tests the results of a real device.
 """
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,6 @@ from pretended_gpu import PretendedGPU
 from nnclr_hub.method import Gather, SupportSet
 from training.assemble import build_learner
 from training.data.augment import make_view
-from training.data.batches import Batches
-from training.data.operations import EAGER, compiled
 from training.data.side_stream import SideStream
 from training.data.views import AUGMENTATIONS, View
 from training.distributed import Ranks
@@ -34,7 +33,7 @@ VIT = [
     *("backbone=test_vit", "drop_path=0.1", "freeze_patches=true"),
 ]
 # the others are slow: each operation takes a thousand times longer than usual
-BRIEF = ("nnclr", "starter", "vit", "random")
+BRIEF = ("nnclr", "starter", "vit", "lejepa", "eager")
 KINDS = {
     "nnclr": ["prediction=paper"],
     "gate": ["gate=0.5"],
@@ -60,19 +59,42 @@ KINDS = {
     "random": ["support_set=random_replacement"],
     "refill": ["support_set=current_encoder"],
     "parts": ["chunk=2", "accumulate=2"],
+    "eager": ["graph=false"],
 }
+EAGER = ("refill", "parts", "eager")
 
 
 @pytest.fixture
 def gpu(monkeypatch):
     """A simulated GPU with much memory."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (1 << 40, 1 << 40))
-    monkeypatch.setattr("training.step.operations_for", lambda where, compile: EAGER)
+    monkeypatch.setattr("training.graph.EAGER_STEPS", 1)
     with PretendedGPU() as pretended:
         yield pretended
 
 
-def stepper_of(gpu, settings) -> tuple[Stepper, Batches]:
+class Recorder:
+    """Runs a step as if it were recorded; a replay has nothing to do, because tensors have no content."""
+
+    pinned = False
+
+    def __init__(self, gpu: PretendedGPU) -> None:
+        self.recorded, self._gpu = 0, gpu
+
+    def stream(self):
+        return nullcontext()
+
+    def record(self, body):
+        self.recorded += 1
+        with self._gpu.recording():
+            return body()
+
+    def replay(self) -> None: ...
+
+    def reset(self) -> None: ...
+
+
+def stepper_of(gpu, settings) -> tuple[Stepper, Recorder]:
     recipe = find_recipe("small_cpu").with_settings([*TINY, *settings])
     rng, side = np.random.default_rng(0), recipe.pack_size
     pixels = rng.integers(0, 256, (32, side, side, 3), dtype=np.uint8)
@@ -81,36 +103,30 @@ def stepper_of(gpu, settings) -> tuple[Stepper, Batches]:
     batches = packed_batches(pixels, 8, views, where=GPU, labels=labels, folders=folders, one_folder=recipe.one_folder)
     learner = gpu.place(build_learner(recipe).to(memory_format=torch.channels_last))
     optimizer = make_optimizer(learner, recipe)
-    ranks = Ranks(0, 1, GPU, Gather())
-    return Stepper(
-        Run(Path(), recipe, learner, optimizer, batches, ranks, 4), Schedule(optimizer, recipe, 4, 4)
-    ), batches
+    run = Run(Path(), recipe, learner, optimizer, batches, Ranks(0, 1, GPU, Gather()), 4)
+    return Stepper(run, Schedule(optimizer, recipe, 4, 4), recorder := Recorder(gpu)), recorder
 
 
 @pytest.mark.parametrize(
     "kind", [kind if kind in BRIEF else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
 )
 def test_a_step_stays_on_the_device_and_never_waits(gpu, kind):
-    stepper, batches = stepper_of(gpu, KINDS[kind])
+    stepper, recorder = stepper_of(gpu, KINDS[kind])
     gpu.waits.clear()  # from placing the images
-    for step in (0, 2) if kind == "starter" else (2,):
+    steps = (0, 1, 2, 3) if kind == "starter" else (2, 3)
+    for step in steps:
         taken = stepper.run(step)
     assert taken.loss.device.type == taken.z1.device.type == "cuda"
     assert gpu.waits == gpu.races == []
-
-
-@pytest.fixture(params=["eager", "compiled"])
-def operations(request, monkeypatch):
-    """Run operations without compilation, which does not change the devices of their tensors."""
-    monkeypatch.setattr(torch, "compile", lambda operation, **_: operation)
-    return EAGER if request.param == "eager" else compiled.__wrapped__()
+    assert recorder.recorded == (0 if stepper.eager_because else len(steps) // 2)
+    assert bool(stepper.eager_because) == (kind in EAGER), stepper.eager_because
 
 
 @pytest.mark.parametrize("name", AUGMENTATIONS)
-def test_augmentation_sends_its_parameters_without_waiting(gpu, name, operations):
+def test_augmentation_sends_its_parameters_without_waiting(gpu, name):
     images = torch.zeros(16, 32, 32, 3, dtype=torch.uint8).to(GPU, non_blocking=True)
     for view in (*AUGMENTATIONS[name], View(degrade=0.9, blur=0.9, solarize=0.9)):
-        x = make_view(images, torch.ones(16), view, torch.Generator().manual_seed(0), operations)
+        x = make_view(images, torch.ones(16), view, torch.Generator().manual_seed(0))
         assert (x.device.type, x.shape) == ("cuda", (16, 3, 224, 224))
     assert gpu.waits == []
 
@@ -130,6 +146,8 @@ def test_the_simulation_detects_waits_and_mixed_devices(gpu):
     side.hand_over([one])
     one + x
     assert gpu.races == []
+    with gpu.recording(), pytest.raises(RuntimeError, match="recorded"):
+        x[[0, 2]]
     other[1:] + x[1:]
     assert len(gpu.races) == 1
 

@@ -10,8 +10,8 @@ import torch
 from scipy.stats import ks_2samp
 from torchvision.transforms import v2
 
+from training.data import augment
 from training.data.augment import blur_taps, make_view
-from training.data.operations import EAGER
 from training.data.views import AUGMENTATIONS, IMAGENET_MEAN, IMAGENET_STD, View
 
 SIZE, VIEWS = 32, 900
@@ -75,16 +75,19 @@ def test_views_are_distributed_like_torchvisions(name, number):
     assert min(p.values()) > LEAST_P, p
 
 
-def test_jitter_is_drawn_for_each_image_in_its_own_order():
+@pytest.mark.parametrize(("form", "jitter"), [("rows", "jitter_rows"), ("all", "jitter_all")])
+def test_jitter_is_drawn_for_each_image_in_its_own_order(form, jitter, monkeypatch):
     drawn = []
 
     def watch(x, places, amounts):
         drawn.append((places, amounts))
         return x
 
+    monkeypatch.setattr(augment, jitter, watch)
     count, view = 4800, View(size=8)
     images = torch.zeros(count, 16, 16, 3, dtype=torch.uint8)
-    make_view(images, torch.ones(count), view, torch.Generator().manual_seed(0), replace(EAGER, jitter=watch))
+    change = {"rows": augment.change_rows, "all": augment.change_all}[form]
+    make_view(images, torch.ones(count), view, torch.Generator().manual_seed(0), change)
     [(places, amounts)] = drawn
     chosen = places[:, 0] >= 0
     assert chosen.float().mean() == pytest.approx(view.jitter, abs=0.02)

@@ -292,7 +292,7 @@ def _turns_and_amounts(view: View, numbers: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _of_plugin(x: Tensor, view: View, numbers: Tensor) -> Tensor:
-    """Apply the operation of a plug-in, if any, with a generator of its own."""
+    """Apply the operation of a plug-in, if any, with a separate generator."""
     if view.operation is None:
         return x
     return view.operation(x, Generator().manual_seed(int(numbers[0, OWN].double() * 2**24)))
@@ -315,7 +315,7 @@ def _normalize(x: Tensor, view: View) -> Tensor:
 def _normalization(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
     """Return (C, 1, 1) float32 each: -mean / std, and 1 / std. A graph must not copy them from the host."""
     at, by = (torch.tensor(one)[:, None, None] for one in (mean, std))
-    return (-at / by).to(device), (1 / by).to(device)
+    return (-at / by).to(device, non_blocking=True), (1 / by).to(device, non_blocking=True)
 
 
 def _some(x: Tensor, chosen: Tensor, operation: Callable[[Tensor, Tensor], Tensor]) -> Tensor:

@@ -77,7 +77,7 @@ def jpeg_like(images: Tensor, quality: Tensor) -> Tensor:
 
 @cache
 def _luminance(device: torch.device) -> Tensor:
-    return torch.tensor(LUMINANCE).to(device)
+    return torch.tensor(LUMINANCE).to(device, non_blocking=True)
 
 
 def _cosines(device: torch.device) -> Tensor:

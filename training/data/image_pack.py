@@ -14,7 +14,6 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -96,6 +95,7 @@ class PackedPixels:
         self.resident = residency == "device" or (residency == "auto" and self._fits())
         self.ahead = 0 if self.resident else 1
         self.device_bytes = self._pixels.numel() if self.resident and where.type == "cuda" else 0
+        self._places: tuple[Tensor, Tensor, int, int] | None = None
         self._thread = None if self.resident else ThreadPoolExecutor(1, "prefetch")
         if self.resident:
             self._pixels = self._pixels.to(where)
@@ -129,20 +129,19 @@ class PackedPixels:
     def gather(self, rows: Tensor) -> Tensor:
         """Return the images at rows (B,) int64 on the device of a resident pack: (B, H, W, C) uint8.
 
-        H and W are those of the largest copies of the pack, so the shape is the same for any rows.
+        H and W are those of the largest copies of the pack, so the shape is the same for any rows. Call
+        `prepare_gather` before.
         """
-        start, stored = self._on_device
+        assert self._places is not None
+        start, stored, most_high, most_wide = self._places
         high, wide = stored[rows].unbind(1)
-        return self._lines(start[rows], high, wide, *self._largest)
+        return self._lines(start[rows], high, wide, most_high, most_wide)
 
-    @cached_property
-    def _on_device(self) -> tuple[Tensor, Tensor]:
-        return tuple(torch.from_numpy(one).to(self._where) for one in (self._start, self._pack.stored))  # type: ignore
-
-    @cached_property
-    def _largest(self) -> tuple[int, int]:
+    def prepare_gather(self) -> None:
+        """Copy to the device what `gather` needs."""
+        start, stored = (torch.from_numpy(one).to(self._where) for one in (self._start, self._pack.stored))
         high, wide = self._pack.stored.max(axis=0).tolist()
-        return high, wide
+        self._places = start, stored, high, wide
 
     def close(self) -> None:
         """Stop the prefetching thread."""
@@ -151,11 +150,12 @@ class PackedPixels:
 
     def _gather(self, rows: np.ndarray) -> Tensor:
         """Return (B, H, W, C) uint8 with the largest height and width of these images."""
-        high, wide = self._pack.stored[rows].T
-        parts = (
-            torch.from_numpy(one).to(self._pixels.device, non_blocking=True) for one in (self._start[rows], high, wide)
+        start, stored = (
+            torch.from_numpy(one[rows]).to(self._pixels.device, non_blocking=True)
+            for one in (self._start, self._pack.stored)
         )
-        images = self._lines(*parts, int(high.max()), int(wide.max()))
+        high, wide = stored.unbind(1)
+        images = self._lines(start, high, wide, *self._pack.stored[rows].max(axis=0).tolist())
         return images.pin_memory() if self._where.type == "cuda" and not self.resident else images
 
     def _lines(self, start: Tensor, high: Tensor, wide: Tensor, most_high: int, most_wide: int) -> Tensor:

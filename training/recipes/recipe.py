@@ -125,7 +125,7 @@ class Recipe:
     )
     channels_last: bool = setting(True, "memory layout of convolutions")
     compile: bool = setting(False, "compile the backbone")
-    compile_views: bool = setting(False, "compile the augmentation, on a GPU")
+    compile_views: bool = setting(True, "compile the augmentation of recorded steps, on a GPU")
     graph: bool = setting(True, "record the step once and replay it, on a GPU")
     seed: int = setting(0, "seed of weights, order and augmentation")
     # ---- logging and checkpoints
