@@ -5,8 +5,7 @@
 
 A model folder may contain its network for ONNX Runtime (network.onnx); others are in the cache. The cache has a folder
 per network and runtime, named by a hash of the weights, config.json and the library's version. A folder is complete or
-does not exist, and its files are verified by their recorded sha256. ONNX graphs take their weights from the model
-folder.
+does not exist, and its files are verified by their recorded sha256.
 """
 
 from __future__ import annotations
@@ -51,7 +50,6 @@ class ExportedNetwork:
 
     folder: of its files.
     runtime: one of RUNTIMES.
-    weights: file of the weights in the model folder.
     fingerprint: of the encoder.
     embed_dim: D.
     heads: number of attention heads; see `Encoder.heads`.
@@ -61,7 +59,6 @@ class ExportedNetwork:
 
     folder: Path
     runtime: str
-    weights: Path
     fingerprint: str
     embed_dim: int
     heads: int | None
@@ -80,7 +77,7 @@ class ExportedNetwork:
         if self.runtime == "onnx":
             from nnclr_hub.encoder.backends.with_onnx import ONNXBackend
 
-            return ONNXBackend((self.folder / GRAPH).read_bytes(), read_arrays(self.weights.parent, self.weights.name))
+            return ONNXBackend(self.folder / GRAPH, self.weight_bytes)
         from nnclr_hub.encoder.backends.with_openvino import OpenVINOBackend
 
         return OpenVINOBackend(self.folder, precision)
@@ -129,7 +126,7 @@ def find_exported(runtime: str, folder: Path, weights: str) -> ExportedNetwork |
     config = read_config(folder)
     if runtime == "onnx" and weights == WEIGHTS and GRAPH in config.sha256:
         check(folder, Pins(CONFIG, {GRAPH: config.sha256[GRAPH]}))
-        found = ExportedNetwork(folder, runtime, folder / weights, **_fields(config.nnclr["graph"]))
+        found = ExportedNetwork(folder, runtime, **_fields(config.nnclr["graph"]))
         preprocessing = Preprocessing.from_pretrained_cfg(config.pretrained_cfg)
         if fingerprint_of_arrays(read_arrays(folder), preprocessing, config) == found.fingerprint:
             return found
@@ -140,7 +137,7 @@ def find_exported(runtime: str, folder: Path, weights: str) -> ExportedNetwork |
         record = json.loads((place / RECORD).read_text("utf-8"))
         if any(digest_of(place / name) != digest for name, digest in record["sha256"].items()):
             raise ValueError("its files have other hashes than recorded")
-        return ExportedNetwork(place, runtime, folder / weights, **_fields(record), cosine=float(record["cosine"]))
+        return ExportedNetwork(place, runtime, **_fields(record), cosine=float(record["cosine"]))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:

@@ -29,6 +29,7 @@ from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.encoder.loader import load_encoder
 from nnclr_hub.errors import InvalidRequest, ModelError, WeightsMismatch
 from nnclr_hub.file_replacement import replace_file
+from nnclr_hub.hub.layout import GRAPH, WEIGHTS
 
 LOWEST_COSINE = 0.9999
 
@@ -89,18 +90,17 @@ def export_onnx(source: str | Path, path: Path) -> ONNXFile:
     return ONNXFile(path, cosine)
 
 
-def verified_graph(encoder: Encoder) -> bytes:
-    """Return the contents of network.onnx, after ONNX Runtime has given torch's vectors with it.
+def write_graph(encoder: Encoder, folder: Path) -> None:
+    """Write network.onnx into a folder with the encoder's weights, and check that it gives torch's vectors.
 
     Raises:
         MissingDependency: onnx, onnxscript or onnxruntime is not installed.
         InvalidRequest: the network cannot be exported.
         WeightsMismatch: the vectors differ.
     """
-    graph = onnx_graph(Network(encoder.backbone, encoder.transform.preprocessing))
-    state = {name: value.numpy() for name, value in encoder.backbone.state_dict().items()}
-    _agreement(encoder, ONNXBackend(graph, state).run)
-    return graph
+    graph = onnx_graph(Network(encoder.backbone, encoder.transform.preprocessing), folder / WEIGHTS)
+    (folder / GRAPH).write_bytes(graph)
+    _agreement(encoder, ONNXBackend(folder / GRAPH).run)
 
 
 def _agreement(encoder: Encoder, run: Callable[[np.ndarray], np.ndarray]) -> float:
