@@ -72,8 +72,8 @@ Backend = Annotated[
     typer.Option(
         "--backend",
         envvar="NNCLR_BACKEND",
-        help="Runtime of the network: torch, openvino, openvino-bf16, onnx, ...; auto: the fastest on this machine "
-        "that agrees with torch.",
+        help="Runtime of the network: torch, openvino, openvino-bf16, onnx, ...; auto: OpenVINO where installed, else "
+        "ONNX Runtime or torch, with vectors that agree with torch's.",
     ),
 ]
 DEFAULT_STORE = "nnclr-store"
@@ -212,7 +212,7 @@ def new_app() -> typer.Typer:
     return app
 
 
-def chosen_model(model: str | None, backend: str = "torch") -> str:
+def chosen_model(model: str | None, backend: str = "auto") -> str:
     """Return the source of the encoder to use, after all checks that need no torch.
 
     A wrong name or a damaged folder is reported before seconds of imports.
@@ -236,7 +236,7 @@ def chosen_model(model: str | None, backend: str = "torch") -> str:
     return source
 
 
-def loaded_encoder(model: str | None, backend: str = "torch", images: int | None = None) -> Encoder:
+def loaded_encoder(model: str | None, backend: str = "auto", images: int | None = None) -> Encoder:
     """Return the encoder of `chosen_model` for a number of images; see `load_encoder`."""
     source = chosen_model(model, backend)
     from nnclr_hub.encoder.loader import load_encoder

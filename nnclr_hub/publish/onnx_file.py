@@ -69,7 +69,7 @@ def export_onnx(source: str | Path, path: Path) -> ONNXFile:
         raise InvalidRequest(f"The folder {path.parent} does not exist; create it first, or use another file.")
     if path.is_dir():  # checked before the export, which is slow
         raise _unwritable(path, os.strerror(errno.EISDIR))
-    encoder = load_encoder(source, device="cpu")
+    encoder = load_encoder(source, device="cpu", backend="torch")
     if encoder.appended:
         raise InvalidRequest(f"The network of {encoder.name} does not compute its parts; name it without them.")
     preprocessing = encoder.transform.preprocessing

@@ -95,7 +95,8 @@ def test_the_lines_for_onnx_runtime_give_the_encoders_vectors_without_torch(run)
     alone = "\nimport sys; assert not {'torch', 'nnclr_hub'} & {*sys.modules}\n"
     run(code + alone + SAVED.format("onnx.npz", "vectors"), "")
     wanted = load_encoder(run.work / "weights" / "nnclr_resnet18_starter", device="cpu", backend="torch")
-    cosines = (np.load(run.work / "onnx.npz")["features"] * wanted.embed([run.work / "a.jpg", run.work / "b.jpg"])).sum(1)
+    vectors = wanted.embed([run.work / "a.jpg", run.work / "b.jpg"])
+    cosines = (np.load(run.work / "onnx.npz")["features"] * vectors).sum(axis=1)
     assert cosines.min() >= 0.9999
 
 
