@@ -286,7 +286,7 @@ def _local(
     return findings
 
 
-def _source(model: str | None, reading: ReadingOptions, backend: str = "auto", images: int | None = None) -> Any:
+def _source(model: str | None, reading: ReadingOptions, backend: str | None = None, images: int | None = None) -> Any:
     """Return an encoder, or hand-crafted features.
 
     Args:

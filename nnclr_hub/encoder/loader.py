@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nnclr_hub.encoder.appended import Appended, append_parts
-from nnclr_hub.encoder.backends.base import AUTO, Backend, full_name, parse_backend
+from nnclr_hub.encoder.backends.base import AUTO, Backend, default_backend, full_name, parse_backend
 from nnclr_hub.encoder.backends.choice import MIN_COSINE, candidates, open_backend
 from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.encoder.exported import RUNTIMES, DeferredBackbone, ExportedNetwork, find_exported, save_exported
@@ -33,7 +33,7 @@ def load_encoder(
     source: str | Path,
     *,
     device: str | None = None,
-    backend: str = AUTO,
+    backend: str | None = None,
     precision: str | None = None,
     images: int | None = None,
     reading: ImageReading | None = None,
@@ -53,6 +53,7 @@ def load_encoder(
             "openvino-bf16", "onnx", "compile", ...; or "auto", whose vectors have a cosine of 0.9999 or more to
             torch's: on the CPU OpenVINO where it is installed, in bf16 where the processor computes in it, else ONNX
             Runtime with network.onnx; torch on a GPU, and for a network that would be exported for a few images.
+            None: the environment variable NNCLR_BACKEND, or "auto".
         precision: "fp32" or "bf16", unless the backend's name contains it; None: fp32, or any under "auto".
         images: number of images to expect, for "auto"; None: unknown.
         reading: the page and the channels to read of each file; None: as in the source, or as in training.
@@ -63,6 +64,7 @@ def load_encoder(
         InvalidRequest: the source is invalid, the device does not exist, or the backend cannot run the network.
         MissingDependency: the backend's package is not installed.
     """
+    backend = backend or default_backend()
     plain, parts = split_appended(str(source))
     if parts:
         options = {"device": device, "backend": backend, "precision": precision, "images": images, "reading": reading}

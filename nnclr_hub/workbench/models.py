@@ -65,7 +65,7 @@ class Encoders:
         default: str | None = None,
         *,
         device: str | None = None,
-        backend: str = "auto",
+        backend: str | None = None,
         images: int | None = None,
     ) -> None:
         self._default = default

@@ -13,6 +13,6 @@ A name with "-bf16" computes in bfloat16 where that is safe, and returns float32
 torch.
 """
 
-from nnclr_hub.encoder.backends.base import Backend, parse_backend
+from nnclr_hub.encoder.backends.base import Backend, default_backend, parse_backend
 
-__all__ = ["Backend", "parse_backend"]
+__all__ = ["Backend", "default_backend", "parse_backend"]
