@@ -119,9 +119,10 @@ def test_the_default_is_a_variable_or_auto(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("backend", ["openvino", "onnx"])
-def test_a_graph_whose_files_are_links_is_opened(tmp_path, backend):
-    """As in the cache of the Hub."""
+def test_a_graph_whose_files_are_links_is_opened(tmp_path, monkeypatch, backend):
+    """As in the cache of the Hub; it is not exported again."""
     pytest.importorskip("openvino")
+    monkeypatch.setenv("NNCLR_CACHE", str(tmp_path / "cache"))
     (tmp_path / "model").mkdir()
     for file in (ROOT / "weights" / STARTER).iterdir():
         (tmp_path / "model" / file.name).symlink_to(file)
@@ -129,6 +130,7 @@ def test_a_graph_whose_files_are_links_is_opened(tmp_path, backend):
     torchs = load_encoder(STARTER, device="cpu", backend="torch")
     crops = probe_images(encoder.transform.preprocessing.input_size, 2)
     np.testing.assert_allclose(encoder.forward_crops(crops), torchs.forward_crops(crops), atol=1e-5)
+    assert not list((tmp_path / "cache").rglob("network.*"))
 
 
 def test_the_probe_images_are_reproducible_and_not_noise():
