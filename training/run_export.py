@@ -175,7 +175,7 @@ def _measure(
     """
     if not data:
         return {}, {}, []
-    encoder = load_encoder(folder, device=device)
+    encoder = load_encoder(folder, device=device, backend="torch")
     sets, digests = labeled_sets(find_data(data, console), encoder.transform.preprocessing, most, console)
     if not sets:
         raise InvalidRequest(

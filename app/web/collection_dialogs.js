@@ -33,7 +33,7 @@ async function encoders(except) {
 /** @param {() => Promise<void>} redraw */
 export async function create(redraw) {
   const name = make('input', {name: 'name', required: true, maxlength: 128, placeholder: 'photos', 'aria-label': 'Name'}), encoder = await encoders(), whiten = make('input', {type: 'checkbox', checked: true});
-  ask('New collection', 'Create', [make('label', {}, 'Name', name), make('label', {}, 'Encoder', encoder), make('label', {class: 'row'}, whiten, 'Compare whitened vectors: better neighbors from 256 images on')], async () => {
+  ask('New collection', 'Create', [make('label', {}, 'Name', name), make('label', {}, 'Encoder', encoder), make('label', {class: 'row'}, whiten, 'Compare half-whitened vectors: better neighbors from 256 images on')], async () => {
     await createCollection(name.value, encoder.value, whiten.checked ? 'auto' : 'raw');
     await redraw();
   });

@@ -71,7 +71,8 @@ def index(
     vectors: Annotated[
         str | None,
         typer.Option(
-            help="What searches of a new collection compare: raw, center or whiten. Default: auto, whiten if possible."
+            help="What searches of a new collection compare: raw, center, half_whiten or whiten. Default: auto, "
+            "half_whiten if possible."
         ),
     ] = None,
     prune: Annotated[

@@ -286,12 +286,12 @@ def _local(
     return findings
 
 
-def _source(model: str | None, reading: ReadingOptions, backend: str = "torch", images: int | None = None) -> Any:
+def _source(model: str | None, reading: ReadingOptions, backend: str | None = None, images: int | None = None) -> Any:
     """Return an encoder, or hand-crafted features.
 
     Args:
-        backend: of the encoder; other commands keep the vectors of torch.
-        images: number of images to expect; None: many.
+        backend: of the encoder.
+        images: number of images to expect; None: unknown.
     """
     if model in HAND_CRAFTED:
         from nnclr_hub.encoder.hand_crafted import FLOORS

@@ -183,7 +183,7 @@ def verify(source: Source, as_json: Json = False) -> None:
     from nnclr_hub.encoder.loader import load_encoder  # imports torch, so a wrong name is reported first
 
     missing = sorted(resolve(source).config.sha256.keys() - {one.name for one in files} - {WEIGHTS})
-    load_encoder(source, device="cpu")  # refuses weights that are missing, unexpected or NaN
+    load_encoder(source, device="cpu", backend="torch")  # refuses weights that are missing, unexpected or NaN
     if as_json:
         print_json({"source": source, "files": [asdict(one) for one in files], "missing": missing})
         return

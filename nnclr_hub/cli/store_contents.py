@@ -51,7 +51,8 @@ def create(
     vectors: Annotated[
         str,
         typer.Option(
-            help="What searches compare: raw (vectors as they are), center or whiten. auto: whiten, if of a model."
+            help="What searches compare: raw (vectors as they are), center, half_whiten or whiten. auto: "
+            "half_whiten, if of a model."
         ),
     ] = "auto",
     indexed: Annotated[

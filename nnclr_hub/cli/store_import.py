@@ -145,7 +145,7 @@ def _import_locally(file: Path, name: str, store: str, format: ImportFormat) -> 
         from nnclr_hub.workbench import Encoders, Workbench
         from nnclr_hub.workbench.file_import import import_file
 
-        # about the number of images, which decides whether the fastest backend is worth a measurement
+        # about the number of images, which decides whether an export of the network is worth its time
         bench = Workbench(Encoders(backend="auto", images=file.stat().st_size // 100_000 + 1), there)
         with bar(err, "importing", unit="images" if format.images else "MB") as advance:
             progress = advance if format.images else _in_megabytes(advance)

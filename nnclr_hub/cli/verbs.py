@@ -72,8 +72,8 @@ Backend = Annotated[
     typer.Option(
         "--backend",
         envvar="NNCLR_BACKEND",
-        help="Runtime of the network: torch, openvino, openvino-bf16, onnx, ...; auto: the fastest on this machine "
-        "that agrees with torch.",
+        help="Runtime of the network: torch, openvino, openvino-bf16, onnx, ...; auto: OpenVINO where installed, else "
+        "ONNX Runtime or torch, with vectors that agree with torch's.",
     ),
 ]
 DEFAULT_STORE = "nnclr-store"
@@ -212,31 +212,31 @@ def new_app() -> typer.Typer:
     return app
 
 
-def chosen_model(model: str | None, backend: str = "torch") -> str:
+def chosen_model(model: str | None, backend: str | None = None) -> str:
     """Return the source of the encoder to use, after all checks that need no torch.
 
     A wrong name or a damaged folder is reported before seconds of imports.
 
     Args:
         model: None: the default.
-        backend: of --backend; torch if the verb has no such option.
+        backend: of --backend; None: the default.
 
     Raises:
         ModelError: if it is unavailable; see `nnclr_hub.hub.sources.resolve`.
         InvalidRequest: if there is no such backend.
     """
-    from nnclr_hub.encoder.backends import parse_backend
+    from nnclr_hub.encoder.backends import default_backend, parse_backend
     from nnclr_hub.hub.registry import default_model
     from nnclr_hub.hub.sources import PYTHON, resolve, split_appended
 
-    parse_backend(backend)
+    parse_backend(backend or default_backend())
     source = model or default_model()
     if not source.startswith(PYTHON):
         resolve(split_appended(source)[0])
     return source
 
 
-def loaded_encoder(model: str | None, backend: str = "torch", images: int | None = None) -> Encoder:
+def loaded_encoder(model: str | None, backend: str | None = None, images: int | None = None) -> Encoder:
     """Return the encoder of `chosen_model` for a number of images; see `load_encoder`."""
     source = chosen_model(model, backend)
     from nnclr_hub.encoder.loader import load_encoder

@@ -64,8 +64,9 @@ class Encoder:
         precision: "fp32" or "bf16"; None: as named by `backend`, or else fp32.
         config: the config.json of its model folder, if any.
         batch_size: images per forward pass.
-        backend: the library that runs the network, one of `nnclr_hub.encoder.backends`; "auto" for the fastest on this
-            machine; or an open one, or what opens it. Float tensors, `tokens` and attention always run in torch.
+        backend: the library that runs the network, one of `nnclr_hub.encoder.backends`; "auto" for the one that
+            a rule selects (`backends.choice`); or an open one, or what opens it. Float tensors, `tokens` and attention
+            always run in torch.
         fingerprint: default: a hash of weights and preprocessing.
 
     Raises:
@@ -103,7 +104,7 @@ class Encoder:
         from nnclr_hub.encoder.backends.network import Network
 
         network = Network(self.backbone, self.transform.preprocessing).to(self.device)
-        return opener(network, self.device, fingerprint=lambda: self.network_fingerprint)
+        return opener(network, self.device)
 
     def __repr__(self) -> str:
         backbone = self.config.architecture if self.config else type(self.backbone).__name__

@@ -3,10 +3,9 @@
     exported = find_exported("openvino", folder, weights)       # None until `save_exported` was called
     exported.open("fp32").run(crops)                            # (N, D) float32
 
-A model folder may contain its network for ONNX Runtime (network.onnx); others are in the cache. The cache has a folder
-per network and runtime, named by a hash of the weights, config.json and the library's version. A folder is complete or
-does not exist, and its files are verified by their recorded sha256. ONNX graphs take their weights from the model
-folder.
+A model folder may contain its network (network.onnx), which both runtimes open; others are in the cache. The cache has
+a folder per network and runtime, named by a hash of the weights, config.json and the library's version. A folder is
+complete or does not exist, and its files are verified by their recorded sha256.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 
 import nnclr_hub
 from nnclr_hub.cache import cache_folder
-from nnclr_hub.encoder.backends.base import Backend
-from nnclr_hub.encoder.backends.choice import worst_cosine
+from nnclr_hub.encoder.backends.base import Backend, parse_backend
+from nnclr_hub.encoder.backends.choice import COMPARED, candidates, worst_cosine
 from nnclr_hub.encoder.backends.probe_batch import probe_images
 from nnclr_hub.encoder.fingerprint import fingerprint_of_arrays
 from nnclr_hub.encoder.preprocessing import Preprocessing
@@ -40,28 +39,26 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-RUNTIMES = ("openvino", "onnx")  # those that need no torch
+GRAPHS = {"openvino": "network.xml", "onnx": GRAPH}  # files in the cache
+RUNTIMES = tuple(GRAPHS)  # those that need no torch
 RECORD = "network.json"
-COMPARED = 4  # images
 
 
 @dataclass(frozen=True)
 class ExportedNetwork:
     """A network of a model folder.
 
-    folder: of its files.
+    graph: its file.
     runtime: one of RUNTIMES.
-    weights: file of the weights in the model folder.
     fingerprint: of the encoder.
     embed_dim: D.
     heads: number of attention heads; see `Encoder.heads`.
     weight_bytes: size of the weights in torch.
-    cosine: the lowest between its vectors and torch's, on synthetic images.
+    cosine: the lowest between its vectors in its lowest precision and torch's, on synthetic images.
     """
 
-    folder: Path
+    graph: Path
     runtime: str
-    weights: Path
     fingerprint: str
     embed_dim: int
     heads: int | None
@@ -80,10 +77,10 @@ class ExportedNetwork:
         if self.runtime == "onnx":
             from nnclr_hub.encoder.backends.with_onnx import ONNXBackend
 
-            return ONNXBackend((self.folder / GRAPH).read_bytes(), read_arrays(self.weights.parent, self.weights.name))
+            return ONNXBackend(self.graph, self.weight_bytes)
         from nnclr_hub.encoder.backends.with_openvino import OpenVINOBackend
 
-        return OpenVINOBackend(self.folder, precision)
+        return OpenVINOBackend(self.graph, precision, self.weight_bytes)
 
 
 class DeferredBackbone:
@@ -115,8 +112,8 @@ class DeferredBackbone:
 def find_exported(runtime: str, folder: Path, weights: str) -> ExportedNetwork | None:
     """Return the exported network of a model folder; None if there is none, or it cannot be used.
 
-    The graph in a model folder contains the colors of its preprocessing, so it is used only with the preprocessing,
-    weights and architecture that it was exported with.
+    The graph in a model folder serves both runtimes. It contains the colors of its preprocessing, so it is used only
+    with the preprocessing, weights and architecture that it was exported with.
 
     Args:
         runtime: one of RUNTIMES.
@@ -127,20 +124,19 @@ def find_exported(runtime: str, folder: Path, weights: str) -> ExportedNetwork |
         ModelFilesMissing, TamperedModel: the folder records a network.onnx that is missing or differs.
     """
     config = read_config(folder)
-    if runtime == "onnx" and weights == WEIGHTS and GRAPH in config.sha256:
+    if weights == WEIGHTS and GRAPH in config.sha256:
         check(folder, Pins(CONFIG, {GRAPH: config.sha256[GRAPH]}))
-        found = ExportedNetwork(folder, runtime, folder / weights, **_fields(config.nnclr["graph"]))
+        found = ExportedNetwork(folder / GRAPH, runtime, **_fields(config.nnclr["graph"]))
         preprocessing = Preprocessing.from_pretrained_cfg(config.pretrained_cfg)
         if fingerprint_of_arrays(read_arrays(folder), preprocessing, config) == found.fingerprint:
             return found
         log.warning("%s is not used: it does not belong to the other files of %s", GRAPH, folder)
-        return None
     place = _place(runtime, folder, weights)
     try:
         record = json.loads((place / RECORD).read_text("utf-8"))
         if any(digest_of(place / name) != digest for name, digest in record["sha256"].items()):
             raise ValueError("its files have other hashes than recorded")
-        return ExportedNetwork(place, runtime, folder / weights, **_fields(record), cosine=float(record["cosine"]))
+        return ExportedNetwork(place / GRAPHS[runtime], runtime, **_fields(record), cosine=float(record["cosine"]))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
@@ -163,7 +159,9 @@ def save_exported(encoder: Encoder, runtime: str, folder: Path, weights: str) ->
             part = Path(temporary)
             backend.save(part)
             digests = {path.name: digest_of(path) for path in part.iterdir()}
-            record = {**described(encoder), "cosine": _cosine(encoder), "sha256": digests}
+            about = described(encoder)
+            cosine = _cosine(encoder, ExportedNetwork(part / GRAPHS[runtime], runtime, **_fields(about)))
+            record = {**about, "cosine": cosine, "sha256": digests}
             (part / RECORD).write_text(json.dumps(record, indent=1), "utf-8")
             part.chmod(0o755)  # another user may share the cache
             shutil.rmtree(place, ignore_errors=True)  # damaged, or of another process that was as fast
@@ -183,15 +181,17 @@ def _fields(record: Mapping[str, Any]) -> dict[str, Any]:
     return {name: record[name] for name in ABOUT_GRAPH}
 
 
-def _cosine(encoder: Encoder) -> float:
-    """Return the lowest cosine of the backend's vectors with torch's, on synthetic images."""
+def _cosine(encoder: Encoder, exported: ExportedNetwork) -> float:
+    """Return the lowest cosine of an exported network's vectors with torch's, on synthetic images."""
     from nnclr_hub.encoder.backends.network import Network
     from nnclr_hub.encoder.backends.with_torch import TorchBackend
 
     preprocessing = encoder.transform.preprocessing
     images = probe_images(preprocessing.input_size, COMPARED, preprocessing.in_chans)
     network = Network(encoder.backbone, preprocessing).to(encoder.device)
-    return worst_cosine(encoder.backend.run(images), TorchBackend(network, encoder.device, "fp32").run(images))
+    lowest = next(name for name in candidates("cpu", None, RUNTIMES) if name.startswith(exported.runtime))
+    backend = exported.open(parse_backend(lowest)[1] or "fp32")
+    return worst_cosine(backend.run(images), TorchBackend(network, encoder.device, "fp32").run(images))
 
 
 def _place(runtime: str, folder: Path, weights: str) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -12,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nnclr_hub.encoder.appended import Appended, append_parts
-from nnclr_hub.encoder.backends.base import AUTO, KINDS, Backend, full_name, parse_backend
-from nnclr_hub.encoder.backends.choice import FEW, MIN_COSINE, cached_choice, candidates, open_backend
+from nnclr_hub.encoder.backends.base import AUTO, Backend, default_backend, full_name, parse_backend
+from nnclr_hub.encoder.backends.choice import MIN_COSINE, candidates, open_backend
 from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.encoder.exported import RUNTIMES, DeferredBackbone, ExportedNetwork, find_exported, save_exported
 from nnclr_hub.encoder.fingerprint import fingerprint_of
@@ -34,16 +33,16 @@ def load_encoder(
     source: str | Path,
     *,
     device: str | None = None,
-    backend: str = "torch",
+    backend: str | None = None,
     precision: str | None = None,
     images: int | None = None,
     reading: ImageReading | None = None,
 ) -> Encoder:
     """Load and verify an encoder from any source that `nnclr_hub.hub.sources` supports.
 
-    The network of a model folder that runs on the CPU in OpenVINO or ONNX Runtime is exported once and cached. Later
-    calls load the exported network without torch and timm, which are imported only for feature maps, attention and
-    tensors. Where torch is not installed, a model folder with network.onnx runs in ONNX Runtime, whatever the backend.
+    A model folder with network.onnx embeds in OpenVINO or ONNX Runtime without torch and timm, which are imported only
+    for feature maps, attention and tensors. A network without that file is exported once and cached where a backend is
+    named, or "auto" expects many images. Where torch is not installed, network.onnx is used whatever the backend.
 
     Args:
         source: a registered name, hf-hub:org/repo@rev, a model folder, timm:NAME, random:ARCH@SEED, ...; or
@@ -51,10 +50,12 @@ def load_encoder(
             With +shape, +color or both, its vectors also describe shapes and colors (`encoder.appended`).
         device: None: the GPU if there is one.
         backend: the library that runs the network: "torch", whose vectors equal timm's to 1e-5; "openvino",
-            "openvino-bf16", "onnx", "compile", ...; or "auto" for the fastest one on this machine whose vectors have a
-            cosine of 0.999 or more to torch's. "auto" weighs the start against the number of images.
+            "openvino-bf16", "onnx", "compile", ...; or "auto", whose vectors have a cosine of 0.9999 or more to
+            torch's: on the CPU OpenVINO where it is installed, in bf16 where the processor computes in it, else ONNX
+            Runtime with network.onnx; torch on a GPU, and for a network that would be exported for a few images.
+            None: the environment variable NNCLR_BACKEND, or "auto".
         precision: "fp32" or "bf16", unless the backend's name contains it; None: fp32, or any under "auto".
-        images: number of images to expect, for "auto"; None: many.
+        images: number of images to expect, for "auto"; None: unknown.
         reading: the page and the channels to read of each file; None: as in the source, or as in training.
 
     Raises:
@@ -63,6 +64,7 @@ def load_encoder(
         InvalidRequest: the source is invalid, the device does not exist, or the backend cannot run the network.
         MissingDependency: the backend's package is not installed.
     """
+    backend = backend or default_backend()
     plain, parts = split_appended(str(source))
     if parts:
         options = {"device": device, "backend": backend, "precision": precision, "images": images, "reading": reading}
@@ -92,17 +94,15 @@ def load_encoder(
     preprocessing = replace(preprocessing, reading=reading)
     options["config"] = config
     exportable = found.seed is None and _runs_on_cpu(device)
-    networks = _networks(found, backend, precision) if exportable else {}
-    if (ready := _without_torch(networks, backend, precision, images)) is not None:
+    if exportable and (ready := _ready(found, backend, precision)) is not None:
         exported, opened = ready
         build = partial(_rebuild, found, config, exported.fingerprint)
         deferred = DeferredBackbone(build, exported.embed_dim, exported.heads, exported.weight_bytes)
         options |= {"device": "cpu", "fingerprint": exported.fingerprint}
         return Encoder(deferred, preprocessing, backend=opened, **options)
-    opener = partial(opener, exported={runtime: partial(one.open, "fp32") for runtime, one in networks.items()})
     encoder = Encoder(_build(found, config), preprocessing, backend=opener, **options)
     runtime = encoder.backend.name.partition("-")[0]
-    if exportable and runtime in RUNTIMES and runtime not in networks:
+    if exportable and runtime in RUNTIMES:
         save_exported(encoder, runtime, found.folder, found.weights)
     return encoder
 
@@ -111,39 +111,20 @@ def _runs_on_cpu(device: str | None) -> bool:
     return device == "cpu" or (device is None and sys.platform == "linux" and not any(map(os.path.exists, DRIVERS)))
 
 
-def _networks(found: Resolved, backend: str, precision: str | None) -> dict[str, ExportedNetwork]:
-    """Return the exported networks of a model folder that the backend can use, by runtime."""
+def _ready(found: Resolved, backend: str, precision: str | None) -> tuple[ExportedNetwork, Backend] | None:
+    """Return the exported network of a model folder to use, and the backend that runs it; None if torch has to."""
     assert found.folder is not None
-    kind, _ = parse_backend(backend, precision)
-    some = RUNTIMES if kind == AUTO or not find_spec("torch") else [one for one in RUNTIMES if one == kind]
-    networks = {runtime: find_exported(runtime, found.folder, found.weights) for runtime in some}
-    return {runtime: one for runtime, one in networks.items() if one is not None}
-
-
-def _without_torch(
-    networks: Mapping[str, ExportedNetwork], backend: str, precision: str | None, images: int | None
-) -> tuple[ExportedNetwork, Backend] | None:
-    """Return the exported network to use, and the backend that runs it; None if torch has to.
-
-    For "auto" that is the fastest backend on this machine, if it was measured. For a few images it is any accurate one,
-    because the import of torch takes longer than they do.
-    """
     kind, wanted = parse_backend(backend, precision)
-    choosing = kind == AUTO
-    if not find_spec("torch"):
-        wanted, choosing = None, False
-    few = images is not None and images <= FEW
-    names = candidates("cpu", wanted, networks)
-    for runtime, exported in networks.items():
-        name = full_name(runtime, wanted or "fp32")
-        if choosing:
-            fastest = cached_choice(exported.fingerprint, "cpu", names) or ""
-            if fastest.startswith(runtime):
-                name = fastest
-            elif not few or exported.cosine < MIN_COSINE or (wanted or "fp32") not in KINDS[runtime]:
-                continue
+    if not find_spec("torch"):  # any backend that runs is better than none
+        kind, wanted = AUTO, None
+    names = candidates("cpu", wanted, RUNTIMES) if kind == AUTO else [full_name(kind, wanted or "fp32")]
+    for name in names:
+        runtime, used = parse_backend(name)
+        exported = find_exported(runtime, found.folder, found.weights) if runtime in RUNTIMES else None
+        if exported is None or (kind == AUTO and used == "bf16" and exported.cosine < MIN_COSINE):
+            continue
         try:
-            return exported, exported.open(parse_backend(name)[1] or "fp32")
+            return exported, exported.open(used or "fp32")
         except (NNCLRHubError, OSError):  # such as a runtime that is not installed any more; torch does without
             continue
     return None

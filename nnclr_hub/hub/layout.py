@@ -4,7 +4,7 @@ config.json                timm's layout, plus the block "nnclr"
 model.safetensors          the bare timm state dict
 nnclr_heads.safetensors    projection and prediction heads, to continue pretraining
 nnclr_support_set.safetensors  optional: the support set, embeddings used as neighbors in training
-network.onnx               optional: the network without its weights, to embed without torch
+network.onnx               optional: the network in ONNX, whose weights are byte ranges of model.safetensors
 README.md                  the model card
 """
 
@@ -190,6 +190,19 @@ def read_arrays(folder: Path, name: str = WEIGHTS) -> dict[str, np.ndarray]:
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             raise WeightsMismatch(f"{key} in {path} contains NaN or infinity; export another checkpoint.")
     return arrays
+
+
+def tensor_ranges(path: Path) -> dict[str, tuple[str, int, int]]:
+    """Return where the tensors of an intact safetensors file are: name -> dtype, offset and length in bytes."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+    header.pop("__metadata__", None)
+    start = 8 + size
+    return {
+        key: (one["dtype"], start + one["data_offsets"][0], one["data_offsets"][1] - one["data_offsets"][0])
+        for key, one in header.items()
+    }
 
 
 def parameter_count(folder: Path, name: str = WEIGHTS) -> int:

@@ -142,10 +142,10 @@ MODELS: dict[str, ModelInfo] = {
             parameters=11_176_512,
             input=InputContract(128, crop_pct=1.0),
             sha256={
-                "config.json": "8c9cb5b885ea2195ba65eb14ec377dc04555bdc80b54a78c8cfa136d5954d6e6",
+                "config.json": "971344955d35972ee300bfdbf8befbf7306036b44ed2db5db156c850fe7115c1",
                 "model.safetensors": "eaeb270e0f4b4ca5a7135d9b4d78b2b54cc7f11692003493dc1c85c9b9449f0d",
                 "nnclr_heads.safetensors": "f8ab07778937e3493e1906097976a75e85be4d1b9909ae974594b609da75598d",
-                "network.onnx": "541d3c717882fdaa69f9d71b88f115bc30491affa56f4efc317b26f01c04c8cb",
+                "network.onnx": "79b870daae57a2a1a0956ad998b881127c6ad0a2945819c7055041e4f955f749",
             },
             license="cc-by-nc-4.0",
             data=(
@@ -167,10 +167,10 @@ MODELS: dict[str, ModelInfo] = {
             parameters=2_814_976,
             input=InputContract(48, crop_pct=1.0),
             sha256={
-                "config.json": "043b6f362d64b78deb2a79861737f584da7c01ef476884574360252252d49e5e",
+                "config.json": "5197b8f0daf6f22ba88cc3054c34df363b082e72bcd25f9326735c565a07c2c0",
                 "model.safetensors": "daf4950de2e95d9ee67ba6cfb1a120372a1490b329244044df16d3f8d7a49a23",
                 "nnclr_heads.safetensors": "49bf0a6473c8b8f2047db8cd6e731b004d233c1e993b2d0b51a89bf55ecf2e32",
-                "network.onnx": "425c5f053b393ddf8fcb682cb433341c829f46c308099d974487c5767f71c47f",
+                "network.onnx": "c6514404815864bd07f7bdac4f183e82d810d691b45dc78655510ca5e74e55eb",
             },
             license="cc-by-nc-4.0",
             data=(
@@ -192,10 +192,10 @@ MODELS: dict[str, ModelInfo] = {
             parameters=11_176_512,
             input=InputContract(128, crop_pct=1.0),
             sha256={
-                "config.json": "bbc9406413509df20d483a61e44c111884b2eacef299e426f8f0821406f1b415",
+                "config.json": "c231ba95151e74c3d4eeb3da50e153df9161fa0c1f26e4b62ef5c008ad09770f",
                 "model.safetensors": "d88129e7984f24628374d41cefa16852d2ee7a307dba270eb69f891c0be256de",
                 "nnclr_heads.safetensors": "6310ec1e56863571eb191b3d83a5858d62beaebf105d624fb627f9428c1dcd40",
-                "network.onnx": "541d3c717882fdaa69f9d71b88f115bc30491affa56f4efc317b26f01c04c8cb",
+                "network.onnx": "79b870daae57a2a1a0956ad998b881127c6ad0a2945819c7055041e4f955f749",
             },
             license="cc-by-4.0",
             data=(
@@ -217,10 +217,10 @@ MODELS: dict[str, ModelInfo] = {
             parameters=23_508_032,
             input=InputContract(128, crop_pct=1.0),
             sha256={
-                "config.json": "5f4ea791c60bd64bbde45497311c85823bf2bcae66ccc3fb248cf0b58ce8d321",
+                "config.json": "c1ab33cc31a60ecfb3cce12d84bfbf86e6a575216c685e0e6b26a22b2fbf3b6a",
                 "model.safetensors": "b690d744db2b0655aa0888abfd495347e03aa5985172e760db614a0643c27833",
                 "nnclr_heads.safetensors": "79082271d512d5a8bc9ed3ed643dba4d254939b9ffb59dfb4c12bfd3a7612eae",
-                "network.onnx": "e65773b4ae4d66cef254c7dc1a887139e4c08ea15c27c59660f8b9a00acbb10f",
+                "network.onnx": "52252f5d32a4701b55b0549fbc9e6bb77903a52c05087de5078e6bc7d7791ef5",
             },
             license="cc-by-nc-4.0",
             data=(
@@ -246,10 +246,10 @@ MODELS: dict[str, ModelInfo] = {
             parameters=21_424_512,
             input=InputContract(96, crop_pct=1.0),
             sha256={
-                "config.json": "60a412441d64bf4c4b5b1d01ae87e33d05debbe95eb9225f4807bac021d34ff0",
+                "config.json": "feac6dc2a3962a9661f21170c3abc4adcd271c14f9344f6b9f2642ce0e5ba8f1",
                 "model.safetensors": "f3c01d1b0d8ef4d936f977920853edd3b04e824072b84110ae5ce1f47ea7774b",
                 "nnclr_heads.safetensors": "54c13c56b1d2c04cfd2da2da992a781506b12b5d83369b0a78265dfe72be02cf",
-                "network.onnx": "1fe34ce9021c7ac42833dcdfd0f31032350591c4e1a6c0fb638926c15f9ee3af",
+                "network.onnx": "b45fb08bf228bd4f82422e0c4dbaa76b0c81fa5c4b73748fb3db414df9524df3",
             },
             license="cc-by-nc-4.0",
             data=(

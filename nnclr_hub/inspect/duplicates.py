@@ -77,7 +77,7 @@ def near_duplicates(
         color: (N, 12, 12, 2) uint8, Cb and Cr of the same images; None: images that differ in color only are
             duplicates. Used with `small`.
         threshold: lowest score of a pair: with `small` the correlation of its details, else the cosine of its vectors.
-            None: calibrated on random pairs; vectors alone are then compared after centering.
+            None: calibrated on random pairs; vectors alone are then compared half whitened.
         progress: called with (done, total), counted in candidate pairs.
 
     Raises:
@@ -92,8 +92,7 @@ def near_duplicates(
     check_threshold(threshold)
     if small is None:
         return _by_vectors(rows, threshold)
-    white = np.ascontiguousarray(VectorTransform.fit(rows, "whiten")(rows))
-    pairs = _neighbor_pairs(nearest(white, min(CANDIDATES, len(rows) - 1))[1])
+    pairs = _neighbor_pairs(nearest(_transformed(rows), min(CANDIDATES, len(rows) - 1))[1])
     if threshold is None:
         random = aligned_correlation(small, random_pairs(len(rows), RANDOM_ALIGNED))
         # where random pairs agree already, as frames of a video do, a duplicate must agree clearly more
@@ -101,6 +100,11 @@ def near_duplicates(
         threshold = float(max(LEAST_ALIGNED, (1 + usual) / 2))
     scores = aligned_correlation(small, pairs, color, progress=progress)
     return link_pairs(pairs, scores, threshold, lambda more: aligned_correlation(small, more, color), COMPARED)
+
+
+def _transformed(rows: np.ndarray) -> np.ndarray:
+    """Return the rows as a collection compares them by default."""
+    return np.ascontiguousarray(VectorTransform.fit(rows, "half_whiten")(rows))
 
 
 def check_threshold(threshold: float | None) -> None:
@@ -111,7 +115,7 @@ def check_threshold(threshold: float | None) -> None:
 
 def _by_vectors(rows: np.ndarray, threshold: float | None) -> Duplicates:
     if threshold is None:
-        rows = np.ascontiguousarray(VectorTransform.fit(rows, "center")(rows))
+        rows = _transformed(rows)
         random = random_pairs(len(rows), RANDOM_PAIRS)
         scores = (rows[random[:, 0]] * rows[random[:, 1]]).sum(axis=1)
         threshold = chance_level(scores, _pair_count(len(rows)), EXPECTED)

@@ -359,7 +359,7 @@ def _contents(about: Mapping[str, Any]) -> str:
     texts = {
         HEADS: f" `{HEADS}` contains the heads, which continued training needs.",
         SUPPORT_SET: f" `{SUPPORT_SET}` contains the support set: `bank`, with one unit row per remembered image.",
-        GRAPH: f" `{GRAPH}` contains the network without its weights, so that it embeds without torch.",
+        GRAPH: f" `{GRAPH}` is the network in ONNX with these weights; ONNX Runtime opens it without torch.",
     }
     recorded = about.get("sha256") or {}
     return f"`{CONFIG}` has timm's format. Its block `nnclr` records how the encoder was made." + "".join(

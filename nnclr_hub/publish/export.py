@@ -37,7 +37,7 @@ from nnclr_hub.hub.layout import (
 )
 from nnclr_hub.hub.sources import resolve
 from nnclr_hub.publish.card import is_edited, model_card
-from nnclr_hub.publish.onnx_file import verified_graph
+from nnclr_hub.publish.onnx_file import write_graph
 from nnclr_hub.publish.provenance import NO_LICENSE, check_license, check_terms, license_of, record_forced
 
 if TYPE_CHECKING:
@@ -301,7 +301,7 @@ def _write_inside(
         (half / name).write_bytes(save(tensors, metadata={"format": "pt"}))
     block = {name: value for name, value in config.nnclr.items() if name != "graph"}  # of the source
     if network is not None:
-        (half / GRAPH).write_bytes(verified_graph(network))
+        write_graph(network, half)
         block["graph"] = described(network)
     hashes = {name: sha256_of(half / name) for name in (*files, GRAPH) if (half / name).is_file()}
     config = replace(config, nnclr={**block, "sha256": hashes})

@@ -29,6 +29,7 @@ from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.encoder.loader import load_encoder
 from nnclr_hub.errors import InvalidRequest, ModelError, WeightsMismatch
 from nnclr_hub.file_replacement import replace_file
+from nnclr_hub.hub.layout import GRAPH, WEIGHTS
 
 LOWEST_COSINE = 0.9999
 
@@ -68,7 +69,7 @@ def export_onnx(source: str | Path, path: Path) -> ONNXFile:
         raise InvalidRequest(f"The folder {path.parent} does not exist; create it first, or use another file.")
     if path.is_dir():  # checked before the export, which is slow
         raise _unwritable(path, os.strerror(errno.EISDIR))
-    encoder = load_encoder(source, device="cpu")
+    encoder = load_encoder(source, device="cpu", backend="torch")
     if encoder.appended:
         raise InvalidRequest(f"The network of {encoder.name} does not compute its parts; name it without them.")
     preprocessing = encoder.transform.preprocessing
@@ -89,18 +90,17 @@ def export_onnx(source: str | Path, path: Path) -> ONNXFile:
     return ONNXFile(path, cosine)
 
 
-def verified_graph(encoder: Encoder) -> bytes:
-    """Return the contents of network.onnx, after ONNX Runtime has given torch's vectors with it.
+def write_graph(encoder: Encoder, folder: Path) -> None:
+    """Write network.onnx into a folder with the encoder's weights, and check that it gives torch's vectors.
 
     Raises:
         MissingDependency: onnx, onnxscript or onnxruntime is not installed.
         InvalidRequest: the network cannot be exported.
         WeightsMismatch: the vectors differ.
     """
-    graph = onnx_graph(Network(encoder.backbone, encoder.transform.preprocessing))
-    state = {name: value.numpy() for name, value in encoder.backbone.state_dict().items()}
-    _agreement(encoder, ONNXBackend(graph, state).run)
-    return graph
+    graph = onnx_graph(Network(encoder.backbone, encoder.transform.preprocessing), folder / WEIGHTS)
+    (folder / GRAPH).write_bytes(graph)
+    _agreement(encoder, ONNXBackend(folder / GRAPH).run)
 
 
 def _agreement(encoder: Encoder, run: Callable[[np.ndarray], np.ndarray]) -> float:

@@ -59,7 +59,7 @@ def outgoing(folder: Path, repository: str, revision: str | None) -> dict[str, O
     for name, digest in recorded.items():
         if sha256_of(folder / name) != digest:  # without the cache of hashes
             raise TamperedModel(f"{folder / name} differs from its hash in {CONFIG}; export the model again.")
-    encoder = load_encoder(f"local-dir:{folder}", device="cpu")  # checks that every weight fits
+    encoder = load_encoder(f"local-dir:{folder}", device="cpu", backend="torch")  # checks that every weight fits
     if encoder.embed_dim != config.num_features:
         raise WeightsMismatch(
             f"{folder / CONFIG} records vectors of length {config.num_features}, but the network gives "

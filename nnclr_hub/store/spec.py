@@ -12,7 +12,7 @@ import numpy as np
 
 from nnclr_hub.errors import FingerprintMismatch, InvalidRequest
 from nnclr_hub.store.index_kinds import AUTO, INDEX_KINDS, IndexName
-from nnclr_hub.store.vector_transform import Kind
+from nnclr_hub.store.vector_transform import POWERS, Kind
 
 Metric = Literal["cosine", "dot", "l2"]
 Precision = Literal["f32", "f16"]
@@ -44,9 +44,10 @@ class CollectionSpec:
     indexed: metadata keys with an index for filters.
     index: kind of index, see `store.index_kinds`; "auto" changes it with size and memory as the collection grows.
     precision: of the stored vectors, "f32" or "f16", which takes half the space.
-    vectors: what searches compare. "raw": the stored vectors. "center" or "whiten", for the metric cosine: these after
-        a transform that is fitted on the collection itself; see `store.vector_transform`. "auto": "whiten" for vectors
-        of an encoder where the store can do so, else "raw"; the store decides when it creates the collection.
+    vectors: what searches compare. "raw": the stored vectors. "center", "half_whiten" or "whiten", for the metric
+        cosine: these after a transform that is fitted on the collection itself; see `store.vector_transform`. "auto":
+        "half_whiten" for vectors of an encoder where the store can do so, else "raw"; the store decides when it creates
+        the collection.
     """
 
     dim: int
@@ -75,9 +76,9 @@ class CollectionSpec:
                 raise InvalidRequest(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}.")
         if self.vectors not in (AUTO, "raw") and self.metric != "cosine":
             raise InvalidRequest(f"vectors={self.vectors!r} needs the metric cosine, got {self.metric!r}.")
-        if self.vectors == "whiten" and self.dim > MAX_WHITENED:
+        if self.vectors in POWERS and self.dim > MAX_WHITENED:
             raise InvalidRequest(
-                f"vectors='whiten' allows at most {MAX_WHITENED} numbers, got {self.dim}; use 'center'."
+                f"vectors={self.vectors!r} allows at most {MAX_WHITENED} numbers, got {self.dim}; use 'center'."
             )
         if not isinstance(self.indexed, list | tuple | set | frozenset) or len(self.indexed) > MAX_INDEXED:
             raise InvalidRequest(
@@ -95,7 +96,7 @@ class CollectionSpec:
         if self.vectors != AUTO:
             return self
         whitens = transforms and self.fingerprint and self.metric == "cosine" and self.dim <= MAX_WHITENED
-        return replace(self, vectors="whiten" if whitens else "raw")
+        return replace(self, vectors="half_whiten" if whitens else "raw")
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as files have them: without `vectors` if raw, so that earlier versions can read them."""

@@ -1,11 +1,13 @@
 """Centering and whitening: better neighbors from the same vectors, fitted without labels.
 
-    transform = VectorTransform.fit(vectors, "whiten")
+    transform = VectorTransform.fit(vectors, "half_whiten")
     transform(vectors)          # (N, D) float32, unit rows, compared by cosine as before
 
 Vectors of one encoder share a common direction, so the cosine of two random images is far above 0, and a few directions
 of high variance decide most neighbors. "center" subtracts the mean. "whiten" also gives each direction the same
-variance (PCA whitening; Jégou and Chum, ECCV 2012).
+variance (PCA whitening; Jégou and Chum, ECCV 2012). "half_whiten" divides each direction by the square root of its
+standard deviation instead: fewer than about 8 vectors per dimension do not determine the small variances, and full
+whitening makes their noise as important as the rest. docs/results/transforms.md compares them.
 """
 
 from __future__ import annotations
@@ -17,8 +19,9 @@ import numpy as np
 
 from nnclr_hub.errors import InvalidRequest
 
-Kind = Literal["raw", "center", "whiten"]
+Kind = Literal["raw", "center", "half_whiten", "whiten"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+POWERS = {"half_whiten": 0.25, "whiten": 0.5}  # of the variances by which directions are divided
 # Share of the mean variance that is added to each variance. Directions of (nearly) no variance are noise, and fewer
 # vectors than dimensions leave some without any: they must not be blown up. Scores hardly change between .01 and 1.
 RIDGE = 0.1
@@ -51,12 +54,12 @@ class VectorTransform:
         if kind == "raw":
             return cls(np.zeros(unit.shape[1], np.float32))
         mean = unit.mean(axis=0)
-        if kind == "center":
+        if kind not in POWERS:
             return cls(mean.astype(np.float32))
         centered = unit - mean
         variances, directions = np.linalg.eigh(centered.T @ centered / len(unit))
         floor = max(RIDGE * float(variances.mean()), LEAST_VARIANCE)
-        matrix = directions / np.sqrt(np.maximum(variances, 0) + floor)
+        matrix = directions / (np.maximum(variances, 0) + floor) ** POWERS[kind]
         return cls(mean.astype(np.float32), matrix.astype(np.float32))
 
     def __call__(self, vectors: np.ndarray) -> np.ndarray:

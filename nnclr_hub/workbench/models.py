@@ -56,8 +56,8 @@ class Encoders:
     Args:
         default: source of the encoder to use if none is named; None: the best starter.
         device: "cpu", "cuda", ...; None: the GPU if there is one.
-        backend: what runs the network, as in `load_encoder`; "auto" for the fastest here.
-        images: number of images to expect, for "auto"; None: many.
+        backend: what runs the network, as in `load_encoder`.
+        images: number of images to expect, for "auto"; None: unknown.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Encoders:
         default: str | None = None,
         *,
         device: str | None = None,
-        backend: str = "torch",
+        backend: str | None = None,
         images: int | None = None,
     ) -> None:
         self._default = default

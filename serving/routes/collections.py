@@ -62,8 +62,8 @@ class CollectionRequest(Strict):
     precision: Literal["f32", "f16"] = "f32"
     vectors: Compared = Field(
         "auto",
-        description="what searches compare: stored vectors, or these centered or whitened; auto: whitened if they are "
-        "of a model and the store can do it",
+        description="what searches compare: stored vectors, or these centered, half whitened or whitened; auto: "
+        "half_whiten if they are of a model and the store can do it",
     )
 
 

@@ -84,13 +84,13 @@ def test_a_collection_is_created_filled_and_deleted(opened, served, photos, tmp_
         page.get_by_role("button", name="Create", exact=True).click()
         page.wait_for_selector(f"dialog[open] [role=alert]:has-text('{text}')")
     page.get_by_label("Name", exact=True).fill(f" {MINE}")
-    assert page.get_by_label("whitened").is_checked()
+    assert page.get_by_label("half-whitened").is_checked()
     page.get_by_role("button", name="Create", exact=True).click()
     card = page.locator("article", has_text=MINE)
     card.locator("input[type=file]").first.set_input_files(files)
     page.wait_for_function("() => document.body.innerText.includes('3 images added, 1 could not be read')")
     collection = served.bench.collection(MINE)
-    assert collection.spec.vectors == "whiten"
+    assert collection.spec.vectors == "half_whiten"
     kept = {read_original(collection, item.id, [], served.bench.originals).data for item in collection.scroll().items}
     assert kept == {path.read_bytes() for path in files[:3]}
     card.get_by_role("link", name=MINE).click()

@@ -152,12 +152,12 @@ def test_create_applies_every_option(nnclr, store, model):
     assert "l2, f16" in out
     more = ("--precision", "f16", "--vectors", "whiten")
     assert json.loads(nnclr("create", "by-model", "--model", model, *more, "--json")[1])["dim"] == 32
-    assert json.loads(nnclr("create", "decided", "--model", model, "--json")[1])["vectors"] == "whiten"
+    assert json.loads(nnclr("create", "decided", "--model", model, "--json")[1])["vectors"] == "half_whiten"
     with open_store(str(store), read_only=True) as opened:
         assert opened.get("own").spec == CollectionSpec(4, "l2", "", "", ("label", "album"), "flat", "f16")
         wanted = replace(CollectionSpec.of(load_encoder(model, device="cpu")), precision="f16", vectors="whiten")
         assert opened.get("by-model").spec == wanted
-        assert opened.get("decided").spec == replace(wanted, precision="f32")
+        assert opened.get("decided").spec == replace(wanted, precision="f32", vectors="half_whiten")
     assert "'own'" in error_line(nnclr("create", "own", "--dim", 4), 1)
     assert "'current'" in error_line(nnclr("create", "current", "--dim", 4), 1)
 

@@ -1,24 +1,22 @@
 """The names of backends, and the choice of `auto`."""
 
-import json
-import subprocess
 import sys
-from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
-from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
 
 from nnclr_hub import load_encoder
+from nnclr_hub.encoder import loader
 from nnclr_hub.encoder.backends import choice, parse_backend
 from nnclr_hub.encoder.backends.choice import open_backend
 from nnclr_hub.encoder.backends.probe_batch import probe_images
 from nnclr_hub.errors import InvalidRequest, MissingDependency
 
-CPU = torch.device("cpu")
+ROOT = Path(__file__).parents[2]
+STARTER = "nnclr_resnet18_free_starter"
 
 
 # ---- names
@@ -64,110 +62,75 @@ def test_cpu_backends_refuse_a_gpu(backend):
 # ---- auto
 
 
-@pytest.fixture(autouse=True)
-def clock(monkeypatch) -> list[float]:
-    """Measure by a clock that only the backends below advance, so that a busy machine changes no choice."""
-    now = [0.0]
-    monkeypatch.setattr(choice, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    monkeypatch.setattr(Made, "clock", now)
-    return now
-
-
-@dataclass
-class Made:
-    """A backend with a given error and duration."""
-
-    clock: ClassVar[list[float]] = [0.0]
-
-    name: str
-    error: float = 0.0
-    seconds: float = 0.0
-    precision: str = "fp32"
-    buckets: None = None
-    memory: None = None
-    ran: list[int] = field(default_factory=list)
-    delays: list[float] = field(default_factory=list)  # by other load, of the first runs
-
-    def run(self, crops: np.ndarray) -> np.ndarray:
-        self.clock[0] += self.seconds + (self.delays.pop(0) if self.delays else 0.0)
-        self.ran.append(len(crops))
-        vectors = crops.reshape(len(crops), -1)[:, :64].astype(np.float32)
-        vectors[:, 0] += self.error * np.linalg.norm(vectors, axis=1)
-        return vectors
-
-
-def chosen(made: dict[str, Made], fingerprint: str) -> tuple[str, list[str]]:
-    """Return the name of the chosen backend, and the names of those that were opened."""
-    opened = []
-
-    def open_named(name: str) -> Made:
-        opened.append(name)
-        if name not in made:
-            raise MissingDependency(f"{name} is not installed.")
-        return made[name]
-
-    names = ["torch", "torch-bf16", "openvino", "onnx"]
-    return choice.choose(open_named, 16, CPU, names, fingerprint).name, opened
-
-
-def test_auto_chooses_the_fastest_accurate_backend():
-    """A faster but inaccurate backend is rejected, as is a missing one. The next time, nothing is measured."""
-    made = {
-        "torch": Made("torch", seconds=0.06),
-        "torch-bf16": Made("torch-bf16", error=0.02, seconds=0.02),
-        "openvino": Made("openvino", error=0.1),
-    }
-    assert chosen(made, "first")[0] == "torch-bf16"
-    for one in made.values():
-        one.ran.clear()
-    assert chosen(made, "first") == ("torch-bf16", ["torch-bf16"])
-    assert not made["torch-bf16"].ran
-    assert chosen({"torch": made["torch"]}, "first")[0] == "torch"  # the choice is missing now
-    assert len(chosen(made, "another encoder")[1]) > 1
-
-
-@pytest.mark.parametrize("delays", [[0.5, 0.4], [0.0, 0.009, 0.0135, 0.014]])
-def test_other_load_during_the_first_runs_does_not_change_the_choice(delays):
-    """The first run checks the vectors; a backend is neither rejected nor accepted because of single times."""
-    made = {"torch": Made("torch", seconds=0.0285), "openvino": Made("openvino", seconds=0.02, delays=delays.copy())}
-    assert chosen(made, str(delays))[0] == "openvino"
-    assert len(made["torch"].ran) <= 1 + choice.MAX_ROUNDS
-
-
-@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"name": 3}', b'{"name": "../../x"}', b"\xff\xfe", b"null"])
-def test_a_damaged_cached_choice_is_ignored(monkeypatch, damage, tmp_path):
-    made = {"torch": Made("torch", seconds=0.02), "openvino": Made("openvino")}
+def opened(source, tmp_path, monkeypatch, hidden=(), **options):
+    """Return the encoder that `auto` opens in an empty cache, without the hidden packages."""
     monkeypatch.setenv("NNCLR_CACHE", str(tmp_path))
-    assert chosen(made, "damaged")[0] == "openvino"
-    (place,) = (tmp_path / "backends").glob("*.json")
-    place.write_bytes(damage)
-    name, opened = chosen(made, "damaged")
-    assert name == "openvino"
-    assert len(opened) > 1
-    assert json.loads(place.read_text())["name"] == "openvino"
+    for module in (choice, loader):
+        monkeypatch.setattr(module, "find_spec", lambda name: None if name in hidden else find_spec(name))
+    return load_encoder(source, device="cpu", backend="auto", **options)
 
 
-def test_auto_works_without_a_writable_cache(monkeypatch, tmp_path):
-    (tmp_path / "file").write_text("no folder")
-    monkeypatch.setenv("NNCLR_CACHE", str(tmp_path / "file"))
-    made = {"torch": Made("torch", seconds=0.02), "openvino": Made("openvino")}
-    assert chosen(made, "anything")[0] == "openvino"
+@pytest.mark.parametrize(
+    ("hidden", "precision", "expected"),
+    [
+        ((), None, ("openvino-bf16", "openvino")),
+        ((), "fp32", ("openvino",)),
+        (("openvino",), None, ("onnx",)),
+        (("openvino", "onnxruntime"), None, ("torch",)),
+        (("openvino",), "bf16", ("torch-bf16",)),
+    ],
+)
+def test_auto_follows_the_installed_packages_for_a_model_folder_with_its_graph(
+    tmp_path, monkeypatch, image_files, hidden, precision, expected
+):
+    """The vectors are torch's to a cosine of 1e-4."""
+    pytest.importorskip("openvino")
+    encoder = opened(STARTER, tmp_path, monkeypatch, hidden, precision=precision)
+    assert encoder.backend.name in expected
+    assert not list(tmp_path.rglob("network.*")), "nothing is exported"
+    wanted = load_encoder(STARTER, device="cpu", backend="torch").embed(image_files[:4])
+    assert (encoder.embed(image_files[:4]) * wanted).sum(axis=1).min() >= 0.9999
 
 
-@pytest.mark.slow
-def test_auto_chooses_an_accurate_candidate_for_a_real_network(model, image_files):
-    """Run it in a new process, like a first start."""
-    code = (
-        "import sys, numpy as np\n"
-        "from nnclr_hub import load_encoder\n"
-        "auto, torchs = (load_encoder(sys.argv[1], device='cpu', backend=name) for name in ('auto', 'torch'))\n"
-        "print(auto.backend.name, (auto.embed(sys.argv[2:]) * torchs.embed(sys.argv[2:])).sum(axis=1).min())\n"
-    )
-    command = [sys.executable, "-c", code, str(model), *map(str, image_files[:8])]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
-    name, cosine = done.stdout.split()
-    assert name in choice.candidates("cpu", None)
-    assert float(cosine) >= 0.999
+@pytest.mark.parametrize("source", ["folder", "random:test_resnet"])
+@pytest.mark.parametrize(("images", "exports"), [(None, False), (choice.FEW, False), (choice.MANY, True)])
+def test_auto_exports_a_network_only_for_many_images(model, tmp_path, monkeypatch, source, images, exports):
+    pytest.importorskip("openvino")
+    encoder = opened(model if source == "folder" else source, tmp_path, monkeypatch, images=images)
+    assert encoder.backend.name.startswith("openvino") == exports
+    again = opened(model, tmp_path, monkeypatch)
+    assert again.backend.name.startswith("openvino") == (exports and source == "folder"), "it was kept for later starts"
+
+
+def test_auto_rejects_other_vectors(model, tmp_path, monkeypatch):
+    pytest.importorskip("openvino")
+    monkeypatch.setattr(choice, "MIN_COSINE", 1.1)
+    assert opened(model, tmp_path, monkeypatch, images=choice.MANY).backend.name == "torch"
+
+
+def test_the_default_is_a_variable_or_auto(tmp_path, monkeypatch):
+    pytest.importorskip("openvino")
+    for value, expected in (("torch", "torch"), ("onnx", "onnx"), ("", "openvino")):
+        monkeypatch.setenv("NNCLR_BACKEND", value)
+        assert load_encoder(STARTER, device="cpu").backend.name.partition("-")[0] == expected
+    monkeypatch.setenv("NNCLR_BACKEND", "turbo")
+    with pytest.raises(InvalidRequest):
+        load_encoder(STARTER)
+
+
+@pytest.mark.parametrize("backend", ["openvino", "onnx"])
+def test_a_graph_whose_files_are_links_is_opened(tmp_path, monkeypatch, backend):
+    """As in the cache of the Hub; it is not exported again."""
+    pytest.importorskip("openvino")
+    monkeypatch.setenv("NNCLR_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "model").mkdir()
+    for file in (ROOT / "weights" / STARTER).iterdir():
+        (tmp_path / "model" / file.name).symlink_to(file)
+    encoder = load_encoder(tmp_path / "model", device="cpu", backend=backend)
+    torchs = load_encoder(STARTER, device="cpu", backend="torch")
+    crops = probe_images(encoder.transform.preprocessing.input_size, 2)
+    np.testing.assert_allclose(encoder.forward_crops(crops), torchs.forward_crops(crops), atol=1e-5)
+    assert not list((tmp_path / "cache").rglob("network.*"))
 
 
 def test_the_probe_images_are_reproducible_and_not_noise():

@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from nnclr_hub import load_encoder
-from nnclr_hub.encoder.backends import choice, with_onnx
 from nnclr_hub.encoder.backends.probe_batch import probe_images
 from nnclr_hub.errors import InvalidRequest, TamperedModel
 from nnclr_hub.hub.layout import CONFIG, GRAPH, read_arrays, read_config
@@ -87,32 +85,6 @@ def test_an_exported_network_does_all_that_torch_does(make_model, image_files, a
     np.testing.assert_allclose(other.embed(pixels), torchs.embed(pixels), atol=1e-5)
 
 
-def test_auto_does_not_measure_for_a_few_images(model, tmp_path, monkeypatch):
-    pytest.importorskip("openvino")
-    measured = []
-    monkeypatch.setattr(choice, "_fastest", lambda *given: measured.append(given))
-    assert load_encoder(model, backend="auto", images=1).backend.name == "openvino"
-    found = child(model, "auto", tmp_path, images=1)
-    assert (measured, found["torch"], found["about"][0]) == ([], False, "openvino")
-
-
-def test_auto_uses_the_measured_backend_for_many_images(model, tmp_path, monkeypatch):
-    pytest.importorskip("openvino")
-    monkeypatch.setattr(
-        choice, "_measure", lambda running, images: {name: float(name != "openvino") for name in running}
-    )
-    assert load_encoder(model, backend="auto").backend.name == "openvino"
-    found = child(model, "auto", tmp_path)
-    assert (found["about"][0], found["torch"]) == ("openvino", False)
-
-
-def test_a_network_is_not_exported_for_auto_if_torch_is_the_fastest(model, tmp_path, monkeypatch):
-    monkeypatch.setattr(choice, "_measure", lambda running, images: {name: float(name != "torch") for name in running})
-    assert load_encoder(model, backend="auto").backend.name == "torch"
-    assert load_encoder(model, backend="auto").backend.name == "torch"
-    assert not exported(tmp_path)
-
-
 @pytest.mark.parametrize("damage", ["weights", "record", "half"])
 def test_a_damaged_export_is_made_again(model, tmp_path, damage):
     pytest.importorskip("openvino")
@@ -156,13 +128,15 @@ def test_a_device_that_does_not_exist_is_refused_with_an_export_too(model):
         load_encoder(model, backend="openvino", device="nonsense")
 
 
+@pytest.mark.parametrize("backend", ["openvino", "onnx"])
 @pytest.mark.parametrize("dtype", ["fp32", "fp16"])
-def test_a_model_folder_with_its_graph_needs_no_export(model, with_graph, tmp_path, dtype):
-    """The graph has no weights. Another export of the folder leaves it out."""
+def test_a_model_folder_with_its_graph_needs_no_export(model, with_graph, tmp_path, dtype, backend):
+    """The graph refers to the weights. Another export of the folder leaves it out."""
+    pytest.importorskip(backend.replace("onnx", "onnxruntime"))
     folder = export_run(model, tmp_path / "with", dtype=dtype, graph=True) if dtype == "fp16" else with_graph
     assert (folder / GRAPH).stat().st_size < 60_000
     torchs = load_encoder(folder, device="cpu")
-    found = child(folder, "onnx", tmp_path)
+    found = child(folder, backend, tmp_path)
     assert (found["torch"], found["about"][1:4]) == (False, [torchs.fingerprint, torchs.embed_dim, torchs.heads])
     np.testing.assert_allclose(found["vectors"], torchs.embed(list(CROPS)), atol=1e-5)
     assert not exported(tmp_path)
@@ -199,38 +173,6 @@ def test_a_graph_is_not_used_with_other_preprocessing(model, with_graph, tmp_pat
     torchs, other = load_encoder(folder, device="cpu"), load_encoder(folder, backend="onnx")
     assert other.fingerprint == torchs.fingerprint != load_encoder(model, device="cpu").fingerprint
     np.testing.assert_allclose(other.embed(list(CROPS)), torchs.embed(list(CROPS)), atol=1e-5)
-
-
-def test_auto_uses_an_exported_network_for_a_few_images_even_if_torch_is_faster(model, monkeypatch):
-    """The import of torch takes longer than a few images. For many, the measured choice holds."""
-    pytest.importorskip("openvino")
-    load_encoder(model, backend="openvino")  # exports it
-    monkeypatch.setattr(choice, "_measure", lambda running, images: {name: float(name != "torch") for name in running})
-    assert load_encoder(model, backend="auto").backend.name == "torch"
-    assert load_encoder(model, backend="auto", images=1).backend.name == "openvino"
-    assert load_encoder(model, backend="auto", images=choice.FEW + 1).backend.name == "torch"
-
-
-@pytest.mark.parametrize("images", [1, None])
-def test_auto_takes_the_graph_of_a_model_folder_without_an_export(tmp_path, monkeypatch, images):
-    """Without OpenVINO and the exporter, as `pip install nnclr_hub[torch]` leaves it."""
-    measured, hidden = [], ("openvino", "onnxscript")
-
-    def measure(running, images):
-        measured.append(sorted(running))
-        return {name: float(name != "onnx") for name in running}
-
-    def export(*given):
-        raise AssertionError("the network was exported")
-
-    monkeypatch.setattr(choice, "find_spec", lambda name: None if name in hidden else find_spec(name))
-    monkeypatch.setattr(choice, "_measure", measure)
-    monkeypatch.setattr(with_onnx, "_exported", export)
-    for _ in range(2):
-        assert load_encoder(STARTER, backend="auto", images=images).backend.name == "onnx"
-    assert len(measured) == (images is None)  # once for all processes
-    assert not exported(tmp_path)
-    assert child(STARTER, "onnx", tmp_path)["torch"] is False
 
 
 def test_weights_that_changed_after_the_start_are_refused(make_model, image_files, tmp_path):

@@ -10,6 +10,7 @@ import pytest
 from hub.conftest import FETCHED, ROOT
 from hub_server import running_hub
 
+from nnclr_hub import load_encoder
 from nnclr_hub.hub.layout import CARD, CONFIG, OPTIONAL, WEIGHTS
 
 PAGE = (ROOT / "docs" / "hub.md").read_text("utf-8")
@@ -86,6 +87,17 @@ def output(run) -> str:
 def test_every_python_snippet_runs(run, output):
     theirs = np.load(run.work / "fetched.npz")["features"][0]
     assert np.load(run.work / "ours.npz")["features"][0] @ theirs / np.linalg.norm(theirs) > 0.9995
+
+
+def test_the_lines_for_onnx_runtime_give_the_encoders_vectors_without_torch(run):
+    pytest.importorskip("onnxruntime")
+    (code,) = (block for block in blocks("python") if "import onnxruntime" in block)
+    alone = "\nimport sys; assert not {'torch', 'nnclr_hub'} & {*sys.modules}\n"
+    run(code + alone + SAVED.format("onnx.npz", "vectors"), "")
+    wanted = load_encoder(run.work / "weights" / "nnclr_resnet18_starter", device="cpu", backend="torch")
+    vectors = wanted.embed([run.work / "a.jpg", run.work / "b.jpg"])
+    cosines = (np.load(run.work / "onnx.npz")["features"] * vectors).sum(axis=1)
+    assert cosines.min() >= 0.9999
 
 
 def test_every_command_runs(output):

@@ -74,7 +74,7 @@ def agrees(collection, rows: Rows, transform, tolerance=1e-4, least=0.97) -> boo
 @pytest.mark.parametrize(
     ("index", "vectors", "precision"),
     [(kind, "whiten", "f32") for kind in ("flat", "hnsw", "ivf", "ivf_sq8", "ivf_pq")]
-    + [("flat", "center", "f32"), ("hnsw", "whiten", "f16")],
+    + [("flat", "center", "f32"), ("flat", "half_whiten", "f32"), ("hnsw", "half_whiten", "f16")],
 )
 def test_every_kind_of_index_compares_transformed_vectors(tmp_path, index, vectors, precision):
     """After growth, edits, another fit and another start; what is read back are the vectors that were written."""
@@ -121,7 +121,7 @@ def test_a_store_that_closes_after_its_last_write_leaves_a_transform_of_all_item
         assert agrees(store.get("c"), rows, fitted_on(rows))
 
 
-@pytest.mark.parametrize("vectors", ["center", "whiten"])
+@pytest.mark.parametrize("vectors", ["center", "half_whiten"])
 def test_the_transform_is_fitted_as_the_collection_grows_and_survives_a_start(tmp_path, vectors):
     """With 256 items, twice as many as before, and a tenth more when nothing is written; in the background."""
     rows = named(made(200, 1))
@@ -230,6 +230,7 @@ def test_duplicates_are_calibrated_on_the_scores_that_searches_return(tmp_path):
         {"vectors": "pca"},
         {"vectors": "whiten", "metric": "l2"},
         {"vectors": "center", "metric": "dot"},
+        {"vectors": "half_whiten", "dim": 5000},
         {"vectors": "whiten", "dim": 5000},
     ],
 )
@@ -241,7 +242,7 @@ def test_an_impossible_choice_is_refused(wrong):
 @pytest.mark.parametrize(
     ("spec", "decided"),
     [
-        (CollectionSpec(8, fingerprint="f", vectors="auto"), "whiten"),
+        (CollectionSpec(8, fingerprint="f", vectors="auto"), "half_whiten"),
         (CollectionSpec(8, vectors="auto"), "raw"),  # vectors of unknown origin
         (CollectionSpec(8, "l2", "f", vectors="auto"), "raw"),
         (CollectionSpec(5000, fingerprint="f", vectors="auto"), "raw"),

@@ -22,17 +22,20 @@ def test_centered_vectors_have_no_common_direction(vectors):
     assert centered == pytest.approx(unit_length(unit - unit.mean(axis=0)), abs=1e-5)
 
 
-def test_whitening_without_a_ridge_is_that_of_scikit_learn(vectors, monkeypatch):
+@pytest.mark.parametrize(("kind", "power"), [("half_whiten", 0.25), ("whiten", 0.5)])
+def test_whitening_without_a_ridge_is_that_of_scikit_learn(vectors, kind, power, monkeypatch):
     monkeypatch.setattr(vector_transform, "RIDGE", 0.0)
-    unit = unit_length(vectors)
-    cosines = (lambda x: x @ x.T)(VectorTransform.fit(vectors, "whiten")(vectors))
-    expected = unit_length(PCA(whiten=True).fit_transform(unit))
+    pca = PCA()
+    components = pca.fit_transform(unit_length(vectors))
+    cosines = (lambda x: x @ x.T)(VectorTransform.fit(vectors, kind)(vectors))
+    expected = unit_length(components / pca.explained_variance_**power)
     assert cosines == pytest.approx(expected @ expected.T, abs=1e-3)
 
 
-def test_fewer_vectors_than_dimensions_stay_finite():
+@pytest.mark.parametrize("kind", ["half_whiten", "whiten"])
+def test_fewer_vectors_than_dimensions_stay_finite(kind):
     few = np.random.default_rng(0).standard_normal((5, 64)).astype(np.float32)
-    found = VectorTransform.fit(few, "whiten")(np.vstack([few, -few, few[:1] * 7]))
+    found = VectorTransform.fit(few, kind)(np.vstack([few, -few, few[:1] * 7]))
     assert np.isfinite(found).all()
     assert found[0] == pytest.approx(found[-1], abs=1e-5), "the length of a vector does not count"
     assert np.linalg.norm(found, axis=1) == pytest.approx(1, abs=1e-5)

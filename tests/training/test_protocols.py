@@ -67,7 +67,7 @@ def test_the_quick_linear_score_has_a_fixed_penalty_on_unit_rows(features):
         assert found == pytest.approx(fitted.score(test.unit(), test.labels), abs=0.007)
 
 
-@pytest.mark.parametrize("kind", ["center", "whiten"])
+@pytest.mark.parametrize("kind", ["center", "half_whiten", "whiten"])
 def test_vectors_are_transformed_as_fitted_on_the_training_images(kind, features):
     transform = VectorTransform.fit(features.train.raw, kind)
     parts = (PartFeatures(transform(part.raw), part.labels) for part in (features.train, features.test))

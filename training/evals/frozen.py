@@ -45,7 +45,7 @@ def knn(
         features: of the set.
         k: number of neighbors.
         temperature: of the votes.
-        vectors: "center" or "whiten" fits `VectorTransform` on the training images, without their labels.
+        vectors: "center", "half_whiten" or "whiten" fits `VectorTransform` on the training images, without labels.
 
     Raises:
         InvalidRequest: images with several labels.

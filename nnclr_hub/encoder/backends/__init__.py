@@ -7,12 +7,12 @@
     compile     torch.compile
     openvino    OpenVINO on the CPU
     onnx        ONNX Runtime on the CPU
-    auto        the fastest on this machine whose vectors match the reference (`choice.py`)
+    auto        one of them by a rule, with vectors that match the reference (`choice.py`)
 
 A name with "-bf16" computes in bfloat16 where that is safe, and returns float32. Names are checked without importing
 torch.
 """
 
-from nnclr_hub.encoder.backends.base import Backend, parse_backend
+from nnclr_hub.encoder.backends.base import Backend, default_backend, parse_backend
 
-__all__ = ["Backend", "parse_backend"]
+__all__ = ["Backend", "default_backend", "parse_backend"]

@@ -44,6 +44,11 @@ class Backend(Protocol):
         ...
 
 
+def default_backend() -> str:
+    """Return the value of NNCLR_BACKEND, or "auto"."""
+    return os.environ.get("NNCLR_BACKEND") or AUTO
+
+
 def parse_backend(name: str, precision: str | None = None) -> tuple[str, str | None]:
     """Split a backend's name into kind and precision; the precision of "auto" may be None, for any.
 

@@ -14,7 +14,7 @@ import numpy as np
 from nnclr_hub.encoder.backends.base import cpu_threads
 from nnclr_hub.encoder.warning_filters import ignore_warnings
 from nnclr_hub.errors import InvalidRequest, MissingDependency
-from nnclr_hub.hub.layout import GRAPH, WEIGHTS
+from nnclr_hub.hub.layout import GRAPH, tensor_ranges
 
 if TYPE_CHECKING:  # a saved graph runs without torch
     from torch import device as Device
@@ -37,16 +37,17 @@ def onnx_bytes(network: Network, about: Mapping[str, str] | None = None) -> byte
         InvalidRequest: torch cannot export the network.
     """
     model = _exported(network)
-    outputs = sorted(model.graph.output, key=lambda one: one.name != EMBEDDING)
-    model.graph.ClearField("output")
-    model.graph.output.extend(outputs)
     for key, value in (about or {}).items():
         model.metadata_props.add(key=key, value=value)
     return model.SerializeToString()
 
 
-def onnx_graph(network: Network) -> bytes:
-    """Export the model of `onnx_bytes` without the weights of the backbone, which `ONNXBackend` takes separately.
+def onnx_graph(network: Network, weights: Path) -> bytes:
+    """Export the model of `onnx_bytes` whose weights are byte ranges of a safetensors file in the same folder.
+
+    Args:
+        network: of which the file has the weights.
+        weights: the file, in fp32 or fp16.
 
     Raises:
         MissingDependency, InvalidRequest: see `onnx_bytes`.
@@ -54,20 +55,28 @@ def onnx_graph(network: Network) -> bytes:
     import onnx
 
     model = _exported(network)
-    rest = [one for one in model.graph.initializer if not _is_weight(one)]
-    model.graph.ClearField("initializer")
-    model.graph.initializer.extend(rest)
-    for name, value in sorted(network.backbone.state_dict().items()):
-        if value.is_floating_point():  # also those that the network does not use, since ONNX Runtime gets them all
-            one = model.graph.initializer.add(
-                name=PREFIX + name, data_type=FLOAT, dims=value.shape, data_location=onnx.TensorProto.EXTERNAL
-            )
-            one.external_data.add(key="location", value=WEIGHTS)
+    stored, casts = tensor_ranges(weights), []
+    for one in filter(_is_weight, model.graph.initializer):
+        key = one.name.removeprefix(PREFIX)
+        dtype, offset, length = stored[key]
+        one.ClearField("raw_data")
+        one.data_location = onnx.TensorProto.EXTERNAL
+        for field, value in (("location", weights.name), ("offset", offset), ("length", length)):
+            one.external_data.add(key=field, value=str(value))
+        if dtype == "F16":  # ONNX Runtime casts once, when it opens the model
+            casts.append(onnx.helper.make_node("Cast", [key], [one.name], to=FLOAT))
+            one.name, one.data_type = key, onnx.TensorProto.FLOAT16
+    nodes = [*casts, *model.graph.node]
+    model.graph.ClearField("node")
+    model.graph.node.extend(nodes)
     return model.SerializeToString()
 
 
 def _exported(network: Network) -> Any:
-    """Return the ModelProto, optimized, with the float weights of the backbone as they are in its state dict."""
+    """Return the ModelProto, optimized, with the float weights of the backbone as they are in its state dict.
+
+    The first output has unit rows.
+    """
     try:
         import onnx
         import onnxscript.optimizer
@@ -111,6 +120,9 @@ def _exported(network: Network) -> Any:
     for field in ("input", "value_info", "metadata_props"):
         model.graph.ClearField(field)
     model.graph.input.extend(inputs)
+    outputs = sorted(model.graph.output, key=lambda one: one.name != EMBEDDING)
+    model.graph.ClearField("output")
+    model.graph.output.extend(outputs)
     model.graph.initializer.extend(one for one in weights if one.name in used)
     for node in model.graph.node:  # paths of source files, which would be different on each machine
         node.ClearField("metadata_props")
@@ -135,12 +147,8 @@ def _silent_loggers() -> Iterator[None]:
             logging.getLogger(name).setLevel(level)
 
 
-def onnx_session(model: bytes, weights: Mapping[str, np.ndarray] | None = None) -> Any:
-    """Open a session of ONNX Runtime for a model, on the CPU with as many threads as torch.
-
-    Args:
-        model: from `onnx_bytes`, or from `onnx_graph` with the weights.
-        weights: the state of the backbone in float32, whose memory the session uses.
+def onnx_session(model: bytes | Path) -> Any:
+    """Open a session of ONNX Runtime for a model or its file, on the CPU with as many threads as torch.
 
     Raises:
         MissingDependency: ONNX Runtime is not installed.
@@ -155,9 +163,6 @@ def onnx_session(model: bytes, weights: Mapping[str, np.ndarray] | None = None) 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = cpu_threads()
     options.log_severity_level = 3
-    if weights is not None:
-        values = [onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(one, FLOAT) for one in weights.values()]
-        options.add_external_initializers([PREFIX + name for name in weights], values)
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
@@ -165,38 +170,36 @@ class ONNXBackend:
     """ONNX Runtime on the CPU; all batch sizes run fast.
 
     Args:
-        graph: what `onnx_graph` returned.
-        state: the state of the backbone by name; floats are converted to float32.
+        model: what `onnx_bytes` returned, or a file of it or of `onnx_graph`.
+        memory: size of the weights in float32; None: unknown.
 
     Raises:
         MissingDependency: onnxruntime is not installed.
-        InvalidRequest: ONNX Runtime cannot run the graph with these weights.
+        InvalidRequest: ONNX Runtime cannot run the model.
     """
 
     name = "onnx"
     precision = "fp32"
     buckets: tuple[int, ...] | None = None
 
-    def __init__(self, graph: bytes, state: Mapping[str, np.ndarray]) -> None:
-        self._graph = graph
-        floats = {name: value for name, value in state.items() if value.dtype.kind == "f"}
-        self._weights = {name: np.ascontiguousarray(value, np.float32) for name, value in floats.items()}
+    def __init__(self, model: bytes | Path, memory: int | None = None) -> None:
+        self._model = model
+        self.memory = memory
         try:
-            self._session = onnx_session(graph, self._weights)
+            self._session = onnx_session(model)
         except MissingDependency:
             raise
         except Exception as error:  # the errors of ONNX Runtime have no class in common
             reason = " ".join(str(error).split())[:200]
             raise InvalidRequest(f"ONNX Runtime cannot run this network ({reason}); use backend 'torch'.") from error
-        self.memory: int | None = sum(value.nbytes for value in self._weights.values())
 
     def run(self, crops: np.ndarray) -> np.ndarray:
         """Run the network; see `Backend.run`. Threads may share a session."""
         return self._session.run([FEATURES], {INPUT: np.ascontiguousarray(crops)})[0]
 
     def save(self, folder: Path) -> None:
-        """Write the graph, so that another process can run it without torch and without an export."""
-        (folder / GRAPH).write_bytes(self._graph)
+        """Write the model, so that another process can run it without torch and without an export."""
+        (folder / GRAPH).write_bytes(self._model if isinstance(self._model, bytes) else self._model.read_bytes())
 
 
 def open_onnx(network: Network, device: Device, precision: str) -> ONNXBackend:
@@ -208,5 +211,4 @@ def open_onnx(network: Network, device: Device, precision: str) -> ONNXBackend:
     """
     if device.type != "cpu":
         raise InvalidRequest(f"Backend 'onnx' runs on the CPU only, got {device}; use backend 'torch'.")
-    state = network.backbone.state_dict()
-    return ONNXBackend(onnx_graph(network), {name: value.detach().numpy() for name, value in state.items()})
+    return ONNXBackend(onnx_bytes(network), network.bytes)

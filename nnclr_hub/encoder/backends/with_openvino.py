@@ -7,7 +7,9 @@ into the home folder.
 
 from __future__ import annotations
 
+import shutil
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +22,7 @@ import numpy as np
 from nnclr_hub.encoder.backends.base import cpu_threads, full_name
 from nnclr_hub.encoder.warning_filters import ignore_warnings
 from nnclr_hub.errors import InvalidRequest, MissingDependency
+from nnclr_hub.hub.layout import WEIGHTS
 
 if TYPE_CHECKING:  # a saved graph runs without torch
     from torch import device as Device
@@ -33,8 +36,9 @@ class OpenVINOBackend:
     """OpenVINO on the CPU; all batch sizes run fast, because its dynamic graph is as fast as one of fixed size.
 
     Args:
-        source: the network to trace, or a folder that `save` wrote.
+        source: the network to trace, or the file of an exported one: network.xml or network.onnx.
         precision: "fp32" or "bf16".
+        weight_bytes: size of the weights in float32.
 
     Raises:
         MissingDependency: OpenVINO is not installed.
@@ -43,11 +47,11 @@ class OpenVINOBackend:
 
     buckets: tuple[int, ...] | None = None
 
-    def __init__(self, source: Network | Path, precision: str) -> None:
+    def __init__(self, source: Network | Path, precision: str, weight_bytes: int) -> None:
         core = _core(_openvino())
         self.name = full_name("openvino", precision)
         self.precision = precision
-        if precision == "bf16" and "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+        if precision == "bf16" and not computes_bf16():
             raise InvalidRequest("This processor does not support bfloat16; use backend 'openvino'.")
         settings = {
             "INFERENCE_PRECISION_HINT": {"fp32": "f32", "bf16": "bf16"}[precision],
@@ -55,20 +59,20 @@ class OpenVINOBackend:
             "INFERENCE_NUM_THREADS": cpu_threads(),
         }
         try:
-            self._graph = core.read_model(source / GRAPH) if isinstance(source, Path) else _trace(source)
-            self._request = core.compile_model(self._graph, "CPU", settings).create_infer_request()
+            self._graph = _read(core, source) if isinstance(source, Path) else _trace(source)
+            compiled = core.compile_model(self._graph, "CPU", settings)
         except RuntimeError as error:
             reason = " ".join(str(error).split())[:200]
             raise InvalidRequest(f"OpenVINO cannot run this network ({reason}); use backend 'torch'.") from error
+        self._request, self._features = compiled.create_infer_request(), compiled.outputs[-1]
         self._source = source  # a traced graph's weights are torch's own memory
         self._lock = threading.Lock()
-        size = (source / GRAPH).with_suffix(".bin").stat().st_size if isinstance(source, Path) else source.bytes
-        self.memory: int | None = size // (2 if precision == "bf16" else 1)
+        self.memory: int | None = weight_bytes // (2 if precision == "bf16" else 1)
 
     def run(self, crops: np.ndarray) -> np.ndarray:
         """Run the network; see `Backend.run`."""
         with self._lock:  # a batch uses all threads, so a second one at the same time would only slow it down
-            return self._request.infer([np.ascontiguousarray(crops)])[0].copy()
+            return self._request.infer([np.ascontiguousarray(crops)])[self._features].copy()
 
     def save(self, folder: Path) -> None:
         """Write the graph with its weights in float32, so that another process can run it without torch."""
@@ -85,7 +89,16 @@ def open_openvino(network: Network, device: Device, precision: str) -> OpenVINOB
     """
     if device.type != "cpu":
         raise InvalidRequest(f"Backend 'openvino' runs on the CPU only, got {device}; use backend 'torch'.")
-    return OpenVINOBackend(network, precision)
+    return OpenVINOBackend(network, precision, network.bytes)
+
+
+def computes_bf16() -> bool:
+    """Return whether OpenVINO computes in bfloat16 on this processor.
+
+    Raises:
+        MissingDependency: OpenVINO is not installed.
+    """
+    return "BF16" in _core(_openvino()).get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 
 
 @cache
@@ -119,6 +132,17 @@ def _without_telemetry() -> Iterator[None]:
     finally:
         if absent:
             del sys.modules["openvino_telemetry"]
+
+
+def _read(core: Any, file: Path) -> Any:
+    """Return the OpenVINO model of a file."""
+    if not (file.parent / WEIGHTS).is_symlink():
+        return core.read_model(file)
+    # as in the cache of the Hub: OpenVINO refuses weights outside of the folder
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        for name in (file.name, WEIGHTS):
+            shutil.copyfile(file.parent / name, Path(folder) / name)
+        return core.read_model(Path(folder) / file.name)
 
 
 def _trace(network: Network) -> Any:

@@ -14,7 +14,7 @@ The file is a line of JSON, then arrays one after another, then the main part in
     {"format": ..., "kind": ..., ...}\\n  rids  deleted  delta_rids  delta_vectors  transform  index
 
 The transform of the vectors is in the same file as these, so that neither is ever used with another one: its mean (D,)
-and, if "vectors" is "whiten", its matrix (D, D), all in float32.
+and, if "matrix" is true, its matrix (D, D), all in float32.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ def _write(state: State, handle: _Hashed) -> None:
     arrays = [state.rids, state.deleted, state.delta_rids, state.delta_vectors]
     if main is not None and main.transform is not None:
         mean, matrix = main.transform.mean, main.transform.matrix
-        about |= {"vectors": "center" if matrix is None else "whiten", "fitted": main.fitted_rows}
+        about |= {"matrix": matrix is not None, "fitted": main.fitted_rows}
         arrays += [mean] if matrix is None else [mean, matrix]
     handle.write(json.dumps(about).encode() + b"\n")
     for array in arrays:
@@ -237,7 +237,7 @@ def _read(file: Path, spec: CollectionSpec) -> State:
         rids, deleted, delta_rids = (np.fromfile(handle, "<i8", about[name]) for name in ("rows", "dead", "delta"))
         vectors = np.fromfile(handle, "<f4", about["delta"] * spec.dim).reshape(about["delta"], spec.dim)
         main = None
-        transform = _read_transform(handle, about["vectors"], spec.dim) if "vectors" in about else None
+        transform = _read_transform(handle, about["matrix"], spec.dim) if "matrix" in about else None
         if about["kind"] is not None:
             index: Any = faiss.read_index(FAISS.PyCallbackIOReader(handle.read, CHUNK))
             kind = INDEX_KINDS[about["kind"]]
@@ -248,9 +248,9 @@ def _read(file: Path, spec: CollectionSpec) -> State:
     return State(about["seq"], main, rids, deleted, delta_rids, vectors)
 
 
-def _read_transform(handle: BinaryIO, kind: str, dim: int) -> VectorTransform:
+def _read_transform(handle: BinaryIO, has_matrix: bool, dim: int) -> VectorTransform:
     mean = np.fromfile(handle, "<f4", dim)
-    return VectorTransform(mean, np.fromfile(handle, "<f4", dim * dim).reshape(dim, dim) if kind == "whiten" else None)
+    return VectorTransform(mean, np.fromfile(handle, "<f4", dim * dim).reshape(dim, dim) if has_matrix else None)
 
 
 def _hash(path: Path) -> str:
