@@ -94,6 +94,13 @@ CHANGES: list[tuple[str, Operation]] = [
         lambda s: s.get("c").upsert([Item("z", LATER[0], {"v": 1}), Item("z", LATER[1], {"v": 2})]) > 0,
     ),
     ("replaced", lambda s: [s.get("c").get(["z"]), s.get("c").count(), s.get("c").search(LATER[1], 3)]),
+    *(
+        (f"conditional {i}", lambda s, values=values: s.get("c").update_each({"z": {"m": 1}}, expected={"z": values}))
+        for i, values in enumerate(
+            ({"v": 2, "none": None}, {"v": 1}, {"v": True}, {"m": 1, "o": {"p": None}}, {"m": {}})
+        )
+    ),
+    ("conditional seen", lambda s: s.get("c").get(["z"])),
     ("back again", lambda s: s.get("c").upsert(items(0, 20)[::-1]) > 0),
     ("all again", lambda s: whole(s, "c", 30)),
     ("full metadata", lambda s: s.get("c").upsert([Item("full", LATER[2], full_metadata(65536))]) > 0),
