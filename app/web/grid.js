@@ -1,8 +1,10 @@
 // <image-grid>: all images of the view in justified rows, of which only those near the screen are in the page.
 //
 // One tab stop: arrows move, Enter finds similar images, Space selects, V opens the viewer, + and - refine the search,
-// L and 1 to 9 label.
-import {button, make, nearer, percent} from './dom.js';
+// L and 1 to 9 label, Delete deletes. A double click opens the image that its first click hit.
+import {deleteRows} from './deletion.js';
+import {button, make, nearer, percent, sayError} from './dom.js';
+import {onSecondClick} from './double_click.js';
 import {GAP, layOut, lineAt} from './layout.js';
 
 const MARGIN = 600; // pixels above and below the screen in which images are loaded, too
@@ -27,7 +29,7 @@ class ImageGrid extends HTMLElement {
     this.tiles = new Map();
     this.anchor = 0;
     this.sheet = make('div', {class: 'sheet', role: 'listbox', tabindex: 0, 'aria-label': 'Images', 'aria-multiselectable': 'true',
-      onclick: (/** @type {MouseEvent} */ event) => this._click(event), ondblclick: (/** @type {MouseEvent} */ event) => this._onRow(event, open),
+      onclick: (/** @type {MouseEvent} */ event) => this._click(event),
       onkeydown: (/** @type {KeyboardEvent} */ event) => this._key(event), oncontextmenu: (/** @type {MouseEvent} */ event) => this._hold(event),
       onpointerover: (/** @type {PointerEvent} */ event) => this._onRow(event, row => this._showActions(row)),
       onfocus: () => { if (explorer.focus === null && explorer.view.length) explorer.setFocus(explorer.view[0]); }});
@@ -197,7 +199,8 @@ class ImageGrid extends HTMLElement {
       const box = /** @type {HTMLElement} */ (event.target).classList.contains('box');
       if (event.shiftKey) this._selectTo(row);
       else if (box || event.ctrlKey || event.metaKey || explorer.selected.size > 0) this._toggle(row);
-      else if (event.detail < 2) {
+      else {
+        onSecondClick(() => this.open(row));
         explorer.setFocus(row);
         explorer.similarTo(row);
       }
@@ -224,6 +227,13 @@ class ImageGrid extends HTMLElement {
     this.explorer.select(this.explorer.view.slice(low, high + 1), true);
   }
 
+  /** Rows that keys label and delete: the selected ones, else the focused one. @returns {number[]} */
+  get chosen() {
+    const {explorer} = this;
+    if (explorer.selected.size) return [...explorer.selected];
+    return explorer.focus !== null && explorer.view.includes(explorer.focus) ? [explorer.focus] : explorer.view.slice(0, 1);
+  }
+
   /** @param {KeyboardEvent} event */
   _key(event) {
     const {explorer} = this;
@@ -248,9 +258,9 @@ class ImageGrid extends HTMLElement {
       a: () => { if (event.ctrlKey || event.metaKey) explorer.select(explorer.view); },
       Escape: () => (explorer.selected.size ? explorer.select([]) : explorer.search({positive: [], negative: []})),
     };
-    const chosen = explorer.selected.size ? [...explorer.selected] : [row];
-    keys.l = () => this.labels?.ask(chosen);
-    if (this.labels?.press(event.key, chosen)) return event.preventDefault();
+    const {labels, chosen} = this;
+    if (labels) Object.assign(keys, {l: () => labels.ask(chosen), Delete: () => deleteRows(explorer, chosen).catch(sayError)});
+    if (labels?.press(event.key, chosen)) return event.preventDefault();
     const act = keys[event.key];
     if (!act) return;
     event.preventDefault();

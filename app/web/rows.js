@@ -68,10 +68,17 @@ export class Rows {
     } while (cursor !== null && this.ids.length < MAX_ROWS);
   }
 
-  /** Note a written value of a metadata key; null removes it. @param {number} row @param {string} key @param {any} value */
-  set(row, key, value) {
-    const {[key]: _, ...others} = this.metadata[row];
-    this.metadata[row] = value === null ? others : {...this.metadata[row], [key]: value};
+  /** The metadata of an item. @param {string} id @returns {Record<string, any> | undefined} */
+  of(id) {
+    return this.metadata[this.rowOf.get(id) ?? -1];
+  }
+
+  /** Note written values of metadata keys. @param {Map<string, Record<string, any>>} values by id; null removes a key */
+  set(values) {
+    for (const [id, own] of values) {
+      const row = this.rowOf.get(id);
+      if (row !== undefined) this.metadata[row] = changed(this.metadata[row], own);
+    }
     this._columns.clear();
   }
 
@@ -113,9 +120,14 @@ export class Rows {
 }
 
 /** Metadata with paths as keys instead of objects: {camera: {model: 'X'}} is {'camera.model': 'X'}, as in filters. @param {Record<string, any>} metadata @param {string} [prefix] @returns {Record<string, any>} */
-function flat(metadata, prefix = '') {
+export function flat(metadata, prefix = '') {
   return Object.fromEntries(Object.entries(metadata).flatMap(([key, value]) =>
     (value !== null && typeof value === 'object' && !Array.isArray(value) ? Object.entries(flat(value, `${prefix}${key}.`)) : [[prefix + key, value]])));
+}
+
+/** Metadata after written values; null removes a key. @param {Record<string, any>} metadata @param {Record<string, any>} values @returns {Record<string, any>} */
+export function changed(metadata, values) {
+  return Object.fromEntries(Object.entries({...metadata, ...values}).filter(([key, value]) => !(key in values && value === null)));
 }
 
 /** @param {string} key @param {Record<string, any>[]} metadata @returns {Column} */

@@ -93,8 +93,8 @@ def check_unchanged(expected: Expected | None, items: Iterable[tuple[str, Mappin
     if conflicts:
         first = next(iter(conflicts))
         raise MetadataConflict(
-            f"Nothing was changed: {len(conflicts)} of {len(expected)} items do not have the expected metadata, such as "
-            f"{first!r}, which has {conflicts[first]!r:.200}; read them again.",
+            f"Nothing was changed: {len(conflicts)} of {len(expected)} items do not have the expected metadata. For "
+            f"example, {first!r} has {conflicts[first]!r:.200}; read them again.",
             conflicts,
         )
 

@@ -82,6 +82,9 @@ def full_metadata(size: int) -> dict[str, str]:
     return {"a": "é" * ((size - len('{"a": ""}')) // 2) + "b" * ((size - len('{"a": ""}')) % 2)}
 
 
+# what edits of {"v": 2} expect, one after another
+CONDITIONS = [{"v": 1}, {"v": True}, {"v": 2, "none": None}, {"m": None}, {"m": 1, "o": {"p": None}}, {"m": {}}]
+
 # what is changed after the questions, and what is seen of it
 CHANGES: list[tuple[str, Operation]] = [
     ("exact where", lambda s: s.get("c").search(QUERIES[0], 5, FILTERS[20], exact=True)),
@@ -95,10 +98,8 @@ CHANGES: list[tuple[str, Operation]] = [
     ),
     ("replaced", lambda s: [s.get("c").get(["z"]), s.get("c").count(), s.get("c").search(LATER[1], 3)]),
     *(
-        (f"conditional {i}", lambda s, values=values: s.get("c").update_each({"z": {"m": 1}}, expected={"z": values}))
-        for i, values in enumerate(
-            ({"v": 2, "none": None}, {"v": 1}, {"v": True}, {"m": 1, "o": {"p": None}}, {"m": {}})
-        )
+        (f"conditional {i}", lambda s, one=one: s.get("c").update_each({"z": {"m": 1}}, expected={"z": one}))
+        for i, one in enumerate(CONDITIONS)
     ),
     ("conditional seen", lambda s: s.get("c").get(["z"])),
     ("back again", lambda s: s.get("c").upsert(items(0, 20)[::-1]) > 0),
