@@ -4,7 +4,7 @@
 // L and 1 to 9 label, Delete deletes. A double click opens the image that its first click hit.
 import {deleteRows} from './deletion.js';
 import {button, make, nearer, percent, sayError} from './dom.js';
-import {onSecondClick} from './double_click.js';
+import {onSecondPress, pressed} from './double_click.js';
 import {GAP, layOut, lineAt} from './layout.js';
 
 const MARGIN = 600; // pixels above and below the screen in which images are loaded, too
@@ -186,25 +186,25 @@ class ImageGrid extends HTMLElement {
     this.actions.style.left = `${Math.max(GAP, tile.offsetLeft + (tile.offsetWidth - this.actions.offsetWidth) / 2)}px`;
   }
 
-  /** @param {Event} event @param {(row: number) => void} act */
-  _onRow(event, act) {
-    const tile = /** @type {HTMLElement} */ (event.target).closest('.tile');
+  /** @param {Event} event @param {(row: number) => void} act @param {Element} [target] */
+  _onRow(event, act, target = /** @type {Element} */ (event.target)) {
+    const tile = target.closest('.tile');
     if (tile instanceof HTMLElement) act(Number(tile.dataset.row));
   }
 
   /** @param {MouseEvent} event */
   _click(event) {
+    const {explorer} = this, target = pressed(event);
     this._onRow(event, row => {
-      const {explorer} = this;
-      const box = /** @type {HTMLElement} */ (event.target).classList.contains('box');
+      const box = target.classList.contains('box');
       if (event.shiftKey) this._selectTo(row);
       else if (box || event.ctrlKey || event.metaKey || explorer.selected.size > 0) this._toggle(row);
       else {
-        onSecondClick(() => this.open(row));
+        onSecondPress(() => this.open(row));
         explorer.setFocus(row);
         explorer.similarTo(row);
       }
-    });
+    }, target);
   }
 
   /** A long touch selects. @param {MouseEvent} event */
