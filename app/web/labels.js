@@ -103,13 +103,13 @@ export class Labels extends EventTarget {
       }));
     };
     drawKeys();
-    const dialog = openDialog(`Label ${count(rows.length, 'image')}`, make('form', {class: 'stack', onsubmit: (/** @type {Event} */ event) => {
+    const dialog = openDialog(`Label ${count(rows.length, 'image')}`, make('div', {class: 'stack'}, make('form', {class: 'stack', onsubmit: (/** @type {Event} */ event) => {
       event.preventDefault();
       if (input.value.trim()) give(this.parse(input.value.trim()));
     }}, names, make('div', {class: 'tools'}, input, make('button', {class: 'button strong'}, 'Label'), button('remove', 'Remove the label', () => give(null))), usual),
     make('details', {}, make('summary', {}, 'Labels of the keys 1 to 9'), own),
     make('details', {}, make('summary', {}, 'Another metadata key, or labels from a table'), make('div', {class: 'stack'}, make('label', {}, 'Metadata key', field),
-      make('label', {}, 'A CSV file with the columns id (or path) and label', table))));
+      make('label', {}, 'A CSV file with the columns id (or path) and label', table)))));
     input.focus();
   }
 

@@ -18,6 +18,7 @@ const HIDDEN = new Set(['root', 'mtime', 'name', 'path', 'pixel_sha256', 'inspec
  * @property {any[]} values the different values, the most frequent first; codes refer to them
  * @property {(number[] | null)[]} codes of each row: the codes of its value, or of the values of its list
  * @property {Float64Array} numbers of each row if numeric; NaN without a value
+ * @property {number[]} colors of each value: its place in the palette, which it keeps when other values become more frequent
  */
 
 export class Rows {
@@ -35,6 +36,8 @@ export class Rows {
     this.thumbnails = new Thumbnails(this);
     /** @type {Map<string, Column>} */
     this._columns = new Map();
+    /** Colors of values by key. @type {Map<string, Map<any, number>>} */
+    this._colors = new Map();
   }
 
   /** @param {string} id @param {Record<string, any>} metadata @returns {number} its row */
@@ -114,7 +117,13 @@ export class Rows {
   /** @param {string} key @returns {Column} */
   column(key) {
     let column = this._columns.get(key);
-    if (!column) this._columns.set(key, column = columnOf(key, this.metadata));
+    if (!column) {
+      this._columns.set(key, column = columnOf(key, this.metadata));
+      const colors = this._colors.get(key) ?? new Map();
+      for (const value of column.values) if (!colors.has(value)) colors.set(value, colors.size);
+      column.colors = column.values.map(value => /** @type {number} */ (colors.get(value)));
+      if (this.complete) this._colors.set(key, colors);
+    }
     return column;
   }
 }
@@ -163,5 +172,6 @@ function columnOf(key, metadata) {
     values: order.map(code => values[code]),
     codes: codes.map(own => own && own.map(code => /** @type {number} */ (rank.get(code)))),
     numbers,
+    colors: [],
   };
 }

@@ -95,7 +95,12 @@ def undo(page: Any, text: str = "Undone") -> str:
 
 @pytest.mark.parametrize(
     ("field", "common", "rare", "new"),
-    [("thing", "cat", "dog", "bird"), ("klass", 3, 7, 11), ("checked", True, False, None), ("cam.model", "X", "Y", "Z")],
+    [
+        ("thing", "cat", "dog", "bird"),
+        ("klass", 3, 7, 11),
+        ("checked", True, False, None),
+        ("cam.model", "X", "Y", "Z"),
+    ],
 )
 def test_a_key_keeps_its_label_and_the_label_its_type(labeling, collection, field, common, rare, new):
     page = labeling(field, {"0": common, "1": common, "2": rare})
@@ -213,6 +218,7 @@ def test_a_deletion_asks_and_is_true_at_once(explore, collection, number):
     assert collection.get(chosen) == []
     for _ in range(2):
         page.wait_for_function(f"() => document.querySelector('.verdict').textContent === '{before - number} images'")
-        page.wait_for_selector(f"[aria-label=Collection] option:checked:has-text('({before - number})')", state="attached")
+        chosen_option = f"[aria-label=Collection] option:checked:has-text('({before - number})')"
+        page.wait_for_selector(chosen_option, state="attached")
         page.reload()
         page.wait_for_selector(".tile img")
