@@ -141,9 +141,9 @@ class ImageGrid extends HTMLElement {
   _score(tile, row) {
     const match = this.explorer.matches?.get(row), title = this.explorer.rows.title(row);
     const score = match?.score.toFixed(3), share = percent(match?.percentile), meaning = nearer(match?.percentile);
-    tile.setAttribute('aria-label', [title, score, meaning].filter(Boolean).join(', '));
+    tile.setAttribute('aria-label', score ? `${title}, ${score} ${share && `${share} of random pairs are less similar`}`.trim() : title);
     tile.querySelector('.score')?.remove();
-    if (match) tile.append(make('span', {class: 'score', 'aria-hidden': 'true', title: meaning || null}, score, share && make('small', {}, share)));
+    if (match) tile.append(make('span', {class: 'score', 'aria-hidden': 'true', title: meaning || null}, `${score} `, share && make('small', {}, share)));
   }
 
   /** @param {number} row @param {HTMLImageElement} image */

@@ -143,10 +143,10 @@ class LabelKeys extends HTMLElement {
     const {explorer} = labels;
     const draw = () => {
       const {keys, field} = labels, chosen = rows(), focused = [...this.children].indexOf(/** @type {any} */ (document.activeElement));
-      const buttons = keys.flatMap((label, place) => (label === null ? [] : [make('button', {type: 'button', class: 'button', 'aria-label': `${place + 1}: ${label}`,
+      const buttons = keys.flatMap((label, place) => (label === null ? [] : [make('button', {type: 'button', class: 'button',
         'aria-pressed': String(chosen.length > 0 && chosen.every(row => explorer.rows.metadata[row][field] === label)), onclick: () => {
           if (rows().length) labels.give(rows(), label).catch(sayError);
-        }}, make('kbd', {}, String(place + 1)), String(label))]));
+        }}, make('kbd', {}, String(place + 1)), ` ${label}`)]));
       const text = buttons.length ? `${field}${chosen.length > 1 ? ` of ${count(chosen.length, 'image')}` : ''}:` : 'L labels an image. Labels get the keys 1 to 9.';
       this.replaceChildren(make('span', {class: 'note'}, text), ...buttons);
       if (focused > 0) /** @type {HTMLElement} */ (this.children[focused])?.focus();

@@ -159,8 +159,8 @@ class ItemViewer extends HTMLElement {
     neighbors?.replaceChildren(...matches.map((/** @type {any} */ match) => {
       const found = explorer.rows.add(match.id, match.metadata), title = explorer.rows.title(found);
       const scores = [match.score.toFixed(3), percent(match.percentile)].filter(Boolean);
-      return make('li', {}, make('button', {type: 'button', 'aria-label': [title, ...scores].join(', '), title, onclick: () => this.open(found)},
-        make('img', {src: explorer.rows.thumbnail(found), alt: ''}), ...scores.map(text => make('span', {}, text))));
+      return make('li', {}, make('button', {type: 'button', 'aria-label': `${title}, ${scores.join(' ')}`, title, onclick: () => this.open(found)},
+        make('img', {src: explorer.rows.thumbnail(found), alt: ''}), ...scores.flatMap(text => [' ', make('span', {}, text)])));
     }));
   }
 
