@@ -39,7 +39,7 @@ export const calls = [];
  * @property {Blob} [body] the body
  * @property {Record<string, string>} [headers] more headers
  * @property {AbortSignal} [signal]
- * @property {any} [noted] whether the call is shown among the last calls; or the JSON that is shown instead of its own
+ * @property {any} [noted] whether the call is shown among the last calls; or the JSON to show instead
  * @property {[string, string][]} [downloads] see Call
  * @property {'json' | 'blob' | 'buffer'} [as]
  */

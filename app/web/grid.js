@@ -1,7 +1,7 @@
 // <image-grid>: all images of the view in justified rows, of which only those near the screen are in the page.
 //
 // One tab stop: arrows move, Enter finds similar images, Space selects, V opens the viewer, + and - refine the search,
-// L and 1 to 9 label, Delete deletes. A double click opens the image that its first click hit.
+// L and 1 to 9 label, Delete deletes. A double click opens the image under its first press.
 import {deleteRows} from './deletion.js';
 import {button, make, nearer, percent, sayError} from './dom.js';
 import {onSecondPress, pressed} from './double_click.js';
