@@ -27,6 +27,8 @@ addEventListener('click', event => {
   if (isSecond && first && event.detail && owner(/** @type {Element} */ (event.target)) !== owner(first.target)) stop(event);
 }, true);
 
+addEventListener('keydown', () => { first = null; isSecond = false; }, true); // what a key did comes between two presses
+
 /** Set what a second press does, while the first click is handled. @param {() => void} action */
 export function onSecondPress(action) {
   if (first && !isSecond) first.second = action;

@@ -9,7 +9,7 @@ from typing import Any
 from nnclr_hub.client.images import bounded
 from nnclr_hub.client.steps import Answer, Call, Steps, perform, to_json
 from nnclr_hub.errors import CollectionNotFound, InvalidRequest
-from nnclr_hub.store.base import Item, Page, Where
+from nnclr_hub.store.base import ById, Item, Page, Where
 from nnclr_hub.store.checks import check_collection_name, check_ids, check_name
 from nnclr_hub.store.edits import check_choice, check_expected, each_editor, editor
 from nnclr_hub.store.facets import Facet, Histogram
@@ -140,12 +140,7 @@ def update_metadata(
     return updated
 
 
-def update_each(
-    name: str,
-    metadata: Mapping[str, Mapping[str, Any]],
-    *,
-    expected: Mapping[str, Mapping[str, Any]] | None = None,
-) -> Steps[int]:
+def update_each(name: str, metadata: ById, *, expected: ById | None = None) -> Steps[int]:
     """Change the metadata of items, of each by its own merge patch; return how many were found.
 
     Many items take several requests, each of which changes all of its items or none. See

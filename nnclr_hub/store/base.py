@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from nnclr_hub.store.facets import Facet
 
 Where = Mapping[str, Any]
+ById = Mapping[str, Mapping[str, Any]]  # values by item id and metadata key
 Progress = Callable[[int, int], None]
 SHORT = 60  # characters of metadata in a __repr__
 
@@ -142,13 +143,7 @@ class Collection(Protocol):
         """
         ...
 
-    def update_each(
-        self,
-        metadata: Mapping[str, Mapping[str, Any]],
-        *,
-        expected: Mapping[str, Mapping[str, Any]] | None = None,
-        keep: Sequence[str] = (),
-    ) -> int:
+    def update_each(self, metadata: ById, *, expected: ById | None = None, keep: Sequence[str] = ()) -> int:
         """Change the metadata of items, of each by its own merge patch; see `update_metadata`.
 
         Args:

@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 
 from nnclr_hub.errors import InvalidRequest, MetadataConflict
-from nnclr_hub.store.base import Item, Where
+from nnclr_hub.store.base import ById, Item, Where
 from nnclr_hub.store.checks import check_ids, metadata_json
 from nnclr_hub.store.where import Group, parse
 
 Edit = Callable[[str, Mapping[str, Any]], str]
-Expected = Mapping[str, Mapping[str, Any]]
 
 
 def check_choice(ids: Sequence[str] | None, where: Where | None) -> tuple[list[str] | None, Group | None]:
@@ -50,7 +49,7 @@ def editor(patch: Mapping[str, Any], *, replace: bool, keep: Sequence[str] = ())
     return edit
 
 
-def each_editor(patches: Mapping[str, Mapping[str, Any]], *, keep: Sequence[str] = ()) -> Edit:
+def each_editor(patches: ById, *, keep: Sequence[str] = ()) -> Edit:
     """Return a function as `editor` does, with a merge patch for each id.
 
     Raises:
@@ -63,7 +62,7 @@ def each_editor(patches: Mapping[str, Mapping[str, Any]], *, keep: Sequence[str]
     return lambda id, metadata: edits[id](id, metadata)
 
 
-def check_expected(expected: Expected | None, patches: Mapping[str, Any]) -> None:
+def check_expected(expected: ById | None, patches: Mapping[str, Any]) -> None:
     """Check the condition of an edit before any item is read.
 
     Raises:
@@ -77,7 +76,7 @@ def check_expected(expected: Expected | None, patches: Mapping[str, Any]) -> Non
         raise InvalidRequest(f"expected names {strangers[0]!r:.140}, which has no patch; leave it out.")
 
 
-def check_unchanged(expected: Expected | None, items: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
+def check_unchanged(expected: ById | None, items: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
     """Compare items, as pairs of id and metadata, with what an edit expects of them.
 
     Raises:

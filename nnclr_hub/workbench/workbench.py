@@ -31,7 +31,7 @@ from nnclr_hub.errors import (
     UnknownModel,
 )
 from nnclr_hub.probe.labeling import Labeling
-from nnclr_hub.store.base import Collection, CollectionSpec, Item, Match, Progress, VectorStore, Where
+from nnclr_hub.store.base import ById, Collection, CollectionSpec, Item, Match, Progress, VectorStore, Where
 from nnclr_hub.store.replacement import drop_with_replacement, write_targets
 from nnclr_hub.workbench.add_request import AddRequest, NewImage
 from nnclr_hub.workbench.folder_changes import FolderChanges, IndexReport, check_images
@@ -303,13 +303,7 @@ class Workbench:
             ]
         return updated[0]
 
-    def update_each(
-        self,
-        name: str,
-        metadata: Mapping[str, Mapping[str, Any]],
-        *,
-        expected: Mapping[str, Mapping[str, Any]] | None = None,
-    ) -> int:
+    def update_each(self, name: str, metadata: ById, *, expected: ById | None = None) -> int:
         """Change the metadata of items, each by its own patch; otherwise as `update_metadata`.
 
         Raises:

@@ -17,7 +17,7 @@ import numpy as np
 
 from nnclr_hub.errors import ItemNotFound, NNCLRHubError
 from nnclr_hub.store import checks
-from nnclr_hub.store.base import Collection, Item, Match, Page, Progress, SearchOptions, Where
+from nnclr_hub.store.base import ById, Collection, Item, Match, Page, Progress, SearchOptions, Where
 from nnclr_hub.store.edits import check_expected, each_editor, editor, only_removes
 from nnclr_hub.store.embedded import checkup
 from nnclr_hub.store.embedded.catalog import can_give_back, change_spec, check_indexed, closed_error, last_seq, rewrite
@@ -132,13 +132,7 @@ class EmbeddedCollection(Collection):
         return self._writable().submit(edit, frees=not replace and only_removes(metadata))
 
     @_in_use
-    def update_each(
-        self,
-        metadata: Mapping[str, Mapping[str, Any]],
-        *,
-        expected: Mapping[str, Mapping[str, Any]] | None = None,
-        keep: Sequence[str] = (),
-    ) -> int:
+    def update_each(self, metadata: ById, *, expected: ById | None = None, keep: Sequence[str] = ()) -> int:
         edit = each_editor(metadata, keep=keep)
         check_expected(expected, metadata)
         change = update(self._files, edit, list(metadata), None, expected)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from nnclr_hub.store.base import Where
-from nnclr_hub.store.edits import Edit, Expected, check_choice, check_unchanged
+from nnclr_hub.store.base import ById, Where
+from nnclr_hub.store.edits import Edit, check_choice, check_unchanged
 from nnclr_hub.store.embedded.choice import Row, parsed_rows, row_ids, rows_by_id, rows_that_pass
 from nnclr_hub.store.embedded.open_files import OpenFiles
 from nnclr_hub.store.embedded.rows import Changes, delete_items, edit_items
@@ -29,7 +29,7 @@ def deletion(files: OpenFiles, ids: Sequence[str] | None, where: Where | None) -
 
 
 def update(
-    files: OpenFiles, edit: Edit, ids: Sequence[str] | None, where: Where | None, expected: Expected | None = None
+    files: OpenFiles, edit: Edit, ids: Sequence[str] | None, where: Where | None, expected: ById | None = None
 ) -> Apply[int]:
     """Return the change for `Collection.update_metadata` and `Collection.update_each`."""
     choice = _choice(files, ids, where)
