@@ -21,6 +21,7 @@
     │   ├── CollectionNotFound
     │   ├── CollectionExists
     │   ├── CollectionMoving
+    │   ├── MetadataConflict
     │   ├── ChangesUnavailable
     │   ├── ItemNotFound
     │   ├── ProbeNotFound
@@ -62,8 +63,9 @@ A message says what happened, with the value that caused it, and then what to do
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 BY_CODE: dict[str, type[NNCLRHubError]] = {}  # each class registers itself under its code
 
@@ -220,6 +222,17 @@ class CollectionExists(StoreError):
 
 class CollectionMoving(StoreError):
     """Raised when another process replaces the collection at this moment; the write was not acknowledged."""
+
+
+class MetadataConflict(StoreError):
+    """Raised when the metadata of an item is not what a conditional edit expects; nothing was changed.
+
+    `conflicts` has the present values of the expected keys by item id; None: the item does not have the key.
+    """
+
+    def __init__(self, message: str, conflicts: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+        super().__init__(message)
+        self.conflicts = dict(conflicts or {})
 
 
 class ChangesUnavailable(StoreError):

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
+from itertools import islice
 from typing import Any
 from urllib.parse import quote
 
@@ -31,6 +32,7 @@ from .validation_errors import clauses
 
 log = logging.getLogger(__name__)
 PROBLEM = "application/problem+json"
+MAX_CONFLICTS = 1000  # items of one answer
 DISK_FULL = "The disk of the server is full and nothing was written; the operator must free space."
 STORE_FAILED = "The store of the server failed; the reason is in the log of the server."
 
@@ -53,6 +55,7 @@ STATUS: dict[type[NNCLRHubError], int] = {
     errors.RunNotFound: 404,
     errors.CollectionExists: 409,
     errors.CollectionMoving: 409,
+    errors.MetadataConflict: 409,
     errors.ChangesUnavailable: 410,
     errors.FingerprintMismatch: 409,
     errors.StoreReadOnly: 503,
@@ -253,7 +256,9 @@ def error_response(path: str, error: NNCLRHubError) -> JSONResponse:
         log.error("%s: %s", path, text)  # the message may name files, and only the operator can act on it
         text = DISK_FULL if isinstance(error, errors.DiskFull) else STORE_FAILED
     headers = {"Retry-After": str(max(1, round(error.retry_after)))} if isinstance(error, errors.Overloaded) else None
-    return problem(path, status, error.code, without_paths(text), headers=headers, param=param)
+    conflicts = error.conflicts if isinstance(error, errors.MetadataConflict) else {}
+    items = [{"id": id, "metadata": values} for id, values in islice(conflicts.items(), MAX_CONFLICTS)]
+    return problem(path, status, error.code, without_paths(text), items=items, headers=headers, param=param)
 
 
 async def _invalid(request: Request, error: Exception) -> JSONResponse:

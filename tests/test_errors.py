@@ -11,6 +11,7 @@ CODES = {
     "checkpoint_error": "CheckpointError",
     "collection_exists": "CollectionExists",
     "collection_moving": "CollectionMoving",
+    "metadata_conflict": "MetadataConflict",
     "collection_not_found": "CollectionNotFound",
     "deadline_exceeded": "DeadlineExceeded",
     "disk_full": "DiskFull",

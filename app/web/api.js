@@ -39,7 +39,7 @@ export const calls = [];
  * @property {Blob} [body] the body
  * @property {Record<string, string>} [headers] more headers
  * @property {AbortSignal} [signal]
- * @property {boolean} [noted] whether the call is shown among the last calls
+ * @property {any} [noted] whether the call is shown among the last calls; or the JSON to show instead
  * @property {[string, string][]} [downloads] see Call
  * @property {'json' | 'blob' | 'buffer'} [as]
  */
@@ -62,7 +62,7 @@ export async function rest(method, path, options = {}) {
   if (json !== undefined) headers['Content-Type'] = 'application/json';
   if (method !== 'GET') headers['Idempotency-Key'] = newKey();
   Object.assign(headers, options.headers);
-  if (noted) note(method, url, json, form, downloads);
+  if (noted) note(method, url, noted === true ? json : noted, form, downloads);
   const init = {method, headers, signal, body: form ?? body ?? (json === undefined ? undefined : JSON.stringify(json))};
   for (let attempt = 0, lost = 0; ; attempt++) {
     let response;

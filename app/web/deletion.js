@@ -1,31 +1,46 @@
-// Deletion of items that can be undone for some seconds.
+// Deletion of items: it cannot be undone, so it asks first, and what it says was deleted is deleted on the server.
 import {path, rest} from './api.js';
-import {count, say, sayError} from './dom.js';
+import {count, make, openDialog, say, sayError} from './dom.js';
+import {announce} from './edits.js';
 
-const UNDO_S = 8;
 const AT_ONCE = 5000; // items in one request
+const FEW = 10; // up to so many, Enter deletes
 
 /**
- * Delete items after some seconds in which it can be undone; a page that is closed before deletes nothing.
- * @param {string} name of the collection @param {string[]} ids
- * @param {(hidden: boolean) => void} hide shows the items as deleted, or again
+ * Ask, and delete items.
+ * @param {string} collection @param {string[]} ids @param {number} [all] items of the collection
+ * @returns {Promise<boolean>} whether they were deleted
  */
-export function deleteSoon(name, ids, hide) {
-  hide(true);
-  const timer = setTimeout(async () => {
-    try {
-      for (let start = 0; start < ids.length; start += AT_ONCE) {
-        await rest('POST', path(name, 'delete'), {json: {ids: ids.slice(start, start + AT_ONCE)}, noted: start === 0});
+export function deleteItems(collection, ids, all) {
+  return new Promise(resolve => {
+    let done = 0;
+    const images = count(ids.length, 'image');
+    const progress = make('progress', {max: ids.length, value: 0, hidden: true, 'aria-label': 'Deleting'});
+    const start = make('button', {type: 'button', class: 'button danger', onclick: async () => {
+      start.disabled = keep.disabled = true;
+      progress.hidden = false;
+      try {
+        while (done < ids.length) {
+          const some = ids.slice(done, done + AT_ONCE);
+          await rest('POST', path(collection, 'delete'), {json: {ids: some}, noted: done === 0});
+          announce('deleted', {collection, ids: some});
+          progress.value = done += some.length;
+        }
+        say(`${images} deleted.`);
+      } catch (error) {
+        sayError(error);
       }
-    } catch (error) {
-      hide(false);
-      sayError(error);
-    }
-  }, 1000 * UNDO_S);
-  say(`${count(ids.length, 'image')} deleted.`, {action: 'Undo', seconds: UNDO_S, run: () => { clearTimeout(timer); hide(false); }});
+      dialog.close();
+    }}, `Delete ${images}`);
+    const keep = make('button', {type: 'button', class: 'button', onclick: () => dialog.close()}, 'Keep');
+    const dialog = openDialog(`Delete ${images}?`, make('div', {class: 'stack'},
+      make('p', {}, `${ids.length === all ? `These are all images of ${collection}. ` : ''}${ids.length === 1 ? 'It' : 'They'} cannot be restored.`), make('div', {class: 'tools'}, start, keep, progress)));
+    dialog.addEventListener('close', () => resolve(done > 0));
+    (ids.length > FEW ? keep : start).focus();
+  });
 }
 
-/** Delete rows of the screen Explore, see `deleteSoon`. @param {import('./explorer.js').Explorer} explorer @param {number[]} rows */
+/** Ask, and delete rows of the screen Explore. @param {import('./explorer.js').Explorer} explorer @param {number[]} rows */
 export function deleteRows(explorer, rows) {
-  deleteSoon(explorer.name, rows.map(row => explorer.rows.ids[row]), hidden => explorer.hide(rows, hidden));
+  return deleteItems(explorer.name, rows.map(row => explorer.rows.ids[row]), explorer.rows.ids.length - explorer.rows.deleted.size);
 }

@@ -36,6 +36,7 @@ const PATHS = {
   remove: 'M5 7h14M10 7V4h4v3M7 7l1 13h8l1-13',
   similar: 'M10 4a6 6 0 1 0 0 12 6 6 0 0 0 0-12M15 15l5 5',
   tag: 'M4 4h8l8 8-8 8-8-8zM8 8h.1',
+  undo: 'M8 5l-4 4 4 4M4 9h10a5 5 0 0 1 0 10h-4',
   upload: 'M12 16V5M7 9l5-5 5 5M5 20h14',
   view: 'M4 9V4h5M20 9V4h-5M4 15v5h5M20 15v5h-5',
 };

@@ -1,12 +1,13 @@
 // The screen Explore: facets, grid and map of one collection, with the query above them. The address keeps its state.
 import {path, rest} from './api.js';
+import {collectionChoice} from './collection_choice.js';
 import {button, make, say, sayError} from './dom.js';
 import {Explorer} from './explorer.js';
 import {FacetList} from './facets.js';
 import {itemsOf, newest} from './findings.js';
 import {ImageGrid} from './grid.js';
+import {LabelKeys, Labels} from './labels.js';
 import {ItemMap} from './map.js';
-import {Labels} from './labels.js';
 import {showProbe} from './probe_panel.js';
 import {QueryBar} from './query_bar.js';
 import {SelectionBar} from './selection_bar.js';
@@ -31,8 +32,6 @@ export async function showExplore(main, name, address, session) {
   bar.show = example => viewer.openExample(example);
   const selection = new SelectionBar(explorer, labels), grid = new ImageGrid(explorer, row => viewer.open(row), labels);
   const map = new ItemMap(explorer, session.canWrite);
-  const choice = make('select', {'aria-label': 'Collection', onchange: () => { location.hash = `#/explore/${encodeURIComponent(choice.value)}`; }},
-    ...session.collections.map(one => make('option', {value: one.name, selected: one.name === name}, `${one.name} (${one.count.toLocaleString('en')})`)));
   const order = make('select', {'aria-label': 'Order', onchange: () => explorer.sort(order.value)});
   const group = make('select', {'aria-label': 'Group by', onchange: () => explorer.groupBy(group.value)});
   const size = make('input', {type: 'range', min: 60, max: 320, 'aria-label': 'Size of the images', oninput: () => grid.resize(Number(size.value))});
@@ -48,9 +47,9 @@ export async function showExplore(main, name, address, session) {
     localStorage.setItem('map', open ? 'open' : 'closed');
   });
   const screen = make('div', {class: 'explore'}, make('h1', {class: 'hidden'}, name),
-    make('div', {class: 'bar'}, choice, bar, make('div', {class: 'arrange'}, toggle, mapToggle, order, group, size,
+    make('div', {class: 'bar'}, collectionChoice('explore', name, session), bar, make('div', {class: 'arrange'}, toggle, mapToggle, order, group, size,
       labels ? button('check', 'Probe', () => showProbe(explorer, labels.field)) : null)),
-    facets, make('section', {class: 'center', 'aria-label': 'Images'}, selection, grid), map, viewer);
+    facets, make('section', {class: 'center', 'aria-label': 'Images'}, grid, selection, labels ? new LabelKeys(labels, () => grid.chosen) : ''), map, viewer);
   main.replaceChildren(screen);
   size.value = grid.size;
   fillKeys(explorer, order, group);

@@ -3,6 +3,7 @@
 // Events: `rows` (items were loaded or changed), `view` (other rows, or another order), `selection`, `query`, `focus`,
 // `color` (the map is colored by another key).
 import {path, rest} from './api.js';
+import {edits} from './edits.js';
 import {passing, restFilter} from './filters.js';
 import {Rows} from './rows.js';
 
@@ -58,11 +59,22 @@ export class Explorer extends EventTarget {
     this._closing = new AbortController();
     /** @type {AbortController | null} */
     this._search = null;
+    for (const [event, show] of /** @type {const} */ ([['metadata', this._written], ['deleted', this._deleted]])) {
+      edits.addEventListener(event, written => {
+        const {detail} = /** @type {CustomEvent} */ (written);
+        if (detail.collection === this.name) show.call(this, detail);
+      }, {signal: this.closing});
+    }
+  }
+
+  /** Aborted when the screen is left. */
+  get closing() {
+    return this._closing.signal;
   }
 
   /** Load the items; resolves when all are there. */
   async load() {
-    await this.rows.load(this._closing.signal, () => {
+    await this.rows.load(this.closing, () => {
       if (!this.matches) this._arrange();
       this.emit('rows');
     });
@@ -290,17 +302,21 @@ export class Explorer extends EventTarget {
 
   // ---- changes
 
-  /** Show metadata that was written. */
-  changed() {
+  /** @param {{values: import('./edits.js').Values}} written */
+  _written({values}) {
+    this.rows.set(values);
     this._arrange();
     this.emit('rows');
   }
 
-  /** Hide rows as deleted, or show them again. @param {number[]} rows @param {boolean} hidden */
-  hide(rows, hidden) {
-    for (const row of rows) hidden ? this.rows.deleted.add(row) : this.rows.deleted.delete(row);
+  /** @param {{ids: string[]}} written */
+  _deleted({ids}) {
+    const place = this.focus === null ? -1 : this.view.indexOf(this.focus);
+    for (const id of ids) this.rows.deleted.add(this.rows.rowOf.get(id) ?? -1);
+    this.rows.deleted.delete(-1); // an item that the page has not loaded
     this.selected = new Set([...this.selected].filter(row => !this.rows.deleted.has(row)));
     this._arrange();
+    if (this.focus !== null && this.rows.deleted.has(this.focus)) this.setFocus(this.view[Math.min(Math.max(0, place), this.view.length - 1)] ?? null);
     this.emit('selection');
     this.emit('rows');
   }

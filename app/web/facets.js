@@ -59,7 +59,7 @@ class FacetList extends HTMLElement {
       const bar = make('span', {class: 'bar'});
       bar.style.width = `${(100 * number) / most}%`;
       const swatch = column.key === explorer.colored ? make('span', {class: 'swatch'}) : null;
-      if (swatch) swatch.style.background = `rgb(${PALETTE[code % PALETTE.length]})`;
+      if (swatch) swatch.style.background = `rgb(${PALETTE[column.colors[code] % PALETTE.length]})`;
       return make('li', {}, make('button', {type: 'button', class: 'facet', 'aria-pressed': String(chosen.has(value)), onclick: toggle,
         'data-facet': `${column.key} ${value}`}, bar, swatch, make('span', {class: 'value'}, explorer.rows.text(value)), make('span', {class: 'count'}, number.toLocaleString('en'))));
     }));

@@ -1,8 +1,10 @@
 // <image-grid>: all images of the view in justified rows, of which only those near the screen are in the page.
 //
 // One tab stop: arrows move, Enter finds similar images, Space selects, V opens the viewer, + and - refine the search,
-// L and 1 to 9 label.
-import {button, make, nearer, percent} from './dom.js';
+// L and 1 to 9 label, Delete deletes. A double click opens the image under its first press.
+import {deleteRows} from './deletion.js';
+import {button, make, nearer, percent, sayError} from './dom.js';
+import {onSecondPress, pressed} from './double_click.js';
 import {GAP, layOut, lineAt} from './layout.js';
 
 const MARGIN = 600; // pixels above and below the screen in which images are loaded, too
@@ -27,7 +29,7 @@ class ImageGrid extends HTMLElement {
     this.tiles = new Map();
     this.anchor = 0;
     this.sheet = make('div', {class: 'sheet', role: 'listbox', tabindex: 0, 'aria-label': 'Images', 'aria-multiselectable': 'true',
-      onclick: (/** @type {MouseEvent} */ event) => this._click(event), ondblclick: (/** @type {MouseEvent} */ event) => this._onRow(event, open),
+      onclick: (/** @type {MouseEvent} */ event) => this._click(event),
       onkeydown: (/** @type {KeyboardEvent} */ event) => this._key(event), oncontextmenu: (/** @type {MouseEvent} */ event) => this._hold(event),
       onpointerover: (/** @type {PointerEvent} */ event) => this._onRow(event, row => this._showActions(row)),
       onfocus: () => { if (explorer.focus === null && explorer.view.length) explorer.setFocus(explorer.view[0]); }});
@@ -139,9 +141,9 @@ class ImageGrid extends HTMLElement {
   _score(tile, row) {
     const match = this.explorer.matches?.get(row), title = this.explorer.rows.title(row);
     const score = match?.score.toFixed(3), share = percent(match?.percentile), meaning = nearer(match?.percentile);
-    tile.setAttribute('aria-label', [title, score, meaning].filter(Boolean).join(', '));
+    tile.setAttribute('aria-label', score ? `${title}, ${score} ${share && `${share} of random pairs are less similar`}`.trim() : title);
     tile.querySelector('.score')?.remove();
-    if (match) tile.append(make('span', {class: 'score', 'aria-hidden': 'true', title: meaning || null}, score, share && make('small', {}, share)));
+    if (match) tile.append(make('span', {class: 'score', 'aria-hidden': 'true', title: meaning || null}, `${score} `, share && make('small', {}, share)));
   }
 
   /** @param {number} row @param {HTMLImageElement} image */
@@ -184,24 +186,25 @@ class ImageGrid extends HTMLElement {
     this.actions.style.left = `${Math.max(GAP, tile.offsetLeft + (tile.offsetWidth - this.actions.offsetWidth) / 2)}px`;
   }
 
-  /** @param {Event} event @param {(row: number) => void} act */
-  _onRow(event, act) {
-    const tile = /** @type {HTMLElement} */ (event.target).closest('.tile');
+  /** @param {Event} event @param {(row: number) => void} act @param {Element} [target] */
+  _onRow(event, act, target = /** @type {Element} */ (event.target)) {
+    const tile = target.closest('.tile');
     if (tile instanceof HTMLElement) act(Number(tile.dataset.row));
   }
 
   /** @param {MouseEvent} event */
   _click(event) {
+    const {explorer} = this, target = pressed(event);
     this._onRow(event, row => {
-      const {explorer} = this;
-      const box = /** @type {HTMLElement} */ (event.target).classList.contains('box');
+      const box = target.classList.contains('box');
       if (event.shiftKey) this._selectTo(row);
       else if (box || event.ctrlKey || event.metaKey || explorer.selected.size > 0) this._toggle(row);
-      else if (event.detail < 2) {
+      else {
+        onSecondPress(() => this.open(row));
         explorer.setFocus(row);
         explorer.similarTo(row);
       }
-    });
+    }, target);
   }
 
   /** A long touch selects. @param {MouseEvent} event */
@@ -222,6 +225,13 @@ class ImageGrid extends HTMLElement {
     const place = this.explorer.view.indexOf(row);
     const [low, high] = [Math.min(place, this.anchor), Math.max(place, this.anchor)];
     this.explorer.select(this.explorer.view.slice(low, high + 1), true);
+  }
+
+  /** Rows that keys label and delete: the selected ones, else the focused one. @returns {number[]} */
+  get chosen() {
+    const {explorer} = this;
+    if (explorer.selected.size) return [...explorer.selected];
+    return explorer.focus !== null && explorer.view.includes(explorer.focus) ? [explorer.focus] : explorer.view.slice(0, 1);
   }
 
   /** @param {KeyboardEvent} event */
@@ -248,9 +258,9 @@ class ImageGrid extends HTMLElement {
       a: () => { if (event.ctrlKey || event.metaKey) explorer.select(explorer.view); },
       Escape: () => (explorer.selected.size ? explorer.select([]) : explorer.search({positive: [], negative: []})),
     };
-    const chosen = explorer.selected.size ? [...explorer.selected] : [row];
-    keys.l = () => this.labels?.ask(chosen);
-    if (this.labels?.press(event.key, chosen)) return event.preventDefault();
+    const {labels, chosen} = this;
+    if (labels) Object.assign(keys, {l: () => labels.ask(chosen), Delete: () => deleteRows(explorer, chosen).catch(sayError)});
+    if (labels?.press(event.key, chosen)) return event.preventDefault();
     const act = keys[event.key];
     if (!act) return;
     event.preventDefault();

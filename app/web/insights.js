@@ -1,9 +1,13 @@
 // The page Insights: what the newest inspection of a collection found. Each finding opens its images in Explore.
 import {imageUrl, path, rest} from './api.js';
-import {deleteSoon} from './deletion.js';
-import {button, count, make, say, sayError} from './dom.js';
+import {collectionChoice} from './collection_choice.js';
+import {deleteItems} from './deletion.js';
+import {button, count, make, sayError} from './dom.js';
+import {edits, write} from './edits.js';
 import {encoderCard} from './encoders.js';
 import {duplicates, inspect, newest, predictions, running} from './findings.js';
+import {typed} from './labels.js';
+import {changed, flat} from './rows.js';
 
 const SHOWN = 24; // images or groups of a finding; Explore shows all
 const CLASSES = 14; // rows and columns of the matrix
@@ -20,20 +24,30 @@ const AT_ONCE = 1000; // items in one request
 export async function showInsights(main, name, session) {
   document.title = `Insights · ${name} · nnclr_hub`;
   const body = make('div', {class: 'insights'}), run = make('div', {class: 'tools'});
-  const choice = make('select', {'aria-label': 'Collection', onchange: () => { location.hash = `#/insights/${encodeURIComponent(choice.value)}`; }},
-    ...session.collections.map(one => make('option', {value: one.name, selected: one.name === name}, `${one.name} (${one.count.toLocaleString('en')})`)));
-  main.replaceChildren(make('div', {class: 'page'}, make('header', {}, make('h1', {}, 'Insights'), make('div', {class: 'tools'}, choice)), run, body, make('div', {class: 'insights'}, encoderCard(name, session.canWrite))));
+  const closing = new AbortController();
+  /** @type {Shown | null} */
+  let shown = null;
+  for (const event of ['metadata', 'deleted']) {
+    edits.addEventListener(event, written => {
+      const {collection, values, ids} = /** @type {CustomEvent} */ (written).detail;
+      if (collection !== name || !shown) return;
+      for (const [id, own] of values ?? []) if (shown.items.has(id)) shown.items.set(id, changed(shown.items.get(id), own));
+      for (const id of ids ?? []) shown.items.delete(id);
+      shown.redraw();
+    }, {signal: closing.signal});
+  }
+  main.replaceChildren(make('div', {class: 'page'}, make('header', {}, make('h1', {}, 'Insights'), make('div', {class: 'tools'}, collectionChoice('insights', name, session))), run, body, make('div', {class: 'insights'}, encoderCard(name, session.canWrite))));
   const load = async () => {
     const inspection = await newest(name);
     run.replaceChildren(...runner(name, inspection, session.canWrite, load, session.canWrite ? await running(name) : undefined));
     if (!inspection) return body.replaceChildren(make('p', {class: 'empty'}, 'Nothing was inspected yet. An inspection finds duplicates, odd images, wrong labels and more.'));
     const [items, predicted, errors] = await Promise.all([metadataOf(name, inspection), predictions(name, inspection), errorsOf(name)]);
     /** @type {Shown} */
-    const shown = {name, inspection, items, predictions: predicted, errors, canWrite: session.canWrite, redraw: () => body.replaceChildren(...sections(shown))};
-    shown.redraw();
+    const now = shown = {name, inspection, items, predictions: predicted, errors, canWrite: session.canWrite, redraw: () => redraw(body, now)};
+    now.redraw();
   };
   await load();
-  return {go: () => {}, leave: () => {}};
+  return {go: () => {}, leave: () => closing.abort()};
 }
 
 /** The state of the inspection, and the button for another. @param {string} name @param {Inspection | null} inspection @param {boolean} canWrite @param {() => Promise<void>} reload @param {string} [job] that runs already */
@@ -66,28 +80,36 @@ async function metadataOf(name, {findings}) {
   const items = new Map();
   for (let start = 0; start < ids.length; start += AT_ONCE) {
     const page = await rest('POST', path(name, 'lookup'), {json: {ids: ids.slice(start, start + AT_ONCE), with_vector: false}});
-    for (const {id, metadata} of page.items) items.set(id, metadata);
+    for (const {id, metadata} of page.items) items.set(id, flat(metadata));
   }
   return items;
+}
+
+/** Draw again; the focus stays at its place among the suspect labels. @param {HTMLElement} body @param {Shown} shown */
+function redraw(body, shown) {
+  const place = [...body.querySelectorAll('.review li')].findIndex(row => row.contains(document.activeElement));
+  body.replaceChildren(...sections(shown));
+  const left = body.querySelectorAll('.review li');
+  if (place >= 0 && left.length) /** @type {HTMLElement} */ (left[Math.min(place, left.length - 1)].querySelector('a')).focus();
 }
 
 /** @param {Shown} shown */
 function sections(shown) {
   const {inspection: {findings}, items} = shown;
-  const present = (/** @type {any[]} */ list) => list.filter(one => items.has(one.item));
-  const outliers = present(findings.outliers.filter((/** @type {any} */ one) => one.flagged));
+  const existing = (/** @type {any[]} */ list) => list.filter(one => items.has(one.item));
+  const outliers = existing(findings.outliers.filter((/** @type {any} */ one) => one.flagged));
   const parts = [facts(shown, outliers.length), copies(shown), leaks(shown), suspects(shown)];
   parts.push(card('Class overlap', 'Labels that a probe takes for each other, on images that it has not seen. A cell opens its images.',
     {hidden: !findings.class_overlap.length || !findings.classes}, matrix(shown)));
   parts.push(card('Outliers', 'Images in thin regions: foreign, broken, or rare and valuable.', {hidden: !outliers.length, open: link(shown, 'outliers', outliers.length)},
     sheet(shown, outliers.map(one => [one.item, one.score.toFixed(3)]), 'outliers')));
-  parts.push(problems(shown, present(findings.image_problems)));
-  const next = present(findings.label_next);
+  parts.push(problems(shown, existing(findings.image_problems)));
+  const next = existing(findings.label_next);
   parts.push(card('Label next', 'Images that represent those without a label: few labels cover the collection.', {hidden: !next.length, open: link(shown, 'next', next.length)},
     sheet(shown, next.map(one => [one.item, `${one.rank}`]), 'next')));
   const clusters = findings.clusters.map((/** @type {any} */ one) => ({item: one.medoid, ...one}));
   parts.push(card('Clusters', 'The most central image of each group of similar images.', {},
-    sheet(shown, present(clusters).map(one => [one.item, `${(100 * one.share).toFixed(0)}%`, `cluster/${one.cluster}`]), '')));
+    sheet(shown, existing(clusters).map(one => [one.item, `${(100 * one.share).toFixed(0)}%`, `cluster/${one.cluster}`]), '')));
   const left = Object.entries(findings.left_out);
   parts.push(card('Left out', left.map(([suffix, number]) => `${number} ${suffix}`).join(', '), {hidden: !left.length}));
   parts.push(card('Unreadable files', 'Of the last jobs that added images.', {hidden: !shown.errors.length},
@@ -120,11 +142,12 @@ function figure(shown, id, caption, finding, opens) {
 const sheet = (shown, images, finding) => make('div', {class: 'images'}, ...images.slice(0, SHOWN).map(([id, caption, opens]) => figure(shown, id, caption, finding, opens)));
 
 /** @param {Shown} shown @param {number} outliers */
-function facts({inspection: {findings}, items}, outliers) {
+function facts(shown, outliers) {
+  const {inspection: {findings}, items} = shown;
   const flagged = findings.suspect_labels.filter((/** @type {any} */ one) => one.flagged && items.has(one.item)).length;
   const {accuracy} = findings, percent = (/** @type {number} */ share) => (100 * share).toFixed(0);
-  const entries = [['Groups of copies', duplicates(findings).length], ['Leaks', findings.leaks.length], ['Suspect labels', flagged], ['Outliers', outliers],
-    ['Image problems', findings.image_problems.length], ['Clusters', findings.clusters.length],
+  const entries = [['Groups of copies', present(shown, duplicates(findings)).length], ['Leaks', present(shown, findings.leaks).length], ['Suspect labels', flagged], ['Outliers', outliers],
+    ['Image problems', findings.image_problems.filter((/** @type {any} */ one) => items.has(one.item)).length], ['Clusters', findings.clusters.length],
     ...(accuracy ? [[`Right on unseen images, of ${accuracy.labels}`, `${percent(accuracy.low)}–${percent(accuracy.high)}%`]] : [])];
   return make('dl', {class: 'facts'}, ...entries.map(([name, value]) => make('div', {}, make('dt', {}, name), make('dd', {}, typeof value === 'number' ? value.toLocaleString('en') : value))));
 }
@@ -138,15 +161,9 @@ function bestOf({items}, ids) {
 
 /** @param {Shown} shown */
 function copies(shown) {
-  const groups = duplicates(shown.inspection.findings).map((one, place) => ({...one, place, items: one.items.filter(id => shown.items.has(id))})).filter(one => one.items.length > 1);
+  const groups = present(shown, duplicates(shown.inspection.findings));
   const surplus = [...new Set(groups.flatMap(one => one.items.filter(id => id !== bestOf(shown, one.items))))];
-  const remove = (/** @type {string[]} */ ids) => {
-    const kept = ids.map(id => [id, shown.items.get(id)]);
-    deleteSoon(shown.name, ids, hidden => {
-      for (const [id, metadata] of kept) hidden ? shown.items.delete(id) : shown.items.set(id, metadata);
-      shown.redraw();
-    });
-  };
+  const remove = (/** @type {string[]} */ ids) => deleteItems(shown.name, ids).catch(sayError);
   const rows = groups.slice(0, SHOWN).map(({place, score, exact, items}) => {
     const best = bestOf(shown, items), others = items.filter(id => id !== best);
     return make('li', {}, make('div', {class: 'images'}, ...items.map(id => figure(shown, id, id === best ? 'best' : '', `duplicates/${place}`))),
@@ -157,13 +174,22 @@ function copies(shown) {
     make('ul', {class: 'groups'}, ...rows), shown.canWrite ? make('div', {class: 'tools'}, button('remove', `Keep the best of ${count(groups.length, 'group')}, delete ${count(surplus.length, 'image')}`, () => remove(surplus), {class: 'danger'})) : '');
 }
 
+/** Groups of at least two images that still exist, with their place in the finding. @param {Shown} shown @param {any[]} groups @returns {{place: number, score: number, exact: boolean, items: string[], parts: string[]}[]} */
+function present({items}, groups) {
+  return groups.map((one, place) => {
+    const kept = one.items.map((/** @type {string} */ id) => items.has(id));
+    const still = (/** @type {any[] | undefined} */ list) => list?.filter((_, i) => kept[i]);
+    return {...one, place, items: still(one.items), parts: still(one.parts)};
+  }).filter(one => one.items.length > 1);
+}
+
 /** @param {Shown} shown */
 function leaks(shown) {
-  const all = shown.inspection.findings.leaks;
-  const rows = all.slice(0, SHOWN).map((/** @type {any} */ one, /** @type {number} */ place) => make('li', {}, make('div', {class: 'images'},
-    ...one.items.flatMap((/** @type {string} */ id, /** @type {number} */ i) => (shown.items.has(id) ? [figure(shown, id, one.parts[i], `leaks/${place}`)] : [])))));
+  const all = present(shown, shown.inspection.findings.leaks);
+  const rows = all.slice(0, SHOWN).map(({place, items, parts}) => make('li', {}, make('div', {class: 'images'},
+    ...items.map((/** @type {string} */ id, /** @type {number} */ i) => figure(shown, id, parts[i], `leaks/${place}`)))));
   return card('Leaks', 'The same image in different splits: scores on the test images are not held out.',
-    {hidden: !all.length, open: link(shown, 'leaks', all.flatMap((/** @type {any} */ one) => one.items).length)}, make('ul', {class: 'groups'}, ...rows));
+    {hidden: !all.length, open: link(shown, 'leaks', new Set(all.flatMap(one => one.items)).size)}, make('ul', {class: 'groups'}, ...rows));
 }
 
 /** @param {Shown} shown @param {any[]} found */
@@ -183,12 +209,12 @@ function problems(shown, found) {
 function suspects(shown) {
   const {inspection: {findings}, items, canWrite} = shown, field = findings.field ?? 'label';
   const open = findings.suspect_labels.filter((/** @type {any} */ one) => one.flagged && items.has(one.item) && String(items.get(one.item)[field]) === one.label
-    && items.get(one.item).inspection?.reviewed !== one.label);
+    && items.get(one.item)['inspection.reviewed'] !== one.label);
   const list = make('ul', {class: 'images review', onkeydown: (/** @type {KeyboardEvent} */ event) => {
     const row = /** @type {HTMLElement} */ (event.target).closest('li');
     const act = row && /** @type {Record<string, HTMLElement | null>} */ ({a: row.querySelector('.accept'), r: row.querySelector('.reject')})[event.key];
     const to = row && /** @type {Record<string, Element | null>} */ ({ArrowRight: row.nextElementSibling, ArrowLeft: row.previousElementSibling})[event.key];
-    if (act) act.click();
+    if (act) event.repeat || act.click();
     else if (to) /** @type {HTMLElement} */ (to.querySelector('a')).focus();
     else return;
     event.preventDefault();
@@ -205,24 +231,10 @@ function suspects(shown) {
 }
 
 /** Write a decision on a suspect label, with undo. @param {Shown} shown @param {string} field @param {any} suspect @param {boolean} accepted */
-async function review(shown, field, {item, label, proposed}, accepted) {
-  const before = shown.items.get(item), given = before[field];
-  const chosen = accepted ? (typeof given === 'number' ? Number(proposed) : proposed) : given;
-  const write = async (/** @type {any} */ value, /** @type {string | null} */ reviewed) => {
-    await rest('PATCH', path(shown.name, 'items'), {json: {ids: [item], metadata: {[field]: value, inspection: {reviewed}}}, noted: true});
-    shown.items.set(item, {...before, [field]: value, inspection: {...before.inspection, reviewed}});
-    const rows = [...document.querySelectorAll('.review li')], place = rows.findIndex(row => /** @type {HTMLElement} */ (row).dataset.id === item);
-    const focused = rows[place]?.contains(document.activeElement);
-    shown.redraw();
-    const left = document.querySelectorAll('.review li');
-    if (focused && left.length) /** @type {HTMLElement} */ (left[Math.min(place, left.length - 1)].querySelector('a')).focus();
-  };
-  try {
-    await write(chosen, String(chosen));
-    say(accepted ? `${field} is ${chosen} now.` : `${field} stays ${given}.`, {action: 'Undo', seconds: 8, run: () => write(given, null).catch(sayError)});
-  } catch (error) {
-    sayError(error);
-  }
+function review({name, items}, field, {item, label, proposed}, accepted) {
+  const values = accepted ? {[field]: typed(proposed, [items.get(item)[field]]), 'inspection.reviewed': proposed} : {'inspection.reviewed': label};
+  const text = accepted ? `${field} is ${proposed} now` : `${field} stays ${label}`;
+  write(name, text, new Map([[item, values]]), id => items.get(id)).catch(sayError);
 }
 
 /** The classes with the most mistakes: rows are labels, columns predictions. @param {Shown} shown */

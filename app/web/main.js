@@ -1,6 +1,8 @@
 // The pages of the app, chosen by the address: #/explore/NAME, #/insights/NAME, #/collections, #/training, #/api.
 import {ROOT, rest} from './api.js';
-import {make, sayError} from './dom.js';
+import {button, make, sayError} from './dom.js';
+import './double_click.js';
+import {announce, edits, undo, undoable} from './edits.js';
 
 const TABS = {explore: 'Explore', insights: 'Insights', collections: 'Collections', training: 'Training', api: 'API'};
 const OF_COLLECTIONS = ['explore', 'insights'];
@@ -106,6 +108,25 @@ async function start() {
   addEventListener('popstate', () => { if (shown?.page === 'explore') route(); });
   await route();
 }
+
+// ---- undo
+
+const undoButton = button('undo', 'Undo', () => undo(), {quiet: true});
+const drawUndo = () => {
+  const text = undoable();
+  undoButton.hidden = text === undefined;
+  undoButton.title = `Undo ${text} (Ctrl+Z)`;
+};
+edits.addEventListener('history', drawUndo);
+edits.addEventListener('deleted', () => session.changed().then(() => announce('counts')).catch(sayError));
+document.getElementById('state')?.before(undoButton);
+drawUndo();
+addEventListener('keydown', event => {
+  const typing = /** @type {Element} */ (event.target).closest('textarea, input:not([type=range], [type=checkbox], [type=file], [type=radio])');
+  if (event.key.toLowerCase() !== 'z' || !(event.ctrlKey || event.metaKey) || event.shiftKey || event.altKey || typing) return;
+  event.preventDefault();
+  undo();
+});
 
 addEventListener('unhandledrejection', event => sayError(event.reason)); // of an action whose caller does not wait
 start().catch(sayError);

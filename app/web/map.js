@@ -136,7 +136,7 @@ class ItemMap extends HTMLElement {
     this.rows.forEach((row, i) => {
       if (row < 0 || explorer.rows.deleted.has(row)) return;
       const code = column?.codes[row]?.[0];
-      const color = code === undefined || !column ? PLAIN : column.numeric ? shade((column.numbers[row] - range[0]) / (range[1] - range[0] || 1)) : PALETTE[code % PALETTE.length];
+      const color = code === undefined || !column ? PLAIN : column.numeric ? shade((column.numbers[row] - range[0]) / (range[1] - range[0] || 1)) : PALETTE[column.colors[code] % PALETTE.length];
       const shown = explorer.matches ? explorer.matches.has(row) : passes[row] && (explorer.passed?.has(row) ?? true) && (explorer.area?.has(row) ?? true);
       const loud = explorer.selected.has(row) || asked.has(row) || row === explorer.focus;
       colors.set([...color, loud ? 255 : shown ? 215 : 36], 4 * i);

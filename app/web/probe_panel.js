@@ -1,8 +1,9 @@
 // The dialog Probe: fit a linear classifier on the labels of a collection, see how good it is and what it confuses, try it
 // on an own image, and apply it to all images.
 import {ROOT, finished, rest} from './api.js';
-import {count, make, openDialog, say, sayError} from './dom.js';
-import {setEach} from './labels.js';
+import {count, make, openDialog, sayError} from './dom.js';
+import {write} from './edits.js';
+import {typed} from './labels.js';
 
 const AT_ONCE = 5000; // items in one prediction
 const Z = 1.96; // of a 95% interval
@@ -74,7 +75,7 @@ class Probe {
     const rows = probe.per_class.map((/** @type {any} */ one, /** @type {number} */ code) => {
       const meter = one.score === null ? '' : make('meter', {min: 0, max: 1, value: one.score, 'aria-label': `${one.label}: share that is right`});
       const right = one.score === null ? 'none held out' : probe.several ? `average precision ${one.score.toFixed(2)}` : ` ${Math.round(one.score * one.held_out)} of ${one.held_out}`;
-      return make('tr', {}, make('td', {}, make('button', {type: 'button', class: 'plain', onclick: () => this._open({[field]: one.label})}, String(one.label))),
+      return make('tr', {}, make('td', {}, make('button', {type: 'button', class: 'plain', onclick: () => this._open({[field]: this._value(one.label)})}, String(one.label))),
         make('td', {}, String(one.rows)), make('td', {}, meter, right), make('td', {}, ...this._confusions(probe, code, progress)));
     });
     return make('div', {class: 'stack'},
@@ -94,17 +95,22 @@ class Probe {
     const open = async (/** @type {number} */ other) => {
       const predicted = `predicted_${this.field}`;
       if (!this.explorer.rows.keys.includes(predicted) && !(await this._apply(progress))) return;
-      this._open({[this.field]: probe.classes[code], [predicted]: probe.classes[other]});
+      this._open({[this.field]: this._value(probe.classes[code]), [predicted]: this._value(probe.classes[other])});
     };
     return most.slice(0, CONFUSIONS).map((/** @type {any} */ {number, other}) => make('button', {type: 'button', class: 'plain', title: 'Show all images of the collection that are mistaken so', onclick: () => open(other)},
       `${probe.classes[other]} (${number})`));
   }
 
+  /** A class as the items have it; the probe has true as a text. @param {any} label */
+  _value(label) {
+    return typed(String(label), this.explorer.rows.column(this.field).values);
+  }
+
   /** How many images of a class are predicted as each class; none before the probe is applied. @param {any} probe @param {number} code */
   _mistakes(probe, code) {
-    const counts = new Array(probe.classes.length).fill(0);
+    const counts = new Array(probe.classes.length).fill(0), classes = probe.classes.map(String);
     for (const {[this.field]: label, [`predicted_${this.field}`]: predicted} of this.explorer.rows.metadata) {
-      const other = label === probe.classes[code] ? probe.classes.indexOf(predicted) : -1;
+      const other = String(label) === classes[code] ? classes.indexOf(String(predicted)) : -1;
       if (other >= 0) counts[other]++;
     }
     return counts;
@@ -136,21 +142,20 @@ class Probe {
   async _apply(progress) {
     const {explorer, field} = this;
     const rows = explorer.rows.ids.map((_, row) => row).filter(row => !explorer.rows.deleted.has(row));
-    const labels = [], confidences = [];
+    const predicted = `predicted_${field}`, confidence = `confidence_${field}`, values = new Map();
     progress.hidden = false;
     try {
       for (let start = 0; start < rows.length; start += AT_ONCE) {
         const ids = rows.slice(start, start + AT_ONCE).map(row => explorer.rows.ids[row]);
         const {results} = await rest('POST', `probes/${this.name}/predict`, {json: {collection: explorer.name, ids, top: 1}, noted: start === 0});
-        for (const one of results) {
-          labels.push(one.label ?? (one.labels?.length ? one.labels : 'none of these'));
-          confidences.push(Math.round(10 * (one.top?.[0]?.probability ?? 0)) / 10); // few values, so that few requests write them
+        for (const [place, one] of results.entries()) {
+          const labels = one.labels?.map((/** @type {any} */ label) => this._value(label)) ?? [];
+          const label = one.label === null || one.label === undefined ? (labels.length ? labels : 'none of these') : this._value(one.label);
+          values.set(ids[place], {[predicted]: label, [confidence]: Math.round(1000 * (one.top?.[0]?.probability ?? 0)) / 1000});
         }
-        progress.value = labels.length;
+        progress.value = values.size;
       }
-      await setEach(explorer, `predicted_${field}`, rows, labels);
-      await setEach(explorer, `confidence_${field}`, rows, confidences);
-      say(`All images have the keys predicted_${field} and confidence_${field} now.`);
+      await write(explorer.name, `${count(values.size, 'image')}: ${predicted} and ${confidence}`, values, id => explorer.rows.of(id));
       return true;
     } catch (error) {
       sayError(error);

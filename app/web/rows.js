@@ -18,6 +18,7 @@ const HIDDEN = new Set(['root', 'mtime', 'name', 'path', 'pixel_sha256', 'inspec
  * @property {any[]} values the different values, the most frequent first; codes refer to them
  * @property {(number[] | null)[]} codes of each row: the codes of its value, or of the values of its list
  * @property {Float64Array} numbers of each row if numeric; NaN without a value
+ * @property {number[]} colors of each value: its place in the palette, which it keeps when other values become more frequent
  */
 
 export class Rows {
@@ -35,6 +36,8 @@ export class Rows {
     this.thumbnails = new Thumbnails(this);
     /** @type {Map<string, Column>} */
     this._columns = new Map();
+    /** Colors of values by key. @type {Map<string, Map<any, number>>} */
+    this._colors = new Map();
   }
 
   /** @param {string} id @param {Record<string, any>} metadata @returns {number} its row */
@@ -68,10 +71,17 @@ export class Rows {
     } while (cursor !== null && this.ids.length < MAX_ROWS);
   }
 
-  /** Note a written value of a metadata key; null removes it. @param {number} row @param {string} key @param {any} value */
-  set(row, key, value) {
-    const {[key]: _, ...others} = this.metadata[row];
-    this.metadata[row] = value === null ? others : {...this.metadata[row], [key]: value};
+  /** The metadata of an item. @param {string} id @returns {Record<string, any> | undefined} */
+  of(id) {
+    return this.metadata[this.rowOf.get(id) ?? -1];
+  }
+
+  /** Note written values of metadata keys. @param {Map<string, Record<string, any>>} values by id; null removes a key */
+  set(values) {
+    for (const [id, own] of values) {
+      const row = this.rowOf.get(id);
+      if (row !== undefined) this.metadata[row] = changed(this.metadata[row], own);
+    }
     this._columns.clear();
   }
 
@@ -107,15 +117,26 @@ export class Rows {
   /** @param {string} key @returns {Column} */
   column(key) {
     let column = this._columns.get(key);
-    if (!column) this._columns.set(key, column = columnOf(key, this.metadata));
+    if (!column) {
+      this._columns.set(key, column = columnOf(key, this.metadata));
+      const colors = this._colors.get(key) ?? new Map();
+      for (const value of column.values) if (!colors.has(value)) colors.set(value, colors.size);
+      column.colors = column.values.map(value => /** @type {number} */ (colors.get(value)));
+      if (this.complete) this._colors.set(key, colors);
+    }
     return column;
   }
 }
 
 /** Metadata with paths as keys instead of objects: {camera: {model: 'X'}} is {'camera.model': 'X'}, as in filters. @param {Record<string, any>} metadata @param {string} [prefix] @returns {Record<string, any>} */
-function flat(metadata, prefix = '') {
+export function flat(metadata, prefix = '') {
   return Object.fromEntries(Object.entries(metadata).flatMap(([key, value]) =>
     (value !== null && typeof value === 'object' && !Array.isArray(value) ? Object.entries(flat(value, `${prefix}${key}.`)) : [[prefix + key, value]])));
+}
+
+/** Metadata after written values; null removes a key. @param {Record<string, any>} metadata @param {Record<string, any>} values @returns {Record<string, any>} */
+export function changed(metadata, values) {
+  return Object.fromEntries(Object.entries({...metadata, ...values}).filter(([key, value]) => !(key in values && value === null)));
 }
 
 /** @param {string} key @param {Record<string, any>[]} metadata @returns {Column} */
@@ -151,5 +172,6 @@ function columnOf(key, metadata) {
     values: order.map(code => values[code]),
     codes: codes.map(own => own && own.map(code => /** @type {number} */ (rank.get(code)))),
     numbers,
+    colors: [],
   };
 }

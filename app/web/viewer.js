@@ -3,6 +3,7 @@
 import {imageUrl, path, rest} from './api.js';
 import {button, make, nearer, percent, sayError} from './dom.js';
 import {deleteRows} from './deletion.js';
+import {LabelKeys} from './labels.js';
 import {ViewedImage} from './viewed_image.js';
 
 const NEIGHBORS = 8;
@@ -50,13 +51,13 @@ class ItemViewer extends HTMLElement {
     };
     this.steps = [button('back', 'Previous image', () => this._step(-1), {quiet: true}), button('forward', 'Next image', () => this._step(1), {quiet: true})];
     const onRow = (/** @type {(row: number) => void} */ act) => () => { if (this.row !== null) act(this.row); };
-    this.changes = labels ? [button('tag', 'Label', onRow(row => labels.ask([row]))), button('remove', 'Delete', onRow(row => this._delete(row)))] : [];
+    this.changes = labels ? [button('tag', 'Label', onRow(row => labels.ask([row]))), button('remove', 'Delete', onRow(row => this._delete(row).catch(sayError)))] : [];
     this.dialog = make('dialog', {class: 'viewer', 'aria-label': 'Image', onclose: () => this._closed()},
       make('div', {class: 'head'}, this.heading,
         button('less', 'Zoom out', () => this.viewed.zoom(1 / 1.5), {quiet: true}), button('add', 'Zoom in', () => this.viewed.zoom(1.5), {quiet: true}),
         ...this.steps, button('close', 'Close', () => this.dialog.close(), {quiet: true})),
       make('div', {class: 'columns'}, make('div', {class: 'left'}, this.viewed,
-        make('div', {class: 'tools'}, button('similar', 'Find similar images', () => this._findSimilar()), ...Object.values(this.modes), ...this.changes, this.head, this.hint)), this.side));
+        make('div', {class: 'tools'}, button('similar', 'Find similar images', () => this._findSimilar()), ...Object.values(this.modes), ...this.changes, this.head, this.hint), labels ? new LabelKeys(labels, () => (this.row === null ? [] : [this.row])) : ''), this.side));
     this.replaceChildren(this.dialog);
     explorer.addEventListener('rows', () => { if (this.row !== null) this._drawMetadata(this.row); });
   }
@@ -130,7 +131,7 @@ class ItemViewer extends HTMLElement {
     /** @type {Record<string, () => void>} */
     const keys = {ArrowLeft: () => this._step(-1), ArrowRight: () => this._step(1), '+': () => this.viewed.zoom(1.5), '-': () => this.viewed.zoom(1 / 1.5)};
     const {row, labels} = this;
-    if (row !== null && labels) Object.assign(keys, {l: () => labels.ask([row]), Delete: () => this._delete(row)});
+    if (row !== null && labels) Object.assign(keys, {l: () => labels.ask([row]), Delete: () => this._delete(row).catch(sayError)});
     if (row !== null && labels?.press(event.key, [row])) return event.preventDefault();
     if (!keys[event.key]) return;
     event.preventDefault();
@@ -158,8 +159,8 @@ class ItemViewer extends HTMLElement {
     neighbors?.replaceChildren(...matches.map((/** @type {any} */ match) => {
       const found = explorer.rows.add(match.id, match.metadata), title = explorer.rows.title(found);
       const scores = [match.score.toFixed(3), percent(match.percentile)].filter(Boolean);
-      return make('li', {}, make('button', {type: 'button', 'aria-label': [title, ...scores].join(', '), title, onclick: () => this.open(found)},
-        make('img', {src: explorer.rows.thumbnail(found), alt: ''}), ...scores.map(text => make('span', {}, text))));
+      return make('li', {}, make('button', {type: 'button', 'aria-label': `${title}, ${scores.join(' ')}`, title, onclick: () => this.open(found)},
+        make('img', {src: explorer.rows.thumbnail(found), alt: ''}), ...scores.flatMap(text => [' ', make('span', {}, text)])));
     }));
   }
 
@@ -171,9 +172,9 @@ class ItemViewer extends HTMLElement {
   }
 
   /** @param {number} row */
-  _delete(row) {
+  async _delete(row) {
     const {explorer} = this, place = explorer.view.indexOf(row);
-    deleteRows(explorer, [row]);
+    if (!(await deleteRows(explorer, [row])) || this.row !== row) return;
     if (explorer.view.length) this.open(explorer.view[Math.min(Math.max(0, place), explorer.view.length - 1)]);
     else this.dialog.close();
   }

@@ -141,8 +141,8 @@ class ServerCollection:
         """Change metadata; the server itself decides which keys stay."""
         return self._there.update_metadata(metadata, **choice)
 
-    def update_each(self, metadata: Mapping[str, Mapping[str, Any]], *, keep: object = ()) -> int:
-        return self._there.update_each(metadata)
+    def update_each(self, metadata: Mapping[str, Mapping[str, Any]], *, keep: object = (), **condition: Any) -> int:
+        return self._there.update_each(metadata, **condition)
 
     def verify(self, progress: Progress) -> VerifyReport:
         from nnclr_hub.client.collections import read_report

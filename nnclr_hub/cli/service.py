@@ -131,7 +131,7 @@ def demo(
         bench = Workbench(Encoders(model, backend=backend), opened)
         with bar(err, "indexing") as advance:
             bench.index_folder(DEMO_COLLECTION, folder, model=model, prune=True, progress=advance)
-        _inspect_first(bench, later=not read_only)
+        _inspect_first(bench)
     flags = {"port": port, "backend": backend, "source_folders": [folder.resolve()], "originals_bytes": DEMO_ORIGINALS}
     flags |= ({"read_only": True} if read_only else {}) | ({"runs": runs} if runs else {})
     _serve(str(where), model, flags, page=True, gradio_port=gradio_port if gradio else None)
@@ -157,22 +157,14 @@ def space(
     out.print(f"Wrote {folder} ({written / 1e6:.0f} MB). Try it: python {folder / 'app.py'}")
 
 
-def _inspect_first(bench: Any, *, later: bool) -> None:
-    """Inspect the gallery of a new store, so that the app shows its map and findings.
-
-    Args:
-        later: let a job of the server do it, whose progress the app shows; a read-only server runs no jobs.
-    """
+def _inspect_first(bench: Any) -> None:
+    """Inspect the gallery of a new store, so that the app opens with its map and findings."""
     from nnclr_hub.progress import bar
     from nnclr_hub.workbench.inspection_fields import write_fields
     from nnclr_hub.workbench.inspections import inspect_collection, keep_inspection, list_inspections
 
     records, collection = bench.store.records, bench.collection(DEMO_COLLECTION)
     if collection.count() < 2 or list_inspections(records, collection):
-        return
-    if later:
-        params = {"collection": DEMO_COLLECTION, "field": "label", "write_fields": True}
-        load_program("serving", "jobs.job_store").leave_job(records, "inspection", params)
         return
     with bar(err, "inspecting") as advance:
         kept = inspect_collection(collection, progress=advance)

@@ -9,6 +9,7 @@ from typing import Any
 from nnclr_hub.client.steps import Answer
 from nnclr_hub.errors import (
     BY_CODE,
+    MetadataConflict,
     NNCLRHubError,
     Overloaded,
     RequestTooLarge,
@@ -24,7 +25,10 @@ def error_of(answer: Answer) -> NNCLRHubError:
     body = _problem(answer)
     if body is None:
         return _foreign_error(answer)
-    return make_error(str(body["code"]), str(body["detail"]), retry_after(answer))
+    error = make_error(str(body["code"]), str(body["detail"]), retry_after(answer))
+    if isinstance(error, MetadataConflict):
+        error.conflicts = {part["id"]: part["metadata"] for part in body.get("errors", [])}
+    return error
 
 
 def make_error(code: str, detail: str, wait: float | None = None) -> NNCLRHubError:

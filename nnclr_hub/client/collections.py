@@ -9,9 +9,9 @@ from typing import Any
 from nnclr_hub.client.images import bounded
 from nnclr_hub.client.steps import Answer, Call, Steps, perform, to_json
 from nnclr_hub.errors import CollectionNotFound, InvalidRequest
-from nnclr_hub.store.base import Item, Page, Where
+from nnclr_hub.store.base import ById, Item, Page, Where
 from nnclr_hub.store.checks import check_collection_name, check_ids, check_name
-from nnclr_hub.store.edits import check_choice, each_editor, editor
+from nnclr_hub.store.edits import check_choice, check_expected, each_editor, editor
 from nnclr_hub.store.facets import Facet, Histogram
 from nnclr_hub.store.index_kinds import IndexName
 from nnclr_hub.store.reports import Change, ChangePage, CollectionInfo, VerifyReport
@@ -23,6 +23,7 @@ PAGE = 1000
 ALIASES = "/api/v1/aliases"
 READ_AT_ONCE = 200  # items of a request: 2048 numbers each make 5 MB of JSON
 WRITTEN_AT_ONCE = 10_000
+EDITED_AT_ONCE = 5000  # items of a request that has a patch for each
 THUMBNAILS_AT_ONCE = 64
 
 # ---- all of them
@@ -139,22 +140,28 @@ def update_metadata(
     return updated
 
 
-def update_each(name: str, metadata: Mapping[str, Mapping[str, Any]]) -> Steps[int]:
+def update_each(name: str, metadata: ById, *, expected: ById | None = None) -> Steps[int]:
     """Change the metadata of items, of each by its own merge patch; return how many were found.
 
-    Items with equal patches share requests, each of which changes all of its items or none.
+    Many items take several requests, each of which changes all of its items or none. See
+    `store.base.Collection.update_each`.
 
     Raises:
         InvalidRequest: an id or a patch is not valid, and nothing was changed; or the metadata of an item would be too
             large.
+        MetadataConflict: an item does not have the expected values; its request changed nothing.
     """
     each_editor(metadata)
-    groups: dict[str, list[str]] = {}
-    for id, patch in metadata.items():
-        groups.setdefault(to_json(patch), []).append(id)
+    check_expected(expected, metadata)
+    known = expected or {}
     updated = 0
-    for ids in groups.values():
-        updated += yield from update_metadata(name, metadata[ids[0]], ids=ids)
+    for ids in bounded(
+        metadata, lambda id: len(to_json([id, metadata[id], id, known.get(id, {})])) + 8, most=EDITED_AT_ONCE
+    ):
+        body = {"each": {id: metadata[id] for id in ids}}
+        body |= {"expected": {id: known[id] for id in ids if id in known}} if expected is not None else {}
+        call = Call("PATCH", f"{path_of(name)}/items", lambda answer: int(answer.json()["updated"]), json=body)
+        updated += yield from perform(call)
     return updated
 
 

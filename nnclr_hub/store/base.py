@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from nnclr_hub.store.facets import Facet
 
 Where = Mapping[str, Any]
+ById = Mapping[str, Mapping[str, Any]]  # values by item id and metadata key
 Progress = Callable[[int, int], None]
 SHORT = 60  # characters of metadata in a __repr__
 
@@ -142,17 +143,21 @@ class Collection(Protocol):
         """
         ...
 
-    def update_each(self, metadata: Mapping[str, Mapping[str, Any]], *, keep: Sequence[str] = ()) -> int:
+    def update_each(self, metadata: ById, *, expected: ById | None = None, keep: Sequence[str] = ()) -> int:
         """Change the metadata of items, of each by its own merge patch; see `update_metadata`.
 
         Args:
             metadata: patches by id; items that do not exist are left out.
+            expected: by id, the values that keys of the item must have now; None: the item must not have the key.
+                Objects are compared by their expected keys only. Milvus has no transactions: there, a write of another
+                client between the comparison and the edit goes unnoticed.
             keep: see `update_metadata`.
 
         Returns:
             The number of items that were found.
 
         Raises:
+            MetadataConflict: an item does not have the expected values; nothing was changed.
             InvalidRequest: a patch is not valid, or the metadata of an item would be too large.
             DiskFull, StoreReadOnly: nothing was changed.
         """

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from nnclr_hub.errors import InvalidRequest
-from nnclr_hub.store.base import Item, Where
+from nnclr_hub.errors import InvalidRequest, MetadataConflict
+from nnclr_hub.store.base import ById, Item, Where
 from nnclr_hub.store.checks import check_ids, metadata_json
 from nnclr_hub.store.where import Group, parse
 
@@ -49,7 +49,7 @@ def editor(patch: Mapping[str, Any], *, replace: bool, keep: Sequence[str] = ())
     return edit
 
 
-def each_editor(patches: Mapping[str, Mapping[str, Any]], *, keep: Sequence[str] = ()) -> Edit:
+def each_editor(patches: ById, *, keep: Sequence[str] = ()) -> Edit:
     """Return a function as `editor` does, with a merge patch for each id.
 
     Raises:
@@ -60,6 +60,52 @@ def each_editor(patches: Mapping[str, Mapping[str, Any]], *, keep: Sequence[str]
     check_ids(list(patches))
     edits = {id: editor(patch, replace=False, keep=keep) for id, patch in patches.items()}
     return lambda id, metadata: edits[id](id, metadata)
+
+
+def check_expected(expected: ById | None, patches: Mapping[str, Any]) -> None:
+    """Check the condition of an edit before any item is read.
+
+    Raises:
+        InvalidRequest: it is not an object of objects, or names an item that has no patch.
+    """
+    if expected is None:
+        return
+    if not isinstance(expected, Mapping) or not all(isinstance(one, Mapping) for one in expected.values()):
+        raise InvalidRequest(f"expected must be an object with an object for each id, got {expected!r:.80}.")
+    if strangers := [id for id in expected if id not in patches]:
+        raise InvalidRequest(f"expected names {strangers[0]!r:.140}, which has no patch; leave it out.")
+
+
+def check_unchanged(expected: ById | None, items: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
+    """Compare items, as pairs of id and metadata, with what an edit expects of them.
+
+    Raises:
+        MetadataConflict: at least one differs; the error has all of them.
+    """
+    if not expected:
+        return
+    conflicts = {
+        id: {key: metadata.get(key) for key in expected[id]}
+        for id, metadata in items
+        if id in expected and not _matches(dict(metadata), expected[id])
+    }
+    if conflicts:
+        first = next(iter(conflicts))
+        raise MetadataConflict(
+            f"Nothing was changed: {len(conflicts)} of {len(expected)} items do not have the expected metadata. For "
+            f"example, {first!r} has {conflicts[first]!r:.200}; read them again.",
+            conflicts,
+        )
+
+
+def _matches(value: Any, expected: Any) -> bool:
+    """Return whether a JSON value is the expected one; of an object, only the expected keys count."""
+    if isinstance(expected, Mapping):
+        inner = {} if value is None else value
+        return isinstance(inner, Mapping) and all(_matches(inner.get(key), one) for key, one in expected.items())
+    if isinstance(expected, list | tuple):
+        return isinstance(value, list) and len(value) == len(expected) and all(map(_matches, value, expected))
+    return isinstance(value, bool) == isinstance(expected, bool) and value == expected
 
 
 def only_removes(patch: Mapping[str, Any]) -> bool:

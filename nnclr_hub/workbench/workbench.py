@@ -31,7 +31,7 @@ from nnclr_hub.errors import (
     UnknownModel,
 )
 from nnclr_hub.probe.labeling import Labeling
-from nnclr_hub.store.base import Collection, CollectionSpec, Item, Match, Progress, VectorStore, Where
+from nnclr_hub.store.base import ById, Collection, CollectionSpec, Item, Match, Progress, VectorStore, Where
 from nnclr_hub.store.replacement import drop_with_replacement, write_targets
 from nnclr_hub.workbench.add_request import AddRequest, NewImage
 from nnclr_hub.workbench.folder_changes import FolderChanges, IndexReport, check_images
@@ -303,15 +303,18 @@ class Workbench:
             ]
         return updated[0]
 
-    def update_each(self, name: str, metadata: Mapping[str, Mapping[str, Any]]) -> int:
+    def update_each(self, name: str, metadata: ById, *, expected: ById | None = None) -> int:
         """Change the metadata of items, each by its own patch; otherwise as `update_metadata`.
 
         Raises:
             CollectionMoving: see `writing`.
+            MetadataConflict: an item does not have the expected values; nothing was changed.
         """
-        with self._write_targets(name) as collections:
-            updated = [one.update_each(metadata, keep=[PIXEL_HASH]) for one in collections]
-        return updated[0]
+        with self._write_targets(name) as (collection, *replacements):
+            updated = collection.update_each(metadata, expected=expected, keep=[PIXEL_HASH])
+            for one in replacements:  # which may lag behind, so only the collection itself decides
+                one.update_each(metadata, keep=[PIXEL_HASH])
+        return updated
 
     # ---- search
 

@@ -6,7 +6,7 @@ import bisect
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,13 +19,6 @@ from .job import JobStatus, State, log_state
 log = logging.getLogger(__name__)
 JOB, INPUT, MARK = "job", "job_input", "job_mark"  # kinds of records
 PAGE = 100
-
-
-def leave_job(records: Records, kind: str, params: Mapping[str, Any]) -> None:
-    """Leave a job to the server that opens the store next, unless an equal one waits for it already."""
-    kept = JobRecords(records, keep=0)
-    if not any((job.kind, job.params, job.has_ended) == (kind, params, False) for job in kept.newest_first()):
-        kept.add(JobStatus(kept.new_id(), kind, params, time.time()), None)
 
 
 class JobRecords:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import struct
 from contextlib import suppress
-from typing import Annotated
+from typing import Annotated, Self
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from nnclr_hub.errors import (
     AnswerTooLarge,
@@ -17,6 +17,7 @@ from nnclr_hub.errors import (
     DiskFull,
     InvalidFilter,
     ItemNotFound,
+    MetadataConflict,
     RequestTooLarge,
     StoreReadOnly,
 )
@@ -26,7 +27,7 @@ from nnclr_hub.store.spec import MAX_INDEXED
 
 from ..answers import PartsResponse
 from ..keys import READ, WRITE
-from ..problems import answers
+from ..problems import MAX_CONFLICTS, answers
 from ..request_bodies import json_of
 from ..security.access import requires
 from ..telemetry import measured
@@ -70,10 +71,32 @@ class DeletedResponse(BaseModel):
 
 
 class MetadataRequest(Selection):
-    metadata: Metadata = Field(
-        description="merge patch (RFC 7396): null removes a key, objects are merged, other values replace the old"
+    """One merge patch for the items of ids or where, or one for each item."""
+
+    model_config = ConfigDict(json_schema_extra=one_of("ids metadata", "where metadata", "each"))
+
+    metadata: Metadata | None = Field(
+        None, description="merge patch (RFC 7396): null removes a key, objects are merged, other values replace the old"
     )
     replace: bool = Field(False, description="replace all metadata, except `pixel_sha256`, instead of merging")
+    each: Annotated[dict[Name, Metadata], Field(max_length=MAX_IDS)] | None = Field(
+        None, description="merge patches by id"
+    )
+    expected: Annotated[dict[Name, Metadata], Field(max_length=MAX_IDS)] | None = Field(
+        None,
+        description="with each: by id, the values that keys of the item must have now, null for a missing key; if one "
+        "differs, nothing is changed, and `errors` of the 409 has the id and the present values of up to "
+        f"{MAX_CONFLICTS:,} items",
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.each is None:
+            if self.metadata is None or self.expected is not None:
+                raise ValueError("give metadata with ids or where, or each, which expected belongs to")
+        elif (self.ids, self.where, self.metadata) != (None, None, None) or self.replace:
+            raise ValueError("each has the ids and the patches; give neither ids, where, metadata nor replace with it")
+        return self
 
 
 class UpdatedResponse(BaseModel):
@@ -186,7 +209,7 @@ def delete_items(
     return DeletedResponse(deleted=deleted)
 
 
-@router.patch("/items", responses=answers("unsupported_media_type", *_REFUSALS))
+@router.patch("/items", responses=answers("unsupported_media_type", MetadataConflict, *_REFUSALS))
 @requires(WRITE)
 def update_metadata(
     name: str,
@@ -195,10 +218,18 @@ def update_metadata(
     limits: AppAnswers,
     bench: AppWorkbench,
 ) -> UpdatedResponse:
-    """Change the metadata of items by ids, or of those that pass a filter: of all or, after an error, of none."""
+    """Change the metadata of items by ids, of those that pass a filter, or of each by its own patch.
+
+    All items are changed or, after an error, none.
+    """
     with measured("store"):
         _admit(limits, request, bench.collection(name), body)
-        updated = bench.update_metadata(name, body.metadata, ids=body.ids, where=body.where, replace=body.replace)
+        if body.each is not None:
+            updated = bench.update_each(name, body.each, expected=body.expected)
+        else:
+            updated = bench.update_metadata(
+                name, body.metadata or {}, ids=body.ids, where=body.where, replace=body.replace
+            )
     note_changes(bench, name, updated)
     return UpdatedResponse(updated=updated)
 

@@ -192,32 +192,6 @@ def test_shift_selects_a_range_whose_files_are_downloaded(explore, photos):
     assert len(lines) == selected + 1
 
 
-def test_a_deleted_image_comes_back_by_undo(explore, served):
-    page = explore()
-    before = served.bench.collection("photos").count()
-    page.locator(".tile .box").first.click(force=True)
-    page.get_by_role("button", name="Delete").click()
-    page.wait_for_function("n => document.querySelector('.verdict').textContent.startsWith(n - 1)", arg=before)
-    page.get_by_role("button", name="Undo").click()
-    page.wait_for_function("n => document.querySelector('.verdict').textContent.startsWith(n)", arg=before)
-    assert served.bench.collection("photos").count() == before
-
-
-def test_a_deletion_that_is_not_undone_is_written(explore, served):
-    collection = served.bench.collection("photos")
-    page = explore()
-    id = ids(page)[5]
-    [item] = collection.get([id])
-    page.clock.install()
-    page.locator(f".tile[data-id='{id}'] .box").click(force=True)
-    page.get_by_role("button", name="Delete").click()
-    page.wait_for_selector(".message")
-    with page.expect_response("**/delete"):
-        page.clock.fast_forward(9000)
-    assert collection.get([id]) == []
-    collection.upsert([item])
-
-
 def test_a_hostile_label_is_only_text(explore, served):
     collection = served.bench.collection("photos")
     item = collection.get([next(iter(collection.read_all(1)))[0].id])[0]
@@ -249,31 +223,6 @@ def test_the_first_load_is_small(explore):
     assert 10_000 < explore().evaluate(sent) < 100_000  # bytes, compressed
 
 
-def test_labels_are_written_at_once_and_undone(explore, served):
-    page = explore()
-    collection = served.bench.collection("photos")
-    row = ids(page)[2]
-    before = collection.get([row])[0].metadata
-    page.locator(".sheet").focus()
-    for _ in range(2):
-        page.keyboard.press("ArrowRight")
-    page.keyboard.press("l")
-    page.get_by_role("combobox", name="Label", exact=True).fill("newly found")
-    page.get_by_role("button", name="Label", exact=True).last.click()
-    page.wait_for_selector(".facet:has-text('newly found')")
-    assert collection.get([row])[0].metadata == {**before, "label": "newly found"}
-    page.reload()
-    page.wait_for_selector(".facet:has-text('newly found')")
-    page.locator(".sheet").focus()
-    for _ in range(2):
-        page.keyboard.press("ArrowRight")
-    page.keyboard.press("1")
-    page.get_by_role("button", name="Undo").click()
-    page.wait_for_selector(".facet:has-text('newly found')")
-    page.keyboard.press("Escape")
-    collection.update_metadata(before, ids=[row], replace=True)
-
-
 def test_a_probe_is_fitted_and_applied_to_the_collection(explore, served):
     page = explore()
     page.get_by_role("button", name="Probe").click()
@@ -288,7 +237,7 @@ def test_a_probe_is_fitted_and_applied_to_the_collection(explore, served):
     predicted = served.bench.predict("photos-label", collection="photos", ids=[item.id for item in items])
     for item, labeling in zip(items, predicted, strict=True):
         assert item.metadata["predicted_label"] == labeling.label
-        assert abs(item.metadata["confidence_label"] - labeling.top[0][1]) < 0.051
+        assert abs(item.metadata["confidence_label"] - labeling.top[0][1]) < 0.001
 
 
 def test_the_map_is_made_drawn_and_chosen_from(explore, served):

@@ -138,32 +138,55 @@ def test_suspect_labels_are_accepted_and_rejected_by_keys(insights, served, kept
     page.wait_for_function("() => document.querySelectorAll('.review li').length === 1")
     assert (metadata(third)["label"], metadata(third)["inspection"]["reviewed"]) == (before[third],) * 2
     assert metadata(second)["label"] == before[second]
-    page.get_by_role("button", name="Undo").first.click()
-    page.wait_for_function("() => document.querySelectorAll('.review li').length === 2")
+    page.keyboard.press("Control+z")
+    page.keyboard.press("Control+z")
+    page.wait_for_function("() => document.querySelectorAll('.review li').length === 3")
     assert metadata(first)["label"] == before[first]
+    assert "reviewed" not in metadata(third)["inspection"]
     assert "reviewed" not in metadata(first)["inspection"]
     page.reload()
     page.wait_for_selector(".review li")
-    assert [row.get_attribute("data-id") for row in rows.all()] == [first, second]
+    assert [row.get_attribute("data-id") for row in rows.all()] == [first, second, third]
 
 
-def test_the_best_copy_is_kept_and_the_others_are_deleted_after_a_while(insights, served, kept):
+def test_a_double_click_decides_on_one_image(insights, served, kept):
     page = insights()
-    page.clock.install()
+    collection = served.bench.collection("photos")
+    box = card(page, "Suspect labels").get_by_role("button", name="Reject").first.bounding_box()
+    for clicks in (1, 2):
+        page.mouse.move(box["x"] + 8, box["y"] + 8)
+        page.mouse.down(click_count=clicks)
+        page.mouse.up(click_count=clicks)
+        page.wait_for_function("() => document.querySelectorAll('.review li').length === 2")
+    assert [len(item.metadata["inspection"].get("reviewed", "")) > 0 for item in collection.get(kept.ids[:3])] == [
+        True,
+        False,
+        False,
+    ]
+    page.keyboard.press("Control+z")
+    page.wait_for_function("() => document.querySelectorAll('.review li').length === 3")
+
+
+def test_the_best_copy_is_kept_and_the_others_are_deleted(insights, served, kept):
+    page = insights()
     collection = served.bench.collection("photos")
     copies = kept.ids[3:6]
     sizes = [item.metadata["size"] for item in collection.get(copies)]
     best = copies[int(np.argmax(sizes))]
-    card(page, "Duplicates").get_by_role("button", name="Keep the best, delete 2").click()
-    assert card(page, "Duplicates").is_hidden()
-    page.get_by_role("button", name="Undo").click()
-    assert card(page, "Duplicates").locator("img").count() == 3
-    page.clock.fast_forward(60_000)
-    assert len(collection.get(copies)) == 3
-    with page.expect_response(lambda answer: answer.url.endswith("/delete")):
-        card(page, "Duplicates").get_by_role("button", name="delete 2 images").click()
-        page.clock.fast_forward(10_000)
+    for name, answer in (("Keep the best, delete 2", "Keep"), ("delete 2 images", "Delete 2 images")):
+        assert len(collection.get(copies)) == 3
+        card(page, "Duplicates").get_by_role("button", name=name).click()
+        page.locator("dialog[open]").get_by_role("button", name=answer, exact=True).click()
+        page.wait_for_selector("dialog", state="detached")
+    page.wait_for_function("() => document.querySelector('[aria-label=Duplicates]').hidden")
     assert [item.id for item in collection.get(copies)] == [best]
+    left = collection.count()
+    page.wait_for_function(f"() => document.querySelector('option:checked').textContent.includes('({left})')")
+    assert card(page, "Duplicates").is_hidden()
+    assert page.locator(".facts dd").first.inner_text() == "0"
+    page.get_by_role("link", name="Explore").click()
+    page.wait_for_function(f"() => document.querySelector('.verdict')?.textContent === '{left} images'")
+    assert page.locator("[aria-label=Collection] option:checked").inner_text() == f"photos ({left})"
 
 
 def test_findings_are_fields_of_the_grid(insights, served, kept):

@@ -9,7 +9,7 @@ from job_worlds import until
 from nnclr_hub.errors import DiskFull, JobNotFound
 from nnclr_hub.store.records import Record
 from serving.jobs.job import JobStatus
-from serving.jobs.job_store import JOB, MARK, JobRecords, leave_job
+from serving.jobs.job_store import JOB, MARK, JobRecords
 
 
 def test_old_ended_jobs_are_deleted_and_running_ones_kept(make_world):
@@ -21,19 +21,6 @@ def test_old_ended_jobs_are_deleted_and_running_ones_kept(make_world):
     assert [job.id for job in world.jobs.list(9)[0]] == [ended[3], ended[2], waiting.id]
     with pytest.raises(JobNotFound):
         world.jobs.get(ended[0])
-
-
-def test_a_job_that_is_left_is_done_once_by_the_next_server(make_world):
-    world = make_world()
-    world.jobs.stop()
-    for _ in range(2):
-        leave_job(world.store.records, "work", {"name": "left"})
-    world.work.let(3)
-    world.restart()
-    [left] = world.jobs.list(9)[0]
-    assert until(world.jobs, left.id, "done").result == {"made": "left"}
-    leave_job(world.store.records, "work", {"name": "left"})  # the first one has ended
-    assert len(world.jobs.list(9)[0]) == 2
 
 
 @pytest.mark.parametrize("restarted", [False, True])

@@ -42,6 +42,30 @@ def test_edits_by_ids_and_by_filter_change_what_they_say(client, collection, fil
     assert [(one["op"], one["id"]) for one in changes[20:]] == [("upsert", id) for id in ["i00", *sorted(want)[3::2]]]
 
 
+def test_a_conditional_edit_changes_all_of_its_items_or_none(client, collection, filled):
+    path = f"{collection}/items"
+    each = {"i00": {"n": "new"}, "i01": {"a": {"b": None, "c": [1]}}, "none": {"n": 1}}
+    seen = {"i00": {"n": 0, "label": None}, "i01": {"a": {"b": 1}, "tags": ["odd"]}, "none": {"n": 5}}
+    conflicts = {
+        "i00": [{"n": 1}, {"n": None}, {"label": "cat"}, {"n": False}, {"n": {"b": None}}],
+        "i01": [{"tags": ["even"]}, {"tags": []}, {"tags": [True]}, {"a": {"b": 2}}, {"a": 1}],
+    }
+    for id, wrong in conflicts.items():
+        for values in wrong:
+            answer = client.patch(path, json={"each": each, "expected": seen | {id: values}})
+            is_problem(answer, 409, "metadata_conflict")
+            assert answer.json()["errors"] == [{"id": id, "metadata": {key: filled[id].get(key) for key in values}}]
+    assert listed(client, collection) == filled
+    assert client.patch(path, json={"each": each, "expected": seen}).json() == {"updated": 2}
+    changed = {"i00": {**filled["i00"], "n": "new"}, "i01": {**filled["i01"], "a": {"c": [1]}}}
+    assert listed(client, collection) == {**filled, **changed}
+    assert client.patch(path, json={"each": {"i00": {"n": 0}}}).json() == {"updated": 1}  # without a condition
+    for wrong in ({"ids": ["i00"]}, {"metadata": {}}, {"replace": True}, {"expected": {"i02": {}}}):
+        is_problem(client.patch(path, json={"each": each, "expected": seen} | wrong), 422, "invalid_request")
+    unpaired = {"ids": ["i00"], "metadata": {"n": 1}, "expected": {"i00": {}}}
+    is_problem(client.patch(path, json=unpaired), 422, "invalid_request")
+
+
 def test_deletes_by_ids_and_by_filter(client, collection, filled):
     assert client.post(f"{collection}/delete", json={"ids": ["i00", "i00", "none"]}).json() == {"deleted": 1}
     few = {"must": [{"key": "a.b", "match": 1}]}

@@ -82,6 +82,9 @@ def full_metadata(size: int) -> dict[str, str]:
     return {"a": "é" * ((size - len('{"a": ""}')) // 2) + "b" * ((size - len('{"a": ""}')) % 2)}
 
 
+# what edits of {"v": 2} expect, one after another
+CONDITIONS = [{"v": 1}, {"v": True}, {"v": 2, "none": None}, {"m": None}, {"m": 1, "o": {"p": None}}, {"m": {}}]
+
 # what is changed after the questions, and what is seen of it
 CHANGES: list[tuple[str, Operation]] = [
     ("exact where", lambda s: s.get("c").search(QUERIES[0], 5, FILTERS[20], exact=True)),
@@ -94,6 +97,11 @@ CHANGES: list[tuple[str, Operation]] = [
         lambda s: s.get("c").upsert([Item("z", LATER[0], {"v": 1}), Item("z", LATER[1], {"v": 2})]) > 0,
     ),
     ("replaced", lambda s: [s.get("c").get(["z"]), s.get("c").count(), s.get("c").search(LATER[1], 3)]),
+    *(
+        (f"conditional {i}", lambda s, one=one: s.get("c").update_each({"z": {"m": 1}}, expected={"z": one}))
+        for i, one in enumerate(CONDITIONS)
+    ),
+    ("conditional seen", lambda s: s.get("c").get(["z"])),
     ("back again", lambda s: s.get("c").upsert(items(0, 20)[::-1]) > 0),
     ("all again", lambda s: whole(s, "c", 30)),
     ("full metadata", lambda s: s.get("c").upsert([Item("full", LATER[2], full_metadata(65536))]) > 0),

@@ -17,8 +17,8 @@ import numpy as np
 
 from nnclr_hub.errors import ItemNotFound, NNCLRHubError
 from nnclr_hub.store import checks
-from nnclr_hub.store.base import Collection, Item, Match, Page, Progress, SearchOptions, Where
-from nnclr_hub.store.edits import each_editor, editor, only_removes
+from nnclr_hub.store.base import ById, Collection, Item, Match, Page, Progress, SearchOptions, Where
+from nnclr_hub.store.edits import check_expected, each_editor, editor, only_removes
 from nnclr_hub.store.embedded import checkup
 from nnclr_hub.store.embedded.catalog import can_give_back, change_spec, check_indexed, closed_error, last_seq, rewrite
 from nnclr_hub.store.embedded.changes import read_changes
@@ -132,8 +132,11 @@ class EmbeddedCollection(Collection):
         return self._writable().submit(edit, frees=not replace and only_removes(metadata))
 
     @_in_use
-    def update_each(self, metadata: Mapping[str, Mapping[str, Any]], *, keep: Sequence[str] = ()) -> int:
-        return self._writable().submit(update(self._files, each_editor(metadata, keep=keep), list(metadata), None))
+    def update_each(self, metadata: ById, *, expected: ById | None = None, keep: Sequence[str] = ()) -> int:
+        edit = each_editor(metadata, keep=keep)
+        check_expected(expected, metadata)
+        change = update(self._files, edit, list(metadata), None, expected)
+        return self._writable().submit(change, frees=all(map(only_removes, metadata.values())))
 
     @_in_use
     def change_indexed(self, keys: Sequence[str]) -> None:

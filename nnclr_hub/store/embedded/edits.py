@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from nnclr_hub.store.base import Where
-from nnclr_hub.store.edits import Edit, check_choice
+from nnclr_hub.store.base import ById, Where
+from nnclr_hub.store.edits import Edit, check_choice, check_unchanged
 from nnclr_hub.store.embedded.choice import Row, parsed_rows, row_ids, rows_by_id, rows_that_pass
 from nnclr_hub.store.embedded.open_files import OpenFiles
 from nnclr_hub.store.embedded.rows import Changes, delete_items, edit_items
@@ -28,13 +28,17 @@ def deletion(files: OpenFiles, ids: Sequence[str] | None, where: Where | None) -
     return apply
 
 
-def update(files: OpenFiles, edit: Edit, ids: Sequence[str] | None, where: Where | None) -> Apply[int]:
-    """Return the change for `Collection.update_metadata`."""
+def update(
+    files: OpenFiles, edit: Edit, ids: Sequence[str] | None, where: Where | None, expected: ById | None = None
+) -> Apply[int]:
+    """Return the change for `Collection.update_metadata` and `Collection.update_each`."""
     choice = _choice(files, ids, where)
 
     def apply(connection: sqlite3.Connection, changes: Changes) -> int:
         found = choice(connection)
-        texts = [edit(id, about) for (_, id, _), about in zip(found, parsed_rows(found), strict=True)]
+        known = [(id, about) for (_, id, _), about in zip(found, parsed_rows(found), strict=True)]
+        check_unchanged(expected, known)
+        texts = [edit(id, about) for id, about in known]
         edits = [(rid, text) for (rid, _, old), text in zip(found, texts, strict=True) if text != old]
         edit_items(connection, changes, edits)
         return len(found)

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from nnclr_hub.errors import ItemNotFound, OpenedForReading, StoreError
-from nnclr_hub.store.base import Collection, Item, Match, Page, Progress, SearchOptions, Where
+from nnclr_hub.store.base import ById, Collection, Item, Match, Page, Progress, SearchOptions, Where
 from nnclr_hub.store.cancellation import check_cancelled
 from nnclr_hub.store.checks import check_ids, check_limit, check_name, check_options, check_queries
-from nnclr_hub.store.edits import Edit, check_choice, each_editor, editor
+from nnclr_hub.store.edits import Edit, check_choice, check_expected, check_unchanged, each_editor, editor
 from nnclr_hub.store.facets import Counts, Facet, check_facets, count_values, facet
 from nnclr_hub.store.milvus import maintenance, search
 from nnclr_hub.store.milvus.client import SLOW_TIMEOUT, WRITE_TIMEOUT, Connection
@@ -129,14 +129,16 @@ class MilvusCollection(Collection):
             wanted = [row["id"] for row in self.scan(self.plan(where), ["id", "metadata"])]
         return self._edit(wanted, edit)
 
-    def update_each(self, metadata: Mapping[str, Mapping[str, Any]], *, keep: Sequence[str] = ()) -> int:
+    def update_each(self, metadata: ById, *, expected: ById | None = None, keep: Sequence[str] = ()) -> int:
         self.refuse_if_read_only()
         edit = each_editor(metadata, keep=keep)
+        check_expected(expected, metadata)
         wanted, _ = check_choice(list(metadata), None)
-        return self._edit(wanted or [], edit)
+        return self._edit(wanted or [], edit, expected)
 
-    def _edit(self, wanted: list[str], edit: Edit) -> int:
+    def _edit(self, wanted: list[str], edit: Edit, expected: ById | None = None) -> int:
         known = {id: row["metadata"] for id, row in self.rows(wanted, ["id", "metadata"]).items()}
+        check_unchanged(expected, ((id, json.loads(text)) for id, text in known.items()))
         # all are checked before the first is written
         edits = {id: edit(id, json.loads(text)) for id, text in known.items()}
         edited = [id for id, text in edits.items() if json.loads(text) != json.loads(known[id])]

@@ -1,0 +1,224 @@
+"""Labels in the web app: what the keys 1 to 9 give, what undo restores, what a double click opens, and deletions."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from explore_actions import found, ids
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture
+def collection(served):
+    """The collection, whose items are put back after the test."""
+    photos = served.bench.collection("photos")
+    before = [item for items in photos.read_all() for item in items]
+    before = photos.get([item.id for item in before])
+    yield photos
+    photos.upsert(before)
+
+
+@pytest.fixture
+def labeling(explore, collection) -> Callable[..., Any]:
+    """Return labeling(field, values), which opens the collection, whose images have these values and no others."""
+
+    def open_labeling(field: str, values: dict[str, Any], **context: Any) -> Any:
+        page = explore(**context)
+        shown = ids(page)
+        collection.update_each({shown[int(place)]: nested(field, value) for place, value in values.items()})
+        page.evaluate("field => localStorage.setItem('field photos', field)", field)
+        reload(page)
+        return page
+
+    return open_labeling
+
+
+def reload(page: Any) -> None:
+    page.reload()
+    page.wait_for_selector(".tile img")
+    page.wait_for_selector("label-keys button")
+
+
+def nested(field: str, value: Any) -> dict[str, Any]:
+    first, _, rest = field.partition(".")
+    return {first: {rest: value} if rest else value}
+
+
+def read(collection: Any, id: str, field: str) -> Any:
+    """Return the value of a field, and fail if the item has it as a flat key, too."""
+    [item] = collection.get([id])
+    first, _, rest = field.partition(".")
+    assert not rest or field not in item.metadata
+    value = item.metadata.get(first)
+    return value.get(rest) if rest and value else value
+
+
+def legend(page: Any) -> list[str]:
+    return page.locator(".center label-keys button").all_text_contents()
+
+
+def focus(page: Any, place: int) -> None:
+    page.locator(".sheet").focus()
+    page.keyboard.press("Home")
+    for _ in range(place):
+        page.keyboard.press("ArrowRight")
+
+
+def give(page: Any, place: int, label: str) -> None:
+    """Label an image in the dialog."""
+    focus(page, place)
+    page.keyboard.press("l")
+    page.get_by_role("combobox", name="Label", exact=True).fill(label)
+    with page.expect_response("**/items"):
+        page.locator("dialog[open]").get_by_role("button", name="Label", exact=True).click()
+
+
+def key(page: Any, label: str) -> str:
+    return next(name for name in legend(page) if name.endswith(label))[0]
+
+
+def press(page: Any, place: int, key: str) -> None:
+    focus(page, place)
+    with page.expect_response("**/items"):
+        page.keyboard.press(key)
+
+
+def undo(page: Any, text: str = "Undone") -> str:
+    page.evaluate("document.querySelectorAll('.message').forEach(one => one.remove())")
+    page.keyboard.press("Control+z")
+    message = page.locator(f".message:has-text('{text}')")
+    message.wait_for()
+    return message.inner_text()
+
+
+@pytest.mark.parametrize(
+    ("field", "common", "rare", "new"),
+    [
+        ("thing", "cat", "dog", "bird"),
+        ("klass", 3, 7, 11),
+        ("checked", True, False, None),
+        ("cam.model", "X", "Y", "Z"),
+    ],
+)
+def test_a_key_keeps_its_label_and_the_label_its_type(labeling, collection, field, common, rare, new):
+    page = labeling(field, {"0": common, "1": common, "2": rare})
+    shown = ids(page)
+    as_text = [json.dumps(one).strip('"') for one in (common, rare, new)]
+    keys = [f"1 {as_text[0]}", f"2 {as_text[1]}"]
+    assert legend(page) == keys
+    for place in range(3, 9):
+        press(page, place, "2")
+    assert [read(collection, id, field) for id in shown[3:9]] == [rare] * 6
+    assert legend(page) == keys
+    if new is not None:
+        give(page, 9, as_text[2])
+        give(page, 10, as_text[0])
+        keys.append(f"3 {as_text[2]}")
+        assert [read(collection, id, field) for id in shown[9:11]] == [new, common]
+    reload(page)
+    assert legend(page) == keys
+    press(page, 5, "1")
+    assert read(collection, shown[5], field) is common or read(collection, shown[5], field) == common
+    assert type(read(collection, shown[5], field)) is type(common)
+    values = page.locator(f"section[aria-label='{field}'] .facet .value").all_inner_texts()
+    assert len(values) == len(set(values)) == len(keys)
+
+
+def test_each_change_is_undone_by_keys(labeling, collection, tmp_path):
+    page = labeling("thing", {"0": "cat", "1": "dog"})
+    shown = ids(page)
+    before = {item.id: item.metadata for item in collection.get(shown)}
+    press(page, 0, "2")
+    press(page, 2, "1")
+    press(page, 3, "1")
+    table = tmp_path / "labels.csv"
+    table.write_text("id,label\n" + "".join(f"{id},{k % 7}\n" for k, id in enumerate(shown)))
+    page.keyboard.press("l")
+    with page.expect_response("**/items"):
+        page.set_input_files("dialog[open] input[type=file]", table)
+    assert [item.metadata["thing"] for item in collection.get(shown)] == [str(k % 7) for k in range(len(shown))]
+    undo(page)
+    assert [read(collection, id, "thing") for id in shown[:5]] == ["dog", "dog", "cat", "cat", None]
+    page.get_by_role("link", name="API").click()  # the changes of a page are undone on any other
+    for _ in range(3):
+        undo(page)
+    assert {item.id: item.metadata for item in collection.get(shown)} == before
+    undo(page, "nothing to undo")
+
+
+def test_an_undo_keeps_what_another_tab_wrote(labeling, explore, collection):
+    one = labeling("thing", {"0": "cat", "1": "dog", "2": "bird"}, allowed=("409",))
+    two = explore(allowed=("409",))
+    two.evaluate("localStorage.setItem('field photos', 'thing')")
+    reload(two)
+    id = ids(one)[4]
+    press(one, 4, key(one, "dog"))
+    press(two, 4, key(two, "bird"))
+    two.wait_for_selector(".message:has-text('thing dog')")  # it replaces a value that this tab does not show
+    assert read(collection, id, "thing") == "bird"
+    undo(two)
+    assert read(collection, id, "thing") == "dog"
+    press(two, 4, key(two, "bird"))
+    two.wait_for_selector(".message:has-text('thing bird')")
+    press(one, 4, key(one, "cat"))
+    one.wait_for_selector(".message:has-text('thing bird')")
+    assert "thing cat" in undo(two, "Not undone")
+    assert read(collection, id, "thing") == "cat"
+
+
+@pytest.mark.parametrize("wait", [60, 220, 350])
+def test_a_double_click_opens_the_image_under_its_first_click(explore, wait):
+    page = explore()
+    for start in ("browsing", "results"):
+        for place in (2, 7):
+            if start == "results":
+                page.locator(".tile").nth(1).click()
+                found(page)
+                page.wait_for_timeout(600)
+            tile = page.locator(f".tile[aria-posinset='{place}']")
+            id, box = tile.get_attribute("data-id"), tile.bounding_box()
+            page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 3)  # not on the toolbar
+            for clicks in (1, 2):
+                page.mouse.down(click_count=clicks)
+                page.mouse.up(click_count=clicks)
+                page.wait_for_timeout(wait)
+            page.wait_for_selector("dialog.viewer[open]")
+            assert f"open={id}" in page.url
+            page.keyboard.press("Escape")
+            page.wait_for_function("() => !document.querySelector('dialog.viewer[open]')")
+            if start == "browsing":
+                page.keyboard.press("Escape")
+                page.wait_for_function("() => !document.querySelector('.tile .score')")
+            page.wait_for_timeout(600)
+
+
+@pytest.mark.parametrize("number", [1, 12])
+def test_a_deletion_asks_and_is_true_at_once(explore, collection, number):
+    page = explore()
+    before, shown = collection.count(), ids(page)
+    page.locator(".sheet").focus()
+    page.keyboard.press("Home")
+    if number == 1:
+        page.keyboard.press("ArrowRight")
+    else:
+        page.locator(".tile .box").nth(1).click(force=True)
+        page.locator(".tile").nth(number).click(modifiers=["Shift"])
+    chosen = shown[1 : number + 1]
+    for answer in ("Keep", "Delete"):
+        assert len(collection.get(chosen)) == number
+        page.locator(".sheet").focus()
+        page.keyboard.press("Delete")
+        dialog = page.locator("dialog[open]")
+        assert f"Delete {number} image" in dialog.locator("h2").inner_text()
+        dialog.get_by_role("button", name=answer).last.click()
+        page.wait_for_selector("dialog[open]", state="detached")
+    page.wait_for_selector(".message:has-text('deleted')")
+    assert collection.get(chosen) == []
+    for _ in range(2):
+        page.wait_for_function(f"() => document.querySelector('.verdict').textContent === '{before - number} images'")
+        chosen_option = f"[aria-label=Collection] option:checked:has-text('({before - number})')"
+        page.wait_for_selector(chosen_option, state="attached")
+        page.reload()
+        page.wait_for_selector(".tile img")
