@@ -170,12 +170,21 @@ class Writer:
             while len(group) < GROUP and not self._requests.empty():
                 group.append(self._requests.get())
             running = None not in group
-            waiting = [request for request in group if request is not None and not request.alone]
-            if waiting:
-                self._commit(waiting)
-            for request in group:
-                if request is not None and request.alone:
-                    self._run_alone(request)
+            requests = [request for request in group if request is not None]
+            try:
+                self._run_group(requests)
+            except BaseException as error:  # a fault of ours; callers would wait forever if the thread ended
+                log.exception("the writer of %s failed", self._path)
+                self.failure = f"a write failed ({type(error).__name__}); see the log, and open the store again"
+                self._fail(requests, StoreReadOnly(self.failure))
+
+    def _run_group(self, requests: list[_Request[Any]]) -> None:
+        waiting = [request for request in requests if not request.alone]
+        if waiting:
+            self._commit(waiting)
+        for request in requests:
+            if request.alone:
+                self._run_alone(request)
 
     def _run_alone(self, request: _Request[Any]) -> None:
         try:
