@@ -206,9 +206,10 @@ class Column:
 
 def within_each(values: np.ndarray, bounds: Sequence[tuple[str, Any]]) -> np.ndarray:
     """Return for each number (n,) bool whether it is inside of all bounds."""
-    return np.logical_and.reduce(
-        [np.ones(len(values), bool), *(COMPARISONS[name](values, one) for name, one in bounds)]
-    )
+    made = np.ones(len(values), bool)
+    for name, bound in bounds:
+        made &= COMPARISONS[name](values, bound)
+    return made
 
 
 def _code(value: Any, code_of: dict[Any, int]) -> int:

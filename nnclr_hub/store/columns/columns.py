@@ -18,17 +18,18 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import Any, ClassVar
 from weakref import WeakSet
 
 import numpy as np
-import orjson
 
 from nnclr_hub.store.ann.index import ViewTooOld
 from nnclr_hub.store.cancellation import check_cancelled
 from nnclr_hub.store.columns.column import Column
 from nnclr_hub.store.columns.passing import Passing
 from nnclr_hub.store.columns.segment import ROWS, Segment, keys_of, merged
+from nnclr_hub.store.embedded.rows import parse_metadata
 from nnclr_hub.store.where import ABSENT, Group, paths
 
 REMEMBERED = 32  # filters
@@ -191,10 +192,10 @@ class Columns:
     def _name(self, connection: sqlite3.Connection, segment: Segment) -> None:
         """Read the names of all keys of a segment."""
         if len(self._names) <= MAX_NAMES:
-            for place, (_, row) in enumerate(_rows(connection, "SELECT rid, metadata FROM items", segment.rids)):
-                if place % PART == 0:
-                    check_cancelled()
-                _add_names(_parse_row(row), "", self._names)
+            rows = (row for _, row in _rows(connection, "SELECT rid, id, metadata FROM items", segment.rids))
+            while some := [(id, text) for id, text in islice(rows, PART)]:
+                for metadata in parse_metadata(some):
+                    _add_names(metadata, "", self._names)
         segment.named = True
 
     def _evict(self, needed: set[str]) -> None:
@@ -290,13 +291,6 @@ def _read(connection: sqlite3.Connection, rids: np.ndarray, keys: Sequence[str])
     for some in values.values():
         _parse(some)
     return {key: Column(some) for key, some in values.items()}
-
-
-def _parse_row(row: Sequence[Any]) -> dict[str, Any]:
-    try:
-        return orjson.loads(row[0])
-    except orjson.JSONDecodeError:  # an integer that is too long for it
-        return json.loads(row[0])
 
 
 def _add_names(metadata: dict[str, Any], before: str, names: set[str]) -> None:

@@ -29,10 +29,10 @@ import numpy as np
 
 from nnclr_hub.errors import DiskFull, NNCLRHubError, StoreError, StoreReadOnly
 from nnclr_hub.store.ann.index import AnnIndex
+from nnclr_hub.store.commit_record import CommitRecord
 from nnclr_hub.store.embedded.catalog import closed_error, last_seq
 from nnclr_hub.store.embedded.integrity import (
     Commit,
-    CommitRecord,
     add_digests,
     insert_commit,
     last_commit,
@@ -245,7 +245,7 @@ class Writer:
                 self.touched = False  # the flag is back
                 raise
         reached("write.committed")
-        self._record.write(commit)
+        self._record.write(commit.seq, commit.items, commit.digest)
         self.last = commit
         self.commits += 1
         self.commit_seconds = time.perf_counter() - started
