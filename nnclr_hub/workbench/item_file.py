@@ -138,8 +138,8 @@ def _item(id: Any, vector: Any, metadata: Any, extra: Mapping[str, Any]) -> Item
             metadata = json.loads(metadata)
         if not isinstance(metadata, Mapping | None):
             return f"The metadata must be an object, got {metadata!r:.80}."
-        if type(id) is int:
-            id = str(id)
+        if not isinstance(id, str):  # 7 and "007" could be one item or two
+            return f"The id must be a string, got {id!r:.80}; convert the ids to text."
         return Item(id, decode_vector(vector), {**extra, **(metadata or {})})
     except (InvalidRequest, ValueError, RecursionError) as error:
         return str(error)

@@ -28,8 +28,11 @@ class IdleCollections:
         settings: of the store.
     """
 
-    def __init__(self, opened: Callable[[], list[EmbeddedCollection]], settings: StoreSettings) -> None:
+    def __init__(
+        self, opened: Callable[[], list[EmbeddedCollection]], settings: StoreSettings, watch: Callable[[], None]
+    ) -> None:
         self._opened = opened
+        self._watch = watch
         self._settings = settings
         self._closing = threading.Event()
         self._starting = threading.Lock()
@@ -62,6 +65,7 @@ class IdleCollections:
     def _run(self) -> None:
         while not self._closing.wait(min(CHECK_SECONDS, self._settings.close_after / 4)):
             try:
+                self._watch()
                 self._close_idle()
             except Exception:  # the thread must not end
                 log.exception("idle collections were not closed")
