@@ -142,7 +142,7 @@ def test_a_client_uses_this_address(address, image_files):
 
 @pytest.mark.parametrize("offer", ["websocket", "h2c", "anything"])
 def test_a_body_cannot_reach_a_path_that_the_proxy_forbids(proxied, offer):
-    """nginx sends a large body in packets of its own."""
+    """nginx sends a large body in separate packets."""
     headers = {"Authorization": f"Bearer {WRITER}"}
     for name in ("c", "victim"):
         made = httpx.put(f"{proxied.server}/api/v1/collections/{name}", json={"dim": 2}, headers=headers, timeout=60)

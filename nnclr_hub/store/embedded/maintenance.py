@@ -327,7 +327,7 @@ class BackgroundThread:
             except Stopped:
                 return
             except Exception as error:
-                # Searches and writes continue without maintenance, whose state says so. The thread must not end.
+                # Searches and writes continue without maintenance, and `state` shows it. The thread must not end.
                 log.exception("maintenance failed")
                 self.failure = str(error) or type(error).__name__
             # one look is enough for many commits that follow one another
