@@ -8,14 +8,21 @@ calls Python for each piece of a header and writes each file to a temporary one.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from contextlib import suppress
+from email.header import decode_header, make_header
 from typing import NamedTuple
+from urllib.parse import unquote_to_bytes
 
 from python_multipart.multipart import parse_options_header
 
 MAX_PARTS = 1000
 MAX_HEAD = 16 * 1024  # bytes of the headers of one part
 _END = b"--"
+_QUOTED = re.compile(rb'"(?:[^"\\]|\\.)*"')
+_EXTENDED = re.compile(rb";\s*filename\*\s*=\s*([\w-]+)'[^']*'([^;\s]*)", re.IGNORECASE)
+_ENCODED_WORDS = re.compile(rb"(=\?[\w-]+\?[bq]\?[!->@-~]*\?=\s*)+", re.IGNORECASE)
 
 
 class MalformedForm(Exception):
@@ -43,9 +50,9 @@ def parse_form(content_type: str, pieces: Sequence[bytes]) -> list[FormPart]:
     if not boundary:
         raise MalformedForm("Content-Type has no boundary")
     body, delimiter = b"".join(pieces), b"--" + boundary
-    position = len(body) - len(body.lstrip(b"\r\n"))
+    position = 0 if body.startswith(delimiter) else body.find(b"\r\n" + delimiter) + 2  # after a preamble
     if not body.startswith(delimiter, position):
-        raise MalformedForm("it does not begin with its boundary")
+        raise MalformedForm("it does not contain its boundary")
     parts: list[FormPart] = []
     position += len(delimiter)
     while not body.startswith(_END, position):
@@ -79,8 +86,24 @@ def _names(head: bytes) -> tuple[str, str | None]:
     options = parse_options_header(disposition)[1]
     if b"name" not in options:
         raise MalformedForm('a part has no Content-Disposition with a "name"')
-    filename = options.get(b"filename")
-    return _decoded(options[b"name"]), None if filename is None else _decoded(filename)
+    return _decoded(options[b"name"]), _file_name(disposition, options.get(b"filename"))
+
+
+def _file_name(disposition: bytes, plain: bytes | None) -> str | None:
+    """Return the name of a file: of `filename*` (RFC 5987) if it can be decoded, else of `filename`.
+
+    Some clients send only the first; .NET's sends both, the second as an encoded word of a mail (RFC 2047).
+    """
+    extended = _EXTENDED.search(_QUOTED.sub(b'""', disposition))
+    if extended is not None:
+        with suppress(LookupError, UnicodeDecodeError):
+            return unquote_to_bytes(extended[2]).decode(extended[1].decode())
+        if plain is None:
+            raise MalformedForm("a filename* cannot be decoded; encode it in UTF-8, or send a filename")
+    if plain is not None and _ENCODED_WORDS.fullmatch(plain):
+        with suppress(LookupError, ValueError):
+            return str(make_header(decode_header(plain.decode())))
+    return None if plain is None else _decoded(plain)
 
 
 def _decoded(text: bytes) -> str:

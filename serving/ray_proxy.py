@@ -2,15 +2,18 @@
 
 When a replica dies, Ray's proxy answers its requests with a bare 500. Nothing is wrong with those requests, so the
 response tells clients to repeat them. Responses of replicas pass unchanged.
+
+The HTTP parser of Ray's proxy would read the body of a request with `Upgrade` as the next request. Such a request is
+refused, and its connection is closed.
 """
 
 from __future__ import annotations
 
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from nnclr_hub.errors import NotReady, Overloaded, ServerUnreachable
+from nnclr_hub.errors import InvalidRequest, NotReady, Overloaded, ServerUnreachable
 
 from .problems import problem
 
@@ -34,6 +37,11 @@ class ProxyResponses:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"].startswith(RAY_PATHS):
             await self._app(scope, receive, send)
+            return
+        if "upgrade" in Headers(scope=scope):
+            detail = "Upgrade is not supported here; repeat the request without this header."
+            error = problem(scope["path"], 400, InvalidRequest.code, detail, headers={"Connection": "close"})
+            await error(scope, receive, send)
             return
         response = _Response(send)
         await self._app(scope, receive, response)

@@ -38,6 +38,7 @@ MAX_ERRORS = 20  # of one body that are listed
 MAX_LISTS = 200_000
 MAX_VALUES = 1_250_000  # numbers and strings in JSON; parsing more keeps all other threads waiting for over 0.1 s
 _large_work: RunVar[CapacityLimiter] = RunVar("large_work")  # of the current event loop
+BOM = b"\xef\xbb\xbf"  # which PowerShell and .NET write before UTF-8
 FORM = "multipart/form-data"
 JSON = "application/json"
 
@@ -164,6 +165,7 @@ def parse_as(text: str | bytes, adapter: TypeAdapter[A], place: tuple[str, ...] 
         RequestTooLarge: the text has more than `MAX_LISTS` lists and objects, or `MAX_VALUES` values. Python's garbage
             collector stops all threads for 5 seconds while 7 million empty lists are made.
     """
+    text = text.removeprefix("\ufeff") if isinstance(text, str) else text.removeprefix(BOM)
     data = text.encode() if isinstance(text, str) else text
     for kind, opening, most in (("lists and objects", b"[{", MAX_LISTS), ("values", b",", MAX_VALUES)):
         if _count(data, opening, most) > most:

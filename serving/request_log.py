@@ -33,6 +33,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nnclr_hub.errors import Overloaded
 
+from .responses import relative_location
 from .telemetry import Metrics, Timings, current, request_id
 from .tracing import RequestSpan
 
@@ -116,6 +117,8 @@ class _ObservedRequest:
             self._status = message["status"]
             total = Timings({**self.timings.seconds, "total": time.perf_counter() - self._begun}).header()
             added = [(b"x-request-id", self.id.encode()), (b"server-timing", total.encode("latin-1"))]
+            if 300 <= self._status < 400:
+                message["headers"] = relative_location(self._scope["raw_path"], message.get("headers", ()))
             if self._stopping():
                 added.append((b"connection", b"close"))
             names = {name for name, _ in added}

@@ -11,9 +11,10 @@ import asyncio
 import io
 import json
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from functools import lru_cache
 from typing import Any, Literal, TypeVar
+from urllib.parse import urlsplit
 
 import numpy as np
 import orjson
@@ -89,6 +90,20 @@ def array_response(vectors: np.ndarray, kind: str, dtype: DType = "float32") -> 
     file = io.BytesIO()
     np.save(file, rows)
     return Response(file.getvalue(), media_type=NPY, headers=headers)
+
+
+def relative_location(path: bytes, headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Make the target of a redirect relative to the path of the request.
+
+    A reverse proxy may add a prefix to all paths, which the server does not know. All targets are on this server.
+    """
+    up = "../" * (path.count(b"/") - 1) or "./"
+
+    def relative(target: str) -> bytes:
+        parts = urlsplit(target)
+        return (up + parts._replace(scheme="", netloc="").geturl().lstrip("/")).encode("latin-1")
+
+    return [(name, relative(value.decode("latin-1")) if name == b"location" else value) for name, value in headers]
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:

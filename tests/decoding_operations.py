@@ -49,3 +49,16 @@ def crash(source):
 
 def exhaust(source):
     return (np.ones(3_000_000_000, np.uint8),)
+
+
+def killed_once(source, begun):
+    """Be killed the first time, as by the system when memory is short."""
+    if not Path(begun).exists():
+        Path(begun).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return (True,)
+
+
+def killed_always(source):
+    """Be killed, as by the system when memory is short."""
+    os.kill(os.getpid(), signal.SIGKILL)

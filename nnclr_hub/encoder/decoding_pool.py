@@ -3,8 +3,8 @@
     with decoding_processes():
         decode_image(data)          # in another process; the same pixels, or an ImageError
 
-A thread cannot be stopped inside a codec, and a codec may crash. Here the image that exceeds a limit, or crashes its
-process, is an ImageError, and the process is replaced.
+A thread cannot be stopped inside a codec, and a codec may crash. Here the image that exceeds a limit, or crashes two
+processes, is an ImageError, and the process is replaced.
 
 There are two lanes. Every image begins in the quick lane, which has a small limit. An image that exceeds it moves to
 the heavy lane, whose processes have a low priority. So images that take seconds do not delay others.
@@ -31,6 +31,7 @@ from nnclr_hub.errors import ImageError, ImageTooExpensive, InvalidRequest, NotR
 
 T = TypeVar("T")
 FEW = 200  # images that are decoded without processes, which take 0.2 s to start
+KILLS = ("SIGKILL", "SIGTERM")  # signals that no codec raises
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(KB|MB|GB)\s*", re.IGNORECASE)
 
@@ -186,12 +187,23 @@ class DecodingPool:
         return process
 
     def _run(
-        self, heavy: bool, operation: Operation, sources: Sequence[Any], arguments: Any, take: Any, chosen: Lane
+        self,
+        heavy: bool,
+        operation: Operation,
+        sources: Sequence[Any],
+        arguments: Any,
+        take: Any,
+        chosen: Lane,
+        *,
+        again: bool = False,
     ) -> list[Any]:
+        """Run an operation on several images, the second time (`again`) in a new process."""
         with self._slots[heavy]:
             if self._closed:
                 raise NotReady("The decoding processes are closed.")
             try:
+                if again:
+                    raise IndexError
                 process = self._idle[heavy].pop()
             except IndexError:
                 process = self._started(heavy)
@@ -201,7 +213,7 @@ class DecodingPool:
                 if self._closed:
                     raise NotReady("The decoding processes are closed.") from None
                 self._on_killed(ended.why)
-                failure = _failure(ended, heavy)
+                crashed, failure = ended.why == "crash", _failure(ended, heavy)
             finally:
                 if process.is_open:
                     self._idle[heavy].append(process)
@@ -209,6 +221,9 @@ class DecodingPool:
                     self._close(process)
                 if self._closed:
                     self._close_idle()
+        if len(sources) == 1 and crashed and not again:
+            # perhaps it was not the image: the system kills processes when memory is short, also idle ones
+            return self._run(heavy, operation, sources, arguments, take, chosen, again=True)
         if len(sources) == 1:
             return [failure]
         # one of them ended the process; alone, each gets its own result
@@ -219,6 +234,8 @@ def _failure(ended: ProcessEnded, heavy: bool) -> Exception:
     """Return the error of the image that ended its process."""
     if ended.why == "withdrawn":
         return Withdrawn()
+    if ended.why == "crash" and ended.detail in KILLS:
+        return NotReady(f"The process that decoded the image was killed twice ({ended.detail}); try again in a moment.")
     if ended.why == "crash":
         return ImageError(f"The image crashed its decoder ({ended.detail}); save it again.")
     if ended.why == "stalled":

@@ -25,7 +25,7 @@ import numpy as np
 
 from nnclr_hub.encoder import several_pages
 from nnclr_hub.encoder.decoding_worker import HeavyImage, SharedBuffer, receive, send
-from nnclr_hub.errors import BY_CODE, ServiceError
+from nnclr_hub.errors import BY_CODE, NotReady, ServiceError
 
 T = TypeVar("T")
 Operation = Callable[..., tuple[Any, ...]]
@@ -166,11 +166,18 @@ class DecodingProcess:
     def _wait_until_ready(self) -> None:
         if self._ready:
             return
+        in_time = True
         with suppress(OSError):
-            self._ready = bool(self._waiting.poll(1000 * START_S)) and receive(self._connection) == b"ready"
-        if not self._ready:
-            self.is_open = False
-            raise ServiceError("A decoding process cannot be started; see the messages on standard error.")
+            in_time = bool(self._waiting.poll(1000 * START_S))
+            self._ready = in_time and receive(self._connection) == b"ready"
+        if self._ready:
+            return
+        self.is_open = False
+        if not in_time:
+            raise NotReady(f"A decoding process did not start within {START_S:g} s; try again in a moment.")
+        if self._process.wait() < 0:
+            self._fail(0)
+        raise ServiceError("A decoding process cannot be started; see the messages on standard error.")
 
     def _receive(self, seconds: float, chosen: Lane) -> bytes:
         """Return the reply; b"" if the process ended."""

@@ -175,7 +175,10 @@ def _files(file: BinaryIO, name: str, others: Counter[str] | None) -> Iterator[M
                     others[LINKS] += 1
                 tar.members.clear()  # type: ignore[attr-defined] - otherwise all members stay in memory
             end = tar.offset
-    except (tarfile.TarError, RecursionError) as error:
+    except InvalidRequest:
+        raise
+    except (tarfile.TarError, ValueError, ArithmeticError, LookupError, RecursionError) as error:
+        # tarfile does not expect every damage of a header, such as that of a sparse file
         raise InvalidRequest(f"{name} is not a complete tar file ({error}); create it again, or unpack it.") from error
     _check_end(file, end, name)
 

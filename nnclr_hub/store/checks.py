@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ _NAME = re.compile(rf"[A-Za-z0-9._~-]{{1,{MAX_NAME}}}")
 _JSON = json.JSONEncoder(allow_nan=False, ensure_ascii=False, check_circular=False, separators=(",", ":"))
 # refuse dataclasses, dates and subclasses; a UUID becomes a text, and a member of an Enum its value
 _STRICT = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
+_HUGE = re.compile("[0-9]{309}")  # digits of an integer that no float can hold
 _MAX_F16 = float(np.finfo(np.float16).max)
 
 
@@ -301,8 +303,13 @@ def metadata_json(item: Item) -> str:
             f"The metadata of item {item.id!r} must be at most {MAX_METADATA} bytes as JSON, got {size}."
         )
     # in the text, because a member of an Enum may contain one
-    if "\\u0000" in text and _has_nul(json.loads(text)):
+    if "\\u0000" in text and _contains(json.loads(text), _has_nul):
         raise InvalidRequest(f"The metadata of item {item.id!r} must not contain NUL characters.")
+    if _HUGE.search(text) and _contains(metadata, _is_beyond_floats):
+        raise InvalidRequest(
+            f"The metadata of item {item.id!r} must not contain integers beyond 1.8e308, which filters cannot compare; "
+            "store such a number as a string."
+        )
     return text
 
 
@@ -360,12 +367,21 @@ def _without_surrogates(value: Any) -> Any:
     return value
 
 
-def _has_nul(value: Any) -> bool:
-    if isinstance(value, str):
-        return "\0" in value
+def _contains(value: Any, bad: Callable[[Any], bool]) -> bool:
+    """Return whether a predicate holds for a key or a scalar in a JSON value."""
     if isinstance(value, Mapping):
-        return any(map(_has_nul, value)) or any(map(_has_nul, value.values()))
-    return isinstance(value, list | tuple) and any(map(_has_nul, value))
+        return any(map(bad, value)) or any(_contains(one, bad) for one in value.values())
+    if isinstance(value, list | tuple):
+        return any(_contains(one, bad) for one in value)
+    return bad(value)
+
+
+def _has_nul(value: Any) -> bool:
+    return isinstance(value, str) and "\0" in value
+
+
+def _is_beyond_floats(value: Any) -> bool:
+    return isinstance(value, int) and abs(value) > sys.float_info.max
 
 
 def _depth(value: Any) -> int:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from nnclr_hub.errors import OpenedForReading, StoreClosed, StoreCorrupt
+from nnclr_hub.store.commit_record import CountedCommits
 from nnclr_hub.store.folder import check_process, fsync_folder, give_back, make_folder, take_lock
 from nnclr_hub.store.sqlite import (
     check_log,
@@ -90,6 +91,7 @@ class Records:
         self._lock = threading.RLock()
         self._folder_lock: BinaryIO | None = None
         self._connection: sqlite3.Connection | None = None
+        self._commits = CountedCommits(path)
         self._changing = False
         self._closed = False
         self._pid = os.getpid()
@@ -150,7 +152,9 @@ class Records:
             self._changing = True
             try:
                 yield connection
+                number = self._commits.count(connection)
                 connection.execute("COMMIT")
+                self._commits.record(number)
             except BaseException:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
@@ -165,6 +169,7 @@ class Records:
             if self._connection is not None:
                 self._connection.close()
                 self._connection = None
+            self._commits.close()
             if self._folder_lock is not None:
                 give_back(self._folder_lock)
                 self._folder_lock = None
@@ -191,11 +196,9 @@ class Records:
                 yield self._connection
 
     def _opened(self) -> sqlite3.Connection | None:
-        if self._read_only:
-            return connect(self._path, SCHEMA, read_only=True) if self._path.is_file() else None
-        if self._locked and self._folder_lock is None:
+        if self._locked and not self._read_only and self._folder_lock is None:
             self._folder_lock = take_lock(self._path.parent)
-        return _connected(self._path)
+        return _connected(self._path, read_only=self._read_only)
 
 
 def repair_records(path: Path) -> int | None:
@@ -219,15 +222,20 @@ def repair_records(path: Path) -> int | None:
 def _repair(path: Path) -> int | None:
     try:
         with with_hint(path, HINT):
-            _connected(path).close()
+            connection = _connected(path)
+            assert connection is not None
+            connection.close()
     except StoreCorrupt as error:
         log.warning("%s", error)
     else:
         return None
     new = path.with_suffix(".new")
     remove_files(new)  # of an interrupted attempt
-    with closing(_connected(new)) as to:
+    connection = _connected(new)
+    assert connection is not None
+    with closing(connection) as to:
         saved = _rescue(path, to)
+    CountedCommits(path).remove()
     replace_damaged(path, new, path.parent / "lost+found")
     return saved
 
@@ -252,16 +260,26 @@ def _rescue(path: Path, to: sqlite3.Connection) -> int:
     return saved
 
 
-def _connected(path: Path) -> sqlite3.Connection:
-    """Open a file and check it, or create it."""
-    make_folder(path.parent)
-    check_log(path)
-    connection = connect(path, SCHEMA, create=True)
+def _connected(path: Path, *, read_only: bool = False) -> sqlite3.Connection | None:
+    """Open a file and check it, or create it; None if it does not exist and is opened read-only."""
+    commits = CountedCommits(path)
+    commits.begin()
+    if not path.is_file():
+        commits.check(None)
+        if read_only:
+            return None
+    if not read_only:
+        make_folder(path.parent)
+        check_log(path)
+    connection = connect(path, SCHEMA, read_only=read_only, create=not read_only)
     try:
-        quick_check(connection, path)
-        if format_of(connection) == 0:
-            connection.executescript(_TABLES)
-            fsync_folder(path.parent)
+        if not read_only:
+            quick_check(connection, path)
+            if format_of(connection) == 0:
+                connection.executescript(_TABLES)
+                fsync_folder(path.parent)
+            commits.prepare(connection)
+        commits.check(connection)
     except BaseException:
         connection.close()
         raise

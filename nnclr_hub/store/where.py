@@ -18,12 +18,14 @@ A condition names a key and one of
     geo           an object {"lat", "lon"} in degrees, at most `radius` meters from the given `lat` and `lon`
 
 or is {"ids": [...]}, true for these items, or again an object with must, should and must_not. A key is that of the
-metadata itself, or else a path through objects, `camera.model`. A condition on a key that an item lacks is false.
+metadata itself, or else a path through objects, `camera.model`. A condition on a key that an item lacks is false. An
+empty `should` is false, too: none of no conditions holds.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -40,7 +42,7 @@ MAX_DEPTH = 8
 PARSED, MAX_TEXT = 256, 4096  # filters whose checked form is remembered, and their length
 EARTH = 6_371_008.8  # meters, the mean radius
 _CLAUSES = ("must", "should", "must_not")
-_COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
+COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     "gt": lambda a, b: a > b,
     "gte": lambda a, b: a >= b,
     "lt": lambda a, b: a < b,
@@ -65,10 +67,10 @@ class Condition:
 
 @dataclass(frozen=True)
 class Group:
-    """All of `must`, one of `should` unless it is empty, and none of `must_not`."""
+    """All of `must`, one of `should` unless it is None, and none of `must_not`."""
 
     must: tuple[Node, ...] = ()
-    should: tuple[Node, ...] = ()
+    should: tuple[Node, ...] | None = None
     must_not: tuple[Node, ...] = ()
 
     @cached_property
@@ -78,7 +80,7 @@ class Group:
 
     def conditions(self) -> Iterable[Condition]:
         """Yield the conditions of the whole tree."""
-        for node in (*self.must, *self.should, *self.must_not):
+        for node in (*self.must, *(self.should or ()), *self.must_not):
             if isinstance(node, Group):
                 yield from node.conditions()
             else:
@@ -198,8 +200,8 @@ def _scalars(value: Any, kind: str) -> tuple[Any, ...]:
 
 
 def _bounds(value: Any, kind: str) -> tuple[tuple[str, Any], ...]:
-    if not isinstance(value, Mapping) or not value or any(name not in _COMPARISONS for name in value):
-        raise InvalidFilter(f"{kind} must be an object with some of {', '.join(_COMPARISONS)}, got {value!r:.80}.")
+    if not isinstance(value, Mapping) or not value or any(name not in COMPARISONS for name in value):
+        raise InvalidFilter(f"{kind} must be an object with some of {', '.join(COMPARISONS)}, got {value!r:.80}.")
     return tuple((name, _ordered(bound, kind)) for name, bound in value.items())
 
 
@@ -282,12 +284,14 @@ def passes(group: Group, id: str, metadata: Mapping[str, Any]) -> bool:
             return id in node.value
         if node.kind == "geo":
             lat, lon = (value_of(metadata, key) for key in geo_keys(node.key))
-            return is_number(lat) and is_number(lon) and distance(lat, lon, *node.value[:2]) <= node.value[2]
+            if not (is_number(lat) and is_number(lon)):
+                return False
+            return distance(rounded(lat), rounded(lon), *node.value[:2]) <= node.value[2]
         return _holds(node.kind, value_of(metadata, node.key), node.value)
 
     return (
         all(map(holds, group.must))
-        and (not group.should or any(map(holds, group.should)))
+        and (group.should is None or any(map(holds, group.should)))
         and not any(map(holds, group.must_not))
     )
 
@@ -351,7 +355,7 @@ def rounded(value: Any) -> Any:
         try:
             return float(value)
         except OverflowError:
-            return math.copysign(1.7976931348623157e308, value)
+            return sys.float_info.max if value > 0 else -sys.float_info.max
     return value
 
 
@@ -368,7 +372,7 @@ def _kind(value: Any) -> str:
 
 def within(value: Any, bounds: Sequence[tuple[str, Any]]) -> bool:
     """Return whether a value is inside of all bounds; strings compare by their code points."""
-    return all(_COMPARISONS[name](value, bound) for name, bound in bounds)
+    return all(COMPARISONS[name](value, bound) for name, bound in bounds)
 
 
 def instant(text: Any) -> int | None:

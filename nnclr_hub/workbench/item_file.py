@@ -99,7 +99,9 @@ class ItemFile:
                 number += 1
                 extra = {name: value for name in others if (value := _plain(columns[name][i])) is not None}
                 metadata = columns["metadata"][i] if "metadata" in columns else None
-                yield number, _item(columns["id"][i], _numbers(vectors[i]), metadata, extra)
+                id = columns["id"][i]
+                # a table has one type for all ids, so 7 and "007" cannot both occur
+                yield number, _item(str(id) if type(id) is int else id, _numbers(vectors[i]), metadata, extra)
 
     def _batches(self) -> Iterator[Any]:
         """Yield record batches of at most ROWS rows, which take at most MOST_BATCH when decoded."""
@@ -138,8 +140,8 @@ def _item(id: Any, vector: Any, metadata: Any, extra: Mapping[str, Any]) -> Item
             metadata = json.loads(metadata)
         if not isinstance(metadata, Mapping | None):
             return f"The metadata must be an object, got {metadata!r:.80}."
-        if type(id) is int:
-            id = str(id)
+        if not isinstance(id, str):
+            return f"The id must be a string, got {id!r:.80}; write it in quotes."
         return Item(id, decode_vector(vector), {**extra, **(metadata or {})})
     except (InvalidRequest, ValueError, RecursionError) as error:
         return str(error)

@@ -63,7 +63,7 @@ async function run(event) {
   output.textContent = "...";
   try {
     const path = form.querySelector(".path").value;
-    await show(await fetch(path.startsWith("/") ? path : `/${path}`, await requestOf(form)), output);
+    await show(await fetch(path.replace(/^\/*/, "./"), await requestOf(form)), output);
   } catch (error) {
     output.textContent = error.message;
   }
@@ -74,6 +74,11 @@ function openNamed() {
   if (named instanceof HTMLDetailsElement) named.open = true;
 }
 
+// Behind a reverse proxy, only the browser knows the address of the server, with a prefix of the path.
+const address = new URL(".", location.href).href.replace(/\/$/, "");
+for (const command of document.querySelectorAll("pre")) {
+  command.textContent = command.textContent.replaceAll(document.body.dataset.base, address);
+}
 for (const form of document.querySelectorAll("form.run")) form.addEventListener("submit", run);
 document.getElementById("settings").addEventListener("submit", (event) => event.preventDefault());
 window.addEventListener("hashchange", openNamed);

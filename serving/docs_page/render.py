@@ -37,9 +37,10 @@ def render(document: dict[str, Any], base: str, *, key: bool) -> str:
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(about['title'])} API</title>"
-        '<link rel="stylesheet" href="/docs/docs.css"><script src="/docs/docs.js" defer></script></head><body>'
+        '<link rel="stylesheet" href="docs/docs.css"><script src="docs/docs.js" defer></script></head>'
+        f'<body data-base="{escape(base)}">'
         f"<nav><strong>{escape(about['title'])} {escape(about['version'])}</strong>{links}"
-        '<a href="/openapi.json">openapi.json</a></nav>'
+        '<a href="openapi.json">openapi.json</a></nav>'
         f"<main><h1>{escape(about['title'])} API</h1>{_text(about['description'])}"
         '<form id="settings"><label>API key, if the server has keys <input type="password" id="key" autocomplete="off">'
         '</label> <label>Image for the examples <input type="file" id="photo" accept="image/*"></label></form>'

@@ -22,6 +22,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ..problems import problem
 from ..security.access import LIVENESS
+from .request_parser import RequestParser
 
 MAX_HEAD = 64 * 1024
 MAX_DISCARDED = 128 * 1024 * 1024  # bytes of a body whose request is already answered
@@ -45,6 +46,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.parser = cast(Any, RequestParser(self))
         # uvicorn's own check answers plain text, and also refuses /healthz
         self._max_connections, self.limit_concurrency = self.limit_concurrency, None
 
@@ -100,6 +102,8 @@ class LimitedProtocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        if self.parser.is_offer():
+            return
         self._outside_body, self._in_body = 0, True
         self._stop_timer()
         super().on_headers_complete()
@@ -109,6 +113,8 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self.parser.is_offer():
+            return
         self._outside_body, self._in_body = 0, False
         self._stop_timer()
         super().on_message_complete()

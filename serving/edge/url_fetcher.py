@@ -43,7 +43,8 @@ _ORDINARY = re.compile(r"[!-\[\]-~]+")  # printable ASCII without the backslash,
 _NAME = re.compile(r"(?=.*[a-z])[a-z0-9_-]+([.][a-z0-9_-]+)*[.]?")
 _IPV6_PUBLIC = ipaddress.ip_network("2000::/3")
 _IPV6_TUNNELS = tuple(map(ipaddress.ip_network, ("2002::/16", "2001::/32")))  # 6to4 and Teredo carry IPv4 addresses
-_IPV4_RELAY = ipaddress.ip_network("192.88.99.0/24")
+# 6to4 relays; and IETF assignments, of which Python 3.11 knows only a part, with the metadata address of older clouds
+_IPV4_SPECIAL = tuple(map(ipaddress.ip_network, ("192.88.99.0/24", "192.0.0.0/24")))
 _RESOLVERS = ThreadPoolExecutor(8, thread_name_prefix="resolve")  # a hanging name server blocks only these
 
 
@@ -69,7 +70,8 @@ def is_public(address: IpAddress) -> bool:
     """Return whether an address is on the public internet, and not a tunnel, relay or multicast address."""
     if isinstance(address, ipaddress.IPv6Address):
         return address in _IPV6_PUBLIC and address.is_global and not any(address in net for net in _IPV6_TUNNELS)
-    return address.is_global and not address.is_multicast and not address.is_reserved and address not in _IPV4_RELAY
+    special = address.is_multicast or address.is_reserved or any(address in net for net in _IPV4_SPECIAL)
+    return address.is_global and not special
 
 
 async def resolve(host: str, port: int) -> list[IpAddress]:

@@ -77,12 +77,12 @@ class DecodeWorkers:
                 for item in items:
                     if item.request.task is not None:
                         self._decode([item], partial(attempt_each, item.request.task.prepare))
+                self._pass_on([item for item in items if item.prepared is not None])
             except BaseException as error:  # the thread must survive everything
                 log.exception("decoding failed")
                 for item in items:
                     item.fail(ServiceError(f"Decoding failed ({type(error).__name__}); see the server's log."))
             self._working.difference_update(items)
-            self._pass_on([item for item in items if item.prepared is not None])
 
     def _share(self) -> int:
         """Return how many images a thread takes, so that all threads have work."""

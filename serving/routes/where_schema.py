@@ -67,7 +67,8 @@ WHERE: dict[str, Any] = {
     "type": "object",
     "description": (
         "filter on metadata: must, should and must_not, each a list of conditions or of further filters; at most "
-        f"{MAX_CONDITIONS} together, at most {MAX_DEPTH} levels deep"
+        f"{MAX_CONDITIONS} together, at most {MAX_DEPTH} levels deep; an empty should matches nothing, an empty filter "
+        "everything"
     ),
     "examples": [{"must": [{"key": "label", "match": "cat"}]}],
     "properties": {

@@ -40,8 +40,8 @@ def to_login(path: str) -> Response:
 def form(request: Request, known: Key | None) -> Response:
     """Return the login form, or a log-out button if the browser is logged in."""
     if known is not None:
-        button = f'<form method="post" action="{LOGOUT}"><button>Log out</button></form>'
-        content = f"<p>You are logged in as {html.escape(known.name)}.</p><p><a href='/'>Open the app</a></p>"
+        button = f'<form method="post" action="{LOGOUT[1:]}"><button>Log out</button></form>'
+        content = f"<p>You are logged in as {html.escape(known.name)}.</p><p><a href='./'>Open the app</a></p>"
         return _page(content + button)
     return _page(_key_form(_next(request.query_params.get("next", ""))))
 
@@ -96,7 +96,7 @@ def _next(path: str) -> str:
 
 def _key_form(target: str) -> str:
     return (
-        f'<form method="post" action="{LOGIN}"><label for="key">Your key for this server</label>'
+        f'<form method="post" action="{LOGIN[1:]}"><label for="key">Your key for this server</label>'
         '<input id="key" name="key" type="password" autocomplete="current-password" required autofocus>'
         f'<input name="next" type="hidden" value="{html.escape(target)}"><button>Log in</button></form>'
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from decoding_operations import crash, describe, echo, exhaust, sleep, spin
+from decoding_operations import crash, describe, echo, exhaust, killed_always, killed_once, sleep, spin
 from hostile_images import repeated_scans
 from PIL import Image
 from waiting import until
@@ -181,8 +181,45 @@ def test_a_crash_is_the_error_of_its_image(pool, killed):
     with pytest.raises(ImageError) as caught:
         pool.run(crash, b"")
     assert type(caught.value) is ImageError
-    assert killed == ["crash"]
+    assert killed == ["crash", "crash"], "a second process showed that it was the image"
     assert pool.run(echo, b"abc")[1] == 3
+
+
+def test_a_killed_process_is_not_the_fault_of_its_image(pool, killed, tmp_path):
+    """The system kills processes when memory is short: idle ones, and those that decode."""
+    idle = pool.run(describe, b"")[0]
+    os.kill(idle, signal.SIGKILL)
+    assert pool.run(echo, b"abc")[1] == 3
+    assert pool.run(killed_once, b"", (str(tmp_path / "begun"),)) == (True,)
+    results = pool.run_each(echo, [b"abc", b"de"])
+    assert [result[1] for result in results] == [3, 2]
+    assert killed == ["crash", "crash"]
+
+
+def test_an_image_whose_processes_are_all_killed_can_be_sent_again(pool, tmp_path):
+    with pytest.raises(NotReady):
+        pool.run(killed_always, b"")
+    assert pool.run(echo, b"abc")[1] == 3
+
+
+@pytest.mark.parametrize("times", [1, 9])
+def test_a_process_that_is_killed_while_it_starts_is_replaced(pool, monkeypatch, times):
+    started = subprocess.Popen
+
+    def start(*arguments, **options):
+        nonlocal times
+        process = started(*arguments, **options)
+        if times:
+            times -= 1
+            process.kill()
+        return process
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    if times == 1:
+        assert pool.run(echo, b"abc")[1] == 3
+    else:
+        with pytest.raises(NotReady):
+            pool.run(echo, b"abc")
 
 
 def test_a_process_that_waits_for_a_file_for_long_is_ended(pool, killed, tmp_path, monkeypatch):

@@ -291,6 +291,24 @@ def test_a_sparse_file_in_an_archive_is_refused(tmp_path):
         find_images([tmp_path / "sparse.tar"])
 
 
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"GNU.sparse.map": "1,x"},
+        {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "?"},
+        {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"},
+        {"GNU.sparse.size": "ten", "GNU.sparse.map": "1"},
+    ],
+)
+def test_a_tar_with_a_damaged_sparse_header_is_refused_with_a_sentence(tmp_path, headers):
+    with tarfile.open(tmp_path / "bad.tar", "w", format=tarfile.PAX_FORMAT) as tar:
+        member = tarfile.TarInfo("a.bmp")
+        member.pax_headers, member.size = headers, 600
+        tar.addfile(member, io.BytesIO(b"x" * 600))
+    with pytest.raises(InvalidRequest):
+        find_images([tmp_path / "bad.tar"])
+
+
 def test_an_archive_that_changed_after_listing_is_refused(archive):
     sources, found = find_images([archive])
     os.utime(archive, (1, 1))

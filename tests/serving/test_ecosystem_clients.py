@@ -1,4 +1,4 @@
-"""Real clients of other projects on our server: Hugging Face's, LangChain's and LlamaIndex's."""
+"""The client of Hugging Face on our server, and the routes that it uses."""
 
 import numpy as np
 import pytest
@@ -30,22 +30,3 @@ def test_the_routes_of_tei(client, image_files, encoder):
     broken = client.post("/embed", json={"inputs": [texts[0], "Z2FyYmFnZQ=="]})
     assert (broken.status_code, broken.json()["code"]) == (415, "unsupported_image")
     assert "inputs[1]" in broken.text
-
-
-def test_langchain(server, image_files, encoder):
-    """Only the check of the context length must be off: it counts tokens of text."""
-    langchain = pytest.importorskip("langchain_openai")
-    embeddings = langchain.OpenAIEmbeddings(
-        model="default", base_url=f"{server.url}/v1", api_key="none", check_embedding_ctx_length=False
-    )
-    texts = [as_text(path) for path in image_files] * 2
-    vectors = embeddings.embed_documents(texts)  # 120 in one request
-    np.testing.assert_allclose(vectors, np.tile(encoder.embed(image_files), (2, 1)), atol=1e-5)
-    np.testing.assert_allclose(embeddings.embed_query(texts[1]), vectors[1], atol=1e-6)
-
-
-def test_llama_index(server, image_files, encoder):
-    llama_index = pytest.importorskip("llama_index.embeddings.openai")
-    embeddings = llama_index.OpenAIEmbedding(model_name="default", api_base=f"{server.url}/v1", api_key="none")
-    vectors = embeddings.get_text_embedding_batch([as_text(path) for path in image_files] * 2)
-    np.testing.assert_allclose(vectors, np.tile(encoder.embed(image_files), (2, 1)), atol=1e-5)

@@ -23,6 +23,7 @@ def test_forms_are_read_as_they_were_written(fields, cut):
     with pytest.raises(MalformedForm):
         parse_form(KIND, [body[: min(cut, len(body) - 4)]])  # without the last "--"
     assert len(parse_form(KIND, [b"\r\n" + body + b"what follows is ignored"])) == len(fields)
+    assert len(parse_form(KIND, [b"This is a multi-part message --bound.\r\n\r\n" + body])) == len(fields)
 
 
 @given(st.binary(max_size=300))
@@ -42,3 +43,32 @@ def test_parts_and_headers_are_limited():
             parse_form(KIND, [body])
     with pytest.raises(MalformedForm):
         parse_form("multipart/form-data", [part % b"" + b"--bound--"])
+
+
+@pytest.mark.parametrize(
+    ("disposition", "filename"),
+    [
+        (b"filename*=utf-8''%D1%84%D0%B0.jpg", "фа.jpg"),
+        (b"filename*=UTF-8'ru'%D1%84%D0%B0.jpg; filename=x.jpg", "фа.jpg"),
+        (b"filename=\"x.jpg\"; FileName* = utf-8''a%20b%3B%22.jpg", 'a b;".jpg'),
+        (b"filename*=iso-8859-1''%e9t%E9.jpg", "été.jpg"),
+        (b"filename=\"=?utf-8?B?0YTQsC5qcGc=?=\"; filename*=utf-8''%D1%84%D0%B0.jpg", "фа.jpg"),
+        (b'filename="=?utf-8?B?0YTQsC5qcGc=?="', "фа.jpg"),
+        (b'filename="=?utf-8?Q?=C3=A9_1.jpg?="', "é 1.jpg"),
+        (b'filename="=?x.jpg"', "=?x.jpg"),
+        (b'filename="=?none?B?eA==?="', "=?none?B?eA==?="),
+        (b"filename=\"a; filename*=utf-8''b.jpg\"", "a; filename*=utf-8''b.jpg"),
+        (b"filename=\"x.jpg\"; filename*=none''y.jpg", "x.jpg"),
+        (b"filename=\"x.jpg\"; filename*=utf-8''%ff.jpg", "x.jpg"),
+        (b"filename=\"\"; filename*=utf-8''", ""),
+    ],
+)
+def test_names_of_files_as_clients_write_them(disposition, filename):
+    body = b'--bound\r\nContent-Disposition: form-data; name="f"; ' + disposition + b"\r\n\r\nx\r\n--bound--\r\n"
+    assert [tuple(part) for part in parse_form(KIND, [body])] == [("f", filename, b"x")]
+
+
+def test_a_name_of_a_file_in_an_unknown_charset_is_refused():
+    body = b"--bound\r\nContent-Disposition: form-data; name=f; filename*=none''x\r\n\r\nx\r\n--bound--\r\n"
+    with pytest.raises(MalformedForm):
+        parse_form(KIND, [body])

@@ -11,14 +11,14 @@ from nnclr_hub.errors import NotReady, Overloaded, ServerUnreachable
 from serving.ray_proxy import ProxyResponses
 
 
-def response_of(app, path: str = "/api/v1/embed") -> httpx.Response:
+def response_of(app, path: str = "/api/v1/embed", **headers: str) -> httpx.Response:
     """Get the response of an app behind the proxy layer."""
 
     async def get() -> httpx.Response:
         async with httpx.AsyncClient(
             transport=httpx.ASGITransport(ProxyResponses(app)), base_url="http://here"
         ) as client:
-            return await client.get(path)
+            return await client.get(path, headers=headers)
 
     return anyio.run(get)
 
@@ -59,3 +59,11 @@ def test_a_response_of_a_replica_passes_with_a_single_request_id():
 
 def test_the_routes_of_ray_pass():
     assert response_of(PlainTextResponse("success"), "/-/healthz").text == "success"
+
+
+@pytest.mark.parametrize("offer", ["websocket", "h2c"])
+def test_an_offer_to_change_the_protocol_closes_the_connection(offer):
+    """The parser of Ray's proxy would execute the body as the next request of this connection."""
+    response = response_of(PlainTextResponse("never reached"), upgrade=offer, connection="upgrade")
+    assert (response.status_code, response.json()["code"]) == (400, "invalid_request")
+    assert response.headers["connection"] == "close"

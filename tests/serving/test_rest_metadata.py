@@ -1,7 +1,9 @@
 """Many items at once over REST: get, delete, edits of metadata, facets and indexed keys."""
 
+import json
+
 import pytest
-from rest_requests import is_problem
+from rest_requests import finished, is_problem
 
 
 @pytest.fixture
@@ -118,4 +120,30 @@ def test_requests_that_would_be_wrong_or_too_large_are_refused(client, collectio
         client.post(f"{collection}/delete", json={"where": {}}),
     ):
         is_problem(response, 413, "request_too_large")
+    assert listed(client, collection) == filled
+
+
+def test_an_integer_that_no_filter_can_compare_is_refused_by_every_write(client, collection, filled):
+    vector, huge = [1.0] * 32, 10**400
+    writes = [
+        client.put(f"{collection}/items", json=[{"id": "x", "vector": vector, "metadata": {"n": huge}}]),
+        client.patch(f"{collection}/items", json={"metadata": {"n": huge}, "where": {}}),
+        client.patch(f"{collection}/items", json={"metadata": {"n": {"m": [huge]}}, "ids": ["i00"]}),
+    ]
+    for response in writes:
+        is_problem(response, 422, "invalid_request")
+    lines = json.dumps({"id": "x", "vector": vector, "metadata": {"n": huge}})
+    headers = {"Content-Type": "application/x-ndjson"}
+    made = client.post(f"{collection}/imports", content=lines, headers=headers)
+    done = finished(client, made.headers["location"])
+    assert (done["state"], len(done["result"]["errors"])) == ("done", 1)
+    where = {"must": [{"key": "n", "match": huge}]}
+    is_problem(client.post(f"{collection}/delete", json={"where": where}), 422, "invalid_filter")
+    assert client.post(f"{collection}/facets", json={"keys": ["n"]}).json()["facets"][0]["items"] == 20
+    assert listed(client, collection) == filled
+
+
+def test_deleting_an_empty_selection_deletes_nothing(client, collection, filled):
+    for where in ({"should": []}, {"must": [{"should": []}]}):
+        assert client.post(f"{collection}/delete", json={"where": where}).json() == {"deleted": 0}
     assert listed(client, collection) == filled

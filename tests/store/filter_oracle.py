@@ -97,6 +97,8 @@ class Dice:
             return (self.where(ids, depth - 1) if depth > 1 and self.below(4) == 0 else {}) or self.condition(ids)
 
         chosen = {name: [node() for _ in range(self.below(3))] for name in ("must", "should", "must_not")}
+        if not chosen["should"] and self.below(4):  # an empty one matches nothing
+            del chosen["should"]
         return {name: nodes for name, nodes in chosen.items() if nodes or self.below(2)}
 
 
@@ -180,10 +182,10 @@ def holds(condition: dict[str, Any], id: str, metadata: dict[str, Any]) -> bool:
 
 def passes(where: dict[str, Any], id: str, metadata: dict[str, Any]) -> bool:
     """Read a filter literally."""
-    should = where.get("should", [])
+    should = where.get("should")
     return (
         all(holds(one, id, metadata) for one in where.get("must", []))
-        and (not should or any(holds(one, id, metadata) for one in should))
+        and (should is None or any(holds(one, id, metadata) for one in should))
         and not any(holds(one, id, metadata) for one in where.get("must_not", []))
     )
 

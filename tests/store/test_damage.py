@@ -10,7 +10,7 @@ from store.crash.small import LONG, WITHOUT_SNAPSHOTS, open_small_store
 
 from nnclr_hub.errors import StoreError
 from nnclr_hub.store.base import CollectionSpec, Item
-from nnclr_hub.store.embedded.integrity import CommitRecord
+from nnclr_hub.store.commit_record import CommitRecord
 
 N, DIM = 1000, 4
 VECTORS = np.random.default_rng(0).normal(size=(N, DIM)).astype(np.float32)
@@ -89,10 +89,10 @@ def test_a_flipped_bit_of_the_record_of_the_last_commit_gives_the_one_before_or_
     valid = {None}
     for slot in (0, 512):  # without the newer record, the older one remains
         (tmp_path / "commit").write_bytes(data[:slot] + bytes(36) + data[slot + 36 :])
-        valid.add(CommitRecord(tmp_path).read())
+        valid.add(CommitRecord(tmp_path / "commit").read())
     assert len(valid) == 3
     for bit in [*range(0, 8 * 40, 3), *range(8 * 508, 8 * len(data), 3)]:
         flipped = bytearray(data)
         flipped[bit // 8] ^= 1 << bit % 8
         (tmp_path / "commit").write_bytes(flipped)
-        assert CommitRecord(tmp_path).read() in valid
+        assert CommitRecord(tmp_path / "commit").read() in valid

@@ -53,6 +53,29 @@ def test_an_index_that_cannot_follow_is_degraded_and_reloaded(tmp_path):
         assert collection.search(vectors(1, 5)[0], 1)[0].id == "new"
 
 
+def test_maintenance_survives_every_error_and_reports_it(tmp_path):
+    store, collection = filled(tmp_path, settings=StoreSettings(idle_delta=10, idle_seconds=0.05, pause_seconds=0.05))
+    with store:
+        for error in (OverflowError(), KeyError("x"), AssertionError(), RecursionError()):
+            with failpoints.at("fold.built", raiser(error)):
+                collection.upsert([Item(f"n{i}", v) for i, v in enumerate(vectors(50, 1))])
+                until(lambda: collection.info().state.startswith("degraded"))
+                assert store.statistics()["c"].state.startswith("degraded")
+            until(lambda: collection.info().state == "ready")
+
+
+def test_the_writer_survives_an_error_after_a_commit_and_reports_it(tmp_path):
+    """The thread must not end: all later writes would wait forever."""
+    store, collection = filled(tmp_path)
+    with store:
+        with failpoints.at("write.begun", raiser(SystemExit())), pytest.raises(StoreReadOnly):
+            collection.upsert([Item("a", vectors(1)[0])])
+        with pytest.raises(StoreReadOnly):
+            collection.upsert([Item("b", vectors(1)[0])])
+        assert collection.info().state.startswith("read-only")
+        assert len(collection.search(vectors(1)[0], 3)) == 3
+
+
 def test_a_nearly_full_disk_refuses_writes_and_snapshots_and_keeps_reading(tmp_path, monkeypatch):
     store, collection = filled(tmp_path)
     with store:

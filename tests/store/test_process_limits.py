@@ -1,5 +1,6 @@
 """What the process limits: forks, open files, and a lock that somebody removes."""
 
+import contextlib
 import json
 import os
 import signal
@@ -63,6 +64,48 @@ def test_a_forked_child_is_refused_and_harms_nothing(tmp_path):
         assert in_child(lambda: open_store(str(tmp_path), read_only=True).get("c").count()) == "1"
         collection.upsert([Item("b", item.vector)])
         assert collection.verify().ok
+
+
+CHILD = """
+import multiprocessing, os, sys
+import numpy as np
+from nnclr_hub.store import open_store
+from nnclr_hub.store.base import CollectionSpec, Item, SearchOptions
+
+vectors = np.random.default_rng(0).normal(size=(2000, 64)).astype(np.float32)
+
+def search(folder):
+    with open_store(folder, read_only=True) as store:
+        found = store.get("c").search_each(list(vectors[:20]), 5, SearchOptions())
+    return sum(matches[0].id == str(i) for i, matches in enumerate(found))
+
+with open_store(sys.argv[1]) as store:
+    collection = store.create("c", CollectionSpec(64))
+    collection.upsert([Item(str(i), v) for i, v in enumerate(vectors)])
+    collection.search_each(list(vectors[:20]), 5, SearchOptions())  # starts threads
+    if sys.argv[2] == "fork":
+        child = os.fork()
+        if child == 0:
+            print(search(sys.argv[1]), flush=True)
+            os._exit(0)
+        os.waitpid(child, 0)
+    else:
+        with multiprocessing.get_context("fork").Pool(1) as pool:
+            print(pool.apply(search, [sys.argv[1]]))
+"""
+
+
+@pytest.mark.parametrize("how", ["fork", "multiprocessing"])
+def test_a_forked_child_searches_after_its_parent_did(tmp_path, how):
+    """As the message of StoreClosed says. The threads of the parent do not exist in the child."""
+    variables = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    command = [sys.executable, "-W", "ignore", "-c", CHILD, str(tmp_path / "s"), how]
+    with subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        try:
+            assert process.communicate(timeout=60)[0].strip() == "20"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # the child, too
 
 
 def test_the_lock_holds_without_its_file(tmp_path):

@@ -69,13 +69,10 @@ def test_repair_takes_out_what_is_damaged_and_keeps_its_metadata(folder, stateme
 @pytest.mark.parametrize("bit", [0x01, 0x80], ids=["still text", "no text"])
 @pytest.mark.parametrize("nth", [0, 2], ids=["no JSON", "another key"])
 def test_damaged_metadata_of_an_item_are_named_and_cost_that_item_alone(folder, bit, nth):
-    """A bit of the brace makes it no JSON; one of the key makes it other JSON, or no text."""
+    """A bit of the brace makes it no JSON; one of the key makes it other JSON, or no text. The checksum shows both."""
     turn_bit(folder, b'{"n":7,"label"', bit, nth)
     with open_store(str(folder)) as store:
         collection = store.get("c")
-        if (bit, nth) == (0x01, 2):  # cannot be distinguished from what was written
-            assert collection.get(["i007"])[0].metadata.keys() == {"o", "label"}
-            return
         for ask in (
             lambda: collection.get(["i007"]),
             lambda: collection.scroll(limit=300),
@@ -89,6 +86,7 @@ def test_damaged_metadata_of_an_item_are_named_and_cost_that_item_alone(folder, 
         if bit == 0x01:
             with pytest.raises(StoreCorrupt, match="i007"):
                 collection.search(VECTORS[7], 300)
+        if (bit, nth) == (0x01, 0):
             with pytest.raises(StoreCorrupt):
                 collection.count({"must": [{"key": "n", "range": {"gte": 0}}]})
         assert collection.verify().damaged == ("i007",)

@@ -339,3 +339,13 @@ def test_no_footer_ends_the_process_or_gives_other_items(tmp_path):
         # a row whose id or vector is no longer one is reported
         assert refused or (len(ids) == FEW and all(id in (f"i{i}", None) for i, id in enumerate(ids)))
     assert refusals
+
+
+@pytest.mark.parametrize("id", ["5", "5.0", "true", "null", '["a"]'])
+def test_an_id_in_json_is_a_string_as_in_a_request(bench, tmp_path, id):
+    path = tmp_path / "items.ndjson"
+    path.write_text(
+        f'{{"id": {id}, "vector": {VECTORS[0].tolist()}}}\n{{"id": "b", "vector": {VECTORS[1].tolist()}}}\n'
+    )
+    report = import_file(bench, "vectors", path, format_of_file(path))
+    assert (report.added, [error["name"] for error in report.errors]) == (1, ["row 1"])

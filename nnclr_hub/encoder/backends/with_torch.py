@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from nnclr_hub.errors import InvalidRequest
 
 log = logging.getLogger(__name__)
 
+os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))  # see `store.ann.main_index`
 GRAPHS = (1, 4, 16, 64)  # batch sizes with a CUDA graph each
 
 

@@ -6,6 +6,7 @@ index itself as soon as the parameters carry a selector.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 FAISS: Any = faiss
 # queries per call: from 20 on, faiss switches to matrix products
 FEW = 16
+# A forked child lacks the threads of its parent, which the OpenMP library of faiss would wait for.
+os.register_at_fork(after_in_child=lambda: FAISS.omp_set_num_threads(1))
 FEW_IN_PLACE = 2  # queries; for more, a copy of the rows pays off
 
 

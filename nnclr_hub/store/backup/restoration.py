@@ -24,8 +24,9 @@ from nnclr_hub.store.backup.description import Backup, BackupRows, CollectionBac
 from nnclr_hub.store.backup.destination import Destination
 from nnclr_hub.store.backup.pieces import ROW_TABLES, opened_piece, unpacked
 from nnclr_hub.store.base import Progress
+from nnclr_hub.store.commit_record import CommitRecord
 from nnclr_hub.store.embedded.catalog import connect, create_collection, create_root
-from nnclr_hub.store.embedded.integrity import Commit, CommitRecord, insert_commit, recounted
+from nnclr_hub.store.embedded.integrity import Commit, insert_commit, recounted
 from nnclr_hub.store.embedded.names import CATALOG
 from nnclr_hub.store.folder import write_id, written_whole
 from nnclr_hub.store.records import RECORDS
@@ -252,8 +253,8 @@ def _restored(source: Destination, plan: _Plan, path: Path, advance: Callable[[i
             _refuse(source, plan, commit, counted)
         insert_commit(target, replace(commit, log=0))
     path.with_suffix("").mkdir()
-    record = CommitRecord(path.with_suffix(""))
-    record.write(commit)
+    record = CommitRecord(path.with_suffix("") / "commit")
+    record.write(commit.seq, commit.items, commit.digest)
     record.close()
     return commit
 

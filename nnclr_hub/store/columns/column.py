@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from nnclr_hub.store.where import ABSENT, Condition, instant, rounded, within
+from nnclr_hub.store.where import ABSENT, COMPARISONS, Condition, instant, rounded
 
 _ABSENT, _NULL, _FALSE, _TRUE, _LIST, _OBJECT, _FIRST = range(7)
 _FEW = 8  # intervals that are compared one by one
@@ -58,12 +58,20 @@ class Column:
     def nbytes(self) -> int:
         """Approximate memory in bytes."""
         arrays = (self.codes, self.list_rows, self.lengths, self.elements)
-        return sum(one.nbytes for one in arrays) + 8 * len(self.numbers) + self.strings.nbytes
+        derived = 2 * 8 * len(self.elements)  # `element_rows` and `_sets`
+        return sum(one.nbytes for one in arrays) + derived + 8 * len(self.numbers) + self.strings.nbytes
 
     @cached_property
     def element_rows(self) -> np.ndarray:
         """The row of each element of a list."""
         return np.repeat(self.list_rows, self.lengths)
+
+    @cached_property
+    def _sets(self) -> tuple[np.ndarray, np.ndarray]:
+        """The row and the code of each element, once per row, however often a list repeats it."""
+        size = _FIRST + len(self.numbers) + len(self.strings)
+        pairs = np.unique(self.element_rows * size + self.elements)
+        return pairs // size, (pairs % size).astype(self.elements.dtype)
 
     # ---- values
 
@@ -101,9 +109,8 @@ class Column:
         plain = np.bincount(self.codes[rows], minlength=size)
         if not len(self.elements):
             return plain
-        # once per row, however often a list repeats it
-        pairs = np.unique(self.element_rows * size + self.elements)
-        return plain + np.bincount(pairs[rows[pairs // size]] % size, minlength=size)
+        of_row, elements = self._sets
+        return plain + np.bincount(elements[rows[of_row]], minlength=size)
 
     # ---- conditions
 
@@ -117,28 +124,38 @@ class Column:
         if kind == "contains_any":
             return self._with_elements(self._spans("in", wanted))
         if kind == "contains_all":
-            made = np.zeros(len(self.codes), bool)
-            made[self.list_rows] = True
-            for one in wanted:
-                made &= self._with_elements(self._spans("match", one))
-            return made
+            return self._with_all(wanted)
         if kind == "length":
             made = np.zeros(len(self.codes), bool)
-            fits = np.array([within(length, wanted) for length in self.lengths.tolist()], bool)
-            made[self.list_rows[fits]] = True
+            made[self.list_rows[within_each(self.lengths, wanted)]] = True
             return made
         if kind == "date":
             known = np.zeros(_FIRST + len(self.numbers) + len(self.strings), bool)
-            known[_FIRST + len(self.numbers) :] = [
-                moment is not None and within(moment, wanted) for moment in self._instants
-            ]
+            moments, are_dates = self._instants
+            known[_FIRST + len(self.numbers) :] = are_dates & within_each(moments, wanted)
             return known[self.codes]
         return self._inside(self.codes, self._spans(kind, wanted))
 
     @cached_property
-    def _instants(self) -> list[int | None]:
-        """The moment that each distinct string is a date of."""
-        return [instant(self.strings[i].decode()) for i in range(len(self.strings))]
+    def _instants(self) -> tuple[np.ndarray, np.ndarray]:
+        """The moment (n,) int64 that each distinct string is a date of, and whether it is one."""
+        found = [instant(self.strings[i].decode()) for i in range(len(self.strings))]
+        moments = np.array([moment or 0 for moment in found], np.int64)
+        return moments, np.array([moment is not None for moment in found], bool)
+
+    def _with_all(self, wanted: Sequence[Any]) -> np.ndarray:
+        """Return which rows are lists that contain all scalars, in one pass over the elements."""
+        made = np.zeros(len(self.codes), bool)
+        spans = [self._spans("match", one) for one in wanted]
+        if all(spans):  # else no list has one of them
+            codes = {start for [(start, _)] in spans}
+            size = _FIRST + len(self.numbers) + len(self.strings)
+            known = np.zeros(size, bool)
+            known[list(codes)] = True
+            rows, elements = self._sets
+            found = np.bincount(rows[known[elements]], minlength=len(self.codes))
+            made[self.list_rows] = found[self.list_rows] == len(codes)
+        return made
 
     def _with_elements(self, spans: list[tuple[int, int]]) -> np.ndarray:
         made = np.zeros(len(self.codes), bool)
@@ -185,6 +202,14 @@ class Column:
                 start, stop = (max(start, place), stop) if name in ("gt", "gte") else (start, min(stop, place))
         first = _FIRST + (len(self.numbers) if texts else 0)
         return [(first + start, first + stop)] if start < stop else []
+
+
+def within_each(values: np.ndarray, bounds: Sequence[tuple[str, Any]]) -> np.ndarray:
+    """Return for each number (n,) bool whether it is inside of all bounds."""
+    made = np.ones(len(values), bool)
+    for name, bound in bounds:
+        made &= COMPARISONS[name](values, bound)
+    return made
 
 
 def _code(value: Any, code_of: dict[Any, int]) -> int:

@@ -4,7 +4,8 @@ Every call names the view of the catalog that it is for: a read transaction and 
 columns are brought to exactly that change by the log, so a filter sees what `get` sees, in a store that is written to,
 in one that is open for reading, and in a replica. A view that is older than the columns must be taken again.
 
-A key is read from the catalog when a filter needs it for the first time, and kept. New rows form small segments, which
+A key is read from the catalog when a filter needs it for the first time, and kept. The names of all keys are known, so
+that a key which no row has costs nothing. New rows form small segments, which
 are merged with others of their size, so that all together cost little. What passes a filter is remembered for each
 segment, so a write makes only the segments that it touches be compared again.
 """
@@ -17,7 +18,9 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from itertools import islice
+from typing import Any, ClassVar
+from weakref import WeakSet
 
 import numpy as np
 
@@ -26,6 +29,7 @@ from nnclr_hub.store.cancellation import check_cancelled
 from nnclr_hub.store.columns.column import Column
 from nnclr_hub.store.columns.passing import Passing
 from nnclr_hub.store.columns.segment import ROWS, Segment, keys_of, merged
+from nnclr_hub.store.embedded.rows import parse_metadata
 from nnclr_hub.store.where import ABSENT, Group, paths
 
 REMEMBERED = 32  # filters
@@ -33,6 +37,7 @@ REMEMBERED_BYTES = 128 << 20
 ROW_BYTES = 4  # of a remembered filter
 PART = 500  # parameters of a statement
 KEYS = 8  # of a segment that are read at a time, while other filters and cancellation wait
+MAX_NAMES = 100_000  # of keys; if there are more, every key may exist
 DEAD_SHARE = 0.5  # a segment with more dead rows is built again
 
 
@@ -44,8 +49,10 @@ class Columns:
     """Columns of one collection.
 
     Args:
-        memory: bytes that they may use.
+        memory: bytes that all columns of this process may use together.
     """
+
+    _all: ClassVar[WeakSet[Columns]] = WeakSet()
 
     def __init__(self, memory: int) -> None:
         self._memory = memory
@@ -55,6 +62,8 @@ class Columns:
         self._keys: OrderedDict[str, bool] = OrderedDict()  # loaded ones, the last used at the end; True: indexed
         self._refused: set[str] = set()  # keys that are too large
         self._known: OrderedDict[str, Passing] = OrderedDict()
+        self._names: set[str] = set()  # of the keys and paths of named segments, perhaps with some of deleted rows
+        self._all.add(self)
 
     def forget(self) -> None:
         """Read everything again, because the catalog was replaced."""
@@ -94,8 +103,7 @@ class Columns:
         with self._lock:
             self._follow(connection, at)
             # another thread may have evicted a key again
-            if any(key not in segment.columns for segment in self._segments for key in keys):
-                raise ViewTooOld
+            self._check_loaded(keys)
             known = self._known.get(group.name)
             if known is None or known.seq != at:
                 ids = {one.value: _rids(connection, one.value) for one in group.conditions() if one.kind == "ids"}
@@ -132,17 +140,23 @@ class Columns:
             check_cancelled()
             with self._lock:
                 self._follow(connection, at)
-                if keys & self._refused:
+                if not keys <= self._keys.keys():
+                    unnamed = next((one for one in self._segments if not one.named), None)
+                    if unnamed is not None:
+                        self._name(connection, unnamed)
+                        continue
+                existing = {key for key in keys if self._exists(key)}
+                if existing & self._refused:
                     raise TooLarge
-                for key in keys:
+                for key in existing:
                     self._keys[key] = self._keys.get(key, False) or stay
                     self._keys.move_to_end(key)
-                lacking = next((one for one in self._segments if not keys <= one.columns.keys()), None)
+                lacking = next((one for one in self._segments if not existing <= one.columns.keys()), None)
                 if lacking is None:
                     return
-                wanted = sorted(keys - lacking.columns.keys())[:KEYS]
+                wanted = sorted(existing - lacking.columns.keys())[:KEYS]
                 lacking.columns |= _read(connection, lacking.rids, wanted)
-                self._evict(keys)
+                self._evict(existing)
 
     def lacks(self, keys: set[str]) -> bool:
         """Return whether keys must be read that fit into memory."""
@@ -161,21 +175,61 @@ class Columns:
         with self._lock:
             passing = self.passing(connection, at, group)
             self.load(connection, at, {key})  # again, if the filter's own keys took its place
-            return [(segment.columns[key], mask) for segment, mask in passing.masks.items()]
+            self._check_loaded({key})
+            return [(segment.columns[key], mask) for segment, mask in passing.masks.items() if key in segment.columns]
 
     # ---- inside; with the lock
 
+    def _exists(self, key: str) -> bool:
+        """Return whether a row may have the key; exact if all segments are named and the keys are not too many."""
+        return key in self._keys or key in self._names or len(self._names) > MAX_NAMES
+
+    def _check_loaded(self, keys: set[str]) -> None:
+        """Raise ViewTooOld if another thread has evicted one of these keys again."""
+        if any(key not in one.columns for key in keys if self._exists(key) for one in self._segments):
+            raise ViewTooOld
+
+    def _name(self, connection: sqlite3.Connection, segment: Segment) -> None:
+        """Read the names of all keys of a segment."""
+        if len(self._names) <= MAX_NAMES:
+            rows = (row for _, row in _rows(connection, "SELECT rid, id, metadata FROM items", segment.rids))
+            while some := [(id, text) for id, text in islice(rows, PART)]:
+                for metadata in parse_metadata(some):
+                    _add_names(metadata, "", self._names)
+        segment.named = True
+
     def _evict(self, needed: set[str]) -> None:
-        """Drop the keys that were not used for longest while all together take too much memory."""
-        while self.nbytes > self._memory:
-            other = next((key for key, stay in self._keys.items() if key not in needed and not stay), None)
-            other = other or next((key for key in self._keys if key not in needed), None)
-            if other is None:
+        """Drop the keys that were not used for longest while all collections together take too much memory.
+
+        Those of the other collections come last. One that a thread uses now keeps its keys.
+        """
+        while (total := sum(one.nbytes for one in self._all)) > self._memory:
+            if (other := self._oldest(needed)) is not None:
+                self.drop(other)
+            elif self.nbytes > self._memory:
                 for key in needed:
                     self.drop(key)
                 self._refused |= needed
                 raise TooLarge
-            self.drop(other)
+            elif not any(one._give_up(total - self._memory) for one in self._all if one is not self):
+                return
+
+    def _oldest(self, needed: set[str]) -> str | None:
+        """Return the key that was not used for longest; an indexed one only if there is no other."""
+        candidates = [(stay, i, key) for i, (key, stay) in enumerate(self._keys.items()) if key not in needed]
+        return min(candidates)[2] if candidates else None
+
+    def _give_up(self, wanted: int) -> bool:
+        """Free some bytes for another collection, and return whether it freed any."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            before = self.nbytes
+            while before - self.nbytes < wanted and (key := self._oldest(set())) is not None:
+                self.drop(key)
+            return self.nbytes < before
+        finally:
+            self._lock.release()
 
     def _follow(self, connection: sqlite3.Connection, at: int) -> None:
         """Bring the segments to a view."""
@@ -191,6 +245,7 @@ class Columns:
             rids = np.fromiter((rid for (rid,) in rows), np.int64)
             self._segments = [Segment(rids[i : i + ROWS], {}) for i in range(0, len(rids), ROWS)]
             self._known.clear()
+            self._names.clear()
         else:
             self._apply(connection, log)
         self._seq = at
@@ -211,6 +266,7 @@ class Columns:
         for start in range(0, len(rids), ROWS):
             part = rids[start : start + ROWS]
             self._segments.append(Segment(part, _read(connection, part, list(self._keys))))
+            self._name(connection, self._segments[-1])
             self._merge()
 
     def _merge(self) -> None:
@@ -235,6 +291,14 @@ def _read(connection: sqlite3.Connection, rids: np.ndarray, keys: Sequence[str])
     for some in values.values():
         _parse(some)
     return {key: Column(some) for key, some in values.items()}
+
+
+def _add_names(metadata: dict[str, Any], before: str, names: set[str]) -> None:
+    """Add the keys of an object, and the paths through the objects in it."""
+    for key, value in metadata.items():
+        names.add(before + key)
+        if type(value) is dict:
+            _add_names(value, f"{before}{key}.", names)
 
 
 def _rows(connection: sqlite3.Connection, select: str, rids: np.ndarray) -> Iterator[tuple[int, Sequence[Any]]]:

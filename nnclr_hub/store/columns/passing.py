@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from nnclr_hub.store.ann.among import Among, Chosen
+from nnclr_hub.store.cancellation import check_cancelled
 from nnclr_hub.store.columns.segment import Segment
 from nnclr_hub.store.where import Group
 
@@ -44,6 +45,7 @@ class Passing(Among):
                     self.masks[segment] = before.masks[segment]
                     continue
             else:
+                check_cancelled()
                 self._matching[segment] = segment.matching(group, ids)
             changed.add(segment)
             self.masks[segment] = self._matching[segment] & segment.live

@@ -20,7 +20,7 @@ class Segment:
 
     Args:
         rids: (n,) int64 ascending.
-        columns: by key.
+        columns: by key. A key without a column is one that no row has.
     """
 
     def __init__(self, rids: np.ndarray, columns: dict[str, Column]) -> None:
@@ -28,6 +28,7 @@ class Segment:
         self.columns = columns
         self.live = np.ones(len(rids), bool)
         self.dead = 0
+        self.named = False  # whether the names of all keys of its rows were read
         self.placed: tuple[np.ndarray, np.ndarray] | None = None
 
     def __len__(self) -> int:
@@ -61,7 +62,7 @@ class Segment:
         """Return which rows (n,) bool pass a filter, dead ones included.
 
         Args:
-            group: all of whose keys have columns.
+            group: the filter.
             ids: the row ids of the items of each condition on ids.
         """
         made = np.ones(len(self), bool)
@@ -71,12 +72,14 @@ class Segment:
                 return self.matching(node, ids)
             if node.kind == "ids":
                 return np.isin(self.rids, ids[node.value])
+            if not keys_of_condition(node) <= self.columns.keys():
+                return np.full(len(self), node.kind == "exists" and not node.value)
             return self._near(node) if node.kind == "geo" else self.columns[node.key].holds(node)
 
         for node in group.must:
             made &= holds(node)
-        if group.should:
-            made &= np.logical_or.reduce([holds(node) for node in group.should])
+        if group.should is not None:
+            made &= np.logical_or.reduce([np.zeros(len(self), bool), *map(holds, group.should)])
         for node in group.must_not:
             made &= ~holds(node)
         return made
@@ -100,7 +103,9 @@ def merged(segments: Sequence[Segment]) -> Segment:
     for key in keys:
         values = [value for segment in segments for value in _live(segment.columns[key].values(), segment.live)]
         columns[key] = Column([values[i] for i in order.tolist()])
-    return Segment(rids[order], columns)
+    made = Segment(rids[order], columns)
+    made.named = all(segment.named for segment in segments)
+    return made
 
 
 def _live(values: Iterable[object], live: np.ndarray) -> list[object]:
@@ -109,10 +114,11 @@ def _live(values: Iterable[object], live: np.ndarray) -> list[object]:
 
 def keys_of(group: Group) -> set[str]:
     """Return the keys whose columns a filter needs."""
-    keys: set[str] = set()
-    for condition in group.conditions():
-        if condition.kind == "geo":
-            keys.update(geo_keys(condition.key))
-        elif condition.kind != "ids":
-            keys.add(condition.key)
-    return keys
+    return {key for condition in group.conditions() for key in keys_of_condition(condition)}
+
+
+def keys_of_condition(condition: Condition) -> set[str]:
+    """Return the keys whose columns a condition needs."""
+    if condition.kind == "geo":
+        return set(geo_keys(condition.key))
+    return set() if condition.kind == "ids" else {condition.key}

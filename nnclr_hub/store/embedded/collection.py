@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace as replace_fields
 from functools import wraps
+from itertools import islice
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -25,7 +26,7 @@ from nnclr_hub.store.embedded.changes import read_changes
 from nnclr_hub.store.embedded.choice import first_ids, row_ids
 from nnclr_hub.store.embedded.edits import deletion, update
 from nnclr_hub.store.embedded.open_files import OpenFiles
-from nnclr_hub.store.embedded.rows import items_with, to_item, write_items
+from nnclr_hub.store.embedded.rows import checked_rows, items_with, to_item, write_items
 from nnclr_hub.store.embedded.search import Search
 from nnclr_hub.store.embedded.writer import Writer
 from nnclr_hub.store.facets import Facet, check_facets, facet
@@ -190,9 +191,8 @@ class EmbeddedCollection(Collection):
                 passing = row_ids(self._files.searcher.passing(connection, at, group))
                 page = first_ids(connection, passing, after, limit + 1)
                 chosen = (f"rid IN ({','.join('?' * len(page))}) ORDER BY id", page)
-            column, source = ("vector", "items JOIN vectors USING (rid)") if with_vector else ("NULL", "items")
-            rows = connection.execute(f"SELECT id, {column}, metadata, NULL FROM {source} WHERE {chosen[0]}", chosen[1])
-            return [to_item(*row, spec=self.spec) for row in rows]
+            rows = checked_rows(connection, *chosen, vectors=with_vector)
+            return [to_item(row, self.spec, thumbnail=False) for row in rows]
 
         items = self._files.in_view(read)
         return Page(items[:limit], items[limit - 1].id if len(items) > limit else None)
@@ -226,20 +226,16 @@ class EmbeddedCollection(Collection):
     def thumbnail(self, id: str) -> bytes | None:
         checks.check_name(id, "Item id")
         with self._files.connections.reader() as connection:
-            statement = "SELECT jpeg FROM items LEFT JOIN thumbnails USING (rid) WHERE id = ?"
-            row = connection.execute(statement, [id]).fetchone()
+            row = next(checked_rows(connection, "id = ?", [id], vectors=False), None)
         if row is None:
             raise ItemNotFound(f"Collection {self.name!r} has no item {id!r}.")
-        return row[0]
+        return row[4]
 
     def read_all(self, limit: int = 1000, *, thumbnails: bool = True) -> Iterator[list[Item]]:
-        jpeg, join = ("jpeg", "LEFT JOIN thumbnails USING (rid)") if thumbnails else ("NULL", "")
         with self._using(), self._files.connections.reader() as connection:
-            cursor = connection.execute(
-                f"SELECT id, vector, metadata, {jpeg} FROM items JOIN vectors USING (rid) {join} ORDER BY id"
-            )
-            while rows := cursor.fetchmany(limit):
-                yield [to_item(*row, spec=self.spec) for row in rows]
+            rows = checked_rows(connection, "true ORDER BY id", [])
+            while some := list(islice(rows, limit)):
+                yield [to_item(row, self.spec, thumbnail=thumbnails) for row in some]
 
     @_in_use
     def changes(self, since: int = 0, limit: int = 1000, *, wait: float = 0.0, log: str | None = None) -> ChangePage:

@@ -28,8 +28,11 @@ class IdleCollections:
         settings: of the store.
     """
 
-    def __init__(self, opened: Callable[[], list[EmbeddedCollection]], settings: StoreSettings) -> None:
+    def __init__(
+        self, opened: Callable[[], list[EmbeddedCollection]], settings: StoreSettings, watch: Callable[[], None]
+    ) -> None:
         self._opened = opened
+        self._watch = watch
         self._settings = settings
         self._closing = threading.Event()
         self._starting = threading.Lock()
@@ -61,14 +64,21 @@ class IdleCollections:
 
     def _run(self) -> None:
         while not self._closing.wait(min(CHECK_SECONDS, self._settings.close_after / 4)):
-            in_use = self._in_use()
-            total = sum(one.index_bytes for one in in_use)
-            for collection in in_use:
-                old = collection.idle_seconds > self._settings.close_after
-                large = total > self._settings.total_memory and collection is not in_use[-1]
-                size = collection.index_bytes
-                if (old or large) and not collection.busy and _suspend(collection):
-                    total -= size
+            try:
+                self._watch()
+                self._close_idle()
+            except Exception:  # the thread must not end
+                log.exception("idle collections were not closed")
+
+    def _close_idle(self) -> None:
+        in_use = self._in_use()
+        total = sum(one.index_bytes for one in in_use)
+        for collection in in_use:
+            old = collection.idle_seconds > self._settings.close_after
+            large = total > self._settings.total_memory and collection is not in_use[-1]
+            size = collection.index_bytes
+            if (old or large) and not collection.busy and _suspend(collection):
+                total -= size
 
 
 def _suspend(collection: EmbeddedCollection) -> bool:

@@ -2,19 +2,15 @@
 
     items.crc     CRC-32 over a row's number, id, metadata, vector and thumbnail
     commits       for each commit its last change, time, number of items, digest of all rows, and CRC-32 of its log
-    UUID/commit   the last commit, in a separate file: SQLite drops the rest of a log after the first damaged frame
+    UUID/commit   the last commit, in a separate file; see `store.commit_record`
 
-The digest is the sum of a hash of each row modulo 2^64, so a commit updates it without reading other rows. The record
-is written after each commit without a separate sync. After a crash of the process it is exact. After a loss of power
-it may be older than the catalog, never newer, because the catalog is synced first.
+The digest is the sum of a hash of each row modulo 2^64, so a commit updates it without reading other rows.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
-import struct
 import time
 import zlib
 from collections.abc import Iterable, Sequence
@@ -27,9 +23,6 @@ from nnclr_hub.errors import StoreCorrupt
 from nnclr_hub.store.sqlite import HINT
 
 _MASK = (1 << 64) - 1
-_RECORD = struct.Struct("<8sqqq")
-_MAGIC = b"nnclrhub"
-_SLOT = 512  # bytes; two sectors, written in turn, so that one is always whole
 
 
 @dataclass(frozen=True)
@@ -182,56 +175,3 @@ def check_totals(connection: sqlite3.Connection, path: Path) -> None:
         if not sound:
             raise StoreCorrupt(f"{path} is damaged (the log of commit {commit.seq} fails its checksum); {HINT}.")
         before = commit.seq
-
-
-class CommitRecord:
-    """The record of the last commit outside of the SQLite file.
-
-    Args:
-        folder: of the collection's index files.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / "commit"
-        self._file: int | None = None
-        self._slot = 0
-
-    def read(self) -> tuple[int, int, int] | None:
-        """Return change, number of items and digest of the newest commit that it records; None if it records none."""
-        try:
-            data = self._path.read_bytes()
-        except OSError:
-            return None
-        found = [_unpacked(data[start : start + _RECORD.size + 4]) for start in (0, _SLOT)]
-        return max((one for one in found if one is not None), default=None)
-
-    def write(self, commit: Commit) -> None:
-        """Record a commit; a disk that is full or fails is ignored, because the catalog has it."""
-        packed = _RECORD.pack(_MAGIC, commit.seq, commit.items, commit.digest)
-        try:
-            if self._file is None:
-                self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
-            os.pwrite(self._file, packed + struct.pack("<I", zlib.crc32(packed)), self._slot)
-        except OSError:
-            return
-        self._slot = _SLOT - self._slot
-
-    def reset(self, commit: Commit) -> None:
-        """Replace the record, for a file that may lack what is recorded."""
-        self.close()
-        self._path.unlink(missing_ok=True)
-        if self._path.parent.is_dir():
-            self.write(commit)
-
-    def close(self) -> None:
-        """Close the file."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
-
-
-def _unpacked(data: bytes) -> tuple[int, int, int] | None:
-    if len(data) != _RECORD.size + 4 or zlib.crc32(data[:-4]) != struct.unpack("<I", data[-4:])[0]:
-        return None
-    magic, seq, items, digest = _RECORD.unpack(data[:-4])
-    return (seq, items, digest) if magic == _MAGIC else None

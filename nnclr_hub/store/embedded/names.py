@@ -22,6 +22,7 @@ from nnclr_hub.errors import (
     StoreError,
 )
 from nnclr_hub.store.checks import check_collection_name
+from nnclr_hub.store.commit_record import CountedCommits
 from nnclr_hub.store.embedded.catalog import connect, create_root
 from nnclr_hub.store.embedded.integrity import seal
 from nnclr_hub.store.folder import Reserve, check_process, give_back, take_lock
@@ -66,6 +67,10 @@ class Names:
     def __init__(self, path: Path, reserve: Reserve, *, read_only: bool) -> None:
         self._path = path
         self._lock = threading.RLock()
+        self._commits = CountedCommits(path)
+        if not read_only and not path.is_file():
+            self._commits.remove()
+        self._commits.begin()
         if not path.is_file() and has_collections(path.parent):
             raise StoreCorrupt(f"{path} is missing, although the store has collections; {HINT}.")
         with with_hint(self._path, HINT):
@@ -91,6 +96,9 @@ class Names:
                     # otherwise a page that cannot be read would look like collections without a name
                     quick_check(self._root, path)
                     create_root(self._root)
+                    self._commits.prepare(self._root)
+            with with_hint(path, HINT):
+                self._commits.check(self._root)
         except BaseException:
             self._root.close()
             raise
@@ -178,23 +186,17 @@ class Names:
         kept = None
         if name == alias:
             raise is_own_name(name)
-        with self._using() as root:
-            root.execute("BEGIN IMMEDIATE")
-            try:
-                if alias in self.collections():
-                    names = (f"{alias}.old{number or ''}" for number in (0, *range(2, len(taken) + 3)))
-                    kept = next(free for free in names if free not in taken)
-                    root.execute("UPDATE collections SET name = ? WHERE name = ?", [kept, alias])
-                # other aliases of the old target, except those of a replacement that is still being built
-                root.execute(
-                    "UPDATE aliases SET name = ? WHERE name = ? AND alias NOT GLOB ? AND alias NOT GLOB ?",
-                    [name, kept or known.get(alias, name), f"*{NEXT}", f"*{WAS}"],
-                )
-                root.execute("INSERT OR REPLACE INTO aliases VALUES (?, ?)", [alias, name])
-                root.execute("COMMIT")
-            except BaseException:
-                root.execute("ROLLBACK")
-                raise
+        with self._changing() as root:
+            if alias in self.collections():
+                names = (f"{alias}.old{number or ''}" for number in (0, *range(2, len(taken) + 3)))
+                kept = next(free for free in names if free not in taken)
+                root.execute("UPDATE collections SET name = ? WHERE name = ?", [kept, alias])
+            # other aliases of the old target, except those of a replacement that is still being built
+            root.execute(
+                "UPDATE aliases SET name = ? WHERE name = ? AND alias NOT GLOB ? AND alias NOT GLOB ?",
+                [name, kept or known.get(alias, name), f"*{NEXT}", f"*{WAS}"],
+            )
+            root.execute("INSERT OR REPLACE INTO aliases VALUES (?, ?)", [alias, name])
         return kept
 
     def close(self) -> None:
@@ -202,10 +204,26 @@ class Names:
         with self._lock:
             self._closed = True
             self._root.close()
+            self._commits.close()
 
     def _change(self, statement: str, parameters: list[str]) -> None:
-        with self._using() as root:
+        with self._changing() as root:
             root.execute(statement, parameters)
+
+    @contextmanager
+    def _changing(self) -> Iterator[sqlite3.Connection]:
+        """Run the block as one transaction, and record its commit."""
+        with self._using() as root:
+            root.execute("BEGIN IMMEDIATE")
+            try:
+                yield root
+                number = self._commits.count(root)
+                root.execute("COMMIT")
+            except BaseException:
+                if root.in_transaction:  # a full disk rolls it back
+                    root.execute("ROLLBACK")
+                raise
+            self._commits.record(number)
 
     @contextmanager
     def _using(self) -> Iterator[sqlite3.Connection]:
@@ -277,6 +295,7 @@ def _rebuild(folder: Path) -> dict[str, str]:
             [(one, name) for one, name in aliases.items() if name in names and _valid(one) and one not in names],
         )
         root.execute("COMMIT")
+    CountedCommits(old).remove()
     replace_damaged(old, new, folder / LOST)
     return names
 

@@ -11,10 +11,11 @@ from typing import TypeVar
 from nnclr_hub.errors import DiskFull, OpenedForReading, StoreError
 from nnclr_hub.store.ann.index import AnnIndex, ViewTooOld
 from nnclr_hub.store.columns.columns import Columns, TooLarge
+from nnclr_hub.store.commit_record import CommitRecord
 from nnclr_hub.store.embedded import recovery, snapshots
 from nnclr_hub.store.embedded.catalog import SCHEMA, connect, last_seq, migrate_collection, read_spec
 from nnclr_hub.store.embedded.connections import Connections
-from nnclr_hub.store.embedded.integrity import CommitRecord, check_meta
+from nnclr_hub.store.embedded.integrity import check_meta
 from nnclr_hub.store.embedded.maintenance import IndexMaintenance, is_clean
 from nnclr_hub.store.embedded.recent_rows import RecentRows
 from nnclr_hub.store.embedded.rows import fetch_vectors
@@ -43,7 +44,7 @@ class OpenFiles:
         self._path = path
         self._lost = lost
         self.refreshing = threading.RLock()
-        self.record = CommitRecord(path.with_suffix(""))
+        self.record = CommitRecord(path.with_suffix("") / "commit")
         recorded = self.record.read()  # before the file, which another process may write
         self.refusal: StoreError = OpenedForReading()
         if not read_only:

@@ -16,12 +16,15 @@ from nnclr_hub.store.base import Item
 from nnclr_hub.store.cancellation import check_cancelled
 from nnclr_hub.store.embedded.integrity import digest_of, log_text, row_crc, sequence
 from nnclr_hub.store.spec import CollectionSpec
+from nnclr_hub.store.sqlite import format_of
 
 # parameters per statement, below SQLite's limit
 MAX_IN = 10_000
 PARSED = 64  # metadata that are parsed in one call, which keeps all other threads waiting
 BATCH = 10_000
 Matched = tuple[str, dict[str, Any], str, bytes | None]  # id, metadata, their JSON, vector
+Row = tuple[int, str, str, bytes | None, bytes | None]  # row id, id, JSON of the metadata, vector, thumbnail
+UNSEALED = 2  # the last format without checksums of rows
 _HINT = "remove it with `nnclr store repair COLLECTION`, then index it again"
 
 
@@ -170,16 +173,46 @@ def _readable_id(connection: sqlite3.Connection, rid: int) -> str:
 def matched_rows(
     connection: sqlite3.Connection, rids: Sequence[int], spec: CollectionSpec | None
 ) -> dict[int, Matched]:
-    """Look rows up in the catalog, which decides what exists; with their vectors if `spec` says how to read them."""
-    columns = "rid, id, metadata, vector" if spec else "rid, id, metadata, NULL"
-    source = "items JOIN vectors USING (rid)" if spec else "items"
-    found: list[tuple[int, str, str, bytes | None]] = []
+    """Look rows up in the catalog, which decides what exists; with their vectors if `spec` says how to read them.
+
+    Raises:
+        StoreCorrupt: a row is damaged.
+    """
+    found: list[Row] = []
     for start in range(0, len(rids), MAX_IN):
         some = rids[start : start + MAX_IN]
-        statement = f"SELECT {columns} FROM {source} WHERE rid IN ({_placeholders(some)})"
-        found += connection.execute(statement, some)
-    metadata = parse_metadata([(row[1], row[2]) for row in found])
-    return {row[0]: (row[1], about, *row[2:]) for row, about in zip(found, metadata, strict=True)}
+        found += checked_rows(connection, f"rid IN ({_placeholders(some)})", some, vectors=spec is not None)
+    metadata = parse_metadata([row[1:3] for row in found])
+    return {row[0]: (row[1], about, *row[2:4]) for row, about in zip(found, metadata, strict=True)}
+
+
+def checked_rows(
+    connection: sqlite3.Connection, chosen: str, parameters: Sequence[Any], *, vectors: bool = True
+) -> Iterator[Row]:
+    """Yield rows after their checksums were compared.
+
+    Args:
+        connection: in a read transaction.
+        chosen: SQL after WHERE.
+        parameters: of it.
+        vectors: read the vectors, too.
+
+    Raises:
+        StoreCorrupt: a row is damaged.
+    """
+    sealed = format_of(connection) > UNSEALED
+    crcs = "items.crc, vectors.crc" if sealed else "NULL, NULL"
+    statement = (
+        f"SELECT rid, id, metadata, {'vector' if vectors else 'NULL'}, jpeg, {crcs} FROM items "
+        f"LEFT JOIN vectors USING (rid) LEFT JOIN thumbnails USING (rid) WHERE {chosen}"
+    )
+    for rid, id, metadata, vector, jpeg, crc, vector_crc in connection.execute(statement, parameters):
+        if sealed and (
+            row_crc(rid, id, metadata, vector_crc, jpeg) != crc
+            or (vector is not None and zlib.crc32(vector) != vector_crc)
+        ):
+            raise StoreCorrupt(f"Item {id!r} is damaged (it fails its checksum); {_HINT}.")
+        yield rid, id, metadata, vector, jpeg
 
 
 def items_with(connection: sqlite3.Connection, ids: Sequence[str], spec: CollectionSpec) -> dict[str, Item]:
@@ -191,24 +224,20 @@ def items_with(connection: sqlite3.Connection, ids: Sequence[str], spec: Collect
     found: dict[str, Item] = {}
     for start in range(0, len(ids), MAX_IN):
         some = ids[start : start + MAX_IN]
-        statement = (
-            "SELECT id, vector, metadata, jpeg FROM items JOIN vectors USING (rid) "
-            f"LEFT JOIN thumbnails USING (rid) WHERE id IN ({_placeholders(some)})"
-        )
-        found |= {row[0]: to_item(*row, spec=spec) for row in connection.execute(statement, some)}
+        rows = checked_rows(connection, f"id IN ({_placeholders(some)})", some)
+        found |= {row[1]: to_item(row, spec) for row in rows}
     return found
 
 
-def to_item(id: str, blob: bytes | None, metadata: str, jpeg: bytes | None, spec: CollectionSpec) -> Item:
-    """Return an item from its columns.
-
-    The checksum of the vector is not verified here, but by `verify` and `repair`.
+def to_item(row: Row, spec: CollectionSpec, *, thumbnail: bool = True) -> Item:
+    """Return an item from a row.
 
     Raises:
         StoreCorrupt: the metadata or the vector is damaged.
     """
+    _, id, metadata, blob, jpeg = row
     vector = np.zeros(0, np.float32) if blob is None else to_vector(id, blob, spec)
-    return Item(id, vector, parse_metadata([(id, metadata)])[0], jpeg)
+    return Item(id, vector, parse_metadata([(id, metadata)])[0], jpeg if thumbnail else None)
 
 
 def to_vector(id: str, blob: bytes, spec: CollectionSpec | None) -> np.ndarray:

@@ -16,8 +16,9 @@ from typing import Any
 
 from nnclr_hub.errors import StoreCorrupt
 from nnclr_hub.store.base import Progress
+from nnclr_hub.store.commit_record import CommitRecord
 from nnclr_hub.store.embedded.catalog import connect, create_collection, read_spec
-from nnclr_hub.store.embedded.integrity import CommitRecord, insert_commit, last_commit, recounted, row_crc
+from nnclr_hub.store.embedded.integrity import insert_commit, last_commit, recounted, row_crc
 from nnclr_hub.store.embedded.rows import is_metadata, size_of
 from nnclr_hub.store.reports import SalvageReport
 from nnclr_hub.store.spec import CollectionSpec
@@ -166,7 +167,7 @@ def salvage(path: Path, lost: Path, progress: Progress = lambda done, total: Non
         ) from error
     # the index snapshots stay: the new file lists none of them, so the next start moves them to lost+found
     kept = replace_damaged(path, new, lost)
-    CommitRecord(path.with_suffix("")).reset(commit)
+    CommitRecord(path.with_suffix("") / "commit").remove()
     ids = tuple(source.ids.get(rid, f"row {rid}") for rid in lost_rows)
     return SalvageReport(saved, ids, suspected, thumbnails, str(kept))
 

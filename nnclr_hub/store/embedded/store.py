@@ -30,7 +30,7 @@ from nnclr_hub.store.records import RECORDS, Records
 from nnclr_hub.store.reports import CollectionInfo, SalvageReport, Statistics
 from nnclr_hub.store.settings import StoreSettings
 from nnclr_hub.store.spec import CollectionSpec
-from nnclr_hub.store.sqlite import format_of, remove_files, translated
+from nnclr_hub.store.sqlite import format_of, free_bytes, remove_files, translated
 
 log = logging.getLogger(__name__)
 
@@ -70,9 +70,9 @@ class EmbeddedStore(VectorStore):
         self._open: dict[str, EmbeddedCollection] = {}
         self._locks: dict[str, threading.Lock] = {}
         self._changing = threading.RLock()
-        self._idle = IdleCollections(lambda: list(self._open.values()), self._settings)
-        self._pid = os.getpid()
         self._reserve = Reserve(self.folder)
+        self._idle = IdleCollections(lambda: list(self._open.values()), self._settings, self._keep_reserve)
+        self._pid = os.getpid()
         self._lock: BinaryIO | None = None
         if read_only:
             with translated(self.folder):
@@ -271,6 +271,11 @@ class EmbeddedStore(VectorStore):
             self._release_lock()
 
     # ---- inside
+
+    def _keep_reserve(self) -> None:
+        """Keep space for deletions also while other programs fill the disk and nothing is written here."""
+        if not self.read_only:
+            self._reserve.keep(free_bytes(self.folder / CATALOG))
 
     def _opening(self, key: str) -> threading.Lock:
         """Return the lock to hold while a collection is opened or removed; others can be opened at the same time."""

@@ -29,10 +29,10 @@ import numpy as np
 
 from nnclr_hub.errors import DiskFull, NNCLRHubError, StoreError, StoreReadOnly
 from nnclr_hub.store.ann.index import AnnIndex
+from nnclr_hub.store.commit_record import CommitRecord
 from nnclr_hub.store.embedded.catalog import closed_error, last_seq
 from nnclr_hub.store.embedded.integrity import (
     Commit,
-    CommitRecord,
     add_digests,
     insert_commit,
     last_commit,
@@ -170,12 +170,21 @@ class Writer:
             while len(group) < GROUP and not self._requests.empty():
                 group.append(self._requests.get())
             running = None not in group
-            waiting = [request for request in group if request is not None and not request.alone]
-            if waiting:
-                self._commit(waiting)
-            for request in group:
-                if request is not None and request.alone:
-                    self._run_alone(request)
+            requests = [request for request in group if request is not None]
+            try:
+                self._run_group(requests)
+            except BaseException as error:  # a fault of ours; callers would wait forever if the thread ended
+                log.exception("the writer of %s failed", self._path)
+                self.failure = f"a write failed ({type(error).__name__}); see the log, and open the store again"
+                self._fail(requests, StoreReadOnly(self.failure))
+
+    def _run_group(self, requests: list[_Request[Any]]) -> None:
+        waiting = [request for request in requests if not request.alone]
+        if waiting:
+            self._commit(waiting)
+        for request in requests:
+            if request.alone:
+                self._run_alone(request)
 
     def _run_alone(self, request: _Request[Any]) -> None:
         try:
@@ -236,7 +245,7 @@ class Writer:
                 self.touched = False  # the flag is back
                 raise
         reached("write.committed")
-        self._record.write(commit)
+        self._record.write(commit.seq, commit.items, commit.digest)
         self.last = commit
         self.commits += 1
         self.commit_seconds = time.perf_counter() - started

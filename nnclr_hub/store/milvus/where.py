@@ -177,13 +177,14 @@ def _group(group: Group, dialect: Dialect, guarded: bool) -> _Clause:
         return _condition(node, dialect, guarded)
 
     must = [compiled(node) for node in group.must]
-    should = [compiled(node) for node in group.should]
+    should = None if group.should is None else [compiled(node) for node in group.should]
     # clauses that are unknown for a missing key must be false before `not` is applied
     must_not = [compiled(node, True) for node in group.must_not]
 
     def joined(side: Callable[[_Clause], str], other: Callable[[_Clause], str]) -> str:
         parts = [side(clause) for clause in must]
-        parts += [_joined("or", map(side, should))] if should else []
+        if should is not None:
+            parts.append(_joined("or", map(side, should)) if should else _NEVER)
         parts += [f"(not {other(clause)})" for clause in must_not]
         return _joined("and", parts) if parts else _ALWAYS
 
