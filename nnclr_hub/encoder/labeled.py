@@ -18,14 +18,12 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 
 from nnclr_hub.csv_table import read_csv
-from nnclr_hub.encoder.image_folder import SPLITS, label_of
-from nnclr_hub.encoder.image_list import find_images, image_files, is_packed
+from nnclr_hub.encoder.image_folder import SPLITS, TABLE, find_splits, splits_in
+from nnclr_hub.encoder.image_list import files_of, find_images, image_files, is_packed
 from nnclr_hub.encoder.packed_image import ImageSource, PackedImage
 from nnclr_hub.errors import InvalidRequest, NoImages
 
 log = logging.getLogger(__name__)
-
-TABLE = "labels.csv"
 
 
 @dataclass(frozen=True)
@@ -126,12 +124,27 @@ def _listed(source: str | Path) -> LabeledImages:
     folder = Path(source)
     if folder.is_file() and not is_packed(source):
         raise NoImages(f"{source} is a file; expected a folder or an archive of images, or a table .csv of labels.")
-    paths = image_files([source])
-    names = [
-        one.label if isinstance(one, PackedImage) else label_of(one, folder if folder.is_dir() else one.parent)
-        for one in paths
-    ]
-    return LabeledImages(tuple(paths), tuple((name,) if name else () for name in names), ((),) * len(paths), False)
+    sources, images = find_images([source])
+    names = [PackedImage(sources[one.source], one).label for one in images]
+    labels = tuple((name,) if name else () for name in names)
+    return LabeledImages(tuple(files_of(sources, images)), labels, ((),) * len(images), False)
+
+
+def read_splits(data: str | Path, *wanted: str) -> dict[str, LabeledImages]:
+    """Return the images of the wanted splits that a data set has, in its folders or inside archives; see `find_splits`.
+
+    Raises:
+        NoImages, InvalidRequest: see `read_labeled`.
+    """
+    if not is_packed(data):
+        return {name: read_labeled(folder) for name, folder in splits_in(data).items() if name in wanted}
+    images = read_labeled(data)
+    folders = [one.image.path.rpartition("/")[0] for one in images.paths if isinstance(one, PackedImage)]
+    return {
+        name: images.keep([i for i, folder in enumerate(folders) if f"{folder}/".startswith(f"{path}/")])
+        for name, path in find_splits(folders).items()
+        if name in wanted
+    }
 
 
 def _packed_from_table(table: Path, source: str | Path, root: Path | None) -> LabeledImages:

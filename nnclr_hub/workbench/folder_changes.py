@@ -18,7 +18,7 @@ from itertools import starmap
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from nnclr_hub.encoder.image_folder import label_of, left_out
+from nnclr_hub.encoder.image_folder import left_out
 from nnclr_hub.encoder.image_list import find_images, find_places, in_tiles, is_archive, is_packed, named
 from nnclr_hub.encoder.image_reading import PLAIN, ImageReading
 from nnclr_hub.encoder.packed_image import ImageSource, ListedImage, PackedImage
@@ -185,7 +185,7 @@ class Listing:
         metadata = {"path": self.file_of(image)[1]} | self.state(image)
         if image.offset is not None or not source.is_local:
             return FolderImage(id, PackedImage(source, image), metadata | self.offset(image))
-        metadata |= _label(label_of(Path(image.path), Path()))
+        metadata |= _label(image.folder)
         if image.tile is not None:
             box = {BOX: list(image.tile.box)} | ({WINDOW: list(image.tile.window)} if image.tile.window else {})
             return FolderImage(id, image.tile, metadata | box)

@@ -15,9 +15,9 @@ from typing import Protocol
 import numpy as np
 
 from nnclr_hub.encoder.features import file_key
-from nnclr_hub.encoder.image_folder import SPLITS
+from nnclr_hub.encoder.image_folder import splits_in
 from nnclr_hub.encoder.image_list import is_packed
-from nnclr_hub.encoder.labeled import LabeledImages, first_names, read_labeled
+from nnclr_hub.encoder.labeled import LabeledImages, first_names, read_labeled, read_splits
 from nnclr_hub.encoder.packed_image import PackedImage
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.probe.cross_validation import stratified_folds
@@ -101,7 +101,7 @@ def read_task(
         return _table_task(folder, labels, root, metric)
     if not is_packed(folder) and not Path(folder).is_dir():
         raise InvalidRequest(f"{folder} does not exist; name a folder of labeled images.")
-    every = _parts(folder)
+    every = read_splits(folder, "train", "val", "test")
     folder = Path(folder)
     scored = next((part for part in ("test", "val") if part in every), None)
     if scored is None or "train" not in every:
@@ -147,15 +147,6 @@ def read_task(
     )
 
 
-def _parts(folder: str | Path) -> dict[str, LabeledImages]:
-    """Return the images of train/, val/ and test/, as far as they exist, by the first folder inside of archives."""
-    if not is_packed(folder):
-        return {part: read_labeled(Path(folder, part)) for part in SPLITS[:3] if Path(folder, part).is_dir()}
-    images = read_labeled(folder)
-    tops = [one.image.path.partition("/")[0] if isinstance(one, PackedImage) else "" for one in images.paths]
-    return {part: images.keep([i for i, top in enumerate(tops) if top == part]) for part in SPLITS[:3] if part in tops}
-
-
 def _table_task(folder: str | Path, labels: Path, root: Path | None, metric: str | None) -> Task:
     """Return a task on the images of a table that exist, of which a fifth of each class is scored."""
     images = read_labeled(folder, labels, root).labeled
@@ -194,12 +185,14 @@ def read_pair(folder: Path, queries: str | None = None, gallery: str | None = No
     if (queries is None) != (gallery is None):
         raise InvalidRequest("Use both --queries and --gallery, or neither.")
     if queries is None or gallery is None:
-        scored = next((part for part in ("test", "val") if (folder / part).is_dir()), None)
-        if scored is None or not (folder / "train").is_dir():
+        splits = splits_in(folder)
+        scored = next((part for part in ("test", "val") if part in splits), None)
+        if scored is None or "train" not in splits:
             part = _labeled_part(folder)
             images = Part(part.paths, part.numbers(part.classes))
             return Task(folder.resolve().name, part.classes, images, images)
-        queries, gallery, name = scored, "train", folder.resolve().name
+        queries, gallery = (str(splits[part].relative_to(folder)) for part in (scored, "train"))
+        name = folder.resolve().name
     else:
         name = f"{folder.resolve().name}, {Path(queries).stem} in {Path(gallery).stem}"
     query_images, searched = (

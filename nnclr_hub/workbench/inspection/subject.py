@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from nnclr_hub.encoder.features import FeatureSource, extract_features, unit_rows
-from nnclr_hub.encoder.image_folder import SPLITS
+from nnclr_hub.encoder.image_folder import find_splits
 from nnclr_hub.encoder.image_reading import PLAIN
 from nnclr_hub.encoder.tiles import Tiling
 from nnclr_hub.errors import InvalidRequest, NoImages
@@ -104,7 +104,7 @@ def folder_subject(
         unit_rows(np.asarray(features.raw)[kept]).astype(np.float32),
         tuple(one for i in rows if isinstance(one := found[i], Scanned)),
         tuple(listed.labels[i] for i in rows),
-        tuple(_part(listed.names[i], parts) for i in rows),
+        tuple(_parts([listed.names[i] for i in rows], parts)),
         listed.left_out,
         tuple(broken),
         encoder.name,
@@ -135,7 +135,7 @@ def collection_subject(
             f"{MOST_VECTORS // (4 * collection.spec.dim)} of this length of vectors."
         )
     progress = report("reading")
-    ids, vectors, scanned, named, part, confirmed = [], [], [], [], [], set()
+    ids, vectors, scanned, named, paths, confirmed = [], [], [], [], [], set()
     for items in pages(collection, None, limit=500):
         for item in items:
             path = str(item.metadata.get("path", item.id))
@@ -149,7 +149,7 @@ def collection_subject(
             vectors.append(item.vector)
             scanned.append(one if isinstance(one, Scanned) else None)
             named.append(label if isinstance(label, str) else None if label is None else str(label))
-            part.append(_part(path, parts))
+            paths.append(path)
             written = item.metadata.get(KEY)
             if named[-1] is not None and isinstance(written, dict) and written.get(REVIEWED) == named[-1]:
                 confirmed.add(item.id)
@@ -162,12 +162,16 @@ def collection_subject(
         rows,
         tuple(scanned),
         tuple(named),
-        tuple(part),
+        tuple(_parts(paths, parts)),
         model=model or "unknown",
         confirmed=frozenset(confirmed),
     )
 
 
-def _part(name: str, parts: Parts) -> str:
-    first, slash, _ = name.partition("/")
-    return first if slash and (parts == "folders" or first in SPLITS) else ""
+def _parts(paths: Sequence[str], parts: Parts) -> list[str]:
+    """Return the split, or the first folder, of each image; "" if it has none."""
+    folders = [path.rpartition("/")[0] for path in paths]
+    if parts == "folders":
+        return [folder.partition("/")[0] for folder in folders]
+    splits = find_splits(folders)
+    return [next((one for one, path in splits.items() if f"{f}/".startswith(f"{path}/")), "") for f in folders]
