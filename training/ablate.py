@@ -19,6 +19,7 @@ from statistics import mean, stdev
 from rich.console import Console
 
 from nnclr_hub.encoder.device import find_device
+from nnclr_hub.encoder.labeled import LabelTable
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.file_replacement import replace_file
 
@@ -52,7 +53,7 @@ def ablate(
     out: Path,
     *,
     rows: Sequence[str] = (),
-    labels: Path | None = None,
+    labels: LabelTable | Path | None = None,
     root: Path | None = None,
     seeds: int = 1,
     device: str | None = None,
@@ -134,7 +135,9 @@ def for_data(
     )
 
 
-def _check_data(recipes: Sequence[Recipe], data: Sequence[str | Path], labels: Path | None, console: Console) -> None:
+def _check_data(
+    recipes: Sequence[Recipe], data: Sequence[str | Path], labels: LabelTable | Path | None, console: Console
+) -> None:
     """Check the data before the first row for everything that would stop a later row."""
     folders = find_data(data, console)
     if any(recipe.pick == "oracle" for recipe in recipes):

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from nnclr_hub.encoder.labeled import LabelTable
 from nnclr_hub.errors import missing_package
 from nnclr_hub.method import Learner, Objective, SupportSet
 from nnclr_hub.progress import bar
@@ -101,7 +102,7 @@ def pretrain(
     plugins: Sequence[str | Path] = (),
     resume: bool = False,
     init: str | None = None,
-    labels: Path | None = None,
+    labels: LabelTable | Path | None = None,
     root: Path | None = None,
     device: str | None = None,
     minutes: float | None = None,
@@ -148,7 +149,7 @@ def pretrain(
     chosen = (find_recipe(recipe) if isinstance(recipe, str) else recipe).with_settings(settings)
     chosen = with_parts(chosen, learner, support_set, objective, augmentation)
     data = [data] if isinstance(data, str | Path) else data
-    table = None if labels is None else table_set(Path(labels), root, data)  # a wrong table stops the run at once
+    table = None if labels is None else table_set(labels, root, data)  # a wrong table stops the run at once
     try:
         called = Callbacks([*(CALLBACKS[name]() for name in chosen.callbacks), *callbacks])
     except ModuleNotFoundError as error:

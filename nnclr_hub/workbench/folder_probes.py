@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from nnclr_hub.encoder.features import FeatureSource, ImageFile, extract_features, unit_rows
-from nnclr_hub.encoder.labeled import LabeledImages, first_names, read_labeled, read_splits
+from nnclr_hub.encoder.labeled import LabeledImages, LabelTable, first_names, read_labeled, read_splits
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.probe.linear_probe import LinearProbe, Prediction
 from nnclr_hub.store.base import Collection, Progress
 from nnclr_hub.store.pages import pages
 from nnclr_hub.workbench.probe_fitting import ProbeEvaluation, held_out_rows, score_probe
+from nnclr_hub.workbench.table_items import path_of
 
 PAGE = 1000  # items of a collection at a time
 
@@ -45,7 +46,7 @@ def fit_probe(
     threshold: float | None = None,
     reject_far: float | None = None,
     device: str | None = None,
-    labels: Path | None = None,
+    labels: LabelTable | Path | None = None,
     root: Path | None = None,
     progress: Progress = lambda done, total: None,
 ) -> Fitted:
@@ -120,7 +121,7 @@ def evaluate_probe(
     encoder: FeatureSource,
     data: str | Path,
     *,
-    labels: Path | None = None,
+    labels: LabelTable | Path | None = None,
     root: Path | None = None,
     progress: Progress = lambda done, total: None,
 ) -> ProbeEvaluation:
@@ -177,21 +178,21 @@ def predict_labels(
 
 def predict_collection(
     probe: LinearProbe, collection: Collection, *, progress: Progress = lambda done, total: None
-) -> tuple[list[str], Prediction]:
-    """Return the ids of all items and the probe's prediction for their stored vectors.
+) -> tuple[list[tuple[str, str]], Prediction]:
+    """Return the id and path of all items, and the probe's prediction for their stored vectors.
 
     Raises:
         FingerprintMismatch: if the probe belongs to another encoder than the collection.
         InvalidRequest: the collection is empty.
     """
     probe.require(collection.spec.fingerprint)
-    ids: list[str] = []
+    ids: list[tuple[str, str]] = []
     labels: list[Any] = []
     probabilities: list[np.ndarray] = []
     total = collection.count()
     for items in pages(collection, None, limit=PAGE):
         found = probe.predict(unit_rows(np.stack([item.vector for item in items]).astype(np.float32)))
-        ids += [item.id for item in items]
+        ids += [(item.id, path_of(item)) for item in items]
         labels += found.labels
         probabilities.append(found.probabilities)
         progress(len(ids), max(total, len(ids)))

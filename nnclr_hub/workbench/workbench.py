@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from nnclr_hub.encoder.embedder import Embedder
+from nnclr_hub.encoder.labeled import LabelTable
 from nnclr_hub.encoder.tiles import Tiling
 from nnclr_hub.errors import (
     CollectionNotFound,
@@ -196,6 +197,7 @@ class Workbench:
         prune: bool = False,
         thumbnails: bool = True,
         tiling: Tiling | None = None,
+        labels: LabelTable | str | Path | None = None,
         begin: Callable[[FolderChanges], None] = lambda changes: None,
         progress: Progress = lambda done, total: None,
     ) -> IndexReport:
@@ -218,6 +220,7 @@ class Workbench:
                 prune=prune,
                 thumbnails=thumbnails,
                 tiling=tiling,
+                labels=labels,
                 begin=begin,
                 progress=progress,
             )

@@ -21,7 +21,7 @@ from nnclr_hub.encoder.features import FeatureSource
 from nnclr_hub.encoder.hand_crafted import FLOORS
 from nnclr_hub.encoder.image_list import is_packed
 from nnclr_hub.encoder.image_reading import ImageReading
-from nnclr_hub.encoder.labeled import first_names
+from nnclr_hub.encoder.labeled import LabelTable, first_names
 from nnclr_hub.encoder.loader import load_encoder
 from nnclr_hub.errors import InvalidRequest, ModelFilesMissing, NNCLRHubError
 from nnclr_hub.hub.sources import split_reading
@@ -59,7 +59,7 @@ class EvalRequest:
     device: str | None = None
     crops: int = 1
     command: str = ""
-    labels: Path | None = None
+    labels: LabelTable | Path | None = None
     root: Path | None = None
     backend: str = "torch"
 
@@ -75,7 +75,7 @@ def evaluate(
     gallery: str | None = None,
     device: str | None = None,
     crops: int = 1,
-    labels: Path | None = None,
+    labels: LabelTable | Path | None = None,
     root: Path | None = None,
     backend: str = "torch",
     command: str = "",

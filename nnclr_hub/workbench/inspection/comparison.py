@@ -25,6 +25,7 @@ from nnclr_hub.encoder.decoding import decode_image
 from nnclr_hub.encoder.embedder import Embedder
 from nnclr_hub.encoder.features import FeatureSource, extract_features, unit_rows
 from nnclr_hub.encoder.hand_crafted import HandCrafted
+from nnclr_hub.encoder.labeled import LabelTable
 from nnclr_hub.errors import ImageError, InvalidRequest
 from nnclr_hub.inspect.neighbors import nearest
 from nnclr_hub.probe.cross_validation import FOLDS, out_of_fold
@@ -106,7 +107,7 @@ class EncoderComparison:
 def compare_sources(
     folder: str | Path,
     sources: Sequence[tuple[str, FeatureSource]],
-    labels: Path | None = None,
+    labels: LabelTable | Path | None = None,
     root: Path | None = None,
     *,
     report: Report = lambda title: lambda done, total: None,

@@ -131,8 +131,12 @@ class Findings:
         ]
 
 
-def write_findings(found: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Write findings.json, and a table of each finding whose first column is `id`; return the files."""
+def write_findings(found: Mapping[str, Any], folder: Path, paths: Mapping[str, str] | None = None) -> list[Path]:
+    """Write findings.json, and a table of each finding whose first columns are `id` and `path`; return the files.
+
+    Args:
+        paths: of the items; None: the items are paths.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / JSON_FILE
     path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
@@ -155,16 +159,27 @@ def write_findings(found: Mapping[str, Any], folder: Path) -> list[Path]:
     problems = [(one["item"], ";".join(one["problems"])) for one in found["image_problems"]]
     broken = [(one["item"], one["reason"]) for one in found["broken"]]
     tables: dict[str, tuple[Sequence[str], Sequence[Sequence[Any]]]] = {
-        "duplicates.csv": (("id", "same_as", "score"), surplus),
-        "outliers.csv": (("id", "outlier_score"), flagged),
-        "suspect_labels.csv": (("id", "label", "given_label", "score"), suspects),
-        "leaks.csv": (("id", "part", "same_as", "score"), leaks),
-        "clusters.csv": (("id", "cluster"), clusters),
-        "label_next.csv": (("id", "label"), [(one["item"], "") for one in found["label_next"]]),
-        "image_problems.csv": (("id", "problems"), problems),
-        "broken.csv": (("id", "reason"), broken),
+        "duplicates.csv": (("same_as", "score"), surplus),
+        "outliers.csv": (("outlier_score",), flagged),
+        "suspect_labels.csv": (("label", "given_label", "score"), suspects),
+        "leaks.csv": (("part", "same_as", "score"), leaks),
+        "clusters.csv": (("cluster",), clusters),
+        "label_next.csv": (("label",), [(one["item"], "") for one in found["label_next"]]),
+        "image_problems.csv": (("problems",), problems),
+        "broken.csv": (("reason",), broken),
     }
-    return [path, *(_write_table(folder / name, *content) for name, content in tables.items())]
+    known = paths or {}
+    return [
+        path,
+        *(
+            _write_table(
+                folder / name,
+                ("id", "path", *columns),
+                [(id, known.get(id, id), *others) for id, *others in rows],
+            )
+            for name, (columns, rows) in tables.items()
+        ),
+    ]
 
 
 def find(
