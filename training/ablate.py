@@ -22,6 +22,7 @@ from nnclr_hub.encoder.device import find_device
 from nnclr_hub.encoder.labeled import LabelTable
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.file_replacement import replace_file
+from nnclr_hub.terminal import PlainConsole
 
 from .assemble import require_labels
 from .data.datasets import ImageFiles, evaluation_sets, training_files
@@ -75,7 +76,7 @@ def ablate(
         InvalidRequest: an unknown table, or a row that the recipe does not support.
         and the errors of `pretrain`.
     """
-    console = console or Console(stderr=True)
+    console = console or PlainConsole(stderr=True)
     table = find_table(name)
     folder = Path(out) / name
     base = for_data(base, data, device, console, table_set(labels, root, data).train if labels else None)

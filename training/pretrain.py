@@ -28,6 +28,7 @@ from nnclr_hub.encoder.labeled import LabelTable
 from nnclr_hub.errors import missing_package
 from nnclr_hub.method import Learner, Objective, SupportSet
 from nnclr_hub.progress import bar
+from nnclr_hub.terminal import PlainConsole
 
 from .assemble import build_learner, place_learner
 from .callbacks import CALLBACKS, Callback, Callbacks
@@ -155,7 +156,7 @@ def pretrain(
     except ModuleNotFoundError as error:
         raise missing_package(error) or error from error
     request = _Request(chosen, data, Path(out), resume, init, table, minutes, until, terms, called, digests)
-    console = console or Console(stderr=True)
+    console = console or PlainConsole(stderr=True)
     with (
         requeue_signal(console),
         joined(device, chosen.collective_minutes) as ranks,
@@ -171,7 +172,7 @@ def _pretrain(request: _Request, ranks: Ranks, console: Console) -> PretrainResu
     start = find_initial_encoder(init) if init else None
     claim(out, request.resume, ranks, console)
     for note in request.table.left_out if request.table else ():
-        console.print(note, style="yellow", highlight=False, markup=False)
+        console.print(note, style="yellow", highlight=False)
     saved = load_checkpoint(out) if request.resume else None
     ready = prepare(
         request.recipe,

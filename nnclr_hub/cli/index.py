@@ -127,12 +127,11 @@ def index(
     else:
         list_broken(report.broken)
         if report.empty:  # files of other formats are reported when the folder is listed
-            err.print(f"left out: {report.empty} empty tiles", markup=False)
+            err.print(f"left out: {report.empty} empty tiles")
         kept = f" {report.kept} kept (their files may exist)," if report.kept else ""
         out.print(
             f"{collection}: {report.added} added, {report.updated} updated, {report.unchanged} unchanged, "
             f"{report.removed} removed,{kept} {len(report.broken)} broken; {total} items in {server or store}",
-            markup=False,
         )
     if report.broken and not report.added + report.updated + report.unchanged:
         raise none_read(len(report.broken))
@@ -352,7 +351,7 @@ def result_of(client: Client, job: Job, progress: Progress) -> dict[str, Any]:
         return dict(client.jobs.wait(job.id, progress=progress).result or {})
     except KeyboardInterrupt:
         how = f"cancel it in the web app, or with DELETE /api/v1/jobs/{job.id}"
-        err.print(f"The server continues with the job {job.id} ({job.kind}); {how}.", markup=False, soft_wrap=True)
+        err.print(f"The server continues with the job {job.id} ({job.kind}); {how}.", soft_wrap=True)
         raise
 
 
@@ -373,6 +372,6 @@ def none_read(count: int) -> ImageError:
 def list_broken(broken: Sequence[tuple[str, str]], count: int | None = None) -> None:
     """List the files that could not be read, on standard error; `count` if a server listed fewer than there are."""
     for path, reason in broken[:SHOWN]:
-        err.print(f"skipped {path}: {reason}", style="yellow", markup=False, soft_wrap=True)
+        err.print(f"skipped {path}: {reason}", style="yellow", soft_wrap=True)
     if (more := (len(broken) if count is None else count) - SHOWN) > 0:
         err.print(f"... and {more} more", style="yellow")

@@ -149,7 +149,7 @@ def inspect(
             shown = f"not checked: that needs {needed}"
         table.add_row(name.replace("_", " "), str(shown if shown != "" else "none"))
     out.print(table)
-    out.print(f"Wrote {len(written)} files to {to}; the report is {page}.", markup=False)
+    out.print(f"Wrote {len(written)} files to {to}; the report is {page}.")
 
 
 def _remote(
@@ -220,10 +220,10 @@ def _is_collection(what: str, store: str | None) -> bool:
         note = (
             f"{what} is a folder, and also a collection; this is the folder. For the collection, add --store {place}."
         )
-        err.print(note, markup=False, soft_wrap=True)
+        err.print(note, soft_wrap=True)
     elif store is not None and not found:
         note = f"No collection {what} was found in the store {place}; this is the folder or archive of that name."
-        err.print(note, markup=False, soft_wrap=True)
+        err.print(note, soft_wrap=True)
     return found and store is not None
 
 
@@ -369,4 +369,4 @@ def _show_comparison(found: EncoderComparison, as_json: bool) -> None:
         print_json(found.as_json())
         return
     out.print(found.table())
-    out.print(found.conclusion, markup=False)
+    out.print(found.conclusion)

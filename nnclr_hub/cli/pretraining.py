@@ -91,7 +91,7 @@ def pretrain(
         settings = [f"reading={reading.over(PLAIN)}", *settings]
     chosen = program.find_recipe(recipe).with_settings(settings)
     if show:
-        out.print(program.RECIPES[recipe].describe(recipe), markup=False)
+        out.print(program.RECIPES[recipe].describe(recipe))
         table = Table("setting", "value", "meaning", box=None, header_style="bold")
         for name, _, meaning in type(chosen).settings():
             table.add_row(name, str(getattr(chosen, name)), meaning)

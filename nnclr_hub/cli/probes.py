@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-import sys
+import io
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +16,7 @@ from nnclr_hub.cli.index import list_broken
 from nnclr_hub.cli.reading import ReadingOptions, reads_images, reads_labels
 from nnclr_hub.cli.verbs import DEFAULT_STORE, Json, Model, Store, chosen_model, err, out, print_json
 from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.terminal import print_data
 
 group = typer.Typer(no_args_is_help=True, help="Linear probes: predict labels from a few labeled images.")
 Probe = Annotated[Path, typer.Option("--probe", help="Folder that `nnclr probe fit` wrote.")]
@@ -118,7 +119,7 @@ def evaluate(
         print_json({**asdict(result), "pictures": result.images})  # the key of earlier versions
         return
     for sentence in result.left_out:
-        err.print(f"left out: {sentence}", style="yellow", markup=False, soft_wrap=True)
+        err.print(f"left out: {sentence}", style="yellow", soft_wrap=True)
     out.print("  ".join(f"{name} {value:.3f}" for name, value in result.scores.items()) + f"  ({result.images} images)")
     if result.none:
         out.print(f"no class predicted: {result.none:.1%}")
@@ -178,7 +179,9 @@ def predict(
         shown = ";".join(map(str, label)) if isinstance(label, tuple) else ("" if label is None else label)
         rows.append([id, path, shown, f"{probabilities.max():.6g}", *(f"{p:.6g}" for p in probabilities)])
     if to is None:
-        csv.writer(sys.stdout).writerows(rows)
+        text = io.StringIO()
+        csv.writer(text).writerows(rows)
+        print_data(text.getvalue())
         return
     try:
         with to.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from nnclr_hub.cli.place import Place, on_store
@@ -89,7 +88,7 @@ def set_metadata(
     if as_json:
         print_json({"collection": name, "updated": updated})
         return
-    out.print(f"{name}: metadata of {updated} items set{_unknown(ids, updated)}", markup=False)
+    out.print(f"{name}: metadata of {updated} items set{_unknown(ids, updated)}")
 
 
 def delete(
@@ -119,7 +118,7 @@ def delete(
     if as_json:
         print_json({"collection": name, "deleted": deleted})
         return
-    out.print(f"{name}: {deleted} items deleted{_unknown(ids, deleted)}", markup=False)
+    out.print(f"{name}: {deleted} items deleted{_unknown(ids, deleted)}")
 
 
 def facets(
@@ -144,14 +143,14 @@ def facets(
         print_json([{**asdict(one), "values": values[key]} for key, one in found.items()])
         return
     for key, one in found.items():
-        table = Table(box=None, header_style="bold", title=f"{escape(key)}: {one.items} items", title_justify="left")
+        table = Table(box=None, header_style="bold", title=f"{key}: {one.items} items", title_justify="left")
         table.add_column("value", overflow="fold")
         table.add_column("items", justify="right")
         for value, number in one.values:
-            table.add_row(escape(value if isinstance(value, str) else json.dumps(value)), f"{number:,}")
+            table.add_row(value if isinstance(value, str) else json.dumps(value), f"{number:,}")
         out.print(table)
         if one.distinct > len(one.values):
-            err.print(f"{one.distinct - len(one.values)} further values; --limit shows more.", markup=False)
+            err.print(f"{one.distinct - len(one.values)} further values; --limit shows more.")
 
 
 def indexed(
@@ -178,7 +177,7 @@ def indexed(
     if as_json:
         print_json({"collection": name, "indexed": known})
         return
-    out.print(f"{name}: {', '.join(known) or 'no key'} indexed", markup=False)
+    out.print(f"{name}: {', '.join(known) or 'no key'} indexed")
 
 
 def _chosen(
