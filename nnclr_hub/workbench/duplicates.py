@@ -22,6 +22,7 @@ from nnclr_hub.store.pages import pages
 from nnclr_hub.store.percentiles import random_pairs
 from nnclr_hub.store.queries import group_key
 from nnclr_hub.store.vector_transform import unit_length
+from nnclr_hub.store.where import value_of
 from nnclr_hub.workbench.image_record import PIXEL_HASH
 
 PAGE = 256
@@ -70,8 +71,8 @@ def same_value(collection: Collection, key: str, *, progress: Progress = lambda 
     groups: dict[str, list[str]] = {}
     for items in _counted(collection, {"must": [{"key": key, "exists": True}]}, MAX_LIMIT, progress, with_vector=False):
         for item in items:
-            if item.metadata[key] is not None:
-                groups.setdefault(group_key(item.metadata[key]), []).append(item.id)
+            if (value := value_of(item.metadata, key, None)) is not None:
+                groups.setdefault(group_key(value), []).append(item.id)
     return _largest_first(groups.values())
 
 
