@@ -33,6 +33,7 @@ from nnclr_hub.encoder.readers.tiff import MAGIC, TiffReader, has_more_channels,
 from nnclr_hub.encoder.tile import Tile
 from nnclr_hub.encoder.unsupported_formats import check_channels, refuse_unidentified
 from nnclr_hub.encoder.warning_filters import ignore_warnings
+from nnclr_hub.encoder.wide_image import eight_bits, is_wide
 from nnclr_hub.errors import ImageError, ImageTooExpensive, ImageTooLarge, InvalidRequest
 
 FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "AVIF", "PPM", "ICO", "QOI", "JPEG2000", "HEIF")
@@ -83,7 +84,8 @@ def decode_image(source: DecodableImage, reading: ImageReading = PLAIN) -> Image
     """Read one image: RGB, upright by its EXIF orientation, the first frame of several.
 
     16-bit channels are scaled to 8 bits, not clipped; 12-bit gray in a 16-bit file is scaled from 12 (decision 0015).
-    Gray becomes RGB. Transparent pixels are blended with white.
+    Gray becomes RGB. Transparent pixels are blended with white, or with black if
+    the others are nearly white.
 
     Args:
         source: a path, the file's bytes, or a PIL image, which is already read.
@@ -202,6 +204,9 @@ def decode_scaled(
         assert image is not None
         with image:
             check_size(image.width, image.height)
+            if is_wide(image):
+                announce_pixels(2 * image.width * image.height, scans)
+                image = eight_bits(image, checked)
             if reading != PLAIN:
                 return _full_size(_read_stack(pillow_stack(image, reading), shown or name, reading, bands))
             if image.format == "TIFF" and getattr(image, "is_animated", False):

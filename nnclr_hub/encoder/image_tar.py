@@ -144,7 +144,7 @@ def samples(
     for stem, found in texts.items():
         owners = by_stem.get(stem) or by_key.get(stem) or ()
         if len(owners) == 1:
-            texts_of.setdefault(*owners, {}).update(found)
+            texts_of.setdefault(next(iter(owners)), {}).update(found)
         else:
             unmatched.update(found.keys())
     for image in images:

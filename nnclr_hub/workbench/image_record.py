@@ -12,6 +12,7 @@ import numpy as np
 from PIL import Image
 
 from nnclr_hub.encoder.channel_image import AnyImage, ChannelImage, for_people
+from nnclr_hub.encoder.color import LOST
 from nnclr_hub.encoder.decoding import DecodableImage, decode_any
 from nnclr_hub.encoder.image_reading import ImageReading
 from nnclr_hub.store.checks import MAX_THUMBNAIL
@@ -52,7 +53,8 @@ def pixel_hash(image: AnyImage) -> str:
     """Return a hash that is equal for equal images, whatever their files are.
 
     It is the SHA-256, in hex, of width and height (8 bytes each, little-endian) and the bytes of RGB, or of all
-    channels, row by row.
+    channels, row by row; and of what the conversion to 8 bits and the blending of transparent pixels lost. It is not
+    a hash of the file: other frames, pages, channels and EXIF may differ.
 
     Args:
         image: as `decode_any` returns it, upright.
@@ -60,6 +62,8 @@ def pixel_hash(image: AnyImage) -> str:
     rgb = image if isinstance(image, ChannelImage) else for_people(image)
     digest = hashlib.sha256(b"".join(side.to_bytes(8, "little") for side in rgb.size))
     digest.update(rgb.tobytes())
+    if isinstance(rgb, Image.Image):
+        digest.update(rgb.info.get(LOST, b""))
     return digest.hexdigest()
 
 
