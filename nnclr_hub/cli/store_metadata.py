@@ -62,7 +62,7 @@ def set_metadata(
 
     Example: nnclr store set photos --from excel.csv --path-column Datei --column label=Art
     """
-    from nnclr_hub.workbench.image_record import PIXEL_HASH
+    from nnclr_hub.workbench.image_record import HASHES
 
     if (metadata is None) == (not columns):
         raise InvalidRequest("Give METADATA, or --from FILE with --column; exactly one of them.")
@@ -72,9 +72,7 @@ def set_metadata(
         rows = _rows(table, path_column, columns)
         with place.opened() as there:
             found = _items(there.get(name), table, rows)
-            updated = there.get(name).update_each(
-                {id: patch for id, patch in found.items() if patch}, keep=[PIXEL_HASH]
-            )
+            updated = there.get(name).update_each({id: patch for id, patch in found.items() if patch}, keep=HASHES)
     else:
         try:
             patch = json.loads(metadata or "")
@@ -84,7 +82,7 @@ def set_metadata(
             raise InvalidRequest(f"METADATA is not JSON ({error}); {form}.") from error
         with place.opened() as there:
             chosen = _chosen(there.get(name), ids, where, table, path_column)
-            updated = there.get(name).update_metadata(patch, **chosen, replace=replace, keep=[PIXEL_HASH])
+            updated = there.get(name).update_metadata(patch, **chosen, replace=replace, keep=HASHES)
     if as_json:
         print_json({"collection": name, "updated": updated})
         return

@@ -37,7 +37,7 @@ from nnclr_hub.store.replacement import drop_with_replacement, write_targets
 from nnclr_hub.workbench.add_request import AddRequest, NewImage
 from nnclr_hub.workbench.folder_changes import FolderChanges, IndexReport, check_images
 from nnclr_hub.workbench.folder_index import index_folder
-from nnclr_hub.workbench.image_record import PIXEL_HASH
+from nnclr_hub.workbench.image_record import HASHES
 from nnclr_hub.workbench.ingestion import Ingestion, add_images
 from nnclr_hub.workbench.models import Models, bind_again, embedder_for
 from nnclr_hub.workbench.originals import Originals
@@ -301,8 +301,7 @@ class Workbench:
         """
         with self._write_targets(name) as collections:
             updated = [
-                one.update_metadata(metadata, ids=ids, where=where, replace=replace, keep=[PIXEL_HASH])
-                for one in collections
+                one.update_metadata(metadata, ids=ids, where=where, replace=replace, keep=HASHES) for one in collections
             ]
         return updated[0]
 
@@ -313,7 +312,7 @@ class Workbench:
             CollectionMoving: see `writing`.
         """
         with self._write_targets(name) as collections:
-            updated = [one.update_each(metadata, keep=[PIXEL_HASH]) for one in collections]
+            updated = [one.update_each(metadata, keep=HASHES) for one in collections]
         return updated[0]
 
     # ---- search
