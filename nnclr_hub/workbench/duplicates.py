@@ -14,12 +14,10 @@ from typing import Any, Literal
 import numpy as np
 
 from nnclr_hub.errors import InvalidRequest
-from nnclr_hub.inspect.chance import chance_level
-from nnclr_hub.inspect.duplicates import EXPECTED, RANDOM_PAIRS, link_pairs
+from nnclr_hub.inspect.duplicates import chance_threshold, link_pairs
 from nnclr_hub.store.base import Collection, Item, Progress, Where
 from nnclr_hub.store.checks import MAX_K, MAX_LIMIT
 from nnclr_hub.store.pages import pages
-from nnclr_hub.store.percentiles import random_pairs
 from nnclr_hub.store.queries import group_key
 from nnclr_hub.store.vector_transform import unit_length
 from nnclr_hub.store.where import value_of
@@ -164,9 +162,7 @@ def calibrated_threshold(collection: Collection) -> float:
         if len(rows) >= SAMPLE:
             break
     vectors = unit_length(collection.compared(np.stack(rows).astype(np.float32)))
-    pairs = random_pairs(len(vectors), RANDOM_PAIRS)
-    scores = (vectors[pairs[:, 0]] * vectors[pairs[:, 1]]).sum(axis=1)
-    return chance_level(scores, total * (total - 1) / 2, EXPECTED)
+    return chance_threshold(vectors, total, "raw")[0]
 
 
 def check_pair_score(collection: Collection, threshold: float) -> None:

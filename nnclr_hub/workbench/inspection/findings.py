@@ -203,11 +203,16 @@ def find(
     place = {item: i for i, item in enumerate(subject.items)}
     exact = tuple(tuple(place[item] for item in group) for group in inspect.equal_values(subject.items, hashes))
     near = _near_duplicates(subject, exact, report("comparing"))
+    copies = {group[0]: group for group in exact}  # of which the first represents the others
+    whole = [tuple(sorted(copy for one in group for copy in copies.pop(one, (one,)))) for group in near.groups]
     leaks = inspect.find_leaks(
-        [*((group, 1.0) for group in exact), *zip(near.groups, near.scores, strict=True)], subject.parts
+        [*((group, 1.0) for group in exact), *zip(whole, near.scores, strict=True)], subject.parts
     )
-    scores = inspect.outliers(vectors)
-    low, high = np.quantile(scores, [0.25, 0.75])
+    groups = [*whole, *copies.values()]
+    scores = inspect.outliers(vectors, groups=groups)
+    different = np.ones(len(vectors), bool)
+    different[[i for group in groups for i in group[1:]]] = False
+    low, high = np.quantile(scores[different], [0.25, 0.75])
     labeled = np.array([i for i, label in enumerate(subject.labels) if label], np.int64)
     names = [subject.labels[i] or "" for i in labeled]
     classes = tuple(sorted(set(names)))
