@@ -31,13 +31,13 @@ CANDIDATES = 5  # neighbors of each row that are compared by pixels
 LEAST_ALIGNED = 0.88  # at this correlation of details, people see the same photo; benchmarks/inspect.py measures it
 USUAL = 0.1  # share of random pairs below the score whose distance from the median is that of usual high scores
 ROUNDS = 5  # of grouping again with another threshold, or with representatives of groups
-RANDOM_PAIRS, RANDOM_ALIGNED = 200_000, 4_000
+RANDOM_PAIRS, RANDOM_ALIGNED = 200_000, 1_000
 ALIKE = 0.9  # centered cosine from which a vector is not compared as another image, until it is calibrated
 EQUAL = 0.995  # the same of cosines that are not centered
 SAMPLE = 2_000  # vectors that are compared all with all to find which images differ
 LEAST = 10  # different images of which random pairs say something
 EXPECTED = 0.1  # pairs of different images in the whole collection that may reach the threshold by chance
-COMPARED = 30  # members of a group with which a new member is compared, at most
+COMPARED = 8  # members of a group with which a new member is compared, at most
 
 
 @dataclass(frozen=True)
@@ -100,15 +100,16 @@ def near_duplicates(
     if small is None:
         return _by_vectors(rows, threshold)
     white = np.ascontiguousarray(VectorTransform.fit(rows[distinct_rows(rows)], "whiten")(rows))
-    aligned = partial(aligned_correlation, small, color=color)
+    aligned = _remembering(partial(aligned_correlation, small, color=color), len(rows))
     pairs = _neighbor_pairs(nearest(white, min(CANDIDATES, len(rows) - 1))[1])
-    known = pairs, aligned(pairs, progress=progress)
+    known = pairs, aligned(pairs, progress)
     found, known = _grouped(white, known, LEAST_ALIGNED if threshold is None else threshold, aligned)
     for _ in range(ROUNDS if threshold is None else 0):
         different = _first_of_groups(found, len(rows))
         if len(different) < LEAST:
             break
-        random = aligned_correlation(small, different[random_pairs(len(different), RANDOM_ALIGNED)])
+        random = np.unique(np.sort(different[random_pairs(len(different), RANDOM_ALIGNED)], axis=1), axis=0)
+        random = aligned_correlation(small, random)
         # where different images agree already, as frames of a video do, a duplicate must agree clearly more
         middle, low = np.quantile(random, [0.5, USUAL])
         higher = max(LEAST_ALIGNED, (1 + 2 * middle - low) / 2)
@@ -148,6 +149,20 @@ def _grouped(
         pairs, scores = np.concatenate([pairs, near[is_new]]), np.concatenate([scores, more])
         if not (more >= threshold).any():
             return found, (pairs, scores)
+
+
+def _remembering(score: Callable[..., np.ndarray], count: int) -> Callable[..., np.ndarray]:
+    """Return a function that scores each pair (i < j of `count` rows) once: groups are made several times."""
+    known: dict[int, float] = {}
+
+    def scores(pairs: np.ndarray, progress: Progress = lambda done, total: None) -> np.ndarray:
+        keys = _pair_keys(np.sort(pairs, axis=1), count)
+        new = np.unique([key for key in keys.tolist() if key not in known]).astype(np.int64)
+        found = score(np.stack([new // count, new % count], axis=1), progress=progress) if len(new) else ()
+        known.update(zip(new.tolist(), map(float, found), strict=True))
+        return np.array([known[key] for key in keys.tolist()], np.float32)
+
+    return scores
 
 
 def _pair_keys(pairs: np.ndarray, count: int) -> np.ndarray:
@@ -197,7 +212,10 @@ def chance_threshold(rows: np.ndarray, count: int, kind: Kind = "center") -> tup
     while True:
         some = distinct_rows(rows, alike)
         if len(some) < LEAST:
-            return alike, VectorTransform.fit(rows[some], kind)
+            if alike > EQUAL:
+                return alike, VectorTransform.fit(rows[some], kind)
+            alike = (1 + alike) / 2
+            continue
         random = random_pairs(len(some), RANDOM_PAIRS)
         pairs = max(1.0, _pair_count(count * len(some) / sampled))
 

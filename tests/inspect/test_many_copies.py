@@ -2,18 +2,15 @@
 
 import io
 from collections.abc import Callable
-from itertools import pairwise
 
 import numpy as np
 import pytest
 from PIL import Image, ImageEnhance, ImageFilter
 
 from nnclr_hub import inspect
-from nnclr_hub.encoder.hand_crafted import FLOORS
 from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.workbench.duplicates import near_duplicates
-from nnclr_hub.workbench.inspection.findings import find
-from nnclr_hub.workbench.inspection.subject import folder_subject
+from nnclr_hub.workbench.inspection.scan import Scanned, scan_image
 
 
 def photo(seed: int) -> Image.Image:
@@ -39,70 +36,49 @@ def reencoded(image: Image.Image, number: int) -> Image.Image:
 
 def jittered(image: Image.Image, number: int) -> Image.Image:
     rng = np.random.default_rng(number)
-    left, top = rng.integers(0, 6, 2).tolist()
-    cut = image.crop((left, top, 96 - int(rng.integers(0, 6)), 96 - int(rng.integers(0, 6)))).resize((80, 80))
+    left, top = rng.integers(0, 2, 2).tolist()
+    cut = image.crop((left, top, 95, 95)).resize((80, 80))
     return reencoded(ImageEnhance.Brightness(cut).enhance(float(rng.uniform(0.85, 1.15))), number)
 
 
 VERSIONS: dict[str, Callable] = {"exact": exact, "reencoded": reencoded, "jittered": jittered}
 
 
-def write(folder, copies: dict[int, int], version: Callable, *, odd: int = 0, odd_copies: int = 1) -> None:
-    """Write images by their number of copies, and odd images with copies of their own."""
-    folder.mkdir()
-    for seed, count in copies.items():
-        for number in range(count):
-            split = "test" if number == 1 else "train"
-            (folder / split / "all").mkdir(parents=True, exist_ok=True)
-            image = photo(seed) if number == 0 else version(photo(seed), number)
-            image.convert("RGB").save(folder / split / "all" / f"{seed:03}-{number:03}.png")
-    for seed in range(odd):
-        noise = np.random.default_rng(1000 + seed).integers(0, 255, (96, 96, 3), np.uint8)
-        for number in range(odd_copies):
-            version(Image.fromarray(noise), number).convert("RGB").save(
-                folder / "train" / "all" / f"odd{seed}-{number}.png"
-            )
-
-
-def counts(folder) -> tuple[int, int, list[tuple[str, ...]]]:
-    """Return the number of surplus images, of leaks, and groups by the names of their images."""
-    found = find(folder_subject(folder, FLOORS["hog+color"])).as_json()
-    groups = [one["items"] for kind in ("exact_duplicates", "near_duplicates") for one in found[kind]]
-    surplus = sum(len(group) - 1 for group in groups)
-    return surplus, len(found["leaks"]), [tuple({item.rpartition("/")[2][:3] for item in group}) for group in groups]
+def counts(copies: dict[int, int], version: Callable) -> tuple[int, int]:
+    """Return the number of surplus images and of leaks between the first and the second version of each image."""
+    named = [(seed, number) for seed, count in copies.items() for number in range(count)]
+    images = [photo(seed) if number == 0 else version(photo(seed), number) for seed, number in named]
+    scanned = [one for one in map(scan_image, images) if isinstance(one, Scanned)]
+    small, color = (np.stack([getattr(one, part) for one in scanned]) for part in ("small", "color"))
+    pixels = small.reshape(len(small), -1).astype(np.float32)
+    found = inspect.near_duplicates(pixels - pixels.mean(axis=1, keepdims=True), small, color)
+    assert all(len({named[i][0] for i in group}) == 1 for group in found.groups)  # no group of two images
+    leaks = inspect.find_leaks(
+        zip(found.groups, found.scores, strict=True), ["test" if number == 1 else "train" for _, number in named]
+    )
+    return sum(len(group) - 1 for group in found.groups), len(leaks)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize(
-    ("copies", "least"),
+    "copies",
     [
-        (dict.fromkeys(range(30), 20), 0.95),
-        ({0: 200, **dict.fromkeys(range(1, 31), 1)}, 0.95),
-        ({**dict.fromkeys(range(30), 2), **dict.fromkeys(range(30, 60), 1)}, 0.95),
+        dict.fromkeys(range(15), 8),
+        {0: 60, **dict.fromkeys(range(1, 16), 1)},
+        {**dict.fromkeys(range(10), 2), **dict.fromkeys(range(10, 20), 1)},
     ],
-    ids=["30 images 20 times", "one image 200 times", "half are copies"],
+    ids=["each 8 times", "one image 60 times", "half are copies"],
 )
-def test_copies_are_found_however_many(copies, least, version, tmp_path):
-    if version != "jittered" and len(copies) == 60:
-        copies = {seed: count for seed, count in copies.items() if seed % 2}
-    write(tmp_path / "in", copies, VERSIONS[version])
-    surplus, leaks, groups = counts(tmp_path / "in")
-    planted = sum(count - 1 for count in copies.values())
-    assert least * planted <= surplus <= planted
-    assert [names for names in groups if len(names) > 1] == []  # no group of two images
-    assert leaks >= 0.9 * sum(count > 1 for count in copies.values())
+def test_copies_are_found_however_many(copies, version):
+    surplus, leaks = counts(copies, VERSIONS[version])
+    assert surplus == sum(count - 1 for count in copies.values())
+    assert leaks == sum(count > 1 for count in copies.values())
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_findings_grow_with_the_number_of_copies(version, tmp_path):
-    found = []
-    for number in (1, 2, 3, 6, 12):
-        write(tmp_path / str(number), dict.fromkeys(range(12), number), VERSIONS[version])
-        found.append(counts(tmp_path / str(number))[:2])
-    for (surplus, leaks), (more, more_leaks) in pairwise(found):
-        assert more > surplus
-        assert more_leaks >= leaks
-    assert found[0] == (0, 0)
+def test_findings_grow_with_the_number_of_copies(version):
+    found = [counts(dict.fromkeys(range(11), number), VERSIONS[version]) for number in (1, 2, 5)]
+    assert found == [(0, 0), (11, 11), (44, 11)]
 
 
 @pytest.mark.parametrize("dim", [32, 256])
