@@ -211,11 +211,11 @@ def chance_threshold(rows: np.ndarray, count: int, kind: Kind = "center") -> tup
     alike, sampled = ALIKE, len(range(0, len(rows), -(-len(rows) // SAMPLE)))
     while True:
         some = distinct_rows(rows, alike)
-        if len(some) < LEAST:
-            if alike > EQUAL:
-                return alike, VectorTransform.fit(rows[some], kind)
-            alike = (1 + alike) / 2
+        if alike <= EQUAL and len(distinct_rows(rows, (1 + alike) / 2)) > 1.02 * len(some):
+            alike = (1 + alike) / 2  # no gap as between an image and its copies: different images are so alike
             continue
+        if len(some) < LEAST:
+            return alike, VectorTransform.fit(rows[some], kind)
         random = random_pairs(len(some), RANDOM_PAIRS)
         pairs = max(1.0, _pair_count(count * len(some) / sampled))
 
