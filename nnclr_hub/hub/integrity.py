@@ -122,8 +122,9 @@ def _compare(path: Path, actual: str, expected: str, by: str) -> None:
         }.get(by, f"the file that its {CONFIG} records")
         raise TamperedModel(
             f"{path} is not {what} (sha256 {actual[:12]}..., expected {expected[:12]}...). It is damaged, or was "
-            f"changed, as `save_pretrained` of transformers does. `nnclr convert {path} NEW_FOLDER` makes a model of your "
-            "own weights; otherwise download or export the model again, to another folder."
+            "changed, as by `save_pretrained` of transformers. "
+            f"`nnclr convert {path} NEW_FOLDER` makes a model of your own weights; otherwise "
+            "download or export the model again, to another folder."
         )
 
 

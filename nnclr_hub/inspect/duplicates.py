@@ -211,7 +211,7 @@ def chance_threshold(rows: np.ndarray, count: int, kind: Kind = "center") -> tup
     alike, sampled = ALIKE, len(range(0, len(rows), -(-len(rows) // SAMPLE)))
     while True:
         some = distinct_rows(rows, alike)
-        if alike <= EQUAL and len(distinct_rows(rows, (1 + alike) / 2)) > 1.02 * len(some):
+        if alike <= EQUAL and len(distinct_rows(rows, (1 + alike) / 2)) > 1.005 * len(some):
             alike = (1 + alike) / 2  # no gap as between an image and its copies: different images are so alike
             continue
         if len(some) < LEAST:
