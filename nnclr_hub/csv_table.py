@@ -87,7 +87,7 @@ def _decoded(data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError:
-        text = data.decode("utf-8", "surrogateescape")  # of our own tables, with file names that are not UTF-8
+        text = data.decode("utf-8", "surrogateescape")  # tables of this program, with file names that are not UTF-8
         if any("\x80" <= letter < "\udc80" or letter > "\udcff" for letter in text):
             return text
         return data.decode("cp1252", "surrogateescape")

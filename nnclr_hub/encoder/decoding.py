@@ -83,9 +83,8 @@ class DecodedImage:
 def decode_image(source: DecodableImage, reading: ImageReading = PLAIN) -> Image.Image:
     """Read one image: RGB, upright by its EXIF orientation, the first frame of several.
 
-    16-bit channels are scaled to 8 bits, not clipped; 12-bit gray in a 16-bit file is scaled from 12 (decision 0015).
-    Gray becomes RGB. Transparent pixels are blended with white, or with black if
-    the others are nearly white.
+    16-bit channels are scaled to 8 bits, not clipped; 12 bits in a 16-bit file are scaled from 12 (decision 0015). Gray
+    becomes RGB. Transparent pixels are blended with white, or with black if the others are nearly white.
 
     Args:
         source: a path, the file's bytes, or a PIL image, which is already read.
@@ -177,9 +176,8 @@ def decode_scaled(
 
     Args:
         source: see `decode_image`.
-        short: side, in pixels, to which the caller resizes the short side. At least twice as many pixels are kept, so
-            that the antialiased resize determines the result. None: keep all pixels. A function gets width and height
-            of the upright image, and returns by how much it may be scaled down.
+        short: side, in pixels, to which the caller resizes the short side. At least twice as many pixels are kept. None:
+            keep all. A function gets width and height of the upright image, and returns by how much it may be reduced.
         reading: see `decode_image`.
         bands: number of channels of the result: 3 for RGB, 1 for gray, other numbers for a ChannelImage; None: RGB of
             one or three channels, and otherwise all.
@@ -362,14 +360,12 @@ def image_errors() -> Iterator[None]:
     try:
         with ignore_warnings():
             yield
-    except ImageError:
+    except (ImageError, HeavyImage):
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise ImageTooLarge(_too_large("The image")) from error
     except MemoryError as error:
         raise ImageTooExpensive("Too little memory to decode the image.") from error
-    except HeavyImage:
-        raise
     except Exception as error:  # decoders raise errors of struct, zlib and many others
         raise ImageError(f"The image is broken or truncated ({_reason(error)}).") from error
 

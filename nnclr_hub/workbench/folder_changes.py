@@ -12,7 +12,7 @@ import os
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import starmap
 from pathlib import Path, PurePosixPath
@@ -25,6 +25,7 @@ from nnclr_hub.encoder.labeled import TABLE, LabelTable, read_table, table_label
 from nnclr_hub.encoder.packed_image import ImageSource, ListedImage, PackedImage
 from nnclr_hub.encoder.tile import Tile
 from nnclr_hub.errors import InvalidRequest, NoImages
+from nnclr_hub.workbench.index_report import IndexReport, why_hidden
 from nnclr_hub.workbench.sample_metadata import metadata_of
 
 if TYPE_CHECKING:
@@ -33,26 +34,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 BOX, WINDOW = "box", "window"  # metadata of a tile; see `Tile`
 OFFSET = "archive_offset"  # metadata of an image in an archive; see `ListedImage`
-
-
-@dataclass(frozen=True)
-class IndexReport:
-    """The result of indexing a folder; `broken` holds (path, reason).
-
-    kept: items that pruning kept, because their files may exist in a folder that cannot be read, or in another folder
-        of the same source; the log names it.
-    left_out: number of files that are not read as images, by suffix.
-    empty: number of tiles without content that were left out.
-    """
-
-    added: int
-    updated: int
-    unchanged: int
-    removed: int
-    kept: int
-    broken: tuple[tuple[str, str], ...]
-    left_out: Mapping[str, int] = field(default_factory=dict)
-    empty: int = 0
 
 
 @dataclass(frozen=True)
@@ -365,7 +346,7 @@ def find_changes(
 
 def _gone(listing: Listing, known: Mapping[str, Mapping[str, Any]], *, prune: bool) -> tuple[tuple[str, ...], int]:
     """Return the items whose file was removed; and how many more have a file that may exist but cannot be seen."""
-    hidden = cache(_why_hidden)
+    hidden = cache(why_hidden)
     roots = {name: Path(one.absolute) for name, one in zip(listing.origins, listing.sources, strict=True)}
     folders = {name for name, one in zip(listing.origins, listing.sources, strict=True) if not one.archive}
     removed = cache(lambda origin: listing.folder in Path(origin).parents and not os.path.lexists(origin))
@@ -413,17 +394,3 @@ def _log_other_folder(listing: Listing, origins: Iterable[str]) -> None:
             listing.sources[0].given,
             shlex.quote(origin.removesuffix(archives.get(origin, ""))),
         )
-
-
-def _why_hidden(folder: Path) -> str | None:
-    """Return why a folder may hold files that cannot be seen, or None."""
-    link = "is a link to a folder, and such links are not followed"
-    try:
-        with os.scandir(folder) as entries:
-            if folder.is_symlink():
-                return link
-            return "is empty, which may mean that its disk is not mounted" if next(entries, None) is None else None
-    except (FileNotFoundError, NotADirectoryError, ValueError):
-        return link if folder.is_symlink() else None
-    except OSError as error:
-        return f"cannot be listed ({error.strerror})"

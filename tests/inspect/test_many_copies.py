@@ -14,7 +14,7 @@ from nnclr_hub.workbench.inspection.scan import Scanned, scan_image
 
 
 def photo(seed: int) -> Image.Image:
-    """An image with structure at several scales and a color of its own."""
+    """An image with structure at several scales and another color."""
     rng = np.random.default_rng(seed)
     pixels = np.zeros((96, 96, 3))
     for side in (3, 6, 12, 24, 48):
