@@ -1,6 +1,6 @@
 """What is printed for people: file names, labels and other stored text as they are, but never as commands.
 
-A name such as `[bold]` is not taken for markup, and control characters, with which a terminal can be changed, are shown as \\x1b.
+A name such as `[bold]` is not taken for markup. Control characters, which change a terminal, are shown as \\x1b.
 """
 
 from __future__ import annotations

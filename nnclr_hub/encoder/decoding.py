@@ -83,8 +83,8 @@ class DecodedImage:
 def decode_image(source: DecodableImage, reading: ImageReading = PLAIN) -> Image.Image:
     """Read one image: RGB, upright by its EXIF orientation, the first frame of several.
 
-    16-bit channels are scaled to 8 bits, not clipped; 12 bits in a 16-bit file are scaled from 12 (decision 0015). Gray
-    becomes RGB. Transparent pixels are blended with white, or with black if the others are nearly white.
+    16-bit channels are scaled to 8 bits, not clipped; 12 bits in a 16-bit file from 12 (decision 0015). Gray becomes
+    RGB. Transparent pixels are blended with white, or with black if the others are nearly white.
 
     Args:
         source: a path, the file's bytes, or a PIL image, which is already read.
@@ -176,8 +176,8 @@ def decode_scaled(
 
     Args:
         source: see `decode_image`.
-        short: side, in pixels, to which the caller resizes the short side. At least twice as many pixels are kept. None:
-            keep all. A function gets width and height of the upright image, and returns by how much it may be reduced.
+        short: side, in pixels, to which the caller resizes the short side; at least twice as many are kept. None: all.
+            A function gets width and height of the upright image, and returns by how much it may be reduced.
         reading: see `decode_image`.
         bands: number of channels of the result: 3 for RGB, 1 for gray, other numbers for a ChannelImage; None: RGB of
             one or three channels, and otherwise all.
@@ -203,7 +203,7 @@ def decode_scaled(
         with image:
             check_size(image.width, image.height)
             if is_wide(image):
-                announce_pixels(2 * image.width * image.height, scans)
+                announce_pixels(2 * image.width * image.height)
                 image = eight_bits(image, checked)
             if reading != PLAIN:
                 return _full_size(_read_stack(pillow_stack(image, reading), shown or name, reading, bands))
@@ -376,13 +376,12 @@ def check_size(width: int, height: int) -> None:
 
 
 def _too_large(what: str) -> str:
-    limit = MAX_PIXELS // 10**6
-    return f"{what} exceeds the limit of {limit} megapixels; use a smaller copy, or --tile where the verb has it."
+    return f"{what} exceeds the limit of {MAX_PIXELS // 10**6} megapixels; use a smaller copy, or --tile where the verb has it."
 
 
 def _reason(error: Exception) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) < 120 else type(error).__name__
+    text = " ".join(str(error).split())
+    return text if 0 < len(text) < 120 else type(error).__name__
 
 
 def _upright_rgb(image: Image.Image) -> Image.Image:
