@@ -250,7 +250,7 @@ def _largest_factor(image: Image.Image, short: int | Callable[[int, int], float]
 def _identified(file: BinaryIO, name: str, reading: ImageReading) -> tuple[Image.Image | None, ImageReader | None]:
     """Return the image that Pillow opens, or the reader of the file.
 
-    A reader takes TIFF files that Pillow does not read completely, and those of which the caller selects a part.
+    A reader takes TIFF files that Pillow does not read completely, or of which the caller selects a part.
 
     Raises:
         UnsupportedImage: neither reads it.
@@ -376,7 +376,7 @@ def check_size(width: int, height: int) -> None:
 
 
 def _too_large(what: str) -> str:
-    return f"{what} exceeds the limit of {MAX_PIXELS // 10**6} megapixels; use a smaller copy, or --tile where the verb has it."
+    return f"{what} has over {MAX_PIXELS // 10**6} megapixels; use a smaller copy, or --tile where the verb has it."
 
 
 def _reason(error: Exception) -> str:
