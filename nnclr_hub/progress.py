@@ -20,6 +20,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from nnclr_hub.terminal import visible
+
 Advance = Callable[[int, int], None]  # (done, total)
 
 
@@ -31,7 +33,7 @@ def bar(console: Console, title: str, *, unit: str = "images", each: int = 1) ->
         each: units per step of `done`.
     """
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[rate]}"),
@@ -45,7 +47,7 @@ def bar(console: Console, title: str, *, unit: str = "images", each: int = 1) ->
         nonlocal task, began
         if task is None:
             progress.start()
-            task, began = progress.add_task(title, total=total, rate=""), (time.perf_counter(), done)
+            task, began = progress.add_task(visible(title), total=total, rate=""), (time.perf_counter(), done)
         seconds, since = time.perf_counter() - began[0], done - began[1]
         rate = f"{since * each / seconds:.0f} {unit}/s" if since and seconds else ""
         progress.update(task, completed=done, total=total, rate=rate)

@@ -19,8 +19,10 @@ from statistics import mean, stdev
 from rich.console import Console
 
 from nnclr_hub.encoder.device import find_device
+from nnclr_hub.encoder.labeled import LabelTable
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.file_replacement import replace_file
+from nnclr_hub.terminal import PlainConsole
 
 from .assemble import require_labels
 from .data.datasets import ImageFiles, evaluation_sets, training_files
@@ -52,7 +54,7 @@ def ablate(
     out: Path,
     *,
     rows: Sequence[str] = (),
-    labels: Path | None = None,
+    labels: LabelTable | Path | None = None,
     root: Path | None = None,
     seeds: int = 1,
     device: str | None = None,
@@ -74,7 +76,7 @@ def ablate(
         InvalidRequest: an unknown table, or a row that the recipe does not support.
         and the errors of `pretrain`.
     """
-    console = console or Console(stderr=True)
+    console = console or PlainConsole(stderr=True)
     table = find_table(name)
     folder = Path(out) / name
     base = for_data(base, data, device, console, table_set(labels, root, data).train if labels else None)
@@ -134,7 +136,9 @@ def for_data(
     )
 
 
-def _check_data(recipes: Sequence[Recipe], data: Sequence[str | Path], labels: Path | None, console: Console) -> None:
+def _check_data(
+    recipes: Sequence[Recipe], data: Sequence[str | Path], labels: LabelTable | Path | None, console: Console
+) -> None:
     """Check the data before the first row for everything that would stop a later row."""
     folders = find_data(data, console)
     if any(recipe.pick == "oracle" for recipe in recipes):

@@ -21,6 +21,7 @@ from rich.console import Console
 
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.file_replacement import replace_file
+from nnclr_hub.terminal import PlainConsole
 
 from .ablate import for_data, require_same_epochs, slug
 from .data.datasets import evaluation_sets, training_files
@@ -104,7 +105,7 @@ def compare_at_budgets(
             scored.
         and the errors of `pretrain`.
     """
-    console = console or Console(stderr=True)
+    console = console or PlainConsole(stderr=True)
     if not minutes or min(minutes) <= 0:
         raise InvalidRequest("Budgets must be above 0 core-minutes: --minutes 10,30.")
     if unknown := [row for row in rows if row not in ROWS]:

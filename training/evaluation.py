@@ -14,6 +14,7 @@ import torch
 from rich.console import Console
 
 from nnclr_hub.encoder.encoder import Encoder
+from nnclr_hub.encoder.labeled import LabelTable
 from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.hub.layout import HELD_OUT
@@ -127,7 +128,7 @@ def labeled_sets(
     return sets, digests
 
 
-def table_set(labels: Path, root: Path | None, data: Sequence[str | Path]) -> EvaluationSet:
+def table_set(labels: LabelTable | Path, root: Path | None, data: Sequence[str | Path]) -> EvaluationSet:
     """Return the images of a table of labels as a set, of which a fifth of each class is held out.
 
     Args:
@@ -139,11 +140,12 @@ def table_set(labels: Path, root: Path | None, data: Sequence[str | Path]) -> Ev
         NoImages, InvalidRequest: see `read_task`; or the table has the name of a data folder.
     """
     folders = [Path(one) for one in data if Path(one).is_dir()]
-    task = read_task(folders[0] if folders else labels.parent, labels=labels, root=root)
-    if labels.stem in {folder.resolve().name for folder in folders}:
-        raise InvalidRequest(f"{labels} has the name of a data folder, whose scores have that name; rename the table.")
+    table = LabelTable.of(labels, root)
+    task = read_task(folders[0] if folders else table.file.parent, labels=table)
+    if table.file.stem in {folder.resolve().name for folder in folders}:
+        raise InvalidRequest(f"{table} has the name of a data folder, whose scores have that name; rename the table.")
     parts = [ImageFiles(part.paths, part.labels, task.classes) for part in (task.train, task.test)]
-    return EvaluationSet(labels.stem, *parts, split=HELD_OUT, left_out=task.left_out)
+    return EvaluationSet(table.file.stem, *parts, split=HELD_OUT, left_out=task.left_out)
 
 
 def _at_most(data: EvaluationSet, most: int, console: Console) -> EvaluationSet:

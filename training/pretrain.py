@@ -24,9 +24,11 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from nnclr_hub.encoder.labeled import LabelTable
 from nnclr_hub.errors import InvalidRequest, missing_package
 from nnclr_hub.method import Learner, Objective, SupportSet
 from nnclr_hub.progress import bar
+from nnclr_hub.terminal import PlainConsole
 
 from .assemble import build_learner, place_learner
 from .callbacks import CALLBACKS, Callback, Callbacks
@@ -102,7 +104,7 @@ def pretrain(
     plugins: Sequence[str | Path] = (),
     resume: bool = False,
     init: str | None = None,
-    labels: Path | None = None,
+    labels: LabelTable | Path | None = None,
     root: Path | None = None,
     device: str | None = None,
     minutes: float | None = None,
@@ -149,13 +151,13 @@ def pretrain(
     chosen = (find_recipe(recipe) if isinstance(recipe, str) else recipe).with_settings(settings)
     chosen = with_parts(chosen, learner, support_set, objective, augmentation)
     data = [data] if isinstance(data, str | Path) else data
-    table = None if labels is None else table_set(Path(labels), root, data)  # a wrong table stops the run at once
+    table = None if labels is None else table_set(labels, root, data)  # a wrong table stops the run at once
     try:
         called = Callbacks([*(CALLBACKS[name]() for name in chosen.callbacks), *callbacks])
     except ModuleNotFoundError as error:
         raise missing_package(error) or error from error
     request = _Request(chosen, data, Path(out), resume, init, table, minutes, until, terms, called, digests)
-    console = console or Console(stderr=True)
+    console = console or PlainConsole(stderr=True)
     with (
         requeue_signal(console),
         joined(device, chosen.collective_minutes) as ranks,
@@ -175,7 +177,7 @@ def _pretrain(request: _Request, ranks: Ranks, console: Console) -> PretrainResu
     start = find_initial_encoder(init) if init else None
     claim(out, request.resume, ranks, console)
     for note in request.table.left_out if request.table else ():
-        console.print(note, style="yellow", highlight=False, markup=False)
+        console.print(note, style="yellow", highlight=False)
     saved = load_checkpoint(out) if request.resume else None
     ready = prepare(
         request.recipe,

@@ -157,7 +157,7 @@ class Recorder:
         if self._table is not None and (
             answer := compare_with_starter(run.out, self._table, self._init, self._console)
         ):
-            self._console.print(answer, highlight=False, markup=False)
+            self._console.print(answer, highlight=False)
             write_report([run.out], run.out / "report.html")
         self._floors.warn_if_below(run.scores, run.recipe, self._console)
         done = f"done: the encoder is in {run.out / 'encoder'}, the report in {run.out / 'report.html'}"

@@ -24,6 +24,7 @@ from nnclr_hub.encoder.loader import load_encoder
 from nnclr_hub.errors import CheckpointError, InvalidRequest, WeightsMismatch
 from nnclr_hub.hub.layout import read_config
 from nnclr_hub.publish.export import encoder_of, export_run, require_free
+from nnclr_hub.terminal import PlainConsole
 
 from .checkpoint import NAME, load_checkpoint, rename_settings
 from .data.named_sets import find_data
@@ -81,7 +82,7 @@ def export(
         CheckpointError: the checkpoint is missing or damaged.
         WeightsMismatch: the weights are incomplete, or score differently from the run on the same images.
     """
-    console = console or Console(stderr=True)
+    console = console or PlainConsole(stderr=True)
     require_free(folder)
     source = encoder_of(Path(run))
     about, parts = _select_parts(Path(run), source, encoder, support_set=support_set)

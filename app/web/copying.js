@@ -56,7 +56,7 @@ async function copy(explorer, rows, name, report) {
         continue;
       }
       if (answer.headers.get('X-Image') === 'thumbnail') small++;
-      const {root: _, mtime: __, size: ___, pixel_sha256: ____, ...metadata} = explorer.rows.metadata[row]; // of the file on the server
+      const {root: _, mtime: __, size: ___, pixel_sha256: ____, file_sha256: _____, ...metadata} = explorer.rows.metadata[row]; // of the file on the server
       form.append('files', await answer.blob(), explorer.rows.title(row).split('/').at(-1));
       items.push({id, metadata});
     }

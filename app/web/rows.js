@@ -9,7 +9,7 @@ const FIRST = 200; // fills a screen; the others follow in larger pages
 const PAGE = 5000;
 const MANY = 0.5; // a key whose values are mostly different, such as a path, is not a facet
 const CATEGORIES = 40; // whole numbers with fewer different values are categories, such as clusters
-const HIDDEN = new Set(['root', 'mtime', 'name', 'path', 'pixel_sha256', 'inspection.seq']); // of files and of this program
+const HIDDEN = new Set(['root', 'mtime', 'name', 'path', 'pixel_sha256', 'file_sha256', 'inspection.seq']); // of files and of this program
 
 /**
  * @typedef {object} Column values of one metadata key

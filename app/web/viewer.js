@@ -143,7 +143,7 @@ class ItemViewer extends HTMLElement {
     const {explorer} = this;
     const filterBy = (/** @type {string} */ key, /** @type {any} */ value) => { this.dialog.close(); explorer.filter(key, {in: [value]}); };
     const facets = new Set(explorer.rows.keys);
-    const {pixel_sha256: _, mtime, ...metadata} = explorer.rows.metadata[row];
+    const {pixel_sha256: _, file_sha256: __, mtime, ...metadata} = explorer.rows.metadata[row];
     const entries = Object.entries({...metadata, ...(mtime ? {date: new Date(1000 * mtime).toLocaleString()} : {}), id: explorer.rows.ids[row]});
     this.metadata?.replaceChildren(...entries.flatMap(([key, value]) => [make('dt', {}, key),
       make('dd', {}, facets.has(key) && typeof value === 'string'

@@ -26,7 +26,6 @@ from safetensors.numpy import save
 
 from nnclr_hub.bulk.atomic_file import written_whole
 from nnclr_hub.bulk.plan import PRECISIONS, ShardPlan
-from nnclr_hub.encoder.image_folder import label_of
 from nnclr_hub.encoder.image_list import named
 from nnclr_hub.encoder.packed_image import ListedImage
 from nnclr_hub.errors import InvalidRequest
@@ -54,7 +53,7 @@ class Shard:
     @cached_property
     def images(self) -> tuple[ListedImage, ...]:
         """n images, in the order of the vectors."""
-        return tuple(ListedImage(*one) for one in json.loads(self._tensor(IMAGES).tobytes()))
+        return tuple(ListedImage(*one[:4], folder=one[4]) for one in json.loads(self._tensor(IMAGES).tobytes()))
 
     @cached_property
     def paths(self) -> list[str]:
@@ -76,8 +75,10 @@ class Shard:
     @cached_property
     def labels(self) -> list[str | None]:
         """n labels: `cls` of a sample, and otherwise the name of the image's folder; None directly below the source."""
-        folders = (label_of(Path(one.path), Path()) for one in self.images)
-        return [str(one["cls"]) if "cls" in one else folder for one, folder in zip(self.metadata, folders, strict=True)]
+        return [
+            str(one["cls"]) if "cls" in one else image.folder or None
+            for one, image in zip(self.metadata, self.images, strict=True)
+        ]
 
     @cached_property
     def broken(self) -> tuple[tuple[str, str], ...]:
@@ -163,7 +164,7 @@ def write_shard(
     """
     tensors = {
         VECTORS: np.ascontiguousarray(vectors, PRECISIONS[plan.precision]),
-        IMAGES: _json([[one.source, one.path, one.size, one.mtime] for one in images]),
+        IMAGES: _json([[one.source, one.path, one.size, one.mtime, one.folder] for one in images]),
         BROKEN: _json(list(broken)),
         **({METADATA: _json(list(metadata))} if any(metadata) else {}),
     }

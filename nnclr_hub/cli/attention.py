@@ -115,7 +115,7 @@ def attention_grid(
     to.write_bytes(comparison_figure(columns, opacity))
     for column in columns:
         if column.missing:
-            err.print(f"{column.name} is empty: {column.missing}", style="yellow", markup=False, soft_wrap=True)
+            err.print(f"{column.name} is empty: {column.missing}", style="yellow", soft_wrap=True)
     if as_json:
         shown = [
             {"name": column.name, "missing": column.missing, "maps": [one.describe() for one in column.maps]}

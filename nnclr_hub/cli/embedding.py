@@ -85,7 +85,7 @@ def embed(
     else:
         report = _write_shards(to, images, encoder, how)
         missing = f"; {report.missing} of {report.shards} shards are still missing" if report.missing else ""
-        err.print(f"Wrote {to} ({report.images} x {encoder.embed_dim} {precision}){missing}", markup=False)
+        err.print(f"Wrote {to} ({report.images} x {encoder.embed_dim} {precision}){missing}")
 
 
 def _check_options(
@@ -183,7 +183,7 @@ def _write_file(file: Path, images: list[str], encoder: Encoder, how: dict[str, 
     shutil.rmtree(folder, ignore_errors=True)
     names = f" and {file.with_suffix('.txt')}" if file.suffix.lower() == ARRAY else ""
     left_out = f"; {len(report.broken)} images could not be read" if report.broken else ""
-    err.print(f"Wrote {file} ({count} x {dim} {how['precision']}){names}{left_out}", markup=False)
+    err.print(f"Wrote {file} ({count} x {dim} {how['precision']}){names}{left_out}")
 
 
 def _is_file(to: Path) -> bool:

@@ -6,14 +6,14 @@ import inspect
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
-from nnclr_hub.cli.pretraining import INTERRUPTED, Device, Labels, Root
+from nnclr_hub.cli.pretraining import INTERRUPTED, Device
 from nnclr_hub.cli.programs import load_program
-from nnclr_hub.cli.reading import ReadingOptions, reads_images
+from nnclr_hub.cli.reading import ReadingOptions, reads_images, reads_labels
 from nnclr_hub.cli.verbs import Backend, Json, err, out, print_json
 
 Data = Annotated[
@@ -23,7 +23,7 @@ Data = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the verb."""
-    app.command(name="eval")(reads_images(evaluate))
+    app.command(name="eval")(reads_images(reads_labels(evaluate)))
 
 
 def evaluate(
@@ -50,13 +50,12 @@ def evaluate(
     ] = 1,
     device: Device = None,
     backend: Backend = "torch",
-    labels: Labels = None,
-    root: Root = None,
     show: Annotated[
         bool, typer.Option("--protocols", help="List the protocols with their settings, and exit.")
     ] = False,
     as_json: Json = False,
     *,
+    labels: Any,
     reading: ReadingOptions,
 ) -> None:
     """Evaluate encoders by the protocols of the paper. Run it again to continue.
@@ -85,7 +84,6 @@ def evaluate(
             device=device,
             crops=crops,
             labels=labels,
-            root=root,
             backend=backend,
             command="nnclr " + shlex.join(sys.argv[1:]),
             console=err,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nnclr_hub.cli.reading import ReadingOptions, reads_tiles
+from nnclr_hub.cli.reading import ReadingOptions, reads_labels, reads_tiles
 from nnclr_hub.cli.verbs import (
     DEFAULT_STORE,
     ApiKeyEnv,
@@ -54,7 +54,7 @@ START_S = 120.0  # maximum wait for a server that is starting and loads its mode
 
 def register(app: typer.Typer) -> None:
     """Add the verb."""
-    app.command()(reads_tiles(index))
+    app.command()(reads_tiles(reads_labels(index)))
 
 
 def index(
@@ -97,6 +97,7 @@ def index(
     backend: Backend = "auto",
     as_json: Json = False,
     *,
+    labels: Any,
     reading: ReadingOptions,
     tiling: Any,
 ) -> None:
@@ -105,6 +106,8 @@ def index(
     Example: nnclr index photos --collection photos
 
     Example: nnclr index photos.zip --collection photos
+
+    Example: nnclr index photos --collection photos --labels labels.csv
     """
     if server is None and (source is not None or shrink is not None):
         raise InvalidRequest("--source and --shrink need --server; a local store reads the files itself.")
@@ -114,22 +117,22 @@ def index(
     if vectors is not None:
         _refuse_unknown(vectors)
     if server is None:
-        report, total = _index(photos, collection, store, model, vectors, prune, thumbnails, backend, reading, tiling)
+        options = {"prune": prune, "thumbnails": thumbnails, "labels": labels, "tiling": tiling}
+        report, total = _index(photos, collection, store, model, vectors, backend, reading, options)
     else:
-        options: dict[str, Any] = {"source": source, "workers": workers, "shrink": shrink}
-        options |= {"prune": prune, "thumbnails": thumbnails}
+        options = {"source": source, "workers": workers, "shrink": shrink}
+        options |= {"prune": prune, "thumbnails": thumbnails, "labels": labels}
         report, total = _upload(server, api_key_env, collection, photos, model, vectors, reading, options)
     if as_json:
         print_json({"collection": collection, "items": total, **asdict(report)})
     else:
         list_broken(report.broken)
         if report.empty:  # files of other formats are reported when the folder is listed
-            err.print(f"left out: {report.empty} empty tiles", markup=False)
+            err.print(f"left out: {report.empty} empty tiles")
         kept = f" {report.kept} kept (their files may exist)," if report.kept else ""
         out.print(
             f"{collection}: {report.added} added, {report.updated} updated, {report.unchanged} unchanged, "
             f"{report.removed} removed,{kept} {len(report.broken)} broken; {total} items in {server or store}",
-            markup=False,
         )
     if report.broken and not report.added + report.updated + report.unchanged:
         raise none_read(len(report.broken))
@@ -141,11 +144,9 @@ def _index(
     store: str,
     model: str | None,
     vectors: str | None,
-    prune: bool,
-    thumbnails: bool,
     backend: str,
     reading: ReadingOptions,
-    tiling: Any,
+    options: Mapping[str, Any],
 ) -> tuple[IndexReport, int]:
     """Index into a local store; return the report and the number of items."""
     from nnclr_hub.progress import bar
@@ -156,7 +157,7 @@ def _index(
     # a wrong name, folder or model must not leave an empty store behind, and is reported before torch is imported
     check_collection_name(collection)
     exists = "://" in store or Path(store).exists()
-    images = check_images(photos, prune=prune and exists)
+    images = check_images(photos, prune=options["prune"] and exists, labels=options["labels"])
     if reading.given and model is None and exists:
         model = _model_of(collection, store)
     model = reading.within(model)
@@ -176,15 +177,7 @@ def _index(
             count, drop = partial(_count, bench, collection), partial(opened.drop, collection)
             try:
                 with _dropped_if_empty(created, count, drop):
-                    report = bench.index_folder(
-                        collection,
-                        photos,
-                        model=model,
-                        prune=prune,
-                        thumbnails=thumbnails,
-                        tiling=tiling,
-                        progress=advance,
-                    )
+                    report = bench.index_folder(collection, photos, model=model, **options, progress=advance)
                     return report, count()
             finally:
                 with suppress(NNCLRHubError):
@@ -276,7 +269,7 @@ def _upload(
     from nnclr_hub.progress import bar
     from nnclr_hub.workbench.folder_changes import check_images
 
-    check_images(photos, prune=options["prune"])  # a wrong folder is reported at once
+    check_images(photos, prune=options["prune"], labels=options["labels"])  # a wrong folder is reported at once
     with connected(server, api_key_env) as client, bar(err, "uploading") as advance:
         remote = client.collection(collection)
         created = False
@@ -359,7 +352,7 @@ def result_of(client: Client, job: Job, progress: Progress) -> dict[str, Any]:
         return dict(client.jobs.wait(job.id, progress=progress).result or {})
     except KeyboardInterrupt:
         how = f"cancel it in the web app, or with DELETE /api/v1/jobs/{job.id}"
-        err.print(f"The server continues with the job {job.id} ({job.kind}); {how}.", markup=False, soft_wrap=True)
+        err.print(f"The server continues with the job {job.id} ({job.kind}); {how}.", soft_wrap=True)
         raise
 
 
@@ -380,6 +373,6 @@ def none_read(count: int) -> ImageError:
 def list_broken(broken: Sequence[tuple[str, str]], count: int | None = None) -> None:
     """List the files that could not be read, on standard error; `count` if a server listed fewer than there are."""
     for path, reason in broken[:SHOWN]:
-        err.print(f"skipped {path}: {reason}", style="yellow", markup=False, soft_wrap=True)
+        err.print(f"skipped {path}: {reason}", style="yellow", soft_wrap=True)
     if (more := (len(broken) if count is None else count) - SHOWN) > 0:
         err.print(f"... and {more} more", style="yellow")

@@ -14,7 +14,7 @@ import typer
 from rich.table import Table
 
 from nnclr_hub.cli.index import connected, result_of
-from nnclr_hub.cli.reading import ReadingOptions, reads_tiles
+from nnclr_hub.cli.reading import ReadingOptions, reads_labels, reads_tiles
 from nnclr_hub.cli.verbs import (
     DEFAULT_STORE,
     ApiKeyEnv,
@@ -30,6 +30,7 @@ from nnclr_hub.cli.verbs import (
 from nnclr_hub.errors import InvalidRequest, NNCLRHubError
 
 if TYPE_CHECKING:
+    from nnclr_hub.encoder.labeled import LabelTable
     from nnclr_hub.workbench.inspection.comparison import EncoderComparison
     from nnclr_hub.workbench.inspection.findings import Findings
 
@@ -41,7 +42,7 @@ Report = Callable[[str], Callable[[int, int], None]]  # makes the progress of a 
 
 def register(app: typer.Typer) -> None:
     """Add the verb."""
-    app.command(name="inspect")(reads_tiles(inspect))
+    app.command(name="inspect")(reads_tiles(reads_labels(inspect)))
 
 
 def inspect(
@@ -53,10 +54,6 @@ def inspect(
         ),
     ] = None,
     to: Annotated[Path, typer.Option("--out", help="Folder for the report.")] = Path("report"),
-    labels: Annotated[
-        Path | None, typer.Option("--labels", help="Table with path,label. Default: labels.csv, else folder names.")
-    ] = None,
-    root: Annotated[Path | None, typer.Option("--root", help="Folder to which the paths of --labels belong.")] = None,
     model: Model = None,
     chosen_store: Annotated[
         str | None,
@@ -85,6 +82,7 @@ def inspect(
     api_key_env: ApiKeyEnv = "NNCLR_API_KEY",
     as_json: Json = False,
     *,
+    labels: Any,
     reading: ReadingOptions,
     tiling: Any,
 ) -> None:
@@ -112,33 +110,34 @@ def inspect(
             _compare_collection([*compare, *given[1:]], store, given[0], field, reading, as_json)
         else:
             folder, others = _folder_and_encoders(given or [], labels)
-            _compare([*compare, *others], folder, labels, root, reading, as_json)
+            _compare([*compare, *others], folder, labels, reading, as_json)
         return
     if given is None or len(given) != 1:
         raise InvalidRequest("Name one folder of images or one collection, for example: nnclr inspect photos.")
     what = given[0]
     refuse_server_with_local(server, store=store, model=model)
-    if server is not None and (labels is not None or root is not None or parts != "splits"):
-        raise InvalidRequest("--labels, --root and --parts read files of this machine; leave them out with --server.")
+    if server is not None and (labels is not None or parts != "splits"):
+        raise InvalidRequest("--labels and --parts read files of this machine; leave them out with --server.")
     if server is not None and (reading.given or tiling is not None):
         raise InvalidRequest("A collection is inspected by its own vectors; leave out --channels, --page and --tile.")
     for source in [model] if model and model not in HAND_CRAFTED else []:
         chosen_model(source)
     with _bars() as report:
         if server is not None:
-            found = _remote(server, api_key_env, what, field, write_fields, label_next, report)
+            found, paths = _remote(server, api_key_env, what, field, write_fields, label_next, report)
             page = f"{server.rstrip('/')}/#/insights/{quote(what)}"
         else:
-            options = (labels, root, model, parts, field, write_fields, label_next, reading, tiling, report)
+            options = (labels, model, parts, field, write_fields, label_next, reading, tiling, report)
             findings = _local(what, to, store, _is_collection(what, chosen_store), *options)
             from nnclr_hub.workbench.inspection.report import write_report
 
-            found = findings.as_json()
+            found, subject = findings.as_json(), findings.subject
+            paths = dict(zip(subject.items, subject.paths or subject.items, strict=True))
             to.mkdir(parents=True, exist_ok=True)
             page = str(write_report(findings, to))
     from nnclr_hub.workbench.inspection.findings import LEAST_LABELED, write_findings
 
-    written = write_findings(found, to)
+    written = write_findings(found, to, paths)
     if as_json:
         print_json({"report": page, "files": [str(path) for path in written], **_counts(found)})
         return
@@ -150,7 +149,7 @@ def inspect(
             shown = f"not checked: that needs {needed}"
         table.add_row(name.replace("_", " "), str(shown if shown != "" else "none"))
     out.print(table)
-    out.print(f"Wrote {len(written)} files to {to}; the report is {page}.", markup=False)
+    out.print(f"Wrote {len(written)} files to {to}; the report is {page}.")
 
 
 def _remote(
@@ -161,16 +160,21 @@ def _remote(
     write_fields: bool,
     label_next: int,
     report: Report,
-) -> dict[str, Any]:
-    """Inspect a collection of a server; return the content of findings.json."""
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Inspect a collection of a server; return the content of findings.json, and the path of each item."""
+    from nnclr_hub.store.pages import pages
+    from nnclr_hub.workbench.table_items import path_of
+
     with connected(server, api_key_env) as client:
         collection = client.collection(name)
         job = collection.inspect(field, write_fields=write_fields, label_next=label_next)
         result_of(client, job, report("inspecting"))
-        return dict(collection.inspection().findings)
+        there: Any = collection
+        paths = {item.id: path_of(item) for items in pages(there, with_vector=False) for item in items}
+        return dict(collection.inspection().findings), paths
 
 
-def _folder_and_encoders(given: list[str], labels: Path | None) -> tuple[str, list[str]]:
+def _folder_and_encoders(given: list[str], labels: LabelTable | None) -> tuple[str, list[str]]:
     """Tell the images, whose folder has no config.json, from model folders and names; default: that of the table."""
     from nnclr_hub.encoder.image_list import is_packed
 
@@ -180,7 +184,7 @@ def _folder_and_encoders(given: list[str], labels: Path | None) -> tuple[str, li
     folders = [one for one in given if not is_model(one) and (is_packed(one) or Path(one).is_dir())]
     if len(folders) > 1 or (not folders and labels is None):
         raise InvalidRequest(f"--compare needs one folder of images, got {len(folders)}.")
-    folder = folders[0] if folders else str((labels or Path()).parent)
+    folder = folders[0] if folders else str(labels.file.parent if labels else ".")
     return folder, [one for one in given if one not in folders]
 
 
@@ -216,10 +220,10 @@ def _is_collection(what: str, store: str | None) -> bool:
         note = (
             f"{what} is a folder, and also a collection; this is the folder. For the collection, add --store {place}."
         )
-        err.print(note, markup=False, soft_wrap=True)
+        err.print(note, soft_wrap=True)
     elif store is not None and not found:
         note = f"No collection {what} was found in the store {place}; this is the folder or archive of that name."
-        err.print(note, markup=False, soft_wrap=True)
+        err.print(note, soft_wrap=True)
     return found and store is not None
 
 
@@ -228,8 +232,7 @@ def _local(
     to: Path,
     store: str,
     collection: bool,
-    labels: Path | None,
-    root: Path | None,
+    labels: LabelTable | None,
     model: str | None,
     parts: Any,
     field: str,
@@ -252,7 +255,7 @@ def _local(
             count = len(image_files([what]))  # a folder without images is reported before the encoder is loaded
         cache = to / CACHE
         cache.mkdir(parents=True, exist_ok=True)
-        options = {"labels": labels, "root": root, "parts": parts, "cache": cache, "tiling": tiling}
+        options = {"labels": labels, "parts": parts, "cache": cache, "tiling": tiling}
         subject = folder_subject(what, _source(model, reading, "auto", count), **options, report=report)
         from nnclr_hub.workbench.inspection.findings import find
 
@@ -268,12 +271,12 @@ def _local(
         raise InvalidRequest("A collection is inspected by its own vectors; leave out --model.")
     from nnclr_hub.store import open_store
     from nnclr_hub.workbench import inspection_fields
-    from nnclr_hub.workbench.inspection.files import listed_labels
+    from nnclr_hub.workbench.inspection.files import one_label_each
     from nnclr_hub.workbench.inspection.findings import find
     from nnclr_hub.workbench.inspection.subject import collection_subject
     from nnclr_hub.workbench.inspections import keep_inspection, kept_findings, state_of
 
-    named = None if labels is None else listed_labels(labels)
+    named = None if labels is None else one_label_each(labels)
     with open_store(store, read_only=not write_fields) as opened:
         items = opened.get(what)
         state = state_of(items)
@@ -348,7 +351,7 @@ def _compare_collection(
 
 
 def _compare(
-    sources: list[str], folder: str, labels: Path | None, root: Path | None, reading: ReadingOptions, as_json: bool
+    sources: list[str], folder: str, labels: LabelTable | None, reading: ReadingOptions, as_json: bool
 ) -> None:
     for source in sources:
         if source not in HAND_CRAFTED:
@@ -357,7 +360,7 @@ def _compare(
 
     with _bars() as report:
         pairs = [(one, _source(one, reading)) for one in sources]
-        found = compare_sources(folder, pairs, labels, root, report=report)
+        found = compare_sources(folder, pairs, labels, report=report)
     _show_comparison(found, as_json)
 
 
@@ -366,4 +369,4 @@ def _show_comparison(found: EncoderComparison, as_json: bool) -> None:
         print_json(found.as_json())
         return
     out.print(found.table())
-    out.print(found.conclusion, markup=False)
+    out.print(found.conclusion)

@@ -12,6 +12,7 @@ import typer
 from rich.table import Table
 
 from nnclr_hub.cli.verbs import Backend, Json, chosen_model, err, out, print_json
+from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.hub.layout import WEIGHTS
 
 _BY = {
@@ -176,9 +177,13 @@ def verify(source: Source, as_json: Json = False) -> None:
 
     Example: nnclr verify ./my-model
     """
-    from nnclr_hub.hub.sources import resolve
+    from nnclr_hub.hub.sources import PYTHON, resolve
     from nnclr_hub.hub.sources import verify as hash_files
 
+    if source.startswith(PYTHON):
+        raise InvalidRequest(
+            f"{source} is code, whose files are not recorded; verify a model folder or a name of `nnclr models`."
+        )
     files = hash_files(source)
     from nnclr_hub.encoder.loader import load_encoder  # imports torch, so a wrong name is reported first
 

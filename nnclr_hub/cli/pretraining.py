@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
 from nnclr_hub.cli.programs import load_program
-from nnclr_hub.cli.reading import ReadingOptions, reads_images
+from nnclr_hub.cli.reading import ReadingOptions, reads_images, reads_labels
 from nnclr_hub.cli.verbs import err, out
 from nnclr_hub.errors import InvalidRequest
 
@@ -25,17 +25,13 @@ Plugin = Annotated[
     list[Path],
     typer.Option("--plugin", help="Python file that registers parts of a run for --set; repeatable."),
 ]
-Labels = Annotated[
-    Path | None, typer.Option("--labels", help="Table with path,label; a fifth of each class scores the encoder.")
-]
-Root = Annotated[Path | None, typer.Option("--root", help="Folder to which the paths of --labels belong.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1. Default: the GPU if there is one.")]
 
 
 def register(app: typer.Typer) -> None:
     """Add the verbs."""
-    app.command()(reads_images(pretrain))
-    app.command()(ablate)
+    app.command()(reads_images(reads_labels(pretrain)))
+    app.command()(reads_labels(ablate))
     app.command()(report)
 
 
@@ -48,8 +44,6 @@ def pretrain(
     init: Annotated[
         str | None, typer.Option("--init", help="Encoder to start from: a name, a folder, timm:...")
     ] = None,
-    labels: Labels = None,
-    root: Root = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
     gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="Processes, one per GPU; starts torchrun.")] = None,
     device: Device = None,
@@ -67,6 +61,7 @@ def pretrain(
     show: Annotated[bool, typer.Option("--settings", help="Show the recipe with its settings, and exit.")] = False,
     recipes: Annotated[bool, typer.Option("--recipes", help="List the recipes, and exit.")] = False,
     *,
+    labels: Any,
     reading: ReadingOptions,
 ) -> None:
     """Train an encoder on unlabeled images.
@@ -96,7 +91,7 @@ def pretrain(
         settings = [f"reading={reading.over(PLAIN)}", *settings]
     chosen = program.find_recipe(recipe).with_settings(settings)
     if show:
-        out.print(program.RECIPES[recipe].describe(recipe), markup=False)
+        out.print(program.RECIPES[recipe].describe(recipe))
         table = Table("setting", "value", "meaning", box=None, header_style="bold")
         for name, _, meaning in type(chosen).settings():
             table.add_row(name, str(getattr(chosen, name)), meaning)
@@ -117,7 +112,6 @@ def pretrain(
         resume=resume,
         init=init,
         labels=labels,
-        root=root,
         device=device,
         minutes=minutes,
         terms=terms,
@@ -147,8 +141,6 @@ def ablate(
     data: Data = [],  # noqa: B006
     to: Annotated[Path, typer.Option("--out", help="Folder for the tables.")] = Path("ablations"),
     recipe: Annotated[str, typer.Option("--recipe", help="Recipe that all rows share.")] = "small_cpu",
-    labels: Labels = None,
-    root: Root = None,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs per row.")] = 1,
     settings: Set = [],  # noqa: B006
     device: Device = None,
@@ -160,6 +152,8 @@ def ablate(
         typer.Option("--row", help="'LABEL: KEY=VALUE ...', a further row; for budget, only this method. Repeatable."),
     ] = [],  # noqa: B006
     plugins: Plugin = [],  # noqa: B006
+    *,
+    labels: Any,
 ) -> None:
     """Train and evaluate the rows of a table of the paper, or compare methods at equal CPU time with the table budget.
 
@@ -190,7 +184,7 @@ def ablate(
             raise typer.Exit(INTERRUPTED)
         return
     program = load_program("training", "ablate")
-    options = {"rows": rows, "labels": labels, "root": root, "seeds": seeds, "device": device, "console": err}
+    options = {"rows": rows, "labels": labels, "seeds": seeds, "device": device, "console": err}
     if program.ablate(table, base, data, to, **options) is None:
         raise typer.Exit(INTERRUPTED)
 

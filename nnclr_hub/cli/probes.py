@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-import sys
+import io
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,13 +13,12 @@ import typer
 from rich.table import Table
 
 from nnclr_hub.cli.index import list_broken
-from nnclr_hub.cli.reading import ReadingOptions, reads_images
+from nnclr_hub.cli.reading import ReadingOptions, reads_images, reads_labels
 from nnclr_hub.cli.verbs import DEFAULT_STORE, Json, Model, Store, chosen_model, err, out, print_json
 from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.terminal import print_data
 
 group = typer.Typer(no_args_is_help=True, help="Linear probes: predict labels from a few labeled images.")
-Labels = Annotated[Path | None, typer.Option("--labels", help="Table with path,label, used instead of folder names.")]
-Root = Annotated[Path | None, typer.Option("--root", help="Folder to which the paths of --labels are relative.")]
 Probe = Annotated[Path, typer.Option("--probe", help="Folder that `nnclr probe fit` wrote.")]
 
 
@@ -30,6 +29,7 @@ def register(app: typer.Typer) -> None:
 
 @group.command()
 @reads_images
+@reads_labels
 def fit(
     data: Annotated[
         str, typer.Argument(help="Folder or archive with one folder per class, or CSV with path,label (or labels).")
@@ -52,9 +52,8 @@ def fit(
     device: Annotated[
         str | None, typer.Option(help="cpu, cuda, cuda:1. Default: the GPU if there is one; fitting uses the CPU.")
     ] = None,
-    labels: Labels = None,
-    root: Root = None,
     *,
+    labels: Any,
     reading: ReadingOptions,
 ) -> None:
     """Fit a probe on labeled images.
@@ -66,7 +65,7 @@ def fit(
 
     if to.exists() and not to.is_dir():
         raise InvalidRequest(f"--out {to} is a file; use a folder for the probe.")
-    read_labeled(data, labels, root)  # a wrong folder or model is reported before torch is imported
+    read_labeled(data, labels)  # a wrong folder or model is reported before torch is imported
     source = chosen_model(reading.within(model))
     from nnclr_hub.workbench import Encoders
     from nnclr_hub.workbench.folder_probes import fit_probe
@@ -82,7 +81,6 @@ def fit(
             reject_far=reject_far,
             device=device,
             labels=labels,
-            root=root,
             progress=advance,
         )
     list_broken(fitted.broken)
@@ -97,14 +95,14 @@ def fit(
 
 @group.command(name="eval")
 @reads_images
+@reads_labels
 def evaluate(
     data: Annotated[str, typer.Argument(help="Labeled images that the probe has not seen; uses test/ if it exists.")],
     probe: Probe = Path("probe"),
     model: Model = None,
-    labels: Labels = None,
-    root: Root = None,
     as_json: Json = False,
     *,
+    labels: Any,
     reading: ReadingOptions,
 ) -> None:
     """Evaluate a probe on other labeled images.
@@ -116,12 +114,12 @@ def evaluate(
 
     loaded, encoder = _load(probe, model, reading)
     with bar(err, "embedding") as advance:
-        result = evaluate_probe(loaded, encoder, data, labels=labels, root=root, progress=advance)
+        result = evaluate_probe(loaded, encoder, data, labels=labels, progress=advance)
     if as_json:
         print_json({**asdict(result), "pictures": result.images})  # the key of earlier versions
         return
     for sentence in result.left_out:
-        err.print(f"left out: {sentence}", style="yellow", markup=False, soft_wrap=True)
+        err.print(f"left out: {sentence}", style="yellow", soft_wrap=True)
     out.print("  ".join(f"{name} {value:.3f}" for name, value in result.scores.items()) + f"  ({result.images} images)")
     if result.none:
         out.print(f"no class predicted: {result.none:.1%}")
@@ -146,7 +144,7 @@ def predict(
     *,
     reading: ReadingOptions,
 ) -> None:
-    """Label images: CSV with path, label, probability, and a column for each class.
+    """Label images: CSV with id, path, label, probability, and a column for each class. The id of a file is its path.
 
     Example: nnclr probe predict photos --probe probe --out predicted.csv
 
@@ -160,35 +158,37 @@ def predict(
         raise InvalidRequest("Name images or --collection, and not both.")
     if collection is not None and model is not None:
         raise InvalidRequest("A collection already has its vectors; leave out --model.")
-    kept: Sequence[Any]
+    names: Sequence[tuple[Any, Any]]
     if collection is not None:
         from nnclr_hub.probe.linear_probe import LinearProbe
         from nnclr_hub.store import open_store
 
         loaded = LinearProbe.load(probe)
         with open_store(store, read_only=True) as opened, bar(err, "predicting", unit="items") as advance:
-            kept, prediction = predict_collection(loaded, opened.get(collection), progress=advance)
+            names, prediction = predict_collection(loaded, opened.get(collection), progress=advance)
     else:
         paths = image_files(images or ())
         loaded, encoder = _load(probe, model, reading)
         with bar(err, "embedding") as advance:
             kept, prediction, broken = predict_labels(loaded, encoder, paths, progress=advance)
         list_broken(broken)
+        names = [(one, one) for one in kept]
     first = "labels" if loaded.several else "label"
-    column = "path" if collection is None else "id"
-    rows: list[list[Any]] = [[column, first, "probability", *map(str, loaded.classes)]]
-    for path, label, probabilities in zip(kept, prediction.labels, prediction.probabilities, strict=True):
+    rows: list[list[Any]] = [["id", "path", first, "probability", *map(str, loaded.classes)]]
+    for (id, path), label, probabilities in zip(names, prediction.labels, prediction.probabilities, strict=True):
         shown = ";".join(map(str, label)) if isinstance(label, tuple) else ("" if label is None else label)
-        rows.append([path, shown, f"{probabilities.max():.6g}", *(f"{p:.6g}" for p in probabilities)])
+        rows.append([id, path, shown, f"{probabilities.max():.6g}", *(f"{p:.6g}" for p in probabilities)])
     if to is None:
-        csv.writer(sys.stdout).writerows(rows)
+        text = io.StringIO()
+        csv.writer(text).writerows(rows)
+        print_data(text.getvalue())
         return
     try:
-        with to.open("w", newline="", encoding="utf-8") as file:
+        with to.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
             csv.writer(file).writerows(rows)
     except OSError as error:
         raise InvalidRequest(f"{to} cannot be written ({error.strerror}); use another file.") from error
-    err.print(f"Wrote {to} ({len(kept)} images)")
+    err.print(f"Wrote {to} ({len(names)} images)")
 
 
 def _load(folder: Path, model: str | None, reading: ReadingOptions) -> tuple[Any, Any]:

@@ -14,6 +14,7 @@ from nnclr_hub.cli.pretraining import Device
 from nnclr_hub.cli.programs import load_program
 from nnclr_hub.cli.verbs import Json, err, out, print_json
 from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.terminal import print_data
 
 Folder = Annotated[Path, typer.Argument(help="A model folder.")]
 License = Annotated[str | None, typer.Option(help="License of the weights, for the card.")]
@@ -152,7 +153,7 @@ def card(
         return
     name = repository.partition("/")[2] if repository else folder.resolve().name
     text = model_card(name, read_config(folder), repository=repository, revision=revision)
-    print_json({"card": text}) if as_json else typer.echo(text, nl=False)
+    print_json({"card": text}) if as_json else print_data(text)
 
 
 def publish(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
@@ -17,6 +18,7 @@ from nnclr_hub.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from nnclr_hub.encoder.image_reading import ImageReading
+    from nnclr_hub.encoder.labeled import LabelTable
     from nnclr_hub.encoder.tiles import Tiling
 
 _PANEL = "Images of several pages or channels"
@@ -119,6 +121,34 @@ def reads_tiles(verb: Callable[..., None]) -> Callable[..., None]:
         return Tiling(side, overlap or 0, skip_empty)
 
     return reads_images(combine_options(verb, "tiling", _TILES, {"skip_empty": False}, tiling))
+
+
+_LABELS: dict[str, Any] = {
+    "labels": Annotated[
+        Path | None,
+        typer.Option("--labels", help="CSV with the columns path (or id) and label, used instead of folder names."),
+    ],
+    "root": Annotated[Path | None, typer.Option("--root", help="Folder to which the paths of --labels are relative.")],
+    "path_column": Annotated[str | None, typer.Option("--path-column", help="Column of --labels with the paths.")],
+    "label_column": Annotated[str | None, typer.Option("--label-column", help="Column of --labels with the labels.")],
+}
+
+
+def reads_labels(verb: Callable[..., None]) -> Callable[..., None]:
+    """Add --labels, --root, --path-column and --label-column to a verb, which gets them as a `LabelTable`."""
+
+    def table(given: dict[str, Any]) -> LabelTable | None:
+        file, *options = (given.pop(name) for name in _LABELS)
+        if file is None:
+            names = [name for name, option in zip(list(_LABELS)[1:], options, strict=True) if option is not None]
+            if names:
+                raise InvalidRequest(f"--{names[0].replace('_', '-')} describes the table of --labels; give that, too.")
+            return None
+        from nnclr_hub.encoder.labeled import LabelTable
+
+        return LabelTable(file, *options)
+
+    return combine_options(verb, "labels", _LABELS, {}, table)
 
 
 def reads_images(verb: Callable[..., None]) -> Callable[..., None]:

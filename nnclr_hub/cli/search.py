@@ -148,7 +148,7 @@ def search(
             shown = {title: examples[0].image for title, examples in searches}
             rows = [SheetRow(title, answer, shown[title]) for title, answer in found]
             write_contact_sheet(sheet, rows, thumbnail, how)
-            err.print(f"Wrote {sheet}.", markup=False, soft_wrap=True)
+            err.print(f"Wrote {sheet}.", soft_wrap=True)
     if as_json and found:
         bodies = [_in_json(answer) for answer in answers]
         print_json(bodies[0] if len(queries) == 1 else bodies)
@@ -216,7 +216,7 @@ def _remote(server: str, api_key_env: str, collection: str) -> Iterator[Searcher
             except InvalidRequest as error:
                 if "with_percentile" not in str(error):
                     raise
-            err.print(f"{server} has an earlier version, which returns no percentiles.", markup=False, soft_wrap=True)
+            err.print(f"{server} has an earlier version, which returns no percentiles.", soft_wrap=True)
             return there.search_each([replace(query, with_percentile=False) for query in queries])
 
         yield run, there.thumbnail, ImageReading()
@@ -287,7 +287,7 @@ def _print_matches(found: Sequence[tuple[str, Any]]) -> None:
 
     for title, matches in found:
         if not matches:
-            out.print(f"{title}: no matches. No item passes the filter, the threshold and the offset.", markup=False)
+            out.print(f"{title}: no matches. No item passes the filter, the threshold and the offset.")
             continue
         known = any(match.percentile is not None for match in matches)
         columns = ["score", *(["percentile"] if known else []), "id", "label", "path"]

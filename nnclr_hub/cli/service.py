@@ -181,7 +181,6 @@ def _keys(file: Path | None) -> Path | None:
             f"Created an API key that may read and write: {key}\nIt is shown only once and stored in {file}. Send it "
             "as Authorization: Bearer KEY.",
             soft_wrap=True,
-            markup=False,
         )
     return file
 

@@ -52,7 +52,6 @@ def backup(
     out.print(
         f"Backup {report.id}: {report.items} items in {report.collections} collections, "
         f"{report.written / MEGABYTE:.1f} MB copied, {report.size / MEGABYTE:.1f} MB in all.",
-        markup=False,
         soft_wrap=True,
     )
     if report.removed or report.freed:
@@ -95,8 +94,8 @@ def restore(
         print_json({"folder": str(folder), "backup": report.id, "collections": found})
         return
     for name, (seq, items) in report.collections.items():
-        out.print(f"{name}: {items} items, as after change {seq}", markup=False)
-    out.print(f"Restored backup {report.id} to {folder}.", markup=False, soft_wrap=True)
+        out.print(f"{name}: {items} items, as after change {seq}")
+    out.print(f"Restored backup {report.id} to {folder}.", soft_wrap=True)
 
 
 def _point(at: str | None) -> int | datetime | None:
@@ -133,6 +132,6 @@ def verify_backup(
         print_json([{"id": one, "ok": problem is None, "problem": problem} for one, problem in problems.items()])
     else:
         for one, problem in problems.items():
-            out.print(f"{one}: {problem or 'intact'}", style="red" if problem else None, markup=False, soft_wrap=True)
+            out.print(f"{one}: {problem or 'intact'}", style="red" if problem else None, soft_wrap=True)
     if any(problems.values()):
         raise typer.Exit(1)

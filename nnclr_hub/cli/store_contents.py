@@ -97,7 +97,7 @@ def create(
         print_json({"name": name, **asdict(spec)})
         return
     by = f" by {spec.model}" if spec.model else ""
-    out.print(f"Created {name}: vectors of length {spec.dim}{by}, {metric}, {precision}, {spec.vectors}.", markup=False)
+    out.print(f"Created {name}: vectors of length {spec.dim}{by}, {metric}, {precision}, {spec.vectors}.")
 
 
 def export(
@@ -122,7 +122,7 @@ def export(
     if as_json:
         print_json({"folder": str(folder), **asdict(manifest), "bytes": manifest.size})
         return
-    out.print(f"{folder}: {manifest.items} items of {name}, {manifest.size / 1e6:.1f} MB", markup=False)
+    out.print(f"{folder}: {manifest.items} items of {name}, {manifest.size / 1e6:.1f} MB")
 
 
 def reembed(
@@ -153,7 +153,7 @@ def reembed(
         if model is None:
             there.get(name)
             dropped = there.abandon_reembed(name) if isinstance(there, ServerStore) else _abandon(there, name)
-            out.print(f"Dropped {dropped}; {name} was not changed.", markup=False)
+            out.print(f"Dropped {dropped}; {name} was not changed.")
             return
         with bar(err, "embedding") as advance:
             run = there.get(name).reembed if isinstance(there, ServerStore) else partial(_reembed, there, name)
@@ -164,13 +164,12 @@ def reembed(
     left_out = report["left_out_count"]
     list_broken([(path, f"left out: {reason}") for path, reason in report["left_out"]], left_out)
     if report["collection"] is None:
-        out.print(f"{name} already holds vectors of {model}; nothing to do.", markup=False)
+        out.print(f"{name} already holds vectors of {model}; nothing to do.")
         return
     kept = report["kept"]
     out.print(
         f"{name}: {report['items']} items by {model} ({report['embedded']} embedded now, {left_out} left out). "
         f"The old collection is kept as {kept}; `nnclr store drop {kept}{place.words}` deletes it.",
-        markup=False,
     )
 
 
@@ -234,7 +233,7 @@ def duplicates(
         return
     _print_groups(groups, [one["size"] for one in found["groups"]])
     more = f", of which {SHOWN} are shown (--json has more)" if counts["found"] > SHOWN else ""
-    out.print(f"{counts['found']} groups with {sum(counts.values())} items{more}", markup=False)
+    out.print(f"{counts['found']} groups with {sum(counts.values())} items{more}")
     if unknown:
         err.print(
             f"{unknown} items have no pixel hash and were not compared; use --near 0.999 to compare their vectors.",
@@ -270,8 +269,8 @@ def _print_groups(groups: Sequence[Sequence[_Named]], sizes: Sequence[int]) -> N
     roots = {one.root for group in groups for one in group}
     shared = roots.pop() if len(roots) == 1 else ""
     if shared:
-        out.print(f"In {shared}:\n", markup=False)
+        out.print(f"In {shared}:\n")
     for group, size in zip(groups, sizes, strict=True):
         files = [f"  {one.relative if shared else one.path}\n" for one in group]
         more = f"  and {size - len(group)} more\n" if size > len(group) else ""
-        out.print(f"{size} alike:\n{''.join(files)}{more}", markup=False)
+        out.print(f"{size} alike:\n{''.join(files)}{more}")

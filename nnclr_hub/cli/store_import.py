@@ -74,7 +74,7 @@ def import_(
             raise InvalidRequest("--abandon needs --server and --collection; a local import leaves nothing behind.")
         with connected(server, api_key_env) as client:
             client.collection(name).abandon_import(source)
-        out.print(f"Deleted what {server} had of an interrupted import of {source}.", markup=False)
+        out.print(f"Deleted what {server} had of an interrupted import of {source}.")
     elif not source.exists():
         raise InvalidRequest(f"{source} does not exist.")
     elif source.is_file() or server is not None:
@@ -101,7 +101,7 @@ def _import_export(folder: Path, name: str | None, store: str, into: bool, as_js
         print_json({"collection": name, **asdict(report)})
         return
     existing = f", the other {report.items - report.written} existed already" if report.written < report.items else ""
-    out.print(f"{name}: {report.written} of {report.items} items written{existing}", markup=False)
+    out.print(f"{name}: {report.written} of {report.items} items written{existing}")
 
 
 def _import_file(file: Path, name: str | None, store: str, server: str | None, api_key_env: str, as_json: bool) -> None:
@@ -120,9 +120,9 @@ def _import_file(file: Path, name: str | None, store: str, server: str | None, a
     else:
         list_broken([(error["name"], error["detail"]) for error in result["errors"]], result["errors_count"])
         if left_out := ", ".join(f"{n} {suffix or 'without suffix'}" for suffix, n in result["left_out"].items()):
-            err.print(f"left out: {left_out}", markup=False)
+            err.print(f"left out: {left_out}")
         counts = ", ".join(f"{result[what]} {what}" for what in counted)
-        out.print(f"{name}: {counts}, {result['errors_count']} invalid", markup=False)
+        out.print(f"{name}: {counts}, {result['errors_count']} invalid")
     if result["errors_count"] and not any(result[what] for what in counted):
         raise InvalidRequest(f"Nothing in {file} could be imported; each error above says why.")
 
@@ -201,4 +201,4 @@ def _import_shards(folder: Path, name: str | None, store: str, into: bool, as_js
     if as_json:
         print_json({"collection": name, "items": total, "written": written})
         return
-    out.print(f"{name}: {written} of {total} items written", markup=False)
+    out.print(f"{name}: {written} of {total} items written")

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from nnclr_hub.cli.place import Place, on_store
 from nnclr_hub.cli.stores import Name
 from nnclr_hub.cli.verbs import Json, confirm, err, out, parse_where, print_json
-from nnclr_hub.csv_table import read_csv
+from nnclr_hub.csv_table import find_column, listed, read_csv
 from nnclr_hub.errors import InvalidRequest
 
 Ids = Annotated[list[str] | None, typer.Option("--id", help="Id of an item. Repeatable.")]
 From = Annotated[
-    Path | None, typer.Option("--from", help="CSV whose column id has the ids, such as a table of `nnclr inspect`.")
+    Path | None,
+    typer.Option("--from", help="CSV that names items in its column id or path, such as a table of `nnclr inspect`."),
 ]
+PathColumn = Annotated[str | None, typer.Option("--path-column", help="Column of --from with ids or paths.")]
+CHUNK = 1000  # ids in one request
 Where = Annotated[str | None, typer.Option(help="Filter on metadata, as JSON, instead of ids.")]
 
 
@@ -38,8 +41,13 @@ def set_metadata(
     table: From = None,
     columns: Annotated[
         list[str],
-        typer.Option("--column", help="With --from: write this column, of each item its value as text; repeatable."),
+        typer.Option(
+            "--column",
+            help="With --from: write this column, of each item its value as text; KEY=COLUMN for another key. "
+            "Repeatable.",
+        ),
     ] = [],  # noqa: B006
+    path_column: PathColumn = None,
     where: Where = None,
     replace: Annotated[bool, typer.Option("--replace", help="Replace all metadata instead of merging.")] = False,
     as_json: Json = False,
@@ -51,21 +59,20 @@ def set_metadata(
     Example: nnclr store set photos '{"label": "cat", "draft": null}' --id tom --id felix
 
     Example: nnclr store set photos --from report/suspect_labels.csv --column label
+
+    Example: nnclr store set photos --from excel.csv --path-column Datei --column label=Art
     """
-    from nnclr_hub.workbench.image_record import PIXEL_HASH
+    from nnclr_hub.workbench.image_record import HASHES
 
     if (metadata is None) == (not columns):
         raise InvalidRequest("Give METADATA, or --from FILE with --column; exactly one of them.")
     if columns and (table is None or ids is not None or where is not None or replace):
         raise InvalidRequest("--column needs --from, and neither --id, --where nor --replace.")
     if columns and table is not None:
-        rows = _rows(table)
-        if missing := [one for one in columns if one not in rows[0]]:
-            raise InvalidRequest(f"{table} has no column {missing[0]}; it has {', '.join(rows[0])}.")
-        patches = {row["id"]: {one: row[one] for one in columns} for row in rows}
-        chosen: dict[str, Any] = {"ids": list(patches)}
+        rows = _rows(table, path_column, columns)
         with place.opened() as there:
-            updated = there.get(name).update_each(patches, keep=[PIXEL_HASH])
+            found = _items(there.get(name), table, rows)
+            updated = there.get(name).update_each({id: patch for id, patch in found.items() if patch}, keep=HASHES)
     else:
         try:
             patch = json.loads(metadata or "")
@@ -73,19 +80,20 @@ def set_metadata(
             form = f"give the table with --from {metadata}" if str(metadata).endswith(".csv") else ""
             form = form or 'write it like \'{"label": "cat"}\''
             raise InvalidRequest(f"METADATA is not JSON ({error}); {form}.") from error
-        chosen = _chosen(ids, where, table)
         with place.opened() as there:
-            updated = there.get(name).update_metadata(patch, **chosen, replace=replace, keep=[PIXEL_HASH])
+            chosen = _chosen(there.get(name), ids, where, table, path_column)
+            updated = there.get(name).update_metadata(patch, **chosen, replace=replace, keep=HASHES)
     if as_json:
         print_json({"collection": name, "updated": updated})
         return
-    out.print(f"{name}: metadata of {updated} items set{_unknown(chosen.get('ids'), updated)}", markup=False)
+    out.print(f"{name}: metadata of {updated} items set{_unknown(ids, updated)}")
 
 
 def delete(
     name: Name,
     ids: Ids = None,
     table: From = None,
+    path_column: PathColumn = None,
     where: Where = None,
     yes: Annotated[bool, typer.Option("--yes", help="With --where: do not ask.")] = False,
     as_json: Json = False,
@@ -98,9 +106,9 @@ def delete(
 
     Example: nnclr store delete photos --from report/duplicates.csv
     """
-    chosen = _chosen(ids, where, table)
     with place.opened() as there:
         collection = there.get(name)
+        chosen = _chosen(collection, ids, where, table, path_column)
         if "where" in chosen and not yes and not as_json:
             number = collection.count(chosen["where"])
             confirm(f"Delete {number} items of {name}?")
@@ -108,7 +116,7 @@ def delete(
     if as_json:
         print_json({"collection": name, "deleted": deleted})
         return
-    out.print(f"{name}: {deleted} items deleted{_unknown(chosen.get('ids'), deleted)}", markup=False)
+    out.print(f"{name}: {deleted} items deleted{_unknown(ids, deleted)}")
 
 
 def facets(
@@ -133,14 +141,14 @@ def facets(
         print_json([{**asdict(one), "values": values[key]} for key, one in found.items()])
         return
     for key, one in found.items():
-        table = Table(box=None, header_style="bold", title=f"{escape(key)}: {one.items} items", title_justify="left")
+        table = Table(box=None, header_style="bold", title=f"{key}: {one.items} items", title_justify="left")
         table.add_column("value", overflow="fold")
         table.add_column("items", justify="right")
         for value, number in one.values:
-            table.add_row(escape(value if isinstance(value, str) else json.dumps(value)), f"{number:,}")
+            table.add_row(value if isinstance(value, str) else json.dumps(value), f"{number:,}")
         out.print(table)
         if one.distinct > len(one.values):
-            err.print(f"{one.distinct - len(one.values)} further values; --limit shows more.", markup=False)
+            err.print(f"{one.distinct - len(one.values)} further values; --limit shows more.")
 
 
 def indexed(
@@ -167,15 +175,17 @@ def indexed(
     if as_json:
         print_json({"collection": name, "indexed": known})
         return
-    out.print(f"{name}: {', '.join(known) or 'no key'} indexed", markup=False)
+    out.print(f"{name}: {', '.join(known) or 'no key'} indexed")
 
 
-def _chosen(ids: list[str] | None, where: str | None, table: Path | None) -> dict[str, Any]:
+def _chosen(
+    collection: Any, ids: list[str] | None, where: str | None, table: Path | None, path_column: str | None
+) -> dict[str, Any]:
     if sum(one is not None for one in (ids, where, table)) != 1:
         raise InvalidRequest("Choose items by --id, repeated as needed, by --from or by --where; give exactly one.")
     if where is not None:
         return {"where": parse_where(where)}
-    return {"ids": [row["id"] for row in _rows(table)] if table is not None else ids}
+    return {"ids": ids if table is None else list(_items(collection, table, _rows(table, path_column)))}
 
 
 def _unknown(ids: list[str] | None, found: int) -> str:
@@ -184,16 +194,47 @@ def _unknown(ids: list[str] | None, found: int) -> str:
     return f"; {unknown} ids do not exist" if ids and unknown else ""
 
 
-def _rows(table: Path) -> list[dict[str, str]]:
-    """Return the rows of a CSV with a column id.
+def _items(collection: Any, table: Path, rows: Sequence[tuple[str, str, dict[str, str]]]) -> dict[str, dict[str, str]]:
+    """Return the cells of each item that a row names, by id."""
+    from nnclr_hub.store.checks import is_item_id
+    from nnclr_hub.store.pages import pages
+    from nnclr_hub.workbench.table_items import TableItems
+
+    found = TableItems(table, rows)
+    ids = [id for id, _, _ in rows if is_item_id(id)]
+    for start in range(0, len(ids), CHUNK):
+        found.add(collection.get(ids[start : start + CHUNK]))
+    if not found:  # no row has the id of an item
+        for items in pages(collection, with_vector=False):
+            found.add(items)
+    return found.values()
+
+
+def _rows(table: Path, path_column: str | None, columns: Sequence[str] = ()) -> list[tuple[str, str, dict[str, str]]]:
+    """Return id, path and the wanted cells of each row of a CSV, without empty ones.
+
+    Args:
+        columns: COLUMN or KEY=COLUMN.
 
     Raises:
         InvalidRequest: it cannot be read, or has no such column or no rows.
     """
-    columns, rows = read_csv(table, "id")
-    if "id" not in columns:
-        existing = f"it has {', '.join(columns)}" if columns else "it is empty"
-        raise InvalidRequest(f"{table} has no column id ({existing}); give a table with the ids of the items.")
+    existing, rows = read_csv(table, *filter(None, [path_column]), "id", "path", *columns)
+    names = find_column(table, existing, path_column, "id", "path")
+    if names is None:
+        raise InvalidRequest(
+            f"{table} has neither a column id nor path, only {listed(existing)}; name the one with ids or paths with "
+            "--path-column."
+        )
     if not rows:
         raise InvalidRequest(f"{table} has no rows, so nothing is changed; give a table with a row for each item.")
-    return rows
+    keys: dict[str, str] = {}
+    for one in columns:
+        key, _, column = (one, "", one) if one in existing else one.partition("=")
+        keys[key] = column or key
+    for column in keys.values():
+        find_column(table, existing, column)
+    return [
+        (row[names], "" if path_column else row.get("path", ""), {k: row[one] for k, one in keys.items() if row[one]})
+        for row in rows
+    ]

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from nnclr_hub.cli.place import Place, ServerStore, on_store, opened
@@ -59,7 +58,7 @@ def list_collections(as_json: Json = False, *, place: Place) -> None:
         metric = row["metric"] if row["vectors"] == "raw" else f"{row['metric']}, {row['vectors']}"
         cells = [row["name"], row["items"], row["dim"], metric, row["index"], state, ", ".join(row["aliases"])]
         model = f"{row['model']} ({row['fingerprint'][:8]})" if row["fingerprint"] else row["model"]
-        table.add_row(*(escape(str(one)) for one in [*cells, model]))
+        table.add_row(*(str(one) for one in [*cells, model]))
     out.print(table if rows else "The store is empty; add images with `nnclr index`.")
 
 
@@ -96,7 +95,7 @@ def verify(names: Names = None, as_json: Json = False, *, place: Place) -> None:
     reports: dict[str, VerifyReport] = {}
     with place.opened(read_only=True) as there:
         for name in names or [info.name for info in there.list()]:
-            with bar(err, f"verifying {escape(name)}", unit="items") as advance:
+            with bar(err, f"verifying {name}", unit="items") as advance:
                 reports[name] = there.get(name).verify(advance)
     if as_json:
         print_json([{"name": name, "ok": report.ok, **asdict(report)} for name, report in reports.items()])
@@ -111,7 +110,7 @@ def _print_report(name: str, report: VerifyReport) -> None:
     from nnclr_hub.store.reports import MIN_RECALL
 
     if report.ok:
-        out.print(f"{name}: all {report.items} items are intact (recall {report.recall:.3f})", markup=False)
+        out.print(f"{name}: all {report.items} items are intact (recall {report.recall:.3f})")
         return
     damaged: dict[str, list[str]] = {}
     for id, part in zip_longest(report.damaged, report.parts, fillvalue="vector"):
@@ -123,16 +122,15 @@ def _print_report(name: str, report: VerifyReport) -> None:
     ):
         if ids:
             some = ", ".join(ids[:SHOWN]) + (", ..." if len(ids) > SHOWN else "")
-            out.print(f"{name}: {len(ids)} of {report.items} {sentence}: {some}", style="red", markup=False)
+            out.print(f"{name}: {len(ids)} of {report.items} {sentence}: {some}", style="red")
     if report.recall < MIN_RECALL:
         out.print(
             f"{name}: its index finds {report.recall:.3f} of the ten nearest: search with --exact or more --effort, "
             "or give the store more memory.",
             style="red",
-            markup=False,
         )
     if report.damaged or report.missing or report.disagreements:
-        out.print(f"Repair it with `nnclr store repair {name}`.", markup=False)
+        out.print(f"Repair it with `nnclr store repair {name}`.")
 
 
 @group.command()
@@ -192,7 +190,7 @@ def _repair_catalog(store: str, as_json: bool) -> None:
     if names is None:
         out.print("The catalog is intact; name a collection to repair it.")
     else:
-        out.print(f"Rebuilt the catalog: {', '.join(names)}", markup=False)
+        out.print(f"Rebuilt the catalog: {', '.join(names)}")
 
 
 def _print_repaired(name: str, report: RepairReport, salvaged: SalvageReport | None) -> None:
@@ -201,16 +199,15 @@ def _print_repaired(name: str, report: RepairReport, salvaged: SalvageReport | N
             f"{name}: the file was damaged; {salvaged.saved} items saved, {len(salvaged.lost)} lost, "
             f"{salvaged.suspected} more rows unreadable, {salvaged.thumbnails} thumbnails lost; "
             f"the damaged file is {salvaged.original}",
-            markup=False,
             soft_wrap=True,
         )
         if salvaged.lost:
             some = ", ".join(salvaged.lost[:SHOWN]) + (", ..." if len(salvaged.lost) > SHOWN else "")
-            out.print(f"Lost were {some}. Index them again.", style="red", markup=False)
-    out.print(f"{name}: {report.items} items, {len(report.removed)} removed", markup=False)
+            out.print(f"Lost were {some}. Index them again.", style="red")
+    out.print(f"{name}: {report.items} items, {len(report.removed)} removed")
     if report.removed:
         kept = f"; their metadata are in {report.kept_in}" if report.kept_in else ""
-        out.print(f"Removed were {', '.join(report.removed[:SHOWN])}{kept}. Index them again.", markup=False)
+        out.print(f"Removed were {', '.join(report.removed[:SHOWN])}{kept}. Index them again.")
 
 
 @group.command()
@@ -223,7 +220,7 @@ def snapshot(names: Names = None, *, place: Place) -> None:
     with place.opened() as there:
         for name in names or [info.name for info in there.list()]:
             there.get(name).snapshot()
-            out.print(f"{name}: snapshot written", markup=False)
+            out.print(f"{name}: snapshot written")
 
 
 @group.command()
@@ -237,9 +234,9 @@ def compact(names: Names = None, *, place: Place) -> None:
 
     with place.opened() as there:
         for name in names or [info.name for info in there.list()]:
-            with bar(err, f"compacting {escape(name)}", unit="items") as advance:
+            with bar(err, f"compacting {name}", unit="items") as advance:
                 there.get(name).compact(advance)
-            out.print(f"{name}: compacted, {there.get(name).count()} items", markup=False)
+            out.print(f"{name}: compacted, {there.get(name).count()} items")
 
 
 @group.command()
@@ -261,7 +258,7 @@ def drop(
         if not yes and info.name == name:  # an alias is refused below, without a question
             confirm(f"Permanently delete {name} with its {info.count} items?")
         for dropped in there.drop(name) if isinstance(there, ServerStore) else drop_with_replacement(there, name):
-            out.print(f"{dropped}: dropped", markup=False)
+            out.print(f"{dropped}: dropped")
 
 
 @group.command()
@@ -279,7 +276,7 @@ def alias(
     with place.opened() as there:
         target = there.get(name).info().name
         there.alias(new, target)
-    out.print(f"{new} -> {target}", markup=False)
+    out.print(f"{new} -> {target}")
 
 
 @group.command()
@@ -295,7 +292,7 @@ def unalias(
     """
     with place.opened() as there:
         there.unalias(old)
-    out.print(f"{old}: alias deleted", markup=False)
+    out.print(f"{old}: alias deleted")
 
 
 @group.command()
@@ -310,4 +307,4 @@ def rename(
     """
     with opened(store) as there:
         there.rename(name, to)
-    out.print(f"{name} is now {to}", markup=False)
+    out.print(f"{name} is now {to}")

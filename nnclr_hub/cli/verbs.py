@@ -14,7 +14,6 @@ import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from typer.core import TyperGroup
 
@@ -28,6 +27,7 @@ from nnclr_hub.errors import (
     UnknownModel,
     missing_package,
 )
+from nnclr_hub.terminal import PlainConsole, show_warnings_safely
 
 if TYPE_CHECKING:
     from nnclr_hub.encoder.encoder import Encoder
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 UNCUT = 10_000  # columns of a pipe or file, so that paths and names are not cut
 
 
-class _VerbConsole(Console):
+class _VerbConsole(PlainConsole):
     """A console whose tables, in a pipe or a file, have no spaces at the ends of lines; rich fills every cell."""
 
     def print(self, *objects: Any, **options: Any) -> None:
@@ -47,10 +47,10 @@ class _VerbConsole(Console):
             super().print(*objects, **options)
         lines = shown.get().split("\n")  # not splitlines, which cuts a row at U+2028 and others
         text = "\n".join(line.rstrip(" ") for line in lines)
-        super().print(text, end="", markup=False, emoji=False, soft_wrap=True)
+        super().print(text, end="", soft_wrap=True)
 
 
-def _console(*, soft_wrap: bool = False, stderr: bool = False) -> Console:
+def _console(*, soft_wrap: bool = False, stderr: bool = False) -> PlainConsole:
     console = _VerbConsole(highlight=False, soft_wrap=soft_wrap, stderr=stderr)
     if not console.file.isatty():
         console.width = UNCUT
@@ -95,6 +95,7 @@ class ErrorMessages(TyperGroup):
     """Prints the message of a library error instead of its traceback."""
 
     def invoke(self, ctx: Any) -> Any:
+        show_warnings_safely()
         try:
             if noted := sys.modules.get(PAGES):  # of an earlier verb in this process
                 noted.forget()
@@ -130,7 +131,7 @@ def fail(*errors: NNCLRHubError) -> None:
     """
     prefix = _process_prefix()
     for error in errors:
-        err.print(f"{prefix}Error: {error}", style="red", markup=False, soft_wrap=True)
+        err.print(f"{prefix}Error: {error}", style="red", soft_wrap=True)
     raise typer.Exit(2 if isinstance(errors[0], InvalidRequest | UnknownModel) else 1)
 
 
@@ -139,7 +140,7 @@ def _report_pages() -> None:
     noted = sys.modules.get(PAGES)
     for folder, count in noted.counts().items() if noted else ():
         if count > 1:
-            err.print(f"{count} files of {folder} have several pages, of which the first was read.", markup=False)
+            err.print(f"{count} files of {folder} have several pages, of which the first was read.")
 
 
 def _of_the_system(error: OSError) -> NNCLRHubError:

@@ -20,10 +20,11 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from nnclr_hub.client.answers import failures, make_error
-from nnclr_hub.client.collections import PAGE, ROOT, delete, describe, scroll, update_metadata
+from nnclr_hub.client.collections import PAGE, ROOT, delete, describe, scroll, update_each, update_metadata
 from nnclr_hub.client.images import MOST, bounded, shrunk
 from nnclr_hub.client.models import image_error, reports_each
 from nnclr_hub.client.steps import Answer, Call, Steps, for_each, in_thread, perform, to_json
+from nnclr_hub.encoder.labeled import LabelTable
 from nnclr_hub.encoder.packed_image import ImageSource
 from nnclr_hub.errors import ImageError, ImageTooLarge, InvalidRequest, RequestTooLarge
 from nnclr_hub.store.checks import check_collection_name
@@ -72,6 +73,7 @@ def index_folder(
     workers: int = WORKERS,
     shrink: int | None = None,
     source: str | None = None,
+    labels: LabelTable | str | Path | None = None,
     progress: Progress = lambda done, total: None,
 ) -> Steps[IndexReport]:
     """Make the collection hold the folder's images; call it again to continue, or to update changed files.
@@ -86,6 +88,7 @@ def index_folder(
         shrink: send larger images as JPEGs with this longest side; None: send the files as they are.
         source: name of the folder in the collection; None: FOLDER-ID@HOST, where the ID is a hash of the folder's path
             and of the machine-id. That of an archive is its folder, and the name of the archive follows after a colon.
+        labels: a table of labels; see `list_images_of`.
         progress: called with (done, total), counted in images to send.
 
     Raises:
@@ -104,7 +107,7 @@ def index_folder(
         # without slashes, since a server shows only the last part
         return f"{PurePosixPath(named).name}:{path.name}" if place.archive else named
 
-    listing = yield from in_thread(lambda: list_images_of(folder, prune=prune, origin=origin))
+    listing = yield from in_thread(lambda: list_images_of(folder, prune=prune, origin=origin, labels=labels))
     yield from describe(name)  # a wrong name is reported before anything is compared
     held = yield from _held(name)
     renamed = _of_former_source(listing, held)
@@ -122,6 +125,7 @@ def index_folder(
     share = min(MOST, max(SMALLEST, -(-len(changes.wanted) // workers)))  # a small folder too keeps all workers busy
     every = bounded(changes.wanted, lambda one: one.metadata["size"], most=share)
     yield from for_each(every, run.add, workers)
+    yield from update_each(name, changes.labels)
     removed = (yield from delete(name, changes.gone)) if prune else 0
     return changes.report(sorted(run.failed, key=lambda one: one[0].name), removed, listing.left_out)
 

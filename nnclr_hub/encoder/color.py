@@ -1,4 +1,4 @@
-"""Convert any image to 8 bits: transparency blended with white, high bit depths scaled and not clipped.
+"""Convert any image to 8 bits: transparency blended with white or black, high bit depths scaled and not clipped.
 
 Conversions that need wider numbers work on strips of rows. So an image of 40 megapixels, which may come from a file of
 a few kilobytes, needs no more memory than itself and its result.
@@ -6,6 +6,7 @@ a few kilobytes, needs no more memory than itself and its result.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +14,8 @@ import numpy as np
 from PIL import Image
 
 STRIP = 1_000_000  # pixels
+LOST = "nnclr_hub.lost"  # info of a converted image: a hash of what the conversion loses, such as transparency
+LEAST_CONTRAST = 64  # of 255: the root mean square difference from white, of the visible pixels, that needs no black
 
 # Microscopes and scanners write 12 bits into 16-bit files, and some programs write 8. Scaled by 65535, these images
 # would keep at most 16 gray levels. So white is the smallest of these values that is not below the brightest pixel.
@@ -24,10 +27,10 @@ def to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "RGB" and "transparency" not in image.info:
         return image if type(image) is Image.Image else image.copy()
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
-        return _in_strips(image, _scaling(image))
+        return _with_lost(_in_strips(image, _scaling(image)), image)
     if image.has_transparency_data:
-        return _in_strips(image, _blend_with_white)
-    return image.convert("RGB")
+        return _blended(image)
+    return _with_lost(image.convert("RGB"), image, convert=False)
 
 
 def _in_strips(image: Image.Image, convert: Callable[[Image.Image], Image.Image]) -> Image.Image:
@@ -44,16 +47,45 @@ def _strips(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
         yield top, image.crop((0, top, image.width, min(top + rows, image.height)))
 
 
-def _blend_with_white(image: Image.Image) -> Image.Image:
-    rgba = image.convert("RGBA")
-    return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
+def _with_lost(converted: Image.Image, image: Image.Image, *, convert: bool = True) -> Image.Image:
+    """Note what a conversion lost: the values of an image, or what an earlier conversion of it lost."""
+    digest = hashlib.sha256(image.info.get(LOST, b""))
+    for _, strip in _strips(image) if convert else ():
+        digest.update(strip.tobytes())
+    if convert or LOST in image.info:
+        converted.info[LOST] = digest.digest()
+    return converted
+
+
+def _blended(image: Image.Image) -> Image.Image:
+    """Blend with white, or with black if the visible pixels would hardly differ from white, as a white drawing."""
+    alpha = distance = 0.0
+    for _, strip in _strips(image):
+        rgba = strip.convert("RGBA")
+        weight = np.asarray(rgba.getchannel("A"), np.float64) / 255
+        alpha += weight.sum()
+        distance += (weight * (255.0 - np.asarray(rgba.convert("RGB").convert("L"), np.float64)) ** 2).sum()
+    faint = alpha > 0 and (distance / alpha) ** 0.5 < LEAST_CONTRAST
+    opaque = alpha == image.width * image.height
+    ground = "black" if faint and not opaque else "white"
+    digest = hashlib.sha256(image.info.get(LOST, b""))
+
+    def blend(strip: Image.Image) -> Image.Image:
+        rgba = strip.convert("RGBA")
+        digest.update(rgba.getchannel("A").tobytes())
+        return Image.alpha_composite(Image.new("RGBA", rgba.size, ground), rgba).convert("RGB")
+
+    whole = _in_strips(image, blend)
+    if not opaque or LOST in image.info:
+        whole.info[LOST] = digest.digest()
+    return whole
 
 
 def _scaling(image: Image.Image) -> Callable[[Image.Image], Image.Image]:
     """Return the conversion to 8 bits."""
     ends = [(values.min(), values.max()) for values in (_values(strip) for _, strip in _strips(image))]
     limits = black_and_white(min(low for low, _ in ends), max(high for _, high in ends), floats=image.mode == "F")
-    return lambda strip: Image.fromarray(_scaled(_values(strip), *limits)).convert("RGB")
+    return lambda strip: Image.fromarray(scaled(_values(strip), *limits)).convert("RGB")
 
 
 def black_and_white(low: float, high: float, *, floats: bool) -> tuple[float, float]:
@@ -90,11 +122,12 @@ def to_8_bits(values: np.ndarray, scale: str, window: tuple[Any, Any] | None = N
     else:
         low, high = window  # type: ignore[assignment]
     for part in parts:
-        result[part] = _scaled(_finite(values[part]), low, high)
+        result[part] = scaled(_finite(values[part]), low, high)
     return result
 
 
-def _scaled(values: np.ndarray, black: np.ndarray | float, white: np.ndarray | float) -> np.ndarray:
+def scaled(values: np.ndarray, black: np.ndarray | float, white: np.ndarray | float) -> np.ndarray:
+    """Return values (float) as uint8, so that black becomes 0 and white 255."""
     span = np.where(np.equal(white, black), 1.0, np.subtract(white, black))  # no division by zero for a constant image
     return np.clip(np.rint((values - black) / span * 255), 0, 255).astype(np.uint8)
 

@@ -33,6 +33,7 @@ from nnclr_hub.encoder.readers.tiff import MAGIC, TiffReader, has_more_channels,
 from nnclr_hub.encoder.tile import Tile
 from nnclr_hub.encoder.unsupported_formats import check_channels, refuse_unidentified
 from nnclr_hub.encoder.warning_filters import ignore_warnings
+from nnclr_hub.encoder.wide_image import eight_bits, is_wide
 from nnclr_hub.errors import ImageError, ImageTooExpensive, ImageTooLarge, InvalidRequest
 
 FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "AVIF", "PPM", "ICO", "QOI", "JPEG2000", "HEIF")
@@ -82,8 +83,8 @@ class DecodedImage:
 def decode_image(source: DecodableImage, reading: ImageReading = PLAIN) -> Image.Image:
     """Read one image: RGB, upright by its EXIF orientation, the first frame of several.
 
-    16-bit channels are scaled to 8 bits, not clipped; 12-bit gray in a 16-bit file is scaled from 12 (decision 0015).
-    Gray becomes RGB. Transparent pixels are blended with white.
+    16-bit channels are scaled to 8 bits, not clipped; 12 bits in a 16-bit file from 12 (decision 0015). Gray becomes
+    RGB. Transparent pixels are blended with white, or with black if the others are nearly white.
 
     Args:
         source: a path, the file's bytes, or a PIL image, which is already read.
@@ -175,9 +176,8 @@ def decode_scaled(
 
     Args:
         source: see `decode_image`.
-        short: side, in pixels, to which the caller resizes the short side. At least twice as many pixels are kept, so
-            that the antialiased resize determines the result. None: keep all pixels. A function gets width and height
-            of the upright image, and returns by how much it may be scaled down.
+        short: side, in pixels, to which the caller resizes the short side; at least twice as many are kept. None: all.
+            A function gets width and height of the upright image, and returns by how much it may be reduced.
         reading: see `decode_image`.
         bands: number of channels of the result: 3 for RGB, 1 for gray, other numbers for a ChannelImage; None: RGB of
             one or three channels, and otherwise all.
@@ -202,6 +202,9 @@ def decode_scaled(
         assert image is not None
         with image:
             check_size(image.width, image.height)
+            if is_wide(image):
+                announce_pixels(2 * image.width * image.height)
+                image = eight_bits(image, checked)
             if reading != PLAIN:
                 return _full_size(_read_stack(pillow_stack(image, reading), shown or name, reading, bands))
             if image.format == "TIFF" and getattr(image, "is_animated", False):
@@ -247,7 +250,7 @@ def _largest_factor(image: Image.Image, short: int | Callable[[int, int], float]
 def _identified(file: BinaryIO, name: str, reading: ImageReading) -> tuple[Image.Image | None, ImageReader | None]:
     """Return the image that Pillow opens, or the reader of the file.
 
-    A reader takes TIFF files that Pillow does not read completely, and those of which the caller selects a part.
+    A reader takes TIFF files that Pillow does not read completely, or of which the caller selects a part.
 
     Raises:
         UnsupportedImage: neither reads it.
@@ -357,14 +360,12 @@ def image_errors() -> Iterator[None]:
     try:
         with ignore_warnings():
             yield
-    except ImageError:
+    except (ImageError, HeavyImage):
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise ImageTooLarge(_too_large("The image")) from error
     except MemoryError as error:
         raise ImageTooExpensive("Too little memory to decode the image.") from error
-    except HeavyImage:
-        raise
     except Exception as error:  # decoders raise errors of struct, zlib and many others
         raise ImageError(f"The image is broken or truncated ({_reason(error)}).") from error
 
@@ -375,13 +376,12 @@ def check_size(width: int, height: int) -> None:
 
 
 def _too_large(what: str) -> str:
-    limit = MAX_PIXELS // 10**6
-    return f"{what} exceeds the limit of {limit} megapixels; use a smaller copy, or --tile where the verb has it."
+    return f"{what} has over {MAX_PIXELS // 10**6} megapixels; use a smaller copy, or --tile where the verb has it."
 
 
 def _reason(error: Exception) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) < 120 else type(error).__name__
+    text = " ".join(str(error).split())
+    return text if 0 < len(text) < 120 else type(error).__name__
 
 
 def _upright_rgb(image: Image.Image) -> Image.Image:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from nnclr_hub.errors import NoImages
 
@@ -44,7 +44,44 @@ COMPANIONS = frozenset(
     [".csv", ".tsv", ".json", ".jsonl", ".txt", ".md", ".xml", ".yaml", ".yml", ".html", ".log", ".db"]
 )
 SHOWN = 8  # suffixes in a warning
-SPLITS = ("train", "val", "test", "unlabeled", "unlabelled")
+ARCHIVES = (".tar", ".zip", ".parquet")
+TABLE = "labels.csv"
+UNLABELED = ("unlabeled", "unlabelled")
+SPLITS = ("train", "val", "test", *UNLABELED)  # names of folders, see `find_splits`
+# folders that a NAS, Windows, macOS or Linux creates: thumbnails, deleted files, and parts of files
+SYSTEM_FOLDERS = frozenset(
+    ["@eadir", "#recycle", "#snapshot", "$recycle.bin", "lost+found", "system volume information", "__macosx"]
+) | {".thumbnails"}
+
+
+def is_system_folder(name: str) -> bool:
+    """Return whether a folder belongs to the system, by its name."""
+    return name.lower() in SYSTEM_FOLDERS
+
+
+def is_hidden(path: str) -> bool:
+    """Return whether a file is hidden or in a hidden folder or system folder, by its path with slashes."""
+    return any(part.startswith(".") or is_system_folder(part) for part in path.split("/"))
+
+
+def count_system_files(path: str, others: Counter[str]) -> None:
+    """Count a file that is left out because of a system folder in its path with slashes."""
+    if folder := next(filter(is_system_folder, path.split("/")[:-1]), None):
+        others[folder] += 1
+
+
+def walk(folder: Path | str, others: Counter[str] | None = None) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Walk a folder as `os.walk` does, in a stable order, without hidden files, hidden folders and system folders.
+
+    Args:
+        others: counts the files in system folders, by the name of the system folder.
+    """
+    for parent, folders, files in os.walk(folder):
+        if others is not None:
+            for name in filter(is_system_folder, folders):
+                others[name] += sum(len(files) for _, _, files in os.walk(os.path.join(parent, name)))
+        folders[:] = sorted(name for name in folders if not is_hidden(name))
+        yield parent, folders, sorted(name for name in files if not name.startswith("."))
 
 
 @cache
@@ -56,7 +93,7 @@ def image_suffixes() -> frozenset[str]:
 
 
 def list_images(folder: Path) -> list[Path]:
-    """Return every image below a folder, by suffix, in a stable order, without hidden files and folders.
+    """Return every image below a folder, by suffix, in a stable order, without hidden and system folders.
 
     Links to folders are not followed, because they may form a cycle or leave the tree that a user may read. A warning
     reports their number, and another one the number of other files by suffix, without tables and texts.
@@ -72,10 +109,9 @@ def list_images(folder: Path) -> list[Path]:
     found = []
     links = []
     others: Counter[str] = Counter()
-    for parent, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+    for parent, folders, files in walk(folder, others):
         links += [path for name in folders if os.path.islink(path := os.path.join(parent, name))]
-        for path in (Path(parent, name) for name in sorted(files) if not name.startswith(".")):
+        for path in (Path(parent, name) for name in files):
             suffix = path.suffix.lower()
             if suffix in suffixes:
                 found.append(path)
@@ -107,11 +143,10 @@ def left_out(folder: Path, without: Sequence[Path] = ()) -> dict[str, int]:
     """
     excluded = {Path(one).resolve() for one in without}
     counts: Counter[str] = Counter()
-    for parent, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
+    for parent, _, files in walk(folder, counts):
         for name in files:
             path = Path(parent, name)
-            if name.startswith(".") or path.suffix.lower() in image_suffixes() or path.resolve() in excluded:
+            if path.suffix.lower() in image_suffixes() or path.resolve() in excluded:
                 continue
             counts[path.suffix.lower() or "(none)"] += 1
     return dict(counts.most_common())
@@ -125,7 +160,10 @@ def warn_of_others(place: str, others: Counter[str]) -> None:
 
 
 def _counted(others: Counter[str]) -> str:
-    return ", ".join(f"{n} {suffix or 'without suffix'}" for suffix, n in others.most_common(SHOWN))
+    def words(kind: str) -> str:
+        return f"in {kind}" if is_system_folder(kind) else kind or "without suffix"
+
+    return ", ".join(f"{n} {words(kind)}" for kind, n in others.most_common(SHOWN))
 
 
 @cache
@@ -149,9 +187,60 @@ def _warn_of_archives(folder: str, count: int) -> None:
     log.warning("%s contains images, so its %d archives (tar, zip) are not read; pass them by name", folder, count)
 
 
-def label_of(path: Path, root: Path) -> str | None:
-    """Return the label of an image: the name of its parent folder; None directly below the root or a split."""
-    parents = Path(path).relative_to(root).parts[:-1]
-    if parents and parents[0] in SPLITS:
-        parents = parents[1:]
-    return parents[-1] if parents else None
+def find_splits(folders: Iterable[str]) -> dict[str, str]:
+    """Return the path of each split of a data set, by its name: {"train": "data/train", "test": "data/test"}.
+
+    A folder with the name of a split is one if it contains folders of images, or is next to another one. Otherwise it
+    is a class of this name, such as train next to bus and car. If all images are below one folder, that is searched.
+
+    Args:
+        folders: paths, with slashes, of all folders that contain images directly; "" is the data set itself.
+    """
+    paths = {tuple(filter(None, path.split("/"))) for path in folders}
+    above: tuple[str, ...] = ()
+    while True:
+        depth = len(above)
+        names = {path[depth] for path in paths if len(path) > depth}
+        splits = names & set(SPLITS)
+        if len(splits) < 2:
+            splits &= {path[depth] for path in paths if len(path) > depth + 1}
+        if splits or above in paths or len(names) != 1:
+            return {name: "/".join((*above, name)) for name in sorted(splits)}
+        above = (*above, *names)
+
+
+def splits_in(folder: Path | str) -> dict[str, Path]:
+    """Return the splits in a folder, see `find_splits`; one may also contain archives or a table of its labels."""
+    folder, suffixes = Path(folder), image_suffixes()
+
+    def folders_of_images() -> Iterator[str]:
+        for parent, _, files in walk(folder):
+            path = PurePath(parent).relative_to(folder).as_posix().removeprefix(".")
+            if any(os.path.splitext(name)[1].lower() in suffixes for name in files):
+                yield path
+            if path and any(name == TABLE or name.lower().endswith(ARCHIVES) for name in files):
+                yield f"{path}/*"
+
+    if not folder.is_dir():
+        return {}
+    _, names, _ = next(walk(folder), ("", [], []))
+    if len(names) != 1 and not set(names) & set(SPLITS):  # saves a walk
+        return {}
+    return {name: folder / path for name, path in find_splits(folders_of_images()).items()}
+
+
+def folder_labels(paths: Sequence[str]) -> list[str]:
+    """Return the label of each image of a data set: the name of its parent folder.
+
+    It is "" directly below the data set or a split, and for everything in `unlabeled`.
+
+    Args:
+        paths: with slashes, of all images of the data set.
+    """
+    parents = [path.rpartition("/")[0] for path in paths]
+    labels = {parent: parent.rpartition("/")[2] for parent in parents}
+    for name, path in find_splits(labels).items():
+        for parent in labels if name in UNLABELED else (path,):
+            if parent == path or parent.startswith(f"{path}/"):
+                labels[parent] = ""
+    return [labels[parent] for parent in parents]

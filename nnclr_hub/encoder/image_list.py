@@ -20,10 +20,19 @@ from functools import cache
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
-from nnclr_hub.encoder.image_folder import image_suffixes, list_images, warn_of_others
-from nnclr_hub.encoder.image_parquet import SUFFIX, is_table, rows
+from nnclr_hub.encoder.image_folder import (
+    ARCHIVES,
+    count_system_files,
+    folder_labels,
+    image_suffixes,
+    is_hidden,
+    list_images,
+    walk,
+    warn_of_others,
+)
+from nnclr_hub.encoder.image_parquet import is_table, rows
 from nnclr_hub.encoder.image_reading import ImageReading
-from nnclr_hub.encoder.image_tar import COMPRESSED, REPEATED, samples
+from nnclr_hub.encoder.image_tar import CLS, COMPRESSED, REPEATED, samples
 from nnclr_hub.encoder.image_zip import zip_members
 from nnclr_hub.encoder.packed_image import ImageSource, ListedImage, PackedImage, is_zip
 from nnclr_hub.encoder.tile import Tile
@@ -35,7 +44,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 SAMPLED = 16  # images whose bytes are part of a listing's digest
-ARCHIVES = (".tar", ".zip", SUFFIX)
 EXPECTED = "expected images, folders of images, tar or zip files of images, or tables with a column of images"
 
 
@@ -57,7 +65,7 @@ def find_images(given: Sequence[str | Path]) -> tuple[list[ImageSource], list[Li
     for place in find_places(given):
         for source, found in sources_at(place):
             number = sources.setdefault(source, len(sources))
-            images += [ListedImage(number, *one) for one in found]
+            images += found if number == 0 else [replace(one, source=number) for one in found]
     if not images:
         raise NoImages(f"The list of paths is empty; {EXPECTED}.")
     return list(sources), _with_unique_keys(list(sources), images)
@@ -65,7 +73,11 @@ def find_images(given: Sequence[str | Path]) -> tuple[list[ImageSource], list[Li
 
 def image_files(given: Sequence[str | Path]) -> list[Path | PackedImage]:
     """Return every image of the given paths, under the names that the caller uses; see `find_images`."""
-    sources, images = find_images(given)
+    return files_of(*find_images(given))
+
+
+def files_of(sources: Sequence[ImageSource], images: Sequence[ListedImage]) -> list[Path | PackedImage]:
+    """Return the images of a listing, under the names that the caller uses; see `find_images`."""
     return [
         Path(sources[one.source].given, one.path) if isinstance(content, str) else PackedImage(sources[one.source], one)
         for one, content in zip(images, contents(sources, images), strict=True)
@@ -191,9 +203,15 @@ Listing = list[tuple[Any, ...]]  # the fields of `ListedImage` after `source`
 _Found = tuple[ImageSource, Listing]
 
 
-def sources_at(place: str) -> Iterator[_Found]:
-    """Yield each folder or archive at a path or address, see `find_places`, with the fields of its images."""
-    yield from _remote(place) if is_address(place) else _local(Path(place))
+def sources_at(place: str) -> Iterator[tuple[ImageSource, list[ListedImage]]]:
+    """Yield each folder or archive at a path or address, see `find_places`, with its images (of source 0)."""
+    for source, found in _remote(place) if is_address(place) else _local(Path(place)):
+        images = [ListedImage(0, *one) for one in found]
+        if any(kind == CLS for one in images for kind, *_ in one.texts):
+            yield source, images  # an image without this text is unlabeled, and not in the class of its folder
+            continue
+        folders = folder_labels([one.path for one in images])
+        yield source, [replace(one, folder=name) if name else one for one, name in zip(images, folders, strict=True)]
 
 
 def _local(place: Path) -> Iterator[_Found]:
@@ -266,14 +284,18 @@ def _remote(address: str) -> Iterator[_Found]:
             return
         found = sorted(files.find(root, detail=True).items())
     inside = [(path.removeprefix(root).lstrip("/"), one) for path, one in found]
-    inside = [(path, one) for path, one in inside if not path.startswith(".") and "/." not in path]
+    others: Counter[str] = Counter()
+    for path, _ in inside:
+        count_system_files(path, others)
+    inside = [(path, one) for path, one in inside if not is_hidden(path)]
     images = [
         (path, int(one.get("size") or 0), _changed(one))
         for path, one in inside
         if os.path.splitext(path)[1].lower() in image_suffixes()
     ]
     if images:
-        yield ImageSource(address, address.rstrip("/")), images
+        warn_of_others(address, others)
+        yield ImageSource(address, address.rstrip("/"), left_out=tuple(others.items())), images
         return
     about_each = dict(inside)
     archives = _without_descriptions([path for path in about_each if path.lower().endswith(ARCHIVES)])
@@ -319,11 +341,10 @@ def _archived(name: str, file: Any) -> tuple[Listing, tuple[tuple[str, int], ...
 
 
 def archives_in(folder: Path) -> list[Path]:
-    """Return the archives below a folder, in order, without hidden files and folders."""
+    """Return the archives below a folder, in order, without hidden files, hidden folders and system folders."""
     found: list[Path] = []
-    for parent, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [Path(parent, name) for name in files if name.lower().endswith(ARCHIVES) and not name.startswith(".")]
+    for parent, _, files in walk(folder):
+        found += [Path(parent, name) for name in files if name.lower().endswith(ARCHIVES)]
     kept = _without_descriptions([str(path) for path in found if path.is_file()])
     return sorted(map(Path, kept))
 

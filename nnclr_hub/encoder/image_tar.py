@@ -10,22 +10,25 @@ Archives must allow random access: uncompressed, one archive per file, and compl
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import tarfile
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Self
 
-from nnclr_hub.encoder.image_folder import image_suffixes
+from nnclr_hub.encoder.image_folder import count_system_files, image_suffixes, is_hidden
 from nnclr_hub.errors import InvalidRequest
 
+log = logging.getLogger(__name__)
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
-LINKS, REPEATED = "links", "repeated"  # counted like suffixes
-TEXTS = ("json", "cls", "txt")  # of a sample of WebDataset
+LINKS, REPEATED, UNMATCHED = "links", "repeated", "texts without an image"  # counted like suffixes
+CLS = "cls"  # the kind of text that is a label
+TEXTS = ("json", CLS, "txt")  # of a sample of WebDataset
 MOST_TEXT = 1 << 16  # bytes of one; longer ones are left out
 CHUNK = 1 << 20
 Member = tuple[str, int, float, int]  # name, size, mtime, offset of the bytes
@@ -106,13 +109,16 @@ def samples(
 ) -> Iterator[tuple[Member, str, tuple[Text, ...]]]:
     """Yield each image of an archive with its key, and the texts of its sample, as WebDataset packs them.
 
-    The files of a sample follow one another and have the same name up to the first dot, which is the key. The key is ""
-    if the sample has several images.
+    The files of a sample have the same name up to the first dot, which is the key, in any order. A text belongs to the
+    only image of its sample, or to the only one that has its name without the suffix: `0.cls` to `0.jpg`, and not to
+    the mask `0.seg.png`. The other images of a sample have neither key nor texts. Of equal names, the last one counts.
+    A warning counts the images without a text in an archive of samples.
 
     Args:
         file: the archive, which can be read anywhere.
         name: for error messages.
-        others: counts the files that are neither images nor texts of a sample, by suffix, and links.
+        others: counts the files that are neither images nor texts of an image, by suffix, links, and texts whose image
+            is missing.
 
     Returns:
         The image; the key; and (kind, size, offset) of each of the texts json, cls and txt.
@@ -120,19 +126,53 @@ def samples(
     Raises:
         InvalidRequest: see `members`.
     """
-    for key, group in groupby(_files(file, name, others), lambda one: _key(one[0])):
-        found = list(group)
-        images = [one for one in found if is_image(one[0])]
-        texts = tuple(
-            (kind, size, offset)
-            for path, size, _, offset in found
-            if (kind := path[len(key) + 1 :].lower()) in TEXTS and size <= MOST_TEXT
-        )
-        if others is not None:
-            suffixes = (PurePosixPath(one[0]).suffix.lower() for one in found if not is_image(one[0]))
-            others.update(one for one in suffixes if one[1:] not in TEXTS)
-        for image in images:
-            yield image, key if len(images) == 1 else "", texts
+    others = Counter() if others is None else others
+    images: list[Member] = []
+    texts: dict[str, dict[str, Text]] = defaultdict(dict)  # by the path without the suffix
+    for member in _files(file, name, others):
+        path, size, _, offset = member
+        stem, suffix = _stem(path), PurePosixPath(path).suffix.lower()
+        if is_image(path):
+            images.append(member)
+        elif suffix[1:] in TEXTS and size <= MOST_TEXT:
+            texts[stem][suffix[1:]] = (suffix[1:], size, offset)
+        else:
+            others[suffix] += suffix[1:] not in TEXTS
+    by_stem, by_key = (_grouped(images, of) for of in (_stem, _key))
+    texts_of: dict[str, dict[str, Text]] = {}
+    unmatched = Counter[str]()
+    for stem, found in texts.items():
+        owners = by_stem.get(stem) or by_key.get(stem) or ()
+        if len(owners) == 1:
+            texts_of.setdefault(next(iter(owners)), {}).update(found)
+        else:
+            unmatched.update(found.keys())
+    for image in images:
+        path, key = image[0], _key(image[0])
+        named = len(by_key[key]) == 1 or (_stem(path) == key and len(by_stem[key]) == 1)
+        yield image, key if named else "", tuple(texts_of.get(path, {}).values())
+    for kind, count in unmatched.items():  # without samples, a .json or .txt may be any file
+        others[UNMATCHED if texts_of or kind == CLS else f".{kind}"] += count
+    if bare := [path for path, *_ in images if path not in texts_of] if texts_of or unmatched[CLS] else []:
+        _warn_of_bare(name, len(bare), len(images), bare[0])
+
+
+def _grouped(images: Sequence[Member], of: Callable[[str], str]) -> dict[str, set[str]]:
+    groups: dict[str, set[str]] = defaultdict(set)
+    for path, *_ in images:
+        groups[of(path)].add(path)
+    return groups
+
+
+@cache
+def _warn_of_bare(name: str, bare: int, count: int, first: str) -> None:
+    """Log a warning once per archive; programs list the same archive several times."""
+    log.warning("%d of the %d images in %s have no text (cls, txt, json), such as %s", bare, count, name, first)
+
+
+def _stem(path: str) -> str:
+    """Return a path without its last suffix."""
+    return path.removesuffix(PurePosixPath(path).suffix)
 
 
 def _key(path: str) -> str:
@@ -146,13 +186,19 @@ def is_image(path: str) -> bool:
     return PurePosixPath(path).suffix.lower() in image_suffixes()
 
 
-def path_inside(name: str) -> str:
-    """Return the path of a member in the form a/b.jpg; "" if it is hidden, or a note of macOS.
+def path_inside(name: str, others: Counter[str] | None = None) -> str:
+    """Return the path of a member in the form a/b.jpg, "" if it is hidden or in a system folder.
 
     A drive, and steps that lead outside, are left out: nothing is unpacked, and `zip -r x.zip ../photos` writes them.
+
+    Args:
+        others: counts the files in system folders, by the name of the system folder.
     """
     parts = [part for part in PurePosixPath(_DRIVE.sub("", name)).parts if part not in ("/", "//", "..")]
-    return "" if any(part.startswith((".", "__MACOSX")) for part in parts) else "/".join(parts)
+    path = "/".join(parts)
+    if others is not None:
+        count_system_files(path, others)
+    return "" if is_hidden(path) else path
 
 
 def _files(file: BinaryIO, name: str, others: Counter[str] | None) -> Iterator[Member]:
@@ -164,7 +210,7 @@ def _files(file: BinaryIO, name: str, others: Counter[str] | None) -> Iterator[M
             for member in tar:
                 if member.size < 0:  # from an extended header; tarfile would go back and never end
                     raise tarfile.ReadError(f"a header declares {member.size} bytes")
-                path = path_inside(member.name)
+                path = path_inside(member.name, others if member.isreg() else None)
                 if member.isreg() and path:
                     if member.issparse() and is_image(path):
                         raise InvalidRequest(

@@ -71,8 +71,8 @@ def zip_members(
     if limited:
         _check_sizes(entries, name)
     for entry in entries:
-        path = path_inside(entry.filename.replace("\\", "/"))
-        if entry.is_dir() or not path:
+        path = "" if entry.is_dir() else path_inside(entry.filename.replace("\\", "/"), others)
+        if not path:
             continue
         if entry.flag_bits & ENCRYPTED:
             raise InvalidRequest(f"{name} is encrypted; pack the images without a password.")

@@ -1,31 +1,74 @@
 """Images with labels, from one folder per class, from archives or from a table.
 
-A table is a CSV file with a header. `path` is relative to the table. `label` contains one label, or `labels` contains
-several, separated by semicolons; empty means unlabeled. `uncertain` may contain labels that are neither present nor
-absent ("difficult" in VOC). Several rows of an image count as one, with the labels of all. A `labels.csv` in a folder,
-or next to the parts of a data set (train, val, test), takes precedence over the folder names. In an archive, the text
-`cls` of a sample of WebDataset does. A table names images in archives by their path there, or by ARCHIVE/path if
-several archives have it.
+A table is a CSV file with a header. `path`, or else `id`, is relative to the table. `label` contains one label, or
+`labels` contains several, separated by semicolons; empty means unlabeled. `uncertain` may contain labels that are
+neither present nor absent ("difficult" in VOC). Several rows of an image count as one, with the labels of all. A
+`labels.csv` in a folder, or next to the parts of a data set (train, val, test), takes precedence over the folder names.
+In an archive, the text `cls` of a sample of WebDataset does. A table names images in archives by their path there, or
+by ARCHIVE/path if several archives have it. Paths match in all spellings, see `name_key`.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from nnclr_hub.csv_table import read_csv
-from nnclr_hub.encoder.image_folder import SPLITS, label_of
-from nnclr_hub.encoder.image_list import find_images, image_files, is_packed
+from nnclr_hub.csv_table import find_column, listed, name_key, read_csv
+from nnclr_hub.encoder.image_folder import SPLITS, TABLE, find_splits, splits_in
+from nnclr_hub.encoder.image_list import files_of, find_images, image_files, is_packed
 from nnclr_hub.encoder.packed_image import ImageSource, PackedImage
 from nnclr_hub.errors import InvalidRequest, NoImages
 
 log = logging.getLogger(__name__)
 
-TABLE = "labels.csv"
+
+@dataclass(frozen=True)
+class LabelTable:
+    """A table of labels, see above, and how to read it.
+
+    file: the CSV file.
+    root: folder to which its paths are relative; None: that of the table, or else that of the images.
+    path_column, label_column: names of its columns; None: the usual ones.
+    """
+
+    file: Path
+    root: Path | None = None
+    path_column: str | None = None
+    label_column: str | None = None
+
+    def __str__(self) -> str:
+        return str(self.file)
+
+    @classmethod
+    def of(cls, table: LabelTable | str | Path, root: Path | None = None) -> LabelTable:
+        """Return a table, given as such or as its file."""
+        return table if isinstance(table, LabelTable) else cls(Path(table), root)
+
+
+@dataclass(frozen=True)
+class TableRows:
+    """The rows of a table, one for each image.
+
+    paths: the path of each row, or its id if it has no path.
+    ids: the id of each row; "" without one.
+    labels, uncertain, several: see `LabeledImages`.
+    """
+
+    paths: tuple[str, ...]
+    ids: tuple[str, ...]
+    labels: tuple[tuple[str, ...], ...]
+    uncertain: tuple[tuple[str, ...], ...]
+    several: bool
+
+    def at(self, paths: Sequence[Path | PackedImage]) -> LabeledImages:
+        """Return the rows as images."""
+        return LabeledImages(tuple(paths), self.labels, self.uncertain, self.several)
 
 
 @dataclass(frozen=True)
@@ -51,11 +94,6 @@ class LabeledImages:
             tuple(self.uncertain[i] for i in index),
             self.several,
         )
-
-    def names(self, table: Path) -> list[Path]:
-        """Return the paths as a table spells them."""
-        paths = [Path(str(path)) for path in self.paths]
-        return [path.relative_to(table.parent) if path.is_relative_to(table.parent) else path for path in paths]
 
     @property
     def labeled(self) -> LabeledImages:
@@ -92,7 +130,9 @@ class LabeledImages:
         return matrix
 
 
-def read_labeled(source: str | Path, labels: Path | None = None, root: Path | None = None) -> LabeledImages:
+def read_labeled(
+    source: str | Path, labels: LabelTable | str | Path | None = None, root: Path | None = None
+) -> LabeledImages:
     """Read the images of a folder, of archives or of a table, labeled or not.
 
     Args:
@@ -104,19 +144,22 @@ def read_labeled(source: str | Path, labels: Path | None = None, root: Path | No
         NoImages: there is no image.
         InvalidRequest: a table has other columns, or a row that cannot be read, or none file of `labels` exists.
     """
+    table = None if labels is None else LabelTable.of(labels, root)
     if is_packed(source) or not str(source):
-        return _listed(source) if labels is None else _packed_from_table(Path(labels), source, root)
+        return _listed(source) if table is None else _packed_from_table(table, source)
     source = Path(source)
-    if labels is not None:
-        return _from_table(Path(labels), source, root)
+    if table is not None:
+        return _from_table(table, source)
     if source.suffix.lower() == ".csv":
-        return _from_table(source, source.parent, root)
+        return _from_table(LabelTable(source, root), source.parent)
     # next to a split; next to any other folder, a file of that name may have another purpose
-    for root in (source, source.parent) if source.name in SPLITS else (source,):
-        if (root / TABLE).is_file() and source.is_dir():
-            images = _below(read_table(root / TABLE), source)
+    for folder in (source, source.parent) if source.name in SPLITS else (source,):
+        if (folder / TABLE).is_file() and source.is_dir():
+            table = LabelTable(folder / TABLE, folder)
+            rows = read_table(table)
+            images = _below(rows.at(_files(folder, rows.paths)), source)
             if not any(Path(str(path)).exists() for path in images.paths) and _holds_archives(source):
-                return _packed_from_table(root / TABLE, source, None)
+                return _packed_from_table(LabelTable(folder / TABLE), source)
             return images
     return _listed(source)
 
@@ -126,57 +169,76 @@ def _listed(source: str | Path) -> LabeledImages:
     folder = Path(source)
     if folder.is_file() and not is_packed(source):
         raise NoImages(f"{source} is a file; expected a folder or an archive of images, or a table .csv of labels.")
-    paths = image_files([source])
-    names = [
-        one.label if isinstance(one, PackedImage) else label_of(one, folder if folder.is_dir() else one.parent)
-        for one in paths
-    ]
-    return LabeledImages(tuple(paths), tuple((name,) if name else () for name in names), ((),) * len(paths), False)
+    sources, images = find_images([source])
+    names = [PackedImage(sources[one.source], one).label for one in images]
+    labels = tuple((name,) if name else () for name in names)
+    return LabeledImages(tuple(files_of(sources, images)), labels, ((),) * len(images), False)
 
 
-def _packed_from_table(table: Path, source: str | Path, root: Path | None) -> LabeledImages:
+def read_splits(data: str | Path, *wanted: str) -> dict[str, LabeledImages]:
+    """Return the images of the wanted splits that a data set has, in its folders or inside archives; see `find_splits`.
+
+    Raises:
+        NoImages, InvalidRequest: see `read_labeled`.
+    """
+    if not is_packed(data):
+        return {name: read_labeled(folder) for name, folder in splits_in(data).items() if name in wanted}
+    images = read_labeled(data)
+    folders = [one.image.path.rpartition("/")[0] for one in images.paths if isinstance(one, PackedImage)]
+    return {
+        name: images.keep([i for i, folder in enumerate(folders) if f"{folder}/".startswith(f"{path}/")])
+        for name, path in find_splits(folders).items()
+        if name in wanted
+    }
+
+
+def _packed_from_table(table: LabelTable, source: str | Path) -> LabeledImages:
     """Return the rows of a table, whose paths are those in the archives."""
-    refuse_root(root, table)
-    images = read_table(table)
-    names = [path.as_posix() for path in images.names(table)]
+    rows = read_table(table)
     packed = [one for one in image_files([source]) if isinstance(one, PackedImage)]
-    rows = zip(rows_of(table, names, packed), packed, strict=True)
-    found = {name: one for name, one in rows if name is not None}
-    missing = [name for name in names if name not in found]
+    named = rows_of(table, rows.paths, packed)
+    found = {name: one for name, one in zip(named, packed, strict=True) if name is not None}
+    missing = [name for name in rows.paths if name not in found]
     if missing:
         raise InvalidRequest(
-            f"{source} has no image for {len(missing)} of {len(names)} rows of {table}, such as {missing[0]}; write "
-            "the paths as they are in the archive."
+            f"{source} has no image for {len(missing)} of {len(rows.paths)} rows of {table}, such as {missing[0]}; "
+            "write the paths as they are in the archive."
         )
-    return LabeledImages(tuple(found[name] for name in names), images.labels, images.uncertain, images.several)
+    return rows.at([found[name] for name in rows.paths])
 
 
-def rows_of(table: Path, rows: Iterable[str], images: Sequence[PackedImage]) -> list[str | None]:
+def rows_of(table: LabelTable, rows: Iterable[str], images: Sequence[PackedImage]) -> list[str | None]:
     """Return the row that names each image of an archive: by its path there, or by that after the archive's path.
 
     Args:
         rows: the paths in the table; of the archive's path, any number of last parts is enough.
 
     Raises:
-        InvalidRequest: a row names images in several archives.
+        InvalidRequest: a row names images in several archives, or the table has a root.
     """
-    wanted = set(rows)
+    if table.root is not None and images:
+        raise InvalidRequest(
+            f"--root {table.root} does not apply to archives and addresses; write the paths of {table} as they are "
+            "there."
+        )
+    wanted = {name_key(row): row for row in rows}
     first = {row.partition("/")[0] for row in wanted}
     prefixes: dict[ImageSource, list[str]] = {}
     owners: dict[str, ImageSource] = {}
     found: list[str | None] = []
     for one in images:
         if one.source not in prefixes:
-            parts = PurePosixPath(one.source.given).parts
+            parts = PurePosixPath(name_key(one.source.given)).parts
             prefixes[one.source] = [f"{'/'.join(parts[i:])}/" for i, part in enumerate(parts) if part in first]
-        names = [name for prefix in (*prefixes[one.source], "") if (name := prefix + one.image.path) in wanted]
+        path = name_key(one.image.path)
+        names = [name for prefix in (*prefixes[one.source], "") if (name := prefix + path) in wanted]
         for name in names:
             if (other := owners.setdefault(name, one.source)) != one.source:
                 raise InvalidRequest(
                     f"{table} lists {name}, which is in {other.given} and in {one.source.given}; write the path of the "
                     f"archive before it, such as {'/'.join(PurePosixPath(other.given).parts[-2:])}/{one.image.path}."
                 )
-        found.append(names[0] if names else None)
+        found.append(wanted[names[0]] if names else None)
     return found
 
 
@@ -188,28 +250,78 @@ def _holds_archives(folder: Path) -> bool:
         return False
 
 
-def refuse_root(root: Path | None, table: Path) -> None:
-    """Refuse a folder for the paths of a table whose images are in archives or at an address."""
-    if root is not None:
-        raise InvalidRequest(
-            f"--root {root} does not apply to archives and addresses; write the paths of {table} as they are there."
-        )
-
-
-def _from_table(table: Path, folder: Path, root: Path | None) -> LabeledImages:
-    images = read_table(table)
-    bases = (Path(root),) if root is not None else (table.parent, folder)
-    names = images.names(table)
-    for base in dict.fromkeys(bases):
-        paths = tuple(base / name for name in names)
+def _from_table(table: LabelTable, folder: Path) -> LabeledImages:
+    rows = read_table(table)
+    bases = dict.fromkeys((table.root,) if table.root is not None else (table.file.parent, folder))
+    for base in bases:
+        paths = _files(base, rows.paths)
         if any(path.exists() for path in paths):
-            return LabeledImages(paths, images.labels, images.uncertain, images.several)
+            return rows.at(paths)
     if _holds_archives(folder):
-        return _packed_from_table(table, folder, root)
-    where = " or ".join(dict.fromkeys(map(str, bases)))
+        return _packed_from_table(table, folder)
     raise InvalidRequest(
-        f"None of the files in {table} exists in {where}, such as {names[0]}; set --root to the folder of their paths."
+        f"None of the files in {table} exists in {' or '.join(map(str, bases))}, such as {rows.paths[0]}; set --root "
+        "to the folder of their paths."
     )
+
+
+def _files(base: Path, names: Sequence[str]) -> list[Path]:
+    """Return the files that a table names; of a file that does not exist, the path as it is written there."""
+
+    @cache
+    def names_in(folder: Path) -> dict[str, str]:
+        return {name_key(name): name for name in os.listdir(folder)} if folder.is_dir() else {}
+
+    def file_of(name: str) -> Path:
+        path = Path(base, name)
+        if os.path.lexists(path):
+            return path
+        found = base
+        for part in PurePosixPath(name_key(name)).parts:
+            found /= names_in(found).get(part, part)
+        return found if os.path.lexists(found) else path
+
+    return [file_of(name) for name in names]
+
+
+def table_labels(
+    table: LabelTable, rows: TableRows, images: Sequence[PackedImage], given: str | Path
+) -> list[tuple[str, ...]]:
+    """Return the labels of each image by a table; see `rows_of` for how it names images in archives.
+
+    Args:
+        rows: what `read_table` returned.
+        images: what `find_images` returned for `given`.
+
+    Raises:
+        InvalidRequest: the table names an image that several archives have, or lists none of them; names where it
+            looked.
+    """
+    labels = dict(zip(rows.paths, rows.labels, strict=True))
+    packed = [one for one in images if one.source.archive or not one.source.is_local]
+    names = dict(zip(packed, rows_of(table, labels, packed), strict=True))
+    for base in (table.root,) if table.root is not None else (table.file.parent, Path(given)):
+        of_file = {_place(base, name_key(name)): name for name in labels} if len(packed) < len(images) else {}
+        found = [
+            names[one] if one in names else of_file.get(_place(one.source.absolute, one.image.path)) for one in images
+        ]
+        if any(found):
+            if lost := [name for name in labels if name not in set(found)]:
+                log.warning("%d rows of %s name no image of %s, such as %s", len(lost), table, given, lost[0])
+            return [labels[one] if one else () for one in found]
+    where = table.root if table.root is not None else f"{table.file.parent} and {given}"
+    raise InvalidRequest(
+        f"{table} lists no image of {given}. Its first path is {next(iter(labels), 'missing')}, "
+        + (
+            "but the paths in the archives or at the address are others; write those."
+            if packed
+            else f"relative to {where}; set --root."
+        )
+    )
+
+
+def _place(base: str | Path, path: str) -> str:
+    return name_key(str(Path(base, path).resolve()))
 
 
 def first_names(names: Sequence[str], most: int = 5) -> str:
@@ -217,39 +329,44 @@ def first_names(names: Sequence[str], most: int = 5) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def read_table(table: Path) -> LabeledImages:
+def read_table(table: LabelTable) -> TableRows:
     """Read the rows of a table, whose paths are not looked up.
 
     Raises:
         NoImages, InvalidRequest: see `read_labeled`.
     """
-    if not table.exists():
-        raise NoImages(f"{table} does not exist; expected a CSV file with the columns path and label.")
-    columns, rows = read_csv(table, "path")
-    if "path" not in columns or not {"label", "labels"} & set(columns):
+    file = table.file
+    if not file.exists():
+        raise NoImages(f"{file} does not exist; expected a CSV file with the columns path and label.")
+    columns, rows = read_csv(file, *filter(None, (table.path_column, table.label_column)), "path", "label", "labels")
+    path_column = find_column(file, columns, table.path_column, "path", "id")
+    label_column = find_column(file, columns, table.label_column, "labels", "label")
+    if path_column is None or label_column is None:
         raise InvalidRequest(
-            f"{table} must have the column path, and label or labels; "
-            f"got {', '.join(map(repr, sorted(columns))) or 'no columns'}."
+            f"{file} must have the column path (or id), and label (or labels); it has {listed(columns)}. Name others "
+            "with --path-column and --label-column."
         )
-    several = "labels" in columns
-    found: dict[Path, tuple[tuple[str, ...], tuple[str, ...]]] = {}
+    several = label_column == "labels"
+    found: dict[str, tuple[str, str, tuple[str, ...], tuple[str, ...]]] = {}
     for number, row in enumerate(rows, 2):
-        if not row["path"]:
-            raise InvalidRequest(f"Line {number} of {table} has an empty path.")
-        path, uncertain = table.parent / row["path"], _split(row.get("uncertain", ""))
-        labels = _split(row["labels"]) if several else tuple(filter(None, [row["label"].strip()]))
-        before, doubted = found.get(path, ((), ()))
+        id = "" if table.path_column else row.get("id", "")
+        path = row[path_column] or id
+        if not path:
+            raise InvalidRequest(f"Line {number} of {file} has an empty {path_column}.")
+        key, uncertain = name_key(path), _split(row.get("uncertain", ""))
+        labels = _split(row[label_column]) if several else tuple(filter(None, [row[label_column].strip()]))
+        _, _, before, doubted = found.get(key, ("", "", (), ()))
         if not several and before and labels and before != labels:
             raise InvalidRequest(
-                f"{table} gives {row['path']} the label {before[0]} and the label {labels[0]}; keep one of the rows."
+                f"{file} gives {path} the label {before[0]} and the label {labels[0]}; keep one of the rows."
             )
-        found[path] = tuple(dict.fromkeys((*before, *labels))), tuple(dict.fromkeys((*doubted, *uncertain)))
+        found[key] = path, id, tuple(dict.fromkeys((*before, *labels))), tuple(dict.fromkeys((*doubted, *uncertain)))
     if not found:
-        raise NoImages(f"{table} has a header but no rows; add images.")
+        raise NoImages(f"{file} has a header but no rows; add images.")
     if len(found) < len(rows):
-        log.warning("%s lists some images again in %d rows; each image counts once", table, len(rows) - len(found))
-    every, unsure = zip(*found.values(), strict=True)
-    return LabeledImages(tuple(found), every, unsure, several)
+        log.warning("%s lists some images again in %d rows; each image counts once", file, len(rows) - len(found))
+    paths, ids, every, unsure = zip(*found.values(), strict=True)
+    return TableRows(paths, ids, every, unsure, several)
 
 
 def _split(cell: str) -> tuple[str, ...]:

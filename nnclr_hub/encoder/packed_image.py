@@ -14,9 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from nnclr_hub.encoder.image_folder import label_of
 from nnclr_hub.encoder.image_parquet import ParquetImage, is_table
-from nnclr_hub.encoder.image_tar import TarMember, Text
+from nnclr_hub.encoder.image_tar import CLS, TarMember, Text
 from nnclr_hub.encoder.image_zip import SUFFIX, Zipped, unzipped
 from nnclr_hub.encoder.tile import Tile
 from nnclr_hub.errors import ImageError, ImageTooLarge
@@ -63,6 +62,7 @@ class ListedImage:
     texts: of its sample; see `image_tar.samples`.
     label: of its row in a table; "" if it has none.
     tile: of the file, if the image is one; `path` then ends in its box.
+    folder: its label by the folders of its source, see `folder_labels`; "" if it has none.
     """
 
     source: int
@@ -75,6 +75,7 @@ class ListedImage:
     texts: tuple[Text, ...] = ()
     label: str = ""
     tile: Tile | None = None
+    folder: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +97,12 @@ class PackedImage:
     @property
     def label(self) -> str | None:
         """The text `cls` of its sample or row, or else the name of its folder; None if it has neither."""
-        return self.label_in(self.read_texts("cls"))
+        return self.label_in(self.read_texts(CLS))
 
     def label_in(self, texts: Sequence[tuple[str, str]]) -> str | None:
         """Return the label, given what `read_texts` returned."""
-        found = [text for kind, text in texts if kind == "cls"]
-        return (found[0] or None) if found else label_of(Path(self.image.path), Path())
+        found = [text for kind, text in texts if kind == CLS]
+        return (found[0] if found else self.image.folder) or None
 
     def read_texts(self, *kinds: str) -> list[tuple[str, str]]:
         """Read the texts of its sample, or those of some kinds; return (kind, text) of each.
@@ -112,7 +113,7 @@ class PackedImage:
             InvalidRequest: the archive has changed since it was listed.
             OSError, NNCLRHubError: it cannot be read.
         """
-        label = [("cls", self.image.label)] if self.image.label else []
+        label = [(CLS, self.image.label)] if self.image.label else []
         texts = (
             (kind, part_of(self.source, offset, size).read().decode("utf-8", "replace").strip())
             for kind, size, offset in self.image.texts

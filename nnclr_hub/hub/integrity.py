@@ -121,8 +121,10 @@ def _compare(path: Path, actual: str, expected: str, by: str) -> None:
             "Hub": "the file that the Hub announced",
         }.get(by, f"the file that its {CONFIG} records")
         raise TamperedModel(
-            f"{path} is not {what} (sha256 {actual[:12]}..., expected {expected[:12]}...). It is damaged or was "
-            "modified; delete it and download or export the model again."
+            f"{path} is not {what} (sha256 {actual[:12]}..., expected {expected[:12]}...). It is damaged, or was "
+            "changed, as by `save_pretrained` of transformers. "
+            f"`nnclr convert {path} NEW_FOLDER` makes a model of your own weights; otherwise "
+            "download or export the model again, to another folder."
         )
 
 

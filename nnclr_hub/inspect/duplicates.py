@@ -7,14 +7,16 @@ Versions may be resized, cropped, mirrored or compressed.
     near_duplicates(vectors, threshold=0.97)        # pairs with this cosine
 
 With small images, the nearest vectors are candidates, and a pair counts if its details agree after alignment. The
-threshold comes from random pairs of the collection itself. Groups have complete linkage: every pair of a group reaches
-the threshold, so that chains of similar images do not grow together.
+threshold is absolute, and higher if different images of the collection agree. Which images differ is found by grouping
+them first, so many copies do not raise it. Groups have complete linkage: every pair of a group reaches the threshold,
+so that chains of similar images do not grow together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -23,14 +25,19 @@ from nnclr_hub.inspect.alignment import COLOR_SIDE, SIDE, Progress, aligned_corr
 from nnclr_hub.inspect.chance import chance_level
 from nnclr_hub.inspect.neighbors import checked, nearest
 from nnclr_hub.store.percentiles import random_pairs
-from nnclr_hub.store.vector_transform import VectorTransform
+from nnclr_hub.store.vector_transform import Kind, VectorTransform
 
 CANDIDATES = 5  # neighbors of each row that are compared by pixels
 LEAST_ALIGNED = 0.88  # at this correlation of details, people see the same photo; benchmarks/inspect.py measures it
-RARE = 0.001  # share of random pairs above the score from which the threshold is at least halfway to 1
-RANDOM_PAIRS, RANDOM_ALIGNED = 200_000, 4_000
+USUAL = 0.1  # share of random pairs below the score whose distance from the median is that of usual high scores
+ROUNDS = 5  # of grouping again with another threshold, or with representatives of groups
+RANDOM_PAIRS, RANDOM_ALIGNED = 200_000, 1_000
+ALIKE = 0.9  # centered cosine from which a vector is not compared as another image, until it is calibrated
+EQUAL = 0.995  # the same of cosines that are not centered
+SAMPLE = 2_000  # vectors that are compared all with all to find which images differ
+LEAST = 10  # different images of which random pairs say something
 EXPECTED = 0.1  # pairs of different images in the whole collection that may reach the threshold by chance
-COMPARED = 30  # members of a group with which a new member is compared, at most
+COMPARED = 8  # members of a group with which a new member is compared, at most
 
 
 @dataclass(frozen=True)
@@ -92,19 +99,136 @@ def near_duplicates(
     check_threshold(threshold)
     if small is None:
         return _by_vectors(rows, threshold)
-    pairs = _neighbor_pairs(nearest(_transformed(rows), min(CANDIDATES, len(rows) - 1))[1])
-    if threshold is None:
-        random = aligned_correlation(small, random_pairs(len(rows), RANDOM_ALIGNED))
-        # where random pairs agree already, as frames of a video do, a duplicate must agree clearly more
-        usual = np.quantile(random, 1 - max(RARE, 2 / len(rows)))  # every image may have a duplicate
-        threshold = float(max(LEAST_ALIGNED, (1 + usual) / 2))
-    scores = aligned_correlation(small, pairs, color, progress=progress)
-    return link_pairs(pairs, scores, threshold, lambda more: aligned_correlation(small, more, color), COMPARED)
+    compared = np.ascontiguousarray(VectorTransform.fit(rows[distinct_rows(rows)], "half_whiten")(rows))
+    aligned = _remembering(partial(aligned_correlation, small, color=color), len(rows))
+    pairs = _neighbor_pairs(nearest(compared, min(CANDIDATES, len(rows) - 1))[1])
+    known = pairs, aligned(pairs, progress)
+    found, known = _grouped(compared, known, LEAST_ALIGNED if threshold is None else threshold, aligned)
+    for _ in range(ROUNDS if threshold is None else 0):
+        different = _first_of_groups(found, len(rows))
+        if len(different) < LEAST:
+            break
+        random = np.unique(np.sort(different[random_pairs(len(different), RANDOM_ALIGNED)], axis=1), axis=0)
+        random = aligned_correlation(small, random)
+        # where different images agree already, as frames of a video do, a duplicate must agree clearly more
+        middle, low = np.quantile(random, [0.5, USUAL])
+        higher = max(LEAST_ALIGNED, (1 + 2 * middle - low) / 2)
+        if higher <= found.threshold + 0.005:
+            break
+        found, known = _grouped(compared, known, float(min(higher, 1)), aligned)
+    return found
 
 
-def _transformed(rows: np.ndarray) -> np.ndarray:
-    """Return the rows as a collection compares them by default."""
-    return np.ascontiguousarray(VectorTransform.fit(rows, "half_whiten")(rows))
+def _grouped(
+    vectors: np.ndarray,
+    known: tuple[np.ndarray, np.ndarray],
+    threshold: float,
+    score: Callable[[np.ndarray], np.ndarray],
+) -> tuple[Duplicates, tuple[np.ndarray, np.ndarray]]:
+    """Group pairs, and then the groups: those of an image with many copies have no neighbors in one another.
+
+    Args:
+        known: candidate pairs, and their scores.
+
+    Returns:
+        The groups, and the pairs with those between groups.
+    """
+    pairs, scores = known
+    while True:
+        found = link_pairs(pairs, scores, threshold, score, COMPARED)
+        firsts = _first_of_groups(found, len(vectors))
+        if len(firsts) < 2 or len(firsts) == len(vectors):
+            return found, (pairs, scores)
+        near = firsts[
+            _neighbor_pairs(nearest(np.ascontiguousarray(vectors[firsts]), min(CANDIDATES, len(firsts) - 1))[1])
+        ]
+        is_new = ~np.isin(_pair_keys(near, len(vectors)), _pair_keys(pairs, len(vectors)))
+        if not is_new.any():
+            return found, (pairs, scores)
+        more = score(near[is_new])
+        pairs, scores = np.concatenate([pairs, near[is_new]]), np.concatenate([scores, more])
+        if not (more >= threshold).any():
+            return found, (pairs, scores)
+
+
+def _remembering(score: Callable[..., np.ndarray], count: int) -> Callable[..., np.ndarray]:
+    """Return a function that scores each pair (i < j of `count` rows) once: groups are made several times."""
+    known: dict[int, float] = {}
+
+    def scores(pairs: np.ndarray, progress: Progress = lambda done, total: None) -> np.ndarray:
+        keys = _pair_keys(np.sort(pairs, axis=1), count)
+        new = np.unique([key for key in keys.tolist() if key not in known]).astype(np.int64)
+        found = score(np.stack([new // count, new % count], axis=1), progress=progress) if len(new) else ()
+        known.update(zip(new.tolist(), map(float, found), strict=True))
+        return np.array([known[key] for key in keys.tolist()], np.float32)
+
+    return scores
+
+
+def _pair_keys(pairs: np.ndarray, count: int) -> np.ndarray:
+    return pairs[:, 0] * count + pairs[:, 1]
+
+
+def _first_of_groups(found: Duplicates, count: int) -> np.ndarray:
+    """Return the first row of each group, and the rows without a group, sorted (M,) int64."""
+    different = np.ones(count, bool)
+    for group in found.groups:
+        different[list(group[1:])] = False
+    return np.flatnonzero(different)
+
+
+def distinct_rows(rows: np.ndarray, alike: float = ALIKE) -> np.ndarray:
+    """Return positions of rows, at most 2,000, no two of which are versions of one image: (M,) int64, sorted.
+
+    Args:
+        rows: (N, D) float32, unit rows.
+        alike: centered cosine from which two are.
+    """
+    some = np.arange(len(rows))[:: -(-len(rows) // SAMPLE)]
+    some = some[_spread(rows[some], EQUAL)]
+    centered = VectorTransform.fit(rows[some], "center")(rows[some])
+    return some[_spread(centered, alike)]
+
+
+def _spread(rows: np.ndarray, alike: float) -> np.ndarray:
+    """Return the positions of rows that have a lower cosine with all such rows before them."""
+    taken = np.zeros(len(rows), bool)
+    near = rows @ rows.T >= alike
+    for i in range(len(rows)):
+        taken[i] = not (near[i] & taken).any()
+    return np.flatnonzero(taken)
+
+
+def chance_threshold(rows: np.ndarray, count: int, kind: Kind = "center") -> tuple[float, VectorTransform]:
+    """Return the cosine that different images do not reach by chance, and the transform before it.
+
+    Copies do not count as different images, so any number of them leaves it as it is.
+
+    Args:
+        rows: (N, D) float32, unit rows of a sample.
+        count: of the images that the sample represents.
+    """
+    alike, sampled = ALIKE, len(range(0, len(rows), -(-len(rows) // SAMPLE)))
+    while True:
+        some = distinct_rows(rows, alike)
+        if alike <= EQUAL and len(distinct_rows(rows, (1 + alike) / 2)) > 1.005 * len(some):
+            alike = (1 + alike) / 2  # no gap as between an image and its copies: different images are so alike
+            continue
+        if len(some) < LEAST:
+            return alike, VectorTransform.fit(rows[some], kind)
+        random = random_pairs(len(some), RANDOM_PAIRS)
+        pairs = max(1.0, _pair_count(count * len(some) / sampled))
+
+        def level(kind: Kind) -> tuple[float, VectorTransform]:
+            transform = VectorTransform.fit(rows[some], kind)  # noqa: B023 - called in this round
+            vectors = transform(rows[some])  # noqa: B023
+            scores = np.einsum("ij,ij->i", vectors[random[:, 0]], vectors[random[:, 1]])  # noqa: B023
+            return chance_level(scores, pairs, EXPECTED), transform  # noqa: B023
+
+        found, center = level("center")
+        if found <= alike + 0.005:
+            return (found, center) if kind == "center" else level(kind)
+        alike = found  # different images are more alike than was assumed
 
 
 def check_threshold(threshold: float | None) -> None:
@@ -115,22 +239,14 @@ def check_threshold(threshold: float | None) -> None:
 
 def _by_vectors(rows: np.ndarray, threshold: float | None) -> Duplicates:
     if threshold is None:
-        rows = _transformed(rows)
-        random = random_pairs(len(rows), RANDOM_PAIRS)
-        scores = (rows[random[:, 0]] * rows[random[:, 1]]).sum(axis=1)
-        threshold = chance_level(scores, _pair_count(len(rows)), EXPECTED)
+        threshold, transform = chance_threshold(rows, len(rows), "half_whiten")
+        rows = np.ascontiguousarray(transform(rows))
 
     def score(pairs: np.ndarray) -> np.ndarray:
         return (rows[pairs[:, 0]] * rows[pairs[:, 1]]).sum(axis=1)
 
-    k, count = CANDIDATES, len(rows)
-    cosines, places = nearest(rows, min(k, count - 1))
-    # rows whose whole list reaches the threshold may have more such neighbors
-    while k < count - 1 and k < COMPARED and (cosines[:, -1] >= threshold).any():
-        k = min(2 * k, count - 1, COMPARED)
-        cosines, places = nearest(rows, k)
-    pairs = _neighbor_pairs(places)
-    return link_pairs(pairs, score(pairs), threshold, score)
+    pairs = _neighbor_pairs(nearest(rows, min(CANDIDATES, len(rows) - 1))[1])
+    return _grouped(rows, (pairs, score(pairs)), threshold, score)[0]
 
 
 def _neighbor_pairs(places: np.ndarray) -> np.ndarray:
@@ -139,7 +255,7 @@ def _neighbor_pairs(places: np.ndarray) -> np.ndarray:
     return np.unique(np.sort(np.stack([np.repeat(np.arange(count), k), places.ravel()], axis=1), axis=1), axis=0)
 
 
-def _pair_count(count: int) -> float:
+def _pair_count(count: float) -> float:
     return count * (count - 1) / 2
 
 

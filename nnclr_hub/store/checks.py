@@ -129,6 +129,14 @@ def check_ids(ids: Sequence[str]) -> list[str]:
     return [check_name(id, "Item id") for id in ids]
 
 
+def is_item_id(text: str) -> bool:
+    """Return whether a text can be the id of an item."""
+    try:
+        return bool(check_ids([text]))
+    except InvalidRequest:
+        return False
+
+
 def check_threshold(threshold: float | None) -> float | None:
     """Return the score threshold if it is valid.
 

@@ -17,7 +17,7 @@ import numpy as np
 from nnclr_hub.errors import InvalidRequest, ItemNotFound
 from nnclr_hub.store.base import Collection, Match, SearchOptions, Where
 from nnclr_hub.store.checks import MAX_K, check_k, check_vectors
-from nnclr_hub.store.where import MAX_CONDITIONS, MAX_IN
+from nnclr_hub.store.where import MAX_CONDITIONS, MAX_IN, value_of
 
 EVERYTHING = SearchOptions()
 FIRST_K = 64
@@ -139,7 +139,7 @@ def _first_of_groups(search: Callable[[int, list[Any]], list[Match]], key: str, 
     while True:
         matches = search(wanted, list(excluded.values()))
         for match in matches:
-            best.setdefault(group_key(match.metadata[key]), match)
+            best.setdefault(group_key(value_of(match.metadata, key, None)), match)
         if len(best) >= k or len(matches) < wanted:
             return list(best.values())[:k]
         if wanted < MAX_K:
@@ -147,7 +147,8 @@ def _first_of_groups(search: Callable[[int, list[Any]], list[Match]], key: str, 
             continue
         # one search cannot return more: leave out the known groups and continue behind them
         before = len(excluded)
-        excluded |= {name: match.metadata[key] for name, match in best.items() if _can_filter(match.metadata[key])}
+        values = {name: value_of(match.metadata, key) for name, match in best.items()}
+        excluded |= {name: value for name, value in values.items() if _can_filter(value)}
         if len(excluded) == before:
             raise InvalidRequest(
                 f"The {MAX_K} nearest items share values of {key!r} that a filter cannot express (lists, objects); "

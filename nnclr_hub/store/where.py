@@ -328,15 +328,15 @@ def paths(key: str) -> list[tuple[str, ...]]:
     return [(key,), steps] if len(steps) > 1 and all(steps) else [(key,)]
 
 
-def value_of(metadata: Mapping[str, Any], key: str) -> Any:
-    """Return the value of a key or path; ABSENT if there is none."""
+def value_of(metadata: Mapping[str, Any], key: str, default: Any = ABSENT) -> Any:
+    """Return the value of a key or path; the default if there is none."""
     for steps in paths(key):
         value: Any = metadata
         for step in steps:
             value = value.get(step, ABSENT) if isinstance(value, Mapping) else ABSENT
         if value is not ABSENT:
             return value
-    return ABSENT
+    return default
 
 
 def geo_keys(key: str) -> tuple[str, str]:

@@ -14,14 +14,13 @@ from typing import Any, Literal
 import numpy as np
 
 from nnclr_hub.errors import InvalidRequest
-from nnclr_hub.inspect.chance import chance_level
-from nnclr_hub.inspect.duplicates import EXPECTED, RANDOM_PAIRS, link_pairs
+from nnclr_hub.inspect.duplicates import chance_threshold, link_pairs
 from nnclr_hub.store.base import Collection, Item, Progress, Where
 from nnclr_hub.store.checks import MAX_K, MAX_LIMIT
 from nnclr_hub.store.pages import pages
-from nnclr_hub.store.percentiles import random_pairs
 from nnclr_hub.store.queries import group_key
 from nnclr_hub.store.vector_transform import unit_length
+from nnclr_hub.store.where import value_of
 from nnclr_hub.workbench.image_record import PIXEL_HASH
 
 PAGE = 256
@@ -70,8 +69,8 @@ def same_value(collection: Collection, key: str, *, progress: Progress = lambda 
     groups: dict[str, list[str]] = {}
     for items in _counted(collection, {"must": [{"key": key, "exists": True}]}, MAX_LIMIT, progress, with_vector=False):
         for item in items:
-            if item.metadata[key] is not None:
-                groups.setdefault(group_key(item.metadata[key]), []).append(item.id)
+            if (value := value_of(item.metadata, key, None)) is not None:
+                groups.setdefault(group_key(value), []).append(item.id)
     return _largest_first(groups.values())
 
 
@@ -163,9 +162,7 @@ def calibrated_threshold(collection: Collection) -> float:
         if len(rows) >= SAMPLE:
             break
     vectors = unit_length(collection.compared(np.stack(rows).astype(np.float32)))
-    pairs = random_pairs(len(vectors), RANDOM_PAIRS)
-    scores = (vectors[pairs[:, 0]] * vectors[pairs[:, 1]]).sum(axis=1)
-    return chance_level(scores, total * (total - 1) / 2, EXPECTED)
+    return chance_threshold(vectors, total, "raw")[0]
 
 
 def check_pair_score(collection: Collection, threshold: float) -> None:

@@ -23,7 +23,7 @@ from nnclr_hub.store.checks import check_items
 from nnclr_hub.store.exchange.transfer import same_item
 from nnclr_hub.store.spec import CollectionSpec
 from nnclr_hub.workbench.add_request import NewImage
-from nnclr_hub.workbench.image_record import PIXEL_HASH
+from nnclr_hub.workbench.image_record import FILE_HASH, PIXEL_HASH
 from nnclr_hub.workbench.import_format import ImportFormat
 from nnclr_hub.workbench.indexed_again import refreshed
 from nnclr_hub.workbench.ingestion import read_image
@@ -263,7 +263,7 @@ class ImageImport:
             kept.thumbnail is not None
             and PIXEL_HASH in image.metadata
             and image.metadata == kept.metadata
-            and (not originals or not originals.most_bytes or originals.read(kept.metadata[PIXEL_HASH]) is not None)
+            and (not originals or not originals.most_bytes or originals.read(kept.metadata.get(FILE_HASH)) is not None)
         )
 
     def _was_added(self, id: str, known: set[str]) -> bool:

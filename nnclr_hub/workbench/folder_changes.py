@@ -12,18 +12,20 @@ import os
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import starmap
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from nnclr_hub.encoder.image_folder import label_of, left_out
+from nnclr_hub.encoder.image_folder import left_out
 from nnclr_hub.encoder.image_list import find_images, find_places, in_tiles, is_archive, is_packed, named
 from nnclr_hub.encoder.image_reading import PLAIN, ImageReading
+from nnclr_hub.encoder.labeled import TABLE, LabelTable, read_table, table_labels
 from nnclr_hub.encoder.packed_image import ImageSource, ListedImage, PackedImage
 from nnclr_hub.encoder.tile import Tile
 from nnclr_hub.errors import InvalidRequest, NoImages
+from nnclr_hub.workbench.index_report import IndexReport, why_hidden
 from nnclr_hub.workbench.sample_metadata import metadata_of
 
 if TYPE_CHECKING:
@@ -35,35 +37,17 @@ OFFSET = "archive_offset"  # metadata of an image in an archive; see `ListedImag
 
 
 @dataclass(frozen=True)
-class IndexReport:
-    """The result of indexing a folder; `broken` holds (path, reason).
-
-    kept: items that pruning kept, because their files may exist in a folder that cannot be read, or in another folder
-        of the same source; the log names it.
-    left_out: number of files that are not read as images, by suffix.
-    empty: number of tiles without content that were left out.
-    """
-
-    added: int
-    updated: int
-    unchanged: int
-    removed: int
-    kept: int
-    broken: tuple[tuple[str, str], ...]
-    left_out: Mapping[str, int] = field(default_factory=dict)
-    empty: int = 0
-
-
-@dataclass(frozen=True)
 class FolderImage:
     """A file, a tile or an image in an archive, with its id.
 
     metadata: to store, as far as it is known without reading the texts of its sample.
+    by_table: whether its label is that of a table.
     """
 
     id: str
     path: Path | Tile | PackedImage
     metadata: Mapping[str, Any]
+    by_table: bool = False
 
     def described(self) -> FolderImage:
         """Return it with all metadata; read the texts of its sample, which takes a request for each at an address.
@@ -74,7 +58,7 @@ class FolderImage:
         if not isinstance(self.path, PackedImage):
             return self
         texts = self.path.read_texts()
-        label = _label(self.path.label_in(texts))
+        label = {} if self.by_table else _label(self.path.label_in(texts))
         return replace(
             self, metadata=metadata_of(self.path.source, self.path.image, texts) | dict(self.metadata) | label
         )
@@ -92,6 +76,7 @@ class FolderChanges:
     wanted: files that are new or changed.
     unchanged: number of files that the collection holds in their present state.
     moved: metadata to change of unchanged images that are now elsewhere in their archive, by id.
+    labels: metadata to change of items that a table labels differently, by id, once all wanted files are stored.
     gone: ids of this folder's items whose file was removed.
     kept: number of items whose file is missing but may exist in a folder that cannot be read, or in another one.
     known: ids that the collection holds already.
@@ -100,6 +85,7 @@ class FolderChanges:
     wanted: tuple[FolderImage, ...]
     unchanged: int
     moved: Mapping[str, Mapping[str, Any]]
+    labels: Mapping[str, Mapping[str, Any]]
     gone: tuple[str, ...]
     kept: int
     known: frozenset[str]
@@ -148,6 +134,8 @@ class Listing:
     images: by item id; with tiles instead of files if it is cut into tiles.
     untiled: (origin, path) of files whose tiles could not be listed.
     folder: the local folder that was listed; None: something else.
+    labels: by source and path of a file; None: images have the labels of their folders and samples.
+    relabels: whether items that the collection holds get these labels, too.
     """
 
     sources: Sequence[ImageSource]
@@ -155,6 +143,8 @@ class Listing:
     images: Mapping[str, ListedImage]
     untiled: frozenset[tuple[str, str]] = frozenset()
     folder: Path | None = None
+    labels: Mapping[tuple[int, str], tuple[str, ...]] | None = None
+    relabels: bool = False
 
     @property
     def left_out(self) -> dict[str, int]:
@@ -184,15 +174,28 @@ class Listing:
         source = self.sources[image.source]
         metadata = {"path": self.file_of(image)[1]} | self.state(image)
         if image.offset is not None or not source.is_local:
-            return FolderImage(id, PackedImage(source, image), metadata | self.offset(image))
-        metadata |= _label(label_of(Path(image.path), Path()))
+            label = {} if self.labels is None else _label(self._label_by_table(image))
+            packed = PackedImage(source, image)
+            return FolderImage(id, packed, metadata | self.offset(image) | label, self.labels is not None)
+        metadata |= _label(image.folder if self.labels is None else self._label_by_table(image))
         if image.tile is not None:
             box = {BOX: list(image.tile.box)} | ({WINDOW: list(image.tile.window)} if image.tile.window else {})
             return FolderImage(id, image.tile, metadata | box)
         return FolderImage(id, Path(source.absolute, image.path), metadata)
 
+    def label_patch(self, image: ListedImage, known: Mapping[str, Any]) -> dict[str, Any]:
+        """Return how the label of an item changes by the table; a label of its folder is deleted."""
+        label, held = self._label_by_table(image), known.get("label")
+        if label is None:
+            return {"label": None} if held and held == image.folder else {}
+        return {} if label == held else {"label": label}
 
-def _label(label: str | None) -> dict[str, str]:
+    def _label_by_table(self, image: ListedImage) -> str | list[str] | None:
+        labels = (self.labels or {}).get((image.source, self.file_of(image)[1]), ())
+        return list(labels) if len(labels) > 1 else next(iter(labels), None)
+
+
+def _label(label: str | list[str] | None) -> dict[str, Any]:
     return {"label": label} if label else {}
 
 
@@ -213,6 +216,7 @@ def list_images_of(
     tiling: Tiling | None = None,
     reading: ImageReading = PLAIN,
     origin: Callable[[ImageSource], str] = lambda source: source.absolute,
+    labels: LabelTable | str | Path | None = None,
 ) -> Listing:
     """List the images of a folder, an archive, an address or a pattern.
 
@@ -222,12 +226,16 @@ def list_images_of(
         tiling: list tiles of the images. A file that is damaged stays as it is, and is reported when it is read.
         reading: of the tiles.
         origin: returns the name of a source in the collection.
+        labels: a table of labels, also for items that the collection holds. None: labels.csv in the folder, or else
+            the folders and samples, for new and changed images.
 
     Raises:
         NoImages: if there are none.
-        InvalidRequest: two images have the same path, or see `find_images`.
+        InvalidRequest: two images have the same path, the table lists no image, or see `find_images`.
     """
     sources, images = _found(given, prune=prune)
+    table = Path(given, TABLE) if labels is None and Path(given, TABLE).is_file() else labels
+    by_file = None if table is None or not images else _labels_by_file(LabelTable.of(table), sources, images, given)
     origins = [origin(source) for source in sources]
     untiled = set()
     if tiling is not None:
@@ -245,10 +253,18 @@ def list_images_of(
             )
         by_id[id] = one
     folder = Path(given).resolve() if Path(given).is_dir() else None
-    return Listing(sources, origins, by_id, frozenset(untiled), folder)
+    return Listing(sources, origins, by_id, frozenset(untiled), folder, by_file, labels is not None)
 
 
-def check_images(given: str | Path, *, prune: bool = False) -> int | None:
+def _labels_by_file(
+    table: LabelTable, sources: Sequence[ImageSource], images: Sequence[ListedImage], given: str | Path
+) -> dict[tuple[int, str], tuple[str, ...]]:
+    whole = [PackedImage(sources[one.source], one) for one in images]
+    found = table_labels(table, read_table(table), whole, given)
+    return {(one.source, one.path): labels for one, labels in zip(images, found, strict=True)}
+
+
+def check_images(given: str | Path, *, prune: bool = False, labels: LabelTable | None = None) -> int | None:
     """Report what `list_images_of` would refuse, as far as it is known quickly.
 
     Returns:
@@ -257,6 +273,8 @@ def check_images(given: str | Path, *, prune: bool = False) -> int | None:
     Raises:
         NoImages, InvalidRequest: see `list_images_of`.
     """
+    if labels is not None:
+        read_table(labels)
     if not is_packed(given):
         return len(_found(given, prune=prune)[1])
     find_places([given])
@@ -315,6 +333,11 @@ def find_changes(
             for id, image in listing.images.items()
             if id not in wanted and not listing.offset(image).items() <= known[id].items()
         },
+        labels={
+            id: patch
+            for id, image in (listing.images if listing.relabels else {}).items()
+            if id in known and (patch := listing.label_patch(image, known[id]))
+        },
         gone=gone,
         kept=kept if prune else 0,
         known=frozenset(known),
@@ -323,7 +346,7 @@ def find_changes(
 
 def _gone(listing: Listing, known: Mapping[str, Mapping[str, Any]], *, prune: bool) -> tuple[tuple[str, ...], int]:
     """Return the items whose file was removed; and how many more have a file that may exist but cannot be seen."""
-    hidden = cache(_why_hidden)
+    hidden = cache(why_hidden)
     roots = {name: Path(one.absolute) for name, one in zip(listing.origins, listing.sources, strict=True)}
     folders = {name for name, one in zip(listing.origins, listing.sources, strict=True) if not one.archive}
     removed = cache(lambda origin: listing.folder in Path(origin).parents and not os.path.lexists(origin))
@@ -371,17 +394,3 @@ def _log_other_folder(listing: Listing, origins: Iterable[str]) -> None:
             listing.sources[0].given,
             shlex.quote(origin.removesuffix(archives.get(origin, ""))),
         )
-
-
-def _why_hidden(folder: Path) -> str | None:
-    """Return why a folder may hold files that cannot be seen, or None."""
-    link = "is a link to a folder, and such links are not followed"
-    try:
-        with os.scandir(folder) as entries:
-            if folder.is_symlink():
-                return link
-            return "is empty, which may mean that its disk is not mounted" if next(entries, None) is None else None
-    except (FileNotFoundError, NotADirectoryError, ValueError):
-        return link if folder.is_symlink() else None
-    except OSError as error:
-        return f"cannot be listed ({error.strerror})"

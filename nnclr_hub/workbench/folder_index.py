@@ -14,6 +14,7 @@ from typing import Any
 from nnclr_hub.encoder.channel_image import AnyImage
 from nnclr_hub.encoder.decoding_pool import decoding_processes
 from nnclr_hub.encoder.image_reading import ImageReading
+from nnclr_hub.encoder.labeled import LabelTable
 from nnclr_hub.encoder.tile import Tile
 from nnclr_hub.encoder.tiles import Tiling, is_empty
 from nnclr_hub.errors import ImageError, InvalidRequest
@@ -47,6 +48,7 @@ def index_folder(
     prune: bool = False,
     thumbnails: bool = True,
     tiling: Tiling | None = None,
+    labels: LabelTable | str | Path | None = None,
     begin: Callable[[FolderChanges], None] = lambda changes: None,
     progress: Progress = lambda done, total: None,
 ) -> IndexReport:
@@ -59,6 +61,7 @@ def index_folder(
         prune: delete items of this folder whose file was removed. Items of a subfolder that is empty, a link, or
             unreadable are kept, since their files may exist; the report counts them as `kept`.
         tiling: embed tiles of the images instead of whole images; None: whole images.
+        labels: a table of labels; see `list_images_of`.
         begin: called with the changes before the work starts.
         progress: called with (done, total), counted in images to embed.
 
@@ -68,7 +71,7 @@ def index_folder(
     """
     with open_targets() as targets:
         collection, reading = targets[0].collection, targets[0].embedder.reading
-    listing = list_images_of(folder, prune=prune, tiling=tiling, reading=reading)
+    listing = list_images_of(folder, prune=prune, tiling=tiling, reading=reading, labels=labels)
     known = _known(collection)
     _refuse_clash(collection, listing, known)
     if not prune:
@@ -76,13 +79,18 @@ def index_folder(
     changes = find_changes(listing, known, prune=prune)
     begin(changes)
     new = [(one, NewImage(one.id, one.path, one.metadata, thumbnails)) for one in changes.wanted]
-    for moved in batches(changes.moved.items(), PAGE):
-        with open_targets() as targets:
-            for target in targets:
-                target.collection.update_each(dict(moved))
+    _update(open_targets, changes.moved)
     failed, empty = _add(open_targets, new, reading, tiling, progress)
+    _update(open_targets, changes.labels)
     removed = sum(_delete(open_targets, ids) for ids in batches(changes.gone, PAGE)) if prune else 0
     return changes.report(failed, removed, listing.left_out, empty)
+
+
+def _update(open_targets: OpenTargets, patches: Mapping[str, Mapping[str, Any]]) -> None:
+    for some in batches(patches.items(), PAGE):
+        with open_targets() as targets:
+            for target in targets:
+                target.collection.update_each(dict(some))
 
 
 def _add(

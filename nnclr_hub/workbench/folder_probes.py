@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from nnclr_hub.encoder.features import FeatureSource, ImageFile, extract_features, unit_rows
-from nnclr_hub.encoder.labeled import LabeledImages, first_names, read_labeled
+from nnclr_hub.encoder.labeled import LabeledImages, LabelTable, first_names, read_labeled, read_splits
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.probe.linear_probe import LinearProbe, Prediction
 from nnclr_hub.store.base import Collection, Progress
 from nnclr_hub.store.pages import pages
 from nnclr_hub.workbench.probe_fitting import ProbeEvaluation, held_out_rows, score_probe
+from nnclr_hub.workbench.table_items import path_of
 
 PAGE = 1000  # items of a collection at a time
 
@@ -45,7 +46,7 @@ def fit_probe(
     threshold: float | None = None,
     reject_far: float | None = None,
     device: str | None = None,
-    labels: Path | None = None,
+    labels: LabelTable | Path | None = None,
     root: Path | None = None,
     progress: Progress = lambda done, total: None,
 ) -> Fitted:
@@ -66,16 +67,15 @@ def fit_probe(
     """
     from nnclr_hub.probe.linear import fit_linear_probe  # imports torch
 
-    folder = Path(data)
-    parts = folder / "train" if (folder / "train").is_dir() and labels is None else data
-    images = read_labeled(parts, labels, root).labeled
+    splits = read_splits(data, "train", "val") if labels is None else {}
+    images = (splits["train"] if "train" in splits else read_labeled(data, labels, root)).labeled
     classes = images.classes
-    _refuse_one_class(parts, images)
+    _refuse_one_class(Path(data, "train") if "train" in splits else data, images)
     vectors, kept, broken = _vectors(encoder, images.paths, progress)
     images = images.keep(kept)
     validation = None
-    if parts != data and (folder / "val").is_dir() and l2 is None:
-        validation, more = _validation(encoder, folder / "val", classes, progress)
+    if {"train", "val"} <= splits.keys() and l2 is None:
+        validation, more = _validation(encoder, splits["val"].labeled, classes, progress)
         broken += more
 
     def fit(rows: np.ndarray) -> LinearProbe:
@@ -100,10 +100,9 @@ def fit_probe(
 
 
 def _validation(
-    encoder: FeatureSource, folder: Path, classes: Sequence[str], progress: Progress
+    encoder: FeatureSource, images: LabeledImages, classes: Sequence[str], progress: Progress
 ) -> tuple[tuple[np.ndarray, np.ndarray | list[str]], list[tuple[str, str]]]:
     """Return the data that selects the L2 penalty, for `fit_linear_probe`; and the files that cannot be read."""
-    images = read_labeled(folder).labeled
     vectors, kept, broken = _vectors(encoder, images.paths, progress)
     return (vectors, _targets(images.keep(kept), classes)), broken
 
@@ -122,7 +121,7 @@ def evaluate_probe(
     encoder: FeatureSource,
     data: str | Path,
     *,
-    labels: Path | None = None,
+    labels: LabelTable | Path | None = None,
     root: Path | None = None,
     progress: Progress = lambda done, total: None,
 ) -> ProbeEvaluation:
@@ -133,9 +132,10 @@ def evaluate_probe(
         InvalidRequest: if no image has one of its classes.
     """
     probe.require(encoder.fingerprint)
-    split = next((one for part in ("test", "val") if (one := Path(data, part)).is_dir()), data)
-    parts = data if labels is not None else split
-    every = read_labeled(parts, labels, root)
+    splits = read_splits(data, "test", "val") if labels is None else {}
+    part = next((part for part in ("test", "val") if part in splits), None)
+    every = splits[part] if part else read_labeled(data, labels, root)
+    parts = Path(data, part) if part else data
     if every.several != probe.several:
         kinds = ["one label", "several labels"]
         raise InvalidRequest(
@@ -178,21 +178,21 @@ def predict_labels(
 
 def predict_collection(
     probe: LinearProbe, collection: Collection, *, progress: Progress = lambda done, total: None
-) -> tuple[list[str], Prediction]:
-    """Return the ids of all items and the probe's prediction for their stored vectors.
+) -> tuple[list[tuple[str, str]], Prediction]:
+    """Return the id and path of all items, and the probe's prediction for their stored vectors.
 
     Raises:
         FingerprintMismatch: if the probe belongs to another encoder than the collection.
         InvalidRequest: the collection is empty.
     """
     probe.require(collection.spec.fingerprint)
-    ids: list[str] = []
+    ids: list[tuple[str, str]] = []
     labels: list[Any] = []
     probabilities: list[np.ndarray] = []
     total = collection.count()
     for items in pages(collection, None, limit=PAGE):
         found = probe.predict(unit_rows(np.stack([item.vector for item in items]).astype(np.float32)))
-        ids += [item.id for item in items]
+        ids += [(item.id, path_of(item)) for item in items]
         labels += found.labels
         probabilities.append(found.probabilities)
         progress(len(ids), max(total, len(ids)))

@@ -12,12 +12,16 @@ import numpy as np
 from PIL import Image
 
 from nnclr_hub.encoder.channel_image import AnyImage, ChannelImage, for_people
+from nnclr_hub.encoder.color import LOST
 from nnclr_hub.encoder.decoding import DecodableImage, decode_any
 from nnclr_hub.encoder.image_reading import ImageReading
 from nnclr_hub.store.checks import MAX_THUMBNAIL
 
 # metadata key of every indexed image: SHA-256 of its size and upright RGB pixels
 PIXEL_HASH = "pixel_sha256"
+# metadata key of an uploaded image whose file is kept: SHA-256 of the bytes of the file
+FILE_HASH = "file_sha256"
+HASHES = (PIXEL_HASH, FILE_HASH)  # which no edit of metadata changes
 SIDE = 256  # pixels of the longer side
 # Noise and fine texture of 256 x 256 take up to 63 kB at quality 85; at 10 no image takes more than 20 kB.
 QUALITIES = (85, 60, 30, 10)
@@ -52,7 +56,8 @@ def pixel_hash(image: AnyImage) -> str:
     """Return a hash that is equal for equal images, whatever their files are.
 
     It is the SHA-256, in hex, of width and height (8 bytes each, little-endian) and the bytes of RGB, or of all
-    channels, row by row.
+    channels, row by row; and of what the conversion to 8 bits and the blending of transparent pixels lost. It is not
+    a hash of the file: other frames, pages, channels and EXIF may differ.
 
     Args:
         image: as `decode_any` returns it, upright.
@@ -60,6 +65,8 @@ def pixel_hash(image: AnyImage) -> str:
     rgb = image if isinstance(image, ChannelImage) else for_people(image)
     digest = hashlib.sha256(b"".join(side.to_bytes(8, "little") for side in rgb.size))
     digest.update(rgb.tobytes())
+    if isinstance(rgb, Image.Image):
+        digest.update(rgb.info.get(LOST, b""))
     return digest.hexdigest()
 
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from nnclr_hub.workbench.folder_changes import BOX, OFFSET, WINDOW
-from nnclr_hub.workbench.image_record import PIXEL_HASH
+from nnclr_hub.workbench.image_record import FILE_HASH, PIXEL_HASH
 
 PLACE = frozenset({"root", "path", "size", "mtime"})  # in the metadata of all images that indexing sends
-OWNED = PLACE | {PIXEL_HASH, BOX, WINDOW, OFFSET}
+OWNED = PLACE | {PIXEL_HASH, FILE_HASH, BOX, WINDOW, OFFSET}
 
 
 def is_indexed(metadata: Mapping[str, Any]) -> bool:

@@ -30,9 +30,9 @@ from nnclr_hub.errors import ImageError, ModelError
 from nnclr_hub.read_ahead import batches, read_ahead
 from nnclr_hub.store.base import Collection, Item
 from nnclr_hub.workbench.add_request import AddRequest, NewImage
-from nnclr_hub.workbench.image_record import PIXEL_HASH, record
+from nnclr_hub.workbench.image_record import FILE_HASH, PIXEL_HASH, record
 from nnclr_hub.workbench.indexed_again import is_indexed, refreshed
-from nnclr_hub.workbench.originals import Originals
+from nnclr_hub.workbench.originals import Originals, file_hash
 from nnclr_hub.workbench.write_lock import OpenTargets, Target
 
 DECODED_AT_ONCE = 8
@@ -65,7 +65,8 @@ def read_image(
         pixel_hash: str, thumbnail: np.ndarray | None, image: np.ndarray | AnyImage | None
     ) -> tuple[AnyImage | None, Draft]:
         jpeg = None if thumbnail is None else thumbnail.tobytes()
-        draft = Draft(new.item_id, {**new.metadata, PIXEL_HASH: pixel_hash}, jpeg)
+        metadata = {key: value for key, value in new.metadata.items() if key != FILE_HASH}
+        draft = Draft(new.item_id, {**metadata, PIXEL_HASH: pixel_hash}, jpeg)
         return None if image is None else image_of(image), draft
 
     try:
@@ -99,7 +100,11 @@ class Ingestion:
         if isinstance(result, ImageError):
             self.errors[index] = result
             return None
-        image, self._drafts[index] = result
+        image, draft = result
+        data = self.images[index].image
+        if self._originals is not None and isinstance(data, bytes):
+            draft = replace(draft, metadata={**draft.metadata, FILE_HASH: file_hash(data)})
+        self._drafts[index] = draft
         return image
 
     def is_read(self, index: int) -> bool:
@@ -163,20 +168,20 @@ class Ingestion:
             yield
             return
         drafts = [self._drafts[index] for index in indices]
-        hashes = [draft.metadata[PIXEL_HASH] for draft in drafts]
+        hashes = [draft.metadata.get(FILE_HASH) for draft in drafts]
         with originals.changing:
             existing = targets[0].collection.get([draft.id for draft in drafts])
-            replaced = [item.metadata.get(PIXEL_HASH) for item in existing]
+            replaced = {item.metadata.get(FILE_HASH) for item in existing}
             try:
-                for index, pixel_hash in zip(indices, hashes, strict=True):
+                for index, hash in zip(indices, hashes, strict=True):
                     data = self.images[index].image
-                    if isinstance(data, bytes):
-                        originals.put(pixel_hash, data)
+                    if hash is not None and isinstance(data, bytes):
+                        originals.put(hash, data)
                 yield
             except BaseException:
-                originals.remove_unused(hashes)
+                originals.remove_unused(filter(None, hashes))
                 raise
-            originals.remove_unused({one for one in replaced if isinstance(one, str)} - set(hashes))
+            originals.remove_unused(one for one in replaced - {*hashes} if isinstance(one, str))
 
 
 def add_images(

@@ -21,6 +21,7 @@ from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.probe.linear_probe import Label
 from nnclr_hub.store.base import Collection, Progress, Where
 from nnclr_hub.store.pages import pages
+from nnclr_hub.store.where import value_of
 
 PAGE = 1000
 SAMPLE = 1000  # items that are read to list the existing fields in an error message
@@ -123,9 +124,10 @@ def labeled_items(
     for items in pages(collection, _with_field(field, where), limit=PAGE):
         for item in items[: total - done]:  # items that are added while this runs are ignored
             vectors[len(found)] = item.vector
-            label = label_of(item.metadata[field], f"The field {field!r} of item {item.id!r}")
+            value = value_of(item.metadata, field, None)
+            label = label_of(value, f"The field {field!r} of item {item.id!r}")
             if label is not None:
-                found.append((label, isinstance(item.metadata[field], list)))
+                found.append((label, isinstance(value, list)))
         done = min(done + len(items), total)
         progress(done, total)
     labels, several = [label for label, _ in found], any(is_list for _, is_list in found)

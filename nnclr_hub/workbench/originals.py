@@ -2,17 +2,18 @@
 
     originals = Originals.of(store, most_bytes=10_000_000_000)
     with originals.changing:
-        originals.put(pixel_hash, data)         # before the item is stored
+        originals.put(file_hash(data), data)    # before the item is stored
         originals.remove_unused(hashes)         # after items were deleted
-    originals.read(pixel_hash)                  # the file, or None
+    originals.read(hash)                        # the file, or None
 
-A file is named after the hash of its pixels, which every item records. Items with the same pixels share a file, also
-after a re-embedding. It is deleted with the last item that has the hash. After a crash, files without an item may be
-left; `sweep` deletes them at the next start.
+A file is named after the hash of its bytes, which its item records. Items with equal files share one, also after a
+re-embedding. It is deleted with the last item that has the hash. After a crash, files without an item may be left;
+`sweep` deletes them at the next start.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import re
@@ -27,12 +28,17 @@ from nnclr_hub.store.base import Collection, VectorStore, Where
 from nnclr_hub.store.folder import NO_SPACE, fsync_folder
 from nnclr_hub.store.pages import pages
 from nnclr_hub.store.where import MAX_IN
-from nnclr_hub.workbench.image_record import PIXEL_HASH
+from nnclr_hub.workbench.image_record import FILE_HASH
 
 log = logging.getLogger(__name__)
 
 FOLDER = "originals"
 _HASH = re.compile(r"[0-9a-f]{64}")
+
+
+def file_hash(data: bytes) -> str:
+    """Return the name of a file: the SHA-256 of its bytes, in hex."""
+    return hashlib.sha256(data).hexdigest()
 
 
 class Originals:
@@ -65,13 +71,13 @@ class Originals:
         used = self._used
         return self._counted() if used is None else used
 
-    def put(self, pixel_hash: str, data: bytes) -> None:
-        """Keep a file durably, unless a file with these pixels is kept already.
+    def put(self, hash: str, data: bytes) -> None:
+        """Keep a file durably, unless it is kept already.
 
         Raises:
             DiskFull: it would exceed the quota, or there is no space.
         """
-        path = self._path(pixel_hash)
+        path = self._path(hash)
         with self.changing:
             if path.is_file():
                 return
@@ -97,12 +103,12 @@ class Originals:
                 raise DiskFull("There is no space for the original of an image; free some, and try again.") from error
             self._used = used + len(data)
 
-    def read(self, pixel_hash: object) -> bytes | None:
-        """Return the file of these pixels, or None if it is not kept."""
-        if not isinstance(pixel_hash, str) or not _HASH.fullmatch(pixel_hash):
+    def read(self, hash: object) -> bytes | None:
+        """Return the file with this hash, or None if it is not kept."""
+        if not isinstance(hash, str) or not _HASH.fullmatch(hash):
             return None
         try:
-            return self._path(pixel_hash).read_bytes()
+            return self._path(hash).read_bytes()
         except FileNotFoundError:
             return None
 
@@ -141,7 +147,7 @@ class Originals:
         if not self.used:
             return []
         found = [collection.get(ids)] if ids is not None else pages(collection, where, with_vector=False)
-        hashes = (item.metadata.get(PIXEL_HASH) for items in found for item in items)
+        hashes = (item.metadata.get(FILE_HASH) for items in found for item in items)
         return [one for one in hashes if isinstance(one, str)]
 
     def _make_folder(self, folder: Path) -> None:
@@ -161,13 +167,13 @@ class Originals:
     def _files(self) -> list[Path]:
         return [path for path in self._folder.glob("??/*") if _HASH.fullmatch(path.name)]
 
-    def _path(self, pixel_hash: str) -> Path:
-        return self._folder / pixel_hash[:2] / pixel_hash
+    def _path(self, hash: str) -> Path:
+        return self._folder / hash[:2] / hash
 
     def _in_use(self, hashes: list[str]) -> set[str]:
-        where = {"must": [{"key": PIXEL_HASH, "in": hashes}]}
+        where = {"must": [{"key": FILE_HASH, "in": hashes}]}
         return {
-            item.metadata[PIXEL_HASH]
+            item.metadata[FILE_HASH]
             for info in self._store.list()
             for items in pages(self._store.get(info.name), where, with_vector=False)
             for item in items

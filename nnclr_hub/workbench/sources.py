@@ -17,14 +17,14 @@ from typing import Any, Literal
 from PIL import Image, UnidentifiedImageError
 
 from nnclr_hub.encoder.channel_image import AnyImage, for_people
-from nnclr_hub.encoder.decoding import decode_any
+from nnclr_hub.encoder.decoding import image_of, run_isolated
 from nnclr_hub.encoder.image_reading import PLAIN, ImageReading
 from nnclr_hub.encoder.packed_image import ImageSource, ListedImage, PackedImage
 from nnclr_hub.encoder.tile import Tile
 from nnclr_hub.errors import ImageError, InvalidRequest, ItemNotFound
 from nnclr_hub.store.base import Collection
 from nnclr_hub.workbench.folder_changes import BOX, OFFSET, WINDOW
-from nnclr_hub.workbench.image_record import PIXEL_HASH, pixel_hash
+from nnclr_hub.workbench.image_record import FILE_HASH, PIXEL_HASH, record
 from nnclr_hub.workbench.originals import Originals
 
 # formats that browsers show; others are converted to PNG
@@ -92,7 +92,7 @@ def _read(
     metadata: Mapping[str, Any], reading: ImageReading, folders: Sequence[Path] | None, originals: Originals | None
 ) -> tuple[bytes, AnyImage] | str:
     """Return the file's bytes and its image. Reads once, so the checked bytes are those that are returned."""
-    kept = None if originals is None else originals.read(metadata.get(PIXEL_HASH))
+    kept = None if originals is None else originals.read(metadata.get(FILE_HASH))
     if kept is not None:
         return _checked(kept, metadata, reading)
     root, relative = metadata.get("root"), metadata.get("path")
@@ -124,19 +124,20 @@ def _read(
 
 
 def _tile(tile: Tile, metadata: Mapping[str, Any], reading: ImageReading) -> tuple[bytes, AnyImage] | str:
-    try:
-        image = decode_any(tile, reading)
-    except ImageError as error:
-        return str(error)
-    return (b"", image) if metadata.get(PIXEL_HASH) in (None, pixel_hash(image)) else "its file has changed"
+    return _checked(tile, metadata, reading)
 
 
-def _checked(data: bytes, metadata: Mapping[str, Any], reading: ImageReading) -> tuple[bytes, AnyImage] | str:
+def _checked(source: bytes | Tile, metadata: Mapping[str, Any], reading: ImageReading) -> tuple[bytes, AnyImage] | str:
     try:
-        image = decode_any(data, reading)
+        found, image = run_isolated(record, source, reading, False, True, take=_hash_and_image)
     except ImageError as error:
         return str(error)
-    return (data, image) if metadata.get(PIXEL_HASH) in (None, pixel_hash(image)) else "its file has changed"
+    data = source if isinstance(source, bytes) else b""
+    return (data, image) if metadata.get(PIXEL_HASH) in (None, found) else "its file has changed"
+
+
+def _hash_and_image(pixel_hash: str, _: object, image: Any) -> tuple[str, AnyImage]:
+    return pixel_hash, image_of(image)
 
 
 def _shown(data: bytes, image: AnyImage) -> Original:

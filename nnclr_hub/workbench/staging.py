@@ -32,7 +32,7 @@ from functools import partial
 from pathlib import Path
 
 from nnclr_hub.cache import cache_folder
-from nnclr_hub.encoder.image_folder import label_of
+from nnclr_hub.encoder.image_folder import folder_labels
 from nnclr_hub.encoder.image_tar import REPEATED, TarMember, members
 from nnclr_hub.encoder.image_zip import MOST_FILES, SUFFIX, Zipped, too_large, unzipped, zip_members
 from nnclr_hub.errors import InvalidRequest, Overloaded
@@ -205,16 +205,16 @@ def images_of(file: Staged, most_bytes: int) -> Archive:
     """
     changed = file.path.stat().st_mtime
     others: Counter[str] = Counter()
-    images: dict[str, StagedImage] = {}
+    images: dict[str, Callable[[], bytes]] = {}
     for name, size, _, offset, zipped in _members(file, others):
         if len(images) == MOST_FILES:
             raise InvalidRequest(f"{file.name} holds more than {MOST_FILES:,} images; split it into several archives.")
         others[REPEATED] += name in images
-        read = partial(_read, str(file.path), changed, most_bytes, name, size, offset, zipped)
-        images[name] = StagedImage(name, label_of(Path(name), Path()) or "", read)
+        images[name] = partial(_read, str(file.path), changed, most_bytes, name, size, offset, zipped)
     if not images:
         raise InvalidRequest(f"{file.name} holds no images; put JPEG, PNG or other images into it.")
-    return Archive(list(images.values()), +others)
+    labels = folder_labels(list(images))
+    return Archive([StagedImage(*one) for one in zip(images, labels, images.values(), strict=True)], +others)
 
 
 def _members(file: Staged, others: Counter[str]) -> Iterator[tuple[str, int, float, int, Zipped | None]]:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from nnclr_hub.encoder.embedder import Embedder
+from nnclr_hub.encoder.labeled import LabelTable
 from nnclr_hub.encoder.tiles import Tiling
 from nnclr_hub.errors import (
     CollectionNotFound,
@@ -36,7 +37,7 @@ from nnclr_hub.store.replacement import drop_with_replacement, write_targets
 from nnclr_hub.workbench.add_request import AddRequest, NewImage
 from nnclr_hub.workbench.folder_changes import FolderChanges, IndexReport, check_images
 from nnclr_hub.workbench.folder_index import index_folder
-from nnclr_hub.workbench.image_record import PIXEL_HASH
+from nnclr_hub.workbench.image_record import HASHES
 from nnclr_hub.workbench.ingestion import Ingestion, add_images
 from nnclr_hub.workbench.models import Models, bind_again, embedder_for
 from nnclr_hub.workbench.originals import Originals
@@ -196,6 +197,7 @@ class Workbench:
         prune: bool = False,
         thumbnails: bool = True,
         tiling: Tiling | None = None,
+        labels: LabelTable | str | Path | None = None,
         begin: Callable[[FolderChanges], None] = lambda changes: None,
         progress: Progress = lambda done, total: None,
     ) -> IndexReport:
@@ -218,6 +220,7 @@ class Workbench:
                 prune=prune,
                 thumbnails=thumbnails,
                 tiling=tiling,
+                labels=labels,
                 begin=begin,
                 progress=progress,
             )
@@ -298,8 +301,7 @@ class Workbench:
         """
         with self._write_targets(name) as collections:
             updated = [
-                one.update_metadata(metadata, ids=ids, where=where, replace=replace, keep=[PIXEL_HASH])
-                for one in collections
+                one.update_metadata(metadata, ids=ids, where=where, replace=replace, keep=HASHES) for one in collections
             ]
         return updated[0]
 
@@ -311,9 +313,9 @@ class Workbench:
             MetadataConflict: an item does not have the expected values; nothing was changed.
         """
         with self._write_targets(name) as (collection, *replacements):
-            updated = collection.update_each(metadata, expected=expected, keep=[PIXEL_HASH])
+            updated = collection.update_each(metadata, expected=expected, keep=HASHES)
             for one in replacements:  # which may lag behind, so only the collection itself decides
-                one.update_each(metadata, keep=[PIXEL_HASH])
+                one.update_each(metadata, keep=HASHES)
         return updated
 
     # ---- search

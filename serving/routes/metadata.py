@@ -78,7 +78,9 @@ class MetadataRequest(Selection):
     metadata: Metadata | None = Field(
         None, description="merge patch (RFC 7396): null removes a key, objects are merged, other values replace the old"
     )
-    replace: bool = Field(False, description="replace all metadata, except `pixel_sha256`, instead of merging")
+    replace: bool = Field(
+        False, description="replace all metadata, except `pixel_sha256` and `file_sha256`, instead of merging"
+    )
     each: Annotated[dict[Name, Metadata], Field(max_length=MAX_IDS)] | None = Field(
         None, description="merge patches by id"
     )

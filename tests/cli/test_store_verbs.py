@@ -328,7 +328,6 @@ def test_items_and_their_values_come_from_a_table(nnclr, store, tmp_path):
     other.write_text("path\nx\n")
     (tmp_path / "empty.csv").touch()
     (tmp_path / "rows.csv").write_text("id,label\n")
-    assert "1 ids do not exist" in nnclr("set", "photos", '{"odd": true}', "--from", table)[1]
     for words in (
         ("set", "photos", "--from", table),
         ("set", "photos", "{}", "--from", table, "--column", "label"),

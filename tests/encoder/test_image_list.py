@@ -17,6 +17,7 @@ from PIL import Image
 from nnclr_hub import Item
 from nnclr_hub.encoder.image_folder import list_images
 from nnclr_hub.encoder.image_list import contents, digest_of, find_images, named
+from nnclr_hub.encoder.packed_image import PackedImage
 from nnclr_hub.errors import InvalidRequest, NNCLRHubError, NoImages
 from nnclr_hub.remote_files import expand
 from nnclr_hub.store.checks import metadata_json
@@ -116,11 +117,10 @@ def test_images_of_webdataset_keep_their_keys_captions_and_labels(webdataset, tm
     about = [metadata_of(sources[one.source], one) for one in found[:5]]
     common = {"cls": 7, "caption": "a cat", "width": 64}
     assert about[0] == {**common, "__key__": "000/0000"}
-    # segmentation.png belongs to the sample, so neither of its two images has the key
+    # the texts are those of the image with their name, not of the mask
     assert [one.path for one in found[1:5]] == ["000/0001.jpg", "000/0001.seg.png", "000/0002.jpg", "000/0002.b.jpg"]
-    assert about[1] == {**common, "txt": "ein Bär"}
-    assert about[3] == about[4] == common
-    assert [one.key for one in found[5:7]] == ["001/0000", ""]
+    assert about[1:] == [{**common, "txt": "ein Bär", "__key__": "000/0001"}, {}, {**common, "__key__": "000/0002"}, {}]
+    assert [PackedImage(sources[one.source], one).label for one in found[:5]] == ["7", "7", None, "7", None]
 
 
 def pack(archive: Path, files: dict[str, bytes]) -> None:
@@ -159,7 +159,7 @@ def test_keys_that_repeat_get_the_name_of_their_archive(tmp_path):
     pack(tmp_path / "c" / "d.tar", {"4.jpg": b"", "0.jpg": b"", "4.png": b""})
     given = [tmp_path / "a.tar", tmp_path / "b.tar", tmp_path / "c"]
     keys = [one.key for one in find_images(given)[1]]
-    assert keys == ["a.tar/0", "a.tar/1", "2", "b.tar/0", "", "3", "", "", "d.tar/0", ""]
+    assert keys == ["a.tar/0", "1", "2", "b.tar/0", "", "3", "", "", "d.tar/0", ""]
     assert [one.key for one in find_images(given[:1])[1]] == ["0", "1", "2"]
 
 

@@ -61,6 +61,18 @@ def test_an_interrupted_decoding_continues_where_it_stopped(image_files, tmp_pat
     assert resumed.broken[0][0] == str(bad)
 
 
+def test_a_file_that_can_be_read_later_is_in_the_next_pack(image_files, tmp_path):
+    """As HEIC after its package is installed; the file itself stays as it is."""
+    late, content = tmp_path / "late.jpg", image_files[3].read_bytes()
+    late.write_bytes(bytes(len(content)))
+    paths, state = [late, *image_files[:3]], late.stat()
+    assert len(build_pack(paths, 32, cache=tmp_path / "cache").broken) == 1
+    late.write_bytes(content)
+    os.utime(late, ns=(state.st_atime_ns, state.st_mtime_ns))
+    pack = build_pack(paths, 32, cache=tmp_path / "cache")
+    assert (len(pack), pack.broken, pack.kept.tolist()) == (4, (), [0, 1, 2, 3])
+
+
 def test_two_programs_decode_a_pack_once(image_files, tmp_path, monkeypatch):
     calls = []
     original = pack_module._decode

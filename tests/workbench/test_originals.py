@@ -83,7 +83,7 @@ def keep_many(bench, count: int) -> list[str]:
     with bench.originals.changing:
         for one in hashes:
             bench.originals.put(one, b"file")
-        bench.upsert("one", [Item(one[-8:], vector, {"pixel_sha256": one}) for one in hashes])
+        bench.upsert("one", [Item(one[-8:], vector, {"file_sha256": one}) for one in hashes])
     return hashes
 
 
@@ -124,12 +124,12 @@ def test_a_change_of_metadata_keeps_the_link_to_the_original(bench):
     data = photo(0)
     bench.add_images("one", [NewImage("a", data, {"label": "cat"})])
     bench.update_metadata("one", {"label": "dog"}, ids=["a"], replace=True)
-    bench.update_metadata("one", {"pixel_sha256": None}, where={"must": [{"key": "label", "match": "dog"}]})
-    bench.update_each("one", {"a": {"pixel_sha256": None, "n": 1}})
+    bench.update_metadata("one", {"file_sha256": None}, where={"must": [{"key": "label", "match": "dog"}]})
+    bench.update_each("one", {"a": {"file_sha256": "0" * 64, "n": 1}})
     bench.originals.sweep()
     assert read_original(bench.collection("one"), "a", [], bench.originals).data == data
     [item] = bench.collection("one").get(["a"])
-    assert {key for key in item.metadata if key != "pixel_sha256"} == {"label", "n"}
+    assert item.metadata.keys() - {"pixel_sha256", "file_sha256"} == {"label", "n"}
 
 
 def test_replaced_vectors_and_pruned_files_leave_no_originals(bench, tmp_path):
@@ -143,10 +143,50 @@ def test_replaced_vectors_and_pruned_files_leave_no_originals(bench, tmp_path):
         (folder / name).write_bytes(photo(seed))
     bench.index_folder("two", folder)
     bench.delete("one", ["b"])
-    assert files(bench) == 1  # b.png has the same pixels
-    (folder / "b.png").unlink()
-    bench.index_folder("two", folder, prune=True)
-    assert files(bench) == 0
+    assert files(bench) == 0  # b.png has the same pixels, and is read from its folder
+
+
+def with_exif(pixels: Image.Image, owner: str) -> bytes:
+    exif = Image.Exif()
+    exif[0x013B] = owner
+    pixels.save(file := io.BytesIO(), "PNG", exif=exif)
+    return file.getvalue()
+
+
+def animation(second: str) -> bytes:
+    frames = [Image.new("RGB", (32, 32), color) for color in ("red", second)]
+    frames[0].save(file := io.BytesIO(), "GIF", save_all=True, append_images=frames[1:])
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        [with_exif(Image.new("RGB", (32, 32), "red"), owner) for owner in ("first", "second")],
+        [animation(second) for second in ("blue", "green")],
+        [photo(0, "PNG"), photo(0, "WEBP")],
+    ],
+    ids=["exif", "frames", "formats"],
+)
+def test_each_item_has_its_own_file_though_the_pixels_are_equal(bench, data):
+    """Also across collections, and after the item of the first owner was deleted, replaced or embedded again."""
+    for name, id, content in (
+        ("one", "a", data[0]),
+        ("one", "b", data[1]),
+        ("two", "c", data[1]),
+        ("two", "d", data[0]),
+    ):
+        assert bench.add_images(name, [NewImage(id, content, {"file_sha256": "f" * 64})]) == [None]
+    assert files(bench) == 2
+
+    def original(name: str, id: str) -> bytes:
+        return bench.originals.read(bench.collection(name).get([id])[0].metadata["file_sha256"])
+
+    assert [original("one", "a"), original("one", "b"), original("two", "c")] == [data[0], data[1], data[1]]
+    bench.delete("one", ["a"])
+    bench.add_images("two", [NewImage("d", data[1], {})])
+    assert files(bench) == 1
+    assert original("one", "b") == original("two", "d") == data[1]
 
 
 def test_the_used_bytes_do_not_wait_for_an_upload(bench):

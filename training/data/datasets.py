@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from nnclr_hub.encoder.decoding import image_size
-from nnclr_hub.encoder.image_folder import label_of, list_images
+from nnclr_hub.encoder.image_folder import UNLABELED, find_splits, folder_labels, list_images, splits_in
 from nnclr_hub.encoder.image_list import archives_in, find_places, sources_at
 from nnclr_hub.encoder.image_reading import PLAIN, ImageReading
 from nnclr_hub.encoder.packed_image import ImageSource, ListedImage, PackedImage
@@ -28,7 +28,6 @@ from nnclr_hub.remote_files import is_address, open_file_system, reading
 
 from .image_index import NO_LABEL, ImageIndex, Listed, current_index, digest_of, write_index
 
-UNLABELED_FOLDERS = ("unlabeled", "unlabelled")
 SAMPLED = 50  # images whose size is read
 
 
@@ -120,9 +119,19 @@ def _archives(folder: Path) -> list[str]:
 
 def _parts(folder: Path) -> list[Path]:
     """Return the folders of the splits to learn from, or the folder itself if it has none."""
-    if not (folder / "train").is_dir():
+    splits = splits_in(folder)
+    if "train" not in splits:
         return [folder]
-    return [folder / part for part in ("train", *UNLABELED_FOLDERS) if (folder / part).is_dir()]
+    return [splits[part] for part in ("train", *UNLABELED) if part in splits]
+
+
+def _to_learn_from(images: list[ListedImage]) -> list[ListedImage]:
+    """Return the images in the splits to learn from, or all images if an archive has no split `train`."""
+    splits = find_splits(one.path.rpartition("/")[0] for one in images)
+    if "train" not in splits:
+        return images
+    read = tuple(f"{splits[part]}/" for part in ("train", *UNLABELED) if part in splits)
+    return [one for one in images if one.path.startswith(read)]
 
 
 def _version(place: str) -> str:
@@ -141,14 +150,13 @@ def _listed(place: str, number: int) -> Iterator[Listed]:
     folder = Path(place)
     if is_address(place) or not folder.is_dir():
         for source, found in sources_at(place):
-            images = [ListedImage(0, *one) for one in found]
+            images = _to_learn_from(found)
             names = (name and f"{number}/{name}" for name in _labels(source, images))
             yield Listed(source, images, list(names), number)
         return
     for part in _parts(folder):
-        source, found = next(sources_at(str(part)))
-        images = [ListedImage(0, *one) for one in found]
-        labels = [None if part.name in UNLABELED_FOLDERS else label_of(part / one.path, folder) for one in images]
+        source, images = next(sources_at(str(part)))
+        labels = [None if part.name in UNLABELED else one.folder or None for one in images]
         # two data folders may use the same class name for different things
         yield Listed(source, images, [name and f"{folder.resolve()}/{name}" for name in labels], number)
 
@@ -157,7 +165,7 @@ def _labels(source: ImageSource, images: Sequence[ListedImage]) -> Iterator[str 
     """Yield the label of each image of an archive: its `cls`, the label column of a table, or its folder."""
     for image in images:  # at an address, each text of a sample would be a request
         with_texts = source.is_local or image.label
-        yield PackedImage(source, image).label if with_texts else label_of(Path(image.path), Path())
+        yield PackedImage(source, image).label if with_texts else image.folder or None
 
 
 def sampled_sizes(paths: Sequence[Path | PackedImage], reading: ImageReading = PLAIN) -> np.ndarray:
@@ -183,9 +191,10 @@ def evaluation_sets(folders: Sequence[Path | str]) -> list[EvaluationSet]:
     """Return the data folders that can score an encoder: `train/` and `val/` or `test/`, each with classes."""
     sets = []
     for folder in (one for one in map(Path, folders) if one.is_dir()):
-        held_out = next((folder / split for split in ("val", "test") if (folder / split).is_dir()), None)
-        if held_out is not None and (folder / "train").is_dir():
-            sets.append(evaluation_set(folder, held_out.name))
+        splits = splits_in(folder)
+        held_out = next((split for split in ("val", "test") if split in splits), None)
+        if held_out is not None and "train" in splits:
+            sets.append(evaluation_set(folder, held_out))
     sets = [one for one in sets if len(one.train.classes) > 1]
     names = [one.name for one in sets]  # names of scores must be unique
     return [
@@ -200,14 +209,18 @@ def evaluation_set(folder: Path, split: str) -> EvaluationSet:
     Raises:
         NoImages: one of the parts has no images.
     """
-    parts = {part: list_images(folder / part) for part in ("train", split)}
-    names = {part: [label_of(path, folder) for path in paths] for part, paths in parts.items()}
+    folders = {part: path for part, path in splits_in(folder).items() if part in ("train", split)}
+    parts = {part: list_images(path) for part, path in folders.items()}
+    names = {
+        part: folder_labels([path.relative_to(folders[part]).as_posix() for path in paths])
+        for part, paths in parts.items()
+    }
     classes = sorted({name for name in names["train"] if name})
     train, test = (_files(parts[part], names[part], classes) for part in parts)
     return EvaluationSet(folder.resolve().name, train, test, VALIDATION if split == "val" else split)
 
 
-def _files(paths: list[Path], names: list[str | None], classes: list[str]) -> ImageFiles:
+def _files(paths: list[Path], names: list[str], classes: list[str]) -> ImageFiles:
     number = {name: i for i, name in enumerate(classes)}
     labels = np.array([number.get(name, NO_LABEL) if name else NO_LABEL for name in names], dtype=np.int64)
     return ImageFiles(tuple(paths), labels, tuple(classes))

@@ -39,6 +39,7 @@ TYPICAL = 4 / 3  # width / height, to estimate the space that a pack needs
 MEMORY_SHARE = 0.5  # share of the free device memory that a pack may use
 
 Shape = tuple[int, int, int, int]  # height and width of a copy, and of its original
+Form = tuple[int, ImageReading, int]  # size, reading and channels of copies
 
 
 @dataclass(frozen=True)
@@ -208,12 +209,15 @@ def build_pack(
         NoRoom: the disk has no space for the decoded images.
     """
     folder = (cache or cache_folder()) / "packs" / _digest(paths, size, reading, channels)
-    if not (folder / "pack.json").exists():
+    form, named = (size, reading, channels), name_of or (lambda number: str(paths[number]))
+
+    def outdated() -> bool:
+        return not (folder / "pack.json").exists() or _can_read_more(folder, paths, form)
+
+    if outdated():
         with lock_folder(folder):
-            if not (folder / "pack.json").exists():
-                _decode(
-                    paths, (size, reading, channels), folder, name_of or (lambda number: str(paths[number])), progress
-                )
+            if outdated():
+                _decode(paths, form, folder, named, progress)
     about = json.loads((folder / "pack.json").read_text())
     # "c" is copy on write: torch warns when it wraps a read-only array
     return ImagePack(
@@ -224,6 +228,12 @@ def build_pack(
         tuple((path, reason) for path, reason in about["broken"]),
         channels,
     )
+
+
+def _can_read_more(folder: Path, paths: Sequence[Path | PackedImage], form: Form) -> bool:
+    """Return whether a file can be read that could not be before: a package was installed, or a disk was mounted."""
+    broken = sorted({*range(len(paths))} - set(np.load(folder / "kept.npy").tolist()))
+    return any(not isinstance(_reduced(paths[number], form), NNCLRHubError) for number in broken)
 
 
 def _digest(paths: Sequence[Path | PackedImage], size: int, reading: ImageReading, channels: int) -> str:
@@ -242,7 +252,7 @@ def _size_and_time(path: Path) -> tuple[int, int]:
 
 def _decode(
     paths: Sequence[Path | PackedImage],
-    form: tuple[int, ImageReading, int],
+    form: Form,
     folder: Path,
     name_of: Callable[[int], str],
     progress: Callable[[int, int], None],
@@ -294,7 +304,7 @@ def _decode(
     for name, values in (("stored", table[:, :2]), ("sizes", table[:, 2:]), ("kept", np.array(kept, np.int64))):
         np.save(half / f"{name}.npy", values)
     (half / "pack.json").write_text(json.dumps({"images": len(kept), "broken": broken}))
-    if folder.exists():  # an earlier version left it without a pack.json
+    if folder.exists():  # without some files that can be read now, or without a pack.json
         shutil.rmtree(folder)
     half.rename(folder)
 
@@ -320,7 +330,7 @@ def _journal(half: Path) -> Iterator[tuple[int, Shape | None, str]]:
         yield tuple(json.loads(line))  # type: ignore[misc]
 
 
-def _reduced(image: Path | PackedImage, form: tuple[int, ImageReading, int]) -> tuple[bytes, Shape] | NNCLRHubError:
+def _reduced(image: Path | PackedImage, form: Form) -> tuple[bytes, Shape] | NNCLRHubError:
     size, reading, channels = form
     try:
         return run_isolated(decode_reduced, image, size, MOST_LONG * size, reading, channels, take=_bytes_and_shape)

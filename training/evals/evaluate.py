@@ -21,12 +21,13 @@ from nnclr_hub.encoder.features import FeatureSource
 from nnclr_hub.encoder.hand_crafted import FLOORS
 from nnclr_hub.encoder.image_list import is_packed
 from nnclr_hub.encoder.image_reading import ImageReading
-from nnclr_hub.encoder.labeled import first_names
+from nnclr_hub.encoder.labeled import LabelTable, first_names
 from nnclr_hub.encoder.loader import load_encoder
 from nnclr_hub.errors import InvalidRequest, ModelFilesMissing, NNCLRHubError
 from nnclr_hub.hub.sources import split_reading
 from nnclr_hub.probe.uncertainty import confidence_interval
 from nnclr_hub.progress import bar
+from nnclr_hub.terminal import PlainConsole
 
 from ..data.named_sets import find_folder
 from ..recipes.settings import assignments
@@ -59,7 +60,7 @@ class EvalRequest:
     device: str | None = None
     crops: int = 1
     command: str = ""
-    labels: Path | None = None
+    labels: LabelTable | Path | None = None
     root: Path | None = None
     backend: str = "torch"
 
@@ -75,7 +76,7 @@ def evaluate(
     gallery: str | None = None,
     device: str | None = None,
     crops: int = 1,
-    labels: Path | None = None,
+    labels: LabelTable | Path | None = None,
     root: Path | None = None,
     backend: str = "torch",
     command: str = "",
@@ -127,7 +128,7 @@ def evaluate(
         raise InvalidRequest("No encoder is named; use nnclr eval knn SOURCE --data IMAGES.")
     if parse_backend(backend) != TORCH and any(one.name == "finetune" for one in request.protocols):
         raise InvalidRequest("Fine-tuning runs in torch; leave out --backend (and NNCLR_BACKEND), or finetune.")
-    return _EvalRun(request, Results(request.out), console or Console(stderr=True)).records()
+    return _EvalRun(request, Results(request.out), console or PlainConsole(stderr=True)).records()
 
 
 def _several(given: str | Path | Sequence[str | Path]) -> list[str]:
@@ -166,7 +167,7 @@ class _EvalRun:
     def skip(self, what: str, error: Exception) -> None:
         """Report a skipped item, on the console and in results.md."""
         self.results.skipped.append(f"{what}: {error}")
-        self.console.print(f"skipped {what}: {error}", style="yellow", highlight=False, markup=False)
+        self.console.print(f"skipped {what}: {error}", style="yellow", highlight=False)
 
     def sources(self) -> dict[str, Source]:
         """Return the sources by name; published weights that are unavailable are skipped if there are other sources."""
@@ -251,10 +252,10 @@ class _EvalRun:
             made=[str(folder) for folder in getattr(subject, "made", [])],
         )
         for sentence in record.left_out:
-            self.console.print(f"note: {sentence}", style="yellow", highlight=False, markup=False)
+            self.console.print(f"note: {sentence}", style="yellow", highlight=False)
         self.results.put(record, each)
         shown = in_percent(record)
-        self.console.print(f"{protocol.name}  {name}  {task.name}  {shown} %", highlight=False, markup=False)
+        self.console.print(f"{protocol.name}  {name}  {task.name}  {shown} %", highlight=False)
         return record
 
     def _subject(

@@ -15,9 +15,9 @@ from typing import Protocol
 import numpy as np
 
 from nnclr_hub.encoder.features import file_key
-from nnclr_hub.encoder.image_folder import SPLITS
+from nnclr_hub.encoder.image_folder import splits_in
 from nnclr_hub.encoder.image_list import is_packed
-from nnclr_hub.encoder.labeled import LabeledImages, first_names, read_labeled
+from nnclr_hub.encoder.labeled import LabeledImages, LabelTable, first_names, read_labeled, read_splits
 from nnclr_hub.encoder.packed_image import PackedImage
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.probe.cross_validation import stratified_folds
@@ -83,7 +83,7 @@ def add_files(found: hashlib._Hash, paths: Iterable[Path | PackedImage]) -> None
 
 
 def read_task(
-    folder: str | Path, *, metric: str | None = None, labels: Path | None = None, root: Path | None = None
+    folder: str | Path, *, metric: str | None = None, labels: LabelTable | Path | None = None, root: Path | None = None
 ) -> Task:
     """Read the data set in a folder with train/ and test/ (or val/, which is then scored).
 
@@ -98,10 +98,10 @@ def read_task(
         InvalidRequest: missing parts, fewer than two classes, or nothing left to score.
     """
     if labels is not None:
-        return _table_task(folder, labels, root, metric)
+        return _table_task(folder, LabelTable.of(labels, root), metric)
     if not is_packed(folder) and not Path(folder).is_dir():
         raise InvalidRequest(f"{folder} does not exist; name a folder of labeled images.")
-    every = _parts(folder)
+    every = read_splits(folder, "train", "val", "test")
     folder = Path(folder)
     scored = next((part for part in ("test", "val") if part in every), None)
     if scored is None or "train" not in every:
@@ -147,18 +147,9 @@ def read_task(
     )
 
 
-def _parts(folder: str | Path) -> dict[str, LabeledImages]:
-    """Return the images of train/, val/ and test/, as far as they exist, by the first folder inside of archives."""
-    if not is_packed(folder):
-        return {part: read_labeled(Path(folder, part)) for part in SPLITS[:3] if Path(folder, part).is_dir()}
-    images = read_labeled(folder)
-    tops = [one.image.path.partition("/")[0] if isinstance(one, PackedImage) else "" for one in images.paths]
-    return {part: images.keep([i for i, top in enumerate(tops) if top == part]) for part in SPLITS[:3] if part in tops}
-
-
-def _table_task(folder: str | Path, labels: Path, root: Path | None, metric: str | None) -> Task:
+def _table_task(folder: str | Path, labels: LabelTable, metric: str | None) -> Task:
     """Return a task on the images of a table that exist, of which a fifth of each class is scored."""
-    images = read_labeled(folder, labels, root).labeled
+    images = read_labeled(folder, labels).labeled
     missing = {i for i, path in enumerate(images.paths) if isinstance(path, Path) and not path.exists()}
     left_out = []
     if missing:
@@ -174,7 +165,7 @@ def _table_task(folder: str | Path, labels: Path, root: Path | None, metric: str
         )
     held = stratified_folds(numbers) == 0
     train, test = (Part(images.keep(np.flatnonzero(rows)).paths, numbers[rows]) for rows in (~held, held))
-    left_out.append(f"{labels.name}: a fifth of the images is scored, {len(test.paths)} images")
+    left_out.append(f"{labels.file.name}: a fifth of the images is scored, {len(test.paths)} images")
     metric = metric if metric and metric != "map11" else "top1"
     return Task(Path(folder).resolve().name, images.classes, train, test, metric=metric, left_out=tuple(left_out))
 
@@ -194,12 +185,14 @@ def read_pair(folder: Path, queries: str | None = None, gallery: str | None = No
     if (queries is None) != (gallery is None):
         raise InvalidRequest("Use both --queries and --gallery, or neither.")
     if queries is None or gallery is None:
-        scored = next((part for part in ("test", "val") if (folder / part).is_dir()), None)
-        if scored is None or not (folder / "train").is_dir():
+        splits = splits_in(folder)
+        scored = next((part for part in ("test", "val") if part in splits), None)
+        if scored is None or "train" not in splits:
             part = _labeled_part(folder)
             images = Part(part.paths, part.numbers(part.classes))
             return Task(folder.resolve().name, part.classes, images, images)
-        queries, gallery, name = scored, "train", folder.resolve().name
+        queries, gallery = (str(splits[part].relative_to(folder)) for part in (scored, "train"))
+        name = folder.resolve().name
     else:
         name = f"{folder.resolve().name}, {Path(queries).stem} in {Path(gallery).stem}"
     query_images, searched = (

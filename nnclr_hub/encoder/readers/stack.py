@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from nnclr_hub.encoder.channel_image import AnyImage, ChannelImage
-from nnclr_hub.encoder.color import to_8_bits
+from nnclr_hub.encoder.color import LOST, to_8_bits
 from nnclr_hub.encoder.image_reading import ImageReading
 from nnclr_hub.encoder.tile import Box
 from nnclr_hub.errors import ImageError, ImageTooLarge, UnsupportedImage
@@ -142,7 +143,10 @@ def read_selected(
     for page in pages[1:]:
         values = np.maximum(values, stack.read(page, channels, box))
     pixels = to_8_bits(values, reading.scale, stack.window)
-    return as_image(np.invert(pixels) if stack.inverted else pixels)
+    image = as_image(np.invert(pixels) if stack.inverted else pixels)
+    if isinstance(image, Image.Image) and values.dtype.itemsize > 1:
+        image.info[LOST] = hashlib.sha256(np.ascontiguousarray(values).data).digest()
+    return image
 
 
 def as_image(pixels: np.ndarray) -> AnyImage:

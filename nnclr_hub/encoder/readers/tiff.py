@@ -24,6 +24,7 @@ MAX_BLOCK = 400_000_000  # bytes of one strip or tile
 _BITS, _DESCRIPTION, _SAMPLES, _EXTRA_SAMPLES, _SAMPLE_FORMAT = 258, 270, 277, 338, 339  # tags
 _SUBFILE, _SUB_IFDS, _DNG = 254, 330, 50706
 _JPEG = (6, 7, 34892, 33007)  # values of the tag of the compression
+_PLANES = 284  # tag: 1 for colors side by side, 2 for one after the other
 _SIGNED = 2  # value of _SAMPLE_FORMAT
 _UNSPECIFIED = 0  # value of _EXTRA_SAMPLES, such as for infrared, which Pillow leaves out
 _OME = re.compile(r'<Pixels[^>]*?\bSizeC="(\d+)"', re.DOTALL)
@@ -66,6 +67,8 @@ def has_more_channels(tags: Mapping[int, Any]) -> bool:
     """Return whether a file that Pillow opens has other channels or values than Pillow reads, by its first tags."""
     samples, bits, kind = (_first(tags.get(tag, 1)) for tag in (_SAMPLES, _BITS, _SAMPLE_FORMAT))
     if not isinstance(samples, int) or samples > 4 or (kind == _SIGNED and bits == 8):  # Pillow reads -1 as 255
+        return True
+    if samples > 1 and bits == 16 and tags.get(_PLANES) == 2:  # of which Pillow reads bytes
         return True
     extra = tags.get(_EXTRA_SAMPLES, ())
     if _UNSPECIFIED in (extra if isinstance(extra, tuple) else (extra,)):

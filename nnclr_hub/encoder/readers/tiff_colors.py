@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import numpy as np
 from PIL import Image
 
-from nnclr_hub.encoder.color import to_rgb
+from nnclr_hub.encoder.color import to_8_bits, to_rgb
 from nnclr_hub.encoder.readers.stack import Box, ImageStack
 from nnclr_hub.errors import UnsupportedImage
 
@@ -89,15 +89,16 @@ def _blended_wide(stack: ImageStack, *, multiplied: bool) -> ImageStack:
     Args:
         multiplied: whether the colors are multiplied with alpha already.
     """
-    white = np.float32(65535)
+    mode = "RGBa" if multiplied else "RGBA"
 
     def read(page: int, wanted: Sequence[int], box: Box | None) -> np.ndarray:
         if 3 in wanted:
             return stack.read(page, wanted, box)
-        values = stack.read(page, [*wanted, 3], box).astype(np.float32)
-        colors, alpha = values[:, :, :-1], values[:, :, -1:] / white
-        colors = colors if multiplied else colors * alpha
-        return np.clip(np.rint(colors + white * (1 - alpha)), 0, white).astype(np.uint16)
+        values = stack.read(page, range(4), box)
+        parts = (values[:, :, :3], values[:, :, 3:])  # apart: the colors of 12 bits may have an alpha of 16
+        narrow = np.concatenate([to_8_bits(part, "depth") for part in parts], axis=2)
+        image = Image.frombytes("RGBA", narrow.shape[1::-1], narrow.tobytes(), "raw", mode)
+        return np.asarray(to_rgb(image))[:, :, list(wanted)]
 
     return replace(stack, read=read, unselected=(0, 1, 2))
 

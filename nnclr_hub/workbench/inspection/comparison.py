@@ -25,12 +25,14 @@ from nnclr_hub.encoder.decoding import decode_image
 from nnclr_hub.encoder.embedder import Embedder
 from nnclr_hub.encoder.features import FeatureSource, extract_features, unit_rows
 from nnclr_hub.encoder.hand_crafted import HandCrafted
+from nnclr_hub.encoder.labeled import LabelTable
 from nnclr_hub.errors import ImageError, InvalidRequest
 from nnclr_hub.inspect.neighbors import nearest
 from nnclr_hub.probe.cross_validation import FOLDS, out_of_fold
 from nnclr_hub.probe.uncertainty import Difference, confidence_interval, paired_difference
 from nnclr_hub.store.base import Collection, Progress
 from nnclr_hub.store.pages import pages
+from nnclr_hub.store.where import value_of
 from nnclr_hub.workbench.inspection.files import inspected_files
 from nnclr_hub.workbench.inspection.subject import Report
 
@@ -106,7 +108,7 @@ class EncoderComparison:
 def compare_sources(
     folder: str | Path,
     sources: Sequence[tuple[str, FeatureSource]],
-    labels: Path | None = None,
+    labels: LabelTable | Path | None = None,
     root: Path | None = None,
     *,
     report: Report = lambda title: lambda done, total: None,
@@ -149,7 +151,7 @@ def compare_on_collection(
     labels: dict[str, str | None] = {}
     for items in pages(collection, with_vector=False):
         for item in items:
-            label = item.metadata.get(field)
+            label = value_of(item.metadata, field, None)
             labels[item.id] = None if label is None else str(label)
         progress(0, 0)  # which may end a job
     labeled = [id for id, label in labels.items() if label]

@@ -12,7 +12,7 @@ from nnclr_hub.encoder.features import ImageFile
 from nnclr_hub.encoder.image_folder import left_out
 from nnclr_hub.encoder.image_list import contents, find_images, in_tiles
 from nnclr_hub.encoder.image_reading import PLAIN, ImageReading
-from nnclr_hub.encoder.labeled import TABLE, read_table, refuse_root, rows_of
+from nnclr_hub.encoder.labeled import TABLE, LabelTable, TableRows, read_table, table_labels
 from nnclr_hub.encoder.packed_image import ImageSource, PackedImage
 from nnclr_hub.encoder.tiles import Tiling
 from nnclr_hub.errors import InvalidRequest
@@ -40,7 +40,7 @@ class InspectedFiles:
 
 def inspected_files(
     given: str | Path,
-    labels: Path | None = None,
+    labels: LabelTable | Path | None = None,
     root: Path | None = None,
     tiling: Tiling | None = None,
     reading: ImageReading = PLAIN,
@@ -61,8 +61,10 @@ def inspected_files(
     sources, images = find_images([given])
     whole = [PackedImage(sources[one.source], one) for one in images]
     folder = Path(given).resolve()
-    table = labels or (folder / TABLE if (folder / TABLE).is_file() else None)
-    found = table_labels(table, whole, given, root) if table else _folder_labels(whole)
+    table = None if labels is None else LabelTable.of(labels, root)
+    if table is None and (folder / TABLE).is_file():
+        table = LabelTable(folder / TABLE, root)
+    found = _table_labels(table, whole, given) if table else _folder_labels(whole)
     if tiling is not None:
         named = {(one.source, one.path): label for one, label in zip(images, found, strict=True)}
         images = in_tiles(sources, images, tiling, reading)
@@ -74,7 +76,7 @@ def inspected_files(
     for one in sources:
         others.update(dict(one.left_out))
     if folder.is_dir() and not sources[0].archive:
-        others.update(left_out(folder, [table] if table else []))
+        others.update(left_out(folder, [table.file] if table else []))
     return InspectedFiles(PurePath(folder).name, files, names, found, others)
 
 
@@ -89,45 +91,21 @@ def _prefixes(given: str | Path, sources: Sequence[ImageSource]) -> list[str]:
     return ["" if path == "." else f"{path}/" for path in paths]
 
 
-def table_labels(table: Path, images: Sequence[PackedImage], given: str | Path, root: Path | None) -> list[str | None]:
-    """Return the label of each image by a table; see `rows_of` for how it names images in archives.
+def _table_labels(table: LabelTable, images: Sequence[PackedImage], given: str | Path) -> list[str | None]:
+    rows = one_label_each(table)
+    return [label[0] if label else None for label in table_labels(table, rows, images, given)]
+
+
+def one_label_each(table: LabelTable) -> TableRows:
+    """Read a table with one label per image.
 
     Raises:
-        InvalidRequest: the table has several labels per image, names one that several archives have, or lists none of
-            the images; names where it looked.
+        InvalidRequest: it has several; or see `read_table`.
     """
-    listed = listed_labels(table)
-    packed = [one for one in images if one.source.archive or not one.source.is_local]
-    if packed:
-        refuse_root(root, table)
-    rows = dict(zip(packed, rows_of(table, listed, packed), strict=True))
-    for base in (root,) if root is not None else (table.parent, Path(given)):
-        labels = {(base / name).resolve(): label for name, label in listed.items()} if len(packed) < len(images) else {}
-        found = [
-            listed.get(rows[one] or "")
-            if one in rows
-            else labels.get(Path(one.source.absolute, one.image.path).resolve())
-            for one in images
-        ]
-        if any(found):
-            return found
-    where = root if root is not None else f"{table.parent} and {given}"
-    raise InvalidRequest(
-        f"{table} lists no image of {given}. Its first path is {next(iter(listed), 'missing')}, "
-        + (
-            "but the paths in the archives or at the address are others; write those."
-            if packed
-            else f"relative to {where}; set --root."
-        )
-    )
-
-
-def listed_labels(table: Path) -> dict[str, str]:
-    """Return the label of each path or id as the table spells it."""
-    read = read_table(table)
-    if read.several:
+    rows = read_table(table)
+    if rows.several:
         raise InvalidRequest(f"{table} has the column labels; an inspection needs one label per image, in `label`.")
-    return {name.as_posix(): one[0] for name, one in zip(read.names(table), read.labels, strict=True) if one}
+    return rows
 
 
 def _folder_labels(images: Sequence[PackedImage]) -> list[str | None]:

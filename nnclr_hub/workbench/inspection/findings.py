@@ -131,8 +131,12 @@ class Findings:
         ]
 
 
-def write_findings(found: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Write findings.json, and a table of each finding whose first column is `id`; return the files."""
+def write_findings(found: Mapping[str, Any], folder: Path, paths: Mapping[str, str] | None = None) -> list[Path]:
+    """Write findings.json, and a table of each finding whose first columns are `id` and `path`; return the files.
+
+    Args:
+        paths: of the items; None: the items are paths.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / JSON_FILE
     path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
@@ -155,16 +159,27 @@ def write_findings(found: Mapping[str, Any], folder: Path) -> list[Path]:
     problems = [(one["item"], ";".join(one["problems"])) for one in found["image_problems"]]
     broken = [(one["item"], one["reason"]) for one in found["broken"]]
     tables: dict[str, tuple[Sequence[str], Sequence[Sequence[Any]]]] = {
-        "duplicates.csv": (("id", "same_as", "score"), surplus),
-        "outliers.csv": (("id", "outlier_score"), flagged),
-        "suspect_labels.csv": (("id", "label", "given_label", "score"), suspects),
-        "leaks.csv": (("id", "part", "same_as", "score"), leaks),
-        "clusters.csv": (("id", "cluster"), clusters),
-        "label_next.csv": (("id", "label"), [(one["item"], "") for one in found["label_next"]]),
-        "image_problems.csv": (("id", "problems"), problems),
-        "broken.csv": (("id", "reason"), broken),
+        "duplicates.csv": (("same_as", "score"), surplus),
+        "outliers.csv": (("outlier_score",), flagged),
+        "suspect_labels.csv": (("label", "given_label", "score"), suspects),
+        "leaks.csv": (("part", "same_as", "score"), leaks),
+        "clusters.csv": (("cluster",), clusters),
+        "label_next.csv": (("label",), [(one["item"], "") for one in found["label_next"]]),
+        "image_problems.csv": (("problems",), problems),
+        "broken.csv": (("reason",), broken),
     }
-    return [path, *(_write_table(folder / name, *content) for name, content in tables.items())]
+    known = paths or {}
+    return [
+        path,
+        *(
+            _write_table(
+                folder / name,
+                ("id", "path", *columns),
+                [(id, known.get(id, id), *others) for id, *others in rows],
+            )
+            for name, (columns, rows) in tables.items()
+        ),
+    ]
 
 
 def find(
@@ -188,11 +203,16 @@ def find(
     place = {item: i for i, item in enumerate(subject.items)}
     exact = tuple(tuple(place[item] for item in group) for group in inspect.equal_values(subject.items, hashes))
     near = _near_duplicates(subject, exact, report("comparing"))
+    copies = {group[0]: group for group in exact}  # of which the first represents the others
+    whole = [tuple(sorted(copy for one in group for copy in copies.pop(one, (one,)))) for group in near.groups]
     leaks = inspect.find_leaks(
-        [*((group, 1.0) for group in exact), *zip(near.groups, near.scores, strict=True)], subject.parts
+        [*((group, 1.0) for group in exact), *zip(whole, near.scores, strict=True)], subject.parts
     )
-    scores = inspect.outliers(vectors)
-    low, high = np.quantile(scores, [0.25, 0.75])
+    groups = [*whole, *copies.values()]
+    scores = inspect.outliers(vectors, groups=groups)
+    different = np.ones(len(vectors), bool)
+    different[[i for group in groups for i in group[1:]]] = False
+    low, high = np.quantile(scores[different], [0.25, 0.75])
     labeled = np.array([i for i, label in enumerate(subject.labels) if label], np.int64)
     names = [subject.labels[i] or "" for i in labeled]
     classes = tuple(sorted(set(names)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -10,16 +10,19 @@ from typing import Literal
 import numpy as np
 
 from nnclr_hub.encoder.features import FeatureSource, extract_features, unit_rows
-from nnclr_hub.encoder.image_folder import SPLITS
+from nnclr_hub.encoder.image_folder import find_splits
 from nnclr_hub.encoder.image_reading import PLAIN
+from nnclr_hub.encoder.labeled import LabelTable, TableRows
 from nnclr_hub.encoder.tiles import Tiling
 from nnclr_hub.errors import InvalidRequest, NoImages
 from nnclr_hub.store.base import Collection
 from nnclr_hub.store.pages import pages
+from nnclr_hub.store.where import value_of
 from nnclr_hub.workbench.image_record import PIXEL_HASH
 from nnclr_hub.workbench.inspection.files import inspected_files
 from nnclr_hub.workbench.inspection.scan import Scanned, scan_image, scan_images
 from nnclr_hub.workbench.inspection_fields import KEY, REVIEWED
+from nnclr_hub.workbench.table_items import TableItems, path_of
 
 Report = Callable[[str], Callable[[int, int], None]]  # the title of a step -> its progress
 Parts = Literal["splits", "folders"]
@@ -41,6 +44,7 @@ class Subject:
     broken: (item, reason) of images that could not be read.
     model: source of the encoder.
     confirmed: items whose label a person has confirmed.
+    paths: of the items, for tables; () if the items are paths.
     """
 
     title: str
@@ -53,6 +57,7 @@ class Subject:
     broken: tuple[tuple[str, str], ...] = ()
     model: str = ""
     confirmed: frozenset[str] = frozenset()
+    paths: tuple[str, ...] = ()
 
     def pixels(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
         """Return small gray images (M, 48, 48) and colors (M, 12, 12, 2) uint8; None unless every row has an image."""
@@ -66,7 +71,7 @@ def folder_subject(
     folder: str | Path,
     encoder: FeatureSource,
     *,
-    labels: Path | None = None,
+    labels: LabelTable | Path | None = None,
     root: Path | None = None,
     parts: Parts = "splits",
     cache: Path | None = None,
@@ -104,7 +109,7 @@ def folder_subject(
         unit_rows(np.asarray(features.raw)[kept]).astype(np.float32),
         tuple(one for i in rows if isinstance(one := found[i], Scanned)),
         tuple(listed.labels[i] for i in rows),
-        tuple(_part(listed.names[i], parts) for i in rows),
+        tuple(_parts([listed.names[i] for i in rows], parts)),
         listed.left_out,
         tuple(broken),
         encoder.name,
@@ -114,7 +119,7 @@ def folder_subject(
 def collection_subject(
     collection: Collection,
     *,
-    labels: Mapping[str, str] | None = None,
+    labels: TableRows | None = None,
     field: str = "label",
     parts: Parts = "splits",
     report: Report = lambda title: lambda done, total: None,
@@ -122,11 +127,11 @@ def collection_subject(
     """Read the items of a collection; pixels come from their thumbnails.
 
     Args:
-        labels: by id or by path; None: the metadata field.
+        labels: a table whose rows name items by id or path; None: the metadata field.
         field: metadata key of the label.
 
     Raises:
-        InvalidRequest: fewer than two items, or more vectors than fit into memory.
+        InvalidRequest: fewer than two items, more vectors than fit into memory, or the table names no item.
     """
     total = collection.count()
     if total < 2 or total * collection.spec.dim * 4 > MOST_VECTORS:
@@ -135,11 +140,16 @@ def collection_subject(
             f"{MOST_VECTORS // (4 * collection.spec.dim)} of this length of vectors."
         )
     progress = report("reading")
-    ids, vectors, scanned, named, part, confirmed = [], [], [], [], [], set()
+    table = None
+    if labels is not None:
+        firsts = (next(iter(one), None) for one in labels.labels)
+        table = TableItems("the table", zip(labels.ids, labels.paths, firsts, strict=True))
+    ids, vectors, scanned, named, paths, reviewed = [], [], [], [], [], []
     for items in pages(collection, None, limit=500):
+        if table is not None:
+            table.add(items)
         for item in items:
-            path = str(item.metadata.get("path", item.id))
-            label = item.metadata.get(field) if labels is None else labels.get(item.id, labels.get(path))
+            label = value_of(item.metadata, field, None)
             thumbnail = collection.thumbnail(item.id)
             one = scan_image(thumbnail, original=False) if thumbnail else None
             if isinstance(one, Scanned):
@@ -149,11 +159,14 @@ def collection_subject(
             vectors.append(item.vector)
             scanned.append(one if isinstance(one, Scanned) else None)
             named.append(label if isinstance(label, str) else None if label is None else str(label))
-            part.append(_part(path, parts))
+            paths.append(path_of(item))
             written = item.metadata.get(KEY)
-            if named[-1] is not None and isinstance(written, dict) and written.get(REVIEWED) == named[-1]:
-                confirmed.add(item.id)
+            reviewed.append(written.get(REVIEWED) if isinstance(written, dict) else None)
         progress(len(ids), max(total, len(ids)))
+    if table is not None:
+        by_table = table.values()
+        named = [by_table.get(id) for id in ids]
+    confirmed = {id for id, label, by in zip(ids, named, reviewed, strict=True) if label is not None and label == by}
     rows = unit_rows(np.stack(vectors).astype(np.float32))
     model = collection.spec.model
     return Subject(
@@ -162,12 +175,17 @@ def collection_subject(
         rows,
         tuple(scanned),
         tuple(named),
-        tuple(part),
+        tuple(_parts(paths, parts)),
+        paths=tuple(paths),
         model=model or "unknown",
         confirmed=frozenset(confirmed),
     )
 
 
-def _part(name: str, parts: Parts) -> str:
-    first, slash, _ = name.partition("/")
-    return first if slash and (parts == "folders" or first in SPLITS) else ""
+def _parts(paths: Sequence[str], parts: Parts) -> list[str]:
+    """Return the split, or the first folder, of each image; "" if it has none."""
+    folders = [path.rpartition("/")[0] for path in paths]
+    if parts == "folders":
+        return [folder.partition("/")[0] for folder in folders]
+    splits = find_splits(folders)
+    return [next((one for one, path in splits.items() if f"{f}/".startswith(f"{path}/")), "") for f in folders]

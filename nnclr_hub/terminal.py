@@ -1,0 +1,63 @@
+"""What is printed for people: file names, labels and other stored text as they are, but never as commands.
+
+A name such as `[bold]` is not taken for markup. Control characters, which change a terminal, are shown as \\x1b.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+# C0 without tab and newline, DEL and C1, marks that reverse the direction of text, and bytes that are not UTF-8
+_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def visible(text: str) -> str:
+    """Return text with escapes for control characters, so that a terminal prints it and does nothing else."""
+
+    def escaped(match: re.Match[str]) -> str:
+        code = ord(match[0])
+        code -= 0xDC00 if 0xDC80 <= code <= 0xDCFF else 0  # a byte that is not UTF-8
+        return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+    return _UNSAFE.sub(escaped, text)
+
+
+class PlainConsole(Console):
+    """A console that prints strings as they are, without markup and control characters, also in tables."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(markup=False, emoji=False, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Return a string as it is printed; rich calls this for each."""
+        return super().render_str(visible(text), **options)
+
+
+class _Visible(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record))
+
+
+def show_warnings_safely() -> None:
+    """Print what is logged without control characters, unless the program has set up its logging."""
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(_Visible())
+
+
+def print_data(text: str) -> None:
+    """Print data, such as a table, to standard output: as it is for programs, visibly on a terminal."""
+    if sys.stdout.isatty():
+        text = visible(text)
+    sys.stdout.flush()
+    output = getattr(sys.stdout, "buffer", None)
+    if output is None:
+        sys.stdout.write(visible(text))
+        return
+    output.write(text.encode("utf-8", "surrogateescape"))
+    output.flush()

@@ -1,0 +1,82 @@
+"""Names and labels are printed as they are: no markup, and no control characters, in every verb that prints them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import nnclr
+from PIL import Image
+
+from nnclr_hub import open_store
+from nnclr_hub.store.base import CollectionSpec, Item
+
+HARMFUL = "\x1b]0;title\x07\x1b[2J\x9b31m\u202e"
+NAMES = ["[bold]", "[/x]", "shots/[final]/b].jpg", ":smile:", f"{HARMFUL}end"]
+
+
+@pytest.fixture
+def store(tmp_path) -> Path:
+    with open_store(str(tmp_path / "s")) as opened:
+        collection = opened.create("c", CollectionSpec(8))
+        rows = np.eye(8, dtype=np.float32)[: len(NAMES)]
+        collection.upsert(
+            [
+                Item(f"i{n}", rows[n], {"path": name, "label": name, "root": "/r", "pixel_sha256": "f" * 64})
+                for n, name in enumerate(NAMES)
+            ]
+        )
+    return tmp_path / "s"
+
+
+@pytest.mark.parametrize(
+    ("verb", "shown"),
+    [
+        (("search", "--id", "i0", "--collection", "c", "-k", "9"), NAMES[1:-1]),
+        (("store", "facets", "c", "label"), NAMES[:-1]),
+        (("store", "duplicates", "c"), NAMES[:-1]),
+    ],
+)
+def test_stored_text_is_shown_as_it_is(verb, shown, store):
+    code, out, err = nnclr(*verb, "--store", store)
+    assert code == 0, err
+    assert [name for name in shown if name not in out] == []
+    assert "\\x1b]0;title" in out
+    assert not set(HARMFUL) & {"\x1b", "\x07", "\x9b", "\u202e"} & set(out + err)
+
+
+def test_names_of_files_are_shown_as_they_are(tmp_path, model):
+    for name in ("[bold]", "[", f"a{HARMFUL}"):
+        (tmp_path / "in" / name).mkdir(parents=True)
+        for number in range(3):
+            noise = np.random.default_rng(number).integers(0, 255, (40, 40, 3), np.uint8)
+            Image.fromarray(noise).save(tmp_path / "in" / name / f"b]{number}.png")
+        (tmp_path / "in" / name / "bad].png").write_bytes(b"no image")
+    (tmp_path / "in" / "[bold]" / ("m\udcfc" + ".png")).write_bytes(b"no image")
+    for verb in (
+        ("index", tmp_path / "in", "--collection", "c", "--store", tmp_path / "s", "--model", model),
+        ("probe", "fit", tmp_path / "in", "--out", tmp_path / "p", "--model", model),
+        ("probe", "eval", tmp_path / "in", "--probe", tmp_path / "p"),
+    ):
+        code, out, err = nnclr(*verb)
+        assert code == 0, err
+        assert "[bold]/bad].png" in err
+        assert "[bold]/m\\xfc.png" in err
+        assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(out + err)
+    assert "[bold]  " in out
+
+
+def test_warnings_and_tables_of_a_process_are_safe(tmp_path, model):
+    (tmp_path / "in").mkdir()
+    Image.new("RGB", (40, 40)).save(tmp_path / "in" / f"x{HARMFUL}.png")
+    (tmp_path / "in" / f"t.{HARMFUL}").write_text("x")
+    Image.new("RGB", (40, 40)).save(tmp_path / "in" / "m\udcfc.png")
+    done = subprocess.run(
+        [sys.executable, "-m", "nnclr_hub.cli", "index", "in", "--collection", "c", "--model", str(model)],
+        cwd=tmp_path,
+        capture_output=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert b"not read as images" in done.stderr
+    assert b"\x1b" not in done.stdout + done.stderr

@@ -1,0 +1,189 @@
+"""Labels of tables: every table in names images by id or path, in any spelling; every table out has both."""
+
+import csv
+import io
+import json
+import os
+import unicodedata
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import nnclr, output_of, refused
+from PIL import Image
+
+from nnclr_hub import open_store
+from nnclr_hub.encoder.labeled import LabelTable, read_labeled
+from nnclr_hub.store.base import CollectionSpec, Item
+from nnclr_hub.store.pages import pages
+from nnclr_hub.workbench.inspection.files import inspected_files
+
+NAMES = ("IMG/Küche 1.png", "IMG/a.b.png", "IMG/[x].png", "100APPLE/c.png")
+LABELS = {"IMG/Küche 1.png": "Küche", "IMG/a.b.png": "Haus", "IMG/[x].png": "Küche"}
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """Images whose names are decomposed, as Macs write them."""
+    for number, name in enumerate(NAMES):
+        path = tmp_path / "photos" / unicodedata.normalize("NFD", name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(number).integers(0, 255, (40, 40, 3), np.uint8)
+        Image.fromarray(pixels).save(path)
+    return tmp_path / "photos"
+
+
+def table_of(rows: dict[str, str], separator: str = ",", columns: tuple[str, str] = ("path", "label")) -> str:
+    text = io.StringIO()
+    csv.writer(text, delimiter=separator).writerows([columns, *rows.items()])
+    return text.getvalue()
+
+
+def labels_of(store: Path, collection: str = "c") -> dict[str, object]:
+    with open_store(str(store), read_only=True) as opened:
+        items = [item for page in pages(opened.get(collection), with_vector=False) for item in page]
+    return {unicodedata.normalize("NFC", str(item.metadata["path"])): item.metadata.get("label") for item in items}
+
+
+WRITTEN = [
+    pytest.param(lambda path: path, id="as on the disk"),
+    pytest.param(lambda path: unicodedata.normalize("NFD", path), id="decomposed"),
+    pytest.param(lambda path: path.replace("/", "\\"), id="backslashes"),
+    pytest.param(lambda path: f"./{path}", id="dot"),
+]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "cp1252"])
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_tables_of_spreadsheets_are_read(encoding, separator, folder, tmp_path):
+    table = tmp_path / "t.csv"
+    table.write_bytes(table_of(LABELS, separator, ("Datei", "Art")).encode(encoding))
+    read = read_labeled(folder, LabelTable(table, folder, "Datei", "Art"))
+    assert [path.exists() for path in read.paths] == [True, True, True]
+    assert read.labels == (("Küche",), ("Haus",), ("Küche",))
+
+
+@pytest.mark.parametrize("written", WRITTEN)
+@pytest.mark.parametrize("packed", [False, True])
+def test_paths_match_in_every_spelling(written, packed, folder, tmp_path):
+    table = tmp_path / "t.csv"
+    table.write_text(table_of({written(path): label for path, label in LABELS.items()}), encoding="utf-8")
+    place = folder
+    if packed:
+        place = tmp_path / "photos.zip"
+        with zipfile.ZipFile(place, "w") as archive:
+            for path in sorted(folder.rglob("*.png")):
+                archive.write(path, path.relative_to(folder))
+    read = read_labeled(place, table)
+    assert read.labels == (("Küche",), ("Haus",), ("Küche",))
+    assert packed or all(path.exists() for path in read.paths)
+    found = inspected_files(place, table)
+    assert sorted(filter(None, found.labels)) == ["Haus", "Küche", "Küche"]
+
+
+def test_a_file_name_that_is_not_utf_8_is_found(tmp_path):
+    raw = os.fsencode(tmp_path) + b"/m\xfcsli.png"
+    Image.new("RGB", (8, 8)).save(os.fsdecode(raw))
+    for number, cell in enumerate((b"m\xfcsli.png", "müsli.png".encode())):
+        (tmp_path / f"{number}.csv").write_bytes(b"path,label\n" + cell + b",food\n")
+        (path,) = read_labeled(tmp_path, tmp_path / f"{number}.csv").paths
+        assert path.exists()
+
+
+def test_a_table_labels_the_items_of_index(folder, tmp_path, model, caplog):
+    table = tmp_path / "t.csv"
+    table.write_text(table_of({"Küche 1.png": "x", **LABELS}), encoding="cp1252")
+    index = ("index", folder, "--collection", "c", "--store", tmp_path / "s", "--model", model)
+    nnclr(*index)
+    assert labels_of(tmp_path / "s") == {name: name.partition("/")[0] for name in NAMES}
+    assert nnclr(*index, "--labels", table, "--root", folder)[0] == 0
+    assert "1 rows of" in caplog.text
+    # of unchanged items, too; the label by the folder of an image that the table does not list is deleted
+    assert labels_of(tmp_path / "s") == {**LABELS, "100APPLE/c.png": None}
+    with open_store(str(tmp_path / "s")) as store:
+        (id,) = (item.id for item in store.get("c").scroll().items if item.metadata["path"] == "IMG/a.b.png")
+        store.get("c").update_metadata({"label": "corrected"}, ids=[id])
+    assert nnclr(*index)[0] == 0  # without a table, labels that a person has set stay
+    assert labels_of(tmp_path / "s")["IMG/a.b.png"] == "corrected"
+    refused(*index, "--labels", table, "--path-column", "Datei", code=2)
+    refused(*index, "--path-column", "Datei", code=2)
+
+
+def test_a_table_in_the_folder_labels_new_images(folder, tmp_path, model):
+    (folder / "labels.csv").write_text(table_of(LABELS), encoding="utf-8")
+    assert nnclr("index", folder, "--collection", "c", "--store", tmp_path / "s", "--model", model)[0] == 0
+    assert labels_of(tmp_path / "s") == {**LABELS, "100APPLE/c.png": None}
+
+
+@pytest.fixture
+def store(tmp_path) -> Path:
+    """A collection with paths of two folders; one path is in both."""
+    rows = np.eye(5, dtype=np.float32)
+    places = [("/a/x", "1.png"), ("/a/x", "sub/ü.png"), ("/b/y", "1.png"), ("/b/y", "2.png")]
+    with open_store(str(tmp_path / "s")) as opened:
+        collection = opened.create("c", CollectionSpec(5))
+        items = [Item(f"i{n}", rows[n], {"root": root, "path": path}) for n, (root, path) in enumerate(places)]
+        collection.upsert([*items, Item("i4", rows[4], {"path": "no-root.png"})])
+    return tmp_path / "s"
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "labels"),
+    [
+        ([("i0", "cat"), ("i3", "dog"), ("i9", "cow")], "id,label", {"i0": "cat", "i3": "dog"}),
+        ([("sub\\u\u0308.png", "cat"), ("2.png", "")], "path,label", {"i1": "cat"}),
+        ([("x/1.png", "cat"), ("/b/y/1.png", "dog")], "path,label", {"i0": "cat", "i2": "dog"}),
+        ([("no-root.png", "cat")], "path,label", {"i4": "cat"}),
+        ([("i0", "2.png", "cat")], "id,path,label", {"i0": "cat"}),  # ids win where they are those of the collection
+        ([("17", "2.png", "cat")], "id,path,label", {"i3": "cat"}),
+        ([("2.png", "2.png", "cat")], "id,path,label", {"i3": "cat"}),  # as in the tables about a folder
+    ],
+)
+def test_rows_name_items_by_id_or_path(rows, columns, labels, store, tmp_path):
+    table = tmp_path / "t.csv"
+    table.write_text("\n".join([columns, *(",".join(row) for row in rows)]), encoding="utf-8")
+    output_of("store", "set", "c", "--from", table, "--column", "label", "--store", store)
+    with open_store(str(store), read_only=True) as opened:
+        found = {item.id: item.metadata.get("label") for item in opened.get("c").scroll().items}
+    assert found == dict.fromkeys(("i0", "i1", "i2", "i3", "i4")) | labels
+
+
+def test_other_columns_and_unknown_paths(store, tmp_path):
+    table = tmp_path / "t.csv"
+    table.write_bytes("Datei;Art\r\nsub/ü.png;Käfer\r\n".encode("cp1252"))
+    call = ("store", "set", "c", "--from", table, "--store", store)
+    refused(*call, "--column", "label=Art", code=2)
+    output_of(*call, "--path-column", "Datei", "--column", "label=Art")
+    with open_store(str(store), read_only=True) as opened:
+        assert opened.get("c").facets(["label"])["label"].values == [("Käfer", 1)]
+    table.write_text("path\n1.png\n")
+    refused("store", "delete", "c", "--from", table, "--store", store, code=2)  # in two folders
+    table.write_text("path\nnowhere.png\n")
+    refused("store", "delete", "c", "--from", table, "--store", store, code=2)
+    table.write_text("path\n2.png\n")
+    assert json.loads(output_of("store", "delete", "c", "--from", table, "--store", store, "--json"))["deleted"] == 1
+
+
+def test_tables_out_have_id_and_path(folder, tmp_path, model):
+    labels = {unicodedata.normalize("NFC", str(path.relative_to(folder))): "" for path in folder.rglob("*.png")}
+    for number, name in enumerate(list(labels)):
+        labels[name] = "ab"[number % 2]
+    table = tmp_path / "t.csv"
+    table.write_text(table_of(labels), encoding="utf-8")
+    store = ("--store", tmp_path / "s")
+    output_of("index", folder, "--collection", "c", *store, "--model", model, "--labels", table, "--root", folder)
+    output_of("probe", "fit", folder, "--labels", table, "--out", tmp_path / "p", "--model", model, "--l2", "1")
+    for what in (("--collection", "c", *store), (folder,)):
+        header, *rows = csv.reader(io.StringIO(output_of("probe", "predict", *what, "--probe", tmp_path / "p")))
+        assert header[:3] == ["id", "path", "label"]
+        assert {unicodedata.normalize("NFC", row[1].removeprefix(f"{folder}/")) for row in rows} == set(NAMES)
+    (tmp_path / "predicted.csv").write_text(
+        output_of("probe", "predict", "--collection", "c", *store, "--probe", tmp_path / "p")
+    )
+    output_of("store", "set", "c", "--from", tmp_path / "predicted.csv", "--column", "guess=label", *store)
+    output_of("inspect", "c", *store, "--out", tmp_path / "report", "--labels", table)
+    for file in (tmp_path / "report").glob("*.csv"):
+        assert file.read_text().startswith("id,path,"), file
+    with (tmp_path / "report" / "clusters.csv").open() as file:
+        assert {unicodedata.normalize("NFC", row["path"]) for row in csv.DictReader(file)} == set(NAMES)
