@@ -4,9 +4,10 @@
     graph.load(batches.draw(step), neighbor_share)      # rows, boxes and random numbers: the only input from the host
     part, metrics = graph.run()                         # the gradients are in the parameters
 
-A step of a ResNet-18 has some 1,500 small operations, and a CPU launches them more slowly than a GPU computes them. The
-graph holds the gather of the images, the views, the forward and backward passes, the loss and the metrics. Optimizer,
-momentum encoder and support set stay outside: they are a few launches, and their learning rates are Python numbers.
+A step of a ResNet-18 has more than a thousand small operations, and a CPU launches them more slowly than a GPU computes
+them. The graph holds the gather of the images, the views, the forward and backward passes, the loss and the metrics.
+Optimizer, momentum encoder and support set stay outside: they are a few launches, and their learning rates are Python
+numbers.
 
 The first steps of a view size run eagerly, on the stream of the recording: they are real training steps, and let the
 libraries choose their algorithms. Results are in the memory of the graph, and the next step overwrites them.
@@ -14,6 +15,7 @@ libraries choose their algorithms. Results are in the memory of the graph, and t
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -32,6 +34,8 @@ from .data.image_pack import PackedPixels
 from .data.views import AUGMENTATIONS, View
 from .monitor import Metrics, measure_step
 from .run import Run
+
+log = logging.getLogger(__name__)
 
 EAGER_STEPS = 3  # of a view size, before its step is recorded
 RING = 3  # steps whose inputs may be on their way to the device
@@ -145,12 +149,7 @@ class StepGraph:
         autocast: returns the context of the forward pass.
     """
 
-    def __init__(
-        self,
-        run: Run,
-        recorder: Recorder,
-        autocast: Callable[[], torch.autocast],
-    ) -> None:
+    def __init__(self, run: Run, recorder: Recorder, autocast: Callable[[], torch.autocast]) -> None:
         assert isinstance(run.batches.pixels, PackedPixels)
         self.recorder = recorder
         self.failure: str | None = None
@@ -163,15 +162,20 @@ class StepGraph:
         self._labels = torch.from_numpy(run.batches.labels).to(run.ranks.where)
         self._views: tuple[View, ...] = ()
         self._steps = 0  # of these views
+        self._ring: list[Inputs] = []
         self._result: Result | None = None
 
+    def wait(self) -> None:
+        """Wait until the device has read the inputs that the next ones replace: it is at most RING steps behind."""
+        if self._ring:
+            self._ring[self._steps % RING].wait()
+
     def load(self, drawn: Draw, neighbor_share: float) -> None:
-        """Send the inputs of a step to the device."""
+        """Send the inputs of a step to the device, after `wait`."""
         if self._views != tuple(drawn.views):
             self._start(tuple(drawn.views), len(drawn.rows))
         slot = self._ring[self._steps % RING]
-        slot.wait()
-        slot.rows.numpy()[:] = drawn.rows
+        slot.rows.copy_(torch.from_numpy(drawn.rows))
         slot.numbers.copy_(drawn.numbers)
         slot.boxes.copy_(self._pack.boxes(drawn.rows, drawn.views, drawn.numbers))
         slot.share.fill_(neighbor_share)
@@ -188,6 +192,7 @@ class StepGraph:
                 self._result = self.recorder.record(self._body)
             except RuntimeError as error:  # the step runs eagerly, as it did before
                 self.failure = f"recording failed: {str(error).splitlines()[0]}"
+                log.warning("Steps are not recorded as a graph: %s.", self.failure)
                 self.recorder.reset()
                 self._run.optimizer.zero_grad(set_to_none=True)
                 return self._body()

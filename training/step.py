@@ -126,6 +126,7 @@ class Stepper:
         progress = step / self._run.steps
         share = self._recipe.neighbor_share(progress)
         if self._graph is not None:
+            self._graph.wait()
             began = time.perf_counter()
             self._graph.load(self._batches.draw(step), share)
             self._data_seconds = time.perf_counter() - began

@@ -198,9 +198,10 @@ def test_a_step_that_cannot_be_recorded_is_eager_and_says_why(settings, words):
     assert stepper.run(0).loss.isfinite()
 
 
-def test_a_failed_recording_leaves_the_run_as_an_eager_one():
+def test_a_failed_recording_leaves_the_run_as_an_eager_one(caplog):
     run, schedule = run_of(["method=nnclr"])
     stepper = Stepper(run, schedule, Tape(keep=False))
     for step in range(EAGER_STEPS + 1):
         assert stepper.run(step).loss.isfinite()
     assert "not recorded" in stepper.eager_because
+    assert len(caplog.records) == 1
