@@ -126,7 +126,7 @@ def for_data(
     paths = training_files(find_data(data, console))
     images = len(paths)
     base = dataclasses.replace(base, fixed=(*base.fixed, "method"))
-    recipe = chosen_by_auto(base, paths, find_device(device), None, console, labeled)
+    recipe, _ = chosen_by_auto(base, paths, find_device(device), None, console, labeled)
     return dataclasses.replace(
         recipe,
         queue_size=min(recipe.queue_size, images),

@@ -46,7 +46,12 @@ def pretrain(
     settings: Set = [],  # noqa: B006
     plugins: Plugin = [],  # noqa: B006
     init: Annotated[
-        str | None, typer.Option("--init", help="Encoder to start from: a name, a folder, timm:...")
+        str | None,
+        typer.Option(
+            "--init",
+            help="Encoder to start from: a name, a folder, timm:..., or none for random weights. Default of `auto`: "
+            "the free starter.",
+        ),
     ] = None,
     labels: Labels = None,
     root: Root = None,

@@ -1,0 +1,417 @@
+"""The verdict of a run: use this run, a starter as it is, hand-crafted vectors, or none of them.
+
+Starters, hand-crafted vectors, the parent or the untrained network, and the most common class are scored before the
+first step, on the labeled images of the run. The run is scored on the same images in the end, so its differences are
+tested in pairs. Without labels the verdict says what the log shows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from rich.console import Console
+
+from nnclr_hub.cache import cache_folder
+from nnclr_hub.encoder.features import FeatureSource, extract_features, unit_rows
+from nnclr_hub.encoder.hand_crafted import FLOORS
+from nnclr_hub.encoder.image_reading import PLAIN, ImageReading
+from nnclr_hub.encoder.loader import load_encoder
+from nnclr_hub.errors import ModelError
+from nnclr_hub.file_replacement import replace_file
+from nnclr_hub.hub.layout import HELD_OUT, WEIGHTS
+from nnclr_hub.hub.registry import MODELS, default_model
+from nnclr_hub.probe.cross_validation import FOLDS, K, out_of_fold
+from nnclr_hub.probe.knn import knn_classify
+from nnclr_hub.probe.uncertainty import Difference, paired_difference
+from nnclr_hub.progress import bar
+from nnclr_hub.store.settings import StoreSettings
+from nnclr_hub.store.spec import CollectionSpec
+from nnclr_hub.store.vector_transform import VectorTransform
+
+from .data.datasets import EvaluationSet
+from .recipes import Recipe
+from .recipes.auto import FREE_STARTER
+
+SAMPLED = 1000  # most labeled images that decide, of all sets together; each starter embeds them in seconds
+HAND_CRAFTED = ("hog", "color", "hog+color")
+MAJORITY, UNTRAINED = "the most common class", "the untrained network"
+RUN, STARTER, NOTHING, UNKNOWN = "run", "starter", "nothing", "unknown"
+KEEP_COLOR = ("keep_color", "crop_only")
+Right = np.ndarray  # (N,) float, 1 where the prediction is the label
+Line = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What to use, and why.
+
+    choice: "run", "starter" (an existing encoder, as it is), "hog", "color", "hog+color", "nothing", or "unknown"
+        without labels.
+    sentence: the verdict in words.
+    use: the name of the chosen vectors, empty if there are none.
+    learned: whether the run learned anything; None if that is unknown.
+    below_parent: whether the run is worse than the encoder it started from, beyond chance.
+    interval: (low, mean, high) of the run's accuracy minus that of the best other vectors; None without labels.
+    scores: name -> accuracy in [0, 1] by the nearest neighbors, as a collection compares them.
+    raw: the same of the raw vectors of encoders.
+    labels: number of images that are scored.
+    """
+
+    choice: str
+    sentence: str
+    use: str = ""
+    learned: bool | None = None
+    below_parent: bool = False
+    interval: tuple[float, float, float] | None = None
+    scores: Mapping[str, float] = field(default_factory=dict)
+    raw: Mapping[str, float] = field(default_factory=dict)
+    labels: int = 0
+
+    @classmethod
+    def read(cls, run: Path) -> Self | None:
+        """Return the verdict in RUN/run.json; None for a run that has none yet."""
+        try:
+            stored = json.loads((run / "run.json").read_text("utf-8")).get("verdict")
+            return None if stored is None else cls(**stored)
+        except (OSError, ValueError, TypeError):
+            return None
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The fields as JSON values, rounded."""
+        return json.loads(json.dumps(asdict(self)), parse_float=lambda text: round(float(text), 4))
+
+
+# ------------------------------------------------------------------------------ scores
+
+
+class References:
+    """What a run is compared with: who predicts which label.
+
+    Args:
+        sets: labeled sets of the run. Without any, every method does nothing.
+        reading: the page and the channels of each file.
+        channels: of an image; starters take three.
+        saved: `state` of a checkpoint. It is used if the images are the same.
+    """
+
+    def __init__(
+        self,
+        sets: Sequence[EvaluationSet],
+        reading: ImageReading,
+        channels: int,
+        saved: Mapping[str, Any] | None,
+        console: Console,
+    ) -> None:
+        self._sets = [_sample(one, SAMPLED // len(sets)) for one in sets]
+        self._reading, self._channels, self._console = reading, channels, console
+        digests = [f"{one.train.digest} {one.test.digest} {one.split}" for one in self._sets]
+        self._digest = hashlib.sha256(f"{digests} {reading}".encode()).hexdigest()[:32]
+        known = saved["right"] if saved and saved["digest"] == self._digest else {}
+        self.right: dict[str, Right] = {name: np.array(list(text), float) for name, text in known.items()}
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {"digest": self._digest, "right": {name: _as_text(right) for name, right in self.right.items()}}
+
+    def measure(self, source: str, encoder: Callable[[], FeatureSource] | None) -> None:
+        """Score what the run is compared with, and print it.
+
+        Args:
+            source: name of the encoder that the run starts from.
+            encoder: returns it; None if it no longer exists.
+        """
+        if not self._sets:
+            return
+        starters = dict.fromkeys((FREE_STARTER, default_model())) if self._channels == 3 else {}
+        if not {*HAND_CRAFTED, *starters} <= self.right.keys():
+            self.right |= self._common(starters)
+        if source not in self.right and encoder is not None:
+            self.score(source, encoder())
+        shown = "; ".join(f"{name} {value:.1%}" for name, value in self.accuracies().items())
+        self._console.print(f"before the run, on {self.labels} labeled images: {shown}", highlight=False, markup=False)
+
+    def score(self, name: str, source: FeatureSource) -> None:
+        """Score vectors by their nearest neighbors: raw, and as a collection compares them."""
+        with bar(self._console, f"scoring {name}") as advance:
+            scored = [_right(one, source, advance) for one in self._sets]
+        for kind in scored[0] if scored else ():
+            self.right[name + kind] = np.concatenate([right[kind] for right in scored])
+
+    def accuracies(self, *, raw: bool = False) -> dict[str, float]:
+        """Return the accuracy by name, of the raw vectors or as a collection compares them."""
+        means = {name: float(right.mean()) for name, right in self.right.items()}
+        return {name.removesuffix(RAW): value for name, value in means.items() if name.endswith(RAW) == raw}
+
+    @property
+    def labels(self) -> int:
+        """Number of images that are scored."""
+        return len(next(iter(self.right.values()), ()))
+
+    def _common(self, starters: Iterable[str]) -> dict[str, Right]:
+        """Return the scores that do not depend on the run, from the cache folder or measured."""
+        digests = [MODELS[name].sha256[WEIGHTS] for name in starters]
+        named = [FLOORS[name].fingerprint for name in HAND_CRAFTED]
+        kind = CollectionSpec(8, fingerprint="any", vectors="auto").decided(transforms=True).vectors
+        key = hashlib.sha256(f"{self._digest} {digests} {named} {kind} {K}".encode()).hexdigest()[:32]
+        cache = cache_folder() / "references" / f"{key}.json"
+        try:
+            return {name: np.array(list(text), float) for name, text in json.loads(cache.read_text("utf-8")).items()}
+        except (OSError, ValueError):
+            pass
+        before, self.right = self.right, {}
+        self.right[MAJORITY] = np.concatenate([_majority(one) for one in self._sets])
+        for name in HAND_CRAFTED:
+            self.score(name, replace(FLOORS[name], reading=self._reading))
+        complete = True
+        for name in starters:
+            try:
+                self.score(name, load_encoder(name, reading=None if self._reading == PLAIN else self._reading))
+            except ModelError as error:
+                complete = False
+                self._console.print(f"[yellow]note[/] {name} is not compared: {error}", highlight=False)
+        found, self.right = self.right, before
+        if complete:
+            cache.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(cache, json.dumps({name: _as_text(right) for name, right in found.items()}))
+        return found
+
+
+RAW = " raw"  # suffix of the name of a score
+
+
+def _sample(data: EvaluationSet, most: int) -> EvaluationSet:
+    """Limit a set to the same random part each time; half of it are images to score."""
+    parts, random = [], np.random.default_rng(0)
+    for part in (data.train, data.test):
+        known = np.flatnonzero(part.labels >= 0)
+        parts.append(part.keep(np.sort(random.permutation(known)[: max(2, most // 2)])))
+    return replace(data, train=parts[0], test=parts[1])
+
+
+def _right(data: EvaluationSet, source: FeatureSource, advance: Callable[[int, int], None]) -> dict[str, Right]:
+    """Return what the nearest neighbors predict right, by kind of vector; an unreadable image is wrong.
+
+    A part that was held out from one pool of images predicts it by cross-validation: all of them are scored.
+    """
+    raw = np.asarray(extract_features(source, [*data.train.paths, *data.test.paths], progress=advance).raw)
+    labels = np.concatenate([data.train.labels, data.test.labels])
+    readable = np.asarray(np.isfinite(raw).all(axis=1))
+    tested = np.arange(len(labels)) >= (0 if data.split == HELD_OUT else len(data.train.labels))
+    if source.name in HAND_CRAFTED:
+        kinds = {"": VectorTransform.fit(raw[readable], "center")(raw)}
+    else:
+        kinds = {"": _as_compared(source, raw, readable), RAW: unit_rows(raw)}
+    found = {}
+    for kind, rows in kinds.items():
+        right = np.zeros(len(labels))
+        if data.split != HELD_OUT:
+            one, other = readable & ~tested, readable & tested
+            right[other] = knn_classify(rows[one], labels[one], rows[other], k=K) == labels[other]
+        elif readable.sum() >= FOLDS:
+            right[readable] = out_of_fold(rows[readable], labels[readable], classifier="knn").right
+        found[kind] = right[tested]
+    return found
+
+
+def _as_compared(source: FeatureSource, raw: np.ndarray, readable: np.ndarray) -> np.ndarray:
+    """Return vectors as a collection of them compares them by default."""
+    kind = CollectionSpec.of(source).decided(transforms=True).vectors
+    few = readable.sum() < StoreSettings().fit_from
+    return unit_rows(raw) if few or kind in ("raw", "auto") else VectorTransform.fit(raw[readable], kind)(raw)
+
+
+def _majority(data: EvaluationSet) -> Right:
+    pool = np.concatenate([data.train.labels, data.test.labels]) if data.split == HELD_OUT else data.test.labels
+    return (pool == np.bincount(data.train.labels).argmax()).astype(float)
+
+
+def _as_text(right: Right) -> str:
+    return "".join(map(str, right.astype(int)))
+
+
+# ------------------------------------------------------------------------------ the decision
+
+
+def judge(
+    references: References, parent: str | None, recipe: Recipe, log: Sequence[Line], steps: int, keep_color: str
+) -> Verdict:
+    """Return the verdict of a finished run, whose vectors are scored under the name RUN.
+
+    Args:
+        parent: source of the encoder that the run started from.
+        log: lines of RUN/log.jsonl.
+        keep_color: the setting that keeps the colors of these images.
+    """
+    ill = symptoms(log, steps, final=True)
+    at_chance = "nothing learned" in ill or "collapse" in ill
+    right, scores = references.right, references.accuracies()
+    if RUN not in scores:
+        return _without_labels(parent, ill, at_chance, log)
+    # ---- what to use
+    names = [name for name in scores if name not in (RUN, MAJORITY, UNTRAINED)]
+    encoders = [name for name in names if name not in HAND_CRAFTED]
+    hand_crafted = max((name for name in names if name in HAND_CRAFTED), key=scores.__getitem__)
+    rival = max(encoders, key=scores.__getitem__, default=hand_crafted)
+    if rival != hand_crafted and _minus(right, hand_crafted, rival).low > 0:
+        rival = hand_crafted
+    gain = _minus(right, RUN, rival)
+    use = RUN if gain.low > 0 else rival
+    choice = use if use == RUN or use in HAND_CRAFTED else STARTER
+    if _minus(right, use, MAJORITY).low <= 0:
+        choice = NOTHING
+    license = f" ({MODELS[use].license})" if use in MODELS else ""
+    ours, theirs = (f"{scores[name]:.1%}" for name in (RUN, rival))
+    number = references.labels
+    said = {
+        RUN: f"use this run. It predicts {ours} of {number} labels, and {rival} {theirs}",
+        STARTER: f"use {use} as it is{license}. It predicts {theirs} of {number} labels, and this run {ours}",
+        NOTHING: f"use none of these vectors for these labels. {rival} predicts {theirs} of {number}, this run {ours}, "
+        f"and {MAJORITY} {scores[MAJORITY]:.1%}",
+    }.get(
+        choice,
+        f"use {use}, which needs no training. It predicts {theirs} of {number} labels, and this run {ours}",
+    )
+    parts = [f"{said} ({_points(gain)})."]
+    # ---- what the run learned
+    before = parent or UNTRAINED
+    change = _minus(right, RUN, before) if before in right else None
+    learned = not at_chance and (change is None or change.low > 0)
+    below = parent is not None and change is not None and change.high < 0
+    against = "" if change is None or before == rival else f" ({_points(change)})"
+    if below:
+        parts.append(f"The run is worse than its parent, {parent}{against}.")
+    elif not learned:
+        why = "its loss is no better than chance"
+        if change is not None and change.low <= 0:
+            why = f"beyond chance, it is no better than {before}{against}"
+        parts.append(f"The run learned nothing: {why}.")
+    elif choice != RUN:
+        parts.append(f"It is better than {before}{against}.")
+    if scores["color"] > scores[RUN] and recipe.augmentation not in KEEP_COLOR and not recipe.keep_color_of:
+        parts.append(f"Colors alone predict {scores['color']:.1%}: keep them in the views with --set {keep_color}.")
+    parts += ill.values()
+    return Verdict(
+        choice,
+        " ".join(parts),
+        "" if choice == NOTHING else use,
+        learned,
+        below,
+        (gain.low, gain.mean, gain.high),
+        scores,
+        references.accuracies(raw=True),
+        references.labels,
+    )
+
+
+def _minus(right: Mapping[str, Right], one: str, other: str) -> Difference:
+    return paired_difference(right[one], right[other])
+
+
+def _points(found: Difference) -> str:
+    low, mean, high = (100 * value for value in (found.low, found.mean, found.high))
+    return f"{mean:+.1f} points, 95% interval {low:+.1f} to {high:+.1f}"
+
+
+def _without_labels(parent: str | None, ill: Mapping[str, str], at_chance: bool, log: Sequence[Line]) -> Verdict:
+    last = next((line for line in reversed(log) if "loss" in line), {})
+    other = parent or FREE_STARTER
+    parts = [f"unknown, because there are no labels: nothing shows whether this run is better than {other}."]
+    if at_chance:
+        parts.append("The run learned nothing.")
+    elif "chance" in last:
+        parts.append(f"Its loss is {last['loss']:.2f}, and random guessing gives {last['chance']:.2f}.")
+    if not at_chance and last.get("rankme"):
+        parts.append(f"Its projections use {last['rankme']:.0f} dimensions.")
+    parts += [*ill.values(), f"Until labels decide (--labels, {4 * FOLDS} are enough to start), prefer {other}."]
+    return Verdict(UNKNOWN, " ".join(parts), learned=False if at_chance else None)
+
+
+# ------------------------------------------------------------------------------ symptoms in the log
+
+EARLY = 0.05  # share of the run in which nothing is expected yet
+LINES = 3  # consecutive log lines that must show a symptom during the run
+
+
+@dataclass(frozen=True)
+class Symptom:
+    """Something that a healthy run does not show.
+
+    name: for programs.
+    shows: whether a log line shows it.
+    sentence: its meaning, and what to do.
+    after: share of the run in which it is not judged.
+    """
+
+    name: str
+    shows: Callable[[Line], bool]
+    sentence: str
+    after: float = EARLY
+
+
+SYMPTOMS = (
+    Symptom(
+        "nothing learned",
+        lambda line: line.get("loss", 0.0) >= line.get("chance", float("inf")) * 0.98,
+        "The loss is {loss:.2f}, and random guessing gives {chance:.2f}: the encoder does not distinguish images. "
+        "Check that the images differ, train longer, or lower base_lr.",
+        after=0.5,  # the loss of short runs starts to fall long after the warm-up
+    ),
+    Symptom(
+        "collapse",
+        lambda line: line.get("z_std", 1.0) < 0.1,
+        "The projections of all images are nearly equal (z_std {z_std:.2f}; healthy is near 1): the encoder has "
+        "collapsed. Lower base_lr, or raise warm_start.",
+    ),
+    Symptom(
+        "few dimensions",
+        lambda line: line.get("rankme", 9.0) < 2,
+        "The projections use only {rankme:.1f} dimensions: the encoder is collapsing. Lower base_lr, or raise "
+        "warm_start.",
+    ),
+    Symptom(
+        "one neighbor for all",
+        lambda line: line.get("nn_distinct", 1.0) < 0.1,
+        "The distinct neighbors in a batch are {nn_distinct:.0%} of its images: the support set has collapsed. Raise "
+        "queue_size or warm_start.",
+    ),
+    Symptom(
+        "self-matches",
+        lambda line: line.get("nn_similarity", 0.0) > 0.999 and line.get("nn_distinct", 0.0) > 0.5,
+        "Neighbors nearly equal their queries (similarity {nn_similarity:.4f}): the support set returns the images "
+        "themselves. Keep mask_own on, and look for duplicate images.",
+    ),
+    Symptom(
+        "queue not filled",
+        lambda line: line.get("queue_fill", 1.0) < 0.5 and line.get("neighbor_share", 0.0) > 0.5,
+        "Only {queue_fill:.0%} of the support set is filled; the rest of its rows are random, and neighbors come from "
+        "them. Lower queue_size, or raise warm_start.",
+    ),
+)
+
+
+def symptoms(log: Sequence[Line], steps: int, *, warmup: float = 0.0, final: bool = False) -> dict[str, str]:
+    """Return the symptoms in the last lines, as {name: sentence with values}.
+
+    Args:
+        log: lines of RUN/log.jsonl.
+        steps: of the whole run.
+        warmup: share of the steps with a rising learning rate, during which nothing is judged.
+        final: whether the run is finished. Its last lines are judged, however few they are.
+    """
+    lines = [line for line in log if "loss" in line][-LINES:]
+    if not lines or (len(lines) < LINES and not final):
+        return {}
+    judged = lines[-1:] if final else lines
+    return {
+        one.name: one.sentence.format(**lines[-1])
+        for one in SYMPTOMS
+        if all(one.shows(line) and (final or line["step"] > max(one.after, warmup) * steps) for line in judged)
+    }
