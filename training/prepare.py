@@ -296,8 +296,9 @@ def chosen_by_auto(
     chosen, why = recipe.choose(now)
     backbone = chosen.backbone if start is None else start.architecture
     network = f"{chosen.method}, {backbone} at {chosen.image_size} pixels"
-    console.print(f"auto: {network}, batch {chosen.batch_size}, {chosen.epochs:.4g} epochs", highlight=False)
-    for sentence in (f"{origin}.", *why):
+    network += f", batch {chosen.batch_size}, {chosen.epochs:.4g} epochs"
+    replaced = why[: int(chosen.method != recipe.method)]  # the sentence about the method comes first
+    for sentence in (*replaced, network, f"{origin}.", *why[len(replaced) :]):
         console.print(f"auto: {sentence}", highlight=False)
     return chosen, start
 

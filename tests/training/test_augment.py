@@ -8,10 +8,10 @@ import pytest
 import torch
 from torchvision.transforms import RandomResizedCrop
 from torchvision.transforms.functional import normalize, rgb_to_grayscale, solarize
+from training.data.operations import compiled
 
 from training.data.augment import NUMBERS, StoredImages, _in_lines, blur_taps, make_view, make_views, sample_numbers
 from training.data.crop_boxes import CROP_NUMBERS, crop_boxes, enlarged_share
-from training.data.operations import compiled
 from training.data.views import AUGMENTATIONS, View
 from training.recipes import Recipe
 

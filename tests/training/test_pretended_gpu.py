@@ -10,12 +10,12 @@ import pytest
 import torch
 from packed_batches import packed_batches
 from pretended_gpu import PretendedGPU
+from training.data.operations import EAGER, compiled
 
 from nnclr_hub.method import Gather, SupportSet
 from training.assemble import build_learner
 from training.data.augment import make_view
 from training.data.batches import Batches
-from training.data.operations import EAGER, compiled
 from training.data.side_stream import SideStream
 from training.data.views import AUGMENTATIONS, View
 from training.distributed import Ranks

@@ -9,9 +9,9 @@ import pytest
 import torch
 from scipy.stats import ks_2samp
 from torchvision.transforms import v2
+from training.data.operations import EAGER
 
 from training.data.augment import blur_taps, make_view
-from training.data.operations import EAGER
 from training.data.views import AUGMENTATIONS, IMAGENET_MEAN, IMAGENET_STD, View
 
 SIZE, VIEWS = 32, 900
