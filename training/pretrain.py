@@ -231,6 +231,7 @@ def _pretrain(request: _Request, ranks: Ranks, console: Console) -> PretrainResu
         lineage = lineage_of(start, ready.folders, ready.files, terms)
     if (
         request.until is not None
+        and request.minutes  # a limit of 0 stops after a step, to be resumed
         and epochs_follow_time(request.recipe)
         and (saved is None or fits)
         and ranks.world == 1
