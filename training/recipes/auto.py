@@ -32,7 +32,7 @@ WIDE = (0.4, 1.0)
 FREE_STARTER = "nnclr_resnet18_free_starter"  # what `auto` starts from
 START_BATCH = 64  # images of a step on a CPU from an encoder: its input is large, so larger batches leave few steps
 START_STEPS = 1_000  # on a CPU without a time limit
-HELPFUL_STEPS = 300  # runs of fewer steps from an encoder changed no score beyond chance, docs/results/auto.md
+HELPFUL_STEPS = 300  # runs of fewer steps from an encoder did not help in docs/results/auto.md
 # settings of NNCLR that SimCLR would ignore; a user who sets one keeps NNCLR
 OF_NEIGHBORS = (
     *("objective", "learner", "transposed_term", "queue_size", "support_set", "enqueue"),
