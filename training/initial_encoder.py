@@ -60,7 +60,7 @@ class InitialEncoder:
         return {**sizes, **self._heads()}
 
     def _heads(self) -> dict[str, Any]:
-        """The settings of its heads; {} if it has none, or if no setting describes them."""
+        """Return the settings of its heads; {} if it has none, or if no setting describes them."""
         if self.folder is None or not (self.folder / HEADS).is_file():
             return {}
         shapes = {name: tuple(value.shape) for name, value in read_weights(self.folder, HEADS).items()}

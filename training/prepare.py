@@ -312,7 +312,7 @@ def _starter_for(recipe: Recipe, images: int, side: int, on_gpu: bool) -> tuple[
     if {"backbone", "channels"} & set(recipe.fixed):
         return None, f"{instead} --set names the network"
     if on_gpu and (side <= TINY or images >= SOME):
-        return None, f"{instead} {images:,} images of {side} pixels are enough for a network of their own on a GPU"
+        return None, f"{instead} {images:,} images of {side} pixels are enough for a larger network on a GPU"
     if not free.available:
         return None, f"{instead} {free.name} is not installed"
     return find_initial_encoder(free.name), (

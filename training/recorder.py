@@ -80,7 +80,7 @@ class Recorder:
         run.tested = self._evaluation.tested
         if run.ranks.first:
             self._write_run()
-            known = run.step == 0 or self._init is not None  # the untrained network is gone after the first step
+            known = run.step == 0 or self._init is not None  # the first step changes the untrained network
             self._references.measure(self._init or UNTRAINED, self._initial_encoder if known else None)
         if run.step == 0 and self._init:
             self.evaluate()
