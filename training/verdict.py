@@ -140,9 +140,11 @@ class References:
 
     def score(self, name: str, source: FeatureSource) -> None:
         """Score vectors by their nearest neighbors: raw, and as a collection compares them."""
+        if not self._sets:
+            return
         with bar(self._console, f"scoring {name}") as advance:
             scored = [_right(one, source, advance) for one in self._sets]
-        for kind in scored[0] if scored else ():
+        for kind in scored[0]:
             self.right[name + kind] = np.concatenate([right[kind] for right in scored])
 
     def accuracies(self, *, raw: bool = False) -> dict[str, float]:
