@@ -22,11 +22,12 @@ from .data.image_index import ImageIndex
 from .evaluation import Evaluation, exact_inference
 from .monitor import Monitor, peak_memory_mb, rankme
 from .neighbor_history import record_neighbors
+from .references import UNTRAINED, References
 from .report import write_report
 from .run import Run
 from .run_folder import export_encoder, keep_milestone
 from .step import StepResult
-from .verdict import RUN, UNTRAINED, References, judge, symptoms
+from .verdict import RUN, judge, symptoms
 
 RECENT = 20  # last lines of the log that are searched for symptoms
 

@@ -223,8 +223,9 @@ def test_the_rows_of_a_table_are_scored_by_labels(flat, tmp_path):
     folder, table = flat
     base = recipe("epochs=1", "checkpoint_every=1")
     own = ["warmer: temperature=0.2"]
-    [row] = ablate.ablate("own", base, [folder], tmp_path / "tables", rows=own, labels=table, console=QUIET)
-    assert "knn20/known" in row.scores
+    rows = ablate.ablate("own", base, [folder], tmp_path / "tables", rows=own, labels=table, console=QUIET)
+    assert rows is not None
+    assert "knn20/known" in rows[0].scores
 
 
 # ------------------------------------------------------------------------------ colors
