@@ -95,7 +95,7 @@ def ablate(
     results: dict[int, dict[int, dict[str, float]]] = {number: {} for number in range(len(every))}
     for seed in range(base.seed, base.seed + seeds):
         for number, (row, recipe) in enumerate(zip(every, recipes, strict=True)):
-            console.print(f"[bold]{row.label}[/], seed {seed}", highlight=False)
+            console.print(f"{row.label}, seed {seed}", highlight=False)
             run = folder / slug(row.label) / f"seed-{seed}"
             settings = recipe.with_settings([f"seed={seed}"])
             options = {"resume": True, "labels": labels, "root": root, "device": device, "console": console}
@@ -128,7 +128,7 @@ def for_data(
     paths = training_files(find_data(data, console))
     images = len(paths)
     base = dataclasses.replace(base, fixed=(*base.fixed, "method"))
-    recipe = chosen_by_auto(base, paths, find_device(device), None, console, labeled)
+    recipe, _ = chosen_by_auto(base, paths, find_device(device), None, console, labeled)
     return dataclasses.replace(
         recipe,
         queue_size=min(recipe.queue_size, images),
@@ -145,7 +145,7 @@ def _check_data(
         require_labels(training_files(folders).labels)
     if labels is None and not evaluation_sets(folders):
         console.print(
-            "[yellow]note[/] No folder has labeled images in train/ and in val/ or test/, and there is no table of "
+            "note: No folder has labeled images in train/ and in val/ or test/, and there is no table of "
             "--labels. The rows will be trained without scores to compare them.",
             highlight=False,
         )

@@ -125,7 +125,7 @@ def compare_at_budgets(
         return None
     for budget, seed, label in product(sorted(minutes), range(base.seed, base.seed + seeds), labels):
         epochs = max(1, round(60 * budget / costs[label])) / steps_per_epoch
-        console.print(f"[bold]{label}[/], {budget:g} core-minutes, seed {seed}: epochs {epochs:.3g}", highlight=False)
+        console.print(f"{label}, {budget:g} core-minutes, seed {seed}: epochs {epochs:.3g}", highlight=False)
         settings = [*ROWS[label].split(), f"seed={seed}", f"epochs={epochs}", f"checkpoint_every={ceil(epochs)}"]
         settings.append(f"warmup_epochs={min(base.warmup_epochs, WARM_UP * epochs)}")
         recipe = base.with_settings(settings)
@@ -153,7 +153,7 @@ def _costs(
     for number, label in enumerate(labels, 1):
         parts = _parts(base.with_settings(ROWS[label].split()))
         how = f"{number} of {len(labels)}, {60 * minutes * len(parts):.0f} s"
-        console.print(f"[bold]{label}[/]: measuring the cost of a step ({how})", highlight=False)
+        console.print(f"{label}: measuring the cost of a step ({how})", highlight=False)
         costs[label] = 0.0
         for name, part, share in parts:
             cost = _step_cost(part, data, folder / slug(label) / name, minutes, device)

@@ -23,10 +23,12 @@ from .recipes import Recipe
 from .recipes.settings import RENAMED
 
 NAME = "checkpoint.pt"
+EVALUATED = ("eval_size", "eval_crop", "eval_interpolation", "eval_crop_mode")  # the exported encoder's input
 # settings that may change between the parts of one run. The weights do not depend on them, except for rounding, and
 # except for epochs, and chunk, which sets the images that one batch norm sees
 FREE = (
-    *("epochs", "eval_size", "eval_crop", "eval_images", "log_every", "checkpoint_every", "checkpoint_minutes"),
+    *EVALUATED,
+    *("epochs", "eval_images", "log_every", "checkpoint_every", "checkpoint_minutes"),
     *("keep_every", "collective_minutes", "callbacks", "residency", "workers", "channels_last", "compile"),
     *("compile_views", "graph", "chunk", "fixed", "name"),
 )
@@ -127,4 +129,4 @@ def check_same_run(saved: dict[str, Any], recipe: Recipe, files: ImageIndex, sta
 
 def evaluation_changed(saved: dict[str, Any], recipe: Recipe) -> bool:
     """Return whether the exported encoder's input size or crop differs from the checkpoint's."""
-    return any(saved["settings"].get(name) != getattr(recipe, name) for name in ("eval_size", "eval_crop"))
+    return any(saved["settings"][name] != getattr(recipe, name) for name in EVALUATED if name in saved["settings"])

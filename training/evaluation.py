@@ -21,12 +21,11 @@ from nnclr_hub.hub.layout import HELD_OUT
 from nnclr_hub.method import Learner
 from nnclr_hub.progress import bar
 
-from .data.datasets import EvaluationSet, ImageFiles, evaluation_sets
+from .data.datasets import EvaluationSet, ImageFiles
 from .distributed import ALONE, Ranks
 from .evals.frozen import knn, quick_linear
 from .evals.labeled import LabeledSet, scores_of
 from .evals.task import read_task
-from .floors import Floors
 from .recipes import Recipe
 from .run_folder import network
 
@@ -57,44 +56,43 @@ def exact_inference() -> Iterator[None]:
 
 
 class Evaluation:
-    """20-NN and a linear classifier on the data folders that have labels and a held-out split.
+    """20-NN and a linear classifier on labeled sets.
 
     Args:
         preprocessing: of the exported encoder.
         recipe: determines which network is exported.
-        table: a further labeled set, see `table_set`.
 
-    `images` is {"NAME": digest of the images that the set is scored with}, and `splits` {"NAME": split that scores}.
+    `images` is {"NAME": digest of the images that the set is scored with}, `splits` {"NAME": split that scores}, and
+    `tested` {"NAME": number of images that are scored}.
     """
 
     def __init__(
         self,
-        folders: Sequence[Path | str],
+        sets: Sequence[EvaluationSet],
         preprocessing: Preprocessing,
         recipe: Recipe,
         ranks: Ranks,
         console: Console,
-        table: EvaluationSet | None = None,
     ) -> None:
         self._preprocessing, self._recipe, self._ranks, self._say = preprocessing, recipe, ranks, console
-        self._sets, self.images = labeled_sets(folders, preprocessing, recipe.eval_images, console, ranks, table)
+        self._sets, self.images = labeled_sets(sets, preprocessing, recipe.eval_images, console, ranks)
         self.splits = {one.name: one.split for one in self._sets}
+        self.tested = {one.name: one.tested for one in self._sets}
 
     def scores(self, learner: Learner, name: str) -> dict[str, float]:
-        """Return {"knn20/NAME": accuracy in [0, 1], "linear/NAME": ...}; {} on the other ranks, which share the work.
-
-        A copy of the network is evaluated, because an Encoder changes the mode and the memory layout of its network.
-        """
+        """Return {"knn20/NAME": accuracy in [0, 1], "linear/NAME": ...}; {} on the other ranks, which help."""
         if not self._sets:
             return {}
-        backbone = copy.deepcopy(network(learner, self._recipe)[0])
-        encoder = Encoder(backbone, self._preprocessing, name=name, device=self._ranks.where)
         with exact_inference():
-            return scores_of(self._sets, encoder, PROTOCOLS)
+            return scores_of(self._sets, self.encoder(learner, name), PROTOCOLS)
 
-    def floors(self, out: Path) -> Floors:
-        """Return the scores of hand-crafted vectors, read from the run folder or computed and written there."""
-        return Floors.of(out, self._sets, self.images, PROTOCOLS, self._say, str(self._preprocessing), self._ranks)
+    def encoder(self, learner: Learner, name: str) -> Encoder:
+        """Return the encoder that would be exported now.
+
+        It has a copy of the network, because an Encoder changes the mode and the memory layout of its network.
+        """
+        backbone = copy.deepcopy(network(learner, self._recipe)[0])
+        return Encoder(backbone, self._preprocessing, name=name, device=self._ranks.where)
 
     def print_scores(self, epoch: float, scores: dict[str, float]) -> None:
         """Print the scores on one line."""
@@ -104,23 +102,20 @@ class Evaluation:
 
 
 def labeled_sets(
-    folders: Sequence[Path | str],
+    given: Sequence[EvaluationSet],
     preprocessing: Preprocessing,
     most: int,
     console: Console,
     ranks: Ranks = ALONE,
-    table: EvaluationSet | None = None,
 ) -> tuple[list[LabeledSet], dict[str, str]]:
-    """Decode the data folders that can score an encoder; also return {"NAME": digest of their images}.
+    """Decode labeled sets; also return {"NAME": digest of their images}.
 
     Args:
-        folders: data folders; those without classes or a held-out split are skipped.
         most: maximum number of images per split.
         ranks: each of them decodes a share of the images.
-        table: a further set.
     """
     sets, digests = [], {}
-    for found in [*evaluation_sets(folders), *([table] if table else [])]:
+    for found in given:
         one = _at_most(found, most, console)
         digests[one.name] = hashlib.sha256(f"{one.train.digest} {one.test.digest}".encode()).hexdigest()[:16]
         with bar(console, f"decoding {one.name} for evaluation") as advance:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from torch import nn
@@ -22,9 +23,12 @@ from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.hub.layout import HEADS, read_weights
 from nnclr_hub.hub.sources import resolve
-from nnclr_hub.method import Learner
+from nnclr_hub.method import PROJECTIONS, Learner
+from nnclr_hub.publish.provenance import license_of
 
 from .recipes import Recipe
+
+BOTH = ("projection", "prediction")  # heads
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,8 @@ class InitialEncoder:
     channels: widths of a ResNet's stages; empty for timm's widths.
     folder: its model folder; None for timm's pretrained weights.
     preprocessing: of its input; the run uses its mean and std, and its number of channels unless that is set.
+    seen: number of images that it has seen in training, as far as that is recorded; 0 if it is not.
+    license: of the weights, if it is stated.
     """
 
     source: str
@@ -43,6 +49,35 @@ class InitialEncoder:
     channels: tuple[int, ...]
     folder: Path | None
     preprocessing: Preprocessing
+    seen: int = 0
+    license: str = ""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of a recipe that keep the size of its input and its heads."""
+        size = self.preprocessing.input_size
+        sizes = {"image_size": size, "eval_size": size, "eval_crop": self.preprocessing.crop_pct, "pack_size": 2 * size}
+        return {**sizes, **self._heads()}
+
+    def _heads(self) -> dict[str, Any]:
+        """Return the settings of its heads; {} if it has none, or if no setting describes them."""
+        if self.folder is None or not (self.folder / HEADS).is_file():
+            return {}
+        shapes = {name: tuple(value.shape) for name, value in read_weights(self.folder, HEADS).items()}
+        linear = {
+            head: [one for name, one in shapes.items() if name.startswith(head) and len(one) == 2] for head in BOTH
+        }
+        projection, prediction = (linear[head] for head in BOTH)
+        norms = sum(name.startswith(BOTH[0]) and name.endswith("running_mean") for name in shapes)
+        scales = sum(name.startswith(BOTH[0]) and name.endswith("weight") for name in shapes) - len(projection)
+        last = "none" if norms < len(projection) else "affine" if scales == norms else "plain"
+        known = (name for name, one in PROJECTIONS.items() if (one.layers, one.last_norm) == (len(projection), last))
+        if (name := next(known, None)) is None:
+            return {}
+        found = {"projection": name, "projection_hidden": projection[0][0], "projection_dim": projection[-1][0]}
+        if not prediction:
+            return {**found, "prediction": "none"}
+        return {**found, "prediction": "paper", "prediction_hidden": prediction[0][0]}
 
 
 def find_initial_encoder(source: str) -> InitialEncoder:
@@ -56,7 +91,7 @@ def find_initial_encoder(source: str) -> InitialEncoder:
         raise InvalidRequest(f"--init {source} is a run folder; use its encoder, {Path(source) / 'encoder'}.")
     found = resolve(source)
     if found.seed is not None:
-        raise InvalidRequest(f"--init {source} has untrained weights; leave --init out to start from random weights.")
+        raise InvalidRequest(f"--init {source} has untrained weights; use --init none to start from random weights.")
     if found.folder is None:
         return InitialEncoder(
             source, found.architecture, (), None, Preprocessing.from_pretrained_cfg(published_cfg(found.architecture))
@@ -70,17 +105,24 @@ def find_initial_encoder(source: str) -> InitialEncoder:
             f"--init {source} was built with {arguments}, which no setting of a recipe describes; use an encoder with "
             "timm's standard shape."
         )
-    preprocessing = Preprocessing.of_model(found.config)
-    return InitialEncoder(source, found.architecture, channels, found.folder, preprocessing)
+    about, preprocessing = found.config.nnclr, Preprocessing.of_model(found.config)
+    seen = about.get("images_seen") or float(about.get("epochs") or 0) * float(about.get("data_images") or 0)
+    license = license_of(found.config)
+    return InitialEncoder(source, found.architecture, channels, found.folder, preprocessing, round(seen), license)
 
 
 def adopt(recipe: Recipe, start: InitialEncoder, console: Console) -> Recipe:
-    """Return the recipe with the encoder's network, channels, mean and std; --set must not name a different network.
+    """Return the recipe with the encoder's network, channels and transform; --set must not name a different network.
 
     Raises:
         InvalidRequest: --set names a different network, or channels to which the weights cannot be adapted.
     """
     theirs_in = start.preprocessing.in_chans
+    transform = {
+        "eval_interpolation": start.preprocessing.interpolation,
+        "eval_crop_mode": start.preprocessing.crop_mode,
+    }
+    recipe = dataclasses.replace(recipe, **{name: one for name, one in transform.items() if name not in recipe.fixed})
     if not {"in_chans", "reading"} & set(recipe.fixed):
         recipe = dataclasses.replace(
             recipe,
@@ -138,7 +180,7 @@ def load_initial_encoder(learner: Learner, start: InitialEncoder, console: Conso
             arguments["in_chans"] = in_chans  # timm repeats and scales the weights of the first convolution
         trained = backbone_from_folder(start.folder, arguments)
     load_state(learner.backbone, trained.state_dict(), start.source)
-    heads = [name for name in ("projection", "prediction") if _load_head(getattr(learner, name), name, start)]
+    heads = [name for name in BOTH if _load_head(getattr(learner, name), name, start)]
     if learner.momentum is not None:
         learner.momentum.reset(learner.online)
     loaded = f"and its {' and '.join(heads)} head" + ("s" if len(heads) > 1 else "") if heads else "with new heads"
@@ -158,14 +200,3 @@ def _load_head(head: nn.Module, name: str, start: InitialEncoder) -> bool:
         return False
     head.load_state_dict(saved)
     return True
-
-
-def warn_if_worse(scores: dict[str, float], at_start: dict[str, float], console: Console) -> None:
-    """Warn if the encoder scores lower than the one it started from."""
-    for name, value in scores.items():
-        if name.startswith("knn") and value < at_start.get(name, 0.0):
-            console.print(
-                f"[yellow]warning[/] {name} is {value:.3f}, below the {at_start[name]:.3f} of the initial encoder. "
-                "Lower base_lr or layer_decay, raise heads_first, or keep the initial encoder.",
-                highlight=False,
-            )

@@ -2,7 +2,7 @@
 
 Only `nn_accuracy` needs labels. In a healthy run the loss falls, `z_std` is near 1 (0 is collapse), `rankme` is far
 above 1, `nn_distinct` is near 1, `queue_fill` is 1 after the first steps, and `nn_similarity` stays below 1.
-`training.health` explains in words what is wrong otherwise.
+`training.verdict` explains in words what is wrong otherwise.
 """
 
 from __future__ import annotations

@@ -11,8 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 from rich.console import Console
+from torch.utils.flop_counter import FlopCounterMode
 
 from nnclr_hub.cores import usable_cores
+from nnclr_hub.encoder.backbones import create_backbone
+from nnclr_hub.hub.registry import MODELS, default_model
 from nnclr_hub.progress import bar
 
 from .assemble import check_network, choose_precision, fit_to_data, require_images, resolve_precision
@@ -20,7 +23,15 @@ from .cpu import keep_freed_memory, use_few_threads
 from .cues import measure_cues
 from .data.batches import Batches, PixelSource, channel_statistics
 from .data.crop_boxes import enlarged_share
-from .data.datasets import ImageFiles, sampled_sizes, training_files, typical_side
+from .data.datasets import (
+    EvaluationSet,
+    ImageFiles,
+    evaluation_sets,
+    join_parts,
+    sampled_sizes,
+    training_files,
+    typical_side,
+)
 from .data.detail import kept_contrast
 from .data.folder_views import FolderViews
 from .data.image_index import ImageIndex
@@ -29,10 +40,11 @@ from .data.named_sets import find_data
 from .data.order import WINDOW_BYTES, Order
 from .data.originals import Originals, steps_ahead
 from .distributed import Ranks
-from .initial_encoder import InitialEncoder, adopt
+from .initial_encoder import InitialEncoder, adopt, find_initial_encoder
 from .recipes import Recipe
-from .recipes.auto import Auto, Situation
+from .recipes.auto import FREE_STARTER, SOME, TINY, Auto, Situation, Start
 from .recipes.settings import FIT
+from .recipes.small import SMALL_CPU
 from .resume import choices_of, sizes_of
 
 MOST_PACKED = 20_000_000_000  # bytes of a pack that cut_from=auto makes
@@ -46,14 +58,18 @@ class Prepared:
 
     recipe: complete, with sizes that fit the data and a precision that fits the device.
     folders: the data.
+    sets: labeled sets that score the run.
     files: the images to learn from, without unreadable ones.
     batches: of these images.
+    start: the encoder to start from, if any.
     """
 
     recipe: Recipe
     folders: list[Path | str]
+    sets: list[EvaluationSet]
     files: ImageIndex
     batches: Batches
+    start: InitialEncoder | None
 
 
 def prepare(
@@ -64,17 +80,20 @@ def prepare(
     ranks: Ranks,
     console: Console,
     minutes: float | None = None,
-    labeled: ImageFiles | None = None,
+    table: EvaluationSet | None = None,
+    *,
+    choose_start: bool = False,
 ) -> Prepared:
     """Find the images, complete the recipe, and decode the images.
 
     Args:
         data: folders, or names of data sets.
-        start: encoder to start from, if any.
+        start: encoder to start from, if one is given.
         saved: checkpoint that the run resumes from, if any.
         ranks: this process and the run's other processes.
         minutes: time limit of the run; `auto` on a CPU chooses what fits into it.
-        labeled: images with labels that the user gave, without those that score the run; for `auto`.
+        table: a labeled set that scores the run, too.
+        choose_start: let `auto` choose the encoder to start from.
 
     Raises:
         NoImages, NoRoom, InvalidRequest, UnknownModel.
@@ -84,10 +103,13 @@ def prepare(
     folders, folder_views, files = _find_images(data, recipe, ranks, console)
     sizes = sampled_sizes(files, recipe.preprocessing.reading)
     # a resumed run keeps its choices
-    output, labeled = (console, labeled) if saved is None else (Console(quiet=True), None)
+    output, sets = console if saved is None else Console(quiet=True), evaluation_sets(folders, table)
+    labeled = join_parts([one.train for one in sets]) if saved is None and sets else None
     # before decoding, which may take hours; once, since cores and readable images may differ between machines
-    asked = recipe
-    recipe = ranks.of_first(lambda: chosen_by_auto(asked, files, where, minutes, output, labeled))
+    asked, given = recipe, start
+    recipe, start = ranks.of_first(
+        lambda: chosen_by_auto(asked, files, where, minutes, output, labeled, given, choose_start=choose_start)
+    )
     if start:
         recipe = adopt(recipe, start, console)
     check_network(recipe)
@@ -126,7 +148,7 @@ def prepare(
         world=ranks.world,
     )
     batches.steps = recipe.steps(order.steps_per_epoch)
-    return Prepared(recipe, folders, files, batches)
+    return Prepared(recipe, folders, sets, files, batches, start)
 
 
 def _find_images(
@@ -192,7 +214,7 @@ def _choose_pixels(
         share, least = enlarged_shares(recipe, sizes)
         if share > max(ENLARGED, least + 0.05):
             console.print(
-                f"[yellow]warning[/] {share:.0%} of the large views are enlarged, since copies of {recipe.pack_size} "
+                f"warning: {share:.0%} of the large views are enlarged, since copies of {recipe.pack_size} "
                 f"pixels are smaller than their crops; {least:.0%} would be with --set cut_from=originals. A larger "
                 "pack_size helps, too.",
                 highlight=False,
@@ -237,33 +259,82 @@ def chosen_by_auto(
     minutes: float | None,
     console: Console,
     labeled: ImageFiles | None = None,
-) -> Recipe:
+    start: InitialEncoder | None = None,
+    *,
+    choose_start: bool = False,
+) -> tuple[Recipe, InitialEncoder | None]:
     """Return what `auto` chooses for these images, and print why; other recipes stay as they are.
 
     Args:
-        labeled: images with labels that the user gave, without those that score the run.
+        labeled: images with labels, without those that score the run.
+        start: the encoder to start from, if one is given.
+        choose_start: start from the free starter where that makes sense.
     """
     if not isinstance(recipe, Auto):
-        return recipe
+        return recipe, start
     reading = recipe.preprocessing.reading
     on_gpu = where.type == "cuda"
     undecided = "augmentation" not in recipe.fixed and recipe.in_chans == 3
+    side = typical_side(sampled_sizes(files, reading))
+    origin = "starts from random weights"
+    if choose_start:
+        start, origin = _starter_for(recipe, len(files), side, on_gpu)
+    elif start is not None:
+        origin = f"starts from {start.source} ({start.license or 'license not stated'}, which the result inherits)"
+    by_size = on_gpu or start is not None or "image_size" in recipe.fixed
     now = Situation(
         len(files),
-        typical_side(sampled_sizes(files, reading)),
+        side,
         on_gpu,
         minutes,
         usable_cores(),
-        {} if on_gpu or "image_size" in recipe.fixed else kept_contrast(files, reading, recipe.in_chans),
+        {} if by_size else kept_contrast(files, reading, recipe.in_chans),
         measure_cues(labeled, console, reading) if labeled and undecided else None,
         choose_precision(recipe.precision, where) == "bf16",
+        None if start is None else Start(start.source, start.settings, relative_cost(start), start.seen),
     )
     chosen, why = recipe.choose(now)
-    network = f"{chosen.method}, {chosen.backbone} at {chosen.image_size} pixels"
-    console.print(f"auto: {network}, batch {chosen.batch_size}, {chosen.epochs:g} epochs", highlight=False)
-    for sentence in why:
+    backbone = chosen.backbone if start is None else start.architecture
+    network = f"{chosen.method}, {backbone} at {chosen.image_size} pixels"
+    network += f", batch {chosen.batch_size}, {chosen.epochs:.4g} epochs"
+    replaced = why[: int(chosen.method != recipe.method)]  # the sentence about the method comes first
+    for sentence in (*replaced, network, f"{origin}.", *why[len(replaced) :]):
         console.print(f"auto: {sentence}", highlight=False)
-    return chosen
+    return chosen, start
+
+
+def _starter_for(recipe: Recipe, images: int, side: int, on_gpu: bool) -> tuple[InitialEncoder | None, str]:
+    """Return the encoder that `auto` starts from by default, and words that say why."""
+    free, best = MODELS[FREE_STARTER], MODELS[default_model()]
+    instead = "starts from random weights, because"
+    if recipe.in_chans != 3:
+        return None, f"{instead} starters take 3 channels, and the run has {recipe.in_chans}"
+    if {"backbone", "channels"} & set(recipe.fixed):
+        return None, f"{instead} --set names the network"
+    if on_gpu and (side <= TINY or images >= SOME):
+        return None, f"{instead} {images:,} images of {side} pixels are enough for a larger network on a GPU"
+    if not free.available:
+        return None, f"{instead} {free.name} is not installed"
+    return find_initial_encoder(free.name), (
+        f"starts from {free.name} ({free.license}, which the result inherits). --init none starts from random weights; "
+        f"--init {best.name} is stronger, and the result inherits its terms, {best.license}: research only"
+    )
+
+
+def relative_cost(start: InitialEncoder) -> float:
+    """Return the cost of a training image of an encoder, relative to that of `small_cpu` at 48 pixels."""
+    own = (start.architecture, {"channels": list(start.channels)} if start.channels else {})
+    base = ("resnet18", {"channels": list(SMALL_CPU.channels)})
+    sides = (start.preprocessing.input_size, SMALL_CPU.image_size)
+    one, other = (_operations(*network, side) for network, side in zip((own, base), sides, strict=True))
+    return one / other
+
+
+def _operations(architecture: str, arguments: dict[str, Any], side: int) -> int:
+    """Return the number of operations of a forward pass."""
+    with torch.device("meta"), torch.random.fork_rng(devices=[]), FlopCounterMode(display=False) as counter:
+        create_backbone(architecture, model_args=arguments, image_size=side).eval()(torch.zeros(1, 3, side, side))
+    return counter.get_total_flops()
 
 
 def _decode(files: ImageIndex, recipe: Recipe, console: Console) -> ImagePack:
@@ -278,5 +349,5 @@ def _decode(files: ImageIndex, recipe: Recipe, console: Console) -> ImagePack:
             progress=advance,
         )
     for path, reason in pack.broken:
-        console.print(f"[yellow]skipped[/] {path}: {reason}", highlight=False)
+        console.print(f"skipped {path}: {reason}", highlight=False)
     return pack

@@ -52,6 +52,9 @@ from .run import Run
 from .run_folder import claim, disk_errors, write_run_json
 from .step import Stepper
 from .time_limit import TimedEpochs, epochs_follow_time
+from .verdict import Verdict
+
+NO_ENCODER = "none"  # --init none: random weights
 
 
 @dataclass(frozen=True)
@@ -61,11 +64,13 @@ class PretrainResult:
     finished: whether all epochs are done; false after a signal or at the time limit.
     step: number of completed optimizer steps.
     scores: the last evaluation, {"knn20/NAME": accuracy in [0, 1], "linear/NAME": ...}.
+    verdict: of a finished run, see `training.verdict`.
     """
 
     finished: bool
     step: int
     scores: dict[str, float]
+    verdict: Verdict | None = None
 
 
 @dataclass(frozen=True)
@@ -127,8 +132,9 @@ def pretrain(
         callbacks: in addition to those that the recipe names.
         plugins: Python files that register parts; see `training.plugins`.
         resume: continue from the checkpoint in `out`, or start there without one.
-        init: source of an encoder to start from.
-        labels: a table of labels. The run is scored on a fifth of each class, and in the end compared with a starter.
+        init: source of an encoder to start from, or "none" for random weights. By default `auto` starts from the free
+            starter, and other recipes from random weights; a resumed run keeps its source.
+        labels: a table of labels. The run is scored on a fifth of each class.
         root: folder to which the paths of `labels` are relative; see `table_set`.
         device: "cpu", "cuda", "cuda:1"; default the GPU if there is one.
         minutes: time limit. The run saves a checkpoint and stops, after at least one step; saving takes extra time.
@@ -174,11 +180,13 @@ def _pretrain(request: _Request, ranks: Ranks, console: Console) -> PretrainResu
         raise InvalidRequest(
             "epochs=fit needs a time limit, --minutes, and a single process. Set epochs to a number otherwise."
         )
-    start = find_initial_encoder(init) if init else None
+    start = find_initial_encoder(init) if init and init != NO_ENCODER else None
     claim(out, request.resume, ranks, console)
     for note in request.table.left_out if request.table else ():
         console.print(note, style="yellow", highlight=False)
     saved = load_checkpoint(out) if request.resume else None
+    if saved is not None and init is None and saved.get("init"):
+        start = find_initial_encoder(saved["init"])
     ready = prepare(
         request.recipe,
         request.data,
@@ -187,9 +195,11 @@ def _pretrain(request: _Request, ranks: Ranks, console: Console) -> PretrainResu
         ranks,
         console,
         request.minutes,
-        request.table.train if request.table else None,
+        request.table,
+        choose_start=init is None and saved is None,
     )
-    recipe, batches = ready.recipe, ready.batches
+    recipe, batches, start = ready.recipe, ready.batches, ready.start
+    init = start.source if start else None
 
     # ------------------------------------------------------------------------ network
     torch.manual_seed(recipe.seed)
@@ -210,31 +220,33 @@ def _pretrain(request: _Request, ranks: Ranks, console: Console) -> PretrainResu
             console.print(
                 f"{out} is finished after {run.steps} steps; the encoder is in {out / 'encoder'}.", highlight=False
             )
-            return PretrainResult(True, run.step, run.scores)
+            return PretrainResult(True, run.step, run.scores, Verdict.read(out))
         console.print(f"continuing at step {run.step} of {run.steps}", highlight=False)
     ranks.require_equal(
         images=len(batches), batch_size=recipe.batch_size, precision=recipe.precision, checkpoint=run.step
     )
     lineage: dict[str, Any] = {}
+    write_run = partial(write_run_json, run, ready.folders, ready.files, init, request.plugins)
     if ranks.first:
         out.mkdir(parents=True, exist_ok=True)
-        write_run_json(run, ready.folders, ready.files, init, request.plugins)
+        write_run()
         lineage = lineage_of(start, ready.folders, ready.files, terms)
     if (
         request.until is not None
+        and request.minutes  # a limit of 0 stops after a step, to be resumed
         and epochs_follow_time(request.recipe)
         and (saved is None or fits)
         and ranks.world == 1
     ):
-        write = partial(write_run_json, run, ready.folders, ready.files, init, request.plugins)
-        timed = TimedEpochs(request.until, request.recipe, schedule, write, console)
+        timed = TimedEpochs(request.until, request.recipe, schedule, write_run, console)
         request = dataclasses.replace(request, callbacks=Callbacks([request.callbacks, timed]))
     recorder = Recorder(
-        run, request.callbacks, ready.folders, ready.files, init, terms, lineage, request.table, saved, console
+        run, request.callbacks, ready.sets, ready.files, init, terms, lineage, write_run, saved, console
     )
     request.callbacks.on_start(run)
     try:
         if trained_before:  # only the exported encoder's input has changed
+            recorder.start()
             recorder.evaluate()
             recorder.save()
         else:
@@ -245,12 +257,12 @@ def _pretrain(request: _Request, ranks: Ranks, console: Console) -> PretrainResu
             if stepper.eager_because is not None:
                 console.print(f"Steps are not recorded as a graph: {stepper.eager_because}.", highlight=False)
             _train(run, stepper, recorder, request, saved is not None, console)
-            if run.finished:
-                recorder.finish()
+        if run.finished:
+            recorder.finish()
     finally:
         batches.close()
         request.callbacks.on_end(run)
-    return PretrainResult(run.finished, run.step, run.scores)
+    return PretrainResult(run.finished, run.step, run.scores, run.verdict)
 
 
 def _plan(out: Path, ready: Prepared, learner: Learner, ranks: Ranks, *, from_encoder: bool) -> tuple[Run, Schedule]:

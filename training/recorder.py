@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 
+from nnclr_hub.encoder.features import FeatureSource
+from nnclr_hub.encoder.loader import load_encoder
+from nnclr_hub.errors import ModelError
+
 from .callbacks import Callback
 from .checkpoint import save_checkpoint
 from .data.datasets import EvaluationSet
 from .data.image_index import ImageIndex
-from .evaluation import Evaluation
-from .floors import UNTRAINED, Floors
-from .health import symptoms
-from .initial_encoder import warn_if_worse
+from .evaluation import Evaluation, exact_inference
 from .monitor import Monitor, peak_memory_mb, rankme
 from .neighbor_history import record_neighbors
+from .references import UNTRAINED, References
 from .report import write_report
 from .run import Run
 from .run_folder import export_encoder, keep_milestone
-from .starter import compare_with_starter
 from .step import StepResult
+from .verdict import RUN, judge, symptoms
 
 RECENT = 20  # last lines of the log that are searched for symptoms
 
@@ -34,11 +35,12 @@ class Recorder:
     """Logs, evaluates and saves a run. All processes of a distributed run call its methods, and the first one writes.
 
     Args:
-        folders, files: the data, and the images that the run learns from.
+        sets: labeled sets that score the run.
+        files: the images that the run learns from.
         init: source of the encoder that the run starts from, if any.
         terms: of the images.
         lineage: see `lineage_of`.
-        table: a labeled set that scores the run.
+        write_run: writes RUN/run.json.
         saved: the checkpoint that the run resumes from, if any.
     """
 
@@ -46,38 +48,53 @@ class Recorder:
         self,
         run: Run,
         callbacks: Callback,
-        folders: Sequence[Path | str],
+        sets: Sequence[EvaluationSet],
         files: ImageIndex,
         init: str | None,
         terms: str | None,
         lineage: Mapping[str, Any],
-        table: EvaluationSet | None,
+        write_run: Callable[[], None],
         saved: Mapping[str, Any] | None,
         console: Console,
     ) -> None:
         self._run, self._callbacks, self._console = run, callbacks, console
-        self._files, self._init, self._terms, self._lineage, self._table = files, init, terms, lineage, table
-        self._at_start: dict[str, float] = dict(saved["at_start"]) if saved else {}
+        self._files, self._init, self._terms, self._lineage, self._write_run = files, init, terms, lineage, write_run
         self._warned: set[str] = set()
-        self._floors = Floors()
         recipe = run.recipe
         self._preprocessing = recipe.preprocessing
         self._chance = run.learner.chance_loss(recipe.batch_size // recipe.accumulate)
         self._monitor = Monitor(
             run.out, resumed_at=run.step, unlogged=saved.get("unlogged") if saved else None, ranks=run.ranks
         )
-        self._evaluation = Evaluation(folders, self._preprocessing, recipe, run.ranks, console, table)
+        self._evaluation = Evaluation(sets, self._preprocessing, recipe, run.ranks, console)
+        before = saved.get("references") if saved else None
+        labeled = sets if run.ranks.first else ()
+        self._references = References(labeled, self._preprocessing.reading, recipe.in_chans, before, console)
+        self._keep_color = "augmentation=keep_color"
+        if len(lineage.get("data", ())) > 1 and len(sets) == 1:
+            self._keep_color = f"keep_color_of={sets[0].name}"
 
     def start(self) -> None:
-        """Compute what training is compared with: the initial encoder's scores, or the floors of a new network."""
+        """Score what the run is compared with, and the encoder that it starts from as the start of its curve."""
         run = self._run
+        run.tested = self._evaluation.tested
+        if run.ranks.first:
+            self._write_run()
+            known = run.step == 0 or self._init is not None  # the first step changes the untrained network
+            self._references.measure(self._init or UNTRAINED, self._initial_encoder if known else None)
         if run.step == 0 and self._init:
             self.evaluate()
-            self._at_start.update(run.scores)
-        self._floors = self._evaluation.floors(run.out)
-        if run.step == 0 and not self._init and (scores := self._evaluation.scores(run.learner, run.out.name)):
-            self._floors.scores[UNTRAINED] = scores
-            self._floors.write(run.out)
+
+    def _initial_encoder(self) -> FeatureSource:
+        """Return the parent as it is; or the network before its first step, which may take other channels."""
+        if self._init is not None:
+            try:
+                parent = load_encoder(self._init, device=str(self._run.ranks.where))
+                if parent.transform.preprocessing.in_chans == self._preprocessing.in_chans:
+                    return parent
+            except ModelError as error:
+                self._console.print(f"note: {self._init} is scored in this run: {error}", highlight=False)
+        return self._evaluation.encoder(self._run.learner, self._run.out.name)
 
     def add(self, result: StepResult) -> None:
         """Count a step."""
@@ -97,9 +114,10 @@ class Recorder:
         line = self._monitor.log(run.step, run.epoch, lr=result.lr, rankme=rankme(z) if ranks.first else 0.0, **extra)
         if not ranks.first:
             return
-        for symptom, sentence in (symptoms(self._monitor.lines[-RECENT:], run.steps) or {}).items():
+        warmup = run.recipe.warmup_epochs / run.recipe.epochs
+        for symptom, sentence in symptoms(self._monitor.lines[-RECENT:], run.steps, warmup=warmup).items():
             if symptom not in self._warned:
-                self._console.print(f"[yellow]warning[/] {sentence}", highlight=False)
+                self._console.print(f"warning: {sentence}", highlight=False)
                 self._warned.add(symptom)
         self._callbacks.on_log(run, line)
 
@@ -115,7 +133,6 @@ class Recorder:
         run.scores.update(scores)
         line = self._monitor.record(run.step, run.epoch, run.scores)
         self._evaluation.print_scores(run.epoch, run.scores)
-        warn_if_worse(run.scores, self._at_start, self._console)
         if run.scores:  # without labels there are none
             self._callbacks.on_log(run, line)
             self._callbacks.on_evaluation(run, run.scores)
@@ -150,16 +167,17 @@ class Recorder:
             yield
 
     def finish(self) -> None:
-        """Compare the finished run with the starter and the floors."""
+        """Reach the verdict of the finished run, and write it into run.json, the encoder and the report."""
         run = self._run
         if not run.ranks.first:
             return
-        if self._table is not None and (
-            answer := compare_with_starter(run.out, self._table, self._init, self._console)
-        ):
-            self._console.print(answer, highlight=False)
-            write_report([run.out], run.out / "report.html")
-        self._floors.warn_if_below(run.scores, run.recipe, self._console)
+        with exact_inference():
+            self._references.score(RUN, self._evaluation.encoder(run.learner, run.out.name))
+        run.verdict = judge(self._references, self._init, run.recipe, self._monitor.lines, run.steps, self._keep_color)
+        self._write_run()
+        self._export()
+        write_report([run.out], run.out / "report.html")
+        self._console.print(f"verdict: {run.verdict.sentence}", style="bold", highlight=False)
         done = f"done: the encoder is in {run.out / 'encoder'}, the report in {run.out / 'report.html'}"
         self._console.print(done, highlight=False)
 
@@ -175,7 +193,7 @@ class Recorder:
             "steps_per_epoch": run.batches.steps_per_epoch,
             "step": run.step,
             "scores": run.scores,
-            "at_start": self._at_start,
+            "references": self._references.state,
             "unlogged": self._monitor.unlogged,
             "learner": run.learner.state_dict(),
             "optimizer": run.optimizer.state_dict(),
@@ -192,4 +210,6 @@ class Recorder:
         if (scored := self._monitor.last_scored(run.scores)) is not None:  # a stopped run is saved without scores
             provenance["measured_at_step"] = scored
         about = {**self._lineage, **(provenance if run.scores else {})}
+        if run.verdict is not None:
+            about["verdict"] = run.verdict.record
         export_encoder(run.learner, self._preprocessing, run.recipe, run.out, run.step, run.steps, about)

@@ -13,6 +13,7 @@ from nnclr_hub.method import Learner
 from .data.batches import Batches
 from .distributed import Ranks
 from .recipes import Recipe
+from .verdict import Verdict
 
 
 @dataclass
@@ -28,6 +29,8 @@ class Run:
     step: completed ones.
     scaler: of the loss, with precision fp16.
     scores: of the last evaluation, {"knn20/NAME": accuracy in [0, 1], "linear/NAME": ...}.
+    tested: number of images that are scored, {"NAME": number}.
+    verdict: of the finished run.
     """
 
     out: Path
@@ -40,6 +43,8 @@ class Run:
     step: int = 0
     scaler: torch.amp.GradScaler = field(init=False)
     scores: dict[str, float] = field(default_factory=dict)
+    tested: dict[str, int] = field(default_factory=dict)
+    verdict: Verdict | None = None
     stopping: threading.Event = field(default_factory=threading.Event)
     requeue: bool = False  # Slurm is to start the job again
 

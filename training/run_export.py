@@ -27,6 +27,7 @@ from nnclr_hub.publish.export import encoder_of, export_run, require_free
 from nnclr_hub.terminal import PlainConsole
 
 from .checkpoint import NAME, load_checkpoint, rename_settings
+from .data.datasets import evaluation_sets
 from .data.named_sets import find_data
 from .evals.frozen import knn
 from .evals.labeled import LabeledSet, scores_of
@@ -46,11 +47,13 @@ class Exported:
     folder: the model folder.
     metrics: the scores on its card, accuracies in [0, 1].
     rechecked: for each score, the value measured again; None if it was not measured.
+    verdict: of the run, in words; empty if it has none.
     """
 
     folder: Path
     metrics: Mapping[str, float]
     rechecked: Mapping[str, float | None]
+    verdict: str = ""
 
 
 def export(
@@ -63,6 +66,7 @@ def export(
     support_set: bool = False,
     provenance: Mapping[str, Any] | None = None,
     force_license: bool = False,
+    force: bool = False,
     graph: bool = False,
     device: str | None = None,
     console: Console | None = None,
@@ -74,11 +78,13 @@ def export(
         encoder: "online" or "momentum"; default the one that the run scored and exported.
         data: folders, or names of data sets, to measure on.
         provenance, force_license, graph: see `export_run`.
+        force: export an encoder whose verdict is that it is worse than its parent.
         device: for the measurement; default the GPU if there is one.
         console: console for progress; default standard error.
 
     Raises:
-        InvalidRequest: the run has no such network or support set, or `folder` holds something else.
+        InvalidRequest: the run has no such network or support set, `folder` holds something else, or the encoder is
+            worse than its parent.
         CheckpointError: the checkpoint is missing or damaged.
         WeightsMismatch: the weights are incomplete, or score differently from the run on the same images.
     """
@@ -86,6 +92,12 @@ def export(
     require_free(folder)
     source = encoder_of(Path(run))
     about, parts = _select_parts(Path(run), source, encoder, support_set=support_set)
+    verdict = about.get("verdict") or {}
+    if verdict.get("below_parent") and not force:
+        raise InvalidRequest(
+            f"The encoder is worse than the one that it started from. Its verdict is: {verdict['sentence']} Use "
+            "--force to export it; its card will show this verdict."
+        )
     about |= provenance or {}
     parts["force_license"] = force_license
     with tempfile.TemporaryDirectory() as folder_to_measure:
@@ -109,7 +121,7 @@ def export(
             about |= {"measured_at_step": about["step"]} if "step" in about else {}
         kept = parts.get("support_set")
         final = export_run(written, folder, dtype=dtype, provenance=about, support_set=kept, graph=graph)
-        return Exported(final, metrics, checks)
+        return Exported(final, metrics, checks, verdict.get("sentence", ""))
 
 
 def _select_parts(
@@ -120,7 +132,8 @@ def _select_parts(
     parts: dict[str, Any] = {}
     if encoder is not None and encoder != about.get("encoder", ONLINE):
         parts |= _other_network(run, encoder)
-        about["metrics"] = {}  # they belong to the other network
+        about["metrics"] = {}  # they belong to the other network, like the verdict
+        about.pop("verdict", None)
     if support_set:
         parts["support_set"] = _support_set(run)
     return about | ({"encoder": encoder} if encoder else {}), parts
@@ -177,11 +190,12 @@ def _measure(
     if not data:
         return {}, {}, []
     encoder = load_encoder(folder, device=device, backend="torch")
-    sets, digests = labeled_sets(find_data(data, console), encoder.transform.preprocessing, most, console)
+    found = evaluation_sets(find_data(data, console))
+    sets, digests = labeled_sets(found, encoder.transform.preprocessing, most, console)
     if not sets:
         raise InvalidRequest(
-            f"{', '.join(map(str, data))} has no labeled images to measure on; provide a folder with train/ and val/ "
-            "or test/, each with one folder per class."
+            f"{', '.join(map(str, data))} has no labeled images to measure on; provide a folder with one folder per "
+            "class, or with such folders in train/ and val/ or test/."
         )
     with exact_inference():
         values = {name: round(value, 4) for name, value in scores_of(sets, encoder, [knn]).items()}

@@ -96,11 +96,13 @@ def write_run_json(
     """Write RUN/run.json, which the report shows at the end of the page."""
     recipe, where = run.recipe, run.ranks.where
     about = {
+        **({"verdict": run.verdict.record} if run.verdict else {}),
         "recipe": recipe.name,
         "init": start,
         "steps": run.steps,
         "data": [folder.name for folder in map(Path, data)],
         "images": len(files),
+        "scored_on": run.tested,
         "device": str(where) if where.type == "cpu" else torch.cuda.get_device_name(where),
         "processes": run.ranks.world,
         "threads": torch.get_num_threads(),
@@ -163,6 +165,7 @@ def export_encoder(
             "step": step,
             "steps": steps,
             "epochs": recipe.epochs,
+            "images_seen": step * recipe.batch_size,
             "seed": recipe.seed,
             "temperature": recipe.temperature,
             "support_set_size": recipe.queue_size if learner.support_set is not None else 0,

@@ -83,7 +83,11 @@ class TimedEpochs(Callback):
         if marks:
             self._pause = max(self._pause, now - self._stepped_at)
         self._stepped_at = now
-        if run.finished or now >= self._until:
+        if run.finished:
+            return
+        if now >= self._until:  # it was slower than planned: it ends here, with scores and a verdict
+            run.plan(dataclasses.replace(run.recipe, epochs=run.epoch), run.step)
+            self._changed()
             return
         if marks and now - marks[-1][1] < MARKED * (self._until - self._began):
             return

@@ -42,7 +42,12 @@ def pretrain(
     settings: Set = [],  # noqa: B006
     plugins: Plugin = [],  # noqa: B006
     init: Annotated[
-        str | None, typer.Option("--init", help="Encoder to start from: a name, a folder, timm:...")
+        str | None,
+        typer.Option(
+            "--init",
+            help="Encoder to start from: a name, a folder, timm:..., or none for random weights. Default of `auto`: "
+            "the free starter.",
+        ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
     gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="Processes, one per GPU; starts torchrun.")] = None,

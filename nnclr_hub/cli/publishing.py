@@ -55,6 +55,9 @@ def export(
             help="Accept a license that the parents' or the images' terms do not allow, and record that.",
         ),
     ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Export an encoder that is worse than the one it started from.")
+    ] = False,
     graph: Annotated[
         bool | None,
         typer.Option(
@@ -81,13 +84,17 @@ def export(
         support_set=support_set,
         provenance=about,
         force_license=force_license,
+        force=force,
         graph=all(map(find_spec, ("onnx", "onnxscript", "onnxruntime"))) if graph is None else graph,
         device=device,
         console=err,
     )
     if as_json:
-        print_json({"folder": str(done.folder), "metrics": done.metrics, "rechecked": done.rechecked})
+        found = {"metrics": done.metrics, "rechecked": done.rechecked}
+        print_json({"verdict": done.verdict or None, "folder": str(done.folder), **found})
         return
+    if done.verdict:
+        out.print(f"Verdict: {done.verdict}", markup=False)
     for name, value in done.metrics.items():
         again = done.rechecked[name]
         out.print(f"{name} {value}: " + ("not checked" if again is None else f"measured again, {again}"))

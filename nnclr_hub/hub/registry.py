@@ -152,7 +152,7 @@ MODELS: dict[str, ModelInfo] = {
                 "imagenette128 and tiny64 (ImageNet's terms: research only), mix128 (Caltech-101, CC BY 4.0; ImageNet "
                 "images, research only), clothing160 (CC0 1.0) and grocery128 (MIT), train splits and unlabeled"
             ),
-            recipe="small, 20 epochs at 64 and 96 pixels, 19 at 48 and 64, 40 at 64 and 96, 144 at 96, 352 at 96 and 128",
+            recipe="small, 20 epochs at 64 and 96 pixels, 19 at 48 and 64, 40 at 64 and 96, 144 at 96, 352 to 128",
             metrics={
                 "knn20/imagenette128": 0.8619,
                 "knn20/mix128": 0.6967,

@@ -45,7 +45,7 @@ _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _BODY = """
 # {name}
 
-{summary}
+{verdict}{summary}
 
 ## Load the model
 
@@ -130,9 +130,9 @@ def model_card(name: str, config: ModelConfig, *, repository: str | None = None,
     Args:
         name: of the model; its folder's.
         config: its config.json; config.nnclr may hold "metrics" {name: value}, "rechecked" {name: value or None} and
-            "commands" {name: command} of them, "splits" {set: where its metrics are from}, "measured_at_step" next to
-            the weights' "step", "license" of the weights and "license_forced", and of the training images their
-            "data" (a name or several) and "data_terms".
+            "commands" {name: command} of them, "splits" {set: where its metrics are from}, "verdict" with its
+            "sentence" in words, "measured_at_step" next to the weights' "step", "license" of the weights and
+            "license_forced", and of the training images their "data" (a name or several) and "data_terms".
         repository: ORGANIZATION/NAME that the snippets load; None for the folder itself.
         revision: tag or commit of it.
 
@@ -145,6 +145,7 @@ def model_card(name: str, config: ModelConfig, *, repository: str | None = None,
     pooled = "the [CLS] token" if config.global_pool == "token" else "the mean over the last feature map"
     body = _BODY.format(
         name=name,
+        verdict=_verdict(about),
         summary=paragraph(
             f"A {config.architecture} that turns an image into a vector of {config.num_features} numbers. Similar "
             f"images have similar vectors. {_origin(about)}"
@@ -328,6 +329,12 @@ def _measured_at(about: Mapping[str, Any]) -> str:
         return "a step that is not recorded"  # of a stopped run, written by an earlier version
     at = about.get("measured_at_step", steps)
     return "its last step" if at == steps else f"step {at}"
+
+
+def _verdict(about: Mapping[str, Any]) -> str:
+    """Return the verdict of the run that made the encoder, as the card's first paragraph."""
+    sentence = (about.get("verdict") or {}).get("sentence")
+    return paragraph(f"**Verdict of its training run:** {sentence}") + "\n\n" if sentence else ""
 
 
 def _origin(about: Mapping[str, Any]) -> str:

@@ -1,6 +1,5 @@
 """Two processes with half a batch each equal one process with the whole batch."""
 
-import json
 import os
 import re
 import signal
@@ -27,6 +26,7 @@ from training.launch import launch
 from training.monitor import read_log
 from training.pretrain import pretrain
 from training.recipes import find_recipe
+from training.verdict import Verdict
 
 ROOT = Path(__file__).parents[2]
 FAST = [
@@ -85,9 +85,12 @@ def test_two_processes_log_and_score_like_one(both, data, tmp_path):
             assert line["z_std"] == pytest.approx(want["z_std"], rel=0.2), "within half a batch"
             assert line["nn_accuracy"] == pytest.approx(want["nn_accuracy"], abs=0.1), "some rows are equally near"
     assert [{line.get("unreadable") for line in log if "loss" in line} for log in (alone, shared)] == [{2}, {3}]
-    floors = [json.loads((run / "run" / "floors.json").read_text()) for run in (tmp_path, both)]
-    assert floors[0] == floors[1]
-    assert {"untrained", "hog"} < floors[0]["scores"].keys()
+    verdicts = [Verdict.read(run / "run") for run in (tmp_path, both)]
+    alone_scores, shared_scores = (verdict.scores for verdict in verdicts if verdict is not None)
+    assert alone_scores.keys() == shared_scores.keys() > {"the untrained network", "hog"}
+    assert {name: shared_scores[name] for name in shared_scores if name != "run"} == {
+        name: alone_scores[name] for name in alone_scores if name != "run"
+    }
 
 
 @pytest.mark.slow

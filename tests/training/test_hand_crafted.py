@@ -66,11 +66,3 @@ def test_eval_compares_an_encoder_with_the_floors_on_the_same_images(data, model
     page = (tmp_path / "results.md").read_text()
     assert all(f"| {name} |" in page for name in (*sources[1:], "hog, whiten"))
     assert page.count(", p ") == 8, "each other row is compared with the first one"
-
-
-def test_a_run_reports_the_floors(finished, data):
-    floors = json.loads((finished / "floors.json").read_text())
-    assert set(floors["scores"]) == {*FLOORS, "untrained"}
-    assert floors["tested"] == {data.name: 18}
-    assert all(0 <= value <= 1 for scores in floors["scores"].values() for value in scores.values())
-    assert "hog+color" in (finished / "report.html").read_text()

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from nnclr_hub.errors import InvalidRequest, UnknownModel
 from training.assemble import build_learner
-from training.initial_encoder import adopt, find_initial_encoder, load_initial_encoder, warn_if_worse
+from training.initial_encoder import adopt, find_initial_encoder, load_initial_encoder
 from training.monitor import read_log
 from training.optimization import Schedule, make_optimizer
 from training.pretrain import pretrain
@@ -112,15 +112,6 @@ def test_a_different_architecture_is_rejected(model):
         find_initial_encoder("random:resnet18")
     with pytest.raises(UnknownModel):
         find_initial_encoder("./no-such-folder")
-
-
-def test_a_score_below_the_initial_one_causes_a_warning(capsys):
-    console = Console(stderr=True)
-    warn_if_worse({"knn20/a": 0.5, "linear/a": 0.1}, {"knn20/a": 0.6, "linear/a": 0.6}, console)
-    assert "below the 0.600" in " ".join(capsys.readouterr().err.split())
-    warn_if_worse({"knn20/a": 0.7}, {"knn20/a": 0.6}, console)
-    warn_if_worse({"knn20/a": 0.7}, {}, console)
-    assert not capsys.readouterr().err
 
 
 def test_the_initial_encoder_is_evaluated_before_the_first_step(data, model, tmp_path):

@@ -71,8 +71,8 @@ def test_a_run_writes_a_log_an_encoder_and_a_report(finished, data):
 
 
 def test_the_cost_of_the_first_steps_excludes_what_is_measured_before_them(data, tmp_path, monkeypatch):
-    evaluate, before = Evaluation.scores, 3.0  # CPU seconds, more than a step of this network takes
-    busy = iter([before])  # only the first evaluation, of the untrained network
+    evaluate, before = Evaluation.encoder, 3.0  # CPU seconds, more than a step of this network takes
+    busy = iter([before])  # only the first one, the untrained network
 
     def slow(*arguments):
         since, seconds = time.process_time(), next(busy, 0.0)
@@ -80,7 +80,7 @@ def test_the_cost_of_the_first_steps_excludes_what_is_measured_before_them(data,
             pass
         return evaluate(*arguments)
 
-    monkeypatch.setattr(Evaluation, "scores", slow)
+    monkeypatch.setattr(Evaluation, "encoder", slow)
     pretrain(recipe("epochs=1", "log_every=1"), [data], tmp_path / "run")
     assert read_log(tmp_path / "run")[0]["cpu_s"] < before
 

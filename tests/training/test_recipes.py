@@ -16,7 +16,7 @@ from training.ablate import for_data
 from training.assemble import build_learner, fit_to_data
 from training.data.detail import kept_contrast
 from training.recipes import RECIPES, find_recipe
-from training.recipes.auto import Auto, Cues, Situation
+from training.recipes.auto import Auto, Cues, Situation, Start
 from training.tables import TABLES, find_table
 
 
@@ -142,9 +142,9 @@ def test_auto_follows_images_device_and_time(now, expected):
 def test_auto_says_why_and_keeps_what_the_user_sets():
     small = Situation(3000, 200, False, None, 2, TEXTURES)
     _, why = find_recipe("auto").choose(small)
-    assert ["60%" in why[0], "SimCLR" in why[1], len(why)] == [True, True, 2]
+    assert ["SimCLR" in why[0], "60%" in why[1], len(why)] == [True, True, 2]
     _, why = find_recipe("auto").choose(dataclasses.replace(small, contrast={48: 0.85, 64: 0.91, 96: 0.95}))
-    assert "15%" in why[0]
+    assert "15%" in why[1]
     _, short = find_recipe("auto").choose(dataclasses.replace(small, minutes=1))
     assert "image_size=96" in " ".join(short)
     given = {"epochs": 3, "method": "byol", "image_size": 48}
@@ -164,6 +164,29 @@ def test_auto_says_why_and_keeps_what_the_user_sets():
         assert chosen.crop_scale == (() if expected == "keep_color" else (0.4, 1.0))
     neighbors, why = find_recipe("auto").with_settings(["k=5"]).choose(small)
     assert (neighbors.method, neighbors.k, len(why)) == ("nnclr", 5, 1)
+
+
+STARTER = {"image_size": 128, "eval_size": 128, "eval_crop": 1.0, "pack_size": 256, "projection_dim": 64}
+
+
+@pytest.mark.parametrize(
+    ("now", "expected", "words"),
+    [
+        ((3000, 200, False, 60, 2), {"batch_size": 64, "channels": (), "crop_scale": (0.4, 1.0)}, "fit into 60"),
+        ((3000, 200, False, 1, 1), {"epochs": 5 * 64 / 3000}, "too few"),  # 10,000 images of 48 pixels cost as much
+        ((3000, 200, False, None, 2), {"epochs": 21}, "are planned"),
+        ((3000, 200, True, 5, 2), {"batch_size": 512, "crop_scale": ()}, "are planned"),
+    ],
+)
+def test_auto_keeps_the_input_and_the_heads_of_an_encoder(now, expected, words):
+    situation = dataclasses.replace(Situation(*now), start=Start("parent", STARTER, cost=32, seen=7000))
+    chosen, why = find_recipe("auto").choose(situation)
+    expected = {**STARTER, **expected, "epochs": pytest.approx(expected.get("epochs", chosen.epochs))}
+    assert {name: getattr(chosen, name) for name in expected} == expected
+    assert words in " ".join(why)
+    assert "7,000" in " ".join(why)
+    given, _ = find_recipe("auto").with_settings(["image_size=64", "method=nnclr"]).choose(situation)
+    assert (given.image_size, given.eval_size, given.method) == (64, 128, "nnclr")
 
 
 @pytest.mark.parametrize("size", [32, 48, 96, 128])

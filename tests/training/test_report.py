@@ -8,11 +8,11 @@ from tiny_runs import recipe
 
 from nnclr_hub.errors import InvalidRequest
 from training.ablate import ablate
-from training.health import symptoms
 from training.monitor import read_log
 from training.neighbor_history import read_neighbors
 from training.pretrain import pretrain
 from training.report import write_report
+from training.verdict import symptoms
 
 OFTEN = ("epochs=3", "checkpoint_every=1", "log_every=1")
 
@@ -86,10 +86,18 @@ def test_symptoms_are_found_without_labels(change, name):
     found = symptoms(log, steps=100)
     assert list(found) == ([name] if name else [])
     assert all(sentence.endswith(".") and "{" not in sentence for sentence in found.values())
-    assert symptoms([{**line, "step": 1} for line in log], steps=100) is None, (
-        "nothing is expected from the first steps"
-    )
+    early = [{**line, "step": 1} for line in log]
+    assert symptoms(early, steps=100) == {}, "nothing is expected from the first steps"
+    assert symptoms(log, steps=100, warmup=0.99) == {}, "or from the warm-up"
+    assert list(symptoms(early[-1:], steps=1, final=True)) == list(found), "a finished run is judged at once"
     assert symptoms([*log[:-1], {"step": 99, **HEALTHY}], steps=100) == {}, "one line is not enough"
+
+
+def test_a_loss_that_falls_late_causes_no_warning():
+    """In 140 steps on groceries the loss was above chance for 20 steps, and ended far below it."""
+    log = [{"step": step, **HEALTHY, "loss": 6.4, "chance": 5.55} for step in range(7, 60)]
+    assert symptoms(log, steps=140) == {}
+    assert "nothing learned" in symptoms([{**line, "step": line["step"] + 70} for line in log], steps=140)
 
 
 def test_a_table_is_run_resumed_and_written(photos, tmp_path, capsys, undrawn):

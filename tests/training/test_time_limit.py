@@ -91,6 +91,12 @@ def test_steps_that_are_slower_than_log_lines_are_measured_too(timed):
     assert 0.8 * LIMIT < clock.now <= LIMIT
 
 
+def test_a_run_too_slow_for_any_plan_ends_at_the_limit_with_a_verdict(timed):
+    _, outcome, about = timed(Clock(lambda step: 0.6 * LIMIT))
+    assert (outcome.finished, outcome.step, about["steps"]) == (True, 2, 2)
+    assert about["verdict"]["sentence"] == outcome.verdict.sentence
+
+
 @pytest.mark.parametrize("every", [3, 4])
 def test_long_evaluations_leave_time_for_the_last_steps(timed, every):
     clock = Clock(evaluation=12.0)

@@ -23,12 +23,14 @@ from nnclr_hub.encoder.image_list import archives_in, find_places, sources_at
 from nnclr_hub.encoder.image_reading import PLAIN, ImageReading
 from nnclr_hub.encoder.packed_image import ImageSource, ListedImage, PackedImage
 from nnclr_hub.errors import ImageError, NoImages
-from nnclr_hub.hub.layout import VALIDATION
+from nnclr_hub.hub.layout import HELD_OUT, VALIDATION
+from nnclr_hub.probe.cross_validation import stratified_folds
 from nnclr_hub.remote_files import is_address, open_file_system, reading
 
 from .image_index import NO_LABEL, ImageIndex, Listed, current_index, digest_of, write_index
 
 SAMPLED = 50  # images whose size is read
+LEAST_LABELED = 20  # images in class folders of which a fifth is held out
 
 
 @dataclass(frozen=True)
@@ -187,20 +189,51 @@ def typical_side(sizes: np.ndarray) -> int:
     return int(np.median(sizes.min(axis=1))) if len(sizes) else 0
 
 
-def evaluation_sets(folders: Sequence[Path | str]) -> list[EvaluationSet]:
-    """Return the data folders that can score an encoder: `train/` and `val/` or `test/`, each with classes."""
+def evaluation_sets(folders: Sequence[Path | str], table: EvaluationSet | None = None) -> list[EvaluationSet]:
+    """Return the labeled sets that can score an encoder: the table, and the data folders that have classes.
+
+    A folder fits on `train/` and scores `val/` or `test/`. Of a folder without these two, a fifth of each class is
+    held out. A table takes the place of such folders, because it says what their labels are.
+    """
     sets = []
     for folder in (one for one in map(Path, folders) if one.is_dir()):
         splits = splits_in(folder)
         held_out = next((split for split in ("val", "test") if split in splits), None)
         if held_out is not None and "train" in splits:
             sets.append(evaluation_set(folder, held_out))
-    sets = [one for one in sets if len(one.train.classes) > 1]
+        elif table is None and (found := _held_out_fifth(folder)) is not None:
+            sets.append(found)
+    sets = [one for one in sets if len(one.train.classes) > 1] + ([table] if table else [])
     names = [one.name for one in sets]  # names of scores must be unique
     return [
         replace(one, name=f"{one.name}-{names[:number].count(one.name) + 1}") if one.name in names[:number] else one
         for number, one in enumerate(sets)
     ]
+
+
+def join_parts(parts: Sequence[ImageFiles]) -> ImageFiles:
+    """Return the images of several sets; classes of different sets are different."""
+    first = np.cumsum([0, *(len(one.classes) for one in parts)])
+    labels = [np.where(one.labels >= 0, one.labels + at, NO_LABEL) for one, at in zip(parts, first, strict=False)]
+    paths = tuple(path for one in parts for path in one.paths)
+    return ImageFiles(paths, np.concatenate(labels), tuple(name for one in parts for name in one.classes))
+
+
+def _held_out_fifth(folder: Path) -> EvaluationSet | None:
+    """Hold out a fifth of each class of a folder; None if it has no classes, or too few images."""
+    base = folder / "train" if (folder / "train").is_dir() else folder
+    try:
+        paths = list_images(base)
+    except NoImages:
+        return None
+    names = folder_labels([path.relative_to(base).as_posix() for path in paths])
+    files = _files(paths, names, sorted({name for name in names if name}))
+    labeled = files.keep(np.flatnonzero(files.labels >= 0))
+    if len(labeled.paths) < LEAST_LABELED or len(files.classes) < 2:
+        return None
+    held = stratified_folds(labeled.labels) == 0
+    parts = [labeled.keep(np.flatnonzero(rows)) for rows in (~held, held)]
+    return EvaluationSet(folder.resolve().name, *parts, split=HELD_OUT)
 
 
 def evaluation_set(folder: Path, split: str) -> EvaluationSet:

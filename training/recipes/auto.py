@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from .imagenet import BEST
 from .preset import Preset
@@ -28,6 +29,10 @@ CPU_RATE = {False: 10_000, True: 16_000}
 NEIGHBOR_STEPS = 10_000
 # area of a crop in short runs on a CPU, docs/results/auto.md; the paper's are of .08 and more
 WIDE = (0.4, 1.0)
+FREE_STARTER = "nnclr_resnet18_free_starter"  # what `auto` starts from
+START_BATCH = 64  # images of a step on a CPU from an encoder: its input is large, so larger batches leave few steps
+START_STEPS = 1_000  # on a CPU without a time limit
+HELPFUL_STEPS = 300  # runs of fewer steps from an encoder did not help in docs/results/auto.md
 # settings of NNCLR that SimCLR would ignore; a user who sets one keeps NNCLR
 OF_NEIGHBORS = (
     *("objective", "learner", "transposed_term", "queue_size", "support_set", "enqueue"),
@@ -49,6 +54,22 @@ class Cues:
 
 
 @dataclass(frozen=True)
+class Start:
+    """The encoder that a run starts from.
+
+    source: as given.
+    settings: those that keep its input and its heads.
+    cost: of a training step of an image, relative to that of `small_cpu` at 48 pixels.
+    seen: number of images that it has seen, 0 if unknown.
+    """
+
+    source: str
+    settings: Mapping[str, Any]
+    cost: float
+    seen: int = 0
+
+
+@dataclass(frozen=True)
 class Situation:
     """What `auto` looks at.
 
@@ -60,6 +81,7 @@ class Situation:
     contrast: {side: share of the contrast that images keep at that side}, see `kept_contrast`; empty if unknown.
     cues: of labels that the user gave, if any.
     bf16: whether the CPU trains in bf16.
+    start: the encoder that the run starts from, if any.
     """
 
     images: int
@@ -70,6 +92,7 @@ class Situation:
     contrast: Mapping[int, float] = field(default_factory=dict)
     cues: Cues | None = None
     bf16: bool = False
+    start: Start | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +102,13 @@ class Auto(Recipe):
     def choose(self, now: Situation) -> tuple[Recipe, list[str]]:
         """Return the recipe, and sentences that say why."""
         given = self.image_size if "image_size" in self.fixed else None
-        chosen, why = _on_cpu(now, given) if not now.on_gpu else (_on_gpu(now), [])
-        if given:
+        if now.start is not None:
+            chosen, why = _from_encoder(now, now.start), []
+        else:
+            chosen, why = _on_cpu(now, given) if not now.on_gpu else (_on_gpu(now), [])
+        if given and now.start is not None:
+            chosen = dataclasses.replace(chosen, image_size=given, pack_size=max(given, chosen.pack_size))
+        elif given:
             pack_size = given * chosen.pack_size // chosen.image_size
             chosen = dataclasses.replace(chosen, image_size=given, eval_size=given, pack_size=pack_size)
         kept = (*self.fixed, "in_chans", "mean", "std")
@@ -103,10 +131,15 @@ class Auto(Recipe):
         steps = chosen.steps(max(1, now.images // chosen.batch_size))
         if steps < NEIGHBOR_STEPS and not own and not {"method", "encoder", *OF_NEIGHBORS} & set(self.fixed):
             chosen = dataclasses.replace(chosen, method="simclr")
-            why.append(
-                f"SimCLR instead of NNCLR, as in all runs that are planned with fewer than {NEIGHBOR_STEPS:,} "
-                f"steps; this one has {steps:,}. To keep NNCLR, use --set method=nnclr."
+            why.insert(
+                0,
+                f"SimCLR instead of NNCLR: it was level or ahead in all measured runs of fewer than {NEIGHBOR_STEPS:,} "
+                f"steps, and this one has {steps:,}; --set method=nnclr trains NNCLR.",
             )
+        if now.start is not None:
+            fits = now.minutes and not now.on_gpu and "epochs" not in self.fixed
+            when = f"fit into {now.minutes:g} minutes" if fits else "are planned"
+            why += _prospects(now.start, steps, chosen.batch_size, when)
         return chosen, why
 
 
@@ -154,6 +187,37 @@ def _steps(now: Situation, size: int) -> int:
     if not now.minutes:
         return CPU_STEPS
     return round(now.minutes * now.cores * CPU_RATE[now.bf16] * (48 / size) ** 2 / 256)
+
+
+def _from_encoder(now: Situation, start: Start) -> Recipe:
+    """Return a recipe that keeps the input and the heads of an encoder."""
+    batch = 512 if now.on_gpu else START_BATCH
+    steps = STEPS if now.on_gpu else START_STEPS
+    if now.minutes and not now.on_gpu:
+        steps = round(now.minutes * now.cores * CPU_RATE[now.bf16] / start.cost / batch)
+    from_encoder = dataclasses.replace(
+        SMALL,
+        prediction="none",
+        gate=0.5,
+        checkpoint_every=5,
+        batch_size=batch,
+        epochs=_epochs(now.images, batch, steps, most=100),
+        warmup_epochs=1.0,
+        crop_scale=() if now.on_gpu else WIDE,
+    )
+    return dataclasses.replace(from_encoder, **start.settings)
+
+
+def _prospects(start: Start, steps: int, batch: int, when: str) -> list[str]:
+    """Return sentences about what the planned steps are worth next to those of the encoder they start from."""
+    seen = f"; {start.source} has seen at least {start.seen:,} images" if start.seen else ""
+    sentences = [f"about {steps:,} steps of {batch} images {when}, {steps * batch:,} images{seen}."]
+    if steps < HELPFUL_STEPS:
+        sentences.append(
+            f"These are too few to improve on {start.source} (fewer than {HELPFUL_STEPS} steps): use it as it is, or "
+            "train for longer. The run starts all the same."
+        )
+    return sentences
 
 
 def _on_gpu(now: Situation) -> Recipe:

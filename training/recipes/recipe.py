@@ -84,6 +84,12 @@ class Recipe:
     workers: int = setting(0, "decoding processes, with cut_from=originals; 0: one per core")
     eval_size: int = setting(224, "input side of the exported encoder, in pixels")
     eval_crop: float = setting(0.875, "share of the resized short side that the exported encoder's center crop keeps")
+    eval_interpolation: Literal["bicubic", "bilinear"] = setting(
+        "bicubic", "how the exported encoder resizes an image; with --init as the encoder does"
+    )
+    eval_crop_mode: Literal["center", "squash", "border"] = setting(
+        "center", "side that the exported encoder resizes: the short one, both, the long one; with --init the encoder's"
+    )
     in_chans: int = setting(3, "number of channels of an image; of other images than RGB, all are trained on")
     reading: str = setting("", "page and channels of each file, such as channels=0,2,1; also --channels, --page, ...")
     mean: tuple[float, ...] = setting(
@@ -246,7 +252,8 @@ class Recipe:
     def preprocessing(self) -> Preprocessing:
         """The preprocessing of the exported encoder."""
         reading = ImageReading.parse(self.reading)
-        return Preprocessing(self.eval_size, self.eval_crop, self.mean, self.std, reading=reading)
+        transform = (self.eval_interpolation, self.eval_crop_mode, reading)
+        return Preprocessing(self.eval_size, self.eval_crop, self.mean, self.std, *transform)
 
     def neighbor_share(self, progress: float) -> float:
         """Return the share of a batch that uses neighbors at `progress` (0 to 1) of the steps."""

@@ -74,7 +74,10 @@ def _parse(key: str, text: str, kind: Any) -> Any:
         if typing.get_origin(kind) is tuple:
             number = typing.get_args(kind)[0]
             return tuple(number(part) for part in text.split(",") if part)
-        return kind(text)
+        number = kind(text)
+        if math.isinf(number):  # inside the program, this means "fit"
+            raise ValueError(text)
+        return number
     except (ValueError, KeyError):
         if isinstance(kind, types.GenericAlias):
             name = f"comma-separated {'integers' if typing.get_args(kind)[0] is int else 'numbers'}"

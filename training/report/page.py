@@ -1,4 +1,4 @@
-"""The report's page: scores of the last evaluation, symptoms, curves, neighbors, settings."""
+"""The report's page: the verdict, scores of the last evaluation, symptoms, curves, neighbors, settings."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.file_replacement import replace_file
 
 from ..checkpoint import rename_settings
-from ..floors import Floors
-from ..health import symptoms
 from ..monitor import read_log
 from ..neighbor_history import read_neighbors
-from ..starter import read_comparison, sentence
+from ..verdict import UNKNOWN, Verdict, symptoms
 from .neighbors import draw_neighbors
 from .plots import draw_panels
 
@@ -28,7 +26,7 @@ h1{font-size:1.6rem}h2{margin-top:2.5rem;font-size:1.25rem}h3{margin:0;font-size
 table{border-collapse:collapse}th{text-align:left;font-weight:600}
 td,th{padding:.15rem .9rem .15rem 0;vertical-align:top;overflow-wrap:anywhere}
 .well{color:#17632c}.ill{border-left:4px solid #b3261e;padding:.4rem 1rem;background:#fdf1f0}
-.early{color:#555}.above{color:#b3261e;font-weight:600}
+.early{color:#555}.verdict{font-size:1.15rem}
 .nn{overflow-x:auto}.nn td{padding:.15rem;text-align:center;vertical-align:middle;line-height:1.1}
 .nn td.first{padding-left:1rem}
 .nn th{padding-left:1rem}.none{color:#999;font-size:.75rem}details{margin-top:2rem}
@@ -49,18 +47,18 @@ def write_report(runs: Sequence[Path], path: Path) -> Path:
     about = {name: _about(run) for name, run in zip(names, runs, strict=True)}
     logs = {name: read_log(run) for name, run in zip(names, runs, strict=True)}
     title = " and ".join(names) if len(names) < 4 else f"{len(names)} runs: {', '.join(names)}"
-    floors = {name: Floors.read(run) for name, run in zip(names, runs, strict=True)}
+    verdicts = {name: Verdict.read(run) for name, run in zip(names, runs, strict=True)}
     body = [
         f"<h1>{html.escape(title)}</h1>",
-        _scores(logs, floors),
-        _health(logs, about),
+        *(_verdict(name if len(runs) > 1 else "", one) for name, one in verdicts.items() if one is not None),
+        _scores(logs, about),
+        _health({name: log for name, log in logs.items() if verdicts[name] is None}, about),
         f"<main>{draw_panels(logs)}</main>",
         *(
             _heading(name, len(runs)) + draw_neighbors(read_neighbors(run))
             for name, run in zip(names, runs, strict=True)
         ),
         _settings(about),
-        *(f"<p><b>{html.escape(name)}</b>: {html.escape(one)}</p>" for name, one in _against_starter(names, runs)),
     ]
     page = (
         "<!doctype html><html lang=en><meta charset=utf-8>"
@@ -90,44 +88,47 @@ def _names(runs: Sequence[Path]) -> list[str]:
     return short if len(set(short)) == len(short) else ["/".join(run.parts[-2:]) for run in resolved]
 
 
-def _against_starter(names: Sequence[str], runs: Sequence[Path]) -> list[tuple[str, str]]:
-    """Return whether each run with labels is better than a starter."""
-    found = ((name, read_comparison(run)) for name, run in zip(names, runs, strict=True))
-    return [(name, sentence(one)) for name, one in found if one is not None]
+def _verdict(run: str, verdict: Verdict) -> str:
+    """Draw a verdict, with the scores that it is based on."""
+    kind = "well" if verdict.choice == "run" else "early" if verdict.choice == UNKNOWN else "ill"
+    title = f"{html.escape(run)}: verdict" if run else "Verdict"
+    shown = f"<p class='{kind} verdict'><b>{title}:</b> {html.escape(verdict.sentence)}</p>"
+    if not verdict.scores:
+        return shown
+    rows = "".join(
+        f"<tr><td>{html.escape(name)}</td><td>{value:.3f}</td><td>{verdict.raw.get(name, value):.3f}</td></tr>"
+        for name, value in sorted(verdict.scores.items(), key=lambda one: -one[1])
+    )
+    head = f"<th>share of {verdict.labels} labels that the nearest neighbors predict</th>"
+    return f"{shown}<table><tr>{head}<th>as a collection compares</th><th>raw vectors</th></tr>{rows}</table>"
 
 
 def _heading(name: str, count: int) -> str:
     return f"<h2>{html.escape(name)}</h2>" if count > 1 else ""
 
 
-def _scores(logs: Mapping[str, list[dict[str, Any]]], floors: Mapping[str, Floors]) -> str:
-    """Draw a table with the last and the best evaluation and the floors; the exported encoder has the last."""
-    named = list(dict.fromkeys(floor for one in floors.values() for floor in one.scores))
+def _scores(logs: Mapping[str, list[dict[str, Any]]], about: Mapping[str, Mapping[str, Any]]) -> str:
+    """Draw a table with the last and the best evaluation; the exported encoder has the last."""
+    tested = {run: one.get("scored_on", {}) for run, one in about.items()}
     rows = []
     for run, log in logs.items():
         keys = sorted({key for line in log for key in line if key.startswith(("knn", "linear/"))})
         for key in keys:
             values = [line[key] for line in log if key in line]
-            tested = floors[run].tested.get(key.partition("/")[2], 0)
-            below = [floors[run].scores.get(floor, {}).get(key) for floor in named]
-            rows.append((run, key, _with_interval(values[-1], tested), f"{max(values):.3f}", values[-1], below))
+            rows.append((run, key, _with_interval(values[-1], tested[run].get(key.partition("/")[2], 0)), max(values)))
     if not rows:
-        if labeled := sorted({html.escape(name) for one in floors.values() for name in one.tested}):
+        if labeled := sorted({html.escape(name) for one in tested.values() for name in one}):
             return f"<p>No scores yet. The run scores the encoder on {', '.join(labeled)} at its next checkpoint.</p>"
         return (
-            "<p>No scores yet. The run scores the encoder at each checkpoint if the data has labeled images in "
-            "train/CLASS/ and val/CLASS/ (or test/CLASS/).</p>"
+            "<p>No scores. A run is scored at each checkpoint if its data has one folder per class, also in train/ and "
+            "val/ (or test/), or if --labels names a table.</p>"
         )
     cells = "".join(
-        f"<tr><td>{html.escape(run)}</td><td>{html.escape(key)}</td><td><b>{last}</b></td><td>{best}</td>"
-        + "".join(_floor_cell(value, floor) for floor in below)
-        + "</tr>"
-        for run, key, last, best, value, below in rows
+        f"<tr><td>{html.escape(run)}</td><td>{html.escape(key)}</td><td><b>{last}</b></td><td>{best:.3f}</td></tr>"
+        for run, key, last, best in rows
     )
-    head = "".join(f"<th>{html.escape(one)}</th>" for one in ("run", "top-1 accuracy", "last", "best seen", *named))
-    about = "<p>± is half of the 95% interval. The columns after the run's scores are floors: vectors that nobody "
-    about += "trained, on the same images. A floor that the run does not exceed is red.</p>"
-    return f"<div class=nn><table><tr>{head}</tr>{cells}</table></div>{about if named else ''}"
+    head = "".join(f"<th>{html.escape(one)}</th>" for one in ("run", "top-1 accuracy", "last", "best seen"))
+    return f"<div class=nn><table><tr>{head}</tr>{cells}</table></div><p>± is half of the 95% interval.</p>"
 
 
 def _with_interval(score: float, tested: int) -> str:
@@ -137,28 +138,22 @@ def _with_interval(score: float, tested: int) -> str:
     return f"{score:.3f} ± {1.96 * (score * (1 - score) / tested) ** 0.5:.3f}"
 
 
-def _floor_cell(score: float, floor: float | None) -> str:
-    if floor is None:
-        return "<td></td>"
-    return f"<td{' class=above' if floor >= score else ''}>{floor:.3f}</td>"
-
-
 def _health(logs: Mapping[str, list[dict[str, Any]]], about: Mapping[str, Mapping[str, Any]]) -> str:
+    """Draw the symptoms of runs without a verdict; the verdict of a finished run contains them."""
     paragraphs = []
     for run, log in logs.items():
-        found_symptoms = symptoms(log, about[run].get("steps", 0))
-        if found_symptoms is None:
-            found = [("early", "The log has too few lines yet to judge whether the run is learning.")]
-        else:
-            found = [("ill", one) for one in found_symptoms.values()]
-        name = f"{run}: " if len(logs) > 1 else ""
-        paragraphs += [f"<p class={kind}>{html.escape(name + sentence)}</p>" for kind, sentence in found]
-    return "".join(paragraphs) or "<p class=well>No symptoms of collapse or of a broken support set.</p>"
+        one = about[run]
+        warmup = one.get("warmup_epochs", 0) / max(one.get("epochs", 1), 1e-9)
+        name = f"{run}: " if len(about) > 1 else ""
+        found = symptoms(log, one.get("steps", 0), warmup=warmup).values()
+        paragraphs += [f"<p class=ill>{html.escape(name + sentence)}</p>" for sentence in found]
+        paragraphs += [f"<p class=early>{html.escape(name)}The run is not finished, so it has no verdict.</p>"]
+    return "".join(paragraphs)
 
 
 def _settings(about: Mapping[str, Mapping[str, Any]]) -> str:
     """Draw the settings of the runs; with several runs, the settings that differ come first."""
-    keys = list(dict.fromkeys(key for one in about.values() for key in one))
+    keys = list(dict.fromkeys(key for one in about.values() for key in one if key not in ("verdict", "scored_on")))
     keys.sort(key=lambda key: len({json.dumps(one.get(key)) for one in about.values()}) == 1)
     head = "".join(f"<th>{html.escape(name)}</th>" for name in about) if len(about) > 1 else "<th>value</th>"
     rows = "".join(
