@@ -36,6 +36,8 @@ from nnclr_hub.store.embedded.store import EmbeddedStore
 from nnclr_hub.store.failpoints import reached
 from nnclr_hub.store.folder import read_id
 from nnclr_hub.store.records import RECORDS
+from nnclr_hub.store.records import SCHEMA as RECORDS_FORMAT
+from nnclr_hub.store.sqlite import connect as connect_to
 from nnclr_hub.store.sqlite import open_files_limit, translated
 
 log = logging.getLogger(__name__)
@@ -252,7 +254,7 @@ class _Copier:
             return None
         with (
             translated(path),
-            closing(connect(path, read_only=True)) as source,
+            closing(connect_to(path, RECORDS_FORMAT, read_only=True)) as source,
             closing(sqlite3.connect(":memory:")) as copy,
         ):
             source.backup(copy)
