@@ -42,7 +42,7 @@ class Floors:
 
     @classmethod
     def read(cls, out: Path) -> Floors:
-        """Read a run's floors; a run without labeled sets, or one of an earlier version, has none."""
+        """Read a run's floors; a run without labeled sets has none."""
         try:
             return cls(**json.loads((out / NAME).read_text("utf-8")))
         except (OSError, ValueError, TypeError):

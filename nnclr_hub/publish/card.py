@@ -325,7 +325,7 @@ def _command(metric: str, about: Mapping[str, Any], source: str) -> str:
 def _measured_at(about: Mapping[str, Any]) -> str:
     steps = about.get("steps")
     if "measured_at_step" not in about and about.get("step", steps) != steps:
-        return "a step that is not recorded"  # of a stopped run, written by an earlier version
+        return "a step that is not recorded"  # of a stopped run without its log
     at = about.get("measured_at_step", steps)
     return "its last step" if at == steps else f"step {at}"
 

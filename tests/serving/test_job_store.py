@@ -1,14 +1,13 @@
 """Jobs on disk: pages, marks, increasing ids, and the deletion of old jobs."""
 
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import pytest
 from job_worlds import until
 
 from nnclr_hub.errors import DiskFull, JobNotFound
 from nnclr_hub.store.records import Record
-from serving.jobs.job import JobStatus
 from serving.jobs.job_store import JOB, MARK, JobRecords
 
 
@@ -120,13 +119,3 @@ def test_ids_increase_even_if_the_clock_is_set_back(make_world, monkeypatch):
     world.restart()
     ids.append(world.submit("d", "other").id)
     assert ids == sorted(set(ids))
-
-
-def test_jobs_are_readable_by_older_and_newer_versions():
-    """Older versions do not know notes, and newer ones have more fields."""
-    job = JobStatus("1", "verify", {}, created=1.0)
-    content, _ = job.written()
-    assert "notes" not in content
-    assert JobStatus.read({**content, "of_a_later_version": 1}, None) == job
-    noted = replace(job, notes={"added": 3})
-    assert JobStatus.read(*noted.written()) == noted
