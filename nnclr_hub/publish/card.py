@@ -350,8 +350,7 @@ def _input(preprocessing: Preprocessing) -> str:
 def _images(about: Mapping[str, Any]) -> str:
     data = about.get("data", "not recorded")
     data = ", ".join(map(str, data)) if isinstance(data, list | tuple) else str(data)
-    text = f"{data}; {about['data_terms']}" if "data_terms" in about else data
-    return text.replace("pictures", "images")  # earlier versions wrote the old word into config.json
+    return f"{data}; {about['data_terms']}" if "data_terms" in about else data
 
 
 def _contents(about: Mapping[str, Any]) -> str:

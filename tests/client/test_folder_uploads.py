@@ -5,7 +5,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import tarfile
 import threading
 from collections.abc import Iterator
@@ -131,16 +130,6 @@ def test_two_folders_of_one_name_do_not_replace_each_others_items(collection, im
     shutil.copy(image_files[2], folders[0] / "1.jpg")
     assert collection.index_folder(folders[0]).updated == 1
     assert collection.index_folder(folders[1], source=before.metadata["root"]).updated == 1
-
-
-def test_a_folder_that_mostly_differs_does_not_continue_one_under_a_name_without_id(collection, folder):
-    collection.index_folder(folder, source=f"{folder.name}@{socket.gethostname()}")
-    before = {item.id: item.metadata for item in collection.scroll(limit=100).items}
-    for path in sorted(folder.rglob("*.jpg"))[:31]:
-        os.utime(path, (1, 1))
-    with pytest.raises(InvalidRequest):
-        collection.index_folder(folder)
-    assert {item.id: item.metadata for item in collection.scroll(limit=100).items} == before
 
 
 def test_an_archive_of_the_same_name_is_refused_and_a_moved_one_is_unchanged(collection, folder, tmp_path):

@@ -6,6 +6,7 @@ import shutil
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from nnclr_hub.errors import (
     StoreError,
     StoreLocked,
     StoreReadOnly,
+    StoreTooNew,
     StoreUnreachable,
 )
 from nnclr_hub.store import open_store
@@ -30,7 +32,7 @@ from nnclr_hub.store.milvus.names import decode, encode
 from nnclr_hub.store.milvus.where import Dialect, plan
 from nnclr_hub.store.replacement import finish_swaps, replacement_of, swap
 
-pytest.importorskip("pymilvus", reason="pymilvus is not installed")
+pymilvus = pytest.importorskip("pymilvus", reason="pymilvus is not installed")
 rng = np.random.default_rng(0)
 VECTORS = rng.normal(size=(300, 4)).astype(np.float32)
 
@@ -160,6 +162,18 @@ def test_other_peoples_collections_are_left_alone(store):
     with pytest.raises(StoreCorrupt):
         store.get("odd")
     assert client.has_collection("theirs")
+
+
+def test_a_collection_of_another_format_is_refused(store):
+    client = store.connection.client
+    about = json.dumps({**asdict(CollectionSpec(4)), "facets": 1})
+    schema = client.create_schema(description=about)
+    schema.add_field("id", pymilvus.DataType.VARCHAR, is_primary=True, max_length=128)
+    schema.add_field("vector", pymilvus.DataType.FLOAT_VECTOR, dim=4)
+    client.create_collection(encode("old"), schema=schema)
+    with pytest.raises(StoreTooNew, match="nnclr store export"):
+        store.get("old")
+    assert client.describe_collection(encode("old"))["description"] == about
 
 
 def test_a_create_that_a_crash_cut_short_is_finished_by_get(store, tmp_path):

@@ -6,7 +6,7 @@ vectors-00000.safetensors   one tensor "vectors" (n, D), float32 or float16, in 
 deleted-00003.txt           ids, one per line, in ascending order
 
 An update of an export adds files with the changed items, and one with the ids of deleted items. For each id, the latest
-update counts. The version of an export without updates is 1.
+update counts.
 """
 
 from __future__ import annotations
