@@ -95,8 +95,15 @@ def _backup(context: JobContext) -> Outcome:
     if not context.backup_to:
         raise InvalidRequest("This server no longer makes backups; set NNCLR_BACKUP_TO.")
     try:
-        options = {"keep": context.params.get("keep"), "verify": context.params.get("verify", False)}
-        return Outcome(asdict(back_up(context.bench.store, context.backup_to, **options, progress=context.progress)))
+        params = context.params
+        report = back_up(
+            context.bench.store,
+            context.backup_to,
+            keep=params["keep"],
+            verify=params["verify"],
+            progress=context.progress,
+        )
+        return Outcome(asdict(report))
     except NNCLRHubError as error:
         error.args = (str(error).replace(context.backup_to, "the destination"),)
         raise

@@ -1,13 +1,11 @@
 """Jobs on disk: pages, marks, increasing ids, and the deletion of old jobs."""
 
 import time
-from dataclasses import asdict
 
 import pytest
 from job_worlds import until
 
 from nnclr_hub.errors import DiskFull, JobNotFound
-from nnclr_hub.store.records import Record
 from serving.jobs.job_store import JOB, MARK, JobRecords
 
 
@@ -101,14 +99,6 @@ def test_a_mark_is_deleted_with_its_job(make_world):
     for mark in "mn":
         until(world.jobs, world.jobs.submit("work", {"name": mark}, mark=mark).id, "done")
     assert [record.name for record in world.store.records.list(MARK)] == ["n"]
-
-
-def test_jobs_with_the_result_inside_their_record_are_readable(world):
-    job = world.submit("a")
-    world.work.let(3)
-    done = until(world.jobs, job.id, "done")
-    world.store.records.put(Record(JOB, job.id, asdict(done)))
-    assert world.jobs.get(job.id) == done
 
 
 def test_ids_increase_even_if_the_clock_is_set_back(make_world, monkeypatch):
