@@ -208,7 +208,6 @@ def _remote(server: str, api_key_env: str, collection: str) -> Iterator[Searcher
 
     with connected(server, api_key_env) as client:
         there = client.collection(collection)
-
         yield there.search_each, there.thumbnail, ImageReading()
 
 
