@@ -283,7 +283,7 @@ class StoreClosed(StoreReadOnly):
 
 
 class StoreTooNew(StoreError):
-    """Raised when a later version of the library wrote the store."""
+    """Raised when another version of the library wrote the store, in a format that this one does not read."""
 
 
 class StoreCorrupt(StoreError):

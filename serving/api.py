@@ -158,10 +158,8 @@ def _route(app: FastAPI) -> AccessRules:
 
     @pages.get(APP)
     @pages.get(f"{APP}/")
-    @pages.get("/ui")
-    @pages.get("/ui/{path:path}")
     @requires(None, counted=False)
-    def former_addresses() -> RedirectResponse:
+    def app_folder() -> RedirectResponse:
         return RedirectResponse("/")
 
     @pages.get("/favicon.ico")

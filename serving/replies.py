@@ -87,7 +87,7 @@ class Replies:
         if self._kept is None:
             self._kept = {}
             for one in sorted(self._records.list(REPLY), key=lambda one: one.content["created"]):
-                of_caller = self._kept.setdefault(one.content.get("caller", ""), _Kept())
+                of_caller = self._kept.setdefault(one.content["caller"], _Kept())
                 of_caller.add(one.name, one.content["created"], one.content["size"])
         return self._kept
 

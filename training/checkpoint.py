@@ -10,6 +10,7 @@ import dataclasses
 import json
 import os
 import pickle
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ from nnclr_hub.errors import CheckpointError
 
 from .data.image_index import ImageIndex
 from .recipes import Recipe
-from .recipes.settings import RENAMED
 
 NAME = "checkpoint.pt"
 EVALUATED = ("eval_size", "eval_crop", "eval_interpolation", "eval_crop_mode")  # the exported encoder's input
@@ -35,7 +35,7 @@ FREE = (
 
 SHORTENED = 10  # a warm-up of all epochs is replaced by one of a tenth of them; it changes with the epochs
 LEAST_SAME = 0.5  # share of the images of a checkpoint that must be among those of the resumed run
-DEFAULTS = {"objective": "method", "learner": "learner", "cut_from": "pack"}  # of settings that earlier versions lacked
+PARTS = {"recipe", "settings", "init", "terms", "files", "steps_per_epoch", "step", "unlogged", "learner", "scaler"}
 
 
 def save_checkpoint(run: Path, state: dict[str, Any]) -> None:
@@ -66,31 +66,32 @@ def _reason(error: Exception) -> str:
 def load_checkpoint(run: Path) -> dict[str, Any] | None:
     """Return the state passed to `save_checkpoint`, with tensors on the CPU, or None without a checkpoint.
 
-    Settings of earlier versions are returned under their present names.
-
     Raises:
         CheckpointError: the file is damaged.
     """
     if not (run / NAME).exists():
         return None
     try:
-        state = torch.load(run / NAME, map_location="cpu", weights_only=True)
+        return torch.load(run / NAME, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         raise CheckpointError(
             f"{run / NAME} is damaged ({type(error).__name__}). "
             "Delete it and repeat the command with --resume; training then starts from step 0."
         ) from error
-    if "settings" in state:
-        state["settings"] = rename_settings(state["settings"])
-    return state
 
 
-def rename_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return settings of a checkpoint or a run.json with the names of earlier versions replaced."""
-    renamed = {RENAMED.get(key, key): value for key, value in settings.items()}
-    if "fixed" in renamed:
-        renamed["fixed"] = tuple(RENAMED.get(key, key) for key in renamed["fixed"])
-    return renamed
+def check_parts(saved: Mapping[str, Any], out: Path) -> None:
+    """Reject a checkpoint that lacks parts or settings, because another version wrote it.
+
+    Raises:
+        CheckpointError: it does.
+    """
+    settings = {name for name, _, _ in Recipe.settings()}
+    if not saved.keys() >= PARTS or not saved["settings"].keys() >= settings:
+        raise CheckpointError(
+            f"The checkpoint in {out} was written by another version of nnclr_hub, which has other settings. Resume it "
+            "with that version, or restart with another --out."
+        )
 
 
 def check_same_run(saved: dict[str, Any], recipe: Recipe, files: ImageIndex, start: str | None, out: Path) -> None:
@@ -99,12 +100,9 @@ def check_same_run(saved: dict[str, Any], recipe: Recipe, files: ImageIndex, sta
     Raises:
         CheckpointError: lists the differences.
     """
-    if not {"recipe", "settings", "init", "files", "step", "learner"} <= saved.keys():
-        raise CheckpointError(f"The checkpoint in {out} was written by an older version; restart with another --out.")
     now = json.loads(json.dumps(dataclasses.asdict(recipe)))
-    added = {setting: default for setting, default, _ in type(recipe).settings()}  # since the checkpoint was written
-    before = json.loads(json.dumps({**added, **DEFAULTS, **saved["settings"]}))
-    done = saved["step"] / saved["steps_per_epoch"] if "steps_per_epoch" in saved else before["epochs"]
+    before = json.loads(json.dumps(saved["settings"]))
+    done = saved["step"] / saved["steps_per_epoch"]
     if now["epochs"] < before["epochs"] and now["epochs"] <= done:
         raise CheckpointError(f"The run in {out} has done {done:.4g} epochs; choose more with --set epochs=N.")
     shortened = any(one["warmup_epochs"] == one["epochs"] / SHORTENED for one in (before, now))
@@ -129,4 +127,4 @@ def check_same_run(saved: dict[str, Any], recipe: Recipe, files: ImageIndex, sta
 
 def evaluation_changed(saved: dict[str, Any], recipe: Recipe) -> bool:
     """Return whether the exported encoder's input size or crop differs from the checkpoint's."""
-    return any(saved["settings"][name] != getattr(recipe, name) for name in EVALUATED if name in saved["settings"])
+    return any(saved["settings"][name] != getattr(recipe, name) for name in EVALUATED)

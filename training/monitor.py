@@ -29,7 +29,6 @@ from nnclr_hub.method import Step, SupportSet
 from .distributed import Ranks
 
 LOG = "log.jsonl"
-RENAMED = {"neighbour_share": "neighbor_share"}  # names in the logs and checkpoints of earlier versions
 
 Metrics = dict[str, tuple[Tensor | int, Tensor | int]]  # name -> (sum, count), scalars on the device
 NOTHING = (0, 0)  # sum and count of what another rank has
@@ -93,13 +92,13 @@ class Monitor:
             self.lines = [line for line in read_log(run) if line["step"] <= resumed_at]
             replace_file(self._path, "".join(json.dumps(line) + "\n" for line in self.lines))
         unlogged = unlogged or {"sums": {}, "images": 0, "steps": 0, "waited": 0.0, "trained": 0.0, "cpu": 0.0}
-        self._sums: Metrics = {RENAMED.get(str(name), str(name)): value for name, value in unlogged["sums"].items()}
+        self._sums: Metrics = dict(unlogged["sums"])
         if not ranks.first:
             self._sums = dict.fromkeys(self._sums, NOTHING)
         self._images = unlogged["images"]
         # seconds since the last line; of all ranks, and of this one
         self._waited, self._trained = unlogged["waited"] if ranks.first else 0.0, unlogged["trained"]
-        self._steps, self._cpu = unlogged.get("steps", 0), unlogged.get("cpu", 0.0)  # CPU seconds of all threads
+        self._steps, self._cpu = unlogged["steps"], unlogged["cpu"]  # CPU seconds of all threads
         self._since, self._cpu_since = time.perf_counter(), time.process_time()
 
     @property
@@ -184,8 +183,8 @@ class Monitor:
 
 
 def read_log(run: Path) -> list[dict[str, Any]]:
-    """Return the lines of RUN/log.jsonl, with names of earlier versions replaced; see `read_lines`."""
-    return [{RENAMED.get(key, key): value for key, value in line.items()} for line in read_lines(run / LOG)]
+    """Return the lines of RUN/log.jsonl; see `read_lines`."""
+    return read_lines(run / LOG)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -29,7 +29,6 @@ from .monitor import read_lines
 from .recipes import Recipe
 
 NAME = "neighbors.jsonl"
-OLD_NAME = "neighbours.jsonl"  # of earlier versions
 QUERIES = 8
 NEIGHBORS = 5
 THUMBNAIL = 56  # pixels of the longer side
@@ -75,15 +74,11 @@ def record_neighbors(run: Path, learner: Learner, batches: Batches, recipe: Reci
     }
     lines = [json.dumps(one) for one in read_neighbors(run) if one["step"] < step]
     replace_file(run / NAME, "\n".join([*lines, json.dumps(line)]) + "\n")
-    (run / OLD_NAME).unlink(missing_ok=True)  # its lines are in the new file now
 
 
 def read_neighbors(run: Path) -> list[dict[str, Any]]:
-    """Return the lines of RUN/neighbors.jsonl, or of the file that an earlier version wrote."""
-    if (run / NAME).exists():
-        return read_lines(run / NAME)
-    lines = read_lines(run / OLD_NAME)
-    return [{**line, "neighbors": line["neighbours"]} for line in lines]
+    """Return the lines of RUN/neighbors.jsonl; empty without the file."""
+    return read_lines(run / NAME)
 
 
 def _thumbnails(ids: Tensor, batches: Batches, channels: int) -> dict[str, str]:

@@ -207,7 +207,7 @@ def _choose_pixels(
 ) -> Recipe:
     """Resolve cut_from, and print the share of enlarged views if a pack raises it."""
     if recipe.cut_from == "auto":
-        before = saved["settings"].get("cut_from", "pack") if saved is not None else None
+        before = saved["settings"]["cut_from"] if saved is not None else None
         small = pack_bytes(len(files), recipe.pack_size, recipe.in_chans) <= MOST_PACKED
         recipe = dataclasses.replace(recipe, cut_from=before or ("pack" if small else "originals"))
     if recipe.cut_from == "pack" and len(sizes):

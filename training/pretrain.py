@@ -32,7 +32,7 @@ from nnclr_hub.terminal import PlainConsole
 
 from .assemble import build_learner, place_learner
 from .callbacks import CALLBACKS, Callback, Callbacks
-from .checkpoint import check_same_run, evaluation_changed, load_checkpoint
+from .checkpoint import check_parts, check_same_run, evaluation_changed, load_checkpoint
 from .data.datasets import EvaluationSet
 from .data.views import View
 from .distributed import Ranks, joined
@@ -185,8 +185,10 @@ def _pretrain(request: _Request, ranks: Ranks, console: Console) -> PretrainResu
     for note in request.table.left_out if request.table else ():
         console.print(note, style="yellow", highlight=False)
     saved = load_checkpoint(out) if request.resume else None
-    if saved is not None and init is None and saved.get("init"):
-        start = find_initial_encoder(saved["init"])
+    if saved is not None:
+        check_parts(saved, out)
+        if init is None and saved["init"]:
+            start = find_initial_encoder(saved["init"])
     ready = prepare(
         request.recipe,
         request.data,
@@ -214,7 +216,7 @@ def _pretrain(request: _Request, ranks: Ranks, console: Console) -> PretrainResu
     if saved is not None:
         check_same_run(saved, recipe, ready.files, init, out)
         restore(run, saved, ready.files, console)
-        terms = terms or saved.get("terms")
+        terms = terms or saved["terms"]
         trained_before = run.finished
         if trained_before and not evaluation_changed(saved, recipe):
             console.print(

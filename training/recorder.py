@@ -64,7 +64,7 @@ class Recorder:
         self._preprocessing = recipe.preprocessing
         self._chance = run.learner.chance_loss(recipe.batch_size // recipe.accumulate)
         self._monitor = Monitor(
-            run.out, resumed_at=run.step, unlogged=saved.get("unlogged") if saved else None, ranks=run.ranks
+            run.out, resumed_at=run.step, unlogged=saved["unlogged"] if saved else None, ranks=run.ranks
         )
         self._evaluation = Evaluation(sets, self._preprocessing, recipe, run.ranks, console)
         before = saved.get("references") if saved else None

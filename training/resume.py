@@ -33,7 +33,7 @@ UNKNOWN = -1  # id and label of a row whose image was removed
 def choices_of(saved: Mapping[str, Any], recipe: Recipe) -> Recipe:
     """Return the recipe `auto` with what it chose when the run began: it might choose otherwise for other images."""
     names = [name for name, _, _ in recipe.settings() if name not in (*FREE, *recipe.fixed) or name == "epochs"]
-    before = {name: saved["settings"][name] for name in names if name in saved["settings"]}
+    before = {name: saved["settings"][name] for name in names}
     if "epochs" in recipe.fixed:
         del before["epochs"]
     return dataclasses.replace(recipe, **before)
@@ -56,7 +56,6 @@ def sizes_of(saved: Mapping[str, Any], asked: Recipe, fitted: Recipe, images: in
 def restore(run: Run, saved: Mapping[str, Any], files: ImageIndex, console: Console) -> None:
     """Load learner, optimizer, step and scores of a checkpoint, converted to the present images and epochs."""
     learner, step = dict(saved["learner"]), saved["step"]
-    steps_per_epoch = saved.get("steps_per_epoch", run.batches.steps_per_epoch)
     if (epochs := saved["settings"]["epochs"]) != run.recipe.epochs:
         text = f"epochs: {epochs:g} before, {run.recipe.epochs:g} now; the learning rate follows the new schedule"
         console.print(text, highlight=False)
@@ -71,12 +70,12 @@ def restore(run: Run, saved: Mapping[str, Any], files: ImageIndex, console: Cons
             new = torch.where(ids >= 0, moved[ids.clamp(min=0)], UNKNOWN)
             learner["support_set.ids"] = new
             learner["support_set.labels"] = torch.where(new >= 0, labels[new.clamp(min=0)], UNKNOWN)
-        step = round(step / steps_per_epoch * run.batches.steps_per_epoch)
+        step = round(step / saved["steps_per_epoch"] * run.batches.steps_per_epoch)
         if run.ranks.first and step < run.steps:
             _convert_log(run.out, run.batches.steps_per_epoch)
     run.learner.load_state_dict(learner)
     run.optimizer.load_state_dict(saved["optimizer"])
-    if scaler := saved.get("scaler"):
+    if scaler := saved["scaler"]:
         run.scaler.load_state_dict(scaler)
     run.step, run.scores = step, saved["scores"]
 

@@ -26,7 +26,7 @@ from nnclr_hub.hub.layout import read_config
 from nnclr_hub.publish.export import encoder_of, export_run, require_free
 from nnclr_hub.terminal import PlainConsole
 
-from .checkpoint import NAME, load_checkpoint, rename_settings
+from .checkpoint import NAME, load_checkpoint
 from .data.datasets import evaluation_sets
 from .data.named_sets import find_data
 from .evals.frozen import knn
@@ -174,7 +174,7 @@ def _below(learner: Mapping[str, Tensor], place: str) -> dict[str, Tensor]:
 def _settings(run: Path) -> dict[str, Any]:
     """Return the run's settings from run.json; empty for a model folder."""
     try:
-        return rename_settings(json.loads((run / "run.json").read_text("utf-8")))
+        return json.loads((run / "run.json").read_text("utf-8"))
     except FileNotFoundError:
         return {}
 

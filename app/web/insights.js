@@ -241,7 +241,7 @@ function review({name, items}, field, {item, label, proposed}, accepted) {
 function matrix(shown) {
   const {inspection: {findings}, predictions: {labels, predicted}} = shown;
   /** @type {string[]} */
-  const classes = findings.classes ?? []; // inspections of earlier versions have none
+  const classes = findings.classes;
   /** @type {number[][]} */
   const counts = classes.map(() => new Array(classes.length).fill(0));
   labels.forEach((label, i) => { if (label >= 0 && predicted[i] >= 0) counts[label][predicted[i]]++; });

@@ -30,7 +30,6 @@ let turn = 0;
 let opening = '';
 
 async function route() {
-  if (location.hash.startsWith('#collection=')) return location.replace(ofFormerLink(location.hash));
   const [, page = '', name = ''] = location.hash.split('?')[0].split('/').map(decodeURIComponent);
   const address = new URLSearchParams(location.hash.split('?')[1] ?? '');
   if (!(page in TABS)) return location.replace(home('explore'));
@@ -63,19 +62,6 @@ async function open(main, page, name, address) {
   if (page === 'collections') return (await import('./collections.js')).showCollections(main, session);
   const pages = await import('./pages.js');
   return page === 'training' ? pages.showTraining(main) : pages.showCalls(main, session);
-}
-
-/** Address of a search that a version before this app wrote. @param {string} hash */
-function ofFormerLink(hash) {
-  const former = new URLSearchParams(hash.slice(1)), address = new URLSearchParams();
-  for (const [from, to] of [['more', 'like'], ['less', 'unlike']]) {
-    for (const text of former.getAll(from)) {
-      address.append(to, text.startsWith('v:') ? `:${text.slice(2).replaceAll('-', '+').replaceAll('_', '/')}` : text);
-    }
-  }
-  const where = former.get('where');
-  if (where) address.set('where', where);
-  return `#/explore/${encodeURIComponent(former.get('collection') ?? '')}?${address}`;
 }
 
 /** The collection that was shown last, else the largest; without any, the page that makes one. @param {string} page */

@@ -24,7 +24,7 @@ from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.store.spec import Embeds
 
 PLAN = "plan.json"
-FORMAT, VERSION = "nnclr_hub shards", 1
+FORMAT, VERSION = "nnclr_hub shards", 2
 PRECISIONS = {"f32": np.float32, "f16": np.float16}
 SHARD_SIZE = 4096
 KINDS = {
@@ -33,10 +33,9 @@ KINDS = {
     "dim": int,
     "precision": str,
     "shard_size": int,
-    "pictures": int,
+    "images": int,
     "listing": str,
 }  # types of the fields in plan.json, except sources
-ATTRIBUTES = {"pictures": "images"}  # fields of the file format that have another name in `ShardPlan`
 
 
 def check_form(precision: str, shard_size: int) -> None:
@@ -148,7 +147,7 @@ class ShardPlan:
     @cached_property
     def id(self) -> str:
         """16 hex digits that each shard records: a hash of all fields except the sources and the encoder's name."""
-        named = [getattr(self, ATTRIBUTES.get(name, name)) for name in sorted(KINDS) if name != "model"]
+        named = [getattr(self, name) for name in sorted(KINDS) if name != "model"]
         return hashlib.sha256(json.dumps(named).encode()).hexdigest()[:16]
 
     def part(self, images: Sequence[ListedImage], number: int) -> Sequence[ListedImage]:
@@ -167,7 +166,7 @@ class ShardPlan:
         except FileNotFoundError as error:  # although its parent exists, as in /proc
             raise InvalidRequest(f"{folder} cannot be created in {folder.parent}; use another --out.") from error
         if not (folder / PLAN).exists():
-            fields = {name: getattr(self, ATTRIBUTES.get(name, name)) for name in KINDS}
+            fields = {name: getattr(self, name) for name in KINDS}
             fields["sources"] = [
                 {name: value for name, value in asdict(source).items() if name != "left_out"}  # not in the file format
                 for source in self.sources
@@ -207,7 +206,7 @@ class ShardPlan:
         for name, kind in KINDS.items():
             if type(fields[name]) is not kind:
                 raise ValueError(f"{name} is {fields[name]!r:.80}")
-        return cls(**{ATTRIBUTES.get(name, name): value for name, value in fields.items()}, sources=sources)
+        return cls(**fields, sources=sources)
 
     def _difference(self, other: ShardPlan, folder: Path) -> str:
         """Return a message that says why another plan cannot continue this one, and what to do."""

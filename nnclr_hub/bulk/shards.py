@@ -5,7 +5,7 @@ shards.missing                                      # numbers of shards that do 
 for shard in shards:
     shard.vectors, shard.paths, shard.broken
 
-A file shard-00003.safetensors contains `vectors` (n, D) float32 or float16, unit rows. `pictures` is JSON as uint8,
+A file shard-00003.safetensors contains `vectors` (n, D) float32 or float16, unit rows. `images` is JSON as uint8,
 with [source, path, size, mtime] per image. `broken` is JSON as uint8, with [path, reason] of the other images of its
 part. `metadata` is JSON as uint8, with an object per image; it exists only if an image came from an archive. The header
 records the plan and the number of the shard.
@@ -31,7 +31,7 @@ from nnclr_hub.encoder.packed_image import ListedImage
 from nnclr_hub.errors import InvalidRequest
 
 VECTORS, BROKEN, METADATA = "vectors", "broken", "metadata"
-IMAGES = "pictures"  # the name in the file format
+IMAGES = "images"
 SHARD = "shard"
 
 

@@ -116,7 +116,7 @@ def evaluate(
     with bar(err, "embedding") as advance:
         result = evaluate_probe(loaded, encoder, data, labels=labels, progress=advance)
     if as_json:
-        print_json({**asdict(result), "pictures": result.images})  # the key of earlier versions
+        print_json(asdict(result))
         return
     for sentence in result.left_out:
         err.print(f"left out: {sentence}", style="yellow", soft_wrap=True)

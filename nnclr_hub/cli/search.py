@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -209,17 +208,7 @@ def _remote(server: str, api_key_env: str, collection: str) -> Iterator[Searcher
 
     with connected(server, api_key_env) as client:
         there = client.collection(collection)
-
-        def run(queries: Sequence[SearchQuery]) -> list[Answer]:
-            try:
-                return there.search_each(queries)
-            except InvalidRequest as error:
-                if "with_percentile" not in str(error):
-                    raise
-            err.print(f"{server} has an earlier version, which returns no percentiles.", soft_wrap=True)
-            return there.search_each([replace(query, with_percentile=False) for query in queries])
-
-        yield run, there.thumbnail, ImageReading()
+        yield there.search_each, there.thumbnail, ImageReading()
 
 
 def _require_one_file(images: Sequence[Path]) -> None:

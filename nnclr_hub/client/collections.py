@@ -51,8 +51,7 @@ def create(
     Raises:
         CollectionExists: if it exists with another specification.
     """
-    body = {"metric": metric, "indexed": list(indexed), "index": index, "precision": precision}
-    body |= {} if vectors == "auto" else {"vectors": vectors}  # which an earlier server does not know
+    body = {"metric": metric, "indexed": list(indexed), "index": index, "precision": precision, "vectors": vectors}
     body |= {key: value for key, value in (("model", model), ("dim", dim)) if value is not None}
     return perform(Call("PUT", path_of(name), lambda answer: _info(answer.json()), json=body))
 
@@ -241,7 +240,7 @@ def changes(
 
     def read(answer: Answer) -> ChangePage:
         body = answer.json()
-        return ChangePage([Change(**one) for one in body["changes"]], body["next"], body["last"], body.get("log", ""))
+        return ChangePage([Change(**one) for one in body["changes"]], body["next"], body["last"], body["log"])
 
     return perform(Call("GET", f"{path_of(name)}/changes", read, params=params))
 
@@ -261,9 +260,8 @@ def verify(name: str) -> Steps[VerifyReport]:
 
 def read_report(body: Mapping[str, Any]) -> VerifyReport:
     """Return the report in a response, or in the result of a job."""
-    ids = {one: tuple(body[one]) for one in ("damaged", "disagreements", "missing")}
-    parts = tuple(body.get("parts", ()))  # an earlier server does not send them
-    return VerifyReport(items=body["items"], recall=body["recall"], parts=parts, **ids)
+    ids = {one: tuple(body[one]) for one in ("damaged", "disagreements", "missing", "parts")}
+    return VerifyReport(items=body["items"], recall=body["recall"], **ids)
 
 
 # ---- aliases
@@ -329,10 +327,10 @@ def _facets(answer: Answer) -> dict[str, Facet]:
 
 
 def _info(body: dict[str, Any]) -> CollectionInfo:
-    spec = {one.name: body[one.name] for one in fields(CollectionSpec) if one.name in body}  # of any version
+    spec = {one.name: body[one.name] for one in fields(CollectionSpec)}
     about = {one: body[one] for one in ("name", "count", "durable_seq", "indexed_seq", "state")}
     return CollectionInfo(
-        **about, spec=CollectionSpec(**spec), index=body["index_in_use"], recall_estimate=body.get("recall_estimate")
+        **about, spec=CollectionSpec(**spec), index=body["index_in_use"], recall_estimate=body["recall_estimate"]
     )
 
 

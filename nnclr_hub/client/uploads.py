@@ -8,19 +8,16 @@ when it is repeated. The client waits for a server that is busy or restarting.
 from __future__ import annotations
 
 import hashlib
-import re
 import socket
 import threading
 import uuid
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from nnclr_hub.client.answers import failures, make_error
-from nnclr_hub.client.collections import PAGE, ROOT, delete, describe, scroll, update_each, update_metadata
+from nnclr_hub.client.collections import PAGE, ROOT, delete, describe, scroll, update_each
 from nnclr_hub.client.images import MOST, bounded, shrunk
 from nnclr_hub.client.models import image_error, reports_each
 from nnclr_hub.client.steps import Answer, Call, Steps, for_each, in_thread, perform, to_json
@@ -110,17 +107,8 @@ def index_folder(
     listing = yield from in_thread(lambda: list_images_of(folder, prune=prune, origin=origin, labels=labels))
     yield from describe(name)  # a wrong name is reported before anything is compared
     held = yield from _held(name)
-    renamed = _of_former_source(listing, held)
-    for new, ids in renamed.items():
-        held |= {id: held[id] | {"root": new} for id in ids}
     known = _of_this_source(name, listing, held)
-    for new, ids in renamed.items():
-        yield from update_metadata(name, {"root": new}, ids=ids)
-    both = listing
-    if source is None:  # pruning then finds, keeps and logs the missing items of the former source too
-        origins = [*listing.origins, *map(_former, listing.origins)]
-        both = replace(listing, sources=[*listing.sources] * 2, origins=origins)
-    changes = yield from in_thread(lambda: find_changes(both, known, prune=prune, unique=source is not None))
+    changes = yield from in_thread(lambda: find_changes(listing, known, prune=prune, unique=source is not None))
     run = _Run(name, shrink, thumbnails, len(changes.wanted), progress)
     share = min(MOST, max(SMALLEST, -(-len(changes.wanted) // workers)))  # a small folder too keeps all workers busy
     every = bounded(changes.wanted, lambda one: one.metadata["size"], most=share)
@@ -232,30 +220,6 @@ def _default_source(folder: PurePosixPath) -> str:
         machine = Path("/etc/machine-id").read_text()
     path = f"{machine}\0{folder}".encode("utf-8", "surrogateescape")
     return f"{folder.name}-{hashlib.sha256(path).hexdigest()[:8]}@{socket.gethostname()}"
-
-
-def _former(origin: str) -> str:
-    """Return the default source of earlier versions, without the ID: FOLDER@HOST."""
-    return re.sub(r"-[0-9a-f]{8}@", "@", origin)
-
-
-def _of_former_source(listing: Listing, held: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Return the ids of this folder's items that have its former source, by their new one.
-
-    Another folder of this name may have the same former source. So if fewer of the files are unchanged than changed,
-    none is returned; and none of an archive, where times prove nothing.
-    """
-    changed, unchanged = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
-    for id in listing.images.keys() & held.keys():
-        image = listing.images[id]
-        state, former = listing.state(image), _former(listing.origins[image.source])
-        if held[id]["root"] != former or former == state["root"] or image.offset is not None:
-            continue
-        if state["size"] or state["mtime"]:
-            same = (state | {"root": former}).items() <= held[id].items()
-            (unchanged if same else changed)[state["root"]].append(id)
-    # changed files first: if this ends between two requests, the others still prove that the folder is the same
-    return {origin: changed[origin] + ids for origin, ids in unchanged.items() if len(changed[origin]) <= len(ids)}
 
 
 def _of_this_source(name: str, listing: Listing, held: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:

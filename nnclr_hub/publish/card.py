@@ -326,7 +326,7 @@ def _command(metric: str, about: Mapping[str, Any], source: str) -> str:
 def _measured_at(about: Mapping[str, Any]) -> str:
     steps = about.get("steps")
     if "measured_at_step" not in about and about.get("step", steps) != steps:
-        return "a step that is not recorded"  # of a stopped run, written by an earlier version
+        return "a step that is not recorded"  # of a stopped run without its log
     at = about.get("measured_at_step", steps)
     return "its last step" if at == steps else f"step {at}"
 
@@ -357,8 +357,7 @@ def _input(preprocessing: Preprocessing) -> str:
 def _images(about: Mapping[str, Any]) -> str:
     data = about.get("data", "not recorded")
     data = ", ".join(map(str, data)) if isinstance(data, list | tuple) else str(data)
-    text = f"{data}; {about['data_terms']}" if "data_terms" in about else data
-    return text.replace("pictures", "images")  # earlier versions wrote the old word into config.json
+    return f"{data}; {about['data_terms']}" if "data_terms" in about else data
 
 
 def _contents(about: Mapping[str, Any]) -> str:

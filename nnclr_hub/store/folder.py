@@ -134,7 +134,7 @@ class Reserve:
 
 
 def read_id(folder: Path) -> str | None:
-    """Return what identifies a store, wherever its folder is moved; None if an earlier version wrote it last."""
+    """Return what identifies a store, wherever its folder is moved; None if it has no id yet."""
     try:
         id = (folder / ID).read_bytes()
     except OSError:

@@ -161,8 +161,7 @@ class Hnsw(IndexKind):
         import faiss
 
         graph = index.hnsw
-        # an earlier release may have built it with another number of links
-        copy = self._empty(spec, graph.nb_neighbors(1))
+        copy = self._empty(spec, self.links[spec.precision])
         _copy_vectors(_storage(index), _storage(copy), spec, rows)
         copy.ntotal, copy.is_trained = index.ntotal, True
         used = graph.neighbors.size()

@@ -3,8 +3,7 @@
     store.records.put(Record("probe", "cats", {"classes": ["cat", "dog"]}, weights))
     store.records.get("probe", "cats").content["classes"]
 
-They have a separate SQLite file. The root catalog can be rebuilt from the collections at any time, and records cannot;
-and earlier versions can still open a store that has records.
+They have a separate SQLite file, because the root catalog can be rebuilt from the collections, and records cannot.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ spec = CollectionSpec(dim=256, metric="cosine", indexed=("label",))
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, Self, get_args
+from typing import Literal, Protocol, Self, get_args
 
 import numpy as np
 
@@ -97,10 +97,6 @@ class CollectionSpec:
             return self
         whitens = transforms and self.fingerprint and self.metric == "cosine" and self.dim <= MAX_WHITENED
         return replace(self, vectors="half_whiten" if whitens else "raw")
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as files have them: without `vectors` if raw, so that earlier versions can read them."""
-        return {name: value for name, value in vars(self).items() if (name, value) != ("vectors", "raw")}
 
     def check(self, embedder: Embeds, collection: str) -> None:
         """Refuse an embedder whose vectors cannot be compared with those of the collection.

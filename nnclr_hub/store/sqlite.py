@@ -37,32 +37,32 @@ _FILES = 4  # a database, its log, the index of the log, and a folder
 HINT = "save what is readable with `nnclr store repair COLLECTION`, or import an export"
 
 
-def connect(path: Path, newest: int, *, read_only: bool = False, create: bool = False) -> sqlite3.Connection:
+def connect(path: Path, format: int, *, read_only: bool = False, create: bool = False) -> sqlite3.Connection:
     """Open a file with the durability settings, and check that they are in effect.
 
     Args:
         path: of the file.
-        newest: version of the format that this release knows.
+        format: the only format that this version reads.
         read_only: nothing is written. In a folder that cannot be written, a file that was closed cleanly is read as one
             that nobody changes.
         create: create the file if it does not exist.
 
     Raises:
-        StoreTooNew: the file is of a later version.
+        StoreTooNew: the file has another format; it is not changed.
         StoreCorrupt: it is not an SQLite file, or a setting has no effect.
     """
     # SQLite creates the index of a log next to the file even for reading
     if read_only and not Path(f"{path}-wal").exists() and not os.access(path.parent, os.W_OK):
-        return _connected(path, newest, "ro&immutable=1", read_only)
+        return _connected(path, format, "ro&immutable=1", read_only)
     try:
-        return _connected(path, newest, "ro" if read_only else "rwc" if create else "rw", read_only)
+        return _connected(path, format, "ro" if read_only else "rwc" if create else "rw", read_only)
     except DiskFull:
         if not read_only or _size(Path(f"{path}-wal")):
             raise
-        return _connected(path, newest, "ro&immutable=1", read_only)
+        return _connected(path, format, "ro&immutable=1", read_only)
 
 
-def _connected(path: Path, newest: int, mode: str, read_only: bool) -> sqlite3.Connection:
+def _connected(path: Path, format: int, mode: str, read_only: bool) -> sqlite3.Connection:
     with translated(path):
         connection = sqlite3.connect(
             f"{path.resolve().as_uri()}?mode={mode}",
@@ -72,19 +72,20 @@ def _connected(path: Path, newest: int, mode: str, read_only: bool) -> sqlite3.C
             timeout=BUSY_SECONDS,
         )
         try:
-            _configure(connection, path, newest, read_only)
+            _configure(connection, path, format, read_only)
         except BaseException:
             connection.close()
             raise
     return connection
 
 
-def _configure(connection: sqlite3.Connection, path: Path, newest: int, read_only: bool) -> None:
+def _configure(connection: sqlite3.Connection, path: Path, format: int, read_only: bool) -> None:
     version = format_of(connection)
-    if version > newest:
+    if version not in (0, format):
         raise StoreTooNew(
-            f"{path} was written by a later version of nnclr_hub (format {version}; this version reads {newest}). "
-            "Install the later version."
+            f"{path} has format {version}, and this version of nnclr_hub reads only format {format}; export the "
+            "collection with the version that wrote it (`nnclr store export`), then import it with this one "
+            "(`nnclr store import`)."
         )
     wanted: dict[str, int | str] = {"foreign_keys": 1, "synchronous": 2}  # 2 is FULL
     if not read_only:

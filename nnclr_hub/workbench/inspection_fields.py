@@ -64,7 +64,7 @@ def write_fields(
 def item_fields(kept: KeptInspection) -> dict[str, dict[str, Any]]:
     """Return the fields of each item, without the key `inspection`; null for fields that do not apply."""
     findings = kept.findings
-    classes = findings.get("classes", [])
+    classes = findings["classes"]
     fields: dict[str, dict[str, Any]] = {}
     columns = zip(kept.ids, kept.clusters, kept.outlier_scores, kept.predicted, strict=True)
     for id, cluster, score, predicted in columns:

@@ -181,7 +181,7 @@ def get_inspection(records: Records, collection: Collection, number: int | None 
         raise InspectionNotFound(f"Collection {collection.name!r} has no such inspection; start one.")
     arrays = np.load(io.BytesIO(record.data or b""), allow_pickle=False)
     ids = tuple(arrays["ids"].tobytes().decode().split("\n"))
-    content, unknown = record.content, np.full(len(ids), -1, np.int32)
+    content = record.content
     return KeptInspection(
         collection.name,
         number,
@@ -192,11 +192,10 @@ def get_inspection(records: Records, collection: Collection, number: int | None 
         arrays["coordinates"],
         arrays["clusters"],
         arrays["outlier_scores"],
-        # inspections of earlier versions have neither of the following
-        arrays.get("labels", unknown),
-        arrays.get("predicted", unknown),
+        arrays["labels"],
+        arrays["predicted"],
         content["findings"],
-        content.get("fields_seq"),
+        content["fields_seq"],
     )
 
 

@@ -87,7 +87,7 @@ class SourceFolders:
         """
         if root not in map(str, self._roots.values()):
             raise InvalidRequest(
-                f"This server no longer reads the folder {_name_of(Path(str(root)))!r}; add it to NNCLR_SOURCE_FOLDERS."
+                f"This server no longer reads the folder {_name_of(Path(root))!r}; add it to NNCLR_SOURCE_FOLDERS."
             )
         place = self._below(Path(root), folder)
         if place is None:

@@ -37,7 +37,7 @@ def index(context: JobContext) -> Outcome:
     The notes keep the counts of the first attempt, so that a restarted job reports what it did in total.
     """
     folder = SourceFolders(context.source_folders).again(context.params[ROOT], context.params["folder"]).path
-    name, prune = context.params["collection"], context.params.get("prune", False)
+    name, prune = context.params["collection"], context.params["prune"]
     left: dict[str, int] = {}
 
     def begin(changes: FolderChanges) -> None:

@@ -75,14 +75,12 @@ class JobStatus:
 
     @classmethod
     def read(cls, content: Mapping[str, Any], result: bytes | None) -> Self:
-        """Read what `written` returned, in this version or a later one. Unknown fields are ignored."""
-        known = {name: value for name, value in content.items() if name in cls.__dataclass_fields__}
-        return cls(**{**known, **({} if result is None else {"result": json.loads(result)})})
+        """Read what `written` returned."""
+        return cls(**content, result=None if result is None else json.loads(result))
 
     def written(self) -> tuple[dict[str, Any], bytes | None]:
         """Return the job as JSON, and its result separately: it may be large, and lists do not need it."""
-        without = ("result",) if self.notes else ("result", "notes")  # older versions do not know notes
-        content = {name: value for name, value in vars(self).items() if name not in without}
+        content = {name: value for name, value in vars(self).items() if name != "result"}
         return content, None if self.result is None else json.dumps(self.result).encode()
 
 

@@ -15,7 +15,7 @@ from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.duplicates import find_duplicates
 from nnclr_hub.workbench.file_import import MAX_NAMED
 from nnclr_hub.workbench.inspection_fields import write_fields
-from nnclr_hub.workbench.inspections import LABEL_NEXT, inspect_collection, keep_inspection
+from nnclr_hub.workbench.inspections import inspect_collection, keep_inspection
 from nnclr_hub.workbench.payload import decode_vector
 from nnclr_hub.workbench.privacy import without_paths
 from nnclr_hub.workbench.probe_fitting import FitOptions
@@ -59,10 +59,8 @@ def _duplicates(context: JobContext) -> Outcome:
 def _inspect(context: JobContext) -> Outcome:
     params = context.params
     collection = context.bench.collection(params["collection"])
-    # jobs of earlier versions have no more than the field
-    number = params.get("label_next", LABEL_NEXT)
-    kept = inspect_collection(collection, params["field"], label_next=number, progress=context.progress)
-    if params.get("write_fields", False):
+    kept = inspect_collection(collection, params["field"], label_next=params["label_next"], progress=context.progress)
+    if params["write_fields"]:
         write = partial(context.bench.update_each, collection.name)
         kept = write_fields(collection, kept, write, progress=context.progress)
     return Outcome({"collection": collection.name, **kept.about}, partial(keep_inspection, kept=kept))
@@ -97,8 +95,15 @@ def _backup(context: JobContext) -> Outcome:
     if not context.backup_to:
         raise InvalidRequest("This server no longer makes backups; set NNCLR_BACKUP_TO.")
     try:
-        options = {"keep": context.params.get("keep"), "verify": context.params.get("verify", False)}
-        return Outcome(asdict(back_up(context.bench.store, context.backup_to, **options, progress=context.progress)))
+        params = context.params
+        report = back_up(
+            context.bench.store,
+            context.backup_to,
+            keep=params["keep"],
+            verify=params["verify"],
+            progress=context.progress,
+        )
+        return Outcome(asdict(report))
     except NNCLRHubError as error:
         error.args = (str(error).replace(context.backup_to, "the destination"),)
         raise

@@ -285,8 +285,7 @@ def original(name: str, id: str, bench: AppWorkbench, settings: AppSettings) -> 
     with measured("store"):
         collection = bench.collection(name)
     found = read_original(collection, id, settings.source_folders, bench.originals)
-    # X-Picture is the former name of the header; clients may still read it
-    headers = {"Cache-Control": "private, no-cache", "X-Image": found.of, "X-Picture": found.of}
+    headers = {"Cache-Control": "private, no-cache", "X-Image": found.of}
     return Response(found.data, media_type=found.media_type, headers=headers)
 
 

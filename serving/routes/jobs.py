@@ -41,7 +41,7 @@ from .dependencies import AppEngines, AppSettings, AppWorkbench, served_engine
 
 # job parameters that are not shown: paths of this machine (a model's source may be one), and secrets
 SOURCE = "source"
-HIDDEN = (SOURCE, "given_by", ROOT, UPLOAD)  # `given_by` is in jobs of earlier versions
+HIDDEN = (SOURCE, ROOT, UPLOAD)
 JobKind = Literal[
     "probe_fit",
     "reembed",

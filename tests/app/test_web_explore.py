@@ -264,12 +264,6 @@ def test_the_map_is_made_drawn_and_chosen_from(explore, served):
     assert abs(int(page.locator(".verdict").inner_text().split()[0]) - left) <= 2
 
 
-def test_a_link_of_the_former_page_reopens_its_search(explore, served, opened):
-    one, two = ids(explore())[:2]
-    page = opened(path=f"/ui/#collection=photos&more={one}&less={two}")
-    assert found(page)[:8] == expected(served, positive=[one], negative=[two])[:8]
-
-
 def test_groups_follow_the_images_and_those_without_a_value_are_last(explore, served):
     page = explore()
     collection = served.bench.collection("photos")

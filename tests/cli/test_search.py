@@ -6,8 +6,7 @@ from html import escape
 
 import numpy as np
 import pytest
-from client.scripted_server import Response, problem, scripted
-from commands import nnclr, output_of
+from commands import output_of
 from PIL import Image
 
 from nnclr_hub import open_store
@@ -122,14 +121,3 @@ def test_a_server_answers_as_the_local_store_does(server, store, photos, image_f
         assert [ids(one) for one in there] == [ids(one) for one in here]
     output_of("search", "--collection", "c", image_files[0], "--server", server.url, "--out", tmp_path / "c.html")
     assert "data:image/jpeg" in (tmp_path / "c.html").read_text()
-
-
-def test_a_server_that_knows_no_percentiles_is_searched_without(store):
-    refusal = problem(422, "invalid_request", "queries[0].with_percentile is not a known field.")
-    answer = Response(body={"results": [{"matches": [{"id": "a", "score": 0.5, "metadata": {}}]}]})
-    with scripted() as server:
-        server.script = [Response(body={"status": "ready"}), refusal, answer]
-        assert ids(found("--id", "b", "--server", server.url)) == ["a"]
-        server.script = [Response(body={"status": "ready"}), problem(422, "invalid_request", "k must be at most 1000.")]
-        code, _, err = nnclr("search", "--collection", "c", "--id", "b", "--server", server.url)
-        assert (code, "k must be" in err) == (2, True)

@@ -5,10 +5,8 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import tarfile
 import threading
-from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
@@ -132,35 +130,6 @@ def test_two_folders_of_one_name_do_not_replace_each_others_items(collection, im
     shutil.copy(image_files[2], folders[0] / "1.jpg")
     assert collection.index_folder(folders[0]).updated == 1
     assert collection.index_folder(folders[1], source=before.metadata["root"]).updated == 1
-
-
-def test_a_folder_that_was_indexed_under_a_name_without_id_continues(collection, folder, caplog):
-    """Also if files were changed and removed since; the items of removed files may be of another folder."""
-    former = f"{folder.name}@{socket.gethostname()}"
-    collection.index_folder(folder, source=former)
-    Image.new("RGB", (71, 70), "blue").save(folder / "cat" / "00.jpg")
-    (folder / "cat" / "01.jpg").unlink()
-    (folder / "notes.txt").touch()
-    report = collection.index_folder(folder, prune=True)
-    assert (report.added, report.updated, report.unchanged, report.removed, report.kept) == (0, 1, 58, 0, 1)
-    assert report.left_out == {".txt": 1}
-    assert any(f"--source {former}" in message for message in caplog.messages)
-    roots = Counter(item.metadata["root"] for item in collection.scroll(limit=100).items)
-    assert (len(roots), roots[former]) == (2, 1)
-    Image.new("RGB", (72, 70), "blue").save(folder / "cat" / "00.jpg")
-    assert collection.index_folder(folder).updated == 1
-    report = collection.index_folder(folder, prune=True, source=former)
-    assert (report.unchanged, report.removed, report.kept) == (59, 1, 0)
-
-
-def test_a_folder_that_mostly_differs_does_not_continue_one_under_a_name_without_id(collection, folder):
-    collection.index_folder(folder, source=f"{folder.name}@{socket.gethostname()}")
-    before = {item.id: item.metadata for item in collection.scroll(limit=100).items}
-    for path in sorted(folder.rglob("*.jpg"))[:31]:
-        os.utime(path, (1, 1))
-    with pytest.raises(InvalidRequest):
-        collection.index_folder(folder)
-    assert {item.id: item.metadata for item in collection.scroll(limit=100).items} == before
 
 
 def test_an_archive_of_the_same_name_is_refused_and_a_moved_one_is_unchanged(collection, folder, tmp_path):

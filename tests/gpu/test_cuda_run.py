@@ -56,7 +56,7 @@ def test_a_run_writes_an_encoder(blobs, tmp_path, precision, device):
             "pack_size=160",
             "eval_size=160",
         ],
-        ["tensorboard=true", "support_set=random_replacement"],
+        ["callbacks=tensorboard", "support_set=random_replacement"],
         ["support_set=current_encoder", "accumulate=2"],
     ],
     ids=" ".join,

@@ -1,14 +1,11 @@
 """Jobs on disk: pages, marks, increasing ids, and the deletion of old jobs."""
 
 import time
-from dataclasses import asdict, replace
 
 import pytest
 from job_worlds import until
 
 from nnclr_hub.errors import DiskFull, JobNotFound
-from nnclr_hub.store.records import Record
-from serving.jobs.job import JobStatus
 from serving.jobs.job_store import JOB, MARK, JobRecords
 
 
@@ -104,14 +101,6 @@ def test_a_mark_is_deleted_with_its_job(make_world):
     assert [record.name for record in world.store.records.list(MARK)] == ["n"]
 
 
-def test_jobs_with_the_result_inside_their_record_are_readable(world):
-    job = world.submit("a")
-    world.work.let(3)
-    done = until(world.jobs, job.id, "done")
-    world.store.records.put(Record(JOB, job.id, asdict(done)))
-    assert world.jobs.get(job.id) == done
-
-
 def test_ids_increase_even_if_the_clock_is_set_back(make_world, monkeypatch):
     world = make_world(waiting=9)
     ids = [world.submit("a").id]
@@ -120,13 +109,3 @@ def test_ids_increase_even_if_the_clock_is_set_back(make_world, monkeypatch):
     world.restart()
     ids.append(world.submit("d", "other").id)
     assert ids == sorted(set(ids))
-
-
-def test_jobs_are_readable_by_older_and_newer_versions():
-    """Older versions do not know notes, and newer ones have more fields."""
-    job = JobStatus("1", "verify", {}, created=1.0)
-    content, _ = job.written()
-    assert "notes" not in content
-    assert JobStatus.read({**content, "of_a_later_version": 1}, None) == job
-    noted = replace(job, notes={"added": 3})
-    assert JobStatus.read(*noted.written()) == noted

@@ -117,12 +117,12 @@ def test_the_original_is_the_source_or_the_thumbnail(client, server, collection,
     server.bench.index_folder("photos", folder / "sources")
     [item] = server.bench.collection("photos").scroll().items
     answer = client.get(f"{collection}/items/{item.id}/original")
-    assert (answer.status_code, answer.headers["X-Picture"]) == (200, "source")
+    assert (answer.status_code, answer.headers["X-Image"]) == (200, "source")
     assert answer.content == image_files[0].read_bytes()
     assert answer.headers["content-type"] == "image/jpeg"
     client.post(f"{collection}/items", files={"files": image_files[1].read_bytes()}, data={"items": '[{"id": "b"}]'})
     uploaded = client.get(f"{collection}/items/b/original")
-    assert uploaded.headers["X-Picture"] == "thumbnail"
+    assert uploaded.headers["X-Image"] == "thumbnail"
     assert uploaded.content == client.get(f"{collection}/items/b/thumbnail").content
     assert client.get(f"{collection}/items/none/original").status_code == 404
 

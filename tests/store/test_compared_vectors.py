@@ -246,7 +246,7 @@ def test_an_impossible_choice_is_refused(wrong):
         (CollectionSpec(8, vectors="auto"), "raw"),  # vectors of unknown origin
         (CollectionSpec(8, "l2", "f", vectors="auto"), "raw"),
         (CollectionSpec(5000, fingerprint="f", vectors="auto"), "raw"),
-        (CollectionSpec(8, fingerprint="f"), "raw"),  # as files of earlier versions have it
+        (CollectionSpec(8, fingerprint="f"), "raw"),
     ],
 )
 def test_the_store_decides_what_is_compared_and_keeps_it(tmp_path, spec, decided):

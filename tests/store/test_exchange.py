@@ -323,6 +323,7 @@ def test_shards_in_another_order_are_refused(exported, tmp_path):
 @pytest.mark.parametrize(
     ("change", "code"),
     [
+        ({"version": 1}, "store_too_new"),
         ({"version": 3}, "store_too_new"),
         ({"version": "x"}, "store_error"),
         ({"format": "else"}, "invalid_request"),

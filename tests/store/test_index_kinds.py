@@ -1,6 +1,5 @@
 """Every kind of index, in both precisions and all metrics, against numpy."""
 
-import json
 import sys
 import threading
 from dataclasses import replace
@@ -10,11 +9,10 @@ import pytest
 from waiting import until
 
 from nnclr_hub import EmbeddedStore
-from nnclr_hub.store.ann import build, fold
+from nnclr_hub.store.ann import fold
 from nnclr_hub.store.ann.heap import free_unlocked
 from nnclr_hub.store.ann.main_index import MainIndex
 from nnclr_hub.store.base import CollectionSpec, Item
-from nnclr_hub.store.embedded import snapshots
 from nnclr_hub.store.index_kinds import HNSW, INDEX_KINDS, Flat, Hnsw, choose_kind
 from nnclr_hub.store.settings import StoreSettings
 
@@ -138,12 +136,6 @@ def test_the_kind_depends_on_size_and_memory():
     assert HNSW.bytes_per_vector(half) == 512 + 144
 
 
-def wait_for_recall(collection) -> float:
-    """Return the measured recall once maintenance has it."""
-    until(lambda: collection.info().recall_estimate is not None)
-    return collection.info().recall_estimate
-
-
 @pytest.mark.parametrize(("made", "low"), [(clustered, False), (without_clusters, True)])
 def test_the_recall_is_measured_and_a_low_one_is_reported(tmp_path, made, low):
     """Few bytes per vector suffice for clusters only; the estimate agrees with the recall of further queries."""
@@ -161,19 +153,6 @@ def test_the_recall_is_measured_and_a_low_one_is_reported(tmp_path, made, low):
         collection.snapshot()
     with EmbeddedStore(tmp_path, settings=SMALL) as store:
         assert store.get("c").info().recall_estimate == info.recall_estimate
-
-
-def test_the_recall_of_an_index_of_an_earlier_version_is_measured_when_idle(tmp_path, monkeypatch):
-    with EmbeddedStore(tmp_path, settings=SMALL) as store:
-        collection = store.create("c", CollectionSpec(DIM, index="hnsw"))
-        collection.upsert([Item(f"i{i}", vector) for i, vector in enumerate(clustered(ROWS, 1))])
-        collection.compact()
-        with monkeypatch.context() as patched:  # such a snapshot has no recall
-            written = json.dumps
-            patched.setattr(snapshots.json, "dumps", lambda about: written({**about, "recall": None}))
-            collection.snapshot()
-    with EmbeddedStore(tmp_path, settings=replace(SMALL, idle_seconds=0.01)) as store:
-        assert wait_for_recall(store.get("c")) >= 0.98
 
 
 @pytest.fixture
@@ -306,18 +285,6 @@ def test_copies_do_not_make_calibration_too_easy(tmp_path, kind):
         assert len(hits) == K * len(queries)
         assert np.mean(hits) >= 0.95
         assert collection.verify().ok
-
-
-def test_a_graph_with_more_links_than_are_made_today_grows_on_as_it_is():
-    """An earlier release has left such a graph."""
-    spec = CollectionSpec(16, precision="f16", index="hnsw")
-    rows = np.random.default_rng(0).normal(size=(3000, 16)).astype(np.float32)
-    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-    main = build.build_main(spec, Hnsw({"f16": 24}), 2000, lambda: iter([rows[:2000]]), SMALL)
-    grown = build.extend(replace(main, kind=HNSW), spec, iter([rows[2000:]]), 1000, SMALL)
-    assert grown.index.hnsw.nb_neighbors(0) == 48
-    found = grown.search(rows, 1, effort=128)[1][:, 0]
-    assert (found == np.arange(3000)).mean() > 0.99
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="madvise drops pages at once only there")

@@ -6,6 +6,7 @@ import shutil
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from nnclr_hub.errors import (
     StoreError,
     StoreLocked,
     StoreReadOnly,
+    StoreTooNew,
     StoreUnreachable,
 )
 from nnclr_hub.store import open_store
@@ -160,6 +162,14 @@ def test_other_peoples_collections_are_left_alone(store):
     with pytest.raises(StoreCorrupt):
         store.get("odd")
     assert client.has_collection("theirs")
+
+
+def test_a_collection_of_another_format_is_refused(store):
+    store.create("c", CollectionSpec(4))
+    about = {rows.SPEC_PROPERTY: json.dumps({**asdict(CollectionSpec(4)), "facets": 1})}
+    store.connection.client.alter_collection_properties(encode("c"), properties=about)
+    with pytest.raises(StoreTooNew, match="nnclr store export"):
+        store.get("c")
 
 
 def test_a_create_that_a_crash_cut_short_is_finished_by_get(store, tmp_path):

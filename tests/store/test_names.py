@@ -1,8 +1,6 @@
 """Names and aliases of collections."""
 
 import re
-import sqlite3
-from contextlib import closing
 
 import numpy as np
 import pytest
@@ -105,18 +103,6 @@ def test_a_name_changes_although_its_collection_cannot_be_opened(store, tmp_path
         again.rename("a", "z")
         assert again.promote("z", "b") == "b.old"
         assert [info.name for info in again.list()] == ["b.old", "z"]
-
-
-def test_a_reader_that_was_there_first_sees_the_aliases_that_came_with_the_new_format(store, tmp_path):
-    store.close()
-    with closing(sqlite3.connect(tmp_path / "store" / "catalog.sqlite")) as root:
-        root.executescript("DROP TABLE aliases; PRAGMA user_version = 1;")
-    with open_store(str(tmp_path / "store"), read_only=True) as reader:
-        assert reader.aliases() == {}
-        with open_store(str(tmp_path / "store")) as writer:
-            writer.alias("photos", "a")
-            assert reader.aliases() == {"photos": "a"}
-            assert ids(reader, "photos") == ["a"]
 
 
 def test_renaming_and_dropping_take_the_aliases_along(store):

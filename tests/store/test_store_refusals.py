@@ -1,6 +1,8 @@
 """What the store refuses, and the properties of its files."""
 
-from contextlib import closing
+import sqlite3
+from contextlib import ExitStack, closing
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from nnclr_hub.errors import (
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.store.embedded.catalog import connect
+from nnclr_hub.store.embedded.names import rebuild_catalog
 
 
 def test_a_second_writer_is_refused_and_a_reader_sees_what_is_committed(tmp_path):
@@ -103,13 +106,32 @@ def test_dropping_removes_the_files_and_frees_the_name(tmp_path):
         assert store.create("c", CollectionSpec(DIM)).count() == 0
 
 
-def test_a_store_of_a_later_version_is_refused(tmp_path):
-    open_store(str(tmp_path)).close()
-    connection = connect(tmp_path / "catalog.sqlite")
-    connection.execute("PRAGMA user_version = 999")
-    connection.close()
+def of_format(format: int, folder, files: str) -> dict[Path, bytes]:
+    """Make a store, some of whose files have another format, and return these files."""
+    with open_store(str(folder)) as store:
+        store.create("c", CollectionSpec(DIM)).upsert([Item("a", vectors(1)[0])])
+    for path in folder.glob(files):
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute(f"PRAGMA user_version = {format}")
+    return {path: path.read_bytes() for path in folder.glob(files)}
+
+
+@pytest.mark.parametrize("files", ["*.sqlite", "collections/*.sqlite"])
+@pytest.mark.parametrize("format", [3, 999])
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_store_of_another_format_is_refused_and_not_changed(tmp_path, files, format, read_only):
+    before = of_format(format, tmp_path, files)
+    with pytest.raises(StoreTooNew, match="nnclr store export") as refusal, ExitStack() as stack:
+        stack.enter_context(open_store(str(tmp_path), read_only=read_only)).get("c")
+    assert refusal.value.code == "store_too_new"
+    assert before == {path: path.read_bytes() for path in before}
+
+
+def test_a_catalog_is_not_rebuilt_from_collections_of_another_format(tmp_path):
+    before = of_format(3, tmp_path, "**/*.sqlite")
     with pytest.raises(StoreTooNew):
-        open_store(str(tmp_path))
+        rebuild_catalog(tmp_path)
+    assert before == {path: path.read_bytes() for path in before}
 
 
 def test_the_files_have_the_promised_settings(tmp_path):

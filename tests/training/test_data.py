@@ -148,7 +148,7 @@ def test_an_epoch_is_a_permutation_that_depends_on_seed_and_epoch(options):
     assert seed_of(1, 2) != seed_of(2, 1)
 
 
-def test_the_order_is_that_of_earlier_versions():
+def test_the_order_is_fixed():
     """A run that is resumed after an update continues with the images that it has not seen."""
 
     def rows(*folders, **options):

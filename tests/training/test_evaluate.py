@@ -18,7 +18,7 @@ def test_protocols_write_what_it_takes_to_repeat_them(data, model, tmp_path):
     records = json.loads((out / "results.json").read_text())
     assert len(records) == 12
     first = records[0]
-    assert first["images"] == first["pictures"] == {"train": 42, "test": 18}
+    assert first["images"] == {"train": 42, "test": 18}
     assert first["classes"] == 3
     assert first["settings"] == {"k": 5, "temperature": 0.07, "vectors": "raw"}
     assert {"torch", "timm", "nnclr_hub", "python"} <= first["versions"].keys()
@@ -137,7 +137,7 @@ def test_a_probe_fits_scores_and_predicts(data, model, image_files, tmp_path):
     code, shown, err = nnclr("probe", "eval", data, "--probe", probe, "--json")
     verdict = json.loads(shown)
     assert verdict["scores"]["top1"] > 0.6
-    assert verdict["pictures"] == 18
+    assert verdict["images"] == 18
     (tmp_path / "bad.jpg").write_bytes(b"nothing")
     code, _, err = nnclr(
         "probe", "predict", image_files[0], tmp_path / "bad.jpg", "--probe", probe, "--out", tmp_path / "l.csv"

@@ -15,7 +15,7 @@ from tiny_runs import recipe
 from nnclr_hub import load_encoder
 from nnclr_hub.errors import CheckpointError, InvalidRequest, WeightsMismatch
 from nnclr_hub.hub.layout import read_config
-from training.checkpoint import load_checkpoint, save_checkpoint
+from training.checkpoint import load_checkpoint
 from training.monitor import read_log
 from training.pretrain import pretrain
 from training.run_export import export
@@ -78,13 +78,9 @@ def test_the_scores_of_a_stopped_run_are_marked_with_their_step(stopped, data, t
     assert f"by `nnclr pretrain small_cpu`, at step {scored['step']}" in card
 
 
-def of_an_earlier_version(run, out, log: bool) -> Path:
-    """Copy a run whose checkpoint and encoder do not record the step of the scores."""
+def without_the_step(run, out, log: bool) -> Path:
+    """Copy a run whose encoder does not record the step of the scores, as of a run without a log."""
     shutil.copytree(run, out)
-    saved = load_checkpoint(out)
-    assert saved is not None
-    saved.pop("scored_at", None)
-    save_checkpoint(out, saved)
     config = json.loads((out / "encoder" / "config.json").read_text())
     config["nnclr"].pop("measured_at_step")
     (out / "encoder" / "config.json").write_text(json.dumps(config))
@@ -94,9 +90,9 @@ def of_an_earlier_version(run, out, log: bool) -> Path:
 
 
 @pytest.mark.parametrize("log", [True, False])
-def test_the_step_of_the_scores_of_an_earlier_version_comes_from_the_log(stopped, data, tmp_path, log):
+def test_the_step_of_the_scores_comes_from_the_log(stopped, data, tmp_path, log):
     before = read_config(stopped / "encoder").nnclr
-    out = of_an_earlier_version(stopped, tmp_path / "run", log)
+    out = without_the_step(stopped, tmp_path / "run", log)
     assert not pretrain(recipe(*SHORT, "base_lr=1"), [data], out, resume=True, minutes=0).finished
     about = read_config(out / "encoder").nnclr
     assert about["step"] == before["step"] + 1
@@ -105,7 +101,7 @@ def test_the_step_of_the_scores_of_an_earlier_version_comes_from_the_log(stopped
 
 
 def test_without_that_step_the_card_says_so_and_a_mismatch_is_rejected(stopped, data, tmp_path):
-    out = of_an_earlier_version(stopped, tmp_path / "run", True)
+    out = without_the_step(stopped, tmp_path / "run", True)
     card = (export(out, tmp_path / "model").folder / "README.md").read_text()
     assert "by `nnclr pretrain small_cpu`, at a step that is not recorded" in card
     config = json.loads((out / "encoder" / "config.json").read_text())

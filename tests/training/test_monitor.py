@@ -1,15 +1,13 @@
 """The log of a run, and the check for weights and losses that are not finite."""
 
-import json
 import math
 
 import pytest
-import torch
 from torch import nn
 
 from nnclr_hub.errors import TrainingDiverged
 from training.distributed import ALONE
-from training.monitor import Monitor, read_log, stop_if_diverged
+from training.monitor import Monitor, stop_if_diverged
 
 
 def network(value: float) -> nn.Sequential:
@@ -47,13 +45,3 @@ def test_the_training_time_excludes_pauses(tmp_path, monkeypatch):
         with monitor.paused():
             pass
     assert monitor.log(2, 1.0)["images_per_s"] == 200 / 1.0
-
-
-def test_logs_and_checkpoints_of_an_earlier_version_are_read(tmp_path):
-    old = {"step": 10, "epoch": 0.5, "loss": 5.0, "neighbour_share": 0.25}
-    (tmp_path / "log.jsonl").write_text(json.dumps(old) + "\n")
-    assert read_log(tmp_path)[0]["neighbor_share"] == 0.25
-    unlogged = {"sums": {"neighbour_share": (0.5, 1)}, "images": 8, "waited": 0.0, "trained": 1.0}
-    monitor = Monitor(tmp_path, 10, unlogged, ranks=ALONE)
-    monitor.add({"neighbor_share": (torch.tensor(0.25), 1)}, 8, 0.0)
-    assert monitor.log(12, 0.6)["neighbor_share"] == 0.375

@@ -1,8 +1,7 @@
-"""The program: exact resume, its files, and runs of earlier versions."""
+"""The program: exact resume, and its files."""
 
 import json
 import re
-import shutil
 import time
 from pathlib import Path
 
@@ -14,14 +13,12 @@ from tiny_runs import FAST, TINY, nnclr, recipe, stop_in_step, weights
 from nnclr_hub import load_encoder
 from nnclr_hub.cli.programs import load_program
 from training import prepare
-from training.checkpoint import load_checkpoint, save_checkpoint
+from training.checkpoint import load_checkpoint
 from training.data.image_pack import build_pack
 from training.evaluation import Evaluation
 from training.monitor import read_log
 from training.pretrain import pretrain
 from training.recipes import find_recipe
-from training.report import write_report
-from training.run_export import export
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -127,46 +124,6 @@ def test_auto_prints_its_choice_before_decoding_and_then_the_reduced_sizes(data,
     assert "warmup_epochs: 1.0" in after
     assert "auto: " not in after
     assert json.loads((tmp_path / "run" / "run.json").read_text())["batch_size"] == 8
-
-
-@pytest.fixture
-def old_run(finished, tmp_path) -> Path:
-    """The finished run with the names that earlier versions wrote."""
-    run = shutil.copytree(finished, tmp_path / finished.name)
-    saved = load_checkpoint(run)
-    assert saved is not None
-    saved["settings"]["eval_pictures"] = saved["settings"].pop("eval_images")
-    saved["settings"]["fixed"] = ("eval_pictures", *saved["settings"]["fixed"])
-    save_checkpoint(run, saved)
-    for name, words in {
-        "run.json": ("eval_images", "eval_pictures"),
-        "log.jsonl": ("neighbor_share", "neighbour_share"),
-        "neighbors.jsonl": ('"neighbors"', '"neighbours"'),
-    }.items():
-        text = (run / name).read_text()
-        assert words[0] in text
-        (run / name).write_text(text.replace(*words))
-    (run / "neighbors.jsonl").rename(run / "neighbours.jsonl")
-    return run
-
-
-def test_a_run_of_an_earlier_version_is_read_by_every_command(old_run, finished, data, tmp_path):
-    assert load_checkpoint(old_run)["settings"]["eval_images"] == recipe().eval_images
-    page = write_report([old_run], tmp_path / "report.html").read_text()
-    assert any("neighbor_share" in line for line in read_log(old_run))
-    assert "Evolution of the nearest neighbors" in page
-    assert "eval_images" in page
-    done = export(old_run, tmp_path / "model", data=[data])
-    assert None not in {value for name, value in done.rechecked.items() if name.startswith("knn20")}
-    assert load_encoder(old_run / "encoder", device="cpu").fingerprint
-
-
-def test_a_run_of_an_earlier_version_resumes(old_run, data):
-    """A larger input of the exported encoder makes the finished run write all of its files again."""
-    assert pretrain(recipe("eval_size=40"), [data], old_run, resume=True).finished
-    assert (old_run / "neighbors.jsonl").exists()
-    assert not (old_run / "neighbours.jsonl").exists()
-    assert "neighbour" not in (old_run / "log.jsonl").read_text()
 
 
 def test_the_command_line_saves_at_sigterm_and_says_how_to_continue(data, tmp_path, monkeypatch):

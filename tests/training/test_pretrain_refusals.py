@@ -43,6 +43,16 @@ def test_a_checkpoint_of_another_run_is_rejected(data, image_files, finished, tm
         pretrain(recipe(), tmp_path, finished, resume=True)
 
 
+@pytest.mark.parametrize("lacking", ["scaler", "clip"])
+def test_a_checkpoint_of_another_version_is_rejected(data, finished, tmp_path, lacking):
+    run = shutil.copytree(finished, tmp_path / "run")
+    saved = load_checkpoint(run)
+    del (saved["settings"] if lacking in saved["settings"] else saved)[lacking]
+    save_checkpoint(run, saved)
+    with pytest.raises(CheckpointError, match="another version"):
+        pretrain(recipe("epochs=9"), [data], run, resume=True)
+
+
 def test_a_damaged_checkpoint_is_rejected_and_a_full_disk_keeps_the_last(finished, tmp_path, monkeypatch):
     (tmp_path / "checkpoint.pt").write_bytes((finished / "checkpoint.pt").read_bytes()[:1000])
     with pytest.raises(CheckpointError, match="damaged"):

@@ -332,10 +332,6 @@ def test_sizes_of_a_small_base_are_varied_in_proportion():
         find_table("nothing")
 
 
-def test_the_old_name_of_a_setting_works():
-    assert find_recipe("small_cpu").with_settings(["eval_pictures=7"]).eval_images == 7
-
-
 def test_every_recipe_states_its_command_and_cost():
     for name, preset in RECIPES.items():
         text = preset.describe(name)

@@ -20,7 +20,7 @@ OFTEN = ("epochs=3", "checkpoint_every=1", "log_every=1")
 @pytest.fixture(scope="module")
 def run(photos, tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "nnclr <1>"
-    assert pretrain(recipe(*OFTEN, "tensorboard=true"), [photos], out).finished
+    assert pretrain(recipe(*OFTEN, "callbacks=tensorboard"), [photos], out).finished
     return out
 
 

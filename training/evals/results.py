@@ -23,7 +23,6 @@ from nnclr_hub.file_replacement import replace_file
 from nnclr_hub.probe.uncertainty import Difference, paired_difference
 
 NAME = "results.json"
-OLD_IMAGES = "pictures"  # the key of earlier versions
 DETAILS = ("top5", "l2", "std", "queries")
 
 
@@ -95,8 +94,8 @@ class EvaluationRecord:
         return self.key == other.key
 
     def as_json(self) -> dict[str, Any]:
-        """Return the record for results.json and `--json`, with the key for `images` that earlier versions used."""
-        return {**dataclasses.asdict(self), OLD_IMAGES: self.images}
+        """Return the record for results.json and `--json`."""
+        return dataclasses.asdict(self)
 
 
 @dataclass(frozen=True)
@@ -135,7 +134,7 @@ class Results:
         if not self._path.exists():
             return []
         try:
-            return [_read_record(one) for one in json.loads(self._path.read_text("utf-8"))]
+            return [EvaluationRecord(**one) for one in json.loads(self._path.read_text("utf-8"))]
         except (ValueError, TypeError, OSError) as error:
             raise InvalidRequest(
                 f"{self._path} was not written by nnclr eval ({error}); choose another --out."
@@ -276,9 +275,3 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
-
-
-def _read_record(stored: dict[str, Any]) -> EvaluationRecord:
-    """Build a record from JSON, also from that of earlier versions."""
-    images = stored.pop(OLD_IMAGES, None)
-    return EvaluationRecord(**{"images": images, **stored})

@@ -14,9 +14,6 @@ from nnclr_hub.errors import UnknownSetting
 
 FIT = math.inf  # number of epochs that the time limit decides
 
-RENAMED = {"eval_pictures": "eval_images"}  # names of settings in earlier versions
-REPLACED = {"tensorboard=true": "callbacks=tensorboard", "tensorboard=false": "callbacks="}  # also of earlier versions
-
 
 def setting(default: Any, help: str) -> Any:
     """Define a field of a recipe with the help that the command line shows."""
@@ -41,9 +38,8 @@ def parse_settings(assignments: Sequence[str], hints: dict[str, Any], now: dict[
         UnknownSetting: an unknown key, with the nearest one, or an invalid value.
     """
     changes: dict[str, Any] = {}
-    for assignment in (REPLACED.get(one, one) for one in assignments):
+    for assignment in assignments:
         key, equals, text = assignment.partition("=")
-        key = RENAMED.get(key, key)
         if key not in hints:
             close = get_close_matches(key, hints, n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"the settings are {', '.join(hints)}."

@@ -11,7 +11,6 @@ from typing import Any
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.file_replacement import replace_file
 
-from ..checkpoint import rename_settings
 from ..monitor import read_log
 from ..neighbor_history import read_neighbors
 from ..verdict import UNKNOWN, Verdict, symptoms
@@ -74,7 +73,7 @@ def write_report(runs: Sequence[Path], path: Path) -> Path:
 
 def _about(run: Path) -> dict[str, Any]:
     try:
-        return rename_settings(json.loads((run / "run.json").read_text()))
+        return json.loads((run / "run.json").read_text())
     except ValueError as error:
         raise InvalidRequest(
             f"{run / 'run.json'} is damaged; continuing the run with --resume writes it again."

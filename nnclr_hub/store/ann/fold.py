@@ -168,22 +168,6 @@ def _fold(
     reached("fold.swapped")
 
 
-def measure(index: AnnIndex, fetch: Fetch) -> bool:
-    """Calibrate an index whose recall is unknown, as one that an earlier version saved; return whether it did."""
-    with index.mutation:
-        parts = index.parts
-        start = _Start(parts, np.arange(len(parts.rids)), 0, index.seq)
-    main = parts.main
-    if main is None or index.recall is not None:
-        return False
-    everything = lambda: _batches(index, start, start.live, np.zeros(0, bool), fetch)  # noqa: E731
-    measured = calibrate(main, index.spec, lambda queries, k: nearest(index.spec.metric, everything(), queries, k))
-    with index.mutation:
-        if parts.main is main:
-            parts.main = measured
-    return True
-
-
 def _must_build(index: AnnIndex, kind: IndexKind, live: int, rebuild: bool, settled: bool) -> bool:
     parts = index.parts
     assert parts.main is not None

@@ -208,10 +208,10 @@ class AnnIndex:
         return main.kind if main else FLAT
 
     @property
-    def recall(self) -> float | None:
-        """Share of the ten nearest that searches find, by the last measurement; None: unknown."""
+    def recall(self) -> float:
+        """Share of the ten nearest that searches find, by the last measurement."""
         main = self.parts.main
-        return main.recall if main is not None and main.kind.efforts else 1.0
+        return 1.0 if main is None else main.recall
 
     @property
     def nbytes(self) -> int:

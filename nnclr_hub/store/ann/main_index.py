@@ -45,7 +45,7 @@ class MainIndex:
     metric: of the collection.
     effort: efSearch or nprobe that calibration chose; 0 for an exact kind.
     calibrated_rows: number of rows at that time.
-    recall: share of the ten nearest that searches found then; None: unknown.
+    recall: share of the ten nearest that searches found then; 1.0 for an exact kind.
     transform: of the vectors in the index and of queries; None: they are compared as they are.
     fitted_rows: number of live rows of the collection when the index was built and the transform fitted.
     """
@@ -55,7 +55,7 @@ class MainIndex:
     metric: str
     effort: int = 0
     calibrated_rows: int = 0
-    recall: float | None = None
+    recall: float = 1.0
     transform: VectorTransform | None = None
     fitted_rows: int = 0
 

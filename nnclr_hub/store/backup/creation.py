@@ -28,7 +28,7 @@ from nnclr_hub.store.backup.destination import Destination
 from nnclr_hub.store.backup.pieces import log_piece, packed, rows_piece
 from nnclr_hub.store.backup.retention import prune
 from nnclr_hub.store.base import Progress, VectorStore
-from nnclr_hub.store.embedded.catalog import SCHEMA, connect, read_spec
+from nnclr_hub.store.embedded.catalog import connect, read_spec
 from nnclr_hub.store.embedded.changes import log_start
 from nnclr_hub.store.embedded.integrity import Commit, last_commit
 from nnclr_hub.store.embedded.rows import size_of
@@ -36,7 +36,9 @@ from nnclr_hub.store.embedded.store import EmbeddedStore
 from nnclr_hub.store.failpoints import reached
 from nnclr_hub.store.folder import read_id
 from nnclr_hub.store.records import RECORDS
-from nnclr_hub.store.sqlite import format_of, open_files_limit, translated
+from nnclr_hub.store.records import SCHEMA as RECORDS_FORMAT
+from nnclr_hub.store.sqlite import connect as connect_to
+from nnclr_hub.store.sqlite import open_files_limit, translated
 
 log = logging.getLogger(__name__)
 PIECE_BYTES = 16 << 20  # of the rows of a piece; the row that exceeds it is the last one
@@ -90,8 +92,8 @@ def back_up(
         progress: called with (done, total), counted in rows to copy of the collections read so far.
 
     Raises:
-        InvalidRequest: the store is not in a folder, or an earlier version wrote it; the destination is inside of it,
-            or has other files, or backups of another store; or `keep` is invalid.
+        InvalidRequest: the store is not in a folder; the destination is inside of it, or has other files, or
+            backups of another store; or `keep` is invalid.
         MissingDependency: the driver for the address is not installed.
         StoreLocked: another backup to the destination is running.
         DiskFull, StoreError: the destination cannot be written; older backups stay usable.
@@ -184,11 +186,6 @@ def _collections(store: EmbeddedStore, copier: _Copier) -> tuple[list[Collection
 @contextmanager
 def _view(name: str, path: Path) -> Iterator[_View]:
     with closing(connect(path, read_only=True)) as connection, translated(path):
-        if format_of(connection) != SCHEMA:
-            raise InvalidRequest(
-                f"Collection {name!r} was written by an earlier version; run `nnclr store snapshot {name}` once, which "
-                "updates it, then repeat the backup."
-            )
         connection.execute("BEGIN")
         yield _View(name, path.stem, path, connection, last_commit(connection))
 
@@ -249,7 +246,7 @@ class _Copier:
         with translated(view.path):
             spec, live = read_spec(view.connection), self._put(packed(_live(view)))
         rows, changes = tuple(copied.rows), tuple(copied.log)
-        return CollectionBackup(view.name, view.key, spec.to_json(), view.commit, live, rows, changes)
+        return CollectionBackup(view.name, view.key, asdict(spec), view.commit, live, rows, changes)
 
     def records(self, path: Path) -> Piece | None:
         """Copy the file of jobs and probes."""
@@ -257,7 +254,7 @@ class _Copier:
             return None
         with (
             translated(path),
-            closing(connect(path, read_only=True)) as source,
+            closing(connect_to(path, RECORDS_FORMAT, read_only=True)) as source,
             closing(sqlite3.connect(":memory:")) as copy,
         ):
             source.backup(copy)

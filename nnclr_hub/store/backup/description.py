@@ -79,7 +79,7 @@ class Backup:
     at: seconds since 1970.
     together: whether all collections are as they were at one moment; each is at one commit in any case.
     records: an SQLite file with jobs and probes; None if there are none.
-    store: the id of the store; None if an earlier version wrote the backup, or the store.
+    store: the id of the store; None if it had none, because its disk was full.
     """
 
     id: str
@@ -88,7 +88,7 @@ class Backup:
     collections: tuple[CollectionBackup, ...]
     aliases: dict[str, str]
     records: Piece | None
-    store: str | None = None
+    store: str | None
 
     @property
     def pieces(self) -> dict[str, Piece]:
@@ -121,7 +121,7 @@ def parsed(data: bytes, name: str) -> Backup:
         name: of its file, for messages.
 
     Raises:
-        StoreTooNew: a later version wrote it.
+        StoreTooNew: another version wrote it, in a format that this one does not read.
         StoreCorrupt: it is damaged.
     """
     try:
@@ -130,8 +130,11 @@ def parsed(data: bytes, name: str) -> Backup:
         raise StoreCorrupt(f"{name} is damaged (it is not JSON); use another backup.") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT or not isinstance(content.get("version"), int):
         raise StoreCorrupt(f"{name} is damaged (it does not describe a backup); use another backup.")
-    if content["version"] > VERSION:
-        raise StoreTooNew(f"{name} was written by a later version of nnclr_hub; install that version.")
+    if content["version"] != VERSION:
+        raise StoreTooNew(
+            f"{name} has format {content['version']}, and this version of nnclr_hub reads only format {VERSION}; "
+            "restore it with the version that wrote it."
+        )
     if content.pop("sha256", None) != _checksum(content):
         raise StoreCorrupt(f"{name} is damaged (it fails its checksum); use another backup.")
     try:
@@ -168,5 +171,5 @@ def _backup(content: dict[str, Any]) -> Backup:
         collections,
         content["aliases"],
         records,
-        content.get("store"),
+        content["store"],
     )

@@ -92,7 +92,7 @@ class Destination:
             )
 
     def refuse_other_store(self, newest: Backup | None, id: str | None) -> None:
-        """Check that the newest backup here is of the store with this id; None: of an earlier version.
+        """Check that the newest backup here is of the store with this id; None: it is unknown.
 
         Raises:
             InvalidRequest: it is of another store.
@@ -260,7 +260,7 @@ class Destination:
         """Return a backup.
 
         Raises:
-            StoreTooNew: a later version wrote it.
+            StoreTooNew: it has another format.
             StoreCorrupt: its description is missing or damaged.
         """
         name = f"{self.address}/{BACKUPS}/{id}.json"

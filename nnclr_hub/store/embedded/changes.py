@@ -6,10 +6,8 @@ import sqlite3
 
 from nnclr_hub.errors import ChangesUnavailable, InvalidRequest
 from nnclr_hub.store.checks import check_limit
-from nnclr_hub.store.embedded.catalog import SCHEMA
 from nnclr_hub.store.embedded.integrity import last_commit
 from nnclr_hub.store.reports import Change, ChangePage
-from nnclr_hub.store.sqlite import format_of
 
 
 def log_start(connection: sqlite3.Connection) -> int:
@@ -27,8 +25,6 @@ def read_changes(
     check_limit(limit)
     if isinstance(since, bool) or not isinstance(since, int) or since < 0:
         raise InvalidRequest(f"since must be a whole number from 0, got {since!r}.")
-    if format_of(connection) != SCHEMA:
-        raise ChangesUnavailable("An earlier version wrote this collection; open it for writing once to update it.")
     last = last_commit(connection).seq
     start = log_start(connection)
     if log not in (None, own):

@@ -21,7 +21,7 @@ from nnclr_hub.store import checks
 from nnclr_hub.store.base import ById, Collection, Item, Match, Page, Progress, SearchOptions, Where
 from nnclr_hub.store.edits import check_expected, each_editor, editor, only_removes
 from nnclr_hub.store.embedded import checkup
-from nnclr_hub.store.embedded.catalog import can_give_back, change_spec, check_indexed, closed_error, last_seq, rewrite
+from nnclr_hub.store.embedded.catalog import change_spec, check_indexed, closed_error, last_seq
 from nnclr_hub.store.embedded.changes import read_changes
 from nnclr_hub.store.embedded.choice import first_ids, row_ids
 from nnclr_hub.store.embedded.edits import deletion, update
@@ -291,10 +291,7 @@ class EmbeddedCollection(Collection):
         writer.refuse_failed()
         self._files.maintenance.compact(progress)
         with translated(self._path):
-            if writer.exclusively(can_give_back):
-                self._files.maintenance.give_back_all()
-            elif free_bytes(self._path) > 2 * self._path.stat().st_size + LOW_WATER:
-                writer.exclusively(rewrite)
+            self._files.maintenance.give_back_all()
             writer.exclusively(lambda connection: connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall())
 
     @_in_use

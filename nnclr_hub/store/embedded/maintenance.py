@@ -16,7 +16,7 @@ import numpy as np
 
 from nnclr_hub.errors import StoreError
 from nnclr_hub.store.ann.build import Stopped
-from nnclr_hub.store.ann.fold import fold, is_due, live_count, measure, most_delta
+from nnclr_hub.store.ann.fold import fold, is_due, live_count, most_delta
 from nnclr_hub.store.ann.heap import trim
 from nnclr_hub.store.ann.index import AnnIndex
 from nnclr_hub.store.ann.main_index import threads
@@ -24,7 +24,7 @@ from nnclr_hub.store.ann.transform import SAMPLE, is_outdated
 from nnclr_hub.store.base import Progress
 from nnclr_hub.store.cancellation import check_cancelled
 from nnclr_hub.store.embedded import snapshots
-from nnclr_hub.store.embedded.catalog import can_give_back, closed_error, free_pages, give_back_pages, last_seq
+from nnclr_hub.store.embedded.catalog import closed_error, free_pages, give_back_pages, last_seq
 from nnclr_hub.store.embedded.connections import Connections
 from nnclr_hub.store.embedded.recovery import Saved, rebuild
 from nnclr_hub.store.embedded.rows import fetch_vectors
@@ -67,7 +67,7 @@ class IndexMaintenance:
         self._saving = threading.Lock()
         self._dropped = False
         self._looked = 0.0  # when free pages were last counted
-        tasks = (self._reload, self._fold, self._snapshot, self._give_back, self._measure, load_columns)
+        tasks = (self._reload, self._fold, self._snapshot, self._give_back, load_columns)
         settings = index.settings
         self._pause = settings.idle_seconds
         self._thread = BackgroundThread(
@@ -98,7 +98,7 @@ class IndexMaintenance:
         if reason is None and self.writer is not None and (free := free_bytes(self._path)) < LOW_WATER:
             reason = f"the disk has {free >> 20} MiB free, so writes are refused; items can be deleted"
         recall = self._index.recall
-        if reason is None and recall is not None and recall < PROMISED_RECALL:
+        if reason is None and recall < PROMISED_RECALL:
             reason = (
                 f"searches find about {recall:.2f} of the nearest items; open the store with more memory, choose "
                 "another kind of index, or search exactly"
@@ -210,12 +210,6 @@ class IndexMaintenance:
         trim()
         return True
 
-    def _measure(self, idle: bool) -> bool:
-        if not idle or self._index.recall is not None:
-            return False
-        with self._folding, threads(max(1, faiss.omp_get_max_threads() // 2)):
-            return measure(self._index, self._fetch)
-
     def _snapshot(self, idle: bool) -> bool:
         due_at = max(self._index.settings.snapshot_after, int(SNAPSHOT_SHARE * len(self._index.parts.rids)))
         if self._index.kind is FLAT and not idle:
@@ -231,7 +225,7 @@ class IndexMaintenance:
             return False
         with self._connections.reader() as connection:
             free, pages = free_pages(connection)
-            if free < max(FREE_PAGES, FREE_SHARE * pages) or not can_give_back(connection):
+            if free < max(FREE_PAGES, FREE_SHARE * pages):
                 self._looked = time.monotonic()
                 return False
         self.give_back_all(self._thread.stopping)

@@ -20,6 +20,7 @@ from nnclr_hub.errors import (
     StoreClosed,
     StoreCorrupt,
     StoreError,
+    StoreTooNew,
 )
 from nnclr_hub.store.checks import check_collection_name
 from nnclr_hub.store.commit_record import CountedCommits
@@ -115,8 +116,7 @@ class Names:
     def aliases(self) -> dict[str, str]:
         """Return names by alias."""
         with self._using() as root:
-            # a store of the first format has no such table until a writer opens it, which may happen at any moment
-            return dict(root.execute("SELECT alias, name FROM aliases ORDER BY alias")) if format_of(root) > 1 else {}
+            return dict(root.execute("SELECT alias, name FROM aliases ORDER BY alias"))
 
     def resolve(self, name: str, *, aliases: bool = True) -> tuple[str, str]:
         """Return a collection's own name and the stem of its file.
@@ -267,6 +267,7 @@ def rebuild_catalog(folder: Path) -> dict[str, str]:
     Raises:
         InvalidRequest: the folder has no collections.
         StoreLocked: the store is open for writing.
+        StoreTooNew: a collection has another format.
     """
     if not has_collections(folder):
         raise InvalidRequest(f"{folder} has no collections; name another folder, or index images first.")
@@ -317,6 +318,8 @@ def _recorded_name(path: Path) -> str | None:
     try:
         with closing(connect(path, read_only=True)) as connection, translated(path):
             row = connection.execute("SELECT value FROM meta WHERE key = 'name'").fetchone()
+    except StoreTooNew:
+        raise
     except StoreError as error:
         log.warning("the name in %s cannot be read (%s)", path, error)
         return None

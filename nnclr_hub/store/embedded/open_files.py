@@ -13,7 +13,7 @@ from nnclr_hub.store.ann.index import AnnIndex, ViewTooOld
 from nnclr_hub.store.columns.columns import Columns, TooLarge
 from nnclr_hub.store.commit_record import CommitRecord
 from nnclr_hub.store.embedded import recovery, snapshots
-from nnclr_hub.store.embedded.catalog import SCHEMA, connect, last_seq, migrate_collection, read_spec
+from nnclr_hub.store.embedded.catalog import connect, last_seq, read_spec
 from nnclr_hub.store.embedded.connections import Connections
 from nnclr_hub.store.embedded.integrity import check_meta
 from nnclr_hub.store.embedded.maintenance import IndexMaintenance, is_clean
@@ -26,7 +26,7 @@ from nnclr_hub.store.folder import Reserve
 from nnclr_hub.store.percentiles import RandomVectors, random_items
 from nnclr_hub.store.reports import Statistics
 from nnclr_hub.store.settings import StoreSettings
-from nnclr_hub.store.sqlite import check_log, check_size, format_of, free_bytes, quick_check, reading, translated
+from nnclr_hub.store.sqlite import check_log, check_size, free_bytes, quick_check, reading, translated
 
 T = TypeVar("T")
 MEMORY_SHARE = 4  # columns may use this part of the memory of the index
@@ -58,9 +58,8 @@ class OpenFiles:
             with translated(path):
                 check_size(self._connection, path)
                 self.spec = read_spec(self._connection)
-                if format_of(self._connection) == SCHEMA:
-                    with reading(self._connection):
-                        check_meta(self._connection, path, recorded)
+                with reading(self._connection):
+                    check_meta(self._connection, path, recorded)
                 self.index = AnnIndex(self.spec, settings)
                 if not read_only:
                     self._prepare_files()
@@ -86,7 +85,6 @@ class OpenFiles:
         folder.mkdir(exist_ok=True)
         if not is_clean(self._connection):
             quick_check(self._connection, self._path)
-        migrate_collection(self._connection, self._path)
         snapshots.clear_leftovers(self._connection, folder, self._lost)
 
     def close(self, *, keep: bool, dropped: bool) -> None:

@@ -16,7 +16,6 @@ from nnclr_hub.store.base import Item
 from nnclr_hub.store.cancellation import check_cancelled
 from nnclr_hub.store.embedded.integrity import digest_of, log_text, row_crc, sequence
 from nnclr_hub.store.spec import CollectionSpec
-from nnclr_hub.store.sqlite import format_of
 
 # parameters per statement, below SQLite's limit
 MAX_IN = 10_000
@@ -24,7 +23,6 @@ PARSED = 64  # metadata that are parsed in one call, which keeps all other threa
 BATCH = 10_000
 Matched = tuple[str, dict[str, Any], str, bytes | None]  # id, metadata, their JSON, vector
 Row = tuple[int, str, str, bytes | None, bytes | None]  # row id, id, JSON of the metadata, vector, thumbnail
-UNSEALED = 2  # the last format without checksums of rows
 _HINT = "remove it with `nnclr store repair COLLECTION`, then index it again"
 
 
@@ -200,16 +198,13 @@ def checked_rows(
     Raises:
         StoreCorrupt: a row is damaged.
     """
-    sealed = format_of(connection) > UNSEALED
-    crcs = "items.crc, vectors.crc" if sealed else "NULL, NULL"
     statement = (
-        f"SELECT rid, id, metadata, {'vector' if vectors else 'NULL'}, jpeg, {crcs} FROM items "
+        f"SELECT rid, id, metadata, {'vector' if vectors else 'NULL'}, jpeg, items.crc, vectors.crc FROM items "
         f"LEFT JOIN vectors USING (rid) LEFT JOIN thumbnails USING (rid) WHERE {chosen}"
     )
     for rid, id, metadata, vector, jpeg, crc, vector_crc in connection.execute(statement, parameters):
-        if sealed and (
-            row_crc(rid, id, metadata, vector_crc, jpeg) != crc
-            or (vector is not None and zlib.crc32(vector) != vector_crc)
+        if row_crc(rid, id, metadata, vector_crc, jpeg) != crc or (
+            vector is not None and zlib.crc32(vector) != vector_crc
         ):
             raise StoreCorrupt(f"Item {id!r} is damaged (it fails its checksum); {_HINT}.")
         yield rid, id, metadata, vector, jpeg

@@ -46,7 +46,7 @@ from nnclr_hub.store.vector_transform import VectorTransform
 
 log = logging.getLogger(__name__)
 KEPT = 2
-FORMAT = 2
+FORMAT = 3
 CHUNK = 1 << 20
 MAX_HEADER = 4096
 MAX_OVERHEAD = 272  # bytes of an index per vector, besides the vector
@@ -211,7 +211,7 @@ def _write(state: State, handle: _Hashed) -> None:
         "kind": main.kind.name if main else None,
         "effort": main.effort if main else 0,
         "judged": main.calibrated_rows if main else 0,
-        "recall": main.recall if main else None,
+        "recall": main.recall if main else 1.0,
         "rows": len(state.rids),
         "dead": len(state.deleted),
         "delta": len(state.delta_rids),
@@ -241,7 +241,7 @@ def _read(file: Path, spec: CollectionSpec) -> State:
         if about["kind"] is not None:
             index: Any = faiss.read_index(FAISS.PyCallbackIOReader(handle.read, CHUNK))
             kind = INDEX_KINDS[about["kind"]]
-            main = MainIndex(kind, index, spec.metric, about["effort"], about["judged"], about.get("recall"))
+            main = MainIndex(kind, index, spec.metric, about["effort"], about["judged"], about["recall"])
             main = replace(main, transform=transform, fitted_rows=about.get("fitted", 0))
             if index.d != spec.dim or index.ntotal != len(rids):
                 raise ValueError("it does not fit the collection")

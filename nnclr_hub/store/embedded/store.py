@@ -18,7 +18,7 @@ from typing import BinaryIO
 from nnclr_hub.errors import CollectionNotFound, DiskFull, InvalidRequest, StoreClosed, StoreError
 from nnclr_hub.store.base import Progress, VectorStore
 from nnclr_hub.store.checks import check_collection_name
-from nnclr_hub.store.embedded.catalog import SCHEMA, connect, create_collection, last_seq, read_spec
+from nnclr_hub.store.embedded.catalog import connect, create_collection, last_seq, read_spec
 from nnclr_hub.store.embedded.collection import EmbeddedCollection
 from nnclr_hub.store.embedded.idle import IdleCollections
 from nnclr_hub.store.embedded.integrity import last_commit
@@ -30,7 +30,7 @@ from nnclr_hub.store.records import RECORDS, Records
 from nnclr_hub.store.reports import CollectionInfo, SalvageReport, Statistics
 from nnclr_hub.store.settings import StoreSettings
 from nnclr_hub.store.spec import CollectionSpec
-from nnclr_hub.store.sqlite import format_of, free_bytes, remove_files, translated
+from nnclr_hub.store.sqlite import free_bytes, remove_files, translated
 
 log = logging.getLogger(__name__)
 
@@ -178,10 +178,7 @@ class EmbeddedStore(VectorStore):
             path = self._path(key)
             with closing(connect(path, read_only=True)) as connection, translated(path):
                 spec = read_spec(connection)
-                if format_of(connection) == SCHEMA:
-                    count = last_commit(connection).items  # counting the rows takes time for each of them
-                else:
-                    count = connection.execute("SELECT count(*) FROM items").fetchone()[0]
+                count = last_commit(connection).items  # counting the rows takes time for each of them
                 last = last_seq(connection)
             return CollectionInfo(name, spec, count, last, last, "ready", "closed")
         except (CollectionNotFound, InvalidRequest):

@@ -18,13 +18,12 @@ from nnclr_hub.store.ann.compare import nearest
 from nnclr_hub.store.ann.index import AnnIndex
 from nnclr_hub.store.ann.transform import compared
 from nnclr_hub.store.base import Match, Progress, SearchOptions
-from nnclr_hub.store.embedded.catalog import SCHEMA
 from nnclr_hub.store.embedded.integrity import check_meta, check_totals, row_crc
 from nnclr_hub.store.embedded.rows import all_vectors, id_of, is_metadata, size_of, to_vector
 from nnclr_hub.store.embedded.search import Search
 from nnclr_hub.store.folder import fsync_folder
 from nnclr_hub.store.spec import CollectionSpec
-from nnclr_hub.store.sqlite import HINT, format_of, quick_check, translated
+from nnclr_hub.store.sqlite import HINT, quick_check, translated
 from nnclr_hub.store.vector_transform import VectorTransform
 
 SAMPLE = 50
@@ -92,9 +91,8 @@ def check_file(connection: sqlite3.Connection, path: Path, recorded: tuple[int, 
             lone = f"SELECT count(*) FROM {table} WHERE rid NOT IN (SELECT rid FROM items)"
             if connection.execute(lone).fetchone()[0]:
                 raise StoreCorrupt(f"{path} is damaged (its tables disagree; nothing was changed); {HINT}.")
-        if format_of(connection) == SCHEMA:
-            check_meta(connection, path, recorded)
-            check_totals(connection, path)
+        check_meta(connection, path, recorded)
+        check_totals(connection, path)
 
 
 def damaged_items(connection: sqlite3.Connection, spec: CollectionSpec, progress: Progress) -> list[Damaged]:
@@ -102,9 +100,8 @@ def damaged_items(connection: sqlite3.Connection, spec: CollectionSpec, progress
     total = connection.execute("SELECT count(*) FROM items").fetchone()[0]
     size = size_of(spec)
     # as bytes: a damaged text may not be valid UTF-8
-    whole = "items.crc" if format_of(connection) == SCHEMA else "NULL"  # earlier formats have only that of the vector
     rows = connection.execute(
-        f"SELECT rid, CAST(id AS BLOB), CAST(metadata AS BLOB), vector, vectors.crc, {whole}, jpeg "
+        "SELECT rid, CAST(id AS BLOB), CAST(metadata AS BLOB), vector, vectors.crc, items.crc, jpeg "
         "FROM items NOT INDEXED LEFT JOIN vectors USING (rid) LEFT JOIN thumbnails USING (rid) ORDER BY rid"
     )
     damaged, done = [], 0
@@ -116,7 +113,7 @@ def damaged_items(connection: sqlite3.Connection, spec: CollectionSpec, progress
                 part = "id"
             elif not _is_text(metadata) or not is_metadata(metadata):
                 part = "metadata"
-            elif sum_ is not None and row_crc(rid, id.decode(), metadata.decode(), crc, jpeg) != sum_:
+            elif row_crc(rid, id.decode(), metadata.decode(), crc, jpeg) != sum_:
                 part = "id, metadata or thumbnail"
             else:
                 continue

@@ -6,7 +6,7 @@ vectors-00000.safetensors   one tensor "vectors" (n, D), float32 or float16, in 
 deleted-00003.txt           ids, one per line, in ascending order
 
 An update of an export adds files with the changed items, and one with the ids of deleted items. For each id, the latest
-update counts. The version of an export without updates is 1.
+update counts.
 """
 
 from __future__ import annotations
@@ -135,10 +135,7 @@ class Manifest:
 
     def write(self, folder: Path) -> None:
         """Write collection.json, which completes the export; it is on disk when this returns."""
-        content = {"format": FORMAT, "version": VERSION, **asdict(self), "spec": self.spec.to_json()}
-        if not self.updates:  # earlier versions of the library can read it
-            del content["updates"]
-            content["version"] = 1
+        content = {"format": FORMAT, "version": VERSION, **asdict(self)}
         text = json.dumps(content, indent=1)
         temporary = folder / f"{MANIFEST}.new"
         with temporary.open("w", encoding="utf-8") as file:
@@ -154,7 +151,7 @@ class Manifest:
 
         Raises:
             InvalidRequest: the folder is not an export.
-            StoreTooNew: the export is of a later version.
+            StoreTooNew: another version wrote the export, in a format that this one does not read.
             StoreError: the manifest is invalid.
         """
         path = folder / MANIFEST
@@ -172,10 +169,13 @@ class Manifest:
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise InvalidRequest(f"{path} is not the manifest of an export: it lacks the format {FORMAT!r}.")
         version = content.get("version")
-        if isinstance(version, int) and version > VERSION:
-            raise StoreTooNew(f"{folder} was exported by a later version of nnclr_hub ({version}); install that one.")
+        if isinstance(version, int) and version != VERSION:
+            raise StoreTooNew(
+                f"{folder} is an export of format {version}, and this version of nnclr_hub reads only format "
+                f"{VERSION}; import it with the version that wrote it."
+            )
         try:
-            if version not in (1, VERSION):
+            if version != VERSION:
                 raise ValueError(f"version {version!r:.80}")
             return cls._parsed(content)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -191,7 +191,7 @@ class Manifest:
         shards = _parsed_shards(content["shards"])
         updates = tuple(
             ExportUpdate(_parsed_shards(one["shards"]), ExportedFile(**one["deleted"]) if one["deleted"] else None)
-            for one in content.get("updates", [])
+            for one in content["updates"]
         )
         name, items, thumbnails = content["name"], content["items"], content["thumbnails"]
         if not _is_count(items) or (not updates and items != sum(shard.count for shard in shards)):

@@ -152,7 +152,7 @@ def import_collection(
         FingerprintMismatch: the collection has vectors of another encoder.
         CollectionExists: it has another specification, or other items and `into` is False.
         CollectionMoving: another process re-embeds the collection.
-        StoreTooNew, StoreError: the export is of a later version, damaged or incomplete.
+        StoreTooNew, StoreError: the export has another format, is damaged or incomplete.
     """
     require_parquet()
     folder = Path(folder)

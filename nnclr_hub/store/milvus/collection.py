@@ -57,18 +57,15 @@ class MilvusCollection(Collection):
         name: our name, not Milvus's.
         spec: as it was created with.
         connection: shared by all collections of a store.
-        format: of the facets.
         read_only: refuse writes.
     """
 
-    def __init__(
-        self, name: str, spec: CollectionSpec, connection: Connection, format: int, *, read_only: bool = False
-    ) -> None:
+    def __init__(self, name: str, spec: CollectionSpec, connection: Connection, *, read_only: bool = False) -> None:
         self.name = name
         self.spec = spec
         self.connection = connection
         self._read_only = read_only
-        self._dialect = Dialect(lists=not connection.is_lite, format=format)
+        self._dialect = Dialect(lists=not connection.is_lite)
         self._counting = threading.Lock()
         self._changes = self._vector_changes = 0
         self._counted: tuple[int, float] | None = None  # number of items, and when it is to be counted again
@@ -160,8 +157,8 @@ class MilvusCollection(Collection):
         spec = replace_fields(self.spec, indexed=tuple(keys))
         for key in spec.indexed:
             check_key(key)
-        text = spec_to_text(spec, self._dialect.format)
-        self.call("alter_collection_properties", properties={SPEC_PROPERTY: text}, timeout=SLOW_TIMEOUT)
+        properties = {SPEC_PROPERTY: spec_to_text(spec)}
+        self.call("alter_collection_properties", properties=properties, timeout=SLOW_TIMEOUT)
         maintenance.index_facets(self.connection, self.name, spec.indexed, self.spec.indexed)
         self.spec = spec
 

@@ -14,11 +14,12 @@ import base64
 import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
-from nnclr_hub.errors import InvalidRequest, StoreCorrupt
+from nnclr_hub.errors import InvalidRequest, StoreCorrupt, StoreTooNew
 from nnclr_hub.store.base import Item
 from nnclr_hub.store.checks import check_items
 from nnclr_hub.store.milvus.where import FORMAT, facets
@@ -57,26 +58,34 @@ def schema_of(pymilvus: Any, spec: CollectionSpec) -> Any:
     return schema
 
 
-def spec_to_text(spec: CollectionSpec, format: int = FORMAT) -> str:
-    return json.dumps({**spec.to_json(), "facets": format})
+def spec_to_text(spec: CollectionSpec) -> str:
+    return json.dumps({**asdict(spec), "facets": FORMAT})
 
 
-def spec_of(described: Mapping[str, Any], name: str) -> tuple[CollectionSpec, int]:
-    """Return the specification from Milvus's description of a collection, and the format of its facets.
+def spec_of(described: Mapping[str, Any], name: str) -> CollectionSpec:
+    """Return the specification from Milvus's description of a collection.
 
     Raises:
         StoreCorrupt: it has none that is valid.
+        StoreTooNew: its facets have another format.
     """
     text = (described.get("properties") or {}).get(SPEC_PROPERTY) or described.get("description") or ""
     try:
         known = json.loads(text)
-        format = known.pop("facets", 1)
-        return CollectionSpec(**{**known, "indexed": tuple(known["indexed"])}), format
+        format = known.pop("facets")
+        spec = CollectionSpec(**{**known, "indexed": tuple(known["indexed"])})
     except (ValueError, TypeError, KeyError) as error:
         raise StoreCorrupt(
             f"Collection {name!r} has no valid specification ({text!r:.80}), so another program created it. Drop it "
             "there, or choose another name."
         ) from error
+    if format != FORMAT:
+        raise StoreTooNew(
+            f"Collection {name!r} has format {format}, and this version of nnclr_hub reads only format {FORMAT}; "
+            "export it with the version that wrote it (`nnclr store export`), then import it with this one "
+            "(`nnclr store import`)."
+        )
+    return spec
 
 
 # ------------------------------------------------------------------------------ write

@@ -25,7 +25,6 @@ from nnclr_hub.store.milvus.collection import MilvusCollection
 from nnclr_hub.store.milvus.maintenance import index_facets, make_ready
 from nnclr_hub.store.milvus.names import decode, encode
 from nnclr_hub.store.milvus.rows import SPEC_PROPERTY, schema_of, spec_of, spec_to_text
-from nnclr_hub.store.milvus.where import FORMAT
 from nnclr_hub.store.name_errors import (
     alias_exists,
     alias_not_found,
@@ -94,14 +93,14 @@ class MilvusStore(VectorStore):
             # after a crash between the two steps, `get` does the second
             make_ready(self.connection, name, spec)
             index_facets(self.connection, name, spec.indexed)
-            return self._opened(name, spec, FORMAT)
+            return self._opened(name, spec)
 
     def get(self, name: str) -> MilvusCollection:
         """Return the collection with that name or alias; between the two steps of `promote`, the old one.
 
         Raises:
             CollectionNotFound: it does not exist; the message lists those that do.
-            StoreCorrupt: another program created it.
+            StoreCorrupt, StoreTooNew: another program created it, or another version.
         """
         with self._names:
             # another client may be between the two steps, and finish before NAME~was is requested
@@ -109,13 +108,13 @@ class MilvusStore(VectorStore):
             real = decode(described["collection_name"]) if described else None
             if described is None or real is None:
                 raise self._not_found(name)
-            spec, format = spec_of(described, real)
+            spec = spec_of(described, real)
             # another client may have dropped it and created a new one with its name
             if real not in self._open or self._open[real].spec != spec:
                 make_ready(self.connection, real, spec)
                 if not self.read_only:
                     index_facets(self.connection, real, spec.indexed)
-                return self._opened(real, spec, format)
+                return self._opened(real, spec)
             return self._open[real]
 
     def drop(self, name: str) -> None:
@@ -220,8 +219,8 @@ class MilvusStore(VectorStore):
         except (InvalidRequest, CollectionNotFound):
             return None
 
-    def _opened(self, name: str, spec: CollectionSpec, format: int) -> MilvusCollection:
-        self._open[name] = MilvusCollection(name, spec, self.connection, format, read_only=self.read_only)
+    def _opened(self, name: str, spec: CollectionSpec) -> MilvusCollection:
+        self._open[name] = MilvusCollection(name, spec, self.connection, read_only=self.read_only)
         return self._open[name]
 
     def _require(self, name: str) -> None:

@@ -27,7 +27,7 @@ from typing import Any
 from nnclr_hub.store import where as grammar
 from nnclr_hub.store.where import EARTH, Condition, Group, Node
 
-FORMAT = 2  # of facets; format 1 has only v and n, of keys without paths
+FORMAT = 2  # of facets
 # bytes of a string in its facet; longer strings are compared in Python
 KEPT = 120
 # Milvus refuses JSON beyond 65,536 bytes
@@ -38,7 +38,6 @@ _BIG = '(facets["big"] == "1")'
 # ids have at least one character
 _NEVER, _ALWAYS = '(id == "")', '(id != "")'
 _OPERATORS = {"gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
-_OF_FORMAT_1 = ("match", "in", "range", "exists", "prefix")
 
 
 # ------------------------------------------------------------------------------ facets
@@ -135,14 +134,12 @@ class Plan:
 
 @dataclass(frozen=True)
 class Dialect:
-    """What a server and a collection understand.
+    """What a server understands.
 
-    lists: whether the server supports `in` for JSON.
-    format: of the collection's facets.
+    lists: whether it supports `in` for JSON.
     """
 
     lists: bool = True
-    format: int = FORMAT
 
 
 @dataclass(frozen=True)
@@ -208,8 +205,6 @@ def _condition(condition: Condition, dialect: Dialect, guarded: bool) -> _Clause
     kind, wanted = condition.kind, condition.value
     if kind == "ids":
         return _Clause.of(f"(id in [{', '.join(map(json.dumps, wanted))}])" if wanted else _NEVER)
-    if dialect.format == 1 and (kind not in _OF_FORMAT_1 or len(grammar.paths(condition.key)) > 1):
-        return _Clause(_ALWAYS, _NEVER)
     if kind == "geo":
         lat = _field("n", grammar.geo_keys(condition.key)[0])
         margin = math.degrees(wanted[2] / EARTH) * 1.001 + 1e-6
