@@ -15,6 +15,7 @@ from nnclr_hub.encoder.image_reading import PLAIN
 from nnclr_hub.encoder.labeled import LabelTable, TableRows
 from nnclr_hub.encoder.tiles import Tiling
 from nnclr_hub.errors import InvalidRequest, NoImages
+from nnclr_hub.missing_values import is_missing
 from nnclr_hub.store.base import Collection
 from nnclr_hub.store.pages import pages
 from nnclr_hub.store.where import value_of
@@ -158,7 +159,7 @@ def collection_subject(
             ids.append(item.id)
             vectors.append(item.vector)
             scanned.append(one if isinstance(one, Scanned) else None)
-            named.append(label if isinstance(label, str) else None if label is None else str(label))
+            named.append(None if is_missing(label) else str(label))
             paths.append(path_of(item))
             written = item.metadata.get(KEY)
             reviewed.append(written.get(REVIEWED) if isinstance(written, dict) else None)
