@@ -86,6 +86,12 @@ def label_of(value: Any, where: str) -> tuple[Label, ...] | None:
     raise InvalidRequest(f"{where} holds {value!r:.60}, which is not a label; use strings or whole numbers.")
 
 
+def label_text(metadata: Mapping[str, Any], field: str) -> str | None:
+    """Return the value of a field as the name of a class; None: it has no label."""
+    value = value_of(metadata, field, None)
+    return None if is_missing(value) else str(value)
+
+
 def require_field(collection: Collection, field: str, where: Where | None) -> int:
     """Return how many items have the field.
 
