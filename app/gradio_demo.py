@@ -21,6 +21,8 @@ from typing import Any
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # read when gradio is imported
 
 import gradio as gr
+import uvicorn
+from fastapi import FastAPI
 from PIL import Image
 
 from nnclr_hub.client import Client
@@ -160,7 +162,10 @@ def serve(url: str, collection: str | None, port: int, host: str) -> None:
     if collection is None:
         collection = max(client.collections.list(), key=lambda info: info.count).name
     page = build(Demo(client, collection)).queue(default_concurrency_limit=2, max_size=64)
-    page.launch(server_name=host, server_port=port, quiet=True, show_error=True, ssr_mode=False)
+    served = gr.mount_gradio_app(FastAPI(), page, path="/", server_name=host, server_port=port, ssr_mode=False)
+    # uvicorn's other parser, which `page.launch` would choose, executes the body of a request with `Upgrade` as a
+    # request; see serving/edge/request_parser.py. Gradio has no web sockets.
+    uvicorn.run(served, host=host, port=port, log_level="warning", http="h11", ws="none")
 
 
 # ---- inside

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain, compress
+from operator import not_
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,7 +18,7 @@ import numpy as np
 
 from nnclr_hub.bulk.atomic_file import sweep
 from nnclr_hub.bulk.plan import SHARD_SIZE, ShardPlan, check_part
-from nnclr_hub.bulk.shards import Shards, find_shard, write_shard
+from nnclr_hub.bulk.shards import Shard, Shards, find_shard, write_shard
 from nnclr_hub.encoder.decoding_pool import decoding_processes
 from nnclr_hub.encoder.image_list import contents, find_images, in_tiles, named
 from nnclr_hub.encoder.image_reading import PLAIN
@@ -64,11 +65,10 @@ def embed_shards(
     precision: str = "f32",
     shard_size: int = SHARD_SIZE,
     part: tuple[int, int] = (1, 1),
-    retry_broken: bool = False,
     tiling: Tiling | None = None,
     progress: Advance = lambda done, total: None,
 ) -> Embedded:
-    """Embed images into a folder of shards; call again to make missing shards.
+    """Embed images into a folder of shards; call again to make missing shards, and to retry unreadable images.
 
     A shard that exists is durable. A run that is killed loses at most the shard in progress.
 
@@ -77,7 +77,6 @@ def embed_shards(
         given: images, folders of images, or tar archives of images; see `find_images`.
         precision: "f32", or "f16" for half the disk space.
         part: (k, n): make the k-th of n parts, from 1; each part is a separate process.
-        retry_broken: remake shards with images that could not be read.
         tiling: embed tiles of the images instead of whole images.
         progress: called with (done, total) in images of this part.
 
@@ -92,7 +91,7 @@ def embed_shards(
         images = in_tiles(sources, images, tiling, getattr(encoder, "reading", PLAIN))
     plan = ShardPlan.of(encoder, sources, images, precision=precision, shard_size=shard_size).begin(folder)
     numbers = range(part[0] - 1, plan.shards, part[1])
-    wanted = shards_to_make(folder, plan, numbers, retry_broken=retry_broken)
+    wanted = shards_to_make(folder, plan, numbers)
     total = sum(len(plan.part(images, number)) for number in numbers)
     done = total - sum(len(plan.part(images, number)) for number in wanted)
 
@@ -107,10 +106,18 @@ def embed_shards(
     return summarize(folder, plan, numbers)
 
 
-def shards_to_make(folder: Path, plan: ShardPlan, numbers: Iterable[int], *, retry_broken: bool) -> list[int]:
-    """Return the numbers of missing shards, and with retry_broken those of shards with broken images."""
+def shards_to_make(folder: Path, plan: ShardPlan, numbers: Iterable[int]) -> list[int]:
+    """Return the numbers of missing shards, and of shards with broken images: what broke them may be gone."""
     found = ((number, find_shard(folder, plan, number)) for number in numbers)
-    return [number for number, shard in found if shard is None or (retry_broken and shard.broken)]
+    return [number for number, shard in found if shard is None or shard.broken]
+
+
+def _readable(plan: ShardPlan, images: Sequence[ListedImage], shard: Shard | None) -> list[bool]:
+    """Return which images of a part the shard has vectors of."""
+    broken = {path for path, _ in shard.broken} if shard else set()
+    readable = [shard is not None and named(plan.sources, image) not in broken for image in images]
+    # an archive may have several members of one name
+    return readable if shard and sum(readable) == shard.count else [False] * len(images)
 
 
 def fill(
@@ -123,17 +130,24 @@ def fill(
 ) -> None:
     """Make shards and write each as soon as it is complete; decoding continues across their borders.
 
+    Of a shard that exists, only the broken images are embedded.
+
     Args:
         sources: of the images, with paths of this machine.
         advance: called with the number of images done since the last call.
     """
-    with decoding_processes(images=sum(len(images) for _, images in parts)):
-        results = encoder.embed_in_order(contents(sources, chain.from_iterable(images for _, images in parts)))
-        for number, images in parts:
+    shards = [find_shard(folder, plan, number) for number, _ in parts]
+    readable = [_readable(plan, images, shard) for (_, images), shard in zip(parts, shards, strict=True)]
+    new = [list(compress(images, map(not_, has))) for (_, images), has in zip(parts, readable, strict=True)]
+    with decoding_processes(images=sum(map(len, new))):
+        results = encoder.embed_in_order(contents(sources, chain.from_iterable(new)))
+        for (number, images), shard, has in zip(parts, shards, readable, strict=True):
+            stored = iter(shard.vectors) if shard and any(has) else iter(())
             good: list[ListedImage] = []
             rows: list[np.ndarray] = []
             broken: list[tuple[str, str]] = []
-            for count, (image, result) in enumerate(zip(images, islice(results, len(images)), strict=True), 1):
+            for count, (image, is_known) in enumerate(zip(images, has, strict=True), 1):
+                result = next(stored if is_known else results)
                 if isinstance(result, ImageError):
                     broken.append((named(plan.sources, image), str(result)))
                 elif not np.isfinite(result).all() or not result.any():
@@ -143,8 +157,9 @@ def fill(
                     rows.append(result)
                 if count % STEP == 0:
                     advance(STEP)
-            vectors = np.stack(rows) if rows else np.zeros((0, plan.dim), np.float32)
-            write_shard(folder, plan, number, vectors, good, broken, _all_metadata(sources, good))
+            if not any(has) or len(good) > sum(has):
+                vectors = np.stack(rows) if rows else np.zeros((0, plan.dim), np.float32)
+                write_shard(folder, plan, number, vectors, good, broken, _all_metadata(sources, good))
             advance(len(images) % STEP)
 
 

@@ -101,7 +101,6 @@ def embed_shards_by_ray(
     workers: int | None = None,
     precision: str = "f32",
     shard_size: int = SHARD_SIZE,
-    retry_broken: bool = False,
     progress: Advance = lambda done, total: None,
 ) -> Embedded:
     """Run `nnclr_hub.bulk.embed_shards` on a cluster; the resulting folder is the same.
@@ -119,7 +118,7 @@ def embed_shards_by_ray(
     sources, images = find_images(given)
     folder = folder.resolve()
     plan = ShardPlan.of(encoder, sources, images, precision=precision, shard_size=shard_size).begin(folder)
-    wanted = shards_to_make(folder, plan, range(plan.shards), retry_broken=retry_broken)
+    wanted = shards_to_make(folder, plan, range(plan.shards))
     model = str(Path(encoder.name).resolve()) if Path(encoder.name).exists() else encoder.name
     job = WorkerTask(folder, plan, tuple(sources), model, backend)
     parts = [{"number": n, "images": json.dumps([astuple(one) for one in plan.part(images, n)])} for n in wanted]

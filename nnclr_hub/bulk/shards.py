@@ -29,6 +29,7 @@ from nnclr_hub.bulk.plan import PRECISIONS, ShardPlan
 from nnclr_hub.encoder.image_list import named
 from nnclr_hub.encoder.packed_image import ListedImage
 from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.missing_values import is_missing
 
 VECTORS, BROKEN, METADATA = "vectors", "broken", "metadata"
 IMAGES = "images"
@@ -76,7 +77,7 @@ class Shard:
     def labels(self) -> list[str | None]:
         """n labels: `cls` of a sample, and otherwise the name of the image's folder; None directly below the source."""
         return [
-            str(one["cls"]) if "cls" in one else image.folder or None
+            (image.folder or None) if is_missing(one.get("cls")) else str(one["cls"])
             for one, image in zip(self.metadata, self.images, strict=True)
         ]
 

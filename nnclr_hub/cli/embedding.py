@@ -51,7 +51,6 @@ def embed(
         str,
         typer.Option(metavar="K/N", help="Write only the K-th of N parts of the shards."),
     ] = "1/1",
-    retry_broken: Annotated[bool, typer.Option("--retry-broken", help="Try unreadable images again.")] = False,
     ray: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Embed on a Ray cluster: its address, auto, or local.")
     ] = None,
@@ -70,7 +69,7 @@ def embed(
     _check_options(to, precision, shard_size, part, ray, workers)
     if tiling is not None and ray is not None:
         raise InvalidRequest("--tile and --ray cannot be combined; use --part on several machines.")
-    how: dict[str, Any] = {"precision": precision, "shard_size": shard_size, "retry_broken": retry_broken}
+    how: dict[str, Any] = {"precision": precision, "shard_size": shard_size}
     how |= (
         {"part": _part(part), "tiling": tiling}
         if ray is None

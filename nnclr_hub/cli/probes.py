@@ -60,7 +60,7 @@ def fit(
 
     Example: nnclr probe fit labeled --out probe --threshold 0.5
     """
-    from nnclr_hub.encoder.labeled import read_labeled
+    from nnclr_hub.encoder.labeled import first_names, read_labeled
     from nnclr_hub.progress import bar
 
     if to.exists() and not to.is_dir():
@@ -84,6 +84,9 @@ def fit(
             progress=advance,
         )
     list_broken(fitted.broken)
+    if fitted.without_images:
+        absent = first_names(fitted.without_images)
+        err.print(f"The probe lacks classes without a readable image to fit on: {absent}.", style="yellow")
     fitted.probe.save(to)
     out.print(f"{to}: {len(fitted.probe.classes)} classes from {fitted.images} images, L2 {fitted.probe.l2:.2g}")
     if fitted.held_out is not None:
@@ -109,6 +112,7 @@ def evaluate(
 
     Example: nnclr probe eval others --probe probe
     """
+    from nnclr_hub.encoder.labeled import first_names
     from nnclr_hub.progress import bar
     from nnclr_hub.workbench.folder_probes import evaluate_probe
 
@@ -120,6 +124,9 @@ def evaluate(
         return
     for sentence in result.left_out:
         err.print(f"left out: {sentence}", style="yellow", soft_wrap=True)
+    if result.unknown:
+        number, names = sum(result.unknown.values()), first_names(list(result.unknown))
+        err.print(f"{number} images have classes that the probe lacks, and count as wrong: {names}.", style="yellow")
     out.print("  ".join(f"{name} {value:.3f}" for name, value in result.scores.items()) + f"  ({result.images} images)")
     if result.none:
         out.print(f"no class predicted: {result.none:.1%}")

@@ -16,6 +16,7 @@ from nnclr_hub.cli.stores import Name
 from nnclr_hub.cli.verbs import Json, confirm, err, out, parse_where, print_json
 from nnclr_hub.csv_table import find_column, listed, read_csv
 from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.missing_values import is_missing
 
 Ids = Annotated[list[str] | None, typer.Option("--id", help="Id of an item. Repeatable.")]
 From = Annotated[
@@ -234,7 +235,8 @@ def _rows(table: Path, path_column: str | None, columns: Sequence[str] = ()) -> 
         keys[key] = column or key
     for column in keys.values():
         find_column(table, existing, column)
-    return [
-        (row[names], "" if path_column else row.get("path", ""), {k: row[one] for k, one in keys.items() if row[one]})
-        for row in rows
-    ]
+
+    def filled(row: dict[str, str]) -> dict[str, str]:
+        return {key: row[column] for key, column in keys.items() if not is_missing(row[column])}
+
+    return [(row[names], "" if path_column else row.get("path", ""), filled(row)) for row in rows]

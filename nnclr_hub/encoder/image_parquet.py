@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from nnclr_hub.encoder.byte_cache import ByteCache
 from nnclr_hub.errors import ImageError, InvalidRequest, NNCLRHubError
+from nnclr_hub.missing_values import is_missing
 from nnclr_hub.remote_files import is_address, open_file_system, reading
 
 SUFFIX = ".parquet"
@@ -112,8 +113,10 @@ def rows(table: str, changed: float) -> Iterator[Row]:
 
 
 def _label(value: Any, classes: tuple[str, ...]) -> str:
-    if value is None or value == -1:  # how data sets of Hugging Face write an unknown label
+    if is_missing(value) or value == -1:  # how data sets of Hugging Face write an unknown label
         return ""
+    if isinstance(value, float) and value.is_integer():  # a column of whole numbers with missing ones, by pandas
+        value = int(value)
     return classes[value] if isinstance(value, int) and 0 <= value < len(classes) else str(value)
 
 

@@ -24,6 +24,7 @@ from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.inspect.alignment import COLOR_SIDE, SIDE, Progress, aligned_correlation
 from nnclr_hub.inspect.chance import chance_level
 from nnclr_hub.inspect.neighbors import checked, nearest
+from nnclr_hub.store.distinct import ALIKE, SAMPLE, distinct_rows
 from nnclr_hub.store.percentiles import random_pairs
 from nnclr_hub.store.vector_transform import Kind, VectorTransform
 
@@ -32,9 +33,6 @@ LEAST_ALIGNED = 0.88  # at this correlation of details, people see the same phot
 USUAL = 0.1  # share of random pairs below the score whose distance from the median is that of usual high scores
 ROUNDS = 5  # of grouping again with another threshold, or with representatives of groups
 RANDOM_PAIRS, RANDOM_ALIGNED = 200_000, 1_000
-ALIKE = 0.9  # centered cosine from which a vector is not compared as another image, until it is calibrated
-EQUAL = 0.995  # the same of cosines that are not centered
-SAMPLE = 2_000  # vectors that are compared all with all to find which images differ
 LEAST = 10  # different images of which random pairs say something
 EXPECTED = 0.1  # pairs of different images in the whole collection that may reach the threshold by chance
 COMPARED = 8  # members of a group with which a new member is compared, at most
@@ -99,7 +97,7 @@ def near_duplicates(
     check_threshold(threshold)
     if small is None:
         return _by_vectors(rows, threshold)
-    compared = np.ascontiguousarray(VectorTransform.fit(rows[distinct_rows(rows)], "half_whiten")(rows))
+    compared = np.ascontiguousarray(VectorTransform.fit(rows[distinct_rows(rows)[0]], "half_whiten")(rows))
     aligned = _remembering(partial(aligned_correlation, small, color=color), len(rows))
     pairs = _neighbor_pairs(nearest(compared, min(CANDIDATES, len(rows) - 1))[1])
     known = pairs, aligned(pairs, progress)
@@ -177,28 +175,6 @@ def _first_of_groups(found: Duplicates, count: int) -> np.ndarray:
     return np.flatnonzero(different)
 
 
-def distinct_rows(rows: np.ndarray, alike: float = ALIKE) -> np.ndarray:
-    """Return positions of rows, at most 2,000, no two of which are versions of one image: (M,) int64, sorted.
-
-    Args:
-        rows: (N, D) float32, unit rows.
-        alike: centered cosine from which two are.
-    """
-    some = np.arange(len(rows))[:: -(-len(rows) // SAMPLE)]
-    some = some[_spread(rows[some], EQUAL)]
-    centered = VectorTransform.fit(rows[some], "center")(rows[some])
-    return some[_spread(centered, alike)]
-
-
-def _spread(rows: np.ndarray, alike: float) -> np.ndarray:
-    """Return the positions of rows that have a lower cosine with all such rows before them."""
-    taken = np.zeros(len(rows), bool)
-    near = rows @ rows.T >= alike
-    for i in range(len(rows)):
-        taken[i] = not (near[i] & taken).any()
-    return np.flatnonzero(taken)
-
-
 def chance_threshold(rows: np.ndarray, count: int, kind: Kind = "center") -> tuple[float, VectorTransform]:
     """Return the cosine that different images do not reach by chance, and the transform before it.
 
@@ -210,10 +186,7 @@ def chance_threshold(rows: np.ndarray, count: int, kind: Kind = "center") -> tup
     """
     alike, sampled = ALIKE, len(range(0, len(rows), -(-len(rows) // SAMPLE)))
     while True:
-        some = distinct_rows(rows, alike)
-        if alike <= EQUAL and len(distinct_rows(rows, (1 + alike) / 2)) > 1.005 * len(some):
-            alike = (1 + alike) / 2  # no gap as between an image and its copies: different images are so alike
-            continue
+        some, alike = distinct_rows(rows, alike)
         if len(some) < LEAST:
             return alike, VectorTransform.fit(rows[some], kind)
         random = random_pairs(len(some), RANDOM_PAIRS)

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.missing_values import is_missing
 from nnclr_hub.probe.linear_probe import Label, LinearProbe, feature_matrix
 from nnclr_hub.probe.logistic import TOLERANCE, Rows, Solver, Stacked, calibrated_temperature, logits_of
 from nnclr_hub.probe.metrics import mean_average_precision_11, mean_per_class, top_k_accuracy
@@ -152,6 +153,8 @@ def _device(wanted: str | None) -> torch.device:
 
 def _classes(labels: Sequence[Label] | np.ndarray) -> tuple[Label, ...]:
     names = labels.tolist() if isinstance(labels, np.ndarray) else labels
+    if number := sum(map(is_missing, names)):
+        raise InvalidRequest(f"{number} of {len(names)} labels are missing (None, NaN or blank); leave out these rows.")
     return tuple(sorted(set(names), key=lambda name: (isinstance(name, str), name)))
 
 

@@ -1,11 +1,12 @@
-"""How good a score is: the share of random pairs of the collection's items that score lower.
+"""How good a score is: the share of random pairs of the collection's images that score lower.
 
     collection.search(vector, with_percentile=True)[0].percentile  # 0.9934
     collection.percentiles([0.61, 0.12])  # [0.9934, 0.482]
 
 Scores of two collections cannot be compared: they depend on the encoder, the metric and the transform. Percentiles can.
 They are computed from at most 5,000 pairs, so shares above 0.999 differ by a few pairs only, and `percent_text` shows
-them alike. Up to 100 items all pairs are compared, and the shares are exact.
+them alike. Up to 100 items all pairs are compared, and the shares are exact. Copies of an image count once, so they
+do not lower percentiles.
 
 A back end implements `vector_changes` and `random_vectors` of `Collection`, and `basis` if it transforms vectors.
 """
@@ -23,6 +24,7 @@ import numpy as np
 
 from nnclr_hub.errors import InvalidRequest, StoreError
 from nnclr_hub.store.cancellation import check_cancelled
+from nnclr_hub.store.distinct import distinct_rows
 
 if TYPE_CHECKING:
     from nnclr_hub.store.base import Collection, Match
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LEAST = 10  # items; the pairs of fewer say nothing
+LEAST = 10  # different images; the pairs of fewer say nothing
 ITEMS, PAIRS = 1000, 5000
 NUMBERS = 1 << 22  # of the vectors in memory, 16 MiB: fewer items if they are long
 RENEWED = 0.1  # of the items may change until the pairs are sampled again
@@ -203,10 +205,10 @@ def _finite(scores: Sequence[float]) -> np.ndarray:
 
 
 def _pair_scores(vectors: np.ndarray, metric: Metric) -> np.ndarray:
-    """Return scores (P,) float32 ascending, as searches return them; none of too few vectors."""
-    count = len(vectors)
-    if count < LEAST:
+    """Return scores (P,) float32 ascending, as searches return them; none of too few different images."""
+    if len(vectors) < LEAST or len(different := distinct_rows(vectors)[0]) < LEAST:
         return np.zeros(0, np.float32)
+    vectors, count = vectors[different], len(different)
     every = count * (count - 1) // 2 <= PAIRS
     pairs = np.stack(np.triu_indices(count, 1), axis=1) if every else random_pairs(count, PAIRS)
     step = max(1, NUMBERS // vectors.shape[1])

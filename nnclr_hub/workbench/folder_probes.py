@@ -27,6 +27,8 @@ class Fitted:
 
     images: how many.
     broken: files that could not be read, with the reason.
+    without_images: classes of which no image to fit on could be read, or of which only val/ has images; the probe does
+        not have them.
     held_out: how accurate a second probe is, fitted on four fifths of the images and scored on the rest; None where no
         image can be held out, or val/ selected the penalty.
     """
@@ -34,6 +36,7 @@ class Fitted:
     probe: LinearProbe
     images: int
     broken: tuple[tuple[str, str], ...]
+    without_images: tuple[str, ...]
     held_out: ProbeEvaluation | None
 
 
@@ -69,14 +72,20 @@ def fit_probe(
 
     splits = read_splits(data, "train", "val") if labels is None else {}
     images = (splits["train"] if "train" in splits else read_labeled(data, labels, root)).labeled
-    classes = images.classes
-    _refuse_one_class(Path(data, "train") if "train" in splits else data, images)
+    listed, parts = set(images.classes), Path(data, "train") if "train" in splits else data
+    _refuse_one_class(parts, images)
     vectors, kept, broken = _vectors(encoder, images.paths, progress)
     images = images.keep(kept)
+    classes = images.classes  # of the rows of the fit: scores are indexed by them
+    _refuse_one_class(f"{parts}: {len(broken)} images cannot be read, and the rest", images)
     validation = None
     if {"train", "val"} <= splits.keys() and l2 is None:
-        validation, more = _validation(encoder, splits["val"].labeled, classes, progress)
-        broken += more
+        others = splits["val"].labeled
+        listed |= set(others.classes)
+        others = others.keep([i for i, labels in enumerate(others.labels) if set(labels) <= set(classes)])
+        if others.paths:
+            validation, more = _validation(encoder, others, classes, progress)
+            broken += more
 
     def fit(rows: np.ndarray) -> LinearProbe:
         return fit_linear_probe(
@@ -96,7 +105,8 @@ def fit_probe(
     held = held_out_rows(numbers)
     rated = score_probe(fit(~held), vectors[held], numbers[held]) if held.any() and validation is None else None
     probe = fit(np.ones(len(vectors), bool))
-    return Fitted(replace(probe, model=encoder.name), len(kept), tuple(broken), rated)
+    absent = tuple(sorted(listed - set(classes)))
+    return Fitted(replace(probe, model=encoder.name), len(kept), tuple(broken), absent, rated)
 
 
 def _validation(
@@ -125,7 +135,7 @@ def evaluate_probe(
     root: Path | None = None,
     progress: Progress = lambda done, total: None,
 ) -> ProbeEvaluation:
-    """Score a probe on labeled images; images of unknown classes are left out and reported.
+    """Score a probe on labeled images; images of classes that it does not have count as wrong.
 
     Raises:
         FingerprintMismatch: if the probe belongs to another encoder.
@@ -143,20 +153,16 @@ def evaluate_probe(
             "on images that are labeled like those it was fitted on."
         )
     images, names = every.labeled, tuple(map(str, probe.classes))
-    unknown = sorted(set(images.classes) - set(names))
-    known = [i for i, labels in enumerate(images.labels) if not set(labels) & set(unknown)]
     left_out = []
     if len(images.paths) < len(every.paths):
         left_out.append(f"{len(every.paths) - len(images.paths)} images without a label")
-    if unknown:
-        number = len(images.paths) - len(known)
-        left_out.append(f"{number} images of classes unknown to the probe ({first_names(unknown)})")
-    images = images.keep(known)
-    if not images.paths:
+    if not set(images.classes) & set(names):
         raise InvalidRequest(f"{parts} has no image of the probe's classes ({first_names(names)}); check the labels.")
     vectors, kept, broken = _vectors(encoder, images.paths, progress)
     left_out += [f"{path}: {reason}" for path, reason in broken]
-    return score_probe(probe, vectors, images.keep(kept).numbers(names), tuple(left_out))
+    images = images.keep(kept)
+    unknown = tuple(sorted(set(images.classes) - set(names)))
+    return score_probe(probe, vectors, images.numbers((*names, *unknown)), tuple(left_out), unknown)
 
 
 def predict_labels(

@@ -13,7 +13,6 @@ neither null nor NaN, which pandas writes for a missing number.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import date, time
@@ -23,6 +22,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.missing_values import is_nan
 from nnclr_hub.store.base import Item
 from nnclr_hub.store.exchange.files import require_parquet
 from nnclr_hub.workbench.import_format import ImportFormat
@@ -151,7 +151,7 @@ def _plain(value: Any) -> Any:
     """Return what JSON has for the value of a cell."""
     if isinstance(value, date | time):
         return value.isoformat()
-    return None if isinstance(value, float) and math.isnan(value) else value
+    return None if is_nan(value) else value
 
 
 def _numbers(value: Any) -> Any:

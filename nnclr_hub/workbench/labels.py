@@ -18,6 +18,7 @@ import numpy as np
 from nnclr_hub.encoder.features import unit_rows
 from nnclr_hub.encoder.labeled import first_names
 from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.missing_values import is_missing
 from nnclr_hub.probe.linear_probe import Label
 from nnclr_hub.store.base import Collection, Progress, Where
 from nnclr_hub.store.pages import pages
@@ -62,7 +63,7 @@ class LabeledVectors:
 
 
 def label_of(value: Any, where: str) -> tuple[Label, ...] | None:
-    """Return the labels that a JSON value represents; None: it has no label.
+    """Return the labels that a JSON value represents; None: it has no label, see `is_missing`.
 
     Strings and whole numbers are labels, true and false become "true" and "false"; a list holds several labels.
 
@@ -74,7 +75,7 @@ def label_of(value: Any, where: str) -> tuple[Label, ...] | None:
         if len(each) < len(value):
             raise InvalidRequest(f"{where} holds nested lists, which cannot be labels; flatten them.")
         return tuple(dict.fromkeys(one[0] for one in each if one))
-    if value is None or value == "":
+    if is_missing(value):
         return None
     if isinstance(value, bool):
         return (str(value).lower(),)
@@ -83,6 +84,12 @@ def label_of(value: Any, where: str) -> tuple[Label, ...] | None:
     if isinstance(value, float) and value.is_integer():
         return (int(value),)
     raise InvalidRequest(f"{where} holds {value!r:.60}, which is not a label; use strings or whole numbers.")
+
+
+def label_text(metadata: Mapping[str, Any], field: str) -> str | None:
+    """Return the value of a field as the name of a class; None: it has no label."""
+    value = value_of(metadata, field, None)
+    return None if is_missing(value) else str(value)
 
 
 def require_field(collection: Collection, field: str, where: Where | None) -> int:

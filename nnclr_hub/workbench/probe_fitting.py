@@ -88,6 +88,7 @@ class ProbeEvaluation:
     per_class: accuracy of each class that occurs; for several labels, empty.
     none: share of the images that fell below the threshold.
     images: how many were scored.
+    unknown: how many of these have a class that the probe lacks, by class; they count as wrong.
     left_out: one sentence for each reason why images were not scored.
     interval: 95% interval of top1; None for several labels an image.
     """
@@ -96,32 +97,45 @@ class ProbeEvaluation:
     per_class: dict[str, float]
     none: float
     images: int
+    unknown: dict[str, int]
     left_out: tuple[str, ...]
     interval: tuple[float, float] | None = None
 
 
 def score_probe(
-    probe: LinearProbe, vectors: np.ndarray, labels: np.ndarray, left_out: tuple[str, ...] = ()
+    probe: LinearProbe,
+    vectors: np.ndarray,
+    labels: np.ndarray,
+    left_out: tuple[str, ...] = (),
+    unknown: tuple[str, ...] = (),
 ) -> ProbeEvaluation:
     """Score a probe on unit vectors of its encoder.
 
     Args:
         vectors: (N, D) float32.
-        labels: (N,) int, positions in the probe's classes; for several labels (N, C) of zeros and ones, NaN where
-            uncertain.
+        labels: (N,) int, positions in the probe's classes followed by `unknown`; for several labels (N, C) of zeros
+            and ones, NaN where uncertain.
+        unknown: classes that the probe lacks. Their images count as wrong; for several labels, their average precision
+            is 0.
     """
-    names, scores = tuple(map(str, probe.classes)), probe.scores(vectors)
+    names, scores = (*map(str, probe.classes), *unknown), probe.scores(vectors)
+    first = len(probe.classes)
     if probe.several:
-        value = mean_average_precision_11(scores, labels == 1, ~np.isnan(labels), absent="left out")
-        return ProbeEvaluation({"map11": value}, {}, 0.0, len(vectors), left_out)
+        known, absent = labels[:, :first], (labels[:, first:] == 1).sum(axis=0)
+        value = mean_average_precision_11(scores, known == 1, ~np.isnan(known), absent="left out")
+        scored = int((known == 1).any(axis=0).sum())
+        value *= scored / max(1, scored + len(unknown))
+        counts = dict(zip(unknown, absent.tolist(), strict=True))
+        return ProbeEvaluation({"map11": value}, {}, 0.0, len(vectors), counts, left_out)
+    counts = {name: int((labels == first + i).sum()) for i, name in enumerate(unknown)}
     best = scores.argmax(axis=1)
     found = {"top1": top_k_accuracy(scores, labels), "mean_per_class": mean_per_class(best, labels)}
-    if len(names) > 5:
+    if first > 5:
         found["top5"] = top_k_accuracy(scores, labels, 5)
     per_class = {str(names[i]): float((best[labels == i] == i).mean()) for i in np.unique(labels)}
     none = float(np.mean([label is None for label in probe.predict(vectors).labels]))
     interval = confidence_interval((best == labels).astype(np.float64))
-    return ProbeEvaluation(found, per_class, none, len(vectors), left_out, interval)
+    return ProbeEvaluation(found, per_class, none, len(vectors), counts, left_out, interval)
 
 
 def fit_and_score(

@@ -1,8 +1,11 @@
 """The Gradio demo: its endpoints return what the server returns, and its page works in a browser."""
 
 import json
+import re
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -88,6 +91,23 @@ def test_server_files_cannot_be_read(client, demo):
     )
     assert "error" in events
     assert "root:" not in json.dumps(events)
+
+
+@pytest.mark.parametrize("offer", ["h2c", "websocket"])
+def test_a_body_after_an_upgrade_is_not_executed_as_a_request(demo, offer):
+    """In its own packet, as a stock server would execute it."""
+    host, _, port = demo.removeprefix("http://").partition(":")
+    inner = b"GET /config HTTP/1.1\r\nHost: x\r\n\r\n"
+    head = f"Host: x\r\nConnection: Upgrade\r\nUpgrade: {offer}\r\nContent-Length: {len(inner)}\r\n\r\n"
+    last = b"GET /none HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
+        connection.sendall(f"POST /none HTTP/1.1\r\n{head}".encode())
+        time.sleep(0.2)
+        connection.sendall(inner + last)
+        answer = b""
+        while chunk := connection.recv(65536):
+            answer += chunk
+    assert re.findall(rb"HTTP/1\.1 (\d)", answer) == [b"4", b"4"]
 
 
 @pytest.mark.browser

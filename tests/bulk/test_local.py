@@ -85,7 +85,7 @@ def test_the_parts_together_are_the_whole_run(encoder, photos, expected, tmp_pat
         embed_shards(tmp_path / "v", [photos], encoder, shard_size=8, part=(4, 3))
 
 
-def test_a_shard_names_its_broken_images_which_can_be_retried(encoder, photos, image_files, expected, tmp_path):
+def test_a_shard_names_its_broken_images_which_the_next_run_retries(encoder, photos, image_files, expected, tmp_path):
     copy = tmp_path / "photos"
     shutil.copytree(photos, copy)
     broken = copy / image_files[9].relative_to(photos)
@@ -94,11 +94,29 @@ def test_a_shard_names_its_broken_images_which_can_be_retried(encoder, photos, i
     report = embed_shards(tmp_path / "v", [copy], encoder, shard_size=20)
     assert [path for path, _ in report.broken] == [str(broken)]
     np.testing.assert_allclose(rows(tmp_path / "v"), np.delete(expected, 9, axis=0), atol=1e-6)
+
+    class Counting:
+        """The encoder; it counts the images that it embeds."""
+
+        def embed_in_order(self, images):
+            for image, result in zip(counted := list(images), encoder.embed_in_order(iter(counted)), strict=True):
+                embedded.append(image)
+                yield result
+
+        def __getattr__(self, name):
+            return getattr(encoder, name)
+
+    embedded: list = []
+    before = shard_files(tmp_path / "v")[0].read_bytes()
+    assert embed_shards(tmp_path / "v", [copy], Counting(), shard_size=20).broken == report.broken
+    assert shard_files(tmp_path / "v")[0].read_bytes() == before
     broken.write_bytes(whole)
-    assert embed_shards(tmp_path / "v", [copy], encoder, shard_size=20).images == 59
-    again = embed_shards(tmp_path / "v", [copy], encoder, shard_size=20, retry_broken=True)
-    assert (again.images, again.broken) == (60, ())
+    steps: list = []
+    progress = lambda *step: steps.append(step)  # noqa: E731
+    again = embed_shards(tmp_path / "v", [copy], Counting(), shard_size=20, progress=progress)
+    assert (again.images, again.broken, len(embedded), steps[-1]) == (60, (), 2, (60, 60))
     np.testing.assert_allclose(rows(tmp_path / "v"), expected, atol=1e-6)
+    assert names(tmp_path / "v")[9] == str(broken)
 
 
 def test_vectors_without_a_direction_are_broken_images(photos, tmp_path):

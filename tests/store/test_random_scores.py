@@ -17,10 +17,10 @@ WAIT = 30  # seconds, for what takes a moment
 
 
 class Counted(Collection):
-    """Ten items on a line whose vectors are read when `go` is set; it counts how often."""
+    """Ten items, four of them far from all others, whose vectors are read when `go` is set; it counts how often."""
 
     def __init__(self) -> None:
-        self.name, self.spec = "c", CollectionSpec(1, "l2")
+        self.name, self.spec = "c", CollectionSpec(10, "l2")
         self.random_scores = RandomScores(self)
         self.step, self.changes, self.present = 1.0, 0, object()
         self.reads, self.waiting = 0, set()
@@ -37,7 +37,7 @@ class Counted(Collection):
     def random_vectors(self):
         changes, step = self.vector_changes(), self.step
         self.blocked()
-        return RandomVectors(step * np.arange(10, dtype=np.float32)[:, None], 10, changes)
+        return RandomVectors(step * np.diag(np.repeat([1, 10], [6, 4])).astype(np.float32), 10, changes)
 
     def blocked(self) -> None:
         self.reads += 1
@@ -65,7 +65,7 @@ class Counted(Collection):
             time.sleep(0.01)
 
 
-FAR = 15 / 45  # pairs of 10 numbers that differ by 5 or more
+FAR = 30 / 45  # pairs with an item that is far from all others
 
 
 @pytest.fixture

@@ -91,6 +91,16 @@ def test_a_split_has_classes_inside_or_stands_next_to_another_split(kind, layout
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("above", ["", "set/"])
+def test_images_next_to_the_splits_are_counted_when_pretraining_leaves_them_out(kind, above, tmp_path, caplog):
+    counts = {"train/a": 3, "test/a": 4, "cat": 2, "dog/brown": 5}
+    files = {f"{above}{name}/{i}.png": image(i) for name, count in counts.items() for i in range(count)}
+    assert len(training_files([place_of(kind, files, tmp_path)])) == 3
+    (warning,) = (one for one in caplog.messages if "left out" in one)
+    assert all(count in warning for count in ("7 images", "5 in dog", "2 in cat"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_only_splits_are_evaluated(kind, tmp_path):
     classes = place_of(kind, {f"{name}/{i}.png": image(i) for name in ("bus", "test") for i in range(5)}, tmp_path)
     with pytest.raises(InvalidRequest):

@@ -108,6 +108,10 @@ def test_too_few_rows_are_fitted_and_not_scored(bench):
         ([], ()),
         (None, None),
         ("", None),
+        (" \t", None),
+        (float("nan"), None),
+        ("NA", ("NA",)),
+        (["a", float("nan"), " "], ("a",)),
     ],
 )
 def test_label_values_are_normalized(value, labels):

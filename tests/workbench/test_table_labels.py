@@ -3,21 +3,25 @@
 import csv
 import io
 import json
+import math
 import os
 import unicodedata
 import zipfile
 from pathlib import Path
 
 import numpy as np
+import pyarrow
 import pytest
 from commands import nnclr, output_of, refused
 from PIL import Image
+from pyarrow import parquet
 
 from nnclr_hub import open_store
 from nnclr_hub.encoder.labeled import LabelTable, read_labeled
 from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.store.pages import pages
 from nnclr_hub.workbench.inspection.files import inspected_files
+from nnclr_hub.workbench.inspection.subject import collection_subject
 
 NAMES = ("IMG/Küche 1.png", "IMG/a.b.png", "IMG/[x].png", "100APPLE/c.png")
 LABELS = {"IMG/Küche 1.png": "Küche", "IMG/a.b.png": "Haus", "IMG/[x].png": "Küche"}
@@ -62,6 +66,33 @@ def test_tables_of_spreadsheets_are_read(encoding, separator, folder, tmp_path):
     read = read_labeled(folder, LabelTable(table, folder, "Datei", "Art"))
     assert [path.exists() for path in read.paths] == [True, True, True]
     assert read.labels == (("Küche",), ("Haus",), ("Küche",))
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "labels"),
+    [
+        (["cat", None, "", " ", "NA"], "string", ["cat", None, None, None, "NA"]),
+        ([3, math.nan, None, 0], "float64", ["3", None, None, "0"]),
+        ([3, math.nan, None, 0], "float16", ["3", None, None, "0"]),
+        ([math.nan, math.nan, None], "float32", [None] * 3),
+        ([3, None, 0], "int8", ["3", None, "0"]),
+    ],
+)
+def test_missing_values_of_a_column_are_not_labels(values, kind, labels, folder, store, tmp_path):
+    images = [sorted(folder.rglob("*.png"))[0].read_bytes()] * len(values)
+    column = pyarrow.array(values, getattr(pyarrow, kind)(), from_pandas=False)
+    parquet.write_table(pyarrow.table({"image": images, "label": column}), tmp_path / "t.parquet")
+    read = read_labeled(tmp_path / "t.parquet")
+    assert [one[0] if one else None for one in read.labels] == labels
+
+    ids = [f"n{n}" for n in range(len(values))]
+    vectors = np.ones((len(values), 5), np.float32).tolist()
+    parquet.write_table(pyarrow.table({"id": ids, "vector": vectors, "label": column}), tmp_path / "items.parquet")
+    output_of("store", "import", tmp_path / "items.parquet", "--collection", "c", "--into", "--store", store)
+    with open_store(str(store), read_only=True) as opened:
+        subject = collection_subject(opened.get("c"))
+    found = dict(zip(subject.items, subject.labels, strict=True))
+    assert [found[id] is None for id in ids] == [label is None for label in labels]
 
 
 @pytest.mark.parametrize("written", WRITTEN)

@@ -9,16 +9,26 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from pathlib import Path
+from functools import cache, cached_property
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 
 from nnclr_hub.encoder.decoding import image_size
-from nnclr_hub.encoder.image_folder import UNLABELED, find_splits, folder_labels, list_images, splits_in
+from nnclr_hub.encoder.image_folder import (
+    UNLABELED,
+    find_splits,
+    folder_labels,
+    image_suffixes,
+    list_images,
+    splits_in,
+    walk,
+)
 from nnclr_hub.encoder.image_list import archives_in, find_places, sources_at
 from nnclr_hub.encoder.image_reading import PLAIN, ImageReading
 from nnclr_hub.encoder.packed_image import ImageSource, ListedImage, PackedImage
@@ -31,6 +41,8 @@ from .image_index import NO_LABEL, ImageIndex, Listed, current_index, digest_of,
 
 SAMPLED = 50  # images whose size is read
 LEAST_LABELED = 20  # images in class folders of which a fifth is held out
+SHOWN = 5  # folders in a warning
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -107,6 +119,10 @@ def _places(given: Path | str) -> list[str]:
     """Return the folders and archives that an argument names."""
     if not os.path.isdir(given):
         return find_places([given])
+    splits = splits_in(given)
+    if "train" in splits:
+        relative = {name: path.relative_to(given).as_posix() for name, path in splits.items()}
+        _warn_of_others(str(given), _outside(Path(given), set(splits.values())), relative)
     return [place for part in _parts(Path(given)) for place in _archives(part)] or [str(given)]
 
 
@@ -127,11 +143,44 @@ def _parts(folder: Path) -> list[Path]:
     return [splits[part] for part in ("train", *UNLABELED) if part in splits]
 
 
-def _to_learn_from(images: list[ListedImage]) -> list[ListedImage]:
+def _outside(folder: Path, splits: Collection[Path]) -> Iterator[str]:
+    """Yield the images of a folder that are in no split, by their paths in it."""
+    for parent, folders, files in walk(folder):
+        folders[:] = [name for name in folders if Path(parent, name) not in splits]
+        yield from (
+            Path(parent, name).relative_to(folder).as_posix()
+            for name in files
+            if os.path.splitext(name)[1].lower() in image_suffixes()
+        )
+
+
+def _warn_of_others(place: str, paths: Iterable[str], splits: Mapping[str, str]) -> None:
+    """Log how many images next to the split `train` are in no split: classes that only seem to be read."""
+    inside, above = tuple(f"{path}/" for path in splits.values()), len(PurePosixPath(splits["train"]).parts) - 1
+    parts = (PurePosixPath(path).parts[above:] for path in paths if not path.startswith(inside))
+    others = Counter(names[0] if len(names) > 1 else "." for names in parts)
+    if others:
+        counts = ", ".join(f"{count} in {name}" for name, count in others.most_common(SHOWN))
+        _warn_once(place, others.total(), counts + ", ..." * (len(others) > SHOWN))
+
+
+@cache
+def _warn_once(place: str, count: int, counts: str) -> None:
+    log.warning(
+        "%s is read by its split train, so %d images next to it are left out: %s; move them into train, or pass their "
+        "folders with --data",
+        place,
+        count,
+        counts,
+    )
+
+
+def _to_learn_from(place: str, images: list[ListedImage]) -> list[ListedImage]:
     """Return the images in the splits to learn from, or all images if an archive has no split `train`."""
     splits = find_splits(one.path.rpartition("/")[0] for one in images)
     if "train" not in splits:
         return images
+    _warn_of_others(place, (one.path for one in images), splits)
     read = tuple(f"{splits[part]}/" for part in ("train", *UNLABELED) if part in splits)
     return [one for one in images if one.path.startswith(read)]
 
@@ -152,7 +201,7 @@ def _listed(place: str, number: int) -> Iterator[Listed]:
     folder = Path(place)
     if is_address(place) or not folder.is_dir():
         for source, found in sources_at(place):
-            images = _to_learn_from(found)
+            images = _to_learn_from(place, found)
             names = (name and f"{number}/{name}" for name in _labels(source, images))
             yield Listed(source, images, list(names), number)
         return

@@ -32,9 +32,9 @@ from nnclr_hub.probe.cross_validation import FOLDS, out_of_fold
 from nnclr_hub.probe.uncertainty import Difference, confidence_interval, paired_difference
 from nnclr_hub.store.base import Collection, Progress
 from nnclr_hub.store.pages import pages
-from nnclr_hub.store.where import value_of
 from nnclr_hub.workbench.inspection.files import inspected_files
 from nnclr_hub.workbench.inspection.subject import Report
+from nnclr_hub.workbench.labels import label_text
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -151,8 +151,7 @@ def compare_on_collection(
     labels: dict[str, str | None] = {}
     for items in pages(collection, with_vector=False):
         for item in items:
-            label = value_of(item.metadata, field, None)
-            labels[item.id] = None if label is None else str(label)
+            labels[item.id] = label_text(item.metadata, field)
         progress(0, 0)  # which may end a job
     labeled = [id for id, label in labels.items() if label]
     ids = labeled if len(labeled) >= LEAST_LABELS else list(labels)

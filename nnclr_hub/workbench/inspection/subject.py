@@ -17,11 +17,11 @@ from nnclr_hub.encoder.tiles import Tiling
 from nnclr_hub.errors import InvalidRequest, NoImages
 from nnclr_hub.store.base import Collection
 from nnclr_hub.store.pages import pages
-from nnclr_hub.store.where import value_of
 from nnclr_hub.workbench.image_record import PIXEL_HASH
 from nnclr_hub.workbench.inspection.files import inspected_files
 from nnclr_hub.workbench.inspection.scan import Scanned, scan_image, scan_images
 from nnclr_hub.workbench.inspection_fields import KEY, REVIEWED
+from nnclr_hub.workbench.labels import label_text
 from nnclr_hub.workbench.table_items import TableItems, path_of
 
 Report = Callable[[str], Callable[[int, int], None]]  # the title of a step -> its progress
@@ -149,7 +149,6 @@ def collection_subject(
         if table is not None:
             table.add(items)
         for item in items:
-            label = value_of(item.metadata, field, None)
             thumbnail = collection.thumbnail(item.id)
             one = scan_image(thumbnail, original=False) if thumbnail else None
             if isinstance(one, Scanned):
@@ -158,7 +157,7 @@ def collection_subject(
             ids.append(item.id)
             vectors.append(item.vector)
             scanned.append(one if isinstance(one, Scanned) else None)
-            named.append(label if isinstance(label, str) else None if label is None else str(label))
+            named.append(label_text(item.metadata, field))
             paths.append(path_of(item))
             written = item.metadata.get(KEY)
             reviewed.append(written.get(REVIEWED) if isinstance(written, dict) else None)
