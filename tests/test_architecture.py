@@ -30,10 +30,6 @@ FLOORS: dict[str, set[str]] = {
     "client": {"store", "probe", "encoder", "workbench"},
     "cli": {"hub", "store", "probe", "inspect", "encoder", "publish", "workbench", "bulk", "client"},
 }
-# module of more than 400 lines -> why it is not split
-LONG_MODULES: dict[str, str] = {
-    "nnclr_hub/store/base.py": "two protocols, mostly their documentation, which is that of every store",
-}
 
 
 def imports(path: Path) -> set[str]:
@@ -95,10 +91,3 @@ def test_gpu_tests_are_in_one_folder():
     marked = {path for path in (ROOT / "tests").rglob("test_*.py") if ".mark." + "gpu" in path.read_text()}
     assert marked, "there are no GPU tests"
     assert {path.parent.name for path in marked} == {"gpu"}
-
-
-def test_a_module_over_four_hundred_lines_has_a_reason():
-    folders = ("nnclr_hub", *PROGRAMS, "examples", "benchmarks", "tests")
-    paths = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
-    long = {str(path.relative_to(ROOT)) for path in paths if len(path.read_text().splitlines()) > 400}
-    assert long == set(LONG_MODULES)

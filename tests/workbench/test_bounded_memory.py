@@ -6,7 +6,7 @@ import weakref
 from PIL import Image
 
 from nnclr_hub.store import open_store
-from nnclr_hub.workbench import Encoders, Workbench, folder_index, image_record, reembedding, sources
+from nnclr_hub.workbench import Encoders, Workbench, folder_index, image_record, reembedding
 from nnclr_hub.workbench.reembedding import reembed
 
 
@@ -36,11 +36,12 @@ def test_few_large_files_are_in_memory_at_a_time(photos, image_files, model, tmp
         monkeypatch.setattr(module, "MAX_BATCH_BYTES", 4 * max(path.stat().st_size for path in image_files))
     with open_store(str(tmp_path / "store")) as store:
         bench = Workbench(Encoders(str(model), device="cpu"), store)
-        decoding = Counting(image_record.decode_any)
+        decode = image_record.decode_any
+        decoding = Counting(decode)
         monkeypatch.setattr(image_record, "decode_any", decoding)
         assert bench.index_folder("photos", photos).added == 60
-        reading = Counting(sources.decode_any)
-        monkeypatch.setattr(sources, "decode_any", reading)
+        reading = Counting(decode)
+        monkeypatch.setattr(image_record, "decode_any", reading)
         assert reembed(bench, "photos", "random:test_resnet").embedded == 60
     for counted in (decoding, reading):
         assert 4 <= counted.most <= 24  # of 60
