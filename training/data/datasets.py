@@ -298,7 +298,7 @@ def evaluation_set(folder: Path, split: str) -> EvaluationSet:
         for part, paths in parts.items()
     }
     classes = sorted({name for name in names["train"] if name})
-    train, test = (_files(parts[part], names[part], classes) for part in parts)
+    train, test = (_files(parts[part], names[part], classes) for part in ("train", split))
     return EvaluationSet(folder.resolve().name, train, test, VALIDATION if split == "val" else split)
 
 
