@@ -16,6 +16,7 @@ libraries choose their algorithms. Results are in the memory of the graph, and t
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from nnclr_hub.method import Learner, Step
+from nnclr_hub.method import Learner, Step, SupportSet
 
 from .data.augment import NUMBERS, BoxedImages, Change, change_all, colors_and_blur, make_views
 from .data.batches import Draw
@@ -119,6 +120,18 @@ def recorder_for(where: torch.device) -> Recorder | None:
     return CudaRecorder(where) if where.type == "cuda" else None
 
 
+def can_compile(where: torch.device) -> bool:
+    """Return whether torch can compile for this device; Triton needs a C compiler, too, which containers may lack."""
+    if find_spec("triton") is None:
+        return False
+    try:
+        torch.compile(lambda x: x + 1, dynamic=False)(torch.zeros(1, device=where))
+    except (RuntimeError, OSError) as error:  # torch's errors of compilers are RuntimeErrors
+        log.warning("The views are not compiled: %s", str(error).splitlines()[0])
+        return False
+    return True
+
+
 def why_eager(run: Run) -> str | None:
     """Return why the steps of a run cannot be recorded, or None."""
     recipe, pixels = run.recipe, run.batches.pixels
@@ -137,7 +150,9 @@ def why_eager(run: Run) -> str | None:
 
 def _has_plugins(run: Run) -> bool:
     operations = any(view.operation for view in AUGMENTATIONS[run.recipe.augmentation])
-    return operations or type(run.learner) is not Learner or run.learner.objective is not None
+    learner = run.learner
+    parts = type(learner) is not Learner or type(learner.support_set) not in (SupportSet, type(None))
+    return operations or parts or learner.objective is not None
 
 
 class StepGraph:
@@ -154,7 +169,7 @@ class StepGraph:
         self.recorder = recorder
         self.failure: str | None = None
         self._run, self._pack, self._autocast = run, run.batches.pixels, autocast
-        compiled = run.recipe.compile_views and find_spec("triton") is not None
+        compiled = run.recipe.compile_views and can_compile(run.ranks.where)
         # each view has its own shapes and parameters, which are constants of its program
         colors = torch.compile(colors_and_blur, dynamic=False) if compiled else colors_and_blur
         self._change: Change = partial(change_all, change=colors)
@@ -184,20 +199,23 @@ class StepGraph:
     def run(self) -> Result:
         """Compute the gradients of the step whose inputs were loaded."""
         self._steps += 1
+        if self._result is None and self._steps > EAGER_STEPS and self.failure is None:
+            self._record()
         if self._result is None:
             self._run.optimizer.zero_grad(set_to_none=True)
-            if self._steps <= EAGER_STEPS or self.failure is not None:
-                return self._body()
-            try:
-                self._result = self.recorder.record(self._body)
-            except RuntimeError as error:  # the step runs eagerly, as it did before
-                self.failure = f"recording failed: {str(error).splitlines()[0]}"
-                log.warning("Steps are not recorded as a graph: %s.", self.failure)
-                self.recorder.reset()
-                self._run.optimizer.zero_grad(set_to_none=True)
-                return self._body()
+            return self._body()
         self.recorder.replay()
         return self._result
+
+    def _record(self) -> None:
+        self._run.optimizer.zero_grad(set_to_none=True)
+        try:
+            self._result = self.recorder.record(self._body)
+        except RuntimeError as error:  # the step runs eagerly, as it did before
+            traceback.clear_frames(error.__traceback__)  # they hold the activations in memory
+            self.failure = f"recording failed: {str(error).splitlines()[0]}"
+            log.warning("Steps are not recorded as a graph: %s.", self.failure)
+            self.recorder.reset()
 
     def _start(self, views: tuple[View, ...], batch: int) -> None:
         """Free the graph of other views, and prepare the inputs of these."""

@@ -60,7 +60,8 @@ class References:
         self._sets = [_sample(one, SAMPLED // len(sets)) for one in sets]
         self._reading, self._channels, self._console = reading, channels, console
         digests = [f"{one.train.digest} {one.test.digest} {one.split}" for one in self._sets]
-        self._digest = hashlib.sha256(f"{digests} {reading}".encode()).hexdigest()[:32]
+        labels = [(part.classes, part.labels.tolist()) for one in self._sets for part in (one.train, one.test)]
+        self._digest = hashlib.sha256(f"{digests} {labels} {reading}".encode()).hexdigest()[:32]
         known = saved["right"] if saved and saved["digest"] == self._digest else {}
         self.right: dict[str, Right] = {name: np.array(list(text), float) for name, text in known.items()}
 

@@ -91,13 +91,15 @@ def export(
     console = console or PlainConsole(stderr=True)
     require_free(folder)
     source = encoder_of(Path(run))
+    verdict = read_config(source).nnclr.get("verdict") or {}
     about, parts = _select_parts(Path(run), source, encoder, support_set=support_set)
-    verdict = about.get("verdict") or {}
     if verdict.get("below_parent") and not force:
         raise InvalidRequest(
             f"The encoder is worse than the one that it started from. Its verdict is: {verdict['sentence']} Use "
             "--force to export it; its card will show this verdict."
         )
+    if not verdict and about.get("parents") and (Path(run) / NAME).exists():
+        console.print("note: the run was stopped before its verdict, so it is not compared with its parent")
     about |= provenance or {}
     parts["force_license"] = force_license
     with tempfile.TemporaryDirectory() as folder_to_measure:

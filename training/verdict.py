@@ -93,7 +93,10 @@ def judge(
     if rival != hand_crafted and _minus(right, hand_crafted, rival).low > 0:
         rival = hand_crafted
     gain = _minus(right, RUN, rival)
-    use = RUN if gain.low > 0 else rival
+    before = parent or UNTRAINED
+    change = _minus(right, RUN, before) if before in right else None
+    learned = not at_chance and (change is None or change.low > 0)
+    use = RUN if gain.low > 0 and learned else rival
     choice = use if use == RUN or use in HAND_CRAFTED else STARTER
     if _minus(right, use, MAJORITY).low <= 0:
         choice = NOTHING
@@ -111,9 +114,6 @@ def judge(
     )
     parts = [f"{said} ({_points(gain)})."]
     # ---- what the run learned
-    before = parent or UNTRAINED
-    change = _minus(right, RUN, before) if before in right else None
-    learned = not at_chance and (change is None or change.low > 0)
     below = parent is not None and change is not None and change.high < 0
     against = "" if change is None or before == rival else f" ({_points(change)})"
     if below:

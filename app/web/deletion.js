@@ -35,6 +35,7 @@ export function deleteItems(collection, ids, all) {
     const keep = make('button', {type: 'button', class: 'button', onclick: () => dialog.close()}, 'Keep');
     const dialog = openDialog(`Delete ${images}?`, make('div', {class: 'stack'},
       make('p', {}, `${ids.length === all ? `These are all images of ${collection}. ` : ''}${ids.length === 1 ? 'It' : 'They'} cannot be restored.`), make('div', {class: 'tools'}, start, keep, progress)));
+    dialog.addEventListener('cancel', event => start.disabled && event.preventDefault());  // Escape while it deletes
     dialog.addEventListener('close', () => resolve(done > 0));
     (ids.length > FEW ? keep : start).focus();
   });

@@ -8,8 +8,8 @@ Versions may be resized, cropped, mirrored or compressed.
 
 With small images, the nearest vectors are candidates, and a pair counts if its details agree after alignment. The
 threshold is absolute, and higher if different images of the collection agree. Which images differ is found by grouping
-them first, so many copies do not raise it. Groups have complete linkage: every pair of a group reaches the threshold,
-so that chains of similar images do not grow together.
+them first, so many copies do not raise it. Groups have complete linkage, so that chains of similar images do not grow
+together: every pair reaches the threshold, or in large groups every pair of a sample.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Duplicates:
     """Groups of near duplicates.
 
     groups: positions of at least two rows each, sorted; the most similar group first.
-    scores: of each group, its lowest pair.
-    threshold: that every pair reaches.
+    scores: lowest score of the compared pairs of each group.
+    threshold: lowest score of a pair in a group.
     """
 
     groups: tuple[tuple[int, ...], ...]

@@ -299,7 +299,7 @@ def _of_plugin(x: Tensor, view: View, numbers: Tensor) -> Tensor:
 
 
 def _in_lines(images: Tensor) -> Tensor:
-    """Convert (B, S, S, C) to float32 with the memory layout (B, S, C, S), once for all views, as `products` needs."""
+    """Convert (B, H, W, C) to float32 with the memory layout (B, H, C, W), once for all views, as `products` needs."""
     # `to` copies uint8 images; for float32 images it does nothing, and `contiguous` copies them
     lines = images.transpose(2, 3).to(torch.float32, memory_format=torch.contiguous_format).contiguous()
     return lines.transpose(2, 3)

@@ -53,6 +53,7 @@ class Columns:
     """
 
     _all: ClassVar[WeakSet[Columns]] = WeakSet()
+    _all_lock: ClassVar[threading.Lock] = threading.Lock()  # collections are opened while others are searched
 
     def __init__(self, memory: int) -> None:
         self._memory = memory
@@ -63,7 +64,8 @@ class Columns:
         self._refused: set[str] = set()  # keys that are too large
         self._known: OrderedDict[str, Passing] = OrderedDict()
         self._names: set[str] = set()  # of the keys and paths of named segments, perhaps with some of deleted rows
-        self._all.add(self)
+        with self._all_lock:
+            self._all.add(self)
 
     def forget(self) -> None:
         """Read everything again, because the catalog was replaced."""
@@ -203,7 +205,9 @@ class Columns:
 
         Those of the other collections come last. One that a thread uses now keeps its keys.
         """
-        while (total := sum(one.nbytes for one in self._all)) > self._memory:
+        with self._all_lock:
+            everyone = tuple(self._all)
+        while (total := sum(one.nbytes for one in everyone)) > self._memory:
             if (other := self._oldest(needed)) is not None:
                 self.drop(other)
             elif self.nbytes > self._memory:
@@ -211,7 +215,7 @@ class Columns:
                     self.drop(key)
                 self._refused |= needed
                 raise TooLarge
-            elif not any(one._give_up(total - self._memory) for one in self._all if one is not self):
+            elif not any(one._give_up(total - self._memory) for one in everyone if one is not self):
                 return
 
     def _oldest(self, needed: set[str]) -> str | None:

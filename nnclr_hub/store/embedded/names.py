@@ -69,11 +69,11 @@ class Names:
         self._path = path
         self._lock = threading.RLock()
         self._commits = CountedCommits(path)
+        if not path.is_file() and has_collections(path.parent):
+            raise StoreCorrupt(f"{path} is missing, although the store has collections; {HINT}.")
         if not read_only and not path.is_file():
             self._commits.remove()
         self._commits.begin()
-        if not path.is_file() and has_collections(path.parent):
-            raise StoreCorrupt(f"{path} is missing, although the store has collections; {HINT}.")
         with with_hint(self._path, HINT):
             if not read_only:
                 check_log(path)
