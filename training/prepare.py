@@ -280,7 +280,8 @@ def chosen_by_auto(
     if choose_start:
         start, origin = _starter_for(recipe, len(files), side, on_gpu)
     elif start is not None:
-        origin = f"starts from {start.source} ({start.license or 'license not stated'}, which the result inherits)"
+        license = start.license or "license not stated"
+        origin = f"starts from {start.source} ({license}, which limits the license of the result)"
     by_size = on_gpu or start is not None or "image_size" in recipe.fixed
     now = Situation(
         len(files),
@@ -316,8 +317,8 @@ def _starter_for(recipe: Recipe, images: int, side: int, on_gpu: bool) -> tuple[
     if not free.available:
         return None, f"{instead} {free.name} is not installed"
     return find_initial_encoder(free.name), (
-        f"starts from {free.name} ({free.license}, which the result inherits). --init none starts from random weights; "
-        f"--init {best.name} is stronger, and the result inherits its terms, {best.license}: research only"
+        f"starts from {free.name} ({free.license}, which limits the license of the result). --init none starts from "
+        f"random weights; --init {best.name} is stronger, and the result inherits its terms, {best.license}: research only"
     )
 
 

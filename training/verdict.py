@@ -18,7 +18,7 @@ from nnclr_hub.probe.uncertainty import Difference, paired_difference
 
 from .data.datasets import LEAST_LABELED
 from .recipes import Recipe
-from .recipes.auto import FREE_STARTER
+from .recipes.auto import FREE_STARTER, HELPFUL_STEPS
 from .references import HAND_CRAFTED, MAJORITY, UNTRAINED, References, Right
 
 RUN, STARTER, NOTHING, UNKNOWN = "run", "starter", "nothing", "unknown"
@@ -127,6 +127,8 @@ def judge(
         parts.append(f"It is better than {before}{against}.")
     if scores["color"] > scores[RUN] and recipe.augmentation not in KEEP_COLOR and not recipe.keep_color_of:
         parts.append(f"Colors alone predict {scores['color']:.1%}: keep them in the views with --set {keep_color}.")
+    if parent is not None and steps < HELPFUL_STEPS:
+        parts.append(f"It made {steps} steps, and fewer than {HELPFUL_STEPS} have not helped so far.")
     parts += ill.values()
     return Verdict(
         choice,

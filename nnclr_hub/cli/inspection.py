@@ -149,7 +149,7 @@ def inspect(
             shown = f"not checked: that needs {needed}"
         table.add_row(name.replace("_", " "), str(shown if shown != "" else "none"))
     out.print(table)
-    out.print(f"Wrote {len(written)} files to {to}; the report is {page}.")
+    out.print(f"The report is {page}; {len(written)} files with its data are next to it.")
 
 
 def _remote(
