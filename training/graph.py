@@ -121,8 +121,8 @@ def recorder_for(where: torch.device) -> Recorder | None:
 
 
 def can_compile(where: torch.device) -> bool:
-    """Return whether torch can compile for this device; Triton needs a C compiler, too, which containers may lack."""
-    if find_spec("triton") is None:
+    """Return whether torch can compile for this GPU; Triton needs a C compiler, too, which containers may lack."""
+    if where.type != "cuda" or find_spec("triton") is None:
         return False
     try:
         torch.compile(lambda x: x + 1, dynamic=False)(torch.zeros(1, device=where))

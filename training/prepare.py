@@ -318,7 +318,7 @@ def _starter_for(recipe: Recipe, images: int, side: int, on_gpu: bool) -> tuple[
         return None, f"{instead} {free.name} is not installed"
     return find_initial_encoder(free.name), (
         f"starts from {free.name} ({free.license}, which limits the license of the result). --init none starts from "
-        f"random weights; --init {best.name} is stronger, but its terms hold for the result: {best.license}, research only"
+        f"random weights; --init {best.name} is stronger, and its terms hold for the result: {best.license}"
     )
 
 

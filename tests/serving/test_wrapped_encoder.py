@@ -1,5 +1,6 @@
 """A function of yours behind `wrap_encoder`: served over REST, probed, and the target of a re-embedding."""
 
+import csv
 import json
 import shutil
 import time
@@ -139,7 +140,8 @@ def test_a_probe_of_a_function_names_it_in_each_command(file, photos, image_file
     assert code == 0, err
     code, shown, err = nnclr("probe", "predict", image_files[0], "--probe", probe, "--model", model)
     assert code == 0, err
-    assert shown.splitlines()[1].split(",")[1] == image_files[0].parent.name
+    [row] = csv.DictReader(shown.splitlines())
+    assert row["label"] == image_files[0].parent.name
     code, _, err = nnclr("probe", "predict", image_files[0], "--probe", probe)
     assert code == 1, "a probe does not choose code to run"
     assert "--model" in err

@@ -56,6 +56,15 @@ KINDS = {name: [f"method={name}"] for name in METHODS} | {
 }
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Several threads may add in another order when the machine is busy."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 class Tape:
     """Records and replays operations on a CPU; `ops` has each with its arguments and result."""
 

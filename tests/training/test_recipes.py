@@ -277,7 +277,7 @@ def test_fine_textures_lose_their_contrast_at_few_pixels_and_coarse_ones_do_not(
         (["optimizer=lars", "weight_decay=0"], "lars"),  # timm's LARS would silently become plain SGD
         (["epoch=3"], "'epochs'"),
         (["epochs=x"], "a number"),
-        (["epochs=inf"], "finite"),
+        (["epochs=inf"], "a number"),
         (["method=byoll"], "'byol'"),
         (["optimizer=adam"], "lars, sgd, adamw"),
         (["gate=2"], "between 0 and 1"),
