@@ -37,7 +37,7 @@ mutate: $(VENV)/.dev  ## change the method and the training program in one place
 
 gpu: $(VENV)/.dev  ## test on a CUDA device, then benchmark it into OUT; see docs/gpu.md
 	$(BIN)/python -m pytest -m gpu tests/gpu $(ARGS)
-	$(BIN)/python benchmarks/pretrain_gpu.py --steps 8 --turns 2 --workers 0 --out $(or $(OUT),gpu-results)
+	$(BIN)/python benchmarks/pretrain_gpu.py --steps 8 --out $(or $(OUT),gpu-results)
 
 crash: $(VENV)/.dev  ## run the long crash tests for 40 minutes: kill -9, power loss, damaged files, full disks
 	NNCLR_CRASH_SECONDS=600 $(BIN)/python -m pytest -m 'slow or not slow' $(CRASH) $(ARGS)

@@ -66,6 +66,7 @@ class Loops:
     """
 
     def __init__(self, recipe: Recipe, pack: ImagePack, where: torch.device, workers: int) -> None:
+        recipe = recipe.with_settings(["graph=false"])  # a recorded step makes its own views
         self.recipe, self.where, self.workers = recipe, where, workers
         self.batches = batches_of(pack, recipe, where)
         self.learner, self.stepper = make_stepper(recipe, self.batches, where)

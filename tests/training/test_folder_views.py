@@ -45,6 +45,18 @@ def test_chosen_images_keep_their_colors(augmentation):
         assert not torch.allclose(one[:5], other[:5])
 
 
+def test_a_share_of_the_batches_keeps_the_colors_of_a_folder():
+    views = [replace(view, size=16) for view in AUGMENTATIONS["byol"]]
+    kept = 0
+    for seed in range(200):
+        numbers = sample_numbers(2, 16, torch.Generator().manual_seed(seed))
+        different = (changed(numbers, views, keep_color=["a:0.3"]) != numbers).flatten(2).any(dim=2)[0]
+        assert not different[5:].any(), "the other folder"
+        assert different[:5].all() or not different[:5].any(), "the same for all images of a batch"
+        kept += int(different[0])
+    assert 35 < kept < 85
+
+
 def test_chosen_images_have_larger_crops():
     """Large crops have the distribution of a larger least area; small ones and those of other folders stay."""
     views = [View(size=32, scale=(0.08, 1.0))] * 2 + [View(size=16, scale=(0.05, 0.2))]
@@ -66,6 +78,7 @@ def test_chosen_images_have_larger_crops():
 def test_names_and_shares_are_checked():
     for chosen in (
         {"keep_color": ["c"]},
+        {"keep_color": ["a:0"]},
         {"least_crop": ["c:0.5"]},
         {"least_crop": ["a:0"]},
         {"least_crop": ["a:1.5"]},

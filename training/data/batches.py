@@ -95,7 +95,7 @@ class PixelSource(Protocol):
 class Batches:
     """Batches by step number, so that a resumed run continues with the very next one.
 
-    pixels, labels: see below.
+    pixels, labels: as given.
     steps: of the run, which its views may depend on.
 
     Args:
