@@ -29,7 +29,7 @@ from nnclr_hub.client import Client
 from nnclr_hub.encoder.attention import Point
 from nnclr_hub.errors import NNCLRHubError
 from nnclr_hub.store.base import Match
-from nnclr_hub.store.percentiles import percent_text
+from nnclr_hub.store.items import percent_text
 from nnclr_hub.workbench import Example, SearchQuery
 
 K = 24

@@ -272,7 +272,7 @@ def _in_json(answer: Answer) -> dict[str, Any]:
 
 
 def _print_matches(found: Sequence[tuple[str, Any]]) -> None:
-    from nnclr_hub.store.percentiles import percent_text
+    from nnclr_hub.store.items import percent_text
 
     for title, matches in found:
         if not matches:

@@ -1,96 +1,33 @@
-"""What every store offers: items, matches, and the protocols of collections and stores."""
+"""What every store offers: the protocols of collections and stores."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol, Self
 
 import numpy as np
 
 from nnclr_hub.errors import InvalidRequest, NNCLRHubError, OpenedForReading
 from nnclr_hub.html_table import html_table
-from nnclr_hub.store.percentiles import RandomScores, RandomVectors, percent_text
+from nnclr_hub.store.facets import Facet
+from nnclr_hub.store.items import ById, Item, Match, Page, Progress, SearchOptions, Where
+from nnclr_hub.store.percentiles import RandomScores, RandomVectors
 from nnclr_hub.store.records import Records
 from nnclr_hub.store.reports import ChangePage, CollectionInfo, RepairReport, Statistics, VerifyReport
 from nnclr_hub.store.spec import CollectionSpec, Embeds
 
-if TYPE_CHECKING:
-    from nnclr_hub.store.facets import Facet
-
-Where = Mapping[str, Any]
-ById = Mapping[str, Mapping[str, Any]]  # values by item id and metadata key
-Progress = Callable[[int, int], None]
-SHORT = 60  # characters of metadata in a __repr__
-
-
-@dataclass(frozen=True, repr=False)
-class Item:
-    """One entry of a collection.
-
-    id: [A-Za-z0-9._~-], 1 to 128 characters.
-    vector: (D,) float32.
-    metadata: JSON values by key, at most 64 KiB as JSON.
-    thumbnail: JPEG bytes to show, at most 32 KiB, or None.
-    """
-
-    id: str
-    vector: np.ndarray
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    thumbnail: bytes | None = None
-
-    def __repr__(self) -> str:
-        parts = [f"id={self.id!r}", f"vector={_shape(self.vector)}", f"metadata={_shortened(self.metadata)}"]
-        if self.thumbnail is not None:
-            parts.append(f"thumbnail={len(self.thumbnail)} bytes")
-        return f"Item({', '.join(parts)})"
-
-
-@dataclass(frozen=True, repr=False)
-class Match:
-    """One neighbor. A higher score is nearer: cosine, dot product, or minus the L2 distance.
-
-    percentile: share of random pairs of items that score lower, 0 to 1, if the search has `with_percentile`; None for
-        collections of fewer than 10 items, or if the pairs could not be sampled.
-    """
-
-    id: str
-    score: float
-    metadata: Mapping[str, Any]
-    vector: np.ndarray | None = None
-    percentile: float | None = None
-
-    def __repr__(self) -> str:
-        parts = [f"id={self.id!r}", f"score={self.score:.4f}", f"metadata={_shortened(self.metadata)}"]
-        if self.vector is not None:
-            parts.append(f"vector={_shape(self.vector)}")
-        if self.percentile is not None:
-            parts.append(f"percentile={self.percentile:.4f}")
-        return f"Match({', '.join(parts)})"
-
-    def _repr_html_(self) -> str:
-        share = {} if self.percentile is None else {"percentile": percent_text(self.percentile)}
-        return html_table({"id": self.id, "score": f"{self.score:.4f}", **share, **self.metadata})
-
-
-@dataclass(frozen=True)
-class Page:
-    """Part of a listing; cursor is None at the end."""
-
-    items: list[Item]
-    cursor: str | None
-
-
-@dataclass(frozen=True)
-class SearchOptions:
-    """The options of a search, as `Collection.search` documents them; collections check them."""
-
-    where: Where | None = None
-    exact: bool = False
-    score_threshold: float | None = None
-    with_vector: bool = False
-    effort: int | None = None
-    with_percentile: bool = False
+__all__ = [
+    "ById",
+    "Collection",
+    "CollectionSpec",
+    "Item",
+    "Match",
+    "Page",
+    "Progress",
+    "SearchOptions",
+    "VectorStore",
+    "Where",
+]
 
 
 class Collection(Protocol):
@@ -503,12 +440,3 @@ class VectorStore(Protocol):
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-def _shape(vector: np.ndarray) -> str:
-    return f"{np.shape(vector)} {getattr(vector, 'dtype', type(vector).__name__)}"
-
-
-def _shortened(metadata: Mapping[str, Any]) -> str:
-    text = repr(metadata)
-    return text if len(text) <= SHORT else f"{text[: SHORT - 3]}..."

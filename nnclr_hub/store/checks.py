@@ -13,7 +13,7 @@ import numpy as np
 import orjson
 
 from nnclr_hub.errors import InvalidRequest
-from nnclr_hub.store.base import Item, SearchOptions
+from nnclr_hub.store.items import Item, SearchOptions
 from nnclr_hub.store.spec import CollectionSpec
 
 MAX_K = 10_000

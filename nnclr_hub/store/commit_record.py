@@ -15,8 +15,8 @@ from pathlib import Path
 
 from nnclr_hub.errors import StoreCorrupt
 
-_RECORD = struct.Struct("<8sqqq")
-_MAGIC = b"nnclrhub"
+_RECORD = struct.Struct("<8sqq")
+_MAGIC = b"nnclrhu2"
 _SLOT = 512  # bytes; two sectors, written in turn, so that one is always whole
 
 
@@ -32,8 +32,8 @@ class CommitRecord:
         self._file: int | None = None
         self._slot = 0
 
-    def read(self) -> tuple[int, int, int] | None:
-        """Return change, number of items and digest of the newest commit that it records; None if it records none."""
+    def read(self) -> tuple[int, int] | None:
+        """Return change and number of items of the newest commit that it records; None if it records none."""
         try:
             data = self._path.read_bytes()
         except OSError:
@@ -41,9 +41,9 @@ class CommitRecord:
         found = [_unpacked(data[start : start + _RECORD.size + 4]) for start in (0, _SLOT)]
         return max((one for one in found if one is not None), default=None)
 
-    def write(self, seq: int, items: int = 0, digest: int = 0) -> None:
+    def write(self, seq: int, items: int = 0) -> None:
         """Record a commit; a disk that is full or fails is ignored, because the SQLite file has it."""
-        packed = _RECORD.pack(_MAGIC, seq, items, digest)
+        packed = _RECORD.pack(_MAGIC, seq, items)
         try:
             if self._file is None:
                 self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
@@ -74,7 +74,7 @@ class CountedCommits:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._record = CommitRecord(path.with_name(f"{path.name}.commit"))
-        self._recorded: tuple[int, int, int] | None = None
+        self._recorded: tuple[int, int] | None = None
 
     def begin(self) -> None:
         """Read the record. This comes before the SQLite file is opened, because another process may write it."""
@@ -128,8 +128,8 @@ def _count(connection: sqlite3.Connection | None) -> int:
     return connection.execute("SELECT n FROM commits").fetchone()[0]
 
 
-def _unpacked(data: bytes) -> tuple[int, int, int] | None:
+def _unpacked(data: bytes) -> tuple[int, int] | None:
     if len(data) != _RECORD.size + 4 or zlib.crc32(data[:-4]) != struct.unpack("<I", data[-4:])[0]:
         return None
-    magic, seq, items, digest = _RECORD.unpack(data[:-4])
-    return (seq, items, digest) if magic == _MAGIC else None
+    magic, seq, items = _RECORD.unpack(data[:-4])
+    return (seq, items) if magic == _MAGIC else None

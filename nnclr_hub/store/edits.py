@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from nnclr_hub.errors import InvalidRequest, MetadataConflict
-from nnclr_hub.store.base import ById, Item, Where
 from nnclr_hub.store.checks import check_ids, metadata_json
+from nnclr_hub.store.items import ById, Item, Where
 from nnclr_hub.store.where import Group, parse
 
 Edit = Callable[[str, Mapping[str, Any]], str]

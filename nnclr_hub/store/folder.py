@@ -9,14 +9,13 @@ import re
 import shutil
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO
 
 from nnclr_hub.errors import DiskFull, StoreClosed, StoreError, StoreLocked
 
-T = TypeVar("T")
 ID = "ID"
 TOO_MANY_FILES = "This process has too many open files; close some, or raise its limit (`ulimit -n`), then repeat."
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -86,51 +85,6 @@ def check_process(pid: int) -> None:
             "The store was opened before this process was forked, so it cannot be used here. Open it again in this "
             'process with read_only=True, or start processes with the method "spawn".'
         )
-
-
-class Reserve:
-    """A file that occupies space while the disk is nearly full, for deletions and for opening the store.
-
-    It is created when less than SCARCE bytes are free, and only if enough for it are left.
-
-    Args:
-        folder: of the store.
-    """
-
-    SCARCE = 1 << 30
-    BYTES = 8 << 20
-
-    def __init__(self, folder: Path) -> None:
-        self._file = folder / "reserve"
-
-    def keep(self, free: int) -> None:
-        """Create or delete the file, depending on how many bytes are free."""
-        exists = self._file.exists()
-        if exists and free > 2 * self.SCARCE:
-            self._file.unlink(missing_ok=True)
-        if not exists and 2 * self.BYTES < free < self.SCARCE:
-            try:
-                with self._file.open("wb") as file:
-                    os.posix_fallocate(file.fileno(), 0, self.BYTES)
-            except OSError:  # another process was faster to fill the disk
-                self._file.unlink(missing_ok=True)
-
-    def run(self, work: Callable[[], T]) -> T:
-        """Run work that needs a little space; if there is none, delete the file and run it again."""
-        try:
-            return work()
-        except DiskFull:
-            if not self.release():
-                raise
-            return work()
-
-    def release(self) -> bool:
-        """Delete the file; return whether that freed space."""
-        try:
-            self._file.unlink()
-        except OSError:
-            return False
-        return True
 
 
 def read_id(folder: Path) -> str | None:

@@ -18,17 +18,15 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
 from nnclr_hub.errors import InvalidRequest, StoreError
 from nnclr_hub.store.cancellation import check_cancelled
 from nnclr_hub.store.distinct import distinct_rows
-
-if TYPE_CHECKING:
-    from nnclr_hub.store.base import Collection, Match
-    from nnclr_hub.store.spec import Metric
+from nnclr_hub.store.items import Match
+from nnclr_hub.store.spec import CollectionSpec, Metric
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +35,6 @@ ITEMS, PAIRS = 1000, 5000
 NUMBERS = 1 << 22  # of the vectors in memory, 16 MiB: fewer items if they are long
 RENEWED = 0.1  # of the items may change until the pairs are sampled again
 ROUNDING = 1e-6  # by which scores of equal pairs may differ, relative to numbers above 1
-SHOWN = 0.999  # the highest share that differs reliably from others
 SEED = 0
 POLL_SECONDS = 0.05  # between two checks whether a call that waits for the first sample is cancelled
 RETRY_SECONDS = 30.0  # after an error, during which searches do not try to sample again
@@ -55,6 +52,19 @@ class RandomVectors:
     vectors: np.ndarray
     items: int
     changes: tuple[int, ...]
+
+
+class ScoreSource(Protocol):
+    """What of a collection percentiles need; see `store.base.Collection`."""
+
+    name: str
+
+    @property
+    def spec(self) -> CollectionSpec: ...
+    @property
+    def basis(self) -> object: ...
+    def random_vectors(self) -> RandomVectors: ...
+    def vector_changes(self) -> tuple[int, ...]: ...
 
 
 @dataclass(frozen=True)
@@ -88,7 +98,7 @@ class RandomScores:
         source: the collection.
     """
 
-    def __init__(self, source: Collection) -> None:
+    def __init__(self, source: ScoreSource) -> None:
         self._source = source
         self._sampling = threading.Lock()
         self._sample: _Sample | None = None
@@ -169,13 +179,6 @@ class RandomScores:
                 break
         vectors = found.vectors[~np.isnan(found.vectors).any(axis=1)]
         return _Sample(_pair_scores(vectors, self._source.spec.metric), basis, found.items, found.changes)
-
-
-def percent_text(share: float | None) -> str:
-    """Return a percentile for people: 48.2%, >99.9%, or nothing if it is unknown."""
-    if share is None:
-        return ""
-    return f">{100 * SHOWN:.1f}%" if share > SHOWN else f"{100 * share:.1f}%"
 
 
 def random_items(count: int, dim: int) -> np.ndarray:

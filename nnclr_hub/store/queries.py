@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from nnclr_hub.errors import InvalidRequest, ItemNotFound
-from nnclr_hub.store.base import Collection, Match, SearchOptions, Where
+from nnclr_hub.store.base import Collection
 from nnclr_hub.store.checks import MAX_K, check_k, check_vectors
+from nnclr_hub.store.items import Match, SearchOptions, Where
 from nnclr_hub.store.where import MAX_CONDITIONS, MAX_IN, value_of
 
 EVERYTHING = SearchOptions()

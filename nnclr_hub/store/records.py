@@ -23,7 +23,6 @@ from nnclr_hub.errors import OpenedForReading, StoreClosed, StoreCorrupt
 from nnclr_hub.store.commit_record import CountedCommits
 from nnclr_hub.store.folder import check_process, fsync_folder, give_back, make_folder, take_lock
 from nnclr_hub.store.sqlite import (
-    check_log,
     check_space,
     connect,
     format_of,
@@ -269,7 +268,6 @@ def _connected(path: Path, *, read_only: bool = False) -> sqlite3.Connection | N
             return None
     if not read_only:
         make_folder(path.parent)
-        check_log(path)
     connection = connect(path, SCHEMA, read_only=read_only, create=not read_only)
     try:
         if not read_only:

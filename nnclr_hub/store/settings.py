@@ -25,7 +25,6 @@ class StoreSettings:
     memory: bytes that the index of one collection may use.
     total_memory: bytes that the indexes of all open collections should use; if they use more, those that were not used
         for the longest time are closed, until the next call opens them again.
-    close_after: seconds without a call after which a collection is closed in the same way.
     flat_below: collections with fewer items are searched exhaustively, which is fast enough and exact.
     fit_from: the transform of a collection that does not compare raw vectors is fitted on at least so many items: the
         mean and the variances of fewer say little about the next ones.
@@ -36,18 +35,18 @@ class StoreSettings:
     min_delta: while writes continue, the delta of a small index is folded at this size, and that of a larger one at a
         128th of its rows. A flat index is folded at flat_below rows: its delta is searched like its main part.
     max_delta: a delta of this size is always folded, because every search scans it row by row.
+    coarse_from: so many new rows, if that is more than a quarter of a graph, become an inverted file first: that takes a
+        tenth of the time. The graph is built when nothing is written.
     snapshot_on_close: changes since the last snapshot that justify a new one at closing.
-    snapshot_after: the same before closing; a quarter of the rows if that is more. While writes continue, a flat index
-        is saved after eight times as many, so one that only grows is saved when nothing is written, and at closing: it
-        is read from the catalog as fast as from a snapshot.
-    kept_changes: changes that the log keeps, for `Collection.changes` and for backups that restore to any of them.
+    snapshot_after: the same before closing; a quarter of the rows if that is more. A flat index is read from the
+        catalog as fast as from a snapshot, so only its transform is saved.
+    kept_changes: changes that the log keeps, for `Collection.changes`.
     idle_seconds: time without a change after which maintenance does work that is not urgent.
     pause_seconds: time between a failure of maintenance and the next attempt.
     """
 
     memory: int = field(default_factory=default_index_memory)
     total_memory: int = field(default_factory=lambda: default_index_memory() * 3 // 2)
-    close_after: float = 3600.0
     flat_below: int = 50_000
     fit_from: int = 256
     points_per_list: int = 64
@@ -56,6 +55,7 @@ class StoreSettings:
     idle_delta: int = 512
     min_delta: int = 4096
     max_delta: int = 16_384
+    coarse_from: int = 50_000
     snapshot_on_close: int = 1000
     snapshot_after: int = 20_000
     kept_changes: int = 1_000_000

@@ -11,15 +11,11 @@ import os
 import resource
 import shutil
 import sqlite3
-import struct
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 from pathlib import Path
-
-import numpy as np
 
 from nnclr_hub.errors import DiskFull, StoreCorrupt, StoreError, StoreReadOnly, StoreTooNew
 from nnclr_hub.store.folder import NO_SPACE, TOO_MANY_FILES, fsync_folder, make_folder
@@ -29,9 +25,6 @@ BUSY_SECONDS = 5.0
 
 # a commit is refused if less than this would be left on the disk: merging SQLite's log needs space as well
 LOW_WATER = 64 << 20
-
-_WAL_HEADER, _WAL_FRAME = 32, 24  # bytes, of SQLite's log and of each frame before its page
-_WAL_MAGIC = 0x377F0682
 
 _FILES = 4  # a database, its log, the index of the log, and a folder
 HINT = "save what is readable with `nnclr store repair COLLECTION`, or import an export"
@@ -146,73 +139,6 @@ def free_bytes(path: Path) -> int:
     """
     with translated(path):
         return shutil.disk_usage(path.parent).free
-
-
-def check_log(path: Path) -> None:
-    """Check the write-ahead log frame by frame, before SQLite opens it: that drops everything after a damaged frame.
-
-    A crash of the system may leave the last transaction incomplete, which was not acknowledged then. A later one is
-    only begun after the one before was synced. A commit that is followed by another frame was therefore complete.
-
-    Raises:
-        StoreCorrupt: a transaction that was complete is damaged.
-    """
-    log = Path(f"{path}-wal")
-    if _size(log) <= _WAL_HEADER:
-        return
-    with log.open("rb") as file:
-        header = file.read(_WAL_HEADER)
-        if not any(header):  # SQLite syncs it before the first frame, so no transaction was complete
-            return
-        magic, _, page, _, *salts, one, two = struct.unpack(">8I", header)
-        order = ">" if magic & 1 else "<"
-        sound = magic & ~1 == _WAL_MAGIC and _wal_sum(header[:24], order, (0, 0)) == (one, two)
-        # where the page size cannot be trusted, it is that of new files
-        size = _WAL_FRAME + (page if sound else PAGE_SIZE)
-        sums, commits, damaged = (one, two), 0, not sound
-        while len(frame := file.read(size)) == size:
-            _, commit, *own, first, second = struct.unpack(">6I", frame[:_WAL_FRAME])
-            if sum((a ^ b).bit_count() for a, b in zip(own, salts, strict=True)) > 1:
-                break  # of an earlier log, whose frames were all merged into the file
-            if not damaged:
-                sums = _wal_sum(frame[_WAL_FRAME:], order, _wal_sum(frame[:8], order, sums))
-                damaged = own != salts or sums != (first, second)
-            elif commits or not sound:  # a frame after a commit that is not readable
-                raise StoreCorrupt(
-                    f"{log} is damaged, and acknowledged changes are in it; nothing was changed; {HINT}."
-                )
-            if damaged and commit:
-                commits += 1
-
-
-def _wal_sum(data: bytes, order: str, start: tuple[int, int]) -> tuple[int, int]:
-    """Return SQLite's checksum of the log, continued from `start`.
-
-    For each pair of words, s0 += first + s1 and s1 += second + s0. After n pairs, a pair is multiplied by Fibonacci
-    numbers that depend only on how many pairs follow it, so numpy can add all of them at once.
-    """
-    first, second = np.frombuffer(data, f"{order}u4").astype(np.uint32).reshape(-1, 2).T
-    n = len(first)
-    fibonacci = _fibonacci(2 * n + 2)
-    before, at, after = (fibonacci[offset : 2 * n + offset : 2][::-1] for offset in (0, 1, 2))
-    s0, s1 = (np.uint32(one) for one in start)
-    both = first + second
-    with np.errstate(over="ignore"):
-        return (
-            int(fibonacci[2 * n] * s0 + fibonacci[2 * n + 1] * s1 + (before * first + at * both).sum(dtype=np.uint32)),
-            int(
-                fibonacci[2 * n + 1] * s0 + fibonacci[2 * n + 2] * s1 + (at * first + after * both).sum(dtype=np.uint32)
-            ),
-        )
-
-
-@lru_cache(maxsize=4)
-def _fibonacci(n: int) -> np.ndarray:
-    """Return the Fibonacci numbers F(-1) = 1, F(0) = 0, ..., F(n - 1) modulo 2^32."""
-    numbers = [1, 0]
-    for _ in range(n - 1):
-        numbers.append((numbers[-1] + numbers[-2]) & 0xFFFFFFFF)
-    return np.array(numbers, np.uint32)
 
 
 def check_space(path: Path, need: int = 0) -> int:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from nnclr_hub.encoder.image_reading import PLAIN, ImageReading
 from nnclr_hub.errors import InvalidRequest, ItemNotFound
 from nnclr_hub.store.base import Match
-from nnclr_hub.store.percentiles import percent_text
+from nnclr_hub.store.items import percent_text
 
 if TYPE_CHECKING:
     from nnclr_hub.encoder.embedder import ImageLike

@@ -13,7 +13,7 @@ from labeling import fit_probe
 from waiting import free_port, until_served
 
 from nnclr_hub.store import open_store
-from nnclr_hub.store.percentiles import percent_text
+from nnclr_hub.store.items import percent_text
 from nnclr_hub.workbench import Encoders, SearchQuery, Workbench
 
 

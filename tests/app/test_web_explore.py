@@ -10,7 +10,7 @@ import pytest
 from explore_actions import expected, found, ids
 from phone import PHONE
 
-from nnclr_hub.store.percentiles import percent_text
+from nnclr_hub.store.items import percent_text
 from nnclr_hub.workbench import SearchQuery
 from nnclr_hub.workbench.inspections import get_inspection
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from nnclr_hub import open_store
 from nnclr_hub.store.base import Match
-from nnclr_hub.store.percentiles import percent_text
+from nnclr_hub.store.items import percent_text
 from nnclr_hub.workbench import Encoders, Example, SearchQuery, Workbench
 from nnclr_hub.workbench.contact_sheet import TEXT, TILE, SheetRow, write_contact_sheet
 

@@ -11,8 +11,8 @@ from waiting import until
 from nnclr_hub import EmbeddedStore
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.store import failpoints, open_store
-from nnclr_hub.store.ann.fold import fold
-from nnclr_hub.store.ann.index import AnnIndex, ViewTooOld
+from nnclr_hub.store.index.fold import fold
+from nnclr_hub.store.index.index import AnnIndex, ViewTooOld
 from nnclr_hub.store.backup import back_up, restore
 from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.store.exchange.transfer import export_collection, import_collection

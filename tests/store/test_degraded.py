@@ -10,7 +10,7 @@ from waiting import until
 
 from nnclr_hub.errors import CollectionNotFound, DiskFull, StoreCorrupt, StoreError, StoreReadOnly
 from nnclr_hub.store import failpoints, open_store
-from nnclr_hub.store.ann.index import AnnIndex
+from nnclr_hub.store.index.index import AnnIndex
 from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.store.embedded import EmbeddedStore
 from nnclr_hub.store.embedded.catalog import connect

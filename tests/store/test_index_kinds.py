@@ -10,8 +10,8 @@ from waiting import until
 
 from nnclr_hub import EmbeddedStore
 from nnclr_hub.store.ann import fold
-from nnclr_hub.store.ann.heap import free_unlocked
-from nnclr_hub.store.ann.main_index import MainIndex
+from nnclr_hub.store.index.heap import free_unlocked
+from nnclr_hub.store.index.main_index import MainIndex
 from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.store.index_kinds import HNSW, INDEX_KINDS, Flat, Hnsw, choose_kind
 from nnclr_hub.store.settings import StoreSettings

@@ -10,7 +10,7 @@ from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import Collection, CollectionSpec, Item, SearchOptions
 from nnclr_hub.store.embedded.search import Searcher
-from nnclr_hub.store.percentiles import percent_text
+from nnclr_hub.store.items import percent_text
 from nnclr_hub.store.queries import best_per_group
 from nnclr_hub.store.vector_transform import VectorTransform
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from nnclr_hub import EmbeddedStore
-from nnclr_hub.store.ann.among import Chosen
-from nnclr_hub.store.ann.row_copies import LEAST_BYTES, SHARE, RowCopies
+from nnclr_hub.store.index.among import Chosen
+from nnclr_hub.store.index.row_copies import LEAST_BYTES, SHARE, RowCopies
 from nnclr_hub.store.base import CollectionSpec, Item
 
 DIM, ROWS, RED = 64, 12_000, 540

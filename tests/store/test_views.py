@@ -7,9 +7,9 @@ import pytest
 
 from nnclr_hub import EmbeddedStore, open_store
 from nnclr_hub.store import failpoints
-from nnclr_hub.store.ann.among import RowIds
-from nnclr_hub.store.ann.fold import fold, is_due
-from nnclr_hub.store.ann.index import AnnIndex, ViewTooOld
+from nnclr_hub.store.index.among import RowIds
+from nnclr_hub.store.index.fold import fold, is_due
+from nnclr_hub.store.index.index import AnnIndex, ViewTooOld
 from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.store.settings import StoreSettings
 

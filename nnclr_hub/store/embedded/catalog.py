@@ -2,7 +2,7 @@
 
 STORE/catalog.sqlite             names of collections
 STORE/collections/UUID.sqlite    a collection: tables of items, vectors and thumbnails, the log of changes, and the
-                                 list of index snapshots
+                                 snapshot of the index; each indexed key is an index on an expression
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 from nnclr_hub.errors import CollectionNotFound, InvalidFilter, StoreClosed, StoreCorrupt, StoreError
+from nnclr_hub.store.embedded.filter_sql import add_functions, value_sql
 from nnclr_hub.store.embedded.integrity import seal, sequence
 from nnclr_hub.store.spec import CollectionSpec
 from nnclr_hub.store.sqlite import connect as connect_to
 from nnclr_hub.store.sqlite import format_of
 from nnclr_hub.store.where import check_key
 
-SCHEMA = 4
+SCHEMA = 5
 STEP_PAGES = 64  # that are given back at once: 1 MiB
 
 _ROOT_TABLES = """
@@ -43,17 +44,17 @@ CREATE TABLE oplog (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, op TEXT NOT NULL CHECK (op IN ('+', '-', '=')), rid INTEGER NOT NULL,
     id TEXT NOT NULL DEFAULT '') STRICT;
 CREATE TABLE commits (
-    seq INTEGER PRIMARY KEY, at REAL NOT NULL, items INTEGER NOT NULL, digest INTEGER NOT NULL, rid INTEGER NOT NULL,
-    log INTEGER NOT NULL, crc INTEGER NOT NULL) STRICT;
-CREATE TABLE snapshots (
-    generation INTEGER PRIMARY KEY, seq INTEGER NOT NULL, file TEXT NOT NULL, size INTEGER NOT NULL,
-    blake2b TEXT NOT NULL, ntotal INTEGER NOT NULL) STRICT;
+    seq INTEGER PRIMARY KEY, at REAL NOT NULL, items INTEGER NOT NULL, rid INTEGER NOT NULL, crc INTEGER NOT NULL)
+    STRICT;
+CREATE TABLE snapshot (file TEXT NOT NULL, blake2b TEXT NOT NULL) STRICT;
 """
 
 
 def connect(path: Path, *, read_only: bool = False, create: bool = False) -> sqlite3.Connection:
     """Open the root catalog or a collection's file; see `store.sqlite.connect`."""
-    return connect_to(path, SCHEMA, read_only=read_only, create=create)
+    connection = connect_to(path, SCHEMA, read_only=read_only, create=create)
+    add_functions(connection)
+    return connection
 
 
 def create_root(connection: sqlite3.Connection) -> None:
@@ -66,6 +67,7 @@ def create_collection(connection: sqlite3.Connection, spec: CollectionSpec, name
     for key in spec.indexed:
         check_indexed(key)
     _create(connection, _COLLECTION_TABLES)
+    _create_indexes(connection, spec)
     connection.execute("INSERT INTO meta VALUES ('spec', ?)", [json.dumps(asdict(spec))])
     if name is not None:
         connection.execute("INSERT INTO meta VALUES ('name', ?)", [name])
@@ -85,12 +87,27 @@ def check_indexed(key: str) -> str:
         raise InvalidFilter(f"indexed: {error}") from error
 
 
-def change_spec(connection: sqlite3.Connection, spec: CollectionSpec) -> None:
-    """Replace the specification; outside of a transaction."""
+def change_indexed(connection: sqlite3.Connection, spec: CollectionSpec) -> None:
+    """Replace the specification by one with other indexed keys; outside of a transaction."""
     connection.execute("BEGIN IMMEDIATE")
+    kept = [f'key "{key}"' for key in spec.indexed]
+    for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE name GLOB 'key \"*'").fetchall():
+        if name not in kept:
+            connection.execute(f"DROP INDEX {_quoted(name)}")
+    _create_indexes(connection, spec)
     connection.execute("UPDATE meta SET value = ? WHERE key = 'spec'", [json.dumps(asdict(spec))])
     seal(connection)
     connection.execute("COMMIT")
+
+
+def _create_indexes(connection: sqlite3.Connection, spec: CollectionSpec) -> None:
+    for key in spec.indexed:
+        name = _quoted(f'key "{key}"')
+        connection.execute(f"CREATE INDEX IF NOT EXISTS {name} ON items ({value_sql(key)})")
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
 
 
 def _create(connection: sqlite3.Connection, tables: str) -> None:
@@ -138,3 +155,13 @@ def give_back_pages(connection: sqlite3.Connection) -> None:
     connection.execute(f"PRAGMA incremental_vacuum({STEP_PAGES})").fetchall()
     # it waits for nobody: pages that a reader needs are merged by a later call
     connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+
+
+def trim_log(connection: sqlite3.Connection, kept: int) -> None:
+    """Delete all but about the last `kept` changes, so that the log starts right after a commit."""
+    row = connection.execute("SELECT max(seq) FROM commits WHERE seq <= ?", [last_seq(connection) - kept]).fetchone()
+    if row[0] is not None:
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute("DELETE FROM commits WHERE seq < ?", row)
+        connection.execute("DELETE FROM oplog WHERE seq <= ?", row)
+        connection.execute("COMMIT")

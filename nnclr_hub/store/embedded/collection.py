@@ -18,20 +18,32 @@ import numpy as np
 
 from nnclr_hub.errors import ItemNotFound, NNCLRHubError
 from nnclr_hub.store import checks
-from nnclr_hub.store.base import ById, Collection, Item, Match, Page, Progress, SearchOptions, Where
-from nnclr_hub.store.edits import check_expected, each_editor, editor, only_removes
-from nnclr_hub.store.embedded import checkup
-from nnclr_hub.store.embedded.catalog import change_spec, check_indexed, closed_error, last_seq
+from nnclr_hub.store.base import Collection
+from nnclr_hub.store.edits import Edit, check_choice, check_expected, check_unchanged, each_editor, editor, only_removes
+from nnclr_hub.store.embedded import verification
+from nnclr_hub.store.embedded.catalog import change_indexed, check_indexed, closed_error, last_seq
 from nnclr_hub.store.embedded.changes import read_changes
-from nnclr_hub.store.embedded.choice import first_ids, row_ids
-from nnclr_hub.store.embedded.edits import deletion, update
-from nnclr_hub.store.embedded.open_files import OpenFiles
-from nnclr_hub.store.embedded.rows import checked_rows, items_with, to_item, write_items
-from nnclr_hub.store.embedded.search import Search
+from nnclr_hub.store.embedded.filters import count_values, page_sql, rows_that_pass
+from nnclr_hub.store.embedded.resources import Resources
+from nnclr_hub.store.embedded.rows import (
+    Changes,
+    checked_rows,
+    delete_items,
+    edit_items,
+    fetch_vectors,
+    items_with,
+    parse_metadata,
+    rows_by_id,
+    to_item,
+    write_items,
+)
+from nnclr_hub.store.embedded.search import search
 from nnclr_hub.store.embedded.writer import Writer
 from nnclr_hub.store.facets import Facet, check_facets, facet
-from nnclr_hub.store.folder import Reserve, check_process
-from nnclr_hub.store.percentiles import RandomScores, RandomVectors
+from nnclr_hub.store.folder import check_process
+from nnclr_hub.store.index.transform import compared
+from nnclr_hub.store.items import ById, Item, Match, Page, Progress, SearchOptions, Where
+from nnclr_hub.store.percentiles import RandomScores, RandomVectors, random_items
 from nnclr_hub.store.reports import ChangePage, CollectionInfo, RepairReport, Statistics, VerifyReport
 from nnclr_hub.store.settings import StoreSettings
 from nnclr_hub.store.sqlite import LOW_WATER, free_bytes, translated
@@ -59,12 +71,11 @@ class EmbeddedCollection(Collection):
 
     Args:
         name: in the root catalog.
-        path: its SQLite file; index snapshots are in the folder with the same stem.
+        path: its SQLite file; the index snapshot is in the folder with the same stem.
         lost: folder for stray files.
         settings: of the store.
-        reserve: space for deletions on a full disk.
         read_only: start no writer thread; the next call sees what another process has committed.
-        make_room: called before the files are opened again after `suspend`.
+        make_room: called before the files are opened, to close those of other collections.
     """
 
     def __init__(
@@ -73,7 +84,6 @@ class EmbeddedCollection(Collection):
         path: Path,
         lost: Path,
         settings: StoreSettings,
-        reserve: Reserve,
         *,
         read_only: bool = False,
         make_room: Callable[[], None] = lambda: None,
@@ -82,28 +92,29 @@ class EmbeddedCollection(Collection):
         self._path = path
         self._lost = lost
         self._settings = settings
-        self._reserve = reserve
         self._read_only = read_only
         self._make_room = make_room
         self._life = threading.RLock()  # held while the files are opened or closed
         self._users = 0  # calls that run now
         self._suspended: Statistics | None = None
         self._closed = self._dropped = False
-        self._last_used = time.monotonic()
+        self.last_used = time.monotonic()
         self._pid = os.getpid()
         self._files = self._opened()
         self.spec = self._files.spec
         self.random_scores = RandomScores(self)
 
-    def _opened(self) -> OpenFiles:
-        return OpenFiles(self._path, self._lost, self._settings, self._reserve, read_only=self._read_only)
+    def _opened(self) -> Resources:
+        self._make_room()
+        return Resources(self._path, self._lost, self._settings, read_only=self._read_only)
 
     def __repr__(self) -> str:
         try:
             items = "closed" if self._closed else f"{self.statistics().items:,} items"
         except NNCLRHubError:
             items = "unreadable"
-        return f"<EmbeddedCollection {self.name!r}: {items}, dim {self.spec.dim}, {self._files.index.kind.name} index>"
+        index = self._files.states.latest.kind.name
+        return f"<EmbeddedCollection {self.name!r}: {items}, dim {self.spec.dim}, {index} index>"
 
     # ---- writing
 
@@ -117,7 +128,13 @@ class EmbeddedCollection(Collection):
 
     @_in_use
     def delete(self, ids: Sequence[str] | None = None, *, where: Where | None = None) -> int:
-        return self._writable().submit(deletion(self._files, ids, where), frees=True)
+        wanted, group = check_choice(ids, where)
+
+        def apply(connection: sqlite3.Connection, changes: Changes) -> int:
+            chosen = wanted if group is None else [id for _, id, _ in rows_that_pass(connection, group)]
+            return delete_items(connection, changes, chosen or [])
+
+        return self._writable().submit(apply, frees=True)
 
     @_in_use
     def update_metadata(
@@ -129,26 +146,39 @@ class EmbeddedCollection(Collection):
         replace: bool = False,
         keep: Sequence[str] = (),
     ) -> int:
-        edit = update(self._files, editor(metadata, replace=replace, keep=keep), ids, where)
-        return self._writable().submit(edit, frees=not replace and only_removes(metadata))
+        edit = editor(metadata, replace=replace, keep=keep)
+        return self._update(edit, ids, where, frees=not replace and only_removes(metadata))
 
     @_in_use
     def update_each(self, metadata: ById, *, expected: ById | None = None, keep: Sequence[str] = ()) -> int:
         edit = each_editor(metadata, keep=keep)
         check_expected(expected, metadata)
-        change = update(self._files, edit, list(metadata), None, expected)
-        return self._writable().submit(change, frees=all(map(only_removes, metadata.values())))
+        return self._update(edit, list(metadata), None, expected, frees=all(map(only_removes, metadata.values())))
+
+    def _update(
+        self, edit: Edit, ids: Sequence[str] | None, where: Where | None, expected: ById | None = None, *, frees: bool
+    ) -> int:
+        wanted, group = check_choice(ids, where)
+
+        def apply(connection: sqlite3.Connection, changes: Changes) -> int:
+            rows = rows_by_id(connection, wanted or []) if group is None else rows_that_pass(connection, group)
+            known = [(row[1], about) for row, about in zip(rows, parse_metadata([r[1:] for r in rows]), strict=True)]
+            check_unchanged(expected, known)
+            texts = [edit(id, about) for id, about in known]
+            edit_items(
+                connection, [(rid, text) for (rid, _, old), text in zip(rows, texts, strict=True) if text != old]
+            )
+            return len(rows)
+
+        return self._writable().submit(apply, frees=frees)
 
     @_in_use
     def change_indexed(self, keys: Sequence[str]) -> None:
         spec = replace_fields(self.spec, indexed=tuple(keys))
         for key in spec.indexed:
             check_indexed(key)
-        self._writable().exclusively(lambda connection: change_spec(connection, spec))
-        for key in set(self.spec.indexed) - set(spec.indexed):
-            self._files.columns.drop(key)
+        self._writable().exclusively(lambda connection: change_indexed(connection, spec))
         self.spec = self._files.spec = spec
-        self._files.maintenance.wake()
 
     # ---- reading
 
@@ -165,15 +195,16 @@ class EmbeddedCollection(Collection):
         if group == EVERYTHING:
             with self._files.connections.reader() as connection:
                 return connection.execute("SELECT count(*) FROM items").fetchone()[0]
-        return self._files.in_view(lambda connection, at: len(self._files.searcher.passing(connection, at, group)))
+        filters = self._files.filters
+        return self._files.read(lambda connection, state: len(filters.passing(connection, state, group)))
 
     @_in_use
     def facets(
         self, keys: Sequence[str], where: Where | None = None, limit: int = 10, *, bins: int = 10
     ) -> dict[str, Facet]:
         wanted, group = check_facets(keys, limit, bins), parse(where)
-        count = self._files.searcher.counts
-        found = self._files.in_view(lambda connection, at: {key: count(connection, at, group, key) for key in wanted})
+        with self._files.connections.reader() as connection:
+            found = {key: count_values(connection, group, key) for key in wanted}
         return {key: facet(key, *counted, limit, bins) for key, counted in found.items()}
 
     @_in_use
@@ -181,46 +212,48 @@ class EmbeddedCollection(Collection):
         self, cursor: str | None = None, limit: int = 100, where: Where | None = None, *, with_vector: bool = True
     ) -> Page:
         checks.check_limit(limit)
-        group = parse(where)
         after = "" if cursor is None else checks.check_name(cursor, "Cursor")
-
-        def read(connection: sqlite3.Connection, at: int) -> list[Item]:
-            if group == EVERYTHING:
-                chosen = ("id > ? ORDER BY id LIMIT ?", [after, limit + 1])
-            else:
-                passing = row_ids(self._files.searcher.passing(connection, at, group))
-                page = first_ids(connection, passing, after, limit + 1)
-                chosen = (f"rid IN ({','.join('?' * len(page))}) ORDER BY id", page)
+        chosen = page_sql(parse(where), after, limit + 1)
+        with self._files.connections.reader() as connection:
             rows = checked_rows(connection, *chosen, vectors=with_vector)
-            return [to_item(row, self.spec, thumbnail=False) for row in rows]
-
-        items = self._files.in_view(read)
+            items = [to_item(row, self.spec, thumbnail=False) for row in rows]
         return Page(items[:limit], items[limit - 1].id if len(items) > limit else None)
 
     @_in_use
     def nearest(self, vectors: Sequence[np.ndarray] | np.ndarray, k: int, options: SearchOptions) -> list[list[Match]]:
         queries = checks.check_queries(vectors, self.spec)
         checks.check_options(options)
-        search = Search.of(queries, checks.check_k(k), options)
+        checks.check_k(k)
+        group, filters = parse(options.where), self._files.filters
         if not len(queries):
             return []
-        return self._files.search_in_view(lambda view: self._files.searcher.run(view, search))
+
+        def find(connection: sqlite3.Connection, state: Any) -> list[list[Match]]:
+            chosen = None if group == EVERYTHING else filters.passing(connection, state, group)
+            return search(connection, state, queries, k, options, chosen)
+
+        return self._files.read(find)
 
     @_in_use
     def random_vectors(self) -> RandomVectors:
-        return self._files.random_vectors()
+        def read(connection: sqlite3.Connection, state: Any) -> RandomVectors:
+            rids = state.live_rids()
+            vectors = fetch_vectors(connection, self.spec, rids[random_items(len(rids), self.spec.dim)])
+            return RandomVectors(compared(state.transform, vectors), len(rids), self.vector_changes())
+
+        return self._files.read(read)
 
     @_in_use
     def vector_changes(self) -> tuple[int, ...]:
-        return self._files.vector_changes()
+        return self._files.states.added, self._files.states.deleted
 
     @property
     def basis(self) -> object:
-        return self._files.index.basis
+        return self._files.states.latest.transform or self._files.states
 
     @_in_use
     def compared(self, vectors: np.ndarray) -> np.ndarray:
-        return self._files.index.compared(vectors)
+        return compared(self._files.states.latest.transform, vectors)
 
     @_in_use
     def thumbnail(self, id: str) -> bytes | None:
@@ -249,33 +282,27 @@ class EmbeddedCollection(Collection):
             if self._files.writer is None:
                 time.sleep(min(left, POLL_SECONDS))
             else:
-                self._files.index.wait_for(since + 1, left)
+                self._files.states.wait_for(since + 1, left)
 
     # ---- state and maintenance
 
+    @_in_use
     def info(self) -> CollectionInfo:
-        # a page or a monitor that lists collections does not keep them open
-        with self._using(counts=False), self._files.connections.reader() as connection:
+        with self._files.connections.reader() as connection:
             count = connection.execute("SELECT count(*) FROM items").fetchone()[0]
             durable = last_seq(connection)
-            index, state = self._files.index, self._files.state
-            return CollectionInfo(self.name, self.spec, count, durable, index.seq, state, index.kind.name, index.recall)
+            index, state = self._files.states.latest, self._files.state
+            recall = 1.0 if index.main is None else index.main.recall
+            return CollectionInfo(self.name, self.spec, count, durable, index.seq, state, index.kind.name, recall)
 
     def info_if_open(self) -> CollectionInfo | None:
         """Return `info`, or None if the files are closed, which they stay, or are being opened or closed now."""
         if not self._life.acquire(timeout=LIFE_SECONDS):
             return None
         try:
-            if self._closed or self._suspended is not None:
-                return None
-            self._users += 1
+            return None if self._closed or self._suspended is not None else self.info()
         finally:
             self._life.release()
-        try:
-            return self.info()
-        finally:
-            with self._life:
-                self._users -= 1
 
     def statistics(self) -> Statistics:
         return self._suspended or self._files.statistics()  # read once: another thread may open the files now
@@ -296,13 +323,15 @@ class EmbeddedCollection(Collection):
 
     @_in_use
     def verify(self, progress: Progress = lambda done, total: None) -> VerifyReport:
-        return checkup.verify(self._files, self._path, progress)
+        return verification.verify(self._files, self._path, progress)
 
     @_in_use
     def repair(self, progress: Progress = lambda done, total: None) -> RepairReport:
         self._writable()
-        removed, kept_in = checkup.repair(self._files, self._path, self._lost, progress)
+        removed, kept_in = verification.repair(self._files, self._path, self._lost, progress)
         return RepairReport(self.count(), removed, kept_in)
+
+    # ---- life
 
     def close(self, *, keep: bool = True, dropped: bool = False) -> None:
         """Save the index if enough has changed, and close the files.
@@ -319,27 +348,10 @@ class EmbeddedCollection(Collection):
             if self._suspended is None:
                 self._files.close(keep=keep, dropped=dropped)
 
-    # ---- while it is not used
-
     @property
     def suspended(self) -> bool:
         """Whether its files are closed until the next call."""
         return self._suspended is not None
-
-    @property
-    def idle_seconds(self) -> float:
-        """Time since the last call ended."""
-        return 0.0 if self._users else time.monotonic() - self._last_used
-
-    @property
-    def busy(self) -> bool:
-        """Whether its index is being built or saved."""
-        return not self.suspended and self._files.maintenance.busy
-
-    @property
-    def index_bytes(self) -> int:
-        """Approximate memory of its index."""
-        return 0 if self.suspended else self._files.index.nbytes + self._files.columns.nbytes
 
     def suspend(self) -> bool:
         """Close the files until the next call, unless a call runs now; return whether they are closed."""
@@ -348,7 +360,7 @@ class EmbeddedCollection(Collection):
             return False
         try:
             # after the disk failed, writes are refused until the process ends: files that are opened again allow them
-            if self._users or self._closed or self._files.failed:
+            if self._users or self._closed or self._files.failed or self._files.maintenance.busy:
                 return False
             if self._suspended is None:
                 known = self.statistics()
@@ -362,8 +374,8 @@ class EmbeddedCollection(Collection):
             self._life.release()
 
     @contextmanager
-    def _using(self, *, counts: bool = True) -> Iterator[None]:
-        """Keep the files open during the block, and afterwards as long as after each use that counts."""
+    def _using(self) -> Iterator[None]:
+        """Keep the files open during the block."""
         check_process(self._pid)
         with self._life:
             if self._closed:
@@ -371,20 +383,15 @@ class EmbeddedCollection(Collection):
             if self._files.writer is None and not self._read_only and free_bytes(self._path) > LOW_WATER:
                 self.suspend()  # the disk was full when the files were opened, and has space again
             if self._suspended is not None:
-                self._make_room()
                 self._files = self._opened()
                 self._suspended = None
-                counts = True
             self._users += 1
         try:
             yield
         finally:
             with self._life:
                 self._users -= 1
-                if counts:
-                    self._last_used = time.monotonic()
-
-    # ---- inside
+                self.last_used = time.monotonic()
 
     def _writable(self) -> Writer:
         if self._files.writer is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import sqlite3
@@ -15,22 +16,22 @@ import faiss
 import numpy as np
 
 from nnclr_hub.errors import StoreError
-from nnclr_hub.store.ann.build import Stopped
-from nnclr_hub.store.ann.fold import fold, is_due, live_count, most_delta
-from nnclr_hub.store.ann.heap import trim
-from nnclr_hub.store.ann.index import AnnIndex
-from nnclr_hub.store.ann.main_index import threads
-from nnclr_hub.store.ann.transform import SAMPLE, is_outdated
-from nnclr_hub.store.base import Progress
 from nnclr_hub.store.cancellation import check_cancelled
-from nnclr_hub.store.embedded import snapshots
-from nnclr_hub.store.embedded.catalog import closed_error, free_pages, give_back_pages, last_seq
+from nnclr_hub.store.embedded.catalog import closed_error, free_pages, give_back_pages, last_seq, trim_log
 from nnclr_hub.store.embedded.connections import Connections
-from nnclr_hub.store.embedded.recovery import Saved, rebuild
+from nnclr_hub.store.embedded.recovery import rebuild
 from nnclr_hub.store.embedded.rows import fetch_vectors
 from nnclr_hub.store.embedded.writer import Writer
 from nnclr_hub.store.failpoints import reached
+from nnclr_hub.store.index.build import Stopped
+from nnclr_hub.store.index.fold import fold, is_due, kind_of_next, most_recent
+from nnclr_hub.store.index.main_index import MainIndex, threads
+from nnclr_hub.store.index.snapshot import write_snapshot
+from nnclr_hub.store.index.state import States
+from nnclr_hub.store.index.transform import SAMPLE, is_outdated
 from nnclr_hub.store.index_kinds import FLAT
+from nnclr_hub.store.items import Progress
+from nnclr_hub.store.settings import StoreSettings
 from nnclr_hub.store.sqlite import LOW_WATER, free_bytes, reading, translated
 
 log = logging.getLogger(__name__)
@@ -41,24 +42,24 @@ FREE_SHARE = 0.1
 FREE_PAGES = 16
 PROMISED_RECALL = 0.95  # an index that finds less is reported
 SNAPSHOT_SHARE = 0.25  # of the rows: a larger collection is saved after more changes
-FLAT_CHANGES = 8  # times as many for a flat index while writes continue: the catalog is read as fast as its snapshot
 
 
 class IndexMaintenance:
     """Maintains one index.
 
     Args:
-        index: to maintain.
-        path: of the collection's file; its snapshots are in the folder with the same stem.
+        states: of the index.
+        settings: of the store.
+        path: of the collection's file; its snapshot is in the folder with the same stem.
         connections: for reading the catalog.
-        saved: how much of the index is on disk.
-        load_columns: a task that reads the indexed keys of the metadata.
+        saved: the main part that is on disk, if any.
     """
 
     def __init__(
-        self, index: AnnIndex, path: Path, connections: Connections, saved: Saved, load_columns: Callable[[bool], bool]
+        self, states: States, settings: StoreSettings, path: Path, connections: Connections, saved: MainIndex | None
     ) -> None:
-        self._index = index
+        self._states = states
+        self._settings = settings
         self._path = path
         self._folder = path.with_suffix("")
         self._connections = connections
@@ -67,9 +68,9 @@ class IndexMaintenance:
         self._saving = threading.Lock()
         self._dropped = False
         self._looked = 0.0  # when free pages were last counted
-        tasks = (self._reload, self._fold, self._snapshot, self._give_back, load_columns)
-        settings = index.settings
+        self._built: tuple[int, int, str] | None = None  # rows done and in all, kind, while it is built
         self._pause = settings.idle_seconds
+        tasks = (self._reload, self._fold, self._snapshot, self._trim, self._give_back)
         self._thread = BackgroundThread(
             f"maintenance of {path.name}", tasks, settings.idle_seconds, settings.pause_seconds
         )
@@ -78,10 +79,6 @@ class IndexMaintenance:
     def wake(self) -> None:
         """Check soon whether something is due."""
         self._thread.wake()
-
-    def stopping(self) -> bool:
-        """Return whether long work should stop."""
-        return self._thread.stopping()
 
     @property
     def busy(self) -> bool:
@@ -97,18 +94,21 @@ class IndexMaintenance:
         reason = behind or self._thread.failure
         if reason is None and self.writer is not None and (free := free_bytes(self._path)) < LOW_WATER:
             reason = f"the disk has {free >> 20} MiB free, so writes are refused; items can be deleted"
-        recall = self._index.recall
+        main = self._states.latest.main
+        recall = 1.0 if main is None else main.recall
         if reason is None and recall < PROMISED_RECALL:
             reason = (
                 f"searches find about {recall:.2f} of the nearest items; open the store with more memory, choose "
                 "another kind of index, or search exactly"
             )
+        if reason is None and self._built is not None:
+            return "building the {2} index, {0:,} of {1:,} items".format(*self._built)
         return f"degraded: {reason}" if reason else "ready"
 
     def wait_for_fold(self) -> None:
         """Wait while the rows that are not in the index yet need too much memory: writes are faster than a build."""
-        most = most_delta(self._index)
-        while self._index.parts.delta.count > most and not self._thread.failure and not self._thread.stopping():
+        most = most_recent(self._states.latest, self._settings)
+        while self._states.latest.count > most and not self._thread.failure and not self._thread.stopping():
             check_cancelled()  # nothing is written yet
             self.wake()
             time.sleep(POLL_SECONDS)
@@ -120,9 +120,9 @@ class IndexMaintenance:
         try:
             with self._folding:
                 fold(
-                    self._index,
+                    self._states,
+                    self._settings,
                     self._fetch,
-                    newest=self._newest,
                     rebuild=True,
                     stop=self._thread.stopping,
                     progress=progress,
@@ -131,33 +131,33 @@ class IndexMaintenance:
             raise closed_error(self._dropped) from error
         trim()
 
-    def snapshot(self, due_at: int | None = None) -> None:
-        """Save the index as it is now.
+    def snapshot(self, *, due: bool = False) -> None:
+        """Save the main part of the index as it is now.
 
         Args:
-            due_at: only if at least this many changes are unsaved.
+            due: only if enough of it is unsaved.
 
         Raises:
-            DiskFull, StoreError: it could not be saved; earlier snapshots stay.
+            DiskFull, StoreError: it could not be saved; the earlier snapshot stays.
         """
         assert self.writer is not None
         self.writer.refuse_failed()
         with self._saving, translated(self._path):
-            if due_at is not None and self._unsaved() < due_at:  # another thread has just saved it
+            state = self._states.latest
+            main = state.main
+            # another thread may have just saved it; a flat index is read from the catalog
+            if main is None or (due and not self._is_unsaved()) or (main.kind is FLAT and main.transform is None):
                 return
-            state = self._index.state()
-            generation = self.writer.exclusively(snapshots.next_generation)
             try:
-                kept = self._index.settings.kept_changes
-                snapshots.write_snapshot(state, self._folder, generation, self.writer.exclusively, kept)
+                write_snapshot(main, state.rids, self._folder, self.writer.exclusively)
             except StoreError as error:
                 if self._dropped:  # and its folder with it
                     raise closed_error(True) from error
                 raise
-            self._saved = Saved.of(state)
+            self._saved = main
 
     def rebuild(self) -> None:
-        """Reload the index from the catalog; later folds build its final kind."""
+        """Build the index from the catalog; later folds build its final kind."""
         assert self.writer is not None
         with self._folding:
             self.writer.reload(self._load)
@@ -170,7 +170,7 @@ class IndexMaintenance:
         if keep and self.writer is not None and self.writer.failure is None and self.writer.behind is None:
             try:
                 self._fit_at_last()
-                if self._unsaved() >= self._index.settings.snapshot_on_close:
+                if self._unsaved() >= self._settings.snapshot_on_close:
                     self.snapshot()
             except StoreError as error:  # the next start replays the log instead
                 log.warning("no snapshot of the index was saved: %s", error)
@@ -179,10 +179,11 @@ class IndexMaintenance:
 
     def _fit_at_last(self) -> None:
         """Fit the transform again if it is outdated, so that a command that ends leaves what a server would have."""
-        live = live_count(self._index)
-        if live <= SAMPLE and is_outdated(self._index.spec, self._index.settings, self._index.parts.main, live, True):
+        state = self._states.latest
+        live = state.live_count
+        if live <= SAMPLE and is_outdated(state.spec, self._settings, state.main, live, True):
             with self._folding:
-                fold(self._index, self._fetch, newest=self._newest, settled=True)
+                fold(self._states, self._settings, self._fetch)
 
     def _set_clean_flag(self) -> None:
         """Record that all is well, so that the next start need not check the file."""
@@ -202,21 +203,50 @@ class IndexMaintenance:
         return True
 
     def _fold(self, idle: bool) -> bool:
-        if not is_due(self._index, idle):
+        state = self._states.latest
+        if not is_due(state, self._settings, idle):
             return False
+        kind = kind_of_next(state, self._settings, idle=idle)
+
+        def show(done: int, total: int) -> None:
+            self._built = (done, total, kind.name) if kind is not state.kind else None
+
         # half of the threads: searches and writes come first
         with self._folding, threads(max(1, faiss.omp_get_max_threads() // 2)):
-            fold(self._index, self._fetch, newest=self._newest, settled=idle, stop=self._thread.stopping)
+            try:
+                fold(
+                    self._states,
+                    self._settings,
+                    self._fetch,
+                    idle=idle,
+                    stop=self._thread.stopping,
+                    progress=show,
+                )
+            finally:
+                self._built = None
         trim()
         return True
 
     def _snapshot(self, idle: bool) -> bool:
-        due_at = max(self._index.settings.snapshot_after, int(SNAPSHOT_SHARE * len(self._index.parts.rids)))
-        if self._index.kind is FLAT and not idle:
-            due_at *= FLAT_CHANGES
-        if self.writer is None or self._unsaved() < due_at:
+        if self.writer is None or not self._is_unsaved():
             return False
-        self.snapshot(due_at)
+        self.snapshot(due=True)
+        return True
+
+    def _is_unsaved(self) -> bool:
+        rows = len(self._states.latest.rids)
+        return self._unsaved() >= max(self._settings.snapshot_after, int(SNAPSHOT_SHARE * rows))
+
+    def _trim(self, idle: bool) -> bool:
+        """Shorten the log of changes when it is a quarter too long."""
+        if self.writer is None or self.writer.failure:
+            return False
+        with self._connections.reader() as connection:
+            first = connection.execute("SELECT min(seq) FROM oplog").fetchone()[0]
+        kept = self._settings.kept_changes
+        if first is None or self.writer.durable_seq - first < kept + kept // 4:
+            return False
+        self.writer.exclusively(lambda connection: trim_log(connection, kept))
         return True
 
     def _give_back(self, idle: bool) -> bool:
@@ -245,26 +275,34 @@ class IndexMaintenance:
             reached("vacuum.step")
 
     def _unsaved(self) -> int:
-        """Return how much work the next start would have to repeat: changes to replay, or rows to fold.
+        """Return how many rows of the main part the next start would have to build again.
 
         A new transform is always saved, so that the next start and other processes return the same scores.
         """
-        parts = self._index.parts
-        if parts.transform is not self._saved.transform:
+        main, saved = self._states.latest.main, self._saved
+        if main is None or main is saved:
+            return 0
+        if main.transform is not (None if saved is None else saved.transform):
             return sys.maxsize
-        return max(self._index.seq - self._saved.seq, abs(len(parts.rids) - self._saved.rows))
+        if main.kind is FLAT:
+            return 0
+        return len(main) if saved is None or saved.kind is not main.kind else abs(len(main) - len(saved))
 
     def _fetch(self, rids: np.ndarray) -> np.ndarray:
         with self._connections.reader() as connection:
-            return fetch_vectors(connection, self._index.spec, rids)
-
-    def _newest(self) -> int:
-        with self._connections.reader() as connection:
-            return last_seq(connection)
+            return fetch_vectors(connection, self._states.latest.spec, rids)
 
     def _load(self, connection: sqlite3.Connection) -> None:
         with reading(connection):
-            rebuild(connection, self._index)
+            state = rebuild(connection, self._states.latest.spec, self._settings)
+        self._states.replace(lambda _: state)
+
+
+def trim() -> None:
+    """Give freed memory back to the system: lists of an inverted file grow by copies, and glibc keeps the old ones."""
+    release = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if release is not None:  # musl has none
+        release(0)
 
 
 class BackgroundThread:

@@ -26,7 +26,7 @@ from nnclr_hub.store.checks import check_collection_name
 from nnclr_hub.store.commit_record import CountedCommits
 from nnclr_hub.store.embedded.catalog import connect, create_root
 from nnclr_hub.store.embedded.integrity import seal
-from nnclr_hub.store.folder import Reserve, check_process, give_back, take_lock
+from nnclr_hub.store.folder import check_process, give_back, take_lock
 from nnclr_hub.store.name_errors import (
     alias_exists,
     alias_not_found,
@@ -38,7 +38,6 @@ from nnclr_hub.store.name_errors import (
 )
 from nnclr_hub.store.replacement import NEXT, WAS
 from nnclr_hub.store.sqlite import (
-    check_log,
     format_of,
     quick_check,
     remove_files,
@@ -58,14 +57,13 @@ class Names:
 
     Args:
         path: of the SQLite file, created if it does not exist.
-        reserve: space on a full disk.
         read_only: for a store that another process writes.
 
     Raises:
         StoreCorrupt: it is damaged, or missing while collections exist.
     """
 
-    def __init__(self, path: Path, reserve: Reserve, *, read_only: bool) -> None:
+    def __init__(self, path: Path, *, read_only: bool) -> None:
         self._path = path
         self._lock = threading.RLock()
         self._commits = CountedCommits(path)
@@ -75,11 +73,8 @@ class Names:
             self._commits.remove()
         self._commits.begin()
         with with_hint(self._path, HINT):
-            if not read_only:
-                check_log(path)
             try:
-                wanted = read_only
-                self._root = reserve.run(lambda: connect(path, read_only=wanted, create=not wanted))
+                self._root = connect(path, read_only=read_only, create=not read_only)
             except DiskFull:
                 if not path.is_file() or path.stat().st_size == 0:  # it was just created, so nothing can be read
                     raise

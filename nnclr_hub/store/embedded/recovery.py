@@ -1,7 +1,7 @@
-"""How an index is restored when its collection is opened.
+"""How an index is restored when its collection is opened, and follows what another process writes.
 
-First the newest intact snapshot, or the one before, or none. Then the log of changes since. Then a comparison with the
-catalog, row by row. On any difference the index is rebuilt from the catalog. A damaged or missing file therefore costs
+The snapshot has the main part. The catalog has the rows: those of the main part that still exist, and those that were
+added since. If they do not fit together, the index is built from the catalog. A damaged or missing file therefore costs
 time and nothing else.
 """
 
@@ -9,93 +9,89 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from nnclr_hub.store.ann.fold import load
-from nnclr_hub.store.ann.index import AnnIndex, State
 from nnclr_hub.store.embedded.catalog import last_seq
 from nnclr_hub.store.embedded.rows import all_vectors, fetch_vectors
-from nnclr_hub.store.embedded.snapshots import load_snapshot
 from nnclr_hub.store.failpoints import reached
-from nnclr_hub.store.sqlite import reading
-from nnclr_hub.store.vector_transform import VectorTransform
+from nnclr_hub.store.index.fold import load
+from nnclr_hub.store.index.main_index import MainIndex
+from nnclr_hub.store.index.snapshot import Saved, load_snapshot
+from nnclr_hub.store.index.state import NO_ROWS, State, States, empty_state
+from nnclr_hub.store.index_kinds import FLAT
+from nnclr_hub.store.settings import StoreSettings
+from nnclr_hub.store.spec import CollectionSpec
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Saved:
-    """How much of an index is in a snapshot: the change it is up to, rows of its main part, and their transform."""
-
-    seq: int = 0
-    rows: int = 0
-    transform: VectorTransform | None = None
-
-    @classmethod
-    def of(cls, state: State) -> Saved:
-        """Return what a snapshot of this state has."""
-        return cls(state.seq, len(state.rids), None if state.main is None else state.main.transform)
-
-
-def recover(connection: sqlite3.Connection, index: AnnIndex, folder: Path) -> Saved:
-    """Fill the index from the best snapshot, the log and the catalog; return how much the snapshot had."""
-    with reading(connection):
-        return _recover(connection, index, folder)
+def recover(
+    connection: sqlite3.Connection, spec: CollectionSpec, settings: StoreSettings, folder: Path
+) -> tuple[State, MainIndex | None]:
+    """Return the state of the catalog that a read transaction sees, and the main part that is on disk."""
+    saved = load_snapshot(connection, spec, folder)
+    if saved is not None and saved.main.kind is not FLAT:
+        reached("recover.loaded")
+        state = _with_snapshot(connection, spec, settings, saved)
+        if state is not None:
+            reached("recover.replayed")
+            return state, state.main
+        log.warning("the index in %s does not agree with the catalog; building it again", folder)
+    state = rebuild(connection, spec, settings, saved)
+    return state, state.main if saved is not None and saved.main.kind is FLAT else None
 
 
-def follow(connection: sqlite3.Connection, index: AnnIndex, folder: Path) -> None:
-    """Update an index to the view of a read transaction: by the log, or entirely if the log was trimmed too far.
+def rebuild(
+    connection: sqlite3.Connection, spec: CollectionSpec, settings: StoreSettings, saved: Saved | None = None
+) -> State:
+    """Return a state that is built from the catalog in the caller's read transaction, with a saved transform."""
+    total = connection.execute("SELECT count(*) FROM vectors").fetchone()[0]
+    known = None if saved is None else (saved.main.transform, saved.main.fitted_rows)
+    return load(spec, settings, lambda: all_vectors(connection, spec), total, last_seq(connection), known)
+
+
+def follow(
+    connection: sqlite3.Connection, states: States, spec: CollectionSpec, settings: StoreSettings, folder: Path
+) -> None:
+    """Bring states to the view of a read transaction: by the log, or from the catalog if the log was trimmed.
 
     A file that was salvaged from a damaged one may restart its numbers; then, too, everything is read again.
     """
-    if last_seq(connection) < index.seq or not replay(connection, index):
-        _recover(connection, index, folder)
-
-
-def _recover(connection: sqlite3.Connection, index: AnnIndex, folder: Path) -> Saved:
-    state = load_snapshot(connection, index.spec, folder)
-    if state is not None:
-        index.restore(state)
-        reached("recover.loaded")
-        if replay(connection, index) and agrees(connection, index):
-            reached("recover.replayed")
-            return Saved.of(state)
-        log.warning("the index in %s does not agree with the catalog; rebuilding it", folder)
-    rebuild(connection, index)
-    return Saved()
-
-
-def replay(connection: sqlite3.Connection, index: AnnIndex) -> bool:
-    """Apply the changes after the index, in the caller's read transaction; return False if the log lacks some."""
-    last = last_seq(connection)
-    operations = connection.execute("SELECT op, rid FROM oplog WHERE seq > ? ORDER BY seq", [index.seq]).fetchall()
-    if len(operations) != last - index.seq:
-        return False
-    deleted = np.array(sorted(rid for op, rid in operations if op == "-"), np.int64)
-    added = np.array(sorted(rid for op, rid in operations if op == "+"), np.int64)
+    before, last = states.latest.seq, last_seq(connection)
+    changes = connection.execute("SELECT op, rid FROM oplog WHERE seq > ? ORDER BY seq", [before]).fetchall()
+    if last < before or len(changes) != last - before:
+        state, _ = recover(connection, spec, settings, folder)
+        states.replace(lambda _: state)
+        return
+    deleted = np.array(sorted(rid for op, rid in changes if op == "-"), np.int64)
+    added = np.array(sorted(rid for op, rid in changes if op == "+"), np.int64)
     added = np.setdiff1d(added, deleted, assume_unique=True)  # rows that were added and deleted are in no table
-    for start in range(0, len(added), index.settings.batch):
-        some = added[start : start + index.settings.batch]
-        vectors = fetch_vectors(connection, index.spec, some)
-        if np.isnan(vectors).any():
-            return False
-        index.apply(index.seq, np.zeros(0, np.int64), some, vectors)
-    index.apply(last, deleted, np.zeros(0, np.int64), np.zeros((0, index.spec.dim), np.float32))
-    # every deletion now has the number of the last change, so older views would see rows that were deleted before them
-    index.refuse_older_views()
-    return True
+    added, vectors = _read(connection, spec, added)
+    states.advance(last, deleted, added, vectors)
 
 
-def agrees(connection: sqlite3.Connection, index: AnnIndex) -> bool:
-    """Return whether the index holds exactly the catalog's rows."""
+def _with_snapshot(
+    connection: sqlite3.Connection, spec: CollectionSpec, settings: StoreSettings, saved: Saved
+) -> State | None:
+    """Return a state with a saved main part; None if the catalog has rows that it should have and lacks."""
     truth = np.fromiter((row[0] for row in connection.execute("SELECT rid FROM items ORDER BY rid")), np.int64)
-    return np.array_equal(truth, index.live_rids())
+    place = int(np.searchsorted(truth, saved.rids[-1], "right"))
+    flags = np.isin(saved.rids, truth[:place], assume_unique=True)
+    if np.count_nonzero(flags) != place:
+        return None
+    state = empty_state(spec, settings.delta_chunk)
+    live = None if flags.all() else np.packbits(flags, bitorder="little")
+    dead = len(flags) - place
+    state = State(0, spec, saved.main, saved.rids, state.recent, live, dead)
+    for start in range(place, len(truth), settings.batch):
+        state = state.after(0, NO_ROWS, *_read(connection, spec, truth[start : start + settings.batch]))
+    return State(last_seq(connection), spec, saved.main, saved.rids, state.recent, live, dead, state.count)
 
 
-def rebuild(connection: sqlite3.Connection, index: AnnIndex) -> None:
-    """Rebuild the index from the catalog, in the caller's read transaction."""
-    total = connection.execute("SELECT count(*) FROM vectors").fetchone()[0]
-    load(index, lambda: all_vectors(connection, index.spec), total, last_seq(connection))
+def _read(connection: sqlite3.Connection, spec: CollectionSpec, rids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows (n,) whose vectors are not damaged, and these (n, D)."""
+    vectors = fetch_vectors(connection, spec, rids)
+    intact = ~np.isnan(vectors).any(axis=1)
+    return (rids, vectors) if intact.all() else (rids[intact], vectors[intact])

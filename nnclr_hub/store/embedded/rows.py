@@ -12,31 +12,27 @@ from typing import Any
 import numpy as np
 
 from nnclr_hub.errors import StoreCorrupt
-from nnclr_hub.store.base import Item
 from nnclr_hub.store.cancellation import check_cancelled
-from nnclr_hub.store.embedded.integrity import digest_of, log_text, row_crc, sequence
+from nnclr_hub.store.embedded.integrity import row_crc, sequence
+from nnclr_hub.store.items import Item
 from nnclr_hub.store.spec import CollectionSpec
 
 # parameters per statement, below SQLite's limit
 MAX_IN = 10_000
 PARSED = 64  # metadata that are parsed in one call, which keeps all other threads waiting
 BATCH = 10_000
-Matched = tuple[str, dict[str, Any], str, bytes | None]  # id, metadata, their JSON, vector
+Matched = tuple[str, dict[str, Any], bytes | None]  # id, metadata, vector
 Row = tuple[int, str, str, bytes | None, bytes | None]  # row id, id, JSON of the metadata, vector, thumbnail
 _HINT = "remove it with `nnclr store repair COLLECTION`, then index it again"
 
 
 @dataclass
 class Changes:
-    """What a request changed: row ids deleted, edited and added, their vectors, and what its commit must record."""
+    """What a request changed: row ids deleted and added, and the vectors of the added ones."""
 
     deleted: list[int] = field(default_factory=list)
-    edited: list[int] = field(default_factory=list)
     added: list[np.ndarray] = field(default_factory=list)
     vectors: list[np.ndarray] = field(default_factory=list)
-    log: list[bytes] = field(default_factory=list)
-    digest: int = 0  # what is added to that of the collection
-    recount: bool = False  # its count and digest must be computed from all rows
 
     @property
     def difference(self) -> int:
@@ -81,9 +77,7 @@ def write_items(
     connection.execute(
         "INSERT OR FAIL INTO oplog (op, rid, id) SELECT '+', rid, id FROM items WHERE rid >= ? ORDER BY rid", [first]
     )
-    changes.log.append(log_text("+", rids, ids))
     changes.added.append(np.arange(first, first + len(items)))
-    changes.digest += digest_of(changes.added[-1], crcs)
     changes.vectors.append(stored.astype(np.float32, copy=False))
 
 
@@ -109,45 +103,35 @@ def _insert(connection: sqlite3.Connection, table: str, together: int, *columns:
 
 def delete_items(connection: sqlite3.Connection, changes: Changes, ids: Sequence[str]) -> int:
     """Delete the items with these ids that exist; return how many."""
-    found: list[tuple[int, str, int]] = []
+    found: list[tuple[int, str]] = []
     for start in range(0, len(ids), MAX_IN):
         some = ids[start : start + MAX_IN]
-        statement = f"SELECT rid, id, crc FROM items WHERE id IN ({_placeholders(some)})"
+        statement = f"SELECT rid, id FROM items WHERE id IN ({_placeholders(some)})"
         found += connection.execute(statement, some).fetchall()
     if found:
-        connection.executemany("DELETE FROM items WHERE rid = ?", ((rid,) for rid, _, _ in found))
-        _log_deleted(connection, changes, [row[:2] for row in found])
-        changes.digest -= digest_of([row[0] for row in found], [row[2] for row in found])
+        connection.executemany("DELETE FROM items WHERE rid = ?", ((rid,) for rid, _ in found))
+        _log_deleted(connection, changes, found)
     return len(found)
 
 
-def edit_items(connection: sqlite3.Connection, changes: Changes, edits: Sequence[tuple[int, str]]) -> None:
+def edit_items(connection: sqlite3.Connection, edits: Sequence[tuple[int, str]]) -> None:
     """Replace the JSON of the metadata of rows (row id, text) that exist; vectors and thumbnails stay."""
     for start in range(0, len(edits), MAX_IN):
         texts = dict(edits[start : start + MAX_IN])
         rows = connection.execute(
-            "SELECT rid, id, items.crc, vectors.crc, jpeg FROM items JOIN vectors USING (rid) "
-            f"LEFT JOIN thumbnails USING (rid) WHERE rid IN ({_placeholders(texts)}) ORDER BY rid",
+            "SELECT rid, id, vectors.crc, jpeg FROM items JOIN vectors USING (rid) LEFT JOIN thumbnails USING (rid) "
+            f"WHERE rid IN ({_placeholders(texts)}) ORDER BY rid",
             list(texts),
-        )
-        known, edited = [], []
-        for rid, id, before, vector, jpeg in rows:
-            known.append((rid, id, before))
-            edited.append((texts[rid], row_crc(rid, id, texts[rid], vector, jpeg), rid))
+        ).fetchall()
+        edited = [(texts[rid], row_crc(rid, id, texts[rid], vector, jpeg), rid) for rid, id, vector, jpeg in rows]
         connection.executemany("UPDATE items SET metadata = ?, crc = ? WHERE rid = ?", edited)
-        connection.executemany("INSERT INTO oplog (op, rid, id) VALUES ('=', ?, ?)", (row[:2] for row in known))
-        rids = [row[0] for row in known]
-        changes.edited += rids
-        changes.log.append(log_text("=", rids, [row[1] for row in known]))
-        changes.digest += digest_of(rids, [row[1] for row in edited]) - digest_of(rids, [row[2] for row in known])
+        connection.executemany("INSERT INTO oplog (op, rid, id) VALUES ('=', ?, ?)", (row[:2] for row in rows))
 
 
 def _log_deleted(connection: sqlite3.Connection, changes: Changes, rows: Sequence[tuple[int, str]]) -> None:
     """Record the deletion of rows (row id, id)."""
     connection.executemany("INSERT INTO oplog (op, rid, id) VALUES ('-', ?, ?)", rows)
-    rids = [rid for rid, _ in rows]
-    changes.log.append(log_text("-", rids, [id for _, id in rows]))
-    changes.deleted += rids
+    changes.deleted += [rid for rid, _ in rows]
 
 
 def delete_rows(connection: sqlite3.Connection, changes: Changes, rids: Sequence[int]) -> list[int]:
@@ -155,7 +139,6 @@ def delete_rows(connection: sqlite3.Connection, changes: Changes, rids: Sequence
     ids = {rid: _readable_id(connection, rid) for rid in rids}
     deleted = [rid for rid in rids if connection.execute("DELETE FROM items WHERE rid = ?", [rid]).rowcount]
     _log_deleted(connection, changes, [(rid, ids[rid]) for rid in deleted])
-    changes.recount = True  # the checksums of damaged rows may be damaged themselves
     return deleted
 
 
@@ -181,7 +164,7 @@ def matched_rows(
         some = rids[start : start + MAX_IN]
         found += checked_rows(connection, f"rid IN ({_placeholders(some)})", some, vectors=spec is not None)
     metadata = parse_metadata([row[1:3] for row in found])
-    return {row[0]: (row[1], about, *row[2:4]) for row, about in zip(found, metadata, strict=True)}
+    return {row[0]: (row[1], about, row[3]) for row, about in zip(found, metadata, strict=True)}
 
 
 def checked_rows(
@@ -208,6 +191,16 @@ def checked_rows(
         ):
             raise StoreCorrupt(f"Item {id!r} is damaged (it fails its checksum); {_HINT}.")
         yield rid, id, metadata, vector, jpeg
+
+
+def rows_by_id(connection: sqlite3.Connection, ids: Sequence[str]) -> list[tuple[int, str, str]]:
+    """Return row id, id and JSON of the metadata of the items with these ids that exist."""
+    found: list[tuple[int, str, str]] = []
+    for start in range(0, len(ids), MAX_IN):
+        some = ids[start : start + MAX_IN]
+        statement = f"SELECT rid, id, metadata FROM items WHERE id IN ({_placeholders(some)})"
+        found += connection.execute(statement, some).fetchall()
+    return found
 
 
 def items_with(connection: sqlite3.Connection, ids: Sequence[str], spec: CollectionSpec) -> dict[str, Item]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import sqlite3
+import time
 import zlib
 from collections.abc import Iterator
 from contextlib import closing
@@ -15,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from nnclr_hub.errors import StoreCorrupt
-from nnclr_hub.store.base import Progress
 from nnclr_hub.store.commit_record import CommitRecord
-from nnclr_hub.store.embedded.catalog import connect, create_collection, read_spec
-from nnclr_hub.store.embedded.integrity import insert_commit, last_commit, recounted, row_crc
+from nnclr_hub.store.embedded.catalog import connect, create_collection, last_seq, read_spec
+from nnclr_hub.store.embedded.integrity import Commit, insert_commit, row_crc, sequence
 from nnclr_hub.store.embedded.rows import is_metadata, size_of
+from nnclr_hub.store.items import Progress
 from nnclr_hub.store.reports import SalvageReport
 from nnclr_hub.store.spec import CollectionSpec
 from nnclr_hub.store.sqlite import remove_files, replace_damaged
@@ -39,7 +40,6 @@ _LAST_CHANGE = (
     "SELECT seq FROM sqlite_sequence WHERE name = 'oplog'",
     "SELECT max(seq) FROM oplog",
     "SELECT max(seq) FROM commits",
-    "SELECT max(seq) FROM snapshots",
 )
 
 
@@ -156,8 +156,7 @@ def salvage(path: Path, lost: Path, progress: Progress = lambda done, total: Non
             with closing(connect(new, create=True)) as target:  # closing merges its log into the file
                 create_collection(target, spec, _name(old))
                 saved, lost_rows, suspected, thumbnails = _copy(source, target, progress)
-                commit = recounted(target, last_commit(target))
-                insert_commit(target, commit)
+                insert_commit(target, Commit(last_seq(target), time.time(), saved, sequence(target, "items")))
     except (sqlite3.DatabaseError, StoreCorrupt) as error:
         reason = error.__cause__ if isinstance(error.__cause__, sqlite3.Error) else error
         if reason is error and isinstance(error, StoreCorrupt):

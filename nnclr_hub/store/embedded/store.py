@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import sys
 import threading
 import uuid
 from contextlib import closing
@@ -16,23 +17,26 @@ from pathlib import Path
 from typing import BinaryIO
 
 from nnclr_hub.errors import CollectionNotFound, DiskFull, InvalidRequest, StoreClosed, StoreError
-from nnclr_hub.store.base import Progress, VectorStore
+from nnclr_hub.store.base import VectorStore
 from nnclr_hub.store.checks import check_collection_name
 from nnclr_hub.store.embedded.catalog import connect, create_collection, last_seq, read_spec
 from nnclr_hub.store.embedded.collection import EmbeddedCollection
-from nnclr_hub.store.embedded.idle import IdleCollections
 from nnclr_hub.store.embedded.integrity import last_commit
 from nnclr_hub.store.embedded.names import CATALOG, LOST, Names, has_collections, write_name
 from nnclr_hub.store.embedded.salvage import salvage
 from nnclr_hub.store.failpoints import reached
-from nnclr_hub.store.folder import Reserve, fsync_folder, give_back, take_lock, write_id
+from nnclr_hub.store.folder import fsync_folder, give_back, take_lock, write_id
+from nnclr_hub.store.items import Progress
 from nnclr_hub.store.records import RECORDS, Records
 from nnclr_hub.store.reports import CollectionInfo, SalvageReport, Statistics
 from nnclr_hub.store.settings import StoreSettings
 from nnclr_hub.store.spec import CollectionSpec
-from nnclr_hub.store.sqlite import free_bytes, remove_files, translated
+from nnclr_hub.store.sqlite import open_files_limit, remove_files, translated
 
 log = logging.getLogger(__name__)
+FILES_EACH = 10  # open files of a collection that few threads use
+SPARE = 3  # so many collections' files that other code may open at the same time
+MIN_OPEN = 2  # collections that may be open even if that is too many files
 
 
 class EmbeddedStore(VectorStore):
@@ -70,8 +74,6 @@ class EmbeddedStore(VectorStore):
         self._open: dict[str, EmbeddedCollection] = {}
         self._locks: dict[str, threading.Lock] = {}
         self._changing = threading.RLock()
-        self._reserve = Reserve(self.folder)
-        self._idle = IdleCollections(lambda: list(self._open.values()), self._settings, self._keep_reserve)
         self._pid = os.getpid()
         self._lock: BinaryIO | None = None
         if read_only:
@@ -82,7 +84,7 @@ class EmbeddedStore(VectorStore):
         else:
             self._lock = take_lock(self.folder)
         try:
-            self._names = Names(self.folder / CATALOG, self._reserve, read_only=read_only)
+            self._names = Names(self.folder / CATALOG, read_only=read_only)
             if not read_only:
                 with translated(self.folder):
                     self._clear_leftovers()
@@ -255,7 +257,6 @@ class EmbeddedStore(VectorStore):
             return
         with self._changing:
             self._names.close()  # first: from here on nothing is opened
-            self._idle.close()
             for key in list(self._locks):
                 with self._opening(key):  # waits for a collection that another thread is opening
                     opened = self._open.pop(key, None)
@@ -269,25 +270,36 @@ class EmbeddedStore(VectorStore):
 
     # ---- inside
 
-    def _keep_reserve(self) -> None:
-        """Keep space for deletions also while other programs fill the disk and nothing is written here."""
-        if not self.read_only:
-            self._reserve.keep(free_bytes(self.folder / CATALOG))
+    def _make_room(self) -> None:
+        """Close the files of the least recently used collections if there are too many, or their indexes too large.
+
+        The next call of such a collection opens them again.
+        """
+        used = sorted((one for one in list(self._open.values()) if not one.suspended), key=lambda one: one.last_used)
+        sizes = {id(one): one.statistics().index_bytes for one in used}
+        most = max(MIN_OPEN, (open_files_limit() - _open_files()) // FILES_EACH + len(used) - SPARE)
+        total = sum(sizes.values())
+        for number, collection in enumerate(used):
+            if len(used) - number < most and total <= self._settings.total_memory:
+                return
+            try:
+                if collection.suspend():
+                    total -= sizes[id(collection)]
+            except StoreError as error:
+                log.warning("collection %s was not closed cleanly (%s)", collection.name, error)
 
     def _opening(self, key: str) -> threading.Lock:
         """Return the lock to hold while a collection is opened or removed; others can be opened at the same time."""
         return self._locks.setdefault(key, threading.Lock())
 
     def _opened(self, name: str, key: str) -> EmbeddedCollection:
-        self._idle.make_room()
         collection = EmbeddedCollection(
             name,
             self._path(key),
             self.folder / LOST,
             self._settings,
-            self._reserve,
             read_only=self.read_only,
-            make_room=self._idle.make_room,
+            make_room=self._make_room,
         )
         self._open[key] = collection
         return collection
@@ -323,3 +335,11 @@ class EmbeddedStore(VectorStore):
             remove_files(path)
         except OSError as error:  # the collection is dropped nevertheless; the next start moves away what is left
             log.warning("files of a dropped collection could not be deleted (%s)", error)
+
+
+def _open_files() -> int:
+    """Return how many files this process has open."""
+    try:
+        return len(os.listdir("/proc/self/fd" if sys.platform == "linux" else "/dev/fd"))
+    except OSError:  # no file is left to list them with
+        return open_files_limit()

@@ -8,20 +8,22 @@ import sqlite3
 import time
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from nnclr_hub.errors import StoreCorrupt
-from nnclr_hub.store.ann.compare import nearest
-from nnclr_hub.store.ann.index import AnnIndex
-from nnclr_hub.store.ann.transform import compared
-from nnclr_hub.store.base import Match, Progress, SearchOptions
 from nnclr_hub.store.embedded.integrity import check_meta, check_totals, row_crc
-from nnclr_hub.store.embedded.rows import all_vectors, id_of, is_metadata, size_of, to_vector
-from nnclr_hub.store.embedded.search import Search
+from nnclr_hub.store.embedded.resources import Resources
+from nnclr_hub.store.embedded.rows import all_vectors, delete_rows, id_of, is_metadata, size_of, to_vector
+from nnclr_hub.store.embedded.search import search
 from nnclr_hub.store.folder import fsync_folder
+from nnclr_hub.store.index.compare import nearest
+from nnclr_hub.store.index.state import RowSet, State
+from nnclr_hub.store.index.transform import compared
+from nnclr_hub.store.items import Match, Progress, SearchOptions
+from nnclr_hub.store.reports import VerifyReport
 from nnclr_hub.store.spec import CollectionSpec
 from nnclr_hub.store.sqlite import HINT, quick_check, translated
 from nnclr_hub.store.vector_transform import VectorTransform
@@ -30,6 +32,51 @@ SAMPLE = 50
 NEIGHBORS = 10
 BATCH = 1000
 TOLERANCE = 1e-3  # between the index's scores and exhaustive ones
+
+
+def verify(files: Resources, path: Path, progress: Progress) -> VerifyReport:
+    """See `Collection.verify`; `path` is that of the file."""
+    damaged = _damaged(files, path, progress)
+    known = {item.rid for item in damaged}
+
+    def compare(connection: sqlite3.Connection, state: State) -> VerifyReport:
+        """Compare the index with the rows, and with an exhaustive search in the very same transaction."""
+        rids = np.fromiter((row[0] for row in connection.execute("SELECT rid FROM items ORDER BY rid")), np.int64)
+        missing = [id_of(connection, rid) for rid in np.setxor1d(rids, state.live_rids()).tolist()]
+        ids, vectors = choose_sample(connection, files.spec, known)
+        intact = RowSet.of(np.setdiff1d(state.live_rids(), np.array(sorted(known), np.int64)), state.rids)
+        chosen = intact if known else None  # damaged rows would make the search fail
+        found = search(connection, state, vectors, NEIGHBORS, SearchOptions(), chosen) if ids else []
+        truth = exhaustive(connection, files.spec, ids, vectors, known, state.transform)
+        disagreements, recall = truth.compare(found)
+        names, parts = tuple(item.id for item in damaged), tuple(item.part for item in damaged)
+        return VerifyReport(len(rids), names, tuple(disagreements), tuple(missing), recall, parts)
+
+    return files.read(compare)
+
+
+def repair(files: Resources, path: Path, lost: Path, progress: Progress) -> tuple[tuple[str, ...], str | None]:
+    """See `Collection.repair`; return the ids that were removed, and the file with their metadata."""
+    writer = files.writer
+    assert writer is not None
+    damaged = _damaged(files, path, progress)
+    kept_in = keep_metadata(lost, path.stem, damaged)
+    # by row id: the id may by now belong to a sound item
+    rids = [item.rid for item in damaged]
+    removed = set(writer.submit(lambda connection, changes: delete_rows(connection, changes, rids)) if rids else ())
+    files.maintenance.rebuild()
+    files.maintenance.snapshot()
+    return tuple(item.id for item in damaged if item.rid in removed), kept_in
+
+
+def _damaged(files: Resources, path: Path, progress: Progress) -> list[Damaged]:
+    recorded = files.record.read()  # before the transaction: another process may write
+    with files.connections.reader() as connection:
+        check_file(connection, path, recorded)
+        return damaged_items(connection, files.spec, progress)
+
+
+# ------------------------------------------------------------------------------ parts of it
 
 
 @dataclass(frozen=True)
@@ -74,7 +121,7 @@ class Damaged:
     part: str = "vector"
 
 
-def check_file(connection: sqlite3.Connection, path: Path, recorded: tuple[int, int, int] | None) -> None:
+def check_file(connection: sqlite3.Connection, path: Path, recorded: tuple[int, int] | None) -> None:
     """Run SQLite's check, and compare the tables with each other, with the last commit and with its record.
 
     Raises:
@@ -135,12 +182,6 @@ def _text(written: bytes) -> str:
     return written.decode(errors="backslashreplace")
 
 
-def missing_items(connection: sqlite3.Connection, index: AnnIndex) -> list[str]:
-    """Return ids of rows that the index lacks or should not have; nothing may write at the same time."""
-    truth = np.fromiter((row[0] for row in connection.execute("SELECT rid FROM items ORDER BY rid")), np.int64)
-    return [id_of(connection, rid) for rid in np.setxor1d(truth, index.live_rids()).tolist()]
-
-
 def choose_sample(
     connection: sqlite3.Connection, spec: CollectionSpec, damaged: set[int]
 ) -> tuple[list[str], np.ndarray]:
@@ -158,11 +199,6 @@ def choose_sample(
     pairs = [(id, to_vector(id, blob, spec)) for rid, id, blob in chosen if rid not in damaged]
     vectors = np.stack([vector for _, vector in pairs]) if pairs else np.zeros((0, spec.dim), np.float32)
     return [id for id, _ in pairs], vectors
-
-
-def sample_search(queries: np.ndarray, damaged: set[int]) -> Search:
-    """Return the search for the neighbors of some vectors, without damaged rows, which would make it fail."""
-    return replace(Search.of(queries, NEIGHBORS, SearchOptions()), without=frozenset(damaged))
 
 
 def exhaustive(

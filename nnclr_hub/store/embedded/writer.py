@@ -6,8 +6,8 @@ order keeps the promise to the caller:
 
     BEGIN IMMEDIATE -> rows and log -> COMMIT (durable) -> index (searchable) -> answer
 
-If the process dies after COMMIT, the next start replays the log into the index. If the index cannot take a change, the
-answer is still "stored", because that is true; maintenance reloads the index.
+If the process dies after COMMIT, the next start reads the rows into the index. If the index cannot take a change, the
+answer is still "stored", because that is true; maintenance builds the index again.
 """
 
 from __future__ import annotations
@@ -18,30 +18,22 @@ import queue
 import sqlite3
 import threading
 import time
-import zlib
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from nnclr_hub.errors import DiskFull, NNCLRHubError, StoreError, StoreReadOnly
-from nnclr_hub.store.ann.index import AnnIndex
 from nnclr_hub.store.commit_record import CommitRecord
 from nnclr_hub.store.embedded.catalog import closed_error, last_seq
-from nnclr_hub.store.embedded.integrity import (
-    Commit,
-    add_digests,
-    insert_commit,
-    last_commit,
-    recounted,
-    sequence,
-)
+from nnclr_hub.store.embedded.integrity import Commit, insert_commit, last_commit, sequence
 from nnclr_hub.store.embedded.rows import Changes
 from nnclr_hub.store.failpoints import reached
-from nnclr_hub.store.folder import Reserve, check_process
+from nnclr_hub.store.folder import check_process
+from nnclr_hub.store.index.state import NO_ROWS, States
 from nnclr_hub.store.sqlite import check_space, translated
 
 log = logging.getLogger(__name__)
@@ -77,30 +69,24 @@ class Writer:
 
     Args:
         connection: used by this thread alone.
-        index: updated after each commit.
+        states: of the index; a new one is published after each commit.
         path: of the file, for messages.
         record: of the last commit.
-        reserve: space for deletions on a full disk.
         on_commit: called after each commit and the update of the index, successful or not.
-        on_change: called before each commit with None, and before the update of the index with the change and the row
-            ids that it edits or deletes.
     """
 
     def __init__(
         self,
         connection: sqlite3.Connection,
-        index: AnnIndex,
+        states: States,
         path: Path,
         record: CommitRecord,
-        reserve: Reserve,
         on_commit: Callable[[], None],
-        on_change: Callable[[int | None, list[int]], None],
     ) -> None:
         self._connection = connection
-        self._index = index
+        self._states = states
         self._path = path
         self._on_commit = on_commit
-        self._on_change = on_change
         self._requests: queue.SimpleQueue[_Request[Any] | None] = queue.SimpleQueue()
         self._closing = threading.Lock()
         self._pid = os.getpid()
@@ -109,7 +95,6 @@ class Writer:
         self.full: str | None = None  # why the last write was refused, until there is space
         self.behind: str | None = None  # why the index lacks the last changes, until it is reloaded
         self._record = record
-        self._reserve = reserve
         self.last = last_commit(connection)
         self.touched = False  # whether the file may have changed since it was opened
         self.commits = 0
@@ -202,8 +187,7 @@ class Writer:
             self.refuse_failed()
             if not (group := self._with_space(group)):
                 return
-            run = self._reserve.run if all(request.frees for request in group) else _at_once
-            done = run(lambda: self._transact(group))
+            done = self._transact(group)
         except NNCLRHubError as error:
             self._remember(error)
             self._fail(group, error)
@@ -216,7 +200,7 @@ class Writer:
     def _with_space(self, group: list[_Request[Any]]) -> list[_Request[Any]]:
         """Return the requests that the free space allows; the others are answered with DiskFull."""
         try:
-            self._reserve.keep(check_space(self._path))
+            check_space(self._path)
             self.full = None
         except DiskFull as error:
             self._remember(error)
@@ -231,21 +215,16 @@ class Writer:
             execute("BEGIN IMMEDIATE")
             try:
                 reached("write.begun")
-                # on the reserve, it runs a second time
-                done = [request for request in group if not request.answer.done()]
-                if not self._run_all(done):
-                    done = [request for request in done if self._try(request)]
+                done = group if self._run_all(group) else [request for request in group if self._try(request)]
                 commit = self._commit_of(done)
                 reached("write.applied")
-                self._on_change(None, [])  # from here on, reads may see a state that the index does not have yet
                 execute("COMMIT")
             except BaseException:
                 self._undo()
-                self._on_change(self.last.seq, [])
                 self.touched = False  # the flag is back
                 raise
         reached("write.committed")
-        self._record.write(commit.seq, commit.items, commit.digest)
+        self._record.write(commit.seq, commit.items)
         self.last = commit
         self.commits += 1
         self.commit_seconds = time.perf_counter() - started
@@ -253,17 +232,13 @@ class Writer:
 
     def _commit_of(self, done: list[_Request[Any]]) -> Commit:
         """Record what the transaction changes, if anything."""
-        seq, changes = last_seq(self._connection), [request.changes for request in done]
+        seq = last_seq(self._connection)
         if seq == self.last.seq:
             return self.last
         self._remove_clean_flag()
-        log = zlib.crc32(b"".join(text for one in changes for text in one.log))
-        items = self.last.items + sum(one.difference for one in changes)
-        digest = add_digests(self.last.digest, *(one.digest for one in changes))
-        # a clock that is set back must not make times decrease: a restore looks for them
-        commit = Commit(seq, max(time.time(), self.last.at), items, digest, sequence(self._connection, "items"), log)
-        if any(one.recount for one in changes):
-            commit = replace(recounted(self._connection, self.last), log=log)
+        items = self.last.items + sum(request.changes.difference for request in done)
+        # a clock that is set back must not make times decrease
+        commit = Commit(seq, max(time.time(), self.last.at), items, sequence(self._connection, "items"))
         insert_commit(self._connection, commit)
         return commit
 
@@ -339,12 +314,10 @@ class Writer:
 
     def _publish(self, done: list[_Request[Any]]) -> None:
         """Update the index after the commit, then answer; the answers confirm durability even if the index fails."""
-        changes = [request.changes for request in done]
-        self._on_change(self.durable_seq, [rid for one in changes for rid in (*one.deleted, *one.edited)])
-        if self.behind is None:
+        if self.behind is None and self.durable_seq != self._states.latest.seq:
             try:
                 reached("write.indexing")
-                self._index.apply(self.durable_seq, *_combined(done, self._index.spec.dim))
+                self._states.advance(self.durable_seq, *_combined(done))
                 reached("write.indexed")
             except Exception as error:
                 log.exception("the index of %s could not be updated", self._path)
@@ -360,17 +333,11 @@ class Writer:
                 request.answer.set_exception(error)
 
 
-def _at_once(work: Callable[[], T]) -> T:
-    return work()
-
-
-def _combined(done: list[_Request[Any]], dim: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _combined(done: list[_Request[Any]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the changes of all requests: rids deleted, rids added, vectors of the added ones."""
     deleted = np.array(sorted(rid for request in done for rid in request.changes.deleted), np.int64)
     added = [rids for request in done for rids in request.changes.added]
     vectors = [some for request in done for some in request.changes.vectors]
-    return deleted, _joined(added, np.zeros(0, np.int64)), _joined(vectors, np.zeros((0, dim), np.float32))
-
-
-def _joined(parts: list[np.ndarray], empty: np.ndarray) -> np.ndarray:
-    return parts[0] if len(parts) == 1 else np.concatenate([empty, *parts])
+    if len(added) <= 1:
+        return deleted, added[0] if added else NO_ROWS, vectors[0] if vectors else np.zeros((0, 0), np.float32)
+    return deleted, np.concatenate(added), np.concatenate(vectors)

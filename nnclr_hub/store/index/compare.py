@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import faiss
 import numpy as np
 
-from nnclr_hub.store.ann.main_index import FEW
+from nnclr_hub.store.index.main_index import FEW
 
 Found = tuple[np.ndarray, np.ndarray]
 

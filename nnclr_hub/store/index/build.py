@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from nnclr_hub.store.ann.main_index import MainIndex
+from nnclr_hub.store.index.main_index import MainIndex
 from nnclr_hub.store.index_kinds import IndexKind
 from nnclr_hub.store.settings import StoreSettings
 from nnclr_hub.store.spec import CollectionSpec

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from nnclr_hub.store.ann.main_index import MainIndex
+from nnclr_hub.store.index.main_index import MainIndex
 from nnclr_hub.store.settings import StoreSettings
 from nnclr_hub.store.spec import CollectionSpec
 from nnclr_hub.store.vector_transform import VectorTransform

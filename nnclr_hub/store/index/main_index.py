@@ -11,23 +11,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import faiss
 import numpy as np
 
-from nnclr_hub.store.ann.heap import free_unlocked
-from nnclr_hub.store.ann.row_copies import RowCopies
 from nnclr_hub.store.index_kinds import IndexKind
 from nnclr_hub.store.vector_transform import VectorTransform
 
-if TYPE_CHECKING:
-    from nnclr_hub.store.ann.among import Chosen
-
 # faiss's type stubs lack half of its names
 FAISS: Any = faiss
-# queries per call: from 20 on, faiss switches to matrix products
-FEW = 16
+FEW = 16  # queries per call: from 20 on, faiss switches to matrix products
 # A forked child lacks the threads of its parent, which the OpenMP library of faiss would wait for.
 os.register_at_fork(after_in_child=lambda: FAISS.omp_set_num_threads(1))
 FEW_IN_PLACE = 2  # queries; for more, a copy of the rows pays off
@@ -37,8 +31,8 @@ FEW_IN_PLACE = 2  # queries; for more, a copy of the rows pays off
 class MainIndex:
     """An index over rows 0 ... N-1.
 
-    Nothing may be added to `index` in place once this object exists: faiss would move its vectors and links, and
-    `free_unlocked` and `_stored` keep their addresses.
+    Nothing may be added to `index` in place once this object exists: faiss would move its vectors, whose address
+    `vectors` keeps.
 
     kind: of the index.
     index: faiss's object.
@@ -58,13 +52,6 @@ class MainIndex:
     recall: float = 1.0
     transform: VectorTransform | None = None
     fitted_rows: int = 0
-
-    def __post_init__(self) -> None:
-        arrays = [] if self._stored is None else [self._stored]
-        if isinstance(self.index, FAISS.IndexHNSW):
-            links = self.index.hnsw.neighbors
-            arrays.append(faiss.rev_swig_ptr(links.data(), links.size()))
-        free_unlocked(self.index, *arrays)
 
     def __len__(self) -> int:
         return self.index.ntotal
@@ -102,16 +89,15 @@ class MainIndex:
         index, kind, options = self._exhaustive
         return self._search(index, queries, k, _parameters(kind, among, options))
 
-    def search_rows(self, queries: np.ndarray, k: int, chosen: Chosen) -> tuple[np.ndarray, np.ndarray] | None:
-        """Compare with each row chosen where it is; return None if copying the rows first is faster or necessary.
+    def search_rows(self, queries: np.ndarray, k: int, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+        """Compare with rows (m,) int64 where they are; return None if copying them first is faster or necessary.
 
         Arguments and results are otherwise those of `search`.
         """
         index = self._exhaustive[0]
-        if len(queries) > FEW_IN_PLACE or not isinstance(index, faiss.IndexFlat):
-            return None
-        # other kinds would look every row up in the list
-        return self._search(index, queries, min(k, chosen.count), chosen.scan)
+        if not len(rows) or len(queries) > FEW_IN_PLACE or not isinstance(index, faiss.IndexFlat):
+            return None  # other kinds would look every row up in the list
+        return self._search(index, queries, min(k, len(rows)), FAISS.SearchParameters(sel=FAISS.IDSelectorArray(rows)))
 
     def vectors(self, rows: np.ndarray) -> np.ndarray:
         """Return the vectors (m, D) float32 of rows (m,) int64, as the index holds them."""
@@ -120,11 +106,6 @@ class MainIndex:
         if self._stored is not None:  # faiss takes twenty times as long for f16
             return self._stored[rows].astype(np.float32, copy=False)
         return self.index.reconstruct_batch(np.ascontiguousarray(rows, np.int64))
-
-    @cached_property
-    def copies(self) -> RowCopies:
-        """The vectors of rows that searches compare with repeatedly."""
-        return RowCopies(4 * self.index.d * len(self))
 
     @cached_property
     def _stored(self) -> np.ndarray | None:

@@ -1,1 +1,0 @@
-"""Metadata by key in memory, for filters and counts: a cache of the catalog."""

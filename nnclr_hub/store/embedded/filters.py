@@ -1,0 +1,137 @@
+"""Which rows pass a filter. SQLite answers; the answers of recent filters are kept up to date by the log of changes."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nnclr_hub.store.embedded.filter_sql import filter_sql, type_sql, value_sql
+from nnclr_hub.store.facets import Counts
+from nnclr_hub.store.index.state import RowSet, State, positions
+from nnclr_hub.store.where import EVERYTHING, Group
+
+KEPT = 32  # filters
+MAX_CHANGES = 5000  # after more of them, the filter is evaluated again
+_CONSTANTS = {"true": True, "false": False, "null": None}
+
+
+class _Answer(NamedTuple):
+    seq: int  # of the state
+    rids: np.ndarray  # of the main part that the set is of
+    rows: RowSet
+
+
+class Filters:
+    """The answers of recent filters of a collection. Safe to call from many threads."""
+
+    def __init__(self) -> None:
+        self._answers: OrderedDict[str, _Answer] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def passing(self, connection: sqlite3.Connection, state: State, group: Group) -> RowSet:
+        """Return the rows that pass a filter.
+
+        Args:
+            connection: in a read transaction.
+            state: the index as that transaction sees it.
+            group: the filter.
+        """
+        before = self._answers.get(group.name)
+        if before is not None and before.seq == state.seq and before.rids is state.rids:
+            return before.rows
+        changed = None if before is None else _changes(connection, before.seq, state.seq)
+        if before is None or changed is None:
+            rows = RowSet.of(_select(connection, group), state.rids)
+        else:
+            rows = before.rows
+            if before.rids is not state.rids:
+                rows = RowSet.of(np.concatenate([before.rids[rows.rows], rows.recent]), state.rids)
+            if len(changed):
+                rows = _renewed(rows, state.rids, changed, _select(connection, group, changed))
+        with self._lock:
+            if before is None or before.seq <= state.seq:
+                self._answers[group.name] = _Answer(state.seq, state.rids, rows)
+                self._answers.move_to_end(group.name)
+            while len(self._answers) > KEPT:
+                self._answers.popitem(last=False)
+        return rows
+
+
+def count_values(connection: sqlite3.Connection, group: Group, key: str) -> tuple[int, Counts]:
+    """Return how many of the items that pass a filter have a key, and how often each of its scalars occurs."""
+    condition, parameters = filter_sql(group)
+    kind, value = type_sql(key), value_sql(key)
+    found = connection.execute(
+        f"SELECT kind, CASE WHEN kind NOT IN ('array', 'object') THEN value END AS value, count(*) "
+        f"FROM (SELECT {kind} AS kind, {value} AS value FROM items WHERE {condition}) "
+        "WHERE kind IS NOT NULL GROUP BY 1, 2",
+        parameters,
+    ).fetchall()
+    counts: Counts = {}
+    for name, scalar, number in found:
+        if name not in ("array", "object"):
+            _add(counts, name, scalar, number)
+    if any(name == "array" for name, _, _ in found):  # an item counts once for each distinct element of its list
+        each = connection.execute(
+            "SELECT kind, value, count(*) FROM ("
+            "SELECT DISTINCT rid, CASE WHEN e.type = 'real' THEN 'integer' ELSE e.type END AS kind, e.value AS value "
+            f"FROM (SELECT rid, {value} AS list FROM items WHERE ({condition}) AND {kind} = 'array'), "
+            "json_each(list) AS e WHERE e.type NOT IN ('array', 'object')) GROUP BY 1, 2",
+            parameters,
+        )
+        for name, scalar, number in each:
+            _add(counts, name, scalar, number)
+    return sum(number for _, _, number in found), counts
+
+
+def _add(counts: Counts, kind: str, scalar: Any, number: int) -> None:
+    value = _CONSTANTS.get(kind, scalar)
+    name = isinstance(value, bool), value
+    counts[name] = counts.get(name, 0) + number
+
+
+def rows_that_pass(connection: sqlite3.Connection, group: Group) -> list[tuple[int, str, str]]:
+    """Return row id, id and JSON of the metadata of the rows that pass a filter."""
+    condition, parameters = filter_sql(group)
+    return connection.execute(f"SELECT rid, id, metadata FROM items WHERE {condition}", parameters).fetchall()
+
+
+def _select(connection: sqlite3.Connection, group: Group, among: np.ndarray | None = None) -> np.ndarray:
+    """Return the row ids (n,) int64 ascending that pass a filter, of all or of some rows."""
+    condition, parameters = filter_sql(group)
+    if among is not None:
+        condition = f"rid IN ({','.join(map(str, among.tolist()))}) AND ({condition})"
+    found = connection.execute(f"SELECT rid FROM items WHERE {condition}", parameters)
+    return np.sort(np.fromiter((row[0] for row in found), np.int64))
+
+
+def _changes(connection: sqlite3.Connection, before: int, seq: int) -> np.ndarray | None:
+    """Return the row ids (n,) int64 ascending that changed between two changes; None if those are not known."""
+    if not 0 <= seq - before <= MAX_CHANGES:
+        return None
+    rows = connection.execute("SELECT rid FROM oplog WHERE seq > ?", [before]).fetchall()
+    if len(rows) != seq - before:  # the log was trimmed
+        return None
+    return np.unique(np.array(rows, np.int64).reshape(-1))
+
+
+def _renewed(rows: RowSet, rids: np.ndarray, changed: np.ndarray, passed: np.ndarray) -> RowSet:
+    """Return a set after some rows changed, of which `passed` pass the filter now."""
+    flags = rows.flags.copy()
+    flags[positions(rids, changed)] = False
+    flags[positions(rids, passed)] = True
+    above = passed[np.searchsorted(passed, rids[-1], "right") :] if len(rids) else passed
+    return RowSet(flags, np.union1d(np.setdiff1d(rows.recent, changed, assume_unique=True), above))
+
+
+def page_sql(group: Group, after: str, limit: int) -> tuple[str, Sequence[Any]]:
+    """Return SQL after WHERE for the first rows behind an id that pass a filter, and its parameters."""
+    if group == EVERYTHING:
+        return "id > ? ORDER BY id LIMIT ?", [after, limit]
+    condition, parameters = filter_sql(group)
+    return f"id > ? AND ({condition}) ORDER BY id LIMIT ?", [after, *parameters, limit]
