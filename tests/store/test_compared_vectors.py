@@ -11,8 +11,6 @@ from waiting import until
 from nnclr_hub import EmbeddedStore
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.store import failpoints, open_store
-from nnclr_hub.store.index.fold import fold
-from nnclr_hub.store.index.index import AnnIndex, ViewTooOld
 from nnclr_hub.store.backup import back_up, restore
 from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.store.exchange.transfer import export_collection, import_collection
@@ -174,20 +172,6 @@ def test_writes_during_a_fit_are_compared_by_the_new_transform(tmp_path):
             del rows[id]
         assert agrees(collection, rows, fitted)
         assert collection.verify().ok
-
-
-def test_views_that_have_rows_deleted_during_a_fit_are_refused():
-    """The fold reads vectors from the catalog, where the row is missing before the index knows it."""
-    index = AnnIndex(CollectionSpec(DIM, vectors="center"), StoreSettings(memory=1 << 30, fit_from=4))
-    vectors, none = made(9, 1), np.zeros(0, np.int64)
-    catalog = np.where(np.arange(9)[:, None] == 5, np.nan, vectors).astype(np.float32)  # change 10 deleted row 5
-    index.apply(9, none, np.arange(9), vectors)
-    fold(index, lambda rids: catalog[rids], newest=lambda: 10)
-    with pytest.raises(ViewTooOld):
-        index.search(QUERIES, 1, fetch=lambda rids: vectors[rids], at=9)
-    index.apply(10, np.array([5]), none, vectors[:0])
-    found = index.search(vectors, 9, fetch=lambda rids: vectors[rids], at=10)[1]
-    assert {row for row in found.ravel().tolist() if row >= 0} == set(range(9)) - {5}
 
 
 def test_backups_and_exports_have_the_vectors_that_were_written(tmp_path):

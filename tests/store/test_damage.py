@@ -26,12 +26,13 @@ def damaged_store(request, tmp_path_factory) -> tuple[Path, dict]:
     """A store of one collection, closed or as a kill leaves it; and what it holds."""
     folder = tmp_path_factory.mktemp("intact") / "store"
     with open_small_store(folder, settings=WITHOUT_SNAPSHOTS) as store:
-        collection = store.create("c", CollectionSpec(DIM, "l2", indexed=("label",), index="flat"))
+        collection = store.create("c", CollectionSpec(DIM, "l2", indexed=("label",), index="hnsw"))
         everything = [
             Item(f"i{n}", v, {"label": "cd"[n % 2], "path": f"{n}.jpg"}, b"jpeg%d" % n if n % 3 else None)
             for n, v in enumerate(VECTORS)
         ]
         collection.upsert(everything[:700])
+        collection.compact()
         collection.snapshot()
         for n in range(700, N, 60):  # some commits are only in the log
             collection.upsert(everything[n : n + 60])
@@ -88,7 +89,7 @@ def test_a_flipped_bit_of_the_record_of_the_last_commit_gives_the_one_before_or_
     data = file.read_bytes()
     valid = {None}
     for slot in (0, 512):  # without the newer record, the older one remains
-        (tmp_path / "commit").write_bytes(data[:slot] + bytes(36) + data[slot + 36 :])
+        (tmp_path / "commit").write_bytes(data[:slot] + bytes(28) + data[slot + 28 :])
         valid.add(CommitRecord(tmp_path / "commit").read())
     assert len(valid) == 3
     for bit in [*range(0, 8 * 40, 3), *range(8 * 508, 8 * len(data), 3)]:

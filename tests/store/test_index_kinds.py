@@ -1,6 +1,5 @@
 """Every kind of index, in both precisions and all metrics, against numpy."""
 
-import sys
 import threading
 from dataclasses import replace
 
@@ -9,11 +8,10 @@ import pytest
 from waiting import until
 
 from nnclr_hub import EmbeddedStore
-from nnclr_hub.store.ann import fold
-from nnclr_hub.store.index.heap import free_unlocked
-from nnclr_hub.store.index.main_index import MainIndex
 from nnclr_hub.store.base import CollectionSpec, Item
-from nnclr_hub.store.index_kinds import HNSW, INDEX_KINDS, Flat, Hnsw, choose_kind
+from nnclr_hub.store.index import fold
+from nnclr_hub.store.index.main_index import MainIndex
+from nnclr_hub.store.index_kinds import HNSW, INDEX_KINDS, Flat, choose_kind
 from nnclr_hub.store.settings import StoreSettings
 
 ROWS, DIM, K = 3000, 24, 10
@@ -287,11 +285,16 @@ def test_copies_do_not_make_calibration_too_easy(tmp_path, kind):
         assert collection.verify().ok
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="madvise drops pages at once only there")
-def test_pages_are_given_back_when_nobody_uses_their_owner():
-    owner, array = Hnsw(), np.ones(1 << 18)
-    free_unlocked(owner, array)
-    free_unlocked(owner, array)
-    assert array.all()
-    del owner
-    assert not array[1 << 14 : -1 << 14].any()
+def test_many_deleted_neighbors_hide_no_live_one(tmp_path):
+    """Few of all rows, but all of the nearest: they are dropped at first, and skipped at the second attempt."""
+    rng = np.random.default_rng(0)
+    far, near = rng.normal(size=(4000, 4)) + 10, rng.normal(size=(150, 4)) * 1e-3
+    with EmbeddedStore(tmp_path, settings=StoreSettings(memory=1 << 30, flat_below=500)) as store:
+        collection = store.create("c", CollectionSpec(4, "l2", index="hnsw"))
+        collection.upsert([Item(f"far{i}", vector) for i, vector in enumerate(far)])
+        collection.upsert([Item(f"near{i}", vector) for i, vector in enumerate(near)])
+        collection.compact()
+        collection.delete([f"near{i}" for i in range(149)])
+        found = collection.search(np.zeros(4), 10)
+        assert found[0].id == "near149"
+        assert len(found) == 10

@@ -9,7 +9,7 @@ import pytest
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import Collection, CollectionSpec, Item, SearchOptions
-from nnclr_hub.store.embedded.search import Searcher
+from nnclr_hub.store.embedded import collection as collections
 from nnclr_hub.store.items import percent_text
 from nnclr_hub.store.queries import best_per_group
 from nnclr_hub.store.vector_transform import VectorTransform
@@ -210,16 +210,16 @@ def test_a_search_runs_again_if_the_transform_was_fitted_in_between(folder, monk
     collection = folder.create("c", CollectionSpec(DIM, vectors="whiten"))
     collection.upsert(items(vectors[:-1]))
     collection.upsert(items(vectors[-1:], 255))
-    run, fitted = Searcher.run, []
+    run, fitted = collections.search, []
 
-    def fitting(self, view, search):
-        found = run(self, view, search)
+    def fitting(*given):
+        found = run(*given)
         if not fitted:
             fitted.append(True)
             collection.compact()  # fits the transform
         return found
 
-    monkeypatch.setattr(Searcher, "run", fitting)
+    monkeypatch.setattr(collections, "search", fitting)
     found = collection.search(vectors[5], k=256, with_percentile=True)
     white = VectorTransform.fit(vectors, "whiten")(vectors)
     scores = np.array([match.score for match in found])

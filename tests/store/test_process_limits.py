@@ -12,15 +12,12 @@ import threading
 import pytest
 from store.crash.small import environment
 from store.exhaustive import DIM, vectors
-from waiting import until
 
-from nnclr_hub.errors import DiskFull, InvalidRequest, StoreClosed, StoreError, StoreLocked
+from nnclr_hub.errors import StoreClosed, StoreError, StoreLocked
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec, Item
-from nnclr_hub.store.embedded import idle
-from nnclr_hub.store.embedded.open_files import OpenFiles
+from nnclr_hub.store.embedded.resources import Resources
 from nnclr_hub.store.embedded.store import EmbeddedStore
-from nnclr_hub.store.folder import Reserve
 from nnclr_hub.store.settings import StoreSettings
 
 
@@ -176,33 +173,28 @@ def open_collections(store) -> set[str]:
     return {info.name for info in store.list() if info.index != "closed"}
 
 
-@pytest.mark.parametrize("reason", ["age", "memory"])
-def test_collections_that_are_not_used_are_closed_and_opened_again(reason, tmp_path):
+def test_collections_that_are_not_used_are_closed_and_opened_again(tmp_path):
     large = vectors(400)
-    settings = StoreSettings(close_after=0.3) if reason == "age" else StoreSettings(total_memory=2 * large.nbytes)
-    with pytest.MonkeyPatch.context() as patch, EmbeddedStore(tmp_path, settings=settings) as store:
-        patch.setattr(idle, "CHECK_SECONDS", 0.05)
+    with EmbeddedStore(tmp_path, settings=StoreSettings(total_memory=2 * large.nbytes)) as store:
         for name in "abc":
             store.create(name, CollectionSpec(DIM)).upsert([Item(f"i{n}", v) for n, v in enumerate(large)])
-        # two of three fit
-        until(lambda: open_collections(store) == (set() if reason == "age" else {"b", "c"}))
+        assert store.create("d", CollectionSpec(DIM)).count() == 0
+        assert open_collections(store) == {"b", "c", "d"}  # two of the three large ones fit
         for name in "abc":
             assert store.get(name).search(large[7], 1)[0].id == "i7"
             assert store.get(name).count() == 400
 
 
-def test_a_collection_in_use_is_not_closed(tmp_path, monkeypatch):
-    monkeypatch.setattr(idle, "CHECK_SECONDS", 0.01)
-    with EmbeddedStore(tmp_path, settings=StoreSettings(close_after=0.05)) as store:
+def test_a_collection_in_use_is_not_closed(tmp_path):
+    with EmbeddedStore(tmp_path) as store:
         collection = store.create("c", CollectionSpec(DIM))
-        collection.upsert([Item(f"i{n}", v) for n, v in enumerate(vectors(9))])
+        collection.upsert([Item(f"n{n}", v) for n, v in enumerate(vectors(9))])
         pages = collection.read_all(1)
         next(pages)
-        assert not collection.changes(9, wait=0.4).changes
-        assert not collection.suspended
+        assert not collection.suspend()
         assert len(list(pages)) == 8
-        until(lambda: collection.suspended)
-    assert "idle collections" not in {thread.name for thread in threading.enumerate()}
+        assert collection.suspend()
+        assert collection.count() == 9
 
 
 MANY_FILES = """
@@ -233,14 +225,14 @@ def test_a_child_that_is_forked_while_files_are_opened_is_refused(tmp_path, monk
     with open_store(str(tmp_path)) as store:
         collection = store.create("c", CollectionSpec(DIM))
         assert collection.suspend()
-        init = OpenFiles.__init__
+        init = Resources.__init__
 
         def slow(self, *arguments, **options) -> None:
             opening.set()
             forked.wait()
             init(self, *arguments, **options)
 
-        monkeypatch.setattr(OpenFiles, "__init__", slow)
+        monkeypatch.setattr(Resources, "__init__", slow)
         user = threading.Thread(target=collection.count)
         user.start()
         opening.wait()
@@ -290,12 +282,12 @@ def test_a_list_does_not_wait_for_files_that_are_being_opened(tmp_path, monkeypa
         collection.upsert([Item("a", vectors(1)[0])])
         assert collection.suspend()
 
-        def slow(*arguments, **options) -> OpenFiles:
+        def slow(*arguments, **options) -> Resources:
             begun.set()
             assert may_end.wait(120)
-            return OpenFiles(*arguments, **options)
+            return Resources(*arguments, **options)
 
-        monkeypatch.setattr("nnclr_hub.store.embedded.collection.OpenFiles", slow)
+        monkeypatch.setattr("nnclr_hub.store.embedded.collection.Resources", slow)
         opening = threading.Thread(target=collection.count)
         opening.start()
         assert begun.wait(60)
@@ -313,14 +305,14 @@ def test_a_collection_whose_files_fail_to_close_is_opened_again(tmp_path, monkey
     with open_store(str(tmp_path)) as store:
         collection = store.create("c", CollectionSpec(DIM))
         collection.upsert([Item("a", vectors(1)[0])])
-        close = OpenFiles.close
+        close = Resources.close
 
         def failing(self, **options) -> None:
             close(self, **options)
             raise OSError("the disk failed")
 
         with monkeypatch.context() as patch:
-            patch.setattr(OpenFiles, "close", failing)
+            patch.setattr(Resources, "close", failing)
             with pytest.raises(StoreError):
                 collection.suspend()
         assert collection.count() == 1
@@ -337,31 +329,3 @@ def test_statistics_of_one_collection_do_not_hide_the_others(tmp_path):
         assert store.statistics() == {}
         (tmp_path / "gone").rename(tmp_path / "s")
         assert store.statistics().keys() == {"a", "b"}
-
-
-def test_a_request_that_failed_is_not_answered_again_on_the_reserve(tmp_path, monkeypatch, caplog):
-    full = [True]
-
-    def reached(name: str) -> None:
-        if name == "write.applied" and full:
-            full.pop()
-            raise DiskFull("full")
-
-    def refused(*_) -> None:
-        raise InvalidRequest("refused")
-
-    def twice(self, work):
-        try:
-            return work()
-        except DiskFull:
-            return work()
-
-    with open_store(str(tmp_path)) as store:
-        collection = store.create("c", CollectionSpec(DIM))
-        monkeypatch.setattr("nnclr_hub.store.embedded.writer.reached", reached)
-        monkeypatch.setattr("nnclr_hub.store.embedded.edits.delete_items", refused)
-        monkeypatch.setattr(Reserve, "run", twice)
-        with pytest.raises(InvalidRequest):
-            collection.delete(["a"])
-    assert not full
-    assert not [record for record in caplog.records if record.levelname == "ERROR"]

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -104,6 +106,17 @@ def _create_indexes(connection: sqlite3.Connection, spec: CollectionSpec) -> Non
     for key in spec.indexed:
         name = _quoted(f'key "{key}"')
         connection.execute(f"CREATE INDEX IF NOT EXISTS {name} ON items ({value_sql(key)})")
+
+
+@contextmanager
+def without_indexes(connection: sqlite3.Connection) -> Iterator[None]:
+    """Drop the indexes on metadata for the block, in a transaction."""
+    found = connection.execute("SELECT name, sql FROM sqlite_master WHERE name GLOB 'key \"*'").fetchall()
+    for name, _ in found:
+        connection.execute(f"DROP INDEX {_quoted(name)}")
+    yield
+    for _, sql in found:
+        connection.execute(sql)
 
 
 def _quoted(name: str) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 
 from nnclr_hub.errors import StoreCorrupt
 from nnclr_hub.store.cancellation import check_cancelled
+from nnclr_hub.store.embedded.catalog import without_indexes
 from nnclr_hub.store.embedded.integrity import row_crc, sequence
 from nnclr_hub.store.items import Item
 from nnclr_hub.store.spec import CollectionSpec
@@ -137,7 +138,8 @@ def _log_deleted(connection: sqlite3.Connection, changes: Changes, rows: Sequenc
 def delete_rows(connection: sqlite3.Connection, changes: Changes, rids: Sequence[int]) -> list[int]:
     """Delete rows by their ids, whatever they contain; return those that still existed."""
     ids = {rid: _readable_id(connection, rid) for rid in rids}
-    deleted = [rid for rid in rids if connection.execute("DELETE FROM items WHERE rid = ?", [rid]).rowcount]
+    with without_indexes(connection):  # SQLite cannot remove metadata that are not JSON from an index on them
+        deleted = [rid for rid in rids if connection.execute("DELETE FROM items WHERE rid = ?", [rid]).rowcount]
     _log_deleted(connection, changes, [(rid, ids[rid]) for rid in deleted])
     return deleted
 

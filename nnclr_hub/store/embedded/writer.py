@@ -286,7 +286,9 @@ class Writer:
             if self._is_fatal(error):
                 raise
             self._connection.execute("ROLLBACK TO one")
-            if not isinstance(error, NNCLRHubError):
+            if isinstance(error, sqlite3.Error):  # as for a row whose metadata is damaged
+                error = _translation(self._path, error)
+            elif not isinstance(error, NNCLRHubError):
                 log.exception("a request to %s failed", self._path)
                 error = StoreError(f"A write to {self._path} failed ({error}); nothing of it was stored.")
             request.answer.set_exception(error)
@@ -331,6 +333,14 @@ class Writer:
         for request in group:
             if not request.answer.done():
                 request.answer.set_exception(error)
+
+
+def _translation(path: Path, error: sqlite3.Error) -> Exception:
+    try:
+        with translated(path):
+            raise error
+    except StoreError as made:
+        return made
 
 
 def _combined(done: list[_Request[Any]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
