@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,19 +61,25 @@ def check_facets(keys: Sequence[str], limit: int, bins: int) -> list[str]:
     return list(dict.fromkeys(map(check_key, keys)))
 
 
-def count_values(counts: Counts, value: Any) -> bool:
-    """Count the value of a key of one item; return whether the item has the key."""
-    elements = value if isinstance(value, list) else [value]
-    for name in {_name(one) for one in elements if one is None or isinstance(one, str | int | float)}:
-        counts[name] = counts.get(name, 0) + 1
-    return value is not ABSENT
+def count_values(counts: Counts, values: Sequence[Any]) -> int:
+    """Count values of a key, ABSENT for items that lack it; return how many have it."""
+    try:
+        found = Counter(zip(map(type, values), values, strict=True))
+    except TypeError:  # there are lists or objects
+        for value in values:
+            for name in {_name(one) for one in (value if isinstance(value, list) else [value]) if _is_scalar(one)}:
+                counts[name] = counts.get(name, 0) + 1
+        return sum(value is not ABSENT for value in values)
+    items = 0
+    for (_, value), number in found.items():
+        if value is not ABSENT:
+            counts[_name(value)] = counts.get(_name(value), 0) + number
+            items += number
+    return items
 
 
-def add_counts(counts: Counts, values: Iterable[Any], numbers: Iterable[int]) -> None:
-    """Add how often each of some scalars occurs."""
-    for value, number in zip(values, numbers, strict=True):
-        name = _name(value)
-        counts[name] = counts.get(name, 0) + number
+def _is_scalar(value: Any) -> bool:
+    return value is None or isinstance(value, str | int | float)
 
 
 def facet(key: str, items: int, counts: Counts, limit: int, bins: int) -> Facet:

@@ -2,8 +2,9 @@
 
 import numpy as np
 
-from nnclr_hub.store import open_store
+from nnclr_hub import EmbeddedStore
 from nnclr_hub.store.base import CollectionSpec, Item
+from nnclr_hub.store.settings import StoreSettings
 
 DIM = 8
 
@@ -23,9 +24,10 @@ def brute_force(truth: dict[str, np.ndarray], query: np.ndarray, k: int, metric:
 
 
 def filled(folder, n=300):
-    with open_store(str(folder)) as store:
-        collection = store.create("c", CollectionSpec(DIM))
+    with EmbeddedStore(folder, settings=StoreSettings(flat_below=100)) as store:
+        collection = store.create("c", CollectionSpec(DIM, index="hnsw"))
         collection.upsert([Item(f"i{i}", v) for i, v in enumerate(vectors(n))])
+        collection.compact()
         collection.snapshot()
         collection.delete(["i3"])
         collection.upsert([Item("i4", vectors(1, 99)[0])])

@@ -7,17 +7,19 @@ import threading
 import numpy as np
 import pytest
 
+from nnclr_hub import EmbeddedStore
 from nnclr_hub.errors import InvalidRequest, StoreError, StoreReadOnly
 from nnclr_hub.store import failpoints, open_store
 from nnclr_hub.store.base import CollectionSpec, Item
+from nnclr_hub.store.settings import StoreSettings
 
 DIM = 4
 
 
 @pytest.fixture
 def collection(tmp_path):
-    with open_store(str(tmp_path)) as store:
-        yield store.create("c", CollectionSpec(DIM, "l2"))
+    with EmbeddedStore(tmp_path, settings=StoreSettings(flat_below=2)) as store:
+        yield store.create("c", CollectionSpec(DIM, "l2", index="hnsw"))
 
 
 @pytest.mark.parametrize("trouble", [StoreError("no"), ValueError("odd"), sqlite3.OperationalError("malformed JSON")])
@@ -51,7 +53,8 @@ def test_the_error_of_one_request_harms_no_other_of_its_commit(collection, troub
 
 
 def test_a_disk_that_fails_while_a_snapshot_is_recorded_makes_the_collection_read_only(collection):
-    collection.upsert([Item("a", np.ones(DIM))])
+    collection.upsert([Item(f"i{i}", vector) for i, vector in enumerate(np.eye(DIM, dtype=np.float32))])
+    collection.compact()
 
     def fail() -> None:
         error = sqlite3.OperationalError("disk I/O error")
@@ -70,6 +73,7 @@ def test_a_disk_that_fails_while_a_snapshot_is_recorded_makes_the_collection_rea
 def test_a_snapshot_that_the_disk_changed_is_not_recorded(collection, tmp_path):
     """The recorded hash is that of the written bytes, so reading back other bytes is noticed."""
     collection.upsert([Item(f"i{i}", np.full(DIM, i, np.float32)) for i in range(50)])
+    collection.compact()
 
     def change() -> None:
         (file,) = tmp_path.glob("collections/*/*.part")

@@ -23,7 +23,7 @@ from nnclr_hub.store.edits import Edit, check_choice, check_expected, check_unch
 from nnclr_hub.store.embedded import verification
 from nnclr_hub.store.embedded.catalog import change_indexed, check_indexed, closed_error, last_seq
 from nnclr_hub.store.embedded.changes import read_changes
-from nnclr_hub.store.embedded.filters import count_values, page_sql, rows_that_pass
+from nnclr_hub.store.embedded.filters import count_facets, page_sql, rows_that_pass
 from nnclr_hub.store.embedded.resources import Resources
 from nnclr_hub.store.embedded.rows import (
     Changes,
@@ -204,7 +204,7 @@ class EmbeddedCollection(Collection):
     ) -> dict[str, Facet]:
         wanted, group = check_facets(keys, limit, bins), parse(where)
         with self._files.connections.reader() as connection:
-            found = {key: count_values(connection, group, key) for key in wanted}
+            found = count_facets(connection, group, wanted)
         return {key: facet(key, *counted, limit, bins) for key, counted in found.items()}
 
     @_in_use

@@ -9,15 +9,17 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import orjson
 
-from nnclr_hub.store.embedded.filter_sql import filter_sql, type_sql, value_sql
-from nnclr_hub.store.facets import Counts
+from nnclr_hub.store.cancellation import check_cancelled
+from nnclr_hub.store.embedded.filter_sql import filter_sql
+from nnclr_hub.store.facets import Counts, count_values
 from nnclr_hub.store.index.state import RowSet, State, positions
-from nnclr_hub.store.where import EVERYTHING, Group
+from nnclr_hub.store.where import ABSENT, EVERYTHING, Group, value_of
 
 KEPT = 32  # filters
 MAX_CHANGES = 5000  # after more of them, the filter is evaluated again
-_CONSTANTS = {"true": True, "false": False, "null": None}
+BATCH = 1000  # rows whose metadata are parsed together
 
 
 class _Answer(NamedTuple):
@@ -62,37 +64,26 @@ class Filters:
         return rows
 
 
-def count_values(connection: sqlite3.Connection, group: Group, key: str) -> tuple[int, Counts]:
-    """Return how many of the items that pass a filter have a key, and how often each of its scalars occurs."""
+def count_facets(
+    connection: sqlite3.Connection, group: Group, keys: Sequence[str]
+) -> dict[str, tuple[int, Counts]]:
+    """Return by key how many of the items that pass a filter have it, and how often each of its scalars occurs.
+
+    All metadata are parsed once, which takes less time than one GROUP BY for each key.
+    """
     condition, parameters = filter_sql(group)
-    kind, value = type_sql(key), value_sql(key)
-    found = connection.execute(
-        f"SELECT kind, CASE WHEN kind NOT IN ('array', 'object') THEN value END AS value, count(*) "
-        f"FROM (SELECT {kind} AS kind, {value} AS value FROM items WHERE {condition}) "
-        "WHERE kind IS NOT NULL GROUP BY 1, 2",
-        parameters,
-    ).fetchall()
-    counts: Counts = {}
-    for name, scalar, number in found:
-        if name not in ("array", "object"):
-            _add(counts, name, scalar, number)
-    if any(name == "array" for name, _, _ in found):  # an item counts once for each distinct element of its list
-        each = connection.execute(
-            "SELECT kind, value, count(*) FROM ("
-            "SELECT DISTINCT rid, CASE WHEN e.type = 'real' THEN 'integer' ELSE e.type END AS kind, e.value AS value "
-            f"FROM (SELECT rid, {value} AS list FROM items WHERE ({condition}) AND {kind} = 'array'), "
-            "json_each(list) AS e WHERE e.type NOT IN ('array', 'object')) GROUP BY 1, 2",
-            parameters,
-        )
-        for name, scalar, number in each:
-            _add(counts, name, scalar, number)
-    return sum(number for _, _, number in found), counts
-
-
-def _add(counts: Counts, kind: str, scalar: Any, number: int) -> None:
-    value = _CONSTANTS.get(kind, scalar)
-    name = isinstance(value, bool), value
-    counts[name] = counts.get(name, 0) + number
+    cursor = connection.execute(f"SELECT metadata FROM items WHERE {condition}", parameters)
+    items, counts = dict.fromkeys(keys, 0), {key: Counts() for key in keys}
+    while rows := cursor.fetchmany(BATCH):
+        check_cancelled()
+        metadata = orjson.loads(f"[{','.join([text for (text,) in rows])}]")
+        for key in keys:
+            if "." in key:
+                values = [value_of(about, key) for about in metadata]
+            else:  # which is not a path; much faster
+                values = [about.get(key, ABSENT) for about in metadata]
+            items[key] += count_values(counts[key], values)
+    return {key: (items[key], counts[key]) for key in keys}
 
 
 def rows_that_pass(connection: sqlite3.Connection, group: Group) -> list[tuple[int, str, str]]:

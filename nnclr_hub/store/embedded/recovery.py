@@ -69,7 +69,7 @@ def follow(
     added = np.array(sorted(rid for op, rid in changes if op == "+"), np.int64)
     added = np.setdiff1d(added, deleted, assume_unique=True)  # rows that were added and deleted are in no table
     added, vectors = _read(connection, spec, added)
-    states.advance(last, deleted, added, vectors)
+    states.advance(last, deleted, added, vectors, since=before)
 
 
 def _with_snapshot(

@@ -63,10 +63,9 @@ class Resources:
             raise
         self.states = States(state)
         self.filters = Filters()
-        follow = self._follow if read_only else lambda connection: None
-        self.connections = Connections(path, settings.memory, self.spec.precision, follow)
+        self.writer: Writer | None = None
+        self.connections = Connections(path, settings.memory, self.spec.precision, self._follow)
         self.maintenance = IndexMaintenance(self.states, settings, path, self.connections, saved)
-        self.writer = None
         if not read_only:
             self.writer = Writer(self._connection, self.states, path, self.record, self.maintenance.wake)
         self.maintenance.writer = self.writer
@@ -121,20 +120,20 @@ class Resources:
         while True:
             with self.connections.reader() as connection:
                 state = self.states.at(last_seq(connection))
-                if state is None and self.writer is not None and self.writer.behind is not None:
-                    state = self.states.latest  # without the last changes, until maintenance has built it again
                 if state is not None:
                     return work(connection, state)
 
     def _follow(self, connection: sqlite3.Connection) -> None:
-        """Bring a read-only index to what another process has committed."""
-        if last_seq(connection) == self.states.latest.seq:
+        """Bring the index to what another process has committed, or to what it could not take from the writer."""
+        last, writer = last_seq(connection), self.writer
+        if last == self.states.latest.seq or (writer is not None and writer.behind is None):
             return
         with self._following:
-            if last_seq(connection) < self.states.latest.seq:  # another thread has a newer view: take a new one
+            if last < self.states.latest.seq:  # another thread has a newer view: take a new one
                 connection.execute("COMMIT")
                 connection.execute("BEGIN")
-            if last_seq(connection) != self.states.latest.seq:
+                last = last_seq(connection)
+            if last > self.states.latest.seq or (last < self.states.latest.seq and writer is None):
                 recovery.follow(connection, self.states, self.spec, self._settings, self._folder)
         self.maintenance.wake()
 

@@ -374,9 +374,13 @@ class States:
         self.latest = state
         self.added = self.deleted = 0  # rows since the start; an item with another vector counts in both
 
-    def advance(self, seq: int, deleted: np.ndarray, added: np.ndarray, vectors: np.ndarray) -> None:
-        """Publish the state after a commit, see `State.after`."""
+    def advance(
+        self, seq: int, deleted: np.ndarray, added: np.ndarray, vectors: np.ndarray, *, since: int | None = None
+    ) -> None:
+        """Publish the state after a commit, see `State.after`; nothing if the newest is not `since`, if that is given."""
         with self._changed:
+            if since not in (None, self.latest.seq):
+                return
             state = self.latest.after(seq, deleted, added, vectors)
             self.added += len(added)
             self.deleted += len(deleted)
