@@ -7,8 +7,13 @@ import threading
 from pathlib import Path
 
 
-def replace_file(path: Path, content: bytes | str) -> None:
+def replace_file(path: Path, content: bytes | str, *, durable: bool = False) -> None:
     """Write a temporary file next to the file, then rename it; text becomes UTF-8.
+
+    Args:
+        path: of the file.
+        content: of the file.
+        durable: return when the file survives a loss of power.
 
     Raises:
         OSError: the content does not fit, or the folder cannot be written; the old file is kept.
@@ -16,6 +21,18 @@ def replace_file(path: Path, content: bytes | str) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.part")
     try:
         temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+        if durable:
+            _fsync(temporary)
         temporary.replace(path)
+        if durable:
+            _fsync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _fsync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -25,6 +25,11 @@ from nnclr_hub.terminal import visible
 Advance = Callable[[int, int], None]  # (done, total)
 
 
+def in_megabytes(advance: Advance) -> Advance:
+    """Return the progress of work that counts bytes, for a bar of megabytes."""
+    return lambda done, total: advance(-(-done // 10**6), -(-total // 10**6))
+
+
 @contextmanager
 def bar(console: Console, title: str, *, unit: str = "images", each: int = 1) -> Iterator[Advance]:
     """Show a bar from the first step on; without a terminal, only its last state.

@@ -20,12 +20,13 @@ from nnclr_hub.bulk.shards import Shards
 from nnclr_hub.encoder.image_list import named
 from nnclr_hub.encoder.packed_image import ImageSource, ListedImage
 from nnclr_hub.errors import CollectionExists, CollectionNotFound, InvalidRequest
-from nnclr_hub.store.base import Collection, CollectionSpec, Item, Progress, VectorStore
+from nnclr_hub.store.base import Collection, CollectionSpec, Item, Progress, VectorStore, Where
 from nnclr_hub.store.replacement import upsert_into
+from nnclr_hub.store.where import MAX_IN
 from nnclr_hub.workbench.folder_changes import BOX, item_id
 
 log = logging.getLogger(__name__)
-BATCH = 1000
+BATCH = MAX_IN  # items whose ids one filter can name
 _TILE = re.compile(r"#\d+,\d+,\d+,\d+$")  # the end of the path of a tile
 
 
@@ -57,7 +58,8 @@ def collect(
     shards.require_all()
     repeats = _repeats(shards)
     collection = _target(shards.plan, store, name)
-    if not into and collection.count() > sum(len(_existing(collection, items)) for items in _batches(shards, repeats)):
+    before = collection.count()
+    if before and not into and before > sum(len(_existing(collection, items)) for items in _batches(shards, repeats)):
         raise CollectionExists(
             f"Collection {name!r} has other items than these shards; import them under another name, or add them with "
             "--into (into=True)."
@@ -65,7 +67,7 @@ def collect(
     total = sum(shard.count for shard in shards) - repeats.total()
     done = written = 0
     for items in _batches(shards, repeats):
-        if new := _missing(collection, items):
+        if new := _missing(collection, items) if before else items:
             upsert_into(store, name, collection, new)
         done, written = done + len(items), written + len(new)
         progress(done, total)
@@ -122,7 +124,8 @@ def _batches(shards: Shards, repeats: Counter[str]) -> Iterator[list[Item]]:
                     left[item.id] -= 1
                 else:
                     items.append(item)
-            yield items
+            if items:
+                yield items
 
 
 def _item(
@@ -137,7 +140,9 @@ def _item(
 
 
 def _existing(collection: Collection, items: list[Item]) -> dict[str, Item]:
-    return {item.id: item for item in collection.get([item.id for item in items])}
+    """Return the items that exist, without vectors and thumbnails, by id."""
+    where: Where = {"must": [{"ids": [item.id for item in items]}]}
+    return {item.id: item for item in collection.scroll(limit=BATCH, where=where, with_vector=False).items}
 
 
 def _missing(collection: Collection, items: list[Item]) -> list[Item]:

@@ -26,7 +26,7 @@ from nnclr_hub.bulk.atomic_file import sweep, written_whole
 from nnclr_hub.bulk.plan import PRECISIONS
 from nnclr_hub.bulk.shards import Shard, Shards
 from nnclr_hub.errors import ImageError, InvalidRequest
-from nnclr_hub.store.exchange.files import require_parquet
+from nnclr_hub.store.exchange import require_parquet
 
 ARRAY, ARRAYS, PARQUET, CSV = ".npy", ".npz", ".parquet", ".csv"
 COLUMNS = ("id", "path", "label", "metadata")  # before the vector

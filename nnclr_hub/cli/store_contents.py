@@ -102,23 +102,20 @@ def create(
 
 def export(
     name: Name,
-    folder: Annotated[Path, typer.Argument(help="Folder to write.")],
+    folder: Annotated[Path, typer.Argument(help="Folder to write; must not exist.")],
     store: Store = DEFAULT_STORE,
     thumbnails: Annotated[bool, typer.Option("--thumbnails/--no-thumbnails", help="Include thumbnails.")] = True,
-    update: Annotated[
-        bool, typer.Option("--update", help="Write only what changed since the export in the folder, if there is one.")
-    ] = False,
     as_json: Json = False,
 ) -> None:
     """Export a collection as Parquet and safetensors files. Works while a server uses the store.
 
-    Example: nnclr store export photos photos-export --update
+    Example: nnclr store export photos photos-export
     """
     from nnclr_hub.progress import bar
-    from nnclr_hub.store.exchange.transfer import export_collection
+    from nnclr_hub.store.exchange import export_collection
 
     with opened(store, read_only=True) as there, bar(err, "exporting", unit="items") as advance:
-        manifest = export_collection(there.get(name), folder, thumbnails=thumbnails, update=update, progress=advance)
+        manifest = export_collection(there.get(name), folder, thumbnails=thumbnails, progress=advance)
     if as_json:
         print_json({"folder": str(folder), **asdict(manifest), "bytes": manifest.size})
         return

@@ -24,10 +24,7 @@ from nnclr_hub.cli.verbs import (
 from nnclr_hub.errors import CollectionNotFound, InvalidRequest
 
 if TYPE_CHECKING:
-    from nnclr_hub.store.base import Progress
     from nnclr_hub.workbench.import_format import ImportFormat
-
-MEGABYTE = 10**6
 
 
 def register(group: typer.Typer) -> None:
@@ -86,16 +83,15 @@ def import_(
 
 
 def _import_export(folder: Path, name: str | None, store: str, into: bool, as_json: bool) -> None:
-    from nnclr_hub.progress import bars
+    from nnclr_hub.progress import bars, in_megabytes
     from nnclr_hub.store import open_store
     from nnclr_hub.store.checks import check_collection_name
-    from nnclr_hub.store.exchange.files import Manifest
-    from nnclr_hub.store.exchange.transfer import import_collection
+    from nnclr_hub.store.exchange import import_collection, read_manifest
 
-    manifest = Manifest.read(folder)  # a wrong folder or name must not leave an empty store behind
+    manifest = read_manifest(folder)  # a wrong folder or name must not leave an empty store behind
     name = check_collection_name(name or manifest.name)
     with open_store(store) as there, bars(err) as new_bar:
-        checking, storing = _in_megabytes(new_bar("checking", "MB")), new_bar("importing", "items")
+        checking, storing = in_megabytes(new_bar("checking", "MB")), new_bar("importing", "items")
         report = import_collection(there, name, folder, into=into, checking=checking, progress=storing)
     if as_json:
         print_json({"collection": name, **asdict(report)})
@@ -128,7 +124,7 @@ def _import_file(file: Path, name: str | None, store: str, server: str | None, a
 
 
 def _import_locally(file: Path, name: str, store: str, format: ImportFormat) -> dict[str, Any]:
-    from nnclr_hub.progress import bar
+    from nnclr_hub.progress import bar, in_megabytes
 
     def command() -> str:
         dim = _dim_of(file, format)
@@ -148,7 +144,7 @@ def _import_locally(file: Path, name: str, store: str, format: ImportFormat) -> 
         # about the number of images, which decides whether an export of the network is worth its time
         bench = Workbench(Encoders(backend="auto", images=file.stat().st_size // 100_000 + 1), there)
         with bar(err, "importing", unit="images" if format.images else "MB") as advance:
-            progress = advance if format.images else _in_megabytes(advance)
+            progress = advance if format.images else in_megabytes(advance)
             return import_file(bench, name, file, format, progress=progress).result(name)
 
 
@@ -163,25 +159,20 @@ def _dim_of(file: Path, format: ImportFormat) -> int | None:
 
 
 def _import_there(file: Path, name: str, server: str, api_key_env: str, format: ImportFormat) -> dict[str, Any]:
-    from nnclr_hub.progress import bar
+    from nnclr_hub.progress import bar, in_megabytes
 
     with connected(server, api_key_env) as client:
         with bar(err, "uploading", unit="MB") as advance:
             try:
-                job = client.collection(name).import_file(file, progress=_in_megabytes(advance))
+                job = client.collection(name).import_file(file, progress=in_megabytes(advance))
             except CollectionNotFound as error:
                 dim = _dim_of(file, format)
                 call = f"Client({server!r}).collections.create({name!r}{'' if dim is None else f', dim={dim}'})"
                 raise CollectionNotFound(f"{error} {call} in Python creates it.") from error
         images = job.kind == "add"
         with bar(err, "importing", unit="images" if images else "MB") as advance:
-            progress = advance if images else _in_megabytes(advance)
+            progress = advance if images else in_megabytes(advance)
             return result_of(client, job, progress)
-
-
-def _in_megabytes(advance: Progress) -> Progress:
-    """Return the progress of work that counts bytes."""
-    return lambda done, total: advance(-(-done // MEGABYTE), -(-total // MEGABYTE))
 
 
 def _import_shards(folder: Path, name: str | None, store: str, into: bool, as_json: bool) -> None:

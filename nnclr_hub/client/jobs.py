@@ -163,18 +163,16 @@ def abandon_reembed(name: str) -> Steps[None]:
     return perform(Call("DELETE", f"{COLLECTIONS}/{check_collection_name(name)}/reembed", lambda answer: None))
 
 
-def backup(*, keep: int | None = None, verify: bool = False) -> Steps[Job]:
+def backup(*, keep: int | None = None) -> Steps[Job]:
     """Start a backup of the whole store to the destination that the server is configured with.
 
     Args:
         keep: the number of backups to keep, at least 1; older ones are removed afterwards. None: all.
-        verify: read the files that it shares with the backup before, and write damaged ones again.
 
     Raises:
         InvalidRequest: the server makes no backups, or `keep` is invalid.
     """
-    params = {"verify": str(verify).lower(), **({} if keep is None else {"keep": str(keep)})}
-    return _start("/api/v1/store/backups", params=params)
+    return _start("/api/v1/store/backups", params={} if keep is None else {"keep": str(keep)})
 
 
 def get(id: str) -> Steps[Job]:

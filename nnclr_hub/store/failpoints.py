@@ -38,12 +38,11 @@ STEPS = (
     "drop.removed",
     "promote.begun",
     "promote.recorded",
-    # a backup (backup/)
-    "backup.piece",
-    "backup.pieces",
+    # a backup (backup.py)
+    "backup.chunk",
+    "backup.chunks",
     "backup.done",
     "backup.removed",
-    "backup.freed",
     # opening (recovery.py)
     "recover.loaded",
     "recover.replayed",

@@ -57,10 +57,10 @@ def written_whole(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def disk_errors(folder: Path) -> Iterator[None]:
-    """Translate errors of the system about the files of a folder that is written.
+    """Translate errors of the system about the files of a folder.
 
     Raises:
-        DiskFull, StoreError: it cannot be written.
+        DiskFull, StoreError: it cannot be used.
     """
     try:
         yield
@@ -70,7 +70,7 @@ def disk_errors(folder: Path) -> Iterator[None]:
                 f"{folder} does not fit on the disk; nothing of this call was kept. Free some space, and retry."
             ) from error
         raise StoreError(
-            f"{folder} cannot be written ({error.strerror or error}); choose a folder that can be written."
+            f"{folder} cannot be used ({error.strerror or error}); check the folder and its permissions."
         ) from error
 
 

@@ -20,7 +20,7 @@ from nnclr_hub.encoder.image_zip import MOST_IMAGE
 from nnclr_hub.errors import ImageError, InvalidRequest
 from nnclr_hub.store.base import Item, Progress
 from nnclr_hub.store.checks import check_items
-from nnclr_hub.store.exchange.transfer import same_item
+from nnclr_hub.store.exchange import same_item
 from nnclr_hub.store.spec import CollectionSpec
 from nnclr_hub.workbench.add_request import NewImage
 from nnclr_hub.workbench.image_record import FILE_HASH, PIXEL_HASH

@@ -24,7 +24,7 @@ import numpy as np
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.missing_values import is_nan
 from nnclr_hub.store.base import Item
-from nnclr_hub.store.exchange.files import require_parquet
+from nnclr_hub.store.exchange import require_parquet
 from nnclr_hub.workbench.import_format import ImportFormat
 from nnclr_hub.workbench.parquet_process import parquet_batches
 from nnclr_hub.workbench.payload import decode_vector

@@ -95,15 +95,8 @@ def _backup(context: JobContext) -> Outcome:
     if not context.backup_to:
         raise InvalidRequest("This server no longer makes backups; set NNCLR_BACKUP_TO.")
     try:
-        params = context.params
-        report = back_up(
-            context.bench.store,
-            context.backup_to,
-            keep=params["keep"],
-            verify=params["verify"],
-            progress=context.progress,
-        )
-        return Outcome(asdict(report))
+        keep = context.params["keep"]
+        return Outcome(asdict(back_up(context.bench.store, context.backup_to, keep, progress=context.progress)))
     except NNCLRHubError as error:
         error.args = (str(error).replace(context.backup_to, "the destination"),)
         raise

@@ -227,9 +227,6 @@ def start_backup(
     keep: Annotated[
         int | None, Query(ge=1, le=1_000_000, description="number of backups to keep; older ones are removed")
     ] = None,
-    verify: Annotated[
-        bool, Query(description="read the files that it shares with the backup before, and write damaged ones again")
-    ] = False,
 ) -> JobResponse:
     """Back up all collections, aliases, jobs and probes to the destination that the server is configured with.
 
@@ -237,7 +234,7 @@ def start_backup(
     """
     if not settings.backup_to:
         raise InvalidRequest("This server makes no backups; set NNCLR_BACKUP_TO to a folder or an address.")
-    return submit("backup", {"keep": keep, "verify": verify})
+    return submit("backup", {"keep": keep})
 
 
 @router.get("/jobs/{id}", responses=answers(JobNotFound))

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from nnclr_hub import CollectionSpec, Item, open_store
-from nnclr_hub.store.exchange.transfer import export_collection
+from nnclr_hub.store.exchange import export_collection
 
 PAGE = (Path(__file__).parents[2] / "docs" / "store.md").read_text()
 

@@ -1,7 +1,6 @@
 """Read and restore backups in tests."""
 
-from datetime import UTC, datetime
-
+from fsspec.core import url_to_fs
 from store.crash.small import open_small_store
 
 from nnclr_hub.store.backup import restore
@@ -11,7 +10,7 @@ import sys
 from store.crash.small import open_small_store
 from nnclr_hub.store.backup import back_up
 with open_small_store(sys.argv[1]) as store:
-    back_up(store, sys.argv[2])
+    back_up(store, sys.argv[2], keep=2)
 """
 
 
@@ -24,9 +23,12 @@ def restored(source, folder, **options) -> dict[str, dict]:
     """Restore to a new folder; return what it holds, by collection."""
     restore(source, folder, **options)
     with open_small_store(folder) as store:
+        assert all(store.get(info.name).verify().ok for info in store.list())
         return {info.name: contents(store.get(info.name)) for info in store.list()}
 
 
-def at(id: str) -> datetime:
-    """Return the time that is the id of a backup."""
-    return datetime.strptime(id, "%Y%m%dT%H%M%S.%fZ").replace(tzinfo=UTC)
+def chunks_at(destination) -> dict[str, int]:
+    """Return the sizes of all files of chunks, by their names."""
+    files, root = url_to_fs(str(destination))
+    found = files.find(f"{root}/chunks", detail=True)
+    return {name.rsplit("/", 1)[-1]: info["size"] for name, info in found.items()}

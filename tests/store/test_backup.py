@@ -1,37 +1,76 @@
-"""Backups against a dict: what is restored is what was stored at that commit, whatever happens at the same time."""
+"""Backups against a dict: what is restored is what was stored then, whatever happens at the same time."""
 
 import random
+import resource
+import sqlite3
 import subprocess
 import sys
 import threading
+import time
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import numpy as np
 import pytest
-from store.backups import BACKUP, at, contents, restored
+from store.backups import BACKUP, chunks_at, contents, restored
 from store.crash.small import environment, open_small_store
 from store.exhaustive import DIM, vectors
 
-from nnclr_hub.errors import CollectionNotFound, InvalidRequest, NNCLRHubError, StoreCorrupt
-from nnclr_hub.store import open_store
-from nnclr_hub.store.backup import back_up, restore, verify_backups
+from nnclr_hub.errors import (
+    ChangesUnavailable,
+    CollectionNotFound,
+    DiskFull,
+    InvalidRequest,
+    NNCLRHubError,
+    StoreCorrupt,
+    StoreLocked,
+)
+from nnclr_hub.store import failpoints, open_store
+from nnclr_hub.store.backup import back_up, list_backups, restore, verify_backups
 from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.store.records import Record
 
-VECTORS = np.random.default_rng(0).normal(size=(2000, 64)).astype(np.float32)
+
+def filled(store, name="c", count=30, seed=0):
+    collection = store.create(name, CollectionSpec(DIM))
+    collection.upsert([Item(f"i{n}", v, {"seed": seed}) for n, v in enumerate(vectors(count, seed))])
+    return collection
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
-def test_every_commit_is_restored_exactly_or_refused(seed, tmp_path):
-    destination = f"memory://{tmp_path.name}"
-    rng = random.Random(seed)
-    states: dict[int, dict] = {}  # by change
-    saved, times = [], {}
+@pytest.fixture
+def three_backups(destination, tmp_path):
+    """Contents of a store at each of three backups, by id."""
+    with open_small_store(tmp_path / "store") as store:
+        collection, held = store.create("c", CollectionSpec(DIM)), {}
+        for n in range(3):
+            collection.upsert([Item(f"{i}", vector, {"n": n}) for i, vector in enumerate(vectors(5 + n, n))])
+            held[back_up(store, destination).id] = contents(collection)
+    return held
+
+
+@contextmanager
+def disk_of(size: int):
+    """Let no file be larger."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+# ------------------------------------------------------------------------------ content
+
+
+def test_each_backup_restores_what_was_stored_then(destination, tmp_path):
+    rng = random.Random(0)
+    held, times = {}, {}
     with open_small_store(tmp_path / "store") as store:
         collection = store.create("c", CollectionSpec(DIM, "l2"))
         store.create("other", CollectionSpec(2)).upsert([Item("one", np.ones(2))])
         store.alias("current", "c")
-        for step in range(36):
+        for step in range(60):
             ids = [f"i{n}" for n in rng.sample(range(80), rng.choice((1, 2, 5)))]
             if rng.random() < 0.2:
                 collection.delete(ids)
@@ -41,57 +80,46 @@ def test_every_commit_is_restored_exactly_or_refused(seed, tmp_path):
                 some = vectors(len(ids), rng.randrange(10**6))
                 thumbnail = rng.choice((None, b"jpeg"))
                 collection.upsert([Item(id, v, {"step": step}, thumbnail) for id, v in zip(ids, some, strict=True)])
-            states[collection.info().durable_seq] = contents(collection)
-            if rng.random() < 0.2:
-                store.records.put(Record("probe", "p", {"step": step}))
-                report = back_up(store, destination)
-                assert report.together
-                saved.append(collection.info().durable_seq)
-                times[report.id] = contents(collection)
             if rng.random() < 0.1:
                 collection.compact()
                 collection.snapshot()
-    assert len(saved) > 3
-    assert set(verify_backups(destination).values()) == {None}
-    exact = 0
-    for number, seq in enumerate([*saved[::2], *(seq for seq in states if saved[0] < seq < saved[-1])][:14]):
-        try:
-            found = restored(destination, tmp_path / f"r{number}", at=seq, collection="current")
-        except InvalidRequest:
-            assert seq not in saved
-            assert not (tmp_path / f"r{number}").exists()
-            continue
-        assert found == {"c": states[seq]}, seq
-        exact += seq not in saved
-    assert exact > 2, "nothing between two backups was restored"
-    for number, (id, held) in enumerate(list(times.items())[:3]):
-        found = restored(destination, tmp_path / f"t{number}", at=at(id))
-        assert (found["c"], len(found["other"])) == (held, 1)
-    restore(destination, tmp_path / "last")
+            if step % 7 == 6:
+                store.records.put(Record("probe", "p", {"step": step}))
+                report = back_up(store, destination)
+                held[report.id] = contents(collection)
+                assert (report.collections, report.items) == (2, len(held[report.id]) + 1)
+                times[report.id] = datetime.now(UTC)
+        seq = collection.info().durable_seq
+        log = collection.changes(seq).log
+    assert [backup.id for backup in list_backups(destination)] == list(held)
+    assert verify_backups(destination) == dict.fromkeys(held)
+    for number, (id, wanted) in enumerate(held.items()):
+        moment = (id, times[id], times[id].astimezone().replace(tzinfo=None).isoformat(), times[id].isoformat())
+        found = restored(destination, tmp_path / str(number), at=moment[number % 4])
+        assert (found["c"], len(found["other"])) == (wanted, 1)
+    (tmp_path / "last").mkdir()
+    assert restored(destination, tmp_path / "last", at=datetime.now(UTC) + timedelta(days=1))["c"] == wanted
+    assert restored(destination, tmp_path / "one", collection="current") == {"c": wanted}
     with open_store(str(tmp_path / "last")) as store:
         assert store.aliases() == {"current": "c"}
-        assert store.records.get("probe", "p") is not None
-        assert store.get("c").verify().ok
+        assert store.records.get("probe", "p").content == {"step": 55}
+        with pytest.raises(ChangesUnavailable):  # its numbers go on differently
+            store.get("c").changes(seq, log=log)
         store.get("c").upsert([Item("new", vectors(1)[0])])
-        assert back_up(store, destination).written > 0  # a restored store continues with backups
-    assert set(verify_backups(destination).values()) == {None}
+        assert back_up(store, destination).written > 0  # it takes the place of the original
 
 
 def test_a_backup_of_a_busy_store_tears_no_write(tmp_path):
-    """Two items are always written together, in two collections at once."""
+    """Two items are always written together."""
     stop = threading.Event()
     with open_small_store(tmp_path / "store") as store:
-        both = [store.create(name, CollectionSpec(DIM)) for name in "ab"]
-        for collection in both:
-            collection.upsert(
-                [Item(id, vectors(1)[0], {"version": 0}) for id in ("first", *map(str, range(50)), "last")]
-            )
+        both = [filled(store, name, 50) for name in "ab"]
 
         def write(collection) -> None:
             version = 0
             while not stop.is_set():
                 version += 1
-                collection.upsert([Item(id, vectors(1)[0], {"version": version}) for id in ("first", "last")])
+                collection.upsert([Item(id, vectors(1)[0], {"version": version}) for id in ("i0", "i49")])
 
         threads = [threading.Thread(target=write, args=[collection]) for collection in both]
         for thread in threads:
@@ -100,71 +128,141 @@ def test_a_backup_of_a_busy_store_tears_no_write(tmp_path):
             with open_small_store(tmp_path / "store", read_only=True) as reader:  # as another process does
                 for _ in range(5):
                     back_up(reader, tmp_path / "backups")
+                    time.sleep(0.1)
         finally:
             stop.set()
             for thread in threads:
                 thread.join()
     versions = []
-    for number, (id, problem) in enumerate(verify_backups(tmp_path / "backups").items()):
+    for id, problem in verify_backups(tmp_path / "backups").items():
         assert problem is None
-        for held in restored(tmp_path / "backups", tmp_path / str(number), at=at(id)).values():
-            assert len(held) == 52
-            assert held["first"][1] == held["last"][1]
-            versions.append(held["last"][1]["version"])
+        for held in restored(tmp_path / "backups", tmp_path / id, at=id).values():
+            assert len(held) == 50
+            assert held["i0"][1] == held["i49"][1]
+            versions.append(held["i0"][1].get("version", 0))
     assert versions[-1] > versions[0]
 
 
-def test_later_backups_copy_only_what_is_new(destination, tmp_path):
+def test_collections_and_aliases_that_change_during_a_backup_stay_consistent(tmp_path):
+    with open_small_store(tmp_path / "store") as store:
+        for name in "abd":
+            filled(store, name)
+        store.alias("live", "a")
+        changes = [lambda: store.promote(filled(store, "new", 1).name, "live"), lambda: store.drop("d")]
+        with failpoints.at("backup.chunk", lambda: changes.pop()() if changes else None):
+            back_up(store, tmp_path / "backups")
+    [backup] = list_backups(tmp_path / "backups")
+    assert "d" not in backup.collections
+    assert backup.collections[backup.aliases["live"]] in (1, 30)
+    found = restored(tmp_path / "backups", tmp_path / "new")
+    assert {name: len(items) for name, items in found.items()} == backup.collections
+    assert backup.collections["a"] == backup.collections["b"] == 30
+
+
+# ------------------------------------------------------------------------------ size
+
+
+def test_later_backups_copy_only_pages_that_changed(destination, tmp_path):
+    rng, count = np.random.default_rng(0), 20_000
+    some = rng.normal(size=(count, 64)).astype(np.float32)
     with open_store(str(tmp_path / "store")) as store:
-        collection = store.create("c", CollectionSpec(64))
-        collection.upsert([Item(f"i{n}", v) for n, v in enumerate(VECTORS)])
+        collection = store.create("c", CollectionSpec(64, index="flat"))
+        collection.upsert([Item(f"i{n}", v) for n, v in enumerate(some)])
         first = back_up(store, destination)
-        assert first.size == first.written > 2000 * 64 * 4
+        assert first.size == first.written > some.nbytes
         assert back_up(store, destination).written == 0
-        collection.upsert([Item("new", -VECTORS[0])])
-        third = back_up(store, destination)
-        assert 0 < third.written < first.written / 10
-        collection.delete([f"i{n}" for n in range(1500)])  # most of the first piece is not needed any more
-        assert back_up(store, destination).size < 0.6 * first.size
+        for ids, share in ((rng.choice(count, 20, replace=False), 0.4), (range(count, count + 200), 0.2)):
+            collection.upsert([Item(f"i{n}", some[n % count]) for n in ids])
+            assert 0 < back_up(store, destination).written < share * first.size
+        for n in range(20):
+            collection.upsert([Item(f"new{n}", some[n])])
+            last = back_up(store, destination)
+        assert last.size < 2 * first.size
+        assert len(chunks_at(destination).keys() & {c.sha256 for c in list_backups(destination)[-1].chunks}) < 12
+        collection.delete([f"i{n}" for n in range(count)])
+        back_up(store, destination, keep=1)
+        collection.compact()
+        back_up(store, destination, keep=1)
+    assert sum(chunks_at(destination).values()) < 0.2 * first.size
     assert set(verify_backups(destination).values()) == {None}
 
 
-@pytest.mark.parametrize("step", ["backup.piece", "backup.piece:3", "backup.pieces", "backup.done"])
-def test_a_backup_that_is_killed_leaves_the_older_ones_usable(step, tmp_path):
+def test_only_the_newest_backups_and_their_chunks_are_kept(three_backups, destination, tmp_path):
+    with open_small_store(tmp_path / "store") as store:
+        wrong: Any
+        for wrong in (0, -1, True, 1.5):
+            with pytest.raises(InvalidRequest):
+                back_up(store, destination, keep=wrong)
+        store.get("c").delete(["0"])
+        report = back_up(store, destination, keep=2)
+        third = list(three_backups)[2]
+        assert verify_backups(destination) == {third: None, report.id: None}
+        assert (report.removed, report.freed > 0) == (2, True)
+        used = {chunk.sha256 for backup in list_backups(destination) for chunk in backup.chunks}
+        assert chunks_at(destination).keys() == used
+        again = back_up(store, destination, keep=2)
+        assert (again.written, again.removed) == (0, 1)
+    assert "0" not in restored(destination, tmp_path / "new")["c"]
+
+
+def test_the_log_of_a_store_does_not_wait_for_a_slow_destination(tmp_path):
+    with open_store(str(tmp_path / "store")) as store:
+        collection = filled(store)
+        [path] = store.files().values()
+        merged = []
+
+        def write() -> None:
+            collection.upsert([Item(f"new{len(merged)}", vectors(1)[0])])
+            with closing(sqlite3.connect(path, timeout=0)) as other:  # 1: a reader keeps the log
+                merged.append(other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0)
+
+        with failpoints.at("backup.chunk", write):
+            back_up(store, tmp_path / "backups")
+    assert len(merged) >= 4
+    assert all(merged)
+
+
+# ------------------------------------------------------------------------------ crashes, damage, full disks
+
+
+@pytest.mark.parametrize("step", ["chunk", "chunk:2", "chunks", "done", "removed", "removed:2", "removed:3"])
+def test_a_backup_that_is_killed_leaves_the_others_usable(step, tmp_path):
     to = tmp_path / "backups"
     with open_small_store(tmp_path / "store") as store:
-        collection = store.create("c", CollectionSpec(DIM))
-        collection.upsert([Item(f"i{n}", v) for n, v in enumerate(vectors(30))])
-        before = contents(collection)
+        collection = filled(store)
         back_up(store, to)
+        collection.delete(["i1"])
+        back_up(store, to)
+        before = contents(collection)
         collection.upsert([Item(f"j{n}", v) for n, v in enumerate(vectors(30, 1))])
         collection.delete(["i3"])
         after = contents(collection)
     command = [sys.executable, "-c", BACKUP, str(tmp_path / "store"), str(to)]
-    assert subprocess.run(command, env=environment(NNCLR_FAILPOINT=step), timeout=60).returncode == -9
-    problems = verify_backups(to)
-    assert set(problems.values()) == {None}
-    assert restored(to, tmp_path / "r") == {"c": after if step == "backup.done" else before}
+    assert subprocess.run(command, env=environment(NNCLR_FAILPOINT=f"backup.{step}"), timeout=60).returncode == -9
+    assert set(verify_backups(to).values()) == {None}
+    assert restored(to, tmp_path / "r") == {"c": before if step.startswith("chunk") else after}
     with open_small_store(tmp_path / "store") as store:
-        back_up(store, to)
-    assert len(verify_backups(to)) == len(problems) + 1
+        back_up(store, to, keep=2)
+    assert list(verify_backups(to).values()) == [None, None]
     assert restored(to, tmp_path / "s") == {"c": after}
+    assert chunks_at(to).keys() == {chunk.sha256 for backup in list_backups(to) for chunk in backup.chunks}
+    assert {path.name for path in to.iterdir()} == {"backups", "chunks", "lock"}
 
 
 def test_damage_of_a_backup_is_reported_and_restores_nothing(tmp_path):
     to, rng = tmp_path / "backups", random.Random(0)
     with open_store(str(tmp_path / "store")) as store:
-        store.create("c", CollectionSpec(DIM)).upsert([Item(f"i{n}", v) for n, v in enumerate(vectors(30))])
+        collection = filled(store)
         store.records.put(Record("probe", "p", {}))
         back_up(store, to)
+        saved = contents(collection)
     files = [path for path in to.rglob("*") if path.is_file() and path.name != "lock"]
-    assert len(files) == 4  # rows, live rows, records, description
+    assert len(files) == 7  # an index and a chunk of catalog, records and collection; description
     for number, file in enumerate(files):
         data = file.read_bytes()
-        bit = rng.randrange(8 * len(data))
-        damaged = bytearray(data)
-        damaged[bit // 8] ^= 1 << bit % 8
-        for changed in (bytes(damaged), data[:-1], None):
+        flipped = bytearray(data)
+        flipped[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        for changed in (bytes(flipped), data[:-1], None):
             file.unlink(missing_ok=True)
             if changed is not None:
                 file.write_bytes(changed)
@@ -173,112 +271,139 @@ def test_damage_of_a_backup_is_reported_and_restores_nothing(tmp_path):
             assert not (tmp_path / f"r{number}").exists()
             if file.suffix != ".json" or changed is not None:
                 assert None not in verify_backups(to).values(), file
+            with open_store(str(tmp_path / "store")) as store:  # the next one does not share it
+                again = back_up(store, to)
+            assert verify_backups(to)[again.id] is None
+            assert restored(to, tmp_path / f"s{number}{changed is None}{len(changed or b'')}") == {"c": saved}
+            (to / "backups" / f"{again.id}.json").unlink()
             file.write_bytes(data)
     assert set(verify_backups(to).values()) == {None}
 
 
-# ---- old backups are removed
+def test_a_damaged_description_blocks_only_its_own_backup(three_backups, tmp_path, destination):
+    from fsspec.core import url_to_fs
+
+    first, second, third = three_backups
+    files, root = url_to_fs(destination)
+    files.pipe_file(f"{root}/backups/{third}.json", files.cat_file(f"{root}/backups/{third}.json")[:-9])
+    for when in (None, third):
+        with pytest.raises(StoreCorrupt, match=second):
+            restore(destination, tmp_path / "new", at=when)
+    assert restored(destination, tmp_path / first, at=first)["c"] == three_backups[first]
+    before = chunks_at(destination)
+    with open_small_store(tmp_path / "store") as store:
+        report = back_up(store, destination, keep=2)  # the damaged one does not count
+    assert report.freed == 0
+    assert before.keys() <= chunks_at(destination).keys()
+    assert [problem is None for problem in verify_backups(destination).values()] == [True, False, True]
 
 
-# ---- many and large backups
+def test_a_damaged_store_is_not_backed_up(tmp_path):
+    with open_small_store(tmp_path / "store") as store:
+        filled(store, count=200)
+        good = back_up(store, tmp_path / "backups")
+        [path] = store.files().values()
+    with path.open("r+b") as file:
+        file.seek(-16_384 * 3, 2)
+        file.write(bytes(16_384))
+    with open_small_store(tmp_path / "store", read_only=True) as store, pytest.raises(StoreCorrupt):
+        back_up(store, tmp_path / "backups", keep=1)
+    assert verify_backups(tmp_path / "backups") == {good.id: None}
 
 
-def test_impossible_requests_are_refused(tmp_path):
+def test_a_full_disk_keeps_older_backups_and_leaves_no_part_of_a_restore(tmp_path):
     to = tmp_path / "backups"
-    with open_store(str(tmp_path / "store")) as store:
-        for name in "ab":
-            store.create(name, CollectionSpec(DIM)).upsert([Item("i", vectors(1)[0])])
-        back_up(store, to)
-    past, future = datetime(2020, 1, 1).astimezone(), datetime.now().astimezone() + timedelta(hours=1)
-    for options in (
-        {"at": 1},
-        {"at": 2, "collection": "a"},
-        {"at": 0, "collection": "a"},
-        {"at": past},
-        {"at": future},
-    ):
-        with pytest.raises(InvalidRequest):
-            restore(to, tmp_path / "r", **options)
-    with pytest.raises(CollectionNotFound):
-        restore(to, tmp_path / "r", collection="x")
-    with pytest.raises(InvalidRequest):
-        restore(to, tmp_path / "store")
-    for wrong in ("", "x"):
-        with pytest.raises(NNCLRHubError):
-            verify_backups(tmp_path / "nothing", id=wrong or None)
-    with pytest.raises(NNCLRHubError):
-        restore("nosuch://bucket/x", tmp_path / "r")
-
-
-@pytest.fixture
-def three_backups(tmp_path):
-    """Ids of backups with 5, 10 and 15 items, in tmp_path / "backups"."""
     with open_small_store(tmp_path / "store") as store:
-        collection, ids = store.create("c", CollectionSpec(DIM)), []
-        for n in range(3):
-            collection.upsert([Item(f"{n}-{i}", vector) for i, vector in enumerate(vectors(5, n))])
-            ids.append(back_up(store, tmp_path / "backups").id)
-    return ids
+        filled(store, count=300)
+        first = back_up(store, to)
+        store.get("c").upsert([Item(f"n{n}", v) for n, v in enumerate(vectors(300, 1))])
+        with disk_of(100_000), pytest.raises(DiskFull):
+            back_up(store, to)
+    with disk_of(100_000), pytest.raises(DiskFull):
+        restore(to, tmp_path / "new")
+    assert {path.name for path in tmp_path.iterdir()} == {"store", "backups"}
+    assert verify_backups(to) == {first.id: None}
 
 
-def test_stores_do_not_share_a_destination(tmp_path):
-    destination = tmp_path / "backups"
-    for name in ("one", "other"):
-        with open_small_store(tmp_path / name) as store:
-            store.create("c", CollectionSpec(2)).upsert([Item(name, np.ones(2))])
-            if name == "one":
-                back_up(store, destination)
-            else:
-                with pytest.raises(InvalidRequest):
-                    back_up(store, destination)
-    restore(destination, tmp_path / "restored")  # takes the place of the first one
-    with open_small_store(tmp_path / "restored") as store:
-        back_up(store, destination)
-    assert len(verify_backups(destination)) == 2
+# ------------------------------------------------------------------------------ destinations and requests
 
 
-def test_backups_may_be_removed_while_they_are_verified(tmp_path):
-    destination = tmp_path / "backups"
+def test_two_backups_to_one_destination_do_not_run_at_once(destination, tmp_path):
     with open_small_store(tmp_path / "store") as store:
-        collection = store.create("c", CollectionSpec(2))
-        for name in "ab":
-            collection.upsert([Item(name, np.ones(2))])
+        filled(store)
+        refused = []
+
+        def concurrently() -> None:
+            with pytest.raises(StoreLocked):
+                back_up(store, destination, keep=1)
+            refused.append(True)
+
+        with failpoints.at("backup.chunks", concurrently):
             first = back_up(store, destination)
+        assert refused
+        assert list(verify_backups(destination)) == [first.id]
+        with failpoints.at("backup.chunks", lambda: 1 / 0), pytest.raises(ZeroDivisionError):
+            back_up(store, destination)
+        back_up(store, destination)  # the lock was released
+
+
+def test_backups_may_be_removed_while_they_are_verified(three_backups, destination, tmp_path):
+    with open_small_store(tmp_path / "store") as store:
 
         def remove(done: int, total: int) -> None:
-            if done == total and len(list(destination.glob("backups/*"))) > 1:
-                collection.upsert([Item("c", np.ones(2))])
+            if len(list_backups(destination)) > 1:
+                store.get("c").delete(["1"])
                 back_up(store, destination, keep=1)
 
-        assert verify_backups(destination, progress=remove) == {}
-        assert first.id not in verify_backups(destination)
+        assert not verify_backups(destination, progress=remove).keys() & three_backups.keys()
 
 
-def test_a_damaged_description_blocks_only_its_own_backup(three_backups, tmp_path):
-    first, second, third = three_backups
-    description = tmp_path / "backups" / "backups" / f"{third}.json"
-    description.write_bytes(description.read_bytes()[:100])
-    for when in (None, third, at(third)):
-        with pytest.raises(StoreCorrupt, match=second):
-            restore(tmp_path / "backups", tmp_path / "new", at=when)
-    for when, items in ((first, 5), (second, 10), (5, 5), (10, 10)):
-        found = restored(tmp_path / "backups", tmp_path / f"r{when}", at=when)
-        assert len(found["c"]) == items
+def test_a_destination_with_other_files_is_refused_and_left_alone(tmp_path):
+    with open_small_store(tmp_path / "here" / "store") as store, open_small_store(tmp_path / "second") as second:
+        filled(store)
+        images = tmp_path / "images"
+        (images / "chunks").mkdir(parents=True)
+        (images / "cat.jpg").write_bytes(b"cat")
+        (tmp_path / "link").symlink_to(store.folder / "inner")
+        (tmp_path / "file").write_text("")
+        before = sorted(tmp_path.rglob("*"))
+        inside = (store.folder, store.folder / "backups", tmp_path / "link")
+        for wrong in (*inside, store.folder.parent, images, tmp_path / "file"):
+            with pytest.raises(InvalidRequest):
+                back_up(store, wrong)
+        assert sorted(tmp_path.rglob("*")) == before
+        mounted = tmp_path / "disk"
+        (mounted / "lost+found").mkdir(parents=True)
+        back_up(store, mounted)
+        (mounted / "README").write_text("backups of the laptop")
+        assert back_up(store, mounted).written == 0
+        with pytest.raises(InvalidRequest):
+            back_up(second, mounted)
+
+
+def test_impossible_requests_are_refused(three_backups, destination, tmp_path):
+    for at in ("2020-01-01", datetime(2020, 1, 1).astimezone(), "20200101T000000.000000Z", "noon", "12"):
+        with pytest.raises(InvalidRequest):
+            restore(destination, tmp_path / "r", at=at)
+    with pytest.raises(CollectionNotFound):
+        restore(destination, tmp_path / "r", collection="x")
     with pytest.raises(InvalidRequest):
-        restore(tmp_path / "backups", tmp_path / "new", at="20200101T000000.000000Z")
+        restore(destination, tmp_path / "store")
+    for work in (verify_backups, lambda source: restore(source, tmp_path / "r")):
+        for source in (tmp_path / "nothing", "nosuch://bucket/x"):
+            with pytest.raises(InvalidRequest if source == tmp_path / "nothing" else NNCLRHubError):
+                work(source)
+    assert not (tmp_path / "r").exists()
 
 
-def test_the_state_before_a_drop_is_refused_if_no_backup_has_it(tmp_path):
-    with open_small_store(tmp_path / "store") as store:
-        collection = store.create("c", CollectionSpec(DIM))
-        collection.upsert([Item("a", vectors(1)[0])])
-        store.create("other", CollectionSpec(DIM)).upsert([Item("o", vectors(1)[0])])
-        saved = back_up(store, tmp_path / "backups")
-        collection.upsert([Item("b", vectors(1)[0])])
-        between = datetime.now(UTC)
-        store.drop("c")
-        back_up(store, tmp_path / "backups")
-    with pytest.raises(InvalidRequest, match=saved.id):
-        restore(tmp_path / "backups", tmp_path / "new", at=between)
-    assert restored(tmp_path / "backups", tmp_path / "one", at=between, collection="other").keys() == {"other"}
-    assert restored(tmp_path / "backups", tmp_path / "two", at=saved.id)["c"].keys() == {"a"}
+def test_an_error_of_the_driver_is_one_sentence(tmp_path, monkeypatch):
+    class NoCredentialsError(Exception):
+        """As botocore raises it."""
+
+    def refuse(*_, **__):
+        raise NoCredentialsError("Unable to locate credentials")
+
+    monkeypatch.setattr("fsspec.implementations.memory.MemoryFileSystem._open", refuse)
+    monkeypatch.setattr("fsspec.implementations.memory.MemoryFileSystem.ls", refuse)
+    with open_small_store(tmp_path / "store") as store, pytest.raises(NNCLRHubError, match="credentials"):
+        back_up(store, f"memory://{tmp_path.name}")

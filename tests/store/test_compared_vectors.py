@@ -13,7 +13,7 @@ from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.store import failpoints, open_store
 from nnclr_hub.store.backup import back_up, restore
 from nnclr_hub.store.base import CollectionSpec, Item
-from nnclr_hub.store.exchange.transfer import export_collection, import_collection
+from nnclr_hub.store.exchange import export_collection, import_collection
 from nnclr_hub.store.settings import StoreSettings
 from nnclr_hub.store.vector_transform import VectorTransform
 from nnclr_hub.workbench.duplicates import calibrated_threshold

@@ -1,5 +1,6 @@
 """Export and import: nothing is lost on the way, nothing damaged gets in."""
 
+import hashlib
 import json
 import shutil
 import sys
@@ -16,13 +17,10 @@ from nnclr_hub.errors import (
     MissingDependency,
     NNCLRHubError,
     StoreError,
-    StoreLocked,
 )
+from nnclr_hub.store import exchange
 from nnclr_hub.store.base import CollectionSpec, Item
-from nnclr_hub.store.exchange import transfer as exchange
-from nnclr_hub.store.exchange import updates
-from nnclr_hub.store.exchange.files import ExportedFile
-from nnclr_hub.store.exchange.transfer import export_collection, import_collection
+from nnclr_hub.store.exchange import export_collection, import_collection
 from nnclr_hub.store.pages import pages
 
 DIM, COUNT = 16, 57
@@ -93,87 +91,10 @@ def test_others_read_it_with_pandas_and_safetensors(store, tmp_path, precision, 
     np.testing.assert_array_equal(np.concatenate(tensors).astype(np.float32), [item.vector for item in kept])
 
 
-def test_thumbnails_can_be_left_out(store, tmp_path):
-    manifest = export_collection(filled(store), tmp_path / "out", thumbnails=False)
+def test_an_export_without_thumbnails(store, tmp_path):
+    assert not export_collection(filled(store), tmp_path / "out", thumbnails=False).thumbnails
     import_collection(store, "copy", tmp_path / "out")
-    assert not manifest.thumbnails
     assert {one[2] for one in everything(store.get("copy")).values()} == {None}
-
-
-def files_of(folder) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-def test_an_update_writes_what_changed_and_brings_back_every_bit(store, tmp_path):
-    """Random changes, compared with the collection after each; earlier files stay until everything is rewritten."""
-    rng, out, rewritten = np.random.default_rng(5), tmp_path / "out", 0
-    collection = filled(store, precision="f16")
-    export_collection(collection, out, update=True)
-    for step in range(8):
-        ids = [item.id for page in pages(collection) for item in page]
-        deleted, changed = np.split(rng.permutation(ids)[:7], [3])
-        collection.delete(deleted.tolist())
-        collection.upsert([Item(str(id), rng.normal(size=DIM), {"step": step}, b"jpeg") for id in changed[:3]])
-        collection.update_metadata({"step": step}, ids=[str(changed[3])])
-        collection.upsert([Item(f"new-{step}-{n}", rng.normal(size=DIM)) for n in range(2)])
-        before = files_of(out)
-        manifest = export_collection(collection, out, update=True)
-        after = files_of(out)
-        before.pop("collection.json")
-        if manifest.updates:
-            assert after.items() >= before.items()
-            assert sum(shard.count for shard in manifest.updates[-1].shards) == 6
-        else:
-            rewritten += 1
-            assert not before.keys() & after.keys()
-        report = import_collection(store, f"copy{step}", out)
-        assert report.items == manifest.items == collection.count()
-        assert everything(store.get(f"copy{step}")) == everything(collection)
-    assert rewritten
-    unchanged = files_of(out)
-    export_collection(collection, out, update=True)
-    assert files_of(out) == unchanged
-
-
-def test_an_interrupted_update_leaves_the_export_as_it_was(store, tmp_path):
-    out, collection = tmp_path / "out", filled(store)
-    export_collection(collection, out)
-    before, wanted = files_of(out), everything(collection)
-    collection.upsert([Item(f"item-{n:03}", np.ones(DIM)) for n in range(30)] + [Item("zzz", np.ones(DIM))])
-
-    def stop(done, total):
-        if done > 40:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        export_collection(collection, out, update=True, progress=stop)
-    assert files_of(out) == before
-    (out / "items-00009.parquet").write_bytes(b"left behind by a process that was killed")
-    import_collection(store, "copy", out)
-    assert everything(store.get("copy")) == wanted
-    export_collection(collection, out, update=True)
-    assert not (out / "items-00009.parquet").exists()
-    import_collection(store, "new", out)
-    assert everything(store.get("new")) == everything(collection)
-
-
-def test_an_update_of_another_or_a_damaged_export_is_refused(store, tmp_path):
-    out, collection = tmp_path / "out", filled(store)
-    export_collection(collection, out)
-    (tmp_path / "empty").mkdir()
-    for name, folder in (("other", out), ("third", tmp_path / "empty")):
-        with pytest.raises(InvalidRequest):
-            export_collection(store.create(name, collection.spec), folder, update=True)
-    with updates._locked(out), pytest.raises(StoreLocked):
-        export_collection(collection, out, update=True)
-    collection.delete(["item-001"])
-    export_collection(collection, out, update=True)
-    [ids] = out.glob("deleted-*.txt")
-    flip(ids)
-    with pytest.raises(StoreError):
-        export_collection(collection, out, update=True)
-    with pytest.raises(StoreError):
-        import_collection(store, "copy", out)
 
 
 def test_an_empty_collection_comes_back_empty(store, tmp_path):
@@ -289,7 +210,10 @@ def rewrite(out, number: int, kind: str, tensor=None, **columns):
     else:
         path.write_bytes(b"neither table nor tensor")
     manifest = json.loads((out / "collection.json").read_text())
-    manifest["shards"][number][kind] = vars(ExportedFile.of(path))
+    data = path.read_bytes()
+    manifest["shards"][number][kind] = {
+        "file": path.name, "size": len(data), "sha256": hashlib.sha256(data).hexdigest()
+    }  # fmt: skip
     (out / "collection.json").write_text(json.dumps(manifest))
 
 
@@ -311,21 +235,12 @@ def test_files_that_do_not_hold_what_the_manifest_says_are_refused(exported, tmp
     assert [info.name for info in exported.list()] == ["photos"]
 
 
-def test_shards_in_another_order_are_refused(exported, tmp_path):
-    path = tmp_path / "out" / "collection.json"
-    manifest = json.loads(path.read_text())
-    manifest["shards"].reverse()
-    path.write_text(json.dumps(manifest))
-    with pytest.raises(StoreError):
-        import_collection(exported, "copy", tmp_path / "out")
-
-
 @pytest.mark.parametrize(
     ("change", "code"),
     [
-        ({"version": 1}, "store_too_new"),
-        ({"version": 3}, "store_too_new"),
-        ({"version": "x"}, "store_error"),
+        ({"version": 2}, "store_too_new"),
+        ({"version": 4}, "store_too_new"),
+        ({"version": "x"}, "store_too_new"),
         ({"format": "else"}, "invalid_request"),
         ({"items": 1}, "store_error"),
         ({"spec": {"dim": -1, "indexed": []}}, "store_error"),
@@ -333,27 +248,27 @@ def test_shards_in_another_order_are_refused(exported, tmp_path):
         ({"spec": {"dim": 16, "indexed": [], "evil": 1}}, "store_error"),
         ({"spec": None}, "store_error"),
         ({"shards": 7}, "store_error"),
+        (lambda manifest: {"shards": manifest["shards"][::-1]}, "store_error"),
+        (
+            lambda manifest: json.loads(json.dumps(manifest).replace("items-0", "../items-0")),
+            "store_error",
+        ),
         ({"shards": [{"count": True}]}, "store_error"),
         ({"name": 3}, "store_error"),
     ],
 )
 def test_an_invalid_manifest_is_refused(exported, tmp_path, change, code):
     path = tmp_path / "out" / "collection.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    manifest = json.loads(path.read_text())
+    shutil.copy(tmp_path / "out" / "items-00000.parquet", tmp_path)
+    path.write_text(json.dumps(manifest | (change(manifest) if callable(change) else change)))
     with pytest.raises(NNCLRHubError) as refusal:
         import_collection(exported, "copy", tmp_path / "out")
     assert refusal.value.code == code
+    assert [info.name for info in exported.list()] == ["photos"]
 
 
-def test_a_manifest_leads_to_no_file_outside_its_folder(exported, tmp_path):
-    path = tmp_path / "out" / "collection.json"
-    shutil.move(tmp_path / "out" / "items-00000.parquet", tmp_path / "items-00000.parquet")
-    path.write_text(path.read_text().replace("items-00000.parquet", "../items-00000.parquet"))
-    with pytest.raises(StoreError):
-        import_collection(exported, "copy", tmp_path / "out")
-
-
-def test_an_invalid_export_folder_is_refused(exported, tmp_path, monkeypatch):
+def test_an_invalid_export_folder_is_refused(exported, tmp_path):
     with pytest.raises(InvalidRequest):
         import_collection(exported, "copy", tmp_path)
     with pytest.raises(InvalidRequest):
@@ -362,10 +277,6 @@ def test_an_invalid_export_folder_is_refused(exported, tmp_path, monkeypatch):
         (tmp_path / "collection.json").write_text(text)
         with pytest.raises((StoreError, InvalidRequest)):
             import_collection(exported, "copy", tmp_path)
-    monkeypatch.setattr("nnclr_hub.store.exchange.files.MAX_MANIFEST", 10)
-    (tmp_path / "collection.json").write_text(" " * 11)
-    with pytest.raises(StoreError):
-        import_collection(exported, "copy", tmp_path)
     assert [info.name for info in exported.list()] == ["photos"]
 
 

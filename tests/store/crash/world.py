@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from store.crash.content import LABELS, version_of
 
-from nnclr_hub.store.backup import verify_backups
-from nnclr_hub.store.backup.destination import Destination
+from nnclr_hub.store.backup import list_backups, verify_backups
 from nnclr_hub.store.base import VectorStore
 
 Versions = dict[str, int]
@@ -48,9 +47,9 @@ def read_world(store: VectorStore) -> World:
 
 def read_backups(store: Any) -> int:
     """Return the number of backups, after verifying all of them; an old one may not be removed yet."""
-    ids = Destination(backups_of(store)).ids()
-    assert not ids or set(verify_backups(backups_of(store)).values()) == {None}
-    return min(KEEP, len(ids))
+    made = list_backups(backups_of(store))
+    assert not made or set(verify_backups(backups_of(store)).values()) == {None}
+    return min(KEEP, len(made))
 
 
 def backups_of(store: Any) -> Path:

@@ -1,0 +1,409 @@
+"""Export of a collection to a folder of Parquet and safetensors files, and import into any store.
+
+export_collection(store.get("photos"), Path("photos-export"))
+import_collection(other_store, "photos", Path("photos-export"))
+
+collection.json             format, name, specification, counts, size and SHA-256 of every other file
+items-00000.parquet         id, metadata (JSON text), thumbnail (JPEG bytes or null), in ascending order of the ids
+vectors-00000.safetensors   one tensor "vectors" (n, D), float32 or float16, in the same order
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nnclr_hub.errors import (
+    CollectionExists,
+    CollectionNotFound,
+    FingerprintMismatch,
+    InvalidRequest,
+    MissingDependency,
+    StoreError,
+    StoreTooNew,
+)
+from nnclr_hub.file_replacement import replace_file
+from nnclr_hub.store.base import Collection, Item, Progress, VectorStore
+from nnclr_hub.store.checks import metadata_json
+from nnclr_hub.store.folder import written_whole
+from nnclr_hub.store.replacement import upsert_into
+from nnclr_hub.store.spec import CollectionSpec
+
+MANIFEST, FORMAT, VERSION = "collection.json", "nnclr_hub collection", 3
+SHARD_ITEMS = 50_000
+SHARD_BYTES = 128 * 1024 * 1024  # of vectors, which are collected in memory
+BATCH = 1000
+TENSOR = "vectors"
+# vectors must be comparable; indexed keys and the kind of index may differ
+MUST_AGREE = ("dim", "metric", "precision")
+_FILE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,100}")  # a path must not leave the folder
+
+
+@dataclass(frozen=True)
+class ExportedFile:
+    """A file of the export: its name in the folder, bytes, and SHA-256 in hex."""
+
+    file: str
+    size: int
+    sha256: str
+
+    def __post_init__(self) -> None:
+        if not _FILE.fullmatch(self.file) or not isinstance(self.size, int):
+            raise ValueError(f"invalid name or size of the file {self.file!r:.80}")
+
+
+@dataclass(frozen=True)
+class ExportShard:
+    """A part of the items: their number, and their two files."""
+
+    count: int
+    items: ExportedFile
+    vectors: ExportedFile
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The contents of an export: the collection's name and specification, the number of items, and the shards."""
+
+    name: str
+    spec: CollectionSpec
+    items: int
+    thumbnails: bool
+    shards: tuple[ExportShard, ...]
+
+    @property
+    def files(self) -> list[ExportedFile]:
+        """All files but the manifest."""
+        return [file for shard in self.shards for file in (shard.items, shard.vectors)]
+
+    @property
+    def size(self) -> int:
+        """Total bytes of the files."""
+        return sum(file.size for file in self.files)
+
+
+@dataclass(frozen=True)
+class Imported:
+    """The result of an import: items in the export, items written, and whether the collection was created."""
+
+    items: int
+    written: int
+    created: bool
+
+
+def require_parquet() -> None:
+    """Raise MissingDependency if pyarrow is not installed."""
+    try:
+        import pyarrow.parquet  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise MissingDependency(
+            "Arrow and Parquet files need pyarrow, which is not installed: pip install 'nnclr_hub[parquet]'."
+        ) from error
+
+
+# ------------------------------------------------------------------------------ export
+
+
+def export_collection(
+    collection: Collection,
+    folder: Path,
+    *,
+    thumbnails: bool = True,
+    progress: Progress = lambda done, total: None,
+) -> Manifest:
+    """Export a collection to a folder, which is completely on disk when this returns, or does not exist.
+
+    The export contains the items of one moment. On Milvus, items that are written during the export may be missing.
+
+    Args:
+        collection: to export.
+        folder: must not exist.
+        thumbnails: False: without them, which is much smaller.
+        progress: called with (done, total), counted in items.
+
+    Raises:
+        MissingDependency: pyarrow is not installed.
+        InvalidRequest: the folder exists.
+        DiskFull, StoreError: it cannot be written.
+    """
+    require_parquet()
+    folder = Path(folder)
+    if folder.exists() or folder.is_symlink():
+        raise InvalidRequest(f"{folder} exists already; choose a new folder.")
+    done, total, spec = 0, collection.count(), collection.spec
+    most = min(SHARD_ITEMS, max(BATCH, SHARD_BYTES // (4 * spec.dim)))
+
+    def read() -> Iterator[list[Item]]:
+        nonlocal done
+        for items in collection.read_all(BATCH, thumbnails=thumbnails):
+            yield items
+            done += len(items)
+            progress(done, max(done, total))
+
+    batches, shards = read(), []
+    with written_whole(folder) as partial:
+        while (first := next(batches, None)) is not None:
+            rest = islice(batches, most // BATCH - 1)
+            shards.append(_write_shard(partial, len(shards), chain([first], rest), spec))
+        manifest = Manifest(collection.name, spec, done, thumbnails, tuple(shards))
+        content = {"format": FORMAT, "version": VERSION, **asdict(manifest)}
+        replace_file(partial / MANIFEST, json.dumps(content, indent=1) + "\n", durable=True)
+    return manifest
+
+
+def _write_shard(folder: Path, number: int, batches: Iterable[list[Item]], spec: CollectionSpec) -> ExportShard:
+    import pyarrow
+    from pyarrow.parquet import ParquetWriter
+    from safetensors.numpy import save
+
+    table, tensor = folder / f"items-{number:05}.parquet", folder / f"vectors-{number:05}.safetensors"
+    vectors: list[np.ndarray] = []
+    with ParquetWriter(table, _schema(), compression="zstd") as writer:
+        for items in batches:
+            rows = [(item.id, metadata_json(item), item.thumbnail) for item in items]
+            writer.write_table(pyarrow.table(list(map(list, zip(*rows, strict=True))), schema=_schema()))
+            part = np.stack([item.vector for item in items])
+            vectors.append(part.astype(np.float16 if spec.precision == "f16" else np.float32))
+    tensor.write_bytes(save({TENSOR: np.concatenate(vectors)}))
+    return ExportShard(sum(map(len, vectors)), _exported(table), _exported(tensor))
+
+
+def _exported(path: Path) -> ExportedFile:
+    """Describe a file that was just written, after it is on disk."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+    return ExportedFile(path.name, path.stat().st_size, _sha256(path))
+
+
+def _schema() -> Any:
+    import pyarrow
+
+    return pyarrow.schema({"id": pyarrow.string(), "metadata": pyarrow.string(), "thumbnail": pyarrow.binary()})
+
+
+def _sha256(path: Path, advance: Callable[[int], None] = lambda count: None) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+            advance(len(chunk))
+    return digest.hexdigest()
+
+
+# ------------------------------------------------------------------------------ import
+
+
+def import_collection(
+    store: VectorStore,
+    name: str,
+    folder: Path,
+    *,
+    into: bool = False,
+    checking: Progress = lambda done, total: None,
+    progress: Progress = lambda done, total: None,
+) -> Imported:
+    """Import an exported folder into a collection; the folder is completely checked before anything is written.
+
+    The collection is created if it does not exist. After an interruption, the same call continues where it stopped.
+
+    Args:
+        store: with the collection.
+        name: of the collection, or an alias.
+        folder: of the export.
+        into: add to a collection that has other items; items with the same id are replaced.
+        checking: called with (done, total) in bytes, while the files are checked.
+        progress: called with (done, total) in items, while they are stored.
+
+    Raises:
+        MissingDependency: pyarrow is not installed.
+        InvalidRequest: the folder is not an export.
+        FingerprintMismatch: the collection has vectors of another encoder.
+        CollectionExists: it has another specification, or other items and `into` is False.
+        CollectionMoving: another process re-embeds the collection.
+        StoreTooNew, StoreError: the export has another format, is damaged or incomplete.
+    """
+    require_parquet()
+    folder = Path(folder)
+    manifest = read_manifest(folder)
+    _check(manifest, folder, checking)
+    collection, created = _target(store, name, manifest)
+    # as long as the collection has items, they must be the first ones of the export: an interrupted import stored them
+    cursor, is_compared, done, present = None, not (into or created), 0, 0
+    for items in (items for shard in manifest.shards for items in _read_shard(folder, shard)):
+        missing = items
+        if is_compared:
+            page = collection.scroll(cursor, len(items))
+            if not all(same_item(*pair, collection.spec) for pair in zip(page.items, items, strict=False)):
+                raise _other_items(collection)
+            missing, cursor, is_compared = items[len(page.items) :], page.cursor, page.cursor is not None
+            present += len(page.items)
+        if missing:
+            upsert_into(store, name, collection, missing)
+        done += len(items)
+        progress(done, manifest.items)
+    if is_compared and collection.count() > done:
+        raise _other_items(collection)
+    return Imported(done, done - present, created)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read collection.json, but not the other files.
+
+    Raises:
+        InvalidRequest: the folder is not an export.
+        StoreTooNew: another version wrote the export, in a format that this one does not read.
+        StoreError: the manifest is invalid.
+    """
+    path, hint = folder / MANIFEST, "export the collection again"
+    try:
+        content = json.loads(path.read_bytes())
+    except OSError as error:
+        raise InvalidRequest(
+            f"{folder} is not an exported collection ({path.name}: {error.strerror}); give a folder that "
+            "`nnclr store export` wrote, or use `nnclr index` for a folder of images."
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise StoreError(f"{path} is not JSON ({str(error)[:80]}); {hint}.") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise InvalidRequest(f"{path} is not the manifest of an export: it lacks the format {FORMAT!r}.")
+    if (version := content.get("version")) != VERSION:
+        raise StoreTooNew(
+            f"{folder} is an export of format {version!r:.80}, and this version of nnclr_hub reads only format "
+            f"{VERSION}; import it with the version that wrote it."
+        )
+    try:
+        shards = tuple(
+            ExportShard(one["count"], ExportedFile(**one["items"]), ExportedFile(**one["vectors"]))
+            for one in content["shards"]
+        )
+        name, items, thumbnails = content["name"], content["items"], content["thumbnails"]
+        if not isinstance(name, str) or not isinstance(thumbnails, bool):
+            raise ValueError("name or thumbnails")
+        if items != sum(shard.count for shard in shards) or any(shard.count < 1 for shard in shards):
+            raise ValueError("the number of items is not the sum of the shards")
+        return Manifest(name, CollectionSpec(**content["spec"]), items, thumbnails, shards)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise StoreError(f"{path} is invalid ({type(error).__name__}: {str(error)[:150]}); {hint}.") from error
+
+
+def _check(manifest: Manifest, folder: Path, progress: Progress) -> None:
+    """Compare size, hash and content of every file with the manifest.
+
+    Raises:
+        StoreError: a file is missing or differs.
+    """
+    from pyarrow.parquet import ParquetFile
+    from safetensors import safe_open
+
+    done, last, spec = 0, "", manifest.spec
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        progress(done, manifest.size)
+
+    for file in manifest.files:
+        with _readable(folder / file.file) as path:
+            if path.stat().st_size != file.size or _sha256(path, advance) != file.sha256:
+                raise ValueError(f"its size or SHA-256 differs from {MANIFEST}")
+    for shard in manifest.shards:
+        with _readable(folder / shard.vectors.file) as path, safe_open(path, "numpy") as tensors:
+            part = tensors.get_slice(TENSOR)
+            form, expected = (*part.get_shape(), part.get_dtype()), (shard.count, spec.dim, spec.precision.upper())
+            if form != expected:
+                raise ValueError(f"its vectors are {form}, not {expected}")
+        with _readable(folder / shard.items.file) as path, ParquetFile(path) as table:
+            if not table.schema_arrow.equals(_schema()) or table.metadata.num_rows != shard.count:
+                raise ValueError(f"it does not have {shard.count} rows of id, metadata and thumbnail")
+            for batch in table.iter_batches(columns=["id"]):
+                for id in batch.column("id").to_pylist():
+                    if id is None or id <= last:
+                        raise ValueError(f"its ids do not ascend: {id!r:.80} after {last!r:.80}")
+                    last = id
+
+
+def _read_shard(folder: Path, shard: ExportShard) -> Iterator[list[Item]]:
+    """Yield the items in batches."""
+    from pyarrow.parquet import ParquetFile
+    from safetensors import safe_open
+
+    with (
+        _readable(folder / shard.vectors.file) as tensor,
+        safe_open(tensor, "numpy") as file,
+        _readable(folder / shard.items.file) as path,
+        ParquetFile(path) as table,
+    ):
+        part, done = file.get_slice(TENSOR), 0
+        for rows in table.iter_batches(batch_size=BATCH):
+            vectors = part[done : done + len(rows)].astype(np.float32)
+            columns = (rows.column(name).to_pylist() for name in ("id", "metadata", "thumbnail"))
+            items = [
+                Item(id, vector, json.loads(text), thumbnail)
+                for vector, id, text, thumbnail in zip(vectors, *columns, strict=True)
+            ]
+            done += len(rows)
+            yield items
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[Path]:
+    """Translate errors about a file into StoreError."""
+    from pyarrow import ArrowException
+    from safetensors import SafetensorError
+
+    try:
+        yield path
+    except (ArrowException, SafetensorError, ValueError, KeyError, OSError) as error:
+        raise StoreError(
+            f"{path} is not as it was exported ({' '.join(str(error).split())[:200]}); copy the export again from its "
+            "source."
+        ) from error
+
+
+def _target(store: VectorStore, name: str, manifest: Manifest) -> tuple[Collection, bool]:
+    """Return the collection to fill, and whether it was just created."""
+    try:
+        collection = store.get(name)
+    except CollectionNotFound:
+        return store.create(name, manifest.spec), True
+    ours, theirs = collection.spec, manifest.spec
+    if ours.fingerprint != theirs.fingerprint:
+        raise FingerprintMismatch(
+            f"Collection {name!r} has vectors of {ours.model or 'an unknown encoder'} ({ours.fingerprint[:8]}), the "
+            f"export those of {theirs.model or 'an unknown encoder'} ({theirs.fingerprint[:8]}); import it under "
+            "another name."
+        )
+    for field in MUST_AGREE:
+        if getattr(ours, field) != getattr(theirs, field):
+            raise CollectionExists(
+                f"Collection {name!r} has {field} {getattr(ours, field)!r}, and the export {getattr(theirs, field)!r}; "
+                "import it under another name."
+            )
+    return collection, False
+
+
+def same_item(stored: Item, given: Item, spec: CollectionSpec) -> bool:
+    """Return whether a collection holds an item as it would store it."""
+    return (
+        stored.id == given.id
+        and metadata_json(stored) == metadata_json(given)
+        # normalizing a normalized vector again may change the last bit
+        and np.allclose(stored.vector, given.vector, rtol=1e-3, atol=1e-6 if spec.precision == "f32" else 1e-3)
+    )
+
+
+def _other_items(collection: Collection) -> CollectionExists:
+    return CollectionExists(
+        f"Collection {collection.name!r} has other items than the export; import it under another name, or add it to "
+        "this one with `--into` (into=True), which replaces items with the same id."
+    )
