@@ -422,7 +422,7 @@ def restore(
                 root.execute("UPDATE collections SET uuid = ? WHERE name = ?", [path.stem, name])
                 write(f"collections/{key}.sqlite", path)
                 with closing(connect(path, catalog.SCHEMA)) as connection:
-                    connection.execute("DELETE FROM snapshots")  # of the index, which a backup does not have
+                    connection.execute("DELETE FROM snapshot")  # of the index, which a backup does not have
             root.execute("COMMIT")
         fsync_folder(partial / "collections")
         write_id(partial, backup.store)

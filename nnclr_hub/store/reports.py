@@ -17,7 +17,7 @@ class CollectionInfo:
     count: number of items.
     durable_seq: number of the last change on disk.
     indexed_seq: number of the last change that searches see.
-    state: "ready"; "degraded", "read-only" or "damaged", with the reason.
+    state: "ready"; "building", with how far; "degraded", "read-only" or "damaged", with the reason.
     index: the kind of index that answers searches now; "closed" for a closed collection, "none" for a damaged one.
     recall_estimate: share of the ten nearest items that searches find, measured on a sample; 1.0 for an exact index,
         None if it is unknown.

@@ -39,7 +39,7 @@ def read_world(store: VectorStore) -> World:
     """
     collections = {}
     for info in store.list():
-        assert info.state == "ready", info
+        assert info.state == "ready" or info.state.startswith("building"), info
         assert info.indexed_seq == info.durable_seq, info
         collections[info.name] = read_collection(store.get(info.name))
     return World(collections, store.aliases(), read_backups(store))
