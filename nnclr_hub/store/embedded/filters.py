@@ -64,9 +64,7 @@ class Filters:
         return rows
 
 
-def count_facets(
-    connection: sqlite3.Connection, group: Group, keys: Sequence[str]
-) -> dict[str, tuple[int, Counts]]:
+def count_facets(connection: sqlite3.Connection, group: Group, keys: Sequence[str]) -> dict[str, tuple[int, Counts]]:
     """Return by key how many of the items that pass a filter have it, and how often each of its scalars occurs.
 
     All metadata are parsed once, which takes less time than one GROUP BY for each key.
