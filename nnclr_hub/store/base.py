@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from nnclr_hub.store.spec import CollectionSpec, Embeds
 if TYPE_CHECKING:
     from nnclr_hub.store.facets import Facet
 
+T = TypeVar("T")
 Where = Mapping[str, Any]
 ById = Mapping[str, Mapping[str, Any]]  # values by item id and metadata key
 Progress = Callable[[int, int], None]
@@ -408,7 +409,6 @@ class VectorStore(Protocol):
 
     records: Records
     read_only: bool  # every change raises OpenedForReading
-    single_writer: bool  # no other process writes to the store while this one has it open
 
     def create(self, name: str, spec: CollectionSpec) -> Collection:
         """Create an empty collection.
@@ -426,6 +426,17 @@ class VectorStore(Protocol):
             CollectionNotFound: it does not exist; the message lists those that do.
         """
         ...
+
+    def write(self, name: str, work: Callable[[Collection], T]) -> T:
+        """Return work(collection), where all writes go to the collection that the name means when they are committed.
+
+        If another collection is promoted to the name meanwhile, nothing is written to the old one, and work is called
+        again with the new one. It should write once. On Milvus, work is called once.
+
+        Raises:
+            CollectionNotFound: the collection does not exist.
+        """
+        return work(self.get(name))
 
     def drop(self, name: str) -> None:
         """Delete a collection with everything in it, and its aliases.
@@ -475,17 +486,22 @@ class VectorStore(Protocol):
         """Return the names of collections by alias."""
         ...
 
-    def promote(self, name: str, alias: str) -> str | None:
-        """Point `alias` to the collection `name` in one step, and move other aliases of its old target along.
+    def promote(self, name: str, to: str, finish: Callable[[], None] | None = None) -> str | None:
+        """Make `to`, and all aliases of its collection, mean the collection `name`, in one step.
 
-        Aliases `...~next`, which name a collection that is still being built, stay.
+        If a collection itself is called `to`, it becomes `to.old`, `to.old2`, ..., and `name` is renamed to `to`.
+        Otherwise `to` becomes an alias.
+
+        Args:
+            finish: called before, while writes to the old collection wait; if it raises, nothing changes. It must not
+                write to the old collection. On Milvus, writes of other clients do not wait.
 
         Returns:
-            If a collection itself was called `alias`: its new name `alias.old`, `alias.old2`, ...; else None.
+            The new name of the old collection, if it was called `to` itself.
 
         Raises:
             CollectionNotFound: the collection does not exist.
-            InvalidRequest: `alias` is the collection's own name.
+            InvalidRequest: `to` is the collection's own name.
         """
         ...
 

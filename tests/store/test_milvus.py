@@ -10,6 +10,7 @@ from dataclasses import asdict
 
 import numpy as np
 import pytest
+from nnclr_hub.store.replacement import finish_swaps, replacement_of, swap
 from waiting import free_port
 
 from nnclr_hub.errors import (
@@ -30,7 +31,6 @@ from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.store.milvus import rows, search
 from nnclr_hub.store.milvus.names import decode, encode
 from nnclr_hub.store.milvus.where import Dialect, plan
-from nnclr_hub.store.replacement import finish_swaps, replacement_of, swap
 
 pytest.importorskip("pymilvus", reason="pymilvus is not installed")
 rng = np.random.default_rng(0)

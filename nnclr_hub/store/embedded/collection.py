@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace as replace_fields
 from functools import wraps
 from itertools import islice
@@ -16,7 +17,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
-from nnclr_hub.errors import ItemNotFound, NNCLRHubError
+from nnclr_hub.errors import CollectionNotFound, ItemNotFound, NNCLRHubError
 from nnclr_hub.store import checks
 from nnclr_hub.store.base import ById, Collection, Item, Match, Page, Progress, SearchOptions, Where
 from nnclr_hub.store.edits import check_expected, each_editor, editor, only_removes
@@ -26,9 +27,9 @@ from nnclr_hub.store.embedded.changes import read_changes
 from nnclr_hub.store.embedded.choice import first_ids, row_ids
 from nnclr_hub.store.embedded.edits import deletion, update
 from nnclr_hub.store.embedded.open_files import OpenFiles
-from nnclr_hub.store.embedded.rows import checked_rows, items_with, to_item, write_items
+from nnclr_hub.store.embedded.rows import Changes, checked_rows, items_with, to_item, write_items
 from nnclr_hub.store.embedded.search import Search
-from nnclr_hub.store.embedded.writer import Writer
+from nnclr_hub.store.embedded.writer import Apply, Writer
 from nnclr_hub.store.facets import Facet, check_facets, facet
 from nnclr_hub.store.folder import Reserve, check_process
 from nnclr_hub.store.percentiles import RandomScores, RandomVectors
@@ -38,6 +39,8 @@ from nnclr_hub.store.sqlite import LOW_WATER, free_bytes, translated
 from nnclr_hub.store.where import EVERYTHING, parse
 
 POLL_SECONDS = 0.1  # between two looks at what another process writes
+# whether the name that a write was addressed to still means this collection; see `EmbeddedStore.write`
+IS_MEANT: ContextVar[Callable[[], bool]] = ContextVar("is_meant", default=lambda: True)
 LIFE_SECONDS = 0.2  # for which calls wait that must not wait for files, which take long to open if they are large
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -112,12 +115,12 @@ class EmbeddedCollection(Collection):
         writer = self._writable()
         kept, metadata, vectors = checks.check_items(items, self.spec)
         self._files.maintenance.wait_for_fold()
-        writer.submit(lambda connection, changes: write_items(connection, changes, kept, metadata, vectors, self.spec))
+        self._submit(lambda connection, changes: write_items(connection, changes, kept, metadata, vectors, self.spec))
         return writer.durable_seq
 
     @_in_use
     def delete(self, ids: Sequence[str] | None = None, *, where: Where | None = None) -> int:
-        return self._writable().submit(deletion(self._files, ids, where), frees=True)
+        return self._submit(deletion(self._files, ids, where), frees=True)
 
     @_in_use
     def update_metadata(
@@ -130,14 +133,14 @@ class EmbeddedCollection(Collection):
         keep: Sequence[str] = (),
     ) -> int:
         edit = update(self._files, editor(metadata, replace=replace, keep=keep), ids, where)
-        return self._writable().submit(edit, frees=not replace and only_removes(metadata))
+        return self._submit(edit, frees=not replace and only_removes(metadata))
 
     @_in_use
     def update_each(self, metadata: ById, *, expected: ById | None = None, keep: Sequence[str] = ()) -> int:
         edit = each_editor(metadata, keep=keep)
         check_expected(expected, metadata)
         change = update(self._files, edit, list(metadata), None, expected)
-        return self._writable().submit(change, frees=all(map(only_removes, metadata.values())))
+        return self._submit(change, frees=all(map(only_removes, metadata.values())))
 
     @_in_use
     def change_indexed(self, keys: Sequence[str]) -> None:
@@ -149,6 +152,11 @@ class EmbeddedCollection(Collection):
             self._files.columns.drop(key)
         self.spec = self._files.spec = spec
         self._files.maintenance.wake()
+
+    @_in_use
+    def hold_writes(self, work: Callable[[], T]) -> T:
+        """Run work, which must not write here, while writes wait; they are done afterwards."""
+        return self._writable().exclusively(lambda connection: work())
 
     # ---- reading
 
@@ -385,6 +393,16 @@ class EmbeddedCollection(Collection):
                     self._last_used = time.monotonic()
 
     # ---- inside
+
+    def _submit(self, apply: Apply[T], *, frees: bool = False) -> T:
+        is_meant = IS_MEANT.get()
+
+        def run(connection: sqlite3.Connection, changes: Changes) -> T:
+            if not is_meant():  # asked in the thread that also runs `hold_writes`
+                raise CollectionNotFound(f"{self.name!r} was replaced by another collection.")
+            return apply(connection, changes)
+
+        return self._writable().submit(run, frees=frees)
 
     def _writable(self) -> Writer:
         if self._files.writer is None:

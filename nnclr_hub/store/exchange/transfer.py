@@ -23,7 +23,6 @@ from nnclr_hub.store.checks import metadata_json
 from nnclr_hub.store.exchange.files import ExchangeShard, Manifest, check_shard, require_parquet, write_shard
 from nnclr_hub.store.exchange.updates import read_items, update_export
 from nnclr_hub.store.folder import disk_errors, written_whole
-from nnclr_hub.store.replacement import upsert_into
 from nnclr_hub.store.spec import CollectionSpec
 
 SHARD_ITEMS = 50_000
@@ -151,7 +150,6 @@ def import_collection(
         InvalidRequest: the folder is not an export.
         FingerprintMismatch: the collection has vectors of another encoder.
         CollectionExists: it has another specification, or other items and `into` is False.
-        CollectionMoving: another process re-embeds the collection.
         StoreTooNew, StoreError: the export has another format, is damaged or incomplete.
     """
     require_parquet()
@@ -164,7 +162,7 @@ def import_collection(
     for items in read_items(manifest, folder, BATCH):
         missing = items[max(0, present - done) :]
         if missing:
-            upsert_into(store, name, collection, missing)
+            collection.upsert(missing)
         done += len(items)
         progress(done, manifest.items)
     return Imported(manifest.items, manifest.items - present, created)
