@@ -2,8 +2,8 @@
 
     reembed(bench, "photos", "runs/my/encoder")
 
-The copy is an ordinary collection, photos.1a2b3c4d, named after the encoder's fingerprint. First it gets every item that
-it lacks, so an interrupted call continues when it is repeated. Then it follows the change log of photos, which is
+The copy is an ordinary collection, photos.1a2b3c4d, named after the encoder's fingerprint. First it gets every item
+that it lacks, so an interrupted call continues when it is repeated. Then it follows the change log of photos, which is
 written all the time. Writes wait only while the last few changes are copied and the copy takes the name photos.
 """
 
@@ -151,8 +151,8 @@ def _reembed(
             raise _some_not_embedded(name, model, old.count(), copying.left_out)
         if new.count() != (wanted := old.count() - len(copying.left_out)):
             raise StoreError(
-                f"{new.name!r} holds {new.count()} items instead of {wanted}, because something else writes to it; stop "
-                "that and repeat the call."
+                f"{new.name!r} holds {new.count()} items instead of {wanted}, because something else writes to it; "
+                "stop that and repeat the call."
             )
         if new.spec.indexed != old.spec.indexed:  # changed since the copy was created
             new.change_indexed(old.spec.indexed)
@@ -197,8 +197,8 @@ def _copy_of(store: VectorStore, old: Collection, embedder: Embedder) -> Collect
         return store.create(name, spec)
     if replace(begun.spec, indexed=spec.indexed, model=spec.model) != spec:
         raise InvalidRequest(
-            f"{name!r} was not made by this re-embedding, because it differs in metric, precision or index; drop it with "
-            f"`nnclr store reembed {old.name} --abandon`, or rename it."
+            f"{name!r} was not made by this re-embedding, because it differs in metric, precision or index; drop it "
+            f"with `nnclr store reembed {old.name} --abandon`, or rename it."
         )
     return begun
 
@@ -215,8 +215,8 @@ def _position(collection: Collection) -> tuple[int, str] | None:
 class _Copying:
     """Makes a copy hold the items of a collection, embedded by another encoder.
 
-    The vector of an item depends only on the file that its metadata records. So an item is embedded if the copy does not
-    have it with the same record. Otherwise only its metadata and thumbnail are copied.
+    The vector of an item depends only on the file that its metadata records. So an item is embedded if the copy does
+    not have it with the same record. Otherwise only its metadata and thumbnail are copied.
 
     Args:
         read: returns the source image of an item by its metadata, or why it is unavailable.
@@ -380,8 +380,8 @@ def _some_not_embedded(name: str, model: str, count: int, left_out: Mapping[str,
     """Return the error for a collection of which some items cannot be embedded."""
     return StoreError(
         f"{len(left_out)} of the {count} items of {name!r} cannot be re-embedded ({_examples(left_out)}). Restore the "
-        f"files or {_update_hint(name)}, and repeat the call; or leave these items out with `nnclr store reembed {name} "
-        f"--model {model} --skip-missing`. Finished work is kept until `nnclr store reembed {name} --abandon`."
+        f"files or {_update_hint(name)}, and repeat the call; or leave these items out with `nnclr store reembed "
+        f"{name} --model {model} --skip-missing`. Finished work is kept until `nnclr store reembed {name} --abandon`."
     )
 
 

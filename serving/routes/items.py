@@ -167,8 +167,8 @@ def put_vectors(
         str | None,
         Query(
             max_length=128,
-            description="fingerprint of the encoder that made the vectors; 409 if the collection holds those of another, "
-            "such as after a re-embedding",
+            description="fingerprint of the encoder that made the vectors; 409 if the collection holds vectors of "
+            "another encoder, such as after a re-embedding",
         ),
     ] = None,
 ) -> StoredResponse:
