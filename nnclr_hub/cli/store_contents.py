@@ -156,7 +156,7 @@ def reembed(
         if model is None:
             run = there.get(name).abandon_reembed if isinstance(there, ServerStore) else partial(_abandon, there, name)
             run()
-            out.print(f"Dropped unfinished copies of {name}; {name} was not changed.")
+            out.print(f"{name} has no unfinished copy now; it was not changed.")
             return
         with bar(err, "embedding") as advance:
             run = there.get(name).reembed if isinstance(there, ServerStore) else partial(_reembed, there, name)

@@ -116,18 +116,40 @@ def test_a_collection_moves_to_another_model(client, server, album):
     assert again["result"]["collection"] is None
 
 
-def test_a_cancelled_reembedding_leaves_nothing_behind(client, server, album, monkeypatch):
-    inside = threading.Event()
-    go_on = threading.Event()
+@pytest.fixture
+def slow(server, monkeypatch):
+    """Return (inside, go_on): embedding sets the one, and waits for the other."""
+    inside, go_on = threading.Event(), threading.Event()
     engine = type(server.engines.get(str(server.other)))
     embed_each = engine.embed_each
 
-    def slow(self, *args, **options):
+    def wait(self, *args, **options):
         inside.set()
         go_on.wait(120)
         return embed_each(self, *args, **options)
 
-    monkeypatch.setattr(engine, "embed_each", slow)
+    monkeypatch.setattr(engine, "embed_each", wait)
+    yield inside, go_on
+    go_on.set()
+
+
+def test_writes_go_on_while_a_collection_is_reembedded(client, album, server, slow):
+    inside, go_on = slow
+    first, second, *_ = [item.id for item in album.scroll().items]
+    answer = client.post("/api/v1/collections/album/reembed", json={"model": server.other.name})
+    assert inside.wait(120)
+    edit = {"ids": [first], "metadata": {"label": "edited"}}
+    assert client.patch("/api/v1/collections/album/items", json=edit).json()["updated"] == 1
+    assert client.delete(f"/api/v1/collections/album/items/{second}").status_code == 204
+    go_on.set()
+    job = ended(client, answer)
+    assert (job["state"], job["result"]["items"], job["result"]["kept"]) == ("done", 59, "album.old")
+    assert client.get(f"/api/v1/collections/album/items/{first}").json()["metadata"]["label"] == "edited"
+    assert client.get(f"/api/v1/collections/album/items/{second}").status_code == 404
+
+
+def test_a_cancelled_reembedding_leaves_nothing_behind(client, server, album, slow):
+    inside, go_on = slow
     answer = client.post("/api/v1/collections/album/reembed", json={"model": server.other.name})
     assert inside.wait(120)
     assert len(server.bench.store.list()) == 2
