@@ -20,8 +20,7 @@ from fastapi import Request
 from nnclr_hub.errors import ImageError
 from nnclr_hub.store.base import Collection, Item
 from nnclr_hub.workbench import AddRequest, NewImage, Workbench
-from nnclr_hub.workbench.ingestion import read_image, store_images
-from nnclr_hub.workbench.originals import Originals
+from nnclr_hub.workbench.ingestion import read_image
 
 from .models import Model
 from .responses import while_connected
@@ -47,14 +46,10 @@ class Ingest:
             CollectionNotFound, FingerprintMismatch, RequestTooLarge, Overloaded, NotReady, DeadlineExceeded.
             ClientDisconnect: the client has disconnected.
         """
-        wait = partial(to_thread.run_sync, limiter=self.writers)
-        while True:
-            collection, model = await wait(_target, bench, name)
-            items = await while_connected(request, self._embed(images.images, model))
-            store = partial(_store, collection, images.images, items, bench.originals)
-            errors = await wait(bench.store.write, name, store)
-            if errors is not None:
-                return errors
+        collection, model = await to_thread.run_sync(_target, bench, name, limiter=self.writers)
+        items = await while_connected(request, self._embed(images.images, model))
+        add = partial(bench.add_images, name, images, embedded=(collection, items))
+        return await to_thread.run_sync(add, limiter=self.writers)
 
     async def _embed(self, images: Sequence[NewImage], model: Model) -> list[Item | ImageError]:
         """Embed and decode the images. The engine comes first, because it may refuse the request."""
@@ -68,17 +63,6 @@ class Ingest:
             return result if isinstance(result, ImageError) else result[1].item(vector, model.name)
 
         return await asyncio.gather(*map(item, images, vectors))
-
-
-def _store(
-    of: Collection,
-    images: Sequence[NewImage],
-    items: Sequence[Item | ImageError],
-    originals: Originals | None,
-    collection: Collection,
-) -> list[ImageError | None] | None:
-    """Store images that were embedded for a collection; return None if a re-embedding has replaced it."""
-    return store_images(collection, images, items, originals) if collection is of else None
 
 
 def _target(bench: Workbench, name: str) -> tuple[Collection, Model]:

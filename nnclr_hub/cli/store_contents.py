@@ -135,7 +135,7 @@ def reembed(
         bool, typer.Option("--skip-missing", help="Leave out items whose file is missing or changed.")
     ] = False,
     writes_stopped: Annotated[
-        bool, typer.Option("--writes-stopped", help="Nothing else writes to it meanwhile; required on Milvus.")
+        bool, typer.Option("--writes-stopped", help="Nothing else writes to it now; required on Milvus.")
     ] = False,
     abandon: Annotated[bool, typer.Option("--abandon", help="Cancel: drop what was built so far.")] = False,
     as_json: Json = False,

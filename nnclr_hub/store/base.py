@@ -430,8 +430,8 @@ class VectorStore(Protocol):
     def write(self, name: str, work: Callable[[Collection], T]) -> T:
         """Return work(collection), where all writes go to the collection that the name means when they are committed.
 
-        If another collection is promoted to the name meanwhile, nothing is written to the old one, and work is called
-        again with the new one. It should write once. On Milvus, work is called once.
+        If another collection is promoted to the name while work runs, nothing is written to the old one, and work is
+        called again with the new one. It should write once. On Milvus, work is called once.
 
         Raises:
             CollectionNotFound: the collection does not exist.

@@ -118,7 +118,7 @@ def _reembed(
 ) -> Reembedded:
     bench.store.refuse_if_read_only()
     store, old = bench.store, bench.store.get(name)
-    own, model = old.name, embedder.name
+    model = embedder.name
     if old.spec.fingerprint == embedder.fingerprint:
         return Reembedded(None, old.count(), 0, kept=None)
     reading = ImageReading.of_source(old.spec.model)
@@ -145,8 +145,9 @@ def _reembed(
         if copying.follow() <= BATCH:
             break
 
-    def finish() -> None:  # while writes to the old collection wait
-        copying.follow(progress=False)
+    def finish() -> None:  # while writes to the old collection wait; a cancellation must not come here
+        copying.progress = lambda done, total: None
+        copying.follow()
         if copying.left_out and not skip_missing:
             raise _some_not_embedded(name, model, old.count(), copying.left_out)
         if new.count() != (wanted := old.count() - len(copying.left_out)):
@@ -157,9 +158,9 @@ def _reembed(
         if new.spec.indexed != old.spec.indexed:  # changed since the copy was created
             new.change_indexed(old.spec.indexed)
 
-    kept = store.promote(new.name, own, finish)
+    kept = store.promote(new.name, old.name, finish)
     reasons = tuple((_label(id, left.metadata), left.reason) for id, left in sorted(copying.left_out.items()))
-    return Reembedded(own, new.count(), copying.embedded, reasons, kept)
+    return Reembedded(new.name, new.count(), copying.embedded, reasons, kept)
 
 
 def abandon(bench: Workbench, name: str) -> list[str]:
@@ -195,10 +196,10 @@ def _copy_of(store: VectorStore, old: Collection, embedder: Embedder) -> Collect
         begun = store.get(name)
     except CollectionNotFound:
         return store.create(name, spec)
-    if replace(begun.spec, indexed=spec.indexed, model=spec.model) != spec:
+    if begun.name != name or replace(begun.spec, indexed=spec.indexed, model=spec.model) != spec:
         raise InvalidRequest(
-            f"{name!r} was not made by this re-embedding, because it differs in metric, precision or index; drop it "
-            f"with `nnclr store reembed {old.name} --abandon`, or rename it."
+            f"{name!r} is not a copy of {old.name!r}: it is an alias, or differs in metric, precision or index. Rename "
+            "or drop it."
         )
     return begun
 
@@ -234,7 +235,7 @@ class _Copying:
     ) -> None:
         self._old, self._new, self._embedder, self._read = old, new, embedder, read
         self._at = at
-        self._progress = progress
+        self.progress = progress
         self._passed = 0  # items of the old collection that `_differing` has compared
         self.embedded = 0
         self.left_out: dict[str, LeftOut] = {}
@@ -243,13 +244,13 @@ class _Copying:
         """Copy everything that the copy lacks."""
         total = self._old.count()
         with decoding_processes(images=total):
-            self._update(self._differing(), lambda: self._progress(min(self._passed, total), total))
-        self._progress(total, total)
+            self._update(self._differing(), lambda: self.progress(min(self._passed, total), total))
+        self.progress(total, total)
 
-    def follow(self, *, progress: bool = True) -> int:
+    def follow(self) -> int:
         """Copy what changed since the last look at the log; return how many items were written or deleted."""
         total = self._old.count()
-        return self._update(self._changed(), (lambda: self._progress(total, total)) if progress else (lambda: None))
+        return self._update(self._changed(), lambda: self.progress(total, total))
 
     def _changed(self) -> Iterable[str]:
         if self._at is None:

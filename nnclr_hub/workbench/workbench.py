@@ -222,13 +222,25 @@ class Workbench:
         except StoreError as error:
             log.warning("the empty collection %s was not dropped (%s)", name, error)
 
-    def add_images(self, name: str, images: AddRequest | Sequence[NewImage]) -> list[ImageError | None]:
-        """Embed images into an existing collection; return one entry per image: None or its error."""
+    def add_images(
+        self,
+        name: str,
+        images: AddRequest | Sequence[NewImage],
+        *,
+        embedded: tuple[Collection, Sequence[Item | ImageError]] | None = None,
+    ) -> list[ImageError | None]:
+        """Embed images into an existing collection; return one entry per image: None or its error.
+
+        Args:
+            embedded: what `embed_images` returns for a collection. It is used unless a re-embedding has replaced that.
+        """
         self.store.refuse_if_read_only()
         request = AddRequest.of(images)
 
         def add(collection: Collection) -> list[ImageError | None]:
-            items = embed_images(request.images, self.embedder_of(collection))
+            items = embedded[1] if embedded is not None and embedded[0] is collection else None
+            if items is None:
+                items = embed_images(request.images, self.embedder_of(collection))
             return store_images(collection, request.images, items, self.originals)
 
         return self.store.write(name, add)

@@ -115,7 +115,7 @@ class ReembedRequest(Strict):
     writes_stopped: bool = Field(
         False,
         description="nothing else writes to the collection until the job is done. Required over Milvus, which keeps no "
-        "log of changes; a store in a folder accepts writes meanwhile",
+        "log of changes; a store in a folder accepts writes",
     )
 
 
@@ -319,7 +319,7 @@ def start_reembed(
     settings: AppSettings,
     submit: Submit,
 ) -> JobResponse:
-    """Build a copy of the collection with another model, then swap the two. Writes go on meanwhile.
+    """Build a copy of the collection with another model, then swap the two. Writes are accepted until then.
 
     The copy is called after the collection and the model's fingerprint, such as `photos.1a2b3c4d`. Cancelling the job
     deletes it. After a failure, it is kept and the next call continues it. At the end it takes the name of the

@@ -192,7 +192,7 @@ def test_reembedding_is_the_same_over_rest(both, server, model, tmp_path, monkey
     assert here[1].replace(f"--store {tmp_path / 'store'}", "") == there[1].replace(f"--server {server.url}", "")
     assert json.loads(both(*again, "--json")[1])["collection"] is None
     assert both("duplicates", "now", "--json")[0] == 0
-    report = json.loads(both("reembed", "c", "--model", server.other.name, "--skip-missing", "--json")[1])
+    report = json.loads(both("reembed", "c.old", "--model", server.other.name, "--skip-missing", "--json")[1])
     assert (report["left_out_count"], report["items"]) == (3, len(kept) - 3)
 
 
