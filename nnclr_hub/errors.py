@@ -20,7 +20,6 @@
     ├── StoreError                  the vector store refuses an operation
     │   ├── CollectionNotFound
     │   ├── CollectionExists
-    │   ├── CollectionMoving
     │   ├── MetadataConflict
     │   ├── ChangesUnavailable
     │   ├── ItemNotFound
@@ -218,10 +217,6 @@ class CollectionNotFound(StoreError):
 
 class CollectionExists(StoreError):
     """Raised when a collection of the same name exists with another specification."""
-
-
-class CollectionMoving(StoreError):
-    """Raised when another process replaces the collection at this moment; the write was not acknowledged."""
 
 
 class MetadataConflict(StoreError):

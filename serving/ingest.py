@@ -9,15 +9,18 @@ It has separate threads, so that requests that only read never wait for decoding
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from functools import partial
 from typing import cast
 
+import numpy as np
 from anyio import CapacityLimiter, to_thread
 from fastapi import Request
 
-from nnclr_hub.encoder.embedder import Embedder
 from nnclr_hub.errors import ImageError
-from nnclr_hub.workbench import AddRequest, Ingestion, Workbench
+from nnclr_hub.store.base import Collection, Item
+from nnclr_hub.workbench import AddRequest, NewImage, Workbench
+from nnclr_hub.workbench.ingestion import read_image
 
 from .models import Model
 from .responses import while_connected
@@ -43,16 +46,26 @@ class Ingest:
             CollectionNotFound, FingerprintMismatch, RequestTooLarge, Overloaded, NotReady, DeadlineExceeded.
             ClientDisconnect: the client has disconnected.
         """
-        ingestion = await to_thread.run_sync(bench.ingestion, name, images, limiter=self.writers)
-        while (embedder := await to_thread.run_sync(ingestion.store, limiter=self.writers)) is not None:
-            await while_connected(request, self._prepare(ingestion, embedder))
-        return ingestion.errors
+        collection, model = await to_thread.run_sync(_target, bench, name, limiter=self.writers)
+        items = await while_connected(request, self._embed(images.images, model))
+        add = partial(bench.add_images, name, images, embedded=(collection, items))
+        return await to_thread.run_sync(add, limiter=self.writers)
 
-    async def _prepare(self, ingestion: Ingestion, embedder: Embedder) -> None:
+    async def _embed(self, images: Sequence[NewImage], model: Model) -> list[Item | ImageError]:
         """Embed and decode the images. The engine comes first, because it may refuse the request."""
-        left = [index for index, error in enumerate(ingestion.errors) if error is None]
-        vectors = await cast(Model, embedder).embed_each_async([ingestion.images[index].image for index in left])
-        ingestion.set_vectors(embedder, left, vectors)
-        read = partial(ingestion.read, embedder=embedder, with_image=False)
-        unread = [index for index in left if ingestion.errors[index] is None and not ingestion.is_read(index)]
-        await asyncio.gather(*(to_thread.run_sync(read, index, limiter=self._decoders) for index in unread))
+        vectors = await model.embed_each_async([image.image for image in images])
+
+        async def item(image: NewImage, vector: np.ndarray | ImageError) -> Item | ImageError:
+            if isinstance(vector, ImageError):
+                return vector
+            read = partial(read_image, image, model.reading, with_image=False)
+            result = await to_thread.run_sync(read, limiter=self._decoders)
+            return result if isinstance(result, ImageError) else result[1].item(vector, model.name)
+
+        return await asyncio.gather(*map(item, images, vectors))
+
+
+def _target(bench: Workbench, name: str) -> tuple[Collection, Model]:
+    bench.store.refuse_if_read_only()
+    collection = bench.collection(name)
+    return collection, cast(Model, bench.embedder_of(collection))

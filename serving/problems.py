@@ -54,7 +54,6 @@ STATUS: dict[type[NNCLRHubError], int] = {
     errors.JobNotFound: 404,
     errors.RunNotFound: 404,
     errors.CollectionExists: 409,
-    errors.CollectionMoving: 409,
     errors.MetadataConflict: 409,
     errors.ChangesUnavailable: 410,
     errors.FingerprintMismatch: 409,

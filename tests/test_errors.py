@@ -10,7 +10,6 @@ CODES = {
     "changes_unavailable": "ChangesUnavailable",
     "checkpoint_error": "CheckpointError",
     "collection_exists": "CollectionExists",
-    "collection_moving": "CollectionMoving",
     "metadata_conflict": "MetadataConflict",
     "collection_not_found": "CollectionNotFound",
     "deadline_exceeded": "DeadlineExceeded",

@@ -21,7 +21,6 @@ from nnclr_hub.encoder.image_list import named
 from nnclr_hub.encoder.packed_image import ImageSource, ListedImage
 from nnclr_hub.errors import CollectionExists, CollectionNotFound, InvalidRequest
 from nnclr_hub.store.base import Collection, CollectionSpec, Item, Progress, VectorStore, Where
-from nnclr_hub.store.replacement import upsert_into
 from nnclr_hub.store.where import MAX_IN
 from nnclr_hub.workbench.folder_changes import BOX, item_id
 
@@ -53,7 +52,6 @@ def collect(
         InvalidRequest: shards are missing, or two images of different sources have the same path.
         CollectionExists: the collection has other items and `into` is False, or another image of the same path.
         FingerprintMismatch: it contains vectors of another encoder.
-        CollectionMoving: another process re-embeds it.
     """
     shards.require_all()
     repeats = _repeats(shards)
@@ -68,7 +66,7 @@ def collect(
     done = written = 0
     for items in _batches(shards, repeats):
         if new := _missing(collection, items) if before else items:
-            upsert_into(store, name, collection, new)
+            collection.upsert(new)
         done, written = done + len(items), written + len(new)
         progress(done, total)
     return total, written

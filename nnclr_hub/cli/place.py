@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from nnclr_hub.cli.index import connected, result_of
 from nnclr_hub.cli.reading import combine_options
@@ -96,18 +96,8 @@ class ServerStore:
     def list(self) -> list[CollectionInfo]:
         return self._client.collections.list()
 
-    def drop(self, name: str) -> list[str]:
-        """Drop a collection; return what was dropped. The server also drops what is being built to replace it."""
+    def drop(self, name: str) -> None:
         self._client.collections.drop(name)
-        return [name]
-
-    def abandon_reembed(self, name: str) -> str:
-        """Drop the collection that a failed re-embedding left behind; return its name."""
-        from nnclr_hub.store.replacement import required_replacement
-
-        dropped = required_replacement(cast("VectorStore", self), name).collection.name
-        self._client.collection(name).abandon_reembed()
-        return dropped
 
     def aliases(self) -> dict[str, str]:
         return self._client.aliases.list()
@@ -156,7 +146,7 @@ class ServerCollection:
         """Return what `workbench.duplicates.find_duplicates` returns; the server limits the ids of a group."""
         return result_of(self._client, self._there.duplicates(threshold, exact=exact, limit=limit), progress)
 
-    def reembed(self, model: str, *, skip_missing: bool, progress: Progress) -> dict[str, Any]:
+    def reembed(self, model: str, *, progress: Progress, **options: bool) -> dict[str, Any]:
         """Return the fields of `Reembedded`, and how many items were left out, of which the server names some."""
-        result = result_of(self._client, self._there.reembed(model, skip_missing=skip_missing), progress)
+        result = result_of(self._client, self._there.reembed(model, **options), progress)
         return {**result, "left_out": [(one["item"], one["reason"]) for one in result["left_out"]]}

@@ -131,6 +131,9 @@ def reembed(
     skip_missing: Annotated[
         bool, typer.Option("--skip-missing", help="Leave out items whose file is missing or changed.")
     ] = False,
+    writes_stopped: Annotated[
+        bool, typer.Option("--writes-stopped", help="Nothing else writes to it now; required on Milvus.")
+    ] = False,
     abandon: Annotated[bool, typer.Option("--abandon", help="Cancel: drop what was built so far.")] = False,
     as_json: Json = False,
     *,
@@ -148,13 +151,13 @@ def reembed(
         raise InvalidRequest("Name the new encoder with --model, or cancel with --abandon.")
     with place.opened() as there:
         if model is None:
-            there.get(name)
-            dropped = there.abandon_reembed(name) if isinstance(there, ServerStore) else _abandon(there, name)
-            out.print(f"Dropped {dropped}; {name} was not changed.")
+            run = there.get(name).abandon_reembed if isinstance(there, ServerStore) else partial(_abandon, there, name)
+            run()
+            out.print(f"{name} has no unfinished copy now; it was not changed.")
             return
         with bar(err, "embedding") as advance:
             run = there.get(name).reembed if isinstance(there, ServerStore) else partial(_reembed, there, name)
-            report = run(model, skip_missing=skip_missing, progress=advance)
+            report = run(model, skip_missing=skip_missing, writes_stopped=writes_stopped, progress=advance)
     if as_json:
         print_json({"name": name, "model": model, **report})
         return
@@ -170,19 +173,23 @@ def reembed(
     )
 
 
-def _abandon(store: VectorStore, name: str) -> str:
+def _abandon(store: VectorStore, name: str) -> None:
     from nnclr_hub.workbench import Encoders, Workbench, reembedding
 
-    return reembedding.abandon(Workbench(Encoders(), store), name)
+    reembedding.abandon(Workbench(Encoders(), store), name)
 
 
-def _reembed(store: VectorStore, name: str, model: str, *, skip_missing: bool, progress: Progress) -> dict[str, Any]:
+def _reembed(
+    store: VectorStore, name: str, model: str, *, skip_missing: bool, writes_stopped: bool, progress: Progress
+) -> dict[str, Any]:
     store.get(name)
     chosen_model(model)
     from nnclr_hub.workbench import Encoders, Workbench, reembedding  # imports torch
 
     bench = Workbench(Encoders(model), store)
-    report = reembedding.reembed(bench, name, model, skip_missing=skip_missing, progress=progress)
+    report = reembedding.reembed(
+        bench, name, model, skip_missing=skip_missing, writes_stopped=writes_stopped, progress=progress
+    )
     return {**asdict(report), "left_out_count": len(report.left_out)}
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from nnclr_hub.cli.place import Place, ServerStore, on_store, opened
+from nnclr_hub.cli.place import Place, on_store, opened
 from nnclr_hub.cli.verbs import DEFAULT_STORE, Json, Store, confirm, err, out, print_json
 from nnclr_hub.errors import StoreCorrupt
 
@@ -251,14 +251,12 @@ def drop(
 
     Example: nnclr store drop photos.old --yes
     """
-    from nnclr_hub.store.replacement import drop_with_replacement
-
     with place.opened() as there:
         info = there.get(name).info()
         if not yes and info.name == name:  # an alias is refused below, without a question
             confirm(f"Permanently delete {name} with its {info.count} items?")
-        for dropped in there.drop(name) if isinstance(there, ServerStore) else drop_with_replacement(there, name):
-            out.print(f"{dropped}: dropped")
+        there.drop(name)
+    out.print(f"{name}: dropped")
 
 
 @group.command()

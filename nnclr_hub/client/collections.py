@@ -82,13 +82,17 @@ def list_collections() -> Steps[list[CollectionInfo]]:
 # ---- one of them
 
 
-def upsert(name: str, items: Sequence[Item]) -> Steps[int]:
+def upsert(name: str, items: Sequence[Item], *, fingerprint: str | None = None) -> Steps[int]:
     """Add or replace items by their vectors; return the number of the last change when all are durable.
 
     Many items take several requests, and each request is stored completely or not at all. Thumbnails cannot be sent.
 
+    Args:
+        fingerprint: fingerprint of the encoder that made the vectors; None: not checked.
+
     Raises:
         InvalidRequest: if an item is invalid; names it.
+        FingerprintMismatch: the collection holds vectors of another encoder, such as after a re-embedding.
         DiskFull, StoreReadOnly: this request and those after it were not stored.
     """
     for item in items:
@@ -98,10 +102,10 @@ def upsert(name: str, items: Sequence[Item]) -> Steps[int]:
         {"id": check_name(item.id, "Item id"), "vector": encode_vector(item.vector), "metadata": dict(item.metadata)}
         for item in items
     ]
-    seq = 0
+    seq, params = 0, {} if fingerprint is None else {"fingerprint": fingerprint}
     for batch in bounded(rows, lambda row: len(to_json(row)) + 2, most=PAGE):
         seq = yield from perform(
-            Call("PUT", f"{path_of(name)}/items", lambda answer: int(answer.json()["seq"]), json=batch)
+            Call("PUT", f"{path_of(name)}/items", lambda answer: int(answer.json()["seq"]), params, json=batch)
         )
     return seq
 

@@ -138,11 +138,12 @@ def index_there(name: str, folder: str = "", *, source: str | None = None, prune
     return _start(path, {"folder": folder, "source": source, "prune": prune})
 
 
-def reembed(name: str, model: str, *, skip_missing: bool = False) -> Steps[Job]:
+def reembed(name: str, model: str, *, skip_missing: bool = False, writes_stopped: bool = False) -> Steps[Job]:
     """Start to re-embed a collection's files with another model; the server must be able to read them.
 
     Args:
         skip_missing: leave out items whose file is missing or has changed.
+        writes_stopped: nothing writes to the collection until the job is done; required over Milvus.
 
     Raises:
         CollectionNotFound: the collection does not exist.
@@ -150,11 +151,11 @@ def reembed(name: str, model: str, *, skip_missing: bool = False) -> Steps[Job]:
         InvalidRequest: the collection cannot be re-embedded with it.
     """
     path = f"{COLLECTIONS}/{check_collection_name(name)}/reembed"
-    return _start(path, {"model": model, "skip_missing": skip_missing})
+    return _start(path, {"model": model, "skip_missing": skip_missing, "writes_stopped": writes_stopped})
 
 
 def abandon_reembed(name: str) -> Steps[None]:
-    """Delete the copy that a failed re-embedding left behind, if there is one.
+    """Delete the copies that failed re-embeddings left behind, if there are any.
 
     Raises:
         CollectionNotFound: the collection does not exist.

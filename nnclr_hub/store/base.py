@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol, Self
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 
@@ -28,6 +28,7 @@ __all__ = [
     "VectorStore",
     "Where",
 ]
+T = TypeVar("T")
 
 
 class Collection(Protocol):
@@ -345,7 +346,6 @@ class VectorStore(Protocol):
 
     records: Records
     read_only: bool  # every change raises OpenedForReading
-    single_writer: bool  # no other process writes to the store while this one has it open
 
     def create(self, name: str, spec: CollectionSpec) -> Collection:
         """Create an empty collection.
@@ -363,6 +363,17 @@ class VectorStore(Protocol):
             CollectionNotFound: it does not exist; the message lists those that do.
         """
         ...
+
+    def write(self, name: str, work: Callable[[Collection], T]) -> T:
+        """Return work(collection), where all writes go to the collection that the name means when they are committed.
+
+        If another collection is promoted to the name while work runs, nothing is written to the old one, and work is
+        called again with the new one. It should write once. On Milvus, work is called once.
+
+        Raises:
+            CollectionNotFound: the collection does not exist.
+        """
+        return work(self.get(name))
 
     def drop(self, name: str) -> None:
         """Delete a collection with everything in it, and its aliases.
@@ -412,17 +423,22 @@ class VectorStore(Protocol):
         """Return the names of collections by alias."""
         ...
 
-    def promote(self, name: str, alias: str) -> str | None:
-        """Point `alias` to the collection `name` in one step, and move other aliases of its old target along.
+    def promote(self, name: str, to: str, finish: Callable[[], None] | None = None) -> str | None:
+        """Make `to`, and all aliases of its collection, mean the collection `name`, in one step.
 
-        Aliases `...~next`, which name a collection that is still being built, stay.
+        If a collection itself is called `to`, it becomes `to.old`, `to.old2`, ..., and `name` is renamed to `to`.
+        Otherwise `to` becomes an alias.
+
+        Args:
+            finish: called before, while writes to the old collection wait; if it raises, nothing changes. It must not
+                write to the old collection. On Milvus, writes of other clients do not wait.
 
         Returns:
-            If a collection itself was called `alias`: its new name `alias.old`, `alias.old2`, ...; else None.
+            The new name of the old collection, if it was called `to` itself.
 
         Raises:
             CollectionNotFound: the collection does not exist.
-            InvalidRequest: `alias` is the collection's own name.
+            InvalidRequest: `to` is the collection's own name.
         """
         ...
 

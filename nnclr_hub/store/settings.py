@@ -35,8 +35,8 @@ class StoreSettings:
     min_delta: while writes continue, the delta of a small index is folded at this size, and that of a larger one at a
         128th of its rows. A flat index is folded at flat_below rows: its delta is searched like its main part.
     max_delta: a delta of this size is always folded, because every search scans it row by row.
-    coarse_from: so many new rows, if that is more than a quarter of a graph, become an inverted file first: that takes a
-        tenth of the time. The graph is built when nothing is written.
+    coarse_from: so many new rows, if that is more than a quarter of a graph, become an inverted file first, which takes
+        a tenth of the time. The graph is built when nothing is written.
     snapshot_on_close: changes since the last snapshot that justify a new one at closing.
     snapshot_after: the same before closing; a quarter of the rows if that is more. A flat index is read from the
         catalog as fast as from a snapshot, so only its transform is saved.

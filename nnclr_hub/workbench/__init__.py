@@ -14,7 +14,6 @@ __all__ = [
     "Encoders",
     "Example",
     "IndexReport",
-    "Ingestion",
     "Models",
     "NewImage",
     "SearchQuery",
@@ -27,7 +26,6 @@ __getattr__, __dir__ = lazy_names(
     {
         "add_request": ("AddRequest", "NewImage"),
         "folder_changes": ("IndexReport",),
-        "ingestion": ("Ingestion",),
         "models": ("Encoders", "Models"),
         "search_query": ("Example", "SearchQuery"),
         "workbench": ("Workbench",),
@@ -38,7 +36,6 @@ __getattr__, __dir__ = lazy_names(
 if TYPE_CHECKING:
     from nnclr_hub.workbench.add_request import AddRequest, NewImage
     from nnclr_hub.workbench.folder_changes import IndexReport
-    from nnclr_hub.workbench.ingestion import Ingestion
     from nnclr_hub.workbench.models import Encoders, Models
     from nnclr_hub.workbench.search_query import Example, SearchQuery
     from nnclr_hub.workbench.workbench import Workbench

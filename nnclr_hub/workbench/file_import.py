@@ -108,7 +108,7 @@ def import_items(bench: Workbench, name: str, file: ItemFile, progress: Progress
 
     def write() -> None:
         progress(file.done, file.total)
-        _write_items(bench, name, _valid(rows, spec, report), report)
+        _write_items(bench, name, _valid(rows, spec, report), spec, report)
         rows.clear()
 
     for number, row in file:
@@ -138,14 +138,15 @@ def _valid(rows: Sequence[tuple[int, Item]], spec: CollectionSpec, report: Impor
         return list(valid.values())
 
 
-def _write_items(bench: Workbench, name: str, items: Sequence[Item], report: ImportReport) -> None:
+def _write_items(
+    bench: Workbench, name: str, items: Sequence[Item], spec: CollectionSpec, report: ImportReport
+) -> None:
     if not items:
         return
-    collection = bench.collection(name)
-    known = {item.id: item for item in collection.get([item.id for item in items])}
-    new = [item for item in items if item.id not in known or not _same(known[item.id], item, collection.spec)]
+    known = {item.id: item for item in bench.collection(name).get([item.id for item in items])}
+    new = [item for item in items if item.id not in known or not _same(known[item.id], item, spec)]
     if new:
-        bench.upsert(name, new)
+        bench.upsert(name, new, fingerprint=spec.fingerprint)
     replaced = sum(item.id in known for item in new)
     report.replaced += replaced
     report.added += len(new) - replaced

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from nnclr_hub.encoder.channel_image import AnyImage
 from nnclr_hub.encoder.decoding_pool import decoding_processes
+from nnclr_hub.encoder.embedder import Embedder
 from nnclr_hub.encoder.image_reading import ImageReading
 from nnclr_hub.encoder.labeled import LabelTable
 from nnclr_hub.encoder.tile import Tile
@@ -22,7 +24,7 @@ from nnclr_hub.read_ahead import batches, read_ahead
 from nnclr_hub.remote_files import is_address
 from nnclr_hub.store.base import Collection, Progress
 from nnclr_hub.store.pages import pages
-from nnclr_hub.workbench.add_request import AddRequest, NewImage
+from nnclr_hub.workbench.add_request import NewImage
 from nnclr_hub.workbench.folder_changes import (
     BOX,
     FolderChanges,
@@ -32,17 +34,23 @@ from nnclr_hub.workbench.folder_changes import (
     find_changes,
     list_images_of,
 )
-from nnclr_hub.workbench.ingestion import Draft, Ingestion, read_image
-from nnclr_hub.workbench.write_lock import OpenTargets
+from nnclr_hub.workbench.ingestion import Draft, embed_read, read_image, store_images
 
 BATCH = 64
 # of files in a batch; decoded they take about ten times as much memory, and two batches are in memory at once
 MAX_BATCH_BYTES = 32_000_000
 PAGE = 1000
+T = TypeVar("T")
+
+
+class Write(Protocol):
+    """Runs a write on a collection, with the embedder of its vectors; see `VectorStore.write`."""
+
+    def __call__(self, work: Callable[[Collection, Embedder], T], /) -> T: ...
 
 
 def index_folder(
-    open_targets: OpenTargets,
+    write: Write,
     folder: str | Path,
     *,
     prune: bool = False,
@@ -55,7 +63,7 @@ def index_folder(
     """Make a collection hold the images of a folder.
 
     Args:
-        open_targets: opens what to write to; called once per batch.
+        write: called once per batch.
         folder: read with all its subfolders; an image's parent folder is its label. Or an archive, an address or a
             pattern, see `find_images`.
         prune: delete items of this folder whose file was removed. Items of a subfolder that is empty, a link, or
@@ -69,8 +77,8 @@ def index_folder(
         NoImages: if the folder holds no image; with `prune`, if it never held one or is empty.
         InvalidRequest: if the collection holds images of another folder under the same relative paths.
     """
-    with open_targets() as targets:
-        collection, reading = targets[0].collection, targets[0].embedder.reading
+    collection, embedder = write(lambda collection, embedder: (collection, embedder))
+    reading = embedder.reading  # a re-embedding keeps it
     listing = list_images_of(folder, prune=prune, tiling=tiling, reading=reading, labels=labels)
     known = _known(collection)
     _refuse_clash(collection, listing, known)
@@ -79,22 +87,22 @@ def index_folder(
     changes = find_changes(listing, known, prune=prune)
     begin(changes)
     new = [(one, NewImage(one.id, one.path, one.metadata, thumbnails)) for one in changes.wanted]
-    _update(open_targets, changes.moved)
-    failed, empty = _add(open_targets, new, reading, tiling, progress)
-    _update(open_targets, changes.labels)
-    removed = sum(_delete(open_targets, ids) for ids in batches(changes.gone, PAGE)) if prune else 0
+    _update(write, changes.moved)
+    failed, empty = _add(write, new, reading, tiling, progress)
+    _update(write, changes.labels)
+    removed = 0
+    for ids in batches(changes.gone, PAGE) if prune else ():
+        removed += write(lambda collection, _, ids=ids: collection.delete(ids))
     return changes.report(failed, removed, listing.left_out, empty)
 
 
-def _update(open_targets: OpenTargets, patches: Mapping[str, Mapping[str, Any]]) -> None:
+def _update(write: Write, patches: Mapping[str, Mapping[str, Any]]) -> None:
     for some in batches(patches.items(), PAGE):
-        with open_targets() as targets:
-            for target in targets:
-                target.collection.update_each(dict(some))
+        write(lambda collection, _, some=some: collection.update_each(dict(some)))
 
 
 def _add(
-    open_targets: OpenTargets,
+    write: Write,
     new: Sequence[tuple[FolderImage, NewImage]],
     reading: ImageReading,
     tiling: Tiling | None,
@@ -113,7 +121,7 @@ def _add(
                 done += sum(blank)
                 batch = [one for one, skip in zip(batch, blank, strict=True) if not skip]
                 results = [one for one, skip in zip(results, blank, strict=True) if not skip]
-            errors = _store(Ingestion(open_targets, AddRequest([image for _, image in batch])), results)
+            errors = write(partial(_store, images=[image for _, image in batch], results=results))
             failed += [(file, str(error)) for (file, _), error in zip(batch, errors, strict=True) if error is not None]
             done += len(batch)
             progress(done, len(new))
@@ -133,21 +141,13 @@ def _bytes(one: FolderImage) -> int:
 
 
 def _store(
-    ingestion: Ingestion, results: Sequence[tuple[AnyImage | None, Draft] | ImageError]
+    collection: Collection,
+    embedder: Embedder,
+    images: Sequence[NewImage],
+    results: Sequence[tuple[AnyImage | None, Draft] | ImageError],
 ) -> list[ImageError | None]:
     """Embed images that were read, and upsert them in one durable write; return an error or None for each."""
-    images = {i: image for i, one in enumerate(results) if (image := ingestion.set_read(i, one)) is not None}
-    while (embedder := ingestion.store()) is not None:
-        good = [i for i in images if ingestion.errors[i] is None]
-        ingestion.set_vectors(embedder, good, embedder.embed_each([images[i] for i in good]))
-    return ingestion.errors
-
-
-def _delete(open_targets: OpenTargets, ids: Sequence[str]) -> int:
-    """Delete items from all targets; return how many the collection itself had."""
-    with open_targets() as targets:
-        deleted = [target.collection.delete(ids) for target in targets]
-    return deleted[0]
+    return store_images(collection, images, embed_read(results, embedder))
 
 
 def _refuse_other_tiles(collection: Collection, listing: Listing, known: Mapping[str, Mapping[str, Any]]) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 from typing import Protocol
 
 from nnclr_hub.encoder.embedder import Embedder
 from nnclr_hub.errors import ModelError
 from nnclr_hub.hub.sources import recorded_source
-from nnclr_hub.store.base import Collection, CollectionSpec, VectorStore
-from nnclr_hub.workbench.write_lock import WriteLock
+from nnclr_hub.store.base import CollectionSpec
 
 
 class Models(Protocol):
@@ -102,21 +100,3 @@ class Encoders:
         with self._lock:
             loaded = list(self._loaded.values())
         return next((embedder for embedder in loaded if embedder.fingerprint == fingerprint), None)
-
-
-def bind_again(store: VectorStore, lock: WriteLock, name: str, models: Models, model: str | None) -> Collection:
-    """Return the collection; one that never held an item is bound to the model, if one is given.
-
-    Raises:
-        CollectionNotFound: it does not exist.
-    """
-    collection = store.get(name)
-    if model is None or collection.spec.fingerprint == (embedder := models.get(model)).fingerprint:
-        return collection
-    with lock.alone():  # nobody adds an item between the check and the replacement
-        if collection.count() or collection.info().durable_seq or collection.name in store.aliases().values():
-            return collection
-        spec = CollectionSpec.of(embedder)
-        store.drop(collection.name)
-        new = replace(collection.spec, dim=spec.dim, fingerprint=spec.fingerprint, model=spec.model)
-        return store.create(collection.name, new)

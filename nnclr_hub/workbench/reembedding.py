@@ -1,16 +1,15 @@
-"""Re-embed a collection with another encoder: build a new collection from the source files, then swap it in.
+"""Re-embed a collection with another encoder: build a copy from the source files, then swap the two.
 
     reembed(bench, "photos", "runs/my/encoder")
 
-During the build, the alias photos~next means the new collection, and the workbench writes to both. The remaining work
-is always the difference between the two collections, so an interrupted call continues when it is repeated. Writers wait
-only during the last pass. Other processes that write to the same Milvus are refused until the swap is done.
+The copy is an ordinary collection, photos.1a2b3c4d, named after the encoder's fingerprint. First it gets every item
+that it lacks, so an interrupted call continues when it is repeated. Then it follows the change log of photos, which is
+written all the time. Writes wait only while the last few changes are copied and the copy takes the name photos.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,12 +21,13 @@ from nnclr_hub.encoder.channel_image import AnyImage
 from nnclr_hub.encoder.decoding_pool import decoding_processes
 from nnclr_hub.encoder.embedder import Embedder
 from nnclr_hub.encoder.image_reading import ImageReading
-from nnclr_hub.errors import CollectionNotFound, ImageError, InvalidRequest, StoreError
+from nnclr_hub.errors import ChangesUnavailable, CollectionNotFound, InvalidRequest, StoreError
 from nnclr_hub.read_ahead import batches, read_ahead
-from nnclr_hub.store.base import Collection, CollectionSpec, Item, Progress, VectorStore
+from nnclr_hub.store.base import Collection, Item, Progress, VectorStore
 from nnclr_hub.store.pages import pages
-from nnclr_hub.store.replacement import NEXT, WAS, Replacement, finish_swaps, replacement_of, required_replacement, swap
+from nnclr_hub.workbench.folder_changes import BOX, OFFSET, WINDOW
 from nnclr_hub.workbench.folder_index import BATCH, MAX_BATCH_BYTES
+from nnclr_hub.workbench.image_record import FILE_HASH, PIXEL_HASH
 from nnclr_hub.workbench.sources import read_source
 
 if TYPE_CHECKING:
@@ -35,7 +35,11 @@ if TYPE_CHECKING:
 
 
 PAGE = 1000  # items to compare at once
+FETCHED = 256  # items whose vectors and thumbnails are in memory at once
+ROUNDS = 20  # looks at the log before writes must wait, if writers are as fast as the encoder
 NAMED = 5  # items that an error message names before it only counts
+# what `read_source` reads without a hash of the pixels
+_FILE = (FILE_HASH, "root", "path", "size", "mtime", OFFSET, BOX, WINDOW)
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,7 @@ class LeftOut:
 class Reembedded:
     """The result of a re-embedding.
 
-    collection: the new one, which the name now means; None if there was nothing to do.
+    collection: name of the re-embedded collection; None if there was nothing to do.
     items: how many it holds.
     embedded: how many of them this call embedded.
     left_out: items that are not in it, with the reason.
@@ -70,34 +74,36 @@ def reembed(
     model: str,
     *,
     skip_missing: bool = False,
+    writes_stopped: bool = False,
     folders: Sequence[Path] | None = None,
     progress: Progress = lambda done, total: None,
 ) -> Reembedded:
     """Make the name mean a collection of the same items, embedded by another model. Continues an interrupted call.
 
     An item is embedded if its file exists and has the recorded pixels (without a record: the recorded size and
-    modification time). Metadata and thumbnails are copied. Aliases of the old collection move to the new one.
+    modification time). Metadata and thumbnails are copied. Aliases mean the new collection afterwards.
 
     Args:
         name: of a collection, or an alias.
         skip_missing: leave out items whose file is missing or changed, instead of failing at the end.
+        writes_stopped: nothing writes to the collection until this returns. Milvus needs it, because it keeps no log of
+            changes.
         folders: the only folders whose files may be read, since metadata could name any file; None: any folder.
         progress: called with (done, total), counted in items of the old collection.
 
     Raises:
-        InvalidRequest: if a re-embedding with another model is in progress.
+        InvalidRequest: if another re-embedding runs, or the store keeps no log and writes are not stopped.
         StoreError: if items cannot be embedded; finished work is kept for the next call.
     """
     embedder = bench.models.get(model)
     if not bench.reembedding.acquire(blocking=False):
         raise InvalidRequest("Another collection of this store is being re-embedded; wait until that is done.")
     try:
-        done = _reembed(bench, name, embedder, skip_missing, folders, progress)
+        done = _reembed(bench, name, embedder, skip_missing, writes_stopped, folders, progress)
         if bench.originals is not None:
             bench.originals.sweep()
         return done
     finally:
-        bench.built_here.clear()
         bench.reembedding.release()
 
 
@@ -106,223 +112,261 @@ def _reembed(
     name: str,
     embedder: Embedder,
     skip_missing: bool,
+    writes_stopped: bool,
     folders: Sequence[Path] | None,
     progress: Progress,
 ) -> Reembedded:
-    with bench.write_lock.alone():
-        finish_swaps(bench.store)
+    bench.store.refuse_if_read_only()
     store, old = bench.store, bench.store.get(name)
+    model = embedder.name
     if old.spec.fingerprint == embedder.fingerprint:
         return Reembedded(None, old.count(), 0, kept=None)
     reading = ImageReading.of_source(old.spec.model)
     if embedder.reading != reading:
         raise InvalidRequest(
             f"Collection {name!r} reads {str(reading) or 'all channels of the first page'} of each image, and "
-            f"{embedder.name} reads {str(embedder.reading) or 'all'}; re-embed it with "
-            f"{reading.within(embedder.name)!r}, or index its images into another collection."
+            f"{model} reads {str(embedder.reading) or 'all'}; re-embed it with "
+            f"{reading.within(model)!r}, or index its images into another collection."
         )
-    with bench.write_lock.alone():  # running writes go to the old collection only, so they must end first
-        replacement = _replacement(store, name, old, embedder)
-        bench.built_here.add(replacement.collection.name)
-    new = replacement.collection
-    read = partial(read_source, reading=embedder.reading, folders=folders, originals=bench.originals)
-    embedded, left_out = _catch_up(old, new, embedder, {}, read, bench.write_lock.alone, progress)
-    with bench.write_lock.alone():
-        more, left_out = _catch_up(old, new, embedder, left_out, read, nullcontext, lambda done, total: None)
-        if left_out and len(left_out) == old.count():  # and earlier calls left nothing to continue with
-            _give_up(store, replacement)
-            raise _none_embedded(name, embedder.name, left_out)
-        if left_out and not skip_missing:
-            raise _some_not_embedded(name, embedder.name, old.count(), left_out, locked=not store.single_writer)
-        # items that were deleted during the build, and copies that could not be updated
-        extra = (change.id for change in differences(old, new) if change.metadata is None or change.id in left_out)
-        for ids in batches(list(extra), BATCH):
-            new.delete(ids)
-        items, wanted = new.count(), old.count() - len(left_out)
-        if items != wanted:
+    at = _position(old)
+    if at is None and not writes_stopped:
+        raise InvalidRequest(
+            f"The store keeps no log of changes, so writes to {name!r} during a re-embedding would be lost. Stop all "
+            "writers, then repeat the call with --writes-stopped (writes_stopped=True)."
+        )
+    new = _copy_of(store, old, embedder)
+    read = partial(read_source, reading=reading, folders=folders, originals=bench.originals)
+    copying = _Copying(old, new, embedder, read, at, progress)
+    copying.build()
+    if copying.left_out and not new.count():  # nor did earlier calls leave anything to continue with
+        store.drop(new.name)
+        raise _none_embedded(name, model, copying.left_out)
+    for _ in range(ROUNDS):
+        if copying.follow() <= BATCH:
+            break
+
+    def finish() -> None:  # while writes to the old collection wait; a cancellation must not come here
+        copying.progress = lambda done, total: None
+        copying.follow()
+        if copying.left_out and not skip_missing:
+            raise _some_not_embedded(name, model, old.count(), copying.left_out)
+        if new.count() != (wanted := old.count() - len(copying.left_out)):
             raise StoreError(
-                f"The new collection holds {items} items instead of {wanted}, because another process writes to it; "
-                "stop that process and repeat the call."
+                f"{new.name!r} holds {new.count()} items instead of {wanted}, because something else writes to it; "
+                "stop that and repeat the call."
             )
-        kept = swap(store, name, replacement)
-    reasons = tuple((_label(id, one.metadata), one.reason) for id, one in sorted(left_out.items()))
-    return Reembedded(new.name, items, embedded + more, reasons, kept)
+        if new.spec.indexed != old.spec.indexed:  # changed since the copy was created
+            new.change_indexed(old.spec.indexed)
+
+    kept = store.promote(new.name, old.name, finish)
+    reasons = tuple((_label(id, left.metadata), left.reason) for id, left in sorted(copying.left_out.items()))
+    return Reembedded(new.name, new.count(), copying.embedded, reasons, kept)
 
 
-def abandon(bench: Workbench, name: str) -> str:
-    """Drop the collection that was being built to replace another; return its name.
+def abandon(bench: Workbench, name: str) -> list[str]:
+    """Drop the unfinished copies of a collection; return their names.
 
     Raises:
-        InvalidRequest: if no re-embedding is in progress.
+        CollectionNotFound: the collection does not exist.
+        InvalidRequest: it is being re-embedded.
     """
-    with bench.write_lock.alone():
-        finish_swaps(bench.store)
-    replacement = required_replacement(bench.store, name)
-    with bench.write_lock.alone():
-        dropped = _give_up(bench.store, replacement)
+    own = bench.store.get(name).name
+    if bench.reembedding.locked():
+        raise InvalidRequest("A collection is being re-embedded; cancel that first.")
+    copies = [info.name for info in bench.store.list() if info.name == _copy_name(own, info.spec.fingerprint)]
+    for copy in copies:
+        bench.store.drop(copy)
     if bench.originals is not None:
         bench.originals.sweep()
-    return dropped
+    return copies
 
 
-# ---- the two collections
+# ---- the copy
 
 
-def _give_up(store: VectorStore, replacement: Replacement) -> str:
-    half_made = replacement.collection.name
-    store.drop(half_made)
-    marker = replacement.alias.removesuffix(NEXT) + WAS  # left by a swap that was interrupted before it started
-    if marker in store.aliases():
-        store.unalias(marker)
-    return half_made
+def _copy_name(name: str, fingerprint: str) -> str:
+    return f"{name}.{fingerprint[:8]}"
 
 
-def _replacement(store: VectorStore, name: str, old: Collection, embedder: Embedder) -> Replacement:
-    """Return the collection that is being built; create it if it does not exist."""
-    replacement = replacement_of(store, name)
-    if replacement is None:
-        spec = replace(old.spec, dim=embedder.embed_dim, fingerprint=embedder.fingerprint, model=embedder.name)
-        new = _create(store, f"{name}.{embedder.fingerprint[:8]}", spec)
-        store.alias(name + NEXT, new.name)
-        return Replacement(name + NEXT, new)
-    spec = replacement.collection.spec
-    if spec.fingerprint != embedder.fingerprint:
+def _copy_of(store: VectorStore, old: Collection, embedder: Embedder) -> Collection:
+    """Return the copy that an earlier call began, or create it."""
+    name = _copy_name(old.name, embedder.fingerprint)
+    spec = replace(old.spec, dim=embedder.embed_dim, fingerprint=embedder.fingerprint, model=embedder.name)
+    try:
+        begun = store.get(name)
+    except CollectionNotFound:
+        return store.create(name, spec)
+    if begun.name != name or replace(begun.spec, indexed=spec.indexed, model=spec.model) != spec:
         raise InvalidRequest(
-            f"Collection {name!r} is already being re-embedded with {spec.model}; finish that with `nnclr store "
-            f"reembed {name} --model {spec.model}`, or cancel it with `nnclr store reembed {name} --abandon`."
+            f"{name!r} is not a copy of {old.name!r}: it is an alias, or differs in metric, precision or index. Rename "
+            "or drop it."
         )
-    return replacement
+    return begun
 
 
-def _create(store: VectorStore, name: str, spec: CollectionSpec) -> Collection:
-    """Create a collection; append a number to its name if an older collection has that name."""
-    candidate, number = name, 2
-    while True:
-        try:
-            existing = store.get(candidate)
-        except CollectionNotFound:
-            return store.create(candidate, spec)
-        if existing.name == candidate and existing.spec == spec and existing.count() == 0:
-            return existing  # created by a call that was interrupted before its first item
-        candidate, number = f"{name}.{number}", number + 1
+def _position(collection: Collection) -> tuple[int, str] | None:
+    """Return the last change and the log that it is in; None if the store keeps no log."""
+    last = collection.info().durable_seq
+    try:
+        return last, collection.changes(last, 1).log
+    except InvalidRequest:
+        return None
 
 
-# ---- from one to the other
+class _Copying:
+    """Makes a copy hold the items of a collection, embedded by another encoder.
 
-
-def _catch_up(
-    old: Collection,
-    new: Collection,
-    embedder: Embedder,
-    known: Mapping[str, LeftOut],
-    read: Callable[[Mapping[str, Any]], AnyImage | str],
-    exclusively: Callable[[], AbstractContextManager[None]],
-    progress: Progress,
-) -> tuple[int, dict[str, LeftOut]]:
-    """Embed the items that the new collection lacks; return how many, and those that cannot be embedded.
-
-    Items that only the new collection has are kept.
+    The vector of an item depends only on the file that its metadata records. So an item is embedded if the copy does
+    not have it with the same record. Otherwise only its metadata and thumbnail are copied.
 
     Args:
-        known: items that an earlier pass could not embed; they are not read again.
         read: returns the source image of an item by its metadata, or why it is unavailable.
-    """
-    total, embedded = old.count(), 0
-    left_out: dict[str, LeftOut] = {}
-
-    def source(change: CopiedChange) -> AnyImage | str:
-        assert change.metadata is not None
-        if change.id in known and known[change.id].metadata == change.metadata:
-            return known[change.id].reason
-        return read(change.metadata)
-
-    wanted = (change for change in differences(old, new) if change.metadata is not None)
-    with decoding_processes(images=total):
-        for changes, sources in read_ahead(batches(wanted, BATCH, _size, MAX_BATCH_BYTES), source):
-            results = _embedded(embedder, sources)
-            left_out |= {
-                change.id: LeftOut(change.metadata or {}, result)
-                for change, result in zip(changes, results, strict=True)
-                if isinstance(result, str)
-            }
-            with exclusively():
-                embedded += _carry_over(old, new, changes, results)
-            progress(min(changes[-1].passed, total), total)
-    progress(total, total)
-    return embedded, left_out
-
-
-def _size(change: CopiedChange) -> int:
-    """Return the recorded size of the item's file in bytes; metadata from clients may hold any value."""
-    size = (change.metadata or {}).get("size")
-    return size if isinstance(size, int) and size > 0 else 0
-
-
-def _embedded(embedder: Embedder, sources: Sequence[AnyImage | str]) -> list[np.ndarray | str]:
-    """Return the vector of each image, or the reason why it has none."""
-    images = [source for source in sources if not isinstance(source, str)]
-    vectors = iter(embedder.embed_each(images) if images else [])
-    found = [source if isinstance(source, str) else next(vectors) for source in sources]
-    return [str(one) if isinstance(one, ImageError) else one for one in found]
-
-
-def _carry_over(
-    old: Collection, new: Collection, changes: Sequence[CopiedChange], vectors: Sequence[np.ndarray | str]
-) -> int:
-    """Store the embedded items with the metadata and thumbnails of the old ones; return how many.
-
-    Items that were deleted or replaced in the old collection since they were read are skipped: that write went to both
-    collections.
-    """
-    kept = {item.id: item for item in old.get([change.id for change in changes])}
-    items = [
-        replace(kept[change.id], vector=vector)
-        for change, vector in zip(changes, vectors, strict=True)
-        if not isinstance(vector, str) and change.id in kept and kept[change.id].metadata == change.metadata
-    ]
-    if items:
-        new.upsert(items)
-    return len(items)
-
-
-# ---- the difference
-
-
-@dataclass(frozen=True)
-class CopiedChange:
-    """What must be done for one item of the copy.
-
-    passed: how many items of the original were compared so far.
-    metadata: store the item with it; None: delete the item.
+        at: the last change before the first item is read, and its log; None: compare all items instead of following.
     """
 
-    passed: int
-    id: str
-    metadata: Mapping[str, Any] | None
+    def __init__(
+        self,
+        old: Collection,
+        new: Collection,
+        embedder: Embedder,
+        read: Callable[[Mapping[str, Any]], AnyImage | str],
+        at: tuple[int, str] | None,
+        progress: Progress,
+    ) -> None:
+        self._old, self._new, self._embedder, self._read = old, new, embedder, read
+        self._at = at
+        self.progress = progress
+        self._passed = 0  # items of the old collection that `_differing` has compared
+        self.embedded = 0
+        self.left_out: dict[str, LeftOut] = {}
 
+    def build(self) -> None:
+        """Copy everything that the copy lacks."""
+        total = self._old.count()
+        with decoding_processes(images=total):
+            self._update(self._differing(), lambda: self.progress(min(self._passed, total), total))
+        self.progress(total, total)
 
-def differences(original: Collection, copy: Collection) -> Iterator[CopiedChange]:
-    """Yield the items that the copy lacks, has with other metadata, or should not have, in the order of their ids.
+    def follow(self) -> int:
+        """Copy what changed since the last look at the log; return how many items were written or deleted."""
+        total = self._old.count()
+        return self._update(self._changed(), lambda: self.progress(total, total))
 
-    Both are read page by page, so items before the last change may be stored or deleted during the iteration.
-    """
-    theirs = _walk(copy)
-    other = next(theirs, None)
-    passed = 0
-    for item in _walk(original):
-        while other is not None and other.id < item.id:
-            yield CopiedChange(passed, other.id, None)
+    def _changed(self) -> Iterable[str]:
+        if self._at is None:
+            return self._differing()
+        since, log = self._at
+        ids: dict[str, None] = {}
+        try:
+            last = self._old.info().durable_seq
+            while since < last:
+                page = self._old.changes(since, PAGE, log=log)
+                ids |= dict.fromkeys(change.id for change in page.changes)
+                since = page.next
+        except ChangesUnavailable:  # the log was trimmed
+            self._at = _position(self._old)
+            return self._differing()
+        self._at = since, log
+        return ids
+
+    def _differing(self) -> Iterator[str]:
+        """Yield the items that the copy lacks, has with other metadata, or should not have, in the order of their ids.
+
+        Both are read page by page, so items before the last one may be stored or deleted during the iteration.
+        """
+        self._passed = 0
+        theirs = _walk(self._new)
+        other = next(theirs, None)
+        for item in _walk(self._old):
+            while other is not None and other.id < item.id:
+                yield other.id
+                other = next(theirs, None)
+            self._passed += 1
+            if other is None or other.id != item.id:
+                yield item.id
+                continue
+            if other.metadata != item.metadata:
+                yield item.id
             other = next(theirs, None)
-        passed += 1
-        if other is None or other.id != item.id:
-            yield CopiedChange(passed, item.id, item.metadata)
-            continue
-        if other.metadata != item.metadata:
-            yield CopiedChange(passed, item.id, item.metadata)
-        other = next(theirs, None)
-    while other is not None:
-        yield CopiedChange(passed, other.id, None)
-        other = next(theirs, None)
+        while other is not None:
+            yield other.id
+            other = next(theirs, None)
+
+    def _update(self, ids: Iterable[str], step: Callable[[], None]) -> int:
+        """Make the copy hold these items as the old collection does now; return how many were written or deleted."""
+        written = 0
+
+        def stale() -> Iterator[Item]:
+            nonlocal written
+            for some in batches(ids, FETCHED):
+                to_embed, copied, gone = self._sorted(some)
+                if copied:
+                    self._new.upsert(copied)
+                if gone:
+                    written += self._new.delete(gone)
+                written += len(copied)
+                if copied or gone:
+                    step()
+                yield from to_embed
+
+        for items, sources in read_ahead(batches(stale(), BATCH, _size, MAX_BATCH_BYTES), self._source):
+            written += self._store(items, sources)
+            step()
+        return written
+
+    def _sorted(self, ids: Sequence[str]) -> tuple[list[Item], list[Item], list[str]]:
+        """Return the items to embed, those whose vector the copy has, and the ids to delete from it."""
+        theirs = {item.id: item for item in self._new.get(ids)}
+        ours = {item.id: item for item in self._old.get(ids)}
+        to_embed, copied = [], []
+        for id, item in ours.items():
+            left, there = self.left_out.get(id), theirs.get(id)
+            if there is not None and _record(there.metadata) == _record(item.metadata):
+                copied.append(replace(item, vector=there.vector))
+            elif left is None or _record(left.metadata) != _record(item.metadata):
+                to_embed.append(item)
+        for id in ids:
+            if id not in ours:
+                self.left_out.pop(id, None)
+        return to_embed, copied, [id for id in ids if id not in ours]
+
+    def _source(self, item: Item) -> AnyImage | str:
+        return self._read(item.metadata)
+
+    def _store(self, items: Sequence[Item], sources: Sequence[AnyImage | str]) -> int:
+        """Embed and store items; leave out those without an image, also if the copy has them with an earlier image."""
+        images = [source for source in sources if not isinstance(source, str)]
+        vectors = iter(self._embedder.embed_each(images) if images else [])
+        embedded: list[Item] = []
+        failed: dict[str, LeftOut] = {}
+        for item, source in zip(items, sources, strict=True):
+            result = source if isinstance(source, str) else next(vectors)
+            if isinstance(result, np.ndarray):
+                embedded.append(replace(item, vector=result))
+            else:
+                failed[item.id] = LeftOut(item.metadata, str(result))
+        if embedded:
+            self._new.upsert(embedded)
+        if failed:
+            self._new.delete(list(failed))
+        for item in embedded:
+            self.left_out.pop(item.id, None)
+        self.left_out |= failed
+        self.embedded += len(embedded)
+        return len(items)
+
+
+def _record(metadata: Mapping[str, Any]) -> list[Any]:
+    """Return what an item records of its image: a hash of the pixels, or else which file they are in."""
+    if PIXEL_HASH in metadata:
+        return [metadata[PIXEL_HASH]]
+    return [metadata.get(key) for key in _FILE]
+
+
+def _size(item: Item) -> int:
+    """Return the recorded size of the item's file in bytes; metadata from clients may hold any value."""
+    size = item.metadata.get("size")
+    return size if isinstance(size, int) and size > 0 else 0
 
 
 def _walk(collection: Collection) -> Iterator[Item]:
@@ -333,22 +377,12 @@ def _walk(collection: Collection) -> Iterator[Item]:
 # ---- error messages
 
 
-def _some_not_embedded(
-    name: str, model: str, count: int, left_out: Mapping[str, LeftOut], *, locked: bool
-) -> StoreError:
-    """Return the error for a collection of which some items cannot be embedded.
-
-    Args:
-        locked: `nnclr index`, another process, cannot write to the collection until the swap is done.
-    """
-    skip = f"`nnclr store reembed {name} --model {model} --skip-missing`"
-    if locked:
-        hint = f"and repeat the call; or leave these items out with {skip}, and then {_update_hint(name)}."
-    else:
-        hint = f"or {_update_hint(name)}, and repeat the call; or leave these items out with {skip}."
+def _some_not_embedded(name: str, model: str, count: int, left_out: Mapping[str, LeftOut]) -> StoreError:
+    """Return the error for a collection of which some items cannot be embedded."""
     return StoreError(
         f"{len(left_out)} of the {count} items of {name!r} cannot be re-embedded ({_examples(left_out)}). Restore the "
-        f"files {hint} Finished work is kept until `nnclr store reembed {name} --abandon`."
+        f"files or {_update_hint(name)}, and repeat the call; or leave these items out with `nnclr store reembed "
+        f"{name} --model {model} --skip-missing`. Finished work is kept until `nnclr store reembed {name} --abandon`."
     )
 
 

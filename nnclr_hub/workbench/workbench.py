@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -25,7 +25,6 @@ from nnclr_hub.errors import (
     FingerprintMismatch,
     ImageError,
     InvalidRequest,
-    ModelError,
     ModelFilesMissing,
     NNCLRHubError,
     StoreError,
@@ -33,20 +32,19 @@ from nnclr_hub.errors import (
 )
 from nnclr_hub.probe.labeling import Labeling
 from nnclr_hub.store.base import ById, Collection, CollectionSpec, Item, Match, Progress, VectorStore, Where
-from nnclr_hub.store.replacement import drop_with_replacement, write_targets
 from nnclr_hub.workbench.add_request import AddRequest, NewImage
 from nnclr_hub.workbench.folder_changes import FolderChanges, IndexReport, check_images
 from nnclr_hub.workbench.folder_index import index_folder
 from nnclr_hub.workbench.image_record import HASHES
-from nnclr_hub.workbench.ingestion import Ingestion, add_images
-from nnclr_hub.workbench.models import Models, bind_again, embedder_for
+from nnclr_hub.workbench.ingestion import embed_images, store_images
+from nnclr_hub.workbench.models import Models, embedder_for
 from nnclr_hub.workbench.originals import Originals
 from nnclr_hub.workbench.probes import get_probe, label_items, label_rows
 from nnclr_hub.workbench.search_batch import Answer, attempt, resolve_each, run_each
 from nnclr_hub.workbench.search_query import SearchQuery
-from nnclr_hub.workbench.write_lock import Target, WriteLock
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class Workbench:
@@ -62,9 +60,7 @@ class Workbench:
         self.store = store
         self.originals = Originals.of(store, originals_bytes)
         self.read_only = store.read_only
-        self.write_lock = WriteLock(read_only=self.read_only)
         self.reembedding = threading.Lock()  # one at a time
-        self.built_here: set[str] = set()  # names of collections that will replace another
 
     # ---- collections
 
@@ -77,7 +73,7 @@ class Workbench:
         return self.store.get(name)
 
     def ensure_collection(self, name: str, model: str | None = None) -> tuple[Collection, Embedder]:
-        """Return the collection, created for the model if it does not exist or was never written to, with its embedder.
+        """Return the collection, created for the model if it does not exist, with its embedder.
 
         Args:
             model: source; None: the collection's own model, or the default for a new one.
@@ -86,7 +82,7 @@ class Workbench:
             FingerprintMismatch: if the collection is bound to another encoder.
         """
         try:
-            collection = bind_again(self.store, self.write_lock, name, self.models, model)
+            collection = self.collection(name)
         except CollectionNotFound:
             embedder = self.models.get(model)
             return self.store.create(name, CollectionSpec.of(embedder)), embedder
@@ -104,16 +100,14 @@ class Workbench:
         self.embedder_of(collection)
         return collection
 
-    def drop(self, name: str) -> tuple[str, ...]:
-        """Delete a collection and the one that was being built to replace it; return the names of both.
+    def drop(self, name: str) -> None:
+        """Delete a collection.
 
         Raises CollectionNotFound, or InvalidRequest if the name is an alias.
         """
-        with self.write_lock.alone():
-            dropped = drop_with_replacement(self.store, name)
+        self.store.drop(name)
         if self.originals is not None:
             self.originals.sweep()
-        return dropped
 
     # ---- encoders
 
@@ -170,24 +164,6 @@ class Workbench:
 
     # ---- writing
 
-    @contextmanager
-    def writing(self, name: str, embedder: Embedder | None = None) -> Iterator[list[Target]]:
-        """Open the targets of a write: the collection and, during a re-embedding, the one that will replace it.
-
-        Args:
-            embedder: for the collection, if it fits; None: the collection's own.
-
-        Raises:
-            CollectionMoving: if another process re-embeds it, or did so during the write: nothing was written.
-        """
-        with self._write_targets(name) as (collection, *replacements):
-            if embedder is None or collection.spec.fingerprint not in ("", embedder.fingerprint):
-                embedder = self.embedder_of(collection)
-            yield [
-                Target(collection, embedder),
-                *(Target(one, self._embedder_of_replacement(name, one)) for one in replacements),
-            ]
-
     def index_folder(
         self,
         name: str,
@@ -205,17 +181,25 @@ class Workbench:
 
         If it stores nothing in a collection that it created, the collection is dropped again.
         """
-        self.write_lock.check_writable()
+        self.store.refuse_if_read_only()  # before long work
         created = False
         try:
             self.collection(name)
         except CollectionNotFound:
             check_images(folder)
             created = True
-        _, embedder = self.ensure_collection(name, model)
+        _, preferred = self.ensure_collection(name, model)
+
+        def write(work: Callable[[Collection, Embedder], T]) -> T:
+            def run(collection: Collection) -> T:
+                fits = collection.spec.fingerprint in ("", preferred.fingerprint)
+                return work(collection, preferred if fits else self.embedder_of(collection))
+
+            return self.store.write(name, run)
+
         try:
             report = index_folder(
-                partial(self.writing, name, embedder),
+                write,
                 folder,
                 prune=prune,
                 thumbnails=thumbnails,
@@ -233,57 +217,75 @@ class Workbench:
 
     def _drop_if_empty(self, name: str) -> None:
         try:
-            with self.write_lock.alone():
-                if not self.collection(name).count():
-                    self.store.drop(name)
+            if not self.collection(name).count():
+                self.store.drop(name)
         except StoreError as error:
             log.warning("the empty collection %s was not dropped (%s)", name, error)
 
-    def add_images(self, name: str, images: AddRequest | Sequence[NewImage]) -> list[ImageError | None]:
-        """Embed images into an existing collection; return one entry per image: None or its error."""
-        self.collection(name)  # a wrong name is reported before anything is decoded
-        return add_images(partial(self.writing, name), AddRequest.of(images), self.originals)
+    def add_images(
+        self,
+        name: str,
+        images: AddRequest | Sequence[NewImage],
+        *,
+        embedded: tuple[Collection, Sequence[Item | ImageError]] | None = None,
+    ) -> list[ImageError | None]:
+        """Embed images into an existing collection; return one entry per image: None or its error.
 
-    def ingestion(self, name: str, images: AddRequest | Sequence[NewImage]) -> Ingestion:
-        """Return the steps of `add_images`, for a caller that runs them in several threads."""
-        self.collection(name)
-        return Ingestion(partial(self.writing, name), AddRequest.of(images), self.originals)
+        Args:
+            embedded: what `embed_images` returns for a collection. It is used unless a re-embedding has replaced that.
+        """
+        self.store.refuse_if_read_only()
+        request = AddRequest.of(images)
 
-    def upsert(self, name: str, items: Sequence[Item]) -> int:
+        def add(collection: Collection) -> list[ImageError | None]:
+            items = embedded[1] if embedded is not None and embedded[0] is collection else None
+            if items is None:
+                items = embed_images(request.images, self.embedder_of(collection))
+            return store_images(collection, request.images, items, self.originals)
+
+        return self.store.write(name, add)
+
+    def upsert(self, name: str, items: Sequence[Item], *, fingerprint: str | None = None) -> int:
         """Add or replace items by their vectors; return the number of the change when it is durable.
 
+        Args:
+            fingerprint: fingerprint of the encoder that made the vectors; None: that of the collection now.
+
         Raises:
-            InvalidRequest: if an item is invalid, or the collection is being re-embedded: a vector of one encoder
-                cannot be converted to the other.
-            CollectionMoving: see `writing`.
+            InvalidRequest: an item is invalid.
+            FingerprintMismatch: the collection holds vectors of another encoder, or was re-embedded during the call.
         """
-        with self._write_targets(name) as (collection, *replacements):
-            if replacements:
-                raise InvalidRequest(
-                    f"Collection {name!r} is being re-embedded with {replacements[0].spec.model}, and vectors "
-                    "cannot be converted; send images instead, wait until it is done, or cancel it with "
-                    f"`nnclr store reembed {name} --abandon`."
+        if fingerprint is None:
+            fingerprint = self.collection(name).spec.fingerprint
+
+        def upsert(collection: Collection) -> int:
+            if collection.spec.fingerprint not in ("", fingerprint):
+                raise FingerprintMismatch(
+                    f"Collection {name!r} holds vectors of {collection.spec.model or 'an unknown encoder'} "
+                    f"({collection.spec.fingerprint[:8]}), and these are of another encoder ({fingerprint[:8]}); embed "
+                    "the images with the encoder of the collection."
                 )
-            if self.originals is None:
-                return collection.upsert(items)
-            replaced = self.originals.of_items(collection, [item.id for item in items])
+            replaced = self.originals.of_items(collection, [item.id for item in items]) if self.originals else []
             change = collection.upsert(items)
-            self.originals.remove_unused(replaced)
+            if self.originals:
+                self.originals.remove_unused(replaced)
             return change
 
-    def delete(self, name: str, ids: Sequence[str] | None = None, *, where: Where | None = None) -> int:
-        """Delete items by ids, or those that pass a filter; return how many existed.
+        return self.store.write(name, upsert)
 
-        Raises:
-            CollectionMoving: see `writing`.
-        """
+    def delete(self, name: str, ids: Sequence[str] | None = None, *, where: Where | None = None) -> int:
+        """Delete items by ids, or those that pass a filter; return how many existed."""
         originals = self.originals
-        with self._write_targets(name) as collections, originals.changing if originals else nullcontext():
-            unused = originals.of_items(collections[0], ids, where) if originals else []
-            deleted = [collection.delete(ids, where=where) for collection in collections]
-            if originals:
-                originals.remove_unused(unused)
-        return deleted[0]
+
+        def delete(collection: Collection) -> int:
+            with originals.changing if originals else nullcontext():
+                unused = originals.of_items(collection, ids, where) if originals else []
+                deleted = collection.delete(ids, where=where)
+                if originals:
+                    originals.remove_unused(unused)
+            return deleted
+
+        return self.store.write(name, delete)
 
     def update_metadata(
         self,
@@ -294,29 +296,22 @@ class Workbench:
         where: Where | None = None,
         replace: bool = False,
     ) -> int:
-        """Change the metadata of items, except the hash of their pixels; return how many were found.
+        """Change the metadata of items, except the hash of their pixels; return how many were found."""
 
-        Raises:
-            CollectionMoving: see `writing`.
-        """
-        with self._write_targets(name) as collections:
-            updated = [
-                one.update_metadata(metadata, ids=ids, where=where, replace=replace, keep=HASHES) for one in collections
-            ]
-        return updated[0]
+        def update(collection: Collection) -> int:
+            return collection.update_metadata(metadata, ids=ids, where=where, replace=replace, keep=HASHES)
+
+        return self.store.write(name, update)
 
     def update_each(self, name: str, metadata: ById, *, expected: ById | None = None) -> int:
         """Change the metadata of items, each by its own patch; otherwise as `update_metadata`.
 
         Raises:
-            CollectionMoving: see `writing`.
             MetadataConflict: an item does not have the expected values; nothing was changed.
         """
-        with self._write_targets(name) as (collection, *replacements):
-            updated = collection.update_each(metadata, expected=expected, keep=HASHES)
-            for one in replacements:  # which may lag behind, so only the collection itself decides
-                one.update_each(metadata, keep=HASHES)
-        return updated
+        return self.store.write(
+            name, lambda collection: collection.update_each(metadata, expected=expected, keep=HASHES)
+        )
 
     # ---- search
 
@@ -380,21 +375,3 @@ class Workbench:
         if ids is not None and collection is not None:
             return label_items(kept.probe, self.collection(collection), ids, k)
         return list(label_rows(kept.probe, np.asarray(vectors, np.float32), k, fingerprint=fingerprint))
-
-    # ---- inside
-
-    @contextmanager
-    def _write_targets(self, name: str) -> Iterator[list[Collection]]:
-        with self.write_lock.shared(), write_targets(self.store, name, self.built_here) as collections:
-            yield collections
-
-    def _embedder_of_replacement(self, name: str, replacement: Collection) -> Embedder:
-        try:
-            embedder = embedder_for(self.models, replacement.spec)
-        except ModelError as error:
-            raise ModelError(
-                f"Collection {name!r} is being re-embedded with {replacement.spec.model}, which is unavailable. "
-                f"{error} Restore that model, or cancel with `nnclr store reembed {name} --abandon`."
-            ) from error
-        replacement.check(embedder)
-        return embedder

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -108,6 +109,7 @@ def _reembed(context: JobContext) -> Outcome:
         context.params["collection"],
         context.params["source"],
         skip_missing=context.params["skip_missing"],
+        writes_stopped=context.params["writes_stopped"],
         folders=context.source_folders,
         progress=context.progress,
     )
@@ -116,10 +118,8 @@ def _reembed(context: JobContext) -> Outcome:
 
 
 def _abandon_reembedding(bench: Workbench, params: Mapping[str, Any]) -> None:
-    try:
+    with suppress(CollectionNotFound):  # the collection is deleted
         abandon(bench, params["collection"])
-    except (InvalidRequest, CollectionNotFound):
-        return  # nothing was built yet, or the collection is deleted
 
 
 # ---- fitting a probe

@@ -18,7 +18,6 @@ from nnclr_hub.errors import (
     CollectionNotFound,
     DiskFull,
     InvalidFilter,
-    InvalidRequest,
     ModelError,
     StoreReadOnly,
     UnknownModel,
@@ -27,7 +26,6 @@ from nnclr_hub.hub.sources import split_reading
 from nnclr_hub.store.base import CollectionSpec
 from nnclr_hub.store.cancellation import check_cancelled
 from nnclr_hub.store.index_kinds import AUTO, IndexName
-from nnclr_hub.store.replacement import NEXT, WAS
 from nnclr_hub.store.reports import CollectionInfo, VerifyReport
 from nnclr_hub.store.spec import MAX_DIM, MAX_INDEXED, Compared
 from nnclr_hub.store.where import check_key
@@ -279,8 +277,7 @@ def list_aliases(bench: AppWorkbench) -> AliasesResponse:
 @requires(WRITE)
 def set_alias(alias: str, body: Annotated[AliasRequest, json_of(AliasRequest)], bench: AppWorkbench) -> AliasResponse:
     """Point an alias to a collection. If it pointed to another one, it switches atomically."""
-    _refuse_reserved(alias)
-    with measured("store"), bench.write_lock.alone():
+    with measured("store"):
         bench.store.alias(alias, body.collection)
         return AliasResponse(alias=alias, collection=bench.collection(alias).name)
 
@@ -294,14 +291,5 @@ def set_alias(alias: str, body: Annotated[AliasRequest, json_of(AliasRequest)], 
 @requires(WRITE)
 def delete_alias(alias: str, bench: AppWorkbench) -> None:
     """Delete an alias; its collection stays."""
-    _refuse_reserved(alias)
-    with measured("store"), bench.write_lock.alone():
+    with measured("store"):
         bench.store.unalias(alias)
-
-
-def _refuse_reserved(alias: str) -> None:
-    if alias.endswith((NEXT, WAS)):
-        raise InvalidRequest(
-            f"The alias {alias!r:.150} is reserved for re-embedding; choose a name that ends in neither {NEXT} nor "
-            f"{WAS}."
-        )

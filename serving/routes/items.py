@@ -15,7 +15,6 @@ from pydantic import BaseModel, Field, RootModel, TypeAdapter
 
 from nnclr_hub.errors import (
     AnswerTooLarge,
-    CollectionMoving,
     CollectionNotFound,
     DiskFull,
     FingerprintMismatch,
@@ -122,7 +121,6 @@ _FIELDS = {"files": "many", "items": "JSON list of {id, metadata}, one per file,
     response_model=UploadResponse,
     responses=answers(
         CollectionNotFound,
-        CollectionMoving,
         FingerprintMismatch,
         ImageError,
         ImageTooLarge,
@@ -158,17 +156,27 @@ async def add_images(
 
 @router.put(
     "",
-    responses=answers(
-        "unsupported_media_type", CollectionNotFound, CollectionMoving, FingerprintMismatch, StoreReadOnly, DiskFull
-    ),
+    responses=answers("unsupported_media_type", CollectionNotFound, FingerprintMismatch, StoreReadOnly, DiskFull),
 )
 @requires(WRITE)
-def put_vectors(name: str, body: Annotated[ItemsRequest, json_of(ItemsRequest)], bench: AppWorkbench) -> StoredResponse:
+def put_vectors(
+    name: str,
+    body: Annotated[ItemsRequest, json_of(ItemsRequest)],
+    bench: AppWorkbench,
+    fingerprint: Annotated[
+        str | None,
+        Query(
+            max_length=128,
+            description="fingerprint of the encoder that made the vectors; 409 if the collection holds vectors of "
+            "another encoder, such as after a re-embedding",
+        ),
+    ] = None,
+) -> StoredResponse:
     """Add or replace items by their vectors: all of them or, after an error, none."""
     _refuse_twice(one.id for one in body.root)
     items = [Item(one.id, decode_vector(one.vector, f"vector of {one.id!r}"), one.metadata) for one in body.root]
     with measured("store"):
-        seq = bench.upsert(name, items)
+        seq = bench.upsert(name, items, fingerprint=fingerprint)
     note_changes(bench, name, len(items))
     return StoredResponse(stored=len(items), seq=seq)
 
@@ -216,7 +224,7 @@ def get_item(name: str, id: str, bench: AppWorkbench) -> Response:
 @router.delete(
     "/{id}",
     status_code=204,
-    responses=answers(CollectionNotFound, CollectionMoving, ItemNotFound, StoreReadOnly, DiskFull),
+    responses=answers(CollectionNotFound, ItemNotFound, StoreReadOnly, DiskFull),
 )
 @requires(WRITE)
 def delete_item(name: str, id: str, bench: AppWorkbench) -> None:

@@ -23,7 +23,6 @@ from nnclr_hub.errors import (
     UnknownModel,
 )
 from nnclr_hub.store.checks import MAX_LIMIT
-from nnclr_hub.store.replacement import replacement_of
 from nnclr_hub.workbench.duplicates import check_pair_score
 from nnclr_hub.workbench.reembedding import abandon
 from nnclr_hub.workbench.source_folders import SourceFolders
@@ -113,6 +112,11 @@ class ReembedRequest(Strict):
 
     model: str = Field(description="a model that the server serves")
     skip_missing: bool = Field(False, description="skip items whose file is missing or changed")
+    writes_stopped: bool = Field(
+        False,
+        description="nothing else writes to the collection until the job is done. Required over Milvus, which keeps no "
+        "log of changes; a store in a folder accepts writes",
+    )
 
 
 class IndexRequest(Strict):
@@ -312,9 +316,11 @@ def start_reembed(
     settings: AppSettings,
     submit: Submit,
 ) -> JobResponse:
-    """Build a copy of the collection with another model, then swap the two.
+    """Build a copy of the collection with another model, then swap the two. Writes are accepted until then.
 
-    Cancelling the job deletes the copy. After a failure, the copy is kept and the next call continues it.
+    The copy is called after the collection and the model's fingerprint, such as `photos.1a2b3c4d`. Cancelling the job
+    deletes it. After a failure, it is kept and the next call continues it. At the end it takes the name of the
+    collection, and the old one is kept as `photos.old`.
     """
     bench.collection(name)
     source = served_engine(engines, body.model).name
@@ -358,8 +364,5 @@ def index_folder(
 )
 @requires(WRITE)
 def abandon_reembed(name: str, bench: AppWorkbench) -> None:
-    """Delete the copy that a failed re-embedding left behind, if there is one."""
-    if bench.reembedding.locked():
-        raise InvalidRequest("A collection is being re-embedded; cancel its job first.")
-    if replacement_of(bench.store, name) is not None:
-        abandon(bench, name)
+    """Delete the copies that failed re-embeddings left behind, if there are any."""
+    abandon(bench, name)

@@ -12,7 +12,6 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from nnclr_hub.errors import (
     AnswerTooLarge,
-    CollectionMoving,
     CollectionNotFound,
     DiskFull,
     InvalidFilter,
@@ -143,7 +142,7 @@ class IndexedRequest(Strict):
 
 
 router = APIRouter(prefix="/api/v1/collections/{name}", tags=["items"])
-_REFUSALS = (CollectionNotFound, CollectionMoving, InvalidFilter, RequestTooLarge, StoreReadOnly, DiskFull)
+_REFUSALS = (CollectionNotFound, InvalidFilter, RequestTooLarge, StoreReadOnly, DiskFull)
 
 
 @router.post(

@@ -232,7 +232,6 @@ def test_invalid_calls_are_explained_and_create_nothing(nnclr, tmp_path):
         assert "existing" in error_line(nnclr(*call), 1), call
     assert not nowhere.exists()
     assert "--abandon" in error_line(nnclr("reembed", "photos"), 2)
-    assert "nothing to abandon" in error_line(nnclr("reembed", "photos", "--abandon"), 2)
 
 
 def test_reembed_moves_an_indexed_folder_to_another_model(nnclr, photos, model, make_model, tmp_path):

@@ -15,7 +15,6 @@ from nnclr_hub import AsyncClient, Client, Item
 from nnclr_hub.client.retry import LONGEST_PAUSE_S, Policy, answered
 from nnclr_hub.client.steps import Answer, Attempt, Call, Pause
 from nnclr_hub.errors import (
-    CollectionMoving,
     CollectionNotFound,
     DeadlineExceeded,
     FingerprintMismatch,
@@ -220,7 +219,6 @@ def test_answers_of_another_program_are_service_errors(server, client):
 def test_errors_have_the_class_of_their_code(server, client):
     for response, kind in (
         (problem(409, "fingerprint_mismatch"), FingerprintMismatch),
-        (problem(409, "collection_moving"), CollectionMoving),
         (problem(503, "store_read_only"), StoreReadOnly),
         (problem(401, "unauthorized"), ServiceError),
         (problem(500, "some_code_of_tomorrow"), ServiceError),

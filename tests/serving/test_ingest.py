@@ -3,7 +3,7 @@
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 import httpx
 import pytest
@@ -78,15 +78,19 @@ def test_searches_by_vector_are_answered_while_uploads_wait_to_write(client, ser
     """Send more uploads than the framework has threads."""
     vector = [1.0] * 32
     client.put(f"{collection}/items", json=[{"id": "there", "vector": vector}])
-    with ExitStack() as write_lock:
-        write_lock.enter_context(server.bench.write_lock.alone())  # before the first upload writes
-        with uploads(server, collection, 45, image_files) as sent:
-            try:
-                until(lambda: server.app.state.ingest.writers.statistics().tasks_waiting >= 45 - WRITERS)
-                reads(client, collection, vector)
-                assert not any(one.done() for one in sent)
-            finally:
-                write_lock.close()
+    held, go = threading.Event(), threading.Event()
+    hold = server.bench.collection("photos").hold_writes
+    holding = threading.Thread(target=hold, args=[lambda: (held.set(), go.wait(120))])
+    holding.start()
+    assert held.wait(120)
+    with uploads(server, collection, 45, image_files) as sent:
+        try:
+            until(lambda: server.app.state.ingest.writers.statistics().tasks_waiting >= 45 - WRITERS)
+            reads(client, collection, vector)
+            assert not any(one.done() for one in sent)
+        finally:
+            go.set()
+    holding.join()
     assert [one.result() for one in sent] == [200] * 45
 
 

@@ -116,27 +116,47 @@ def test_a_collection_moves_to_another_model(client, server, album):
     assert again["result"]["collection"] is None
 
 
-def test_a_cancelled_reembedding_leaves_nothing_behind(client, server, album, monkeypatch):
-    inside = threading.Event()
-    go_on = threading.Event()
+@pytest.fixture
+def slow(server, monkeypatch):
+    """Return (inside, go_on): embedding sets the one, and waits for the other."""
+    inside, go_on = threading.Event(), threading.Event()
     engine = type(server.engines.get(str(server.other)))
     embed_each = engine.embed_each
 
-    def slow(self, *args, **options):
+    def wait(self, *args, **options):
         inside.set()
         go_on.wait(120)
         return embed_each(self, *args, **options)
 
-    monkeypatch.setattr(engine, "embed_each", slow)
+    monkeypatch.setattr(engine, "embed_each", wait)
+    yield inside, go_on
+    go_on.set()
+
+
+def test_writes_go_on_while_a_collection_is_reembedded(client, album, server, slow):
+    inside, go_on = slow
+    first, second, *_ = [item.id for item in album.scroll().items]
     answer = client.post("/api/v1/collections/album/reembed", json={"model": server.other.name})
     assert inside.wait(120)
-    assert "album~next" in server.bench.store.aliases()
-    refused = client.delete("/api/v1/collections/album/reembed")
-    assert (refused.status_code, "cancel its job" in refused.json()["detail"]) == (422, True)
+    edit = {"ids": [first], "metadata": {"label": "edited"}}
+    assert client.patch("/api/v1/collections/album/items", json=edit).json()["updated"] == 1
+    assert client.delete(f"/api/v1/collections/album/items/{second}").status_code == 204
+    go_on.set()
+    job = ended(client, answer)
+    assert (job["state"], job["result"]["items"], job["result"]["kept"]) == ("done", 59, "album.old")
+    assert client.get(f"/api/v1/collections/album/items/{first}").json()["metadata"]["label"] == "edited"
+    assert client.get(f"/api/v1/collections/album/items/{second}").status_code == 404
+
+
+def test_a_cancelled_reembedding_leaves_nothing_behind(client, server, album, slow):
+    inside, go_on = slow
+    answer = client.post("/api/v1/collections/album/reembed", json={"model": server.other.name})
+    assert inside.wait(120)
+    assert len(server.bench.store.list()) == 2
+    assert client.delete("/api/v1/collections/album/reembed").status_code == 422
     client.delete(answer.headers["location"])
     go_on.set()
     assert ended(client, answer)["state"] == "cancelled"
-    assert server.bench.store.aliases() == {}
     assert [info.name for info in server.bench.store.list()] == ["album"]
 
 
@@ -152,7 +172,7 @@ def test_files_outside_the_folders_are_not_read(client, server, album, photos):
     assert str(outside.parent) not in job["error"]["detail"]
     assert client.delete("/api/v1/collections/album/reembed").status_code == 204
     assert client.delete("/api/v1/collections/album/reembed").status_code == 204
-    assert server.bench.store.aliases() == {}
+    assert [info.name for info in server.bench.store.list()] == ["album"]
     body = {"model": server.other.name, "skip_missing": True}
     job = ended(client, client.post("/api/v1/collections/album/reembed", json=body))
     assert (job["state"], job["result"]["items"], job["result"]["left_out_count"]) == ("done", 60, 1)

@@ -126,7 +126,6 @@ def test_the_workbench_refuses_writes(server, photos, image_files):
         lambda: bench.ensure_collection("other"),
         lambda: bench.index_folder("photos", photos),
         lambda: bench.add_images("photos", [NewImage("x", image_files[0])]),
-        lambda: bench.ingestion("photos", [NewImage("x", image_files[0])]).store(),
         lambda: bench.upsert("photos", [item]),
         lambda: bench.delete("photos", ["x"]),
         lambda: bench.drop("photos"),

@@ -86,10 +86,6 @@ def test_invalid_aliases_are_refused(client, collection):
     is_problem(client.put(f"{ALIASES}/x", json={"collection": "nothing"}), 404, "collection_not_found")
     is_problem(client.put(f"{ALIASES}/a  b", json={"collection": "photos"}), 422, "invalid_request")
     is_problem(client.delete(f"{ALIASES}/nothing"), 404, "collection_not_found")
-    for ending in ("~next", "~was"):  # reserved for re-embedding
-        response = client.put(f"{ALIASES}/photos{ending}", json={"collection": "photos"})
-        is_problem(response, 422, "invalid_request")
-        is_problem(client.delete(f"{ALIASES}/photos{ending}"), 422, "invalid_request")
 
 
 @pytest.mark.parametrize("is_served", [False, True])

@@ -19,12 +19,13 @@ ONE = np.array([1.0, 0.0], np.float32)
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    """With b, b.old (made as a, promoted away) and z (made as c)."""
+    """With x (made as b), x.old (made as a, promoted away), z (made as c) and the alias y of x."""
     with open_store(str(tmp_path)) as store:
         for name in ("a", "b", "c"):
             store.create(name, CollectionSpec(2)).upsert([Item(name, ONE)])
         store.rename("c", "z")
         store.rename("a", "x")
+        store.alias("y", "x")
         store.promote("b", "x")
     return tmp_path
 
@@ -61,9 +62,9 @@ def test_the_catalog_is_rebuilt_from_the_names_in_the_files(folder, how):
     result = repair(folder)
     assert result.exit_code == 0, result.output
     with open_store(str(folder)) as store:
-        assert [info.name for info in store.list()] == ["b", "x.old", "z"]
-        assert {name: store.get(name).scroll().items[0].id for name in ("b", "x.old", "z")} == {
-            "b": "b",
+        assert [info.name for info in store.list()] == ["x", "x.old", "z"]
+        assert {name: store.get(name).scroll().items[0].id for name in ("x", "x.old", "z")} == {
+            "x": "b",
             "x.old": "a",
             "z": "c",
         }
@@ -74,9 +75,9 @@ def test_the_catalog_is_rebuilt_from_the_names_in_the_files(folder, how):
 def test_what_a_whole_catalog_says_goes_before_what_the_files_say(folder):
     with closing(sqlite3.connect(next(folder.glob("collections/*.sqlite")))) as connection, connection:
         connection.execute("DELETE FROM meta WHERE key = 'name'")
-    assert set(rebuild_catalog(folder)) == {"b", "x.old", "z"}
+    assert set(rebuild_catalog(folder)) == {"x", "x.old", "z"}
     with open_store(str(folder)) as store:
-        assert store.aliases() == {"x": "b"}
+        assert store.aliases() == {"y": "x"}
     assert "intact" in repair(folder).stdout
 
 

@@ -13,7 +13,6 @@ import pytest
 from waiting import free_port
 
 from nnclr_hub.errors import (
-    CollectionExists,
     CollectionNotFound,
     InvalidRequest,
     MissingDependency,
@@ -30,7 +29,6 @@ from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.store.milvus import rows, search
 from nnclr_hub.store.milvus.names import decode, encode
 from nnclr_hub.store.milvus.where import Dialect, plan
-from nnclr_hub.store.replacement import finish_swaps, replacement_of, swap
 
 pytest.importorskip("pymilvus", reason="pymilvus is not installed")
 rng = np.random.default_rng(0)
@@ -180,40 +178,6 @@ def test_a_create_that_a_crash_cut_short_is_finished_by_get(store, tmp_path):
     client.drop_index(name, "vector")
     with open_store(str(tmp_path / "x.milvus.db")) as again:
         assert [match.id for match in again.get("c").search(VECTORS[3], 1)] == ["i3"]
-
-
-def test_between_the_two_steps_of_a_swap_the_name_still_finds_what_goes_and_is_taken(store, monkeypatch):
-    store.create("c", CollectionSpec(4)).upsert(items(20))
-    store.create("d", CollectionSpec(5))
-    store.alias("c~next", "d")
-    successor = replacement_of(store, "c")
-    reached = []
-
-    def midway(name, to):
-        rename(name, to)
-        assert store.get("c").name == "c.old"
-        assert [match.id for match in store.get("c").search(VECTORS[3], 1)] == ["i3"]
-        with pytest.raises(CollectionExists):
-            store.create("c", CollectionSpec(4))
-        with pytest.raises(CollectionExists):
-            rename("d", "c")
-        reached.append(True)
-
-    rename = store.rename
-    monkeypatch.setattr(store, "rename", midway)
-    swap(store, "c", successor)
-    assert reached
-    assert (store.get("c").spec.dim, store.aliases()) == (5, {"c": "d"})
-
-
-def test_a_swap_cut_short_between_its_two_steps_is_finished(store):
-    store.create("c", CollectionSpec(4))
-    store.create("d", CollectionSpec(5))
-    store.alias("c~next", "d")
-    store.alias("c~was", "c")
-    store.rename("c", "c.old")
-    finish_swaps(store)
-    assert (store.get("c").spec.dim, store.aliases()) == (5, {"c": "d"})
 
 
 def test_a_collection_dropped_by_another_client_is_gone_by_name(store):

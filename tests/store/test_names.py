@@ -1,6 +1,8 @@
 """Names and aliases of collections."""
 
 import re
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -65,34 +67,50 @@ def test_promotion_swaps_in_one_step_and_keeps_what_was_there(store, tmp_path):
     assert ids(store, "a") == ["b"]
     assert ids(store, "a.old") == ["a"]
     assert store.get("a.old").name == "a.old"
-    store.create("c", CollectionSpec(2))
-    assert store.promote("c", "a") is None
-    assert ids(store, "a") == []
+    with pytest.raises(CollectionNotFound):
+        store.get("b")
+    store.alias("x", "a.old")
+    assert store.promote("a", "x") is None
+    assert ids(store, "x") == ["b"]
     with pytest.raises(InvalidRequest):
-        store.promote("b", "b")
+        store.promote("a", "a")
     store.close()
     with open_store(str(tmp_path / "store"), read_only=True) as again:
-        assert again.aliases() == {"a": "c"}
-        assert [info.name for info in again.list()] == ["a.old", "b", "c"]
+        assert again.aliases() == {"x": "a"}
+        assert [info.name for info in again.list()] == ["a", "a.old"]
 
 
-def test_promotion_takes_the_other_aliases_along_but_not_that_of_a_successor(store):
+def test_promotion_takes_the_other_aliases_along(store):
     store.create("c", CollectionSpec(2))
-    for alias in ("photos", "pictures", "photos~next"):
+    for alias in ("photos", "pictures"):
         store.alias(alias, "a")
     store.alias("other", "c")
     assert store.promote("b", "photos") is None
-    assert store.aliases() == {"photos": "b", "pictures": "b", "photos~next": "a", "other": "c"}
+    assert store.aliases() == {"photos": "b", "pictures": "b", "other": "c"}
     store.alias("best", "a")
     assert store.promote("c", "a") == "a.old"
-    assert store.aliases() == {
-        "a": "c",
-        "best": "c",
-        "other": "c",
-        "photos": "b",
-        "pictures": "b",
-        "photos~next": "a.old",
-    }
+    assert store.aliases() == {"best": "a", "other": "a", "photos": "b", "pictures": "b"}
+
+
+def test_a_promotion_that_cannot_finish_changes_nothing_and_writes_go_on(store):
+    """While it finishes, a write to the old collection waits; afterwards it is done there."""
+    old, waiting = store.get("a"), threading.Event()
+    writer = threading.Thread(target=lambda: (waiting.set(), old.upsert([Item("late", ONE)])))
+
+    def finish():
+        writer.start()
+        waiting.wait()
+        time.sleep(0.05)
+        assert ids(store, "a") == ["a"]
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        store.promote("b", "a", finish)
+    writer.join()
+    assert ids(store, "a") == ["a", "late"]
+    assert store.promote("b", "a", lambda: None) == "a.old"
+    assert (ids(store, "a"), ids(store, "a.old")) == (["b"], ["a", "late"])
+    assert old.name == "a.old"
 
 
 def test_a_name_changes_although_its_collection_cannot_be_opened(store, tmp_path):
@@ -102,7 +120,7 @@ def test_a_name_changes_although_its_collection_cannot_be_opened(store, tmp_path
     with open_store(str(tmp_path / "store")) as again:
         again.rename("a", "z")
         assert again.promote("z", "b") == "b.old"
-        assert [info.name for info in again.list()] == ["b.old", "z"]
+        assert [info.name for info in again.list()] == ["b", "b.old"]
 
 
 def test_renaming_and_dropping_take_the_aliases_along(store):

@@ -1,23 +1,27 @@
-"""A collection moves to another encoder: resumable, with writes to both, and never with less than was said."""
+"""A collection is re-embedded while it is written, and nothing that was acknowledged is lost."""
 
 import os
 import shutil
+import signal
+import subprocess
+import sys
 import threading
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from nnclr_hub.errors import InvalidRequest, ModelError, StoreError
+from nnclr_hub.errors import CollectionNotFound, FingerprintMismatch, InvalidRequest, NNCLRHubError, StoreError
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import Item
-from nnclr_hub.store.replacement import drop_with_replacement
+from nnclr_hub.store.embedded.store import EmbeddedStore
+from nnclr_hub.store.settings import StoreSettings
 from nnclr_hub.workbench import Encoders, NewImage, SearchQuery, Workbench, reembedding
 from nnclr_hub.workbench.duplicates import exact_duplicates
 from nnclr_hub.workbench.image_record import PIXEL_HASH
 from nnclr_hub.workbench.reembedding import abandon, reembed
-
-NEXT = "c~next"
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +60,11 @@ def assert_holds_the_folder(bench, source: str, folder: Path, name: str = "c") -
         np.testing.assert_allclose(item.vector, vectors[Path(item.metadata["root"], item.metadata["path"])], atol=1e-4)
 
 
+def copy_of(bench, source: str):
+    """Return the unfinished copy of c."""
+    return bench.collection(f"c.{bench.models.get(source).fingerprint[:8]}")
+
+
 class Stopped(Exception):
     pass
 
@@ -75,8 +84,8 @@ def test_the_name_refers_to_the_new_vectors_and_the_old_ones_are_kept(bench, oth
     for id, item in before.items():
         assert (after[id].metadata, after[id].thumbnail) == (item.metadata, item.thumbnail)
     assert contents(bench.collection(report.kept)).keys() == before.keys()
-    assert bench.collection("c").name == report.collection
-    assert bench.store.aliases() == {"c": report.collection}
+    assert (report.collection, report.kept) == ("c", "c.old")
+    assert ([info.name for info in bench.store.list()], bench.store.aliases()) == (["c", "c.old"], {})
     query = folder / "cat" / "00.jpg"
     best = bench.search("c", SearchQuery.of(image=query, k=1))[0]
     assert best.metadata["path"] == "cat/00.jpg"
@@ -87,7 +96,7 @@ def test_the_name_refers_to_the_new_vectors_and_the_old_ones_are_kept(bench, oth
 def test_an_interrupted_re_embedding_continues(bench, other, folder):
     with pytest.raises(Stopped):
         reembed(bench, "c", other, progress=stop)
-    half = bench.collection(NEXT).count()
+    half = copy_of(bench, other).count()
     assert 0 < half < 60
     assert bench.search("c", SearchQuery.of(image=folder / "cat" / "00.jpg", k=1))[0].score == pytest.approx(
         1, abs=1e-4
@@ -100,76 +109,170 @@ def test_an_interrupted_re_embedding_continues(bench, other, folder):
 def test_a_collection_is_re_embedded_repeatedly_and_its_aliases_move_along(bench, model, other, folder):
     bench.store.alias("current", "c")
     bench.store.alias("best", "c")
-    kept = []
-    for source in (other, str(model), other):
-        report = reembed(bench, "current", source)
-        assert bench.store.aliases() == dict.fromkeys(("best", "current"), report.collection)
-        kept.append(report.kept)
-    assert {info.name for info in bench.store.list()} == {*kept, bench.collection("current").name}
+    kept = [reembed(bench, "current", source).kept for source in (other, str(model), other)]
+    assert kept == ["c.old", "c.old2", "c.old3"]
+    assert bench.store.aliases() == {"best": "c", "current": "c"}
+    assert [info.name for info in bench.store.list()] == ["c", *kept]
     assert_holds_the_folder(bench, other, folder, "current")
 
 
-def test_writes_during_re_embedding_go_to_both_collections(bench, other, folder, image_files):
+def test_writes_between_two_calls_are_in_the_new_collection(bench, other, folder, image_files):
+    """New, changed, deleted, edited, and one whose image can no longer be read."""
     with pytest.raises(Stopped):
         reembed(bench, "c", other, progress=stop)
+    by_path = {item.metadata["path"]: id for id, item in contents(bench.collection("c")).items()}
     changed, gone, new = folder / "cat" / "00.jpg", folder / "cat" / "01.jpg", folder / "new.jpg"
     shutil.copy(image_files[-1], changed)
     os.utime(changed, (1, 1))
     gone.unlink()
     shutil.copy(image_files[5], new)
-    bench.index_folder("c", folder, prune=True)
-    assert bench.add_images("c", [NewImage("sent", image_files[7].read_bytes(), {"name": "x"})]) == [None]
-    assert bench.collection(NEXT).get(["sent"])[0].vector.shape == (40,)
-    other_id = bench.collection("c").scroll(limit=1).items[0].id
-    assert bench.delete("c", [other_id]) == 1
-    assert not bench.collection(NEXT).get([other_id])
+    assert bench.index_folder("c", folder, prune=True).removed == 1
+    bench.update_metadata("c", {"label": "edited"}, ids=[by_path["cat/02.jpg"]])
+    bench.delete("c", [by_path["cat/03.jpg"]])
+    (folder / "cat" / "03.jpg").unlink()
+    bench.collection("c").change_indexed(["label", "size"])
     report = reembed(bench, "c", other)
-    assert (report.items, report.left_out) == (60, ())
-    there = contents(bench.collection("c"))
-    assert other_id not in there
-    # an image that was sent has no file to be embedded from again: it was written to both
-    np.testing.assert_allclose(there.pop("sent").vector, bench.models.get(other).embed([image_files[7]])[0], atol=1e-4)
-    by_path = {item.metadata["path"]: item for item in there.values()}
-    assert "cat/01.jpg" not in by_path
-    wanted = bench.models.get(other).embed([image_files[-1]])[0]
-    np.testing.assert_allclose(by_path["cat/00.jpg"].vector, wanted, atol=1e-4)
-    assert "new.jpg" in by_path
+    assert (report.items, report.left_out) == (59, ())
+    assert_holds_the_folder(bench, other, folder)
+    assert bench.collection("c").get([by_path["cat/02.jpg"]])[0].metadata["label"] == "edited"
+    assert bench.collection("c").spec.indexed == ("label", "size")
 
 
-def test_concurrent_writers_lose_nothing(bench, other, folder, image_files):
-    """Images that come and go by name alone while the collection moves, before and after the swap."""
-    data = image_files[9].read_bytes()
-    finished, number = threading.Event(), 0
-    failures = []
+def test_edits_copy_metadata_without_embedding_again(bench, other, monkeypatch):
+    edited = []
 
-    def write():
-        nonlocal number
+    def edit(done, total):
+        if not edited:
+            edited.append(bench.update_metadata("c", {"label": "edited"}, where={}))
+
+    report = reembed(bench, "c", other, progress=edit)
+    assert (edited, report.embedded) == ([60], 60)
+    assert {item.metadata["label"] for item in contents(bench.collection("c")).values()} == {"edited"}
+
+
+def test_a_log_that_was_trimmed_meanwhile_is_replaced_by_a_comparison(encoders, other, folder, tmp_path):
+    with EmbeddedStore(tmp_path / "store", settings=StoreSettings(kept_changes=1)) as store:
+        bench = Workbench(encoders, store)
+        bench.index_folder("c", folder)
+        ids = [item.id for item in store.get("c").scroll().items]
+        left = iter(ids[:2])
+
+        def trim(done, total):
+            for id in left:
+                bench.delete("c", [id])
+                store.get("c").snapshot()
+
+        assert reembed(bench, "c", other, progress=trim).items == 58
+        assert not bench.collection("c").get(ids[:2])
+        with pytest.raises(NNCLRHubError, match="log"):  # the premise of this test
+            store.get("c.old").changes(60, 10)
+
+
+@pytest.mark.parametrize("changed", [{"model_args": {"channels": [8, 16, 24, 40]}}, {}], ids=["other-dim", "same-dim"])
+def test_concurrent_writers_lose_and_resurrect_nothing(bench, make_model, folder, image_files, changed, tmp_path):
+    """Writers store, delete and edit without a pause, from before the build until after the swap.
+
+    Readers see all items of one encoder, at any moment.
+    """
+    target = str(make_model(**changed, seed=1))
+    old, new = bench.embedder(), bench.models.get(target)
+    source = tmp_path / "sent.jpg"
+    shutil.copy(image_files[9], source)
+    stat = source.stat()
+    record = {"root": str(tmp_path), "path": source.name, "size": stat.st_size, "mtime": stat.st_mtime}
+    finished, failures = threading.Event(), []
+    vectors = {one.fingerprint: one.embed([source])[0] for one in (old, new)}
+    acknowledged: dict[str, int | None] = {}  # edits by id; None: deleted
+
+    def write(number: int) -> None:
+        count = 0
         try:
-            # an image that was sent before there is another collection to write to could not be embedded again
-            while NEXT not in bench.store.aliases() and not finished.wait(0.001):
-                pass
-            while not finished.is_set() or number < 20:
-                assert bench.add_images("c", [NewImage(f"sent-{number}", data)]) == [None]
-                if number % 3 == 0:
-                    assert bench.delete("c", [f"sent-{number}"]) == 1
-                number += 1
+            while not finished.is_set() or count % 50:
+                id = f"sent-{number}-{count}"
+                if count % 2:
+                    assert bench.add_images("c", [NewImage(id, source, record, thumbnail=False)]) == [None]
+                else:
+                    fingerprint = bench.collection("c").spec.fingerprint
+                    try:
+                        bench.upsert("c", [Item(id, vectors[fingerprint], record)], fingerprint=fingerprint)
+                    except FingerprintMismatch:  # the swap was faster
+                        count += 1
+                        continue
+                acknowledged[id] = 0
+                if count % 3 == 0:
+                    assert bench.delete("c", [id]) == 1
+                    acknowledged[id] = None
+                elif count % 5 == 0:
+                    assert bench.update_metadata("c", {"edit": count}, ids=[id]) == 1
+                    acknowledged[id] = count
+                count += 1
         except BaseException as error:  # noqa: BLE001 - the test asserts that there are none
             failures.append(error)
 
-    writer = threading.Thread(target=write)
-    writer.start()
+    def read() -> None:
+        try:
+            while not finished.is_set():
+                collection = bench.collection("c")
+                items = collection.scroll(limit=40).items
+                assert len(items) == 40
+                assert {len(item.vector) for item in items} == {collection.spec.dim}
+                matches = bench.search("c", SearchQuery.of(image=folder / "cat" / "00.jpg", k=1))
+                assert matches[0].metadata["path"] == "cat/00.jpg"
+        except NNCLRHubError as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=write, args=[number]) for number in range(3)] + [threading.Thread(target=read)]
+    for thread in threads:
+        thread.start()
     try:
-        report = reembed(bench, "c", other)
+        report = reembed(bench, "c", target)
+        time.sleep(0.1)
     finally:
         finished.set()
-        writer.join()
+        for thread in threads:
+            thread.join()
     assert not failures
     assert report.left_out == ()
-    sent = {id for id in contents(bench.collection("c")) if id.startswith("sent")}
-    assert sent == {f"sent-{n}" for n in range(number) if n % 3}
-    vector = bench.models.get(other).embed([data])[0]
-    for id in sent:
-        np.testing.assert_allclose(bench.collection("c").get([id])[0].vector, vector, atol=1e-4)
+    there = contents(bench.collection("c"))
+    assert len(acknowledged) > 100
+    assert {id for id in there if id.startswith("sent")} == {
+        id for id, edit in acknowledged.items() if edit is not None
+    }
+    for id, edit in acknowledged.items():
+        if edit is not None:
+            assert there[id].metadata.get("edit", 0) == edit
+            np.testing.assert_allclose(there[id].vector, vectors[new.fingerprint], atol=1e-4)
+    with pytest.raises(FingerprintMismatch):
+        bench.upsert("c", [Item("late", vectors[old.fingerprint])], fingerprint=old.fingerprint)
+
+
+KILLED = """
+import sys
+from nnclr_hub.store import open_store
+from nnclr_hub.workbench import Encoders, Workbench, reembedding
+reembedding.BATCH = 4
+with open_store(sys.argv[1]) as store:
+    bench = Workbench(Encoders(sys.argv[2], device="cpu"), store)
+    reembedding.reembed(bench, "c", sys.argv[3], progress=lambda done, total: print(done, flush=True))
+"""
+
+
+def test_a_killed_re_embedding_continues(bench, model, other, folder, tmp_path):
+    bench.store.close()
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "store"), str(model), other]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        for _ in range(3):
+            process.stdout.readline()
+        process.send_signal(signal.SIGKILL)
+    with open_store(str(tmp_path / "store")) as store:
+        again = Workbench(bench.models, store)
+        assert (again.collection("c").spec.dim, again.collection("c").count()) == (32, 60)
+        half = copy_of(again, other).count()
+        assert 0 < half < 60
+        report = reembed(again, "c", other)
+        assert (report.items, report.embedded) == (60, 60 - half)
+        assert_holds_the_folder(again, other, folder)
 
 
 def test_items_without_their_image_are_refused_by_name_or_left_out(bench, other, folder, image_files):
@@ -230,57 +333,42 @@ def test_items_without_a_pixel_hash_are_compared_by_size_and_time(bench, other, 
     assert reembed(bench, "c", other, skip_missing=True).items == 59
 
 
-def test_another_model_is_refused_until_the_first_move_is_abandoned(bench, other, make_model):
+def test_unfinished_copies_are_dropped_on_request(bench, other, make_model):
     third = str(make_model(seed=3))
-    with pytest.raises(InvalidRequest):
-        abandon(bench, "c")
-    with pytest.raises(Stopped):
-        reembed(bench, "c", other, progress=stop)
-    with pytest.raises(InvalidRequest):
-        reembed(bench, "c", third)
-    half_made = bench.collection(NEXT).name
-    assert abandon(bench, "c") == half_made
-    assert bench.store.aliases() == {}
-    assert [info.name for info in bench.store.list()] == ["c"]
-    assert reembed(bench, "c", third).items == 60
-
-
-@pytest.mark.parametrize("step", ["promote", "unalias"])
-def test_an_interrupted_swap_is_finished_by_the_next_call(bench, other, monkeypatch, step):
-    """After the marker, and after the promotion; tests/store/test_replacement.py covers every step."""
-
-    def die(*arguments):
-        raise Stopped
-
-    bench.store.alias("best", "c")
-    with monkeypatch.context() as patch:
-        patch.setattr(bench.store, step, die)
+    assert abandon(bench, "c") == []
+    for source in (other, third):
         with pytest.raises(Stopped):
+            reembed(bench, "c", source, progress=stop)
+    copies = [copy_of(bench, source).name for source in (other, third)]
+    bench.store.alias("best", "c")
+    bench.store.create("c.other", bench.collection("c").spec)
+    assert sorted(abandon(bench, "best")) == sorted(copies)
+    assert [info.name for info in bench.store.list()] == ["c", "c.other"]
+    assert reembed(bench, "c", third).items == 60
+    with pytest.raises(CollectionNotFound):
+        abandon(bench, "nothing")
+
+
+def test_milvus_keeps_no_log_so_its_writers_must_have_stopped(encoders, other, folder, tmp_path):
+    pytest.importorskip("pymilvus", reason="pymilvus is not installed")
+    with open_store(str(tmp_path / "x.milvus.db")) as store:
+        bench = Workbench(encoders, store)
+        bench.index_folder("c", folder)
+        store.alias("best", "c")
+        with pytest.raises(InvalidRequest):
             reembed(bench, "c", other)
-    assert bench.add_images("c", []) == []
-    assert reembed(bench, "c", other).embedded == 0
-    new = bench.collection("c").name
-    assert bench.store.aliases() == {"best": new, "c": new}
-    assert bench.collection(new).spec.dim == 40
+        assert [info.name for info in store.list()] == ["c"]
+        report = reembed(bench, "best", other, writes_stopped=True)
+        assert (report.items, report.kept, store.aliases()) == (60, "c.old", {"best": "c"})
+        assert_holds_the_folder(bench, other, folder)
 
 
-def test_dropping_a_collection_drops_its_replacement(bench, other):
-    with pytest.raises(Stopped):
-        reembed(bench, "c", other, progress=stop)
-    assert len(drop_with_replacement(bench.store, "c")) == 2
-    assert bench.store.list() == []
-    assert bench.store.aliases() == {}
-
-
-def test_adding_images_names_the_missing_model(bench, make_model, image_files):
-    gone = make_model(seed=5)
-    with pytest.raises(Stopped):
-        reembed(bench, "c", str(gone), progress=stop)
-    fresh = Workbench(Encoders(bench.models.default, device="cpu"), bench.store)
-    gone.rename(gone.with_name("elsewhere"))
-    with pytest.raises(ModelError):
-        fresh.add_images("c", [NewImage("sent", image_files[0])])
-    assert fresh.collection("c").count() == 60
+def test_a_collection_with_the_name_of_the_copy_is_not_overwritten(bench, other):
+    encoder = bench.models.get(other)
+    spec = replace(bench.collection("c").spec, dim=encoder.embed_dim, fingerprint=encoder.fingerprint, precision="f16")
+    bench.store.create(f"c.{encoder.fingerprint[:8]}", spec)
+    with pytest.raises(InvalidRequest):
+        reembed(bench, "c", other)
 
 
 def test_indexed_images_with_the_same_pixels_are_found(bench, folder, image_files):

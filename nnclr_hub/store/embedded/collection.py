@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace as replace_fields
 from functools import wraps
 from itertools import islice
@@ -16,7 +17,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
-from nnclr_hub.errors import ItemNotFound, NNCLRHubError
+from nnclr_hub.errors import CollectionNotFound, ItemNotFound, NNCLRHubError
 from nnclr_hub.store import checks
 from nnclr_hub.store.base import Collection
 from nnclr_hub.store.edits import Edit, check_choice, check_expected, check_unchanged, each_editor, editor, only_removes
@@ -38,7 +39,7 @@ from nnclr_hub.store.embedded.rows import (
     write_items,
 )
 from nnclr_hub.store.embedded.search import search
-from nnclr_hub.store.embedded.writer import Writer
+from nnclr_hub.store.embedded.writer import Apply, Writer
 from nnclr_hub.store.facets import Facet, check_facets, facet
 from nnclr_hub.store.folder import check_process
 from nnclr_hub.store.index.transform import compared
@@ -50,6 +51,8 @@ from nnclr_hub.store.sqlite import LOW_WATER, free_bytes, translated
 from nnclr_hub.store.where import EVERYTHING, parse
 
 POLL_SECONDS = 0.1  # between two looks at what another process writes
+# whether the name that a write was addressed to still means this collection; see `EmbeddedStore.write`
+IS_MEANT: ContextVar[Callable[[], bool]] = ContextVar("is_meant", default=lambda: True)
 LIFE_SECONDS = 0.2  # for which calls wait that must not wait for files, which take long to open if they are large
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -123,7 +126,7 @@ class EmbeddedCollection(Collection):
         writer = self._writable()
         kept, metadata, vectors = checks.check_items(items, self.spec)
         self._files.maintenance.wait_for_fold()
-        writer.submit(lambda connection, changes: write_items(connection, changes, kept, metadata, vectors, self.spec))
+        self._submit(lambda connection, changes: write_items(connection, changes, kept, metadata, vectors, self.spec))
         return writer.durable_seq
 
     @_in_use
@@ -134,7 +137,7 @@ class EmbeddedCollection(Collection):
             chosen = wanted if group is None else [id for _, id, _ in rows_that_pass(connection, group)]
             return delete_items(connection, changes, chosen or [])
 
-        return self._writable().submit(apply, frees=True)
+        return self._submit(apply, frees=True)
 
     @_in_use
     def update_metadata(
@@ -170,7 +173,7 @@ class EmbeddedCollection(Collection):
             )
             return len(rows)
 
-        return self._writable().submit(apply, frees=frees)
+        return self._submit(apply, frees=frees)
 
     @_in_use
     def change_indexed(self, keys: Sequence[str]) -> None:
@@ -179,6 +182,11 @@ class EmbeddedCollection(Collection):
             check_indexed(key)
         self._writable().exclusively(lambda connection: change_indexed(connection, spec))
         self.spec = self._files.spec = spec
+
+    @_in_use
+    def hold_writes(self, work: Callable[[], T]) -> T:
+        """Run work, which must not write here, while writes wait; they are done afterwards."""
+        return self._writable().exclusively(lambda connection: work())
 
     # ---- reading
 
@@ -392,6 +400,16 @@ class EmbeddedCollection(Collection):
             with self._life:
                 self._users -= 1
                 self.last_used = time.monotonic()
+
+    def _submit(self, apply: Apply[T], *, frees: bool = False) -> T:
+        is_meant = IS_MEANT.get()
+
+        def run(connection: sqlite3.Connection, changes: Changes) -> T:
+            if not is_meant():  # asked in the thread that also runs `hold_writes`
+                raise CollectionNotFound(f"{self.name!r} was replaced by another collection.")
+            return apply(connection, changes)
+
+        return self._writable().submit(run, frees=frees)
 
     def _writable(self) -> Writer:
         if self._files.writer is None:

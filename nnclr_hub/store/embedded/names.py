@@ -36,7 +36,6 @@ from nnclr_hub.store.name_errors import (
     is_collection,
     is_own_name,
 )
-from nnclr_hub.store.replacement import NEXT, WAS
 from nnclr_hub.store.sqlite import (
     format_of,
     quick_check,
@@ -174,24 +173,23 @@ class Names:
             raise alias_not_found(alias, list(known))
         self._change("DELETE FROM aliases WHERE alias = ?", [alias])
 
-    def promote(self, name: str, alias: str) -> str | None:
+    def promote(self, name: str, to: str) -> str | None:
         """See `VectorStore.promote`; everything is one transaction."""
         known = self.aliases()
         taken = {*self.collections(), *known}
-        kept = None
-        if name == alias:
+        if name == to:
             raise is_own_name(name)
-        with self._changing() as root:
-            if alias in self.collections():
-                names = (f"{alias}.old{number or ''}" for number in (0, *range(2, len(taken) + 3)))
-                kept = next(free for free in names if free not in taken)
-                root.execute("UPDATE collections SET name = ? WHERE name = ?", [kept, alias])
-            # other aliases of the old target, except those of a replacement that is still being built
-            root.execute(
-                "UPDATE aliases SET name = ? WHERE name = ? AND alias NOT GLOB ? AND alias NOT GLOB ?",
-                [name, kept or known.get(alias, name), f"*{NEXT}", f"*{WAS}"],
-            )
-            root.execute("INSERT OR REPLACE INTO aliases VALUES (?, ?)", [alias, name])
+        if to not in self.collections():
+            with self._changing() as root:
+                root.execute("UPDATE aliases SET name = ? WHERE name = ?", [name, known.get(to, name)])
+                root.execute("INSERT OR REPLACE INTO aliases VALUES (?, ?)", [to, name])
+            return None
+        names = (f"{to}.old{number or ''}" for number in (0, *range(2, len(taken) + 3)))
+        kept = next(free for free in names if free not in taken)
+        with self._changing() as root:  # aliases follow each change of a name
+            root.execute("UPDATE aliases SET name = ? WHERE name = ?", [name, to])
+            root.execute("UPDATE collections SET name = ? WHERE name = ?", [kept, to])
+            root.execute("UPDATE collections SET name = ? WHERE name = ?", [to, name])
         return kept
 
     def close(self) -> None:

@@ -11,16 +11,17 @@ import shutil
 import sys
 import threading
 import uuid
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from nnclr_hub.errors import CollectionNotFound, DiskFull, InvalidRequest, StoreClosed, StoreError
-from nnclr_hub.store.base import VectorStore
+from nnclr_hub.store.base import Collection, VectorStore
 from nnclr_hub.store.checks import check_collection_name
 from nnclr_hub.store.embedded.catalog import connect, create_collection, last_seq, read_spec
-from nnclr_hub.store.embedded.collection import EmbeddedCollection
+from nnclr_hub.store.embedded.collection import IS_MEANT, EmbeddedCollection
 from nnclr_hub.store.embedded.integrity import last_commit
 from nnclr_hub.store.embedded.names import CATALOG, LOST, Names, has_collections, write_name
 from nnclr_hub.store.embedded.salvage import salvage
@@ -34,6 +35,7 @@ from nnclr_hub.store.spec import CollectionSpec
 from nnclr_hub.store.sqlite import open_files_limit, remove_files, translated
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 FILES_EACH = 10  # open files of a collection that few threads use
 SPARE = 3  # so many collections' files that other code may open at the same time
 MIN_OPEN = 2  # collections that may be open even if that is too many files
@@ -53,8 +55,6 @@ class EmbeddedStore(VectorStore):
         InvalidRequest: read_only, and the folder has no store.
         StoreTooNew, StoreCorrupt, StoreError: it cannot be opened.
     """
-
-    single_writer = True  # ensured by the lock
 
     def __init__(
         self,
@@ -137,6 +137,18 @@ class EmbeddedStore(VectorStore):
             if self.read_only:
                 collection.name = own  # another process may have renamed it
             return collection
+
+    def write(self, name: str, work: Callable[[Collection], T]) -> T:
+        while True:
+            _, key = self._names.resolve(name)
+            token = IS_MEANT.set(lambda key=key: self._names.resolve(name)[1] == key)
+            try:
+                return work(self.get(name))
+            except CollectionNotFound:
+                if self._names.resolve(name)[1] == key:
+                    raise
+            finally:
+                IS_MEANT.reset(token)
 
     def drop(self, name: str) -> None:
         self.refuse_if_read_only()
@@ -238,15 +250,23 @@ class EmbeddedStore(VectorStore):
     def aliases(self) -> dict[str, str]:
         return self._names.aliases()
 
-    def promote(self, name: str, alias: str) -> str | None:
+    def promote(self, name: str, to: str, finish: Callable[[], None] | None = None) -> str | None:
         self.refuse_if_read_only()
         with self._changing:
             reached("promote.begun")
-            name, _ = self._names.resolve(name)
-            kept = self._names.promote(name, check_collection_name(alias, "Alias"))
+            name, key = self._names.resolve(name)
+            check_collection_name(to, "Alias")
+
+            def change() -> str | None:
+                if finish is not None:
+                    finish()
+                return self._names.promote(name, to)
+
+            kept = change() if finish is None else self.get(to).hold_writes(change)
             reached("promote.recorded")
             if kept is not None:
                 self._renamed(self._names.resolve(kept)[1], kept)
+                self._renamed(key, to)
             return kept
 
     # ---- life

@@ -1,8 +1,8 @@
 """Fold the recent rows of an index into a new main part, while searches and writes continue.
 
-A few new rows extend a copy of the old main part. Many deleted rows, another kind of index or another transform require
-a rebuild from the rows that exist. Either takes seconds to minutes and works on one state, which never changes. Then the
-newest state is replaced by one with the new main part, to which is applied what was added and deleted meanwhile.
+A few new rows extend a copy of the old main part. Many deleted rows, another kind of index or another transform
+require a rebuild from the rows that exist. Either takes seconds to minutes and works on one state, which never changes.
+Then the newest state is replaced by one with the new main part, with what was added and deleted meanwhile.
 """
 
 from __future__ import annotations

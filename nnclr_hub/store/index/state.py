@@ -1,11 +1,11 @@
 """The index as it was after one commit: a `State` never changes, and is searched without a lock.
 
-    State     main, an index of faiss over most rows · the rows that were added since, `recent` · which of both exist
-    States    the last 64 by the number of their commit; a reader takes that of the transaction in which it looks up rows
+    State     main, an index of faiss over most rows; the rows that were added since, `recent`; which of both exist
+    States    the last 64 by the number of their commit; a reader takes the one that its transaction sees
 
 A commit makes a new state from the one before: rows are appended behind those that older states see, and the marks of
-deleted rows are copied. A fold replaces `main` and empties `recent` (see `fold.py`); states before it are forgotten, and
-a reader whose transaction is older begins another one.
+deleted rows are copied. A fold replaces `main` and empties `recent` (see `fold.py`). States before it are forgotten,
+and a reader whose transaction is older begins another one.
 
 Callers pass vectors and queries as the catalog has them. The index holds them after the transform of the main part.
 """
@@ -377,7 +377,7 @@ class States:
     def advance(
         self, seq: int, deleted: np.ndarray, added: np.ndarray, vectors: np.ndarray, *, since: int | None = None
     ) -> None:
-        """Publish the state after a commit, see `State.after`; nothing if the newest is not `since`, if that is given."""
+        """Publish the state after a commit, see `State.after`; with `since`, only if that is the newest."""
         with self._changed:
             if since not in (None, self.latest.seq):
                 return

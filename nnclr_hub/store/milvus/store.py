@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import re
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,6 @@ from nnclr_hub.store.name_errors import (
     is_own_name,
 )
 from nnclr_hub.store.records import RECORDS, Records
-from nnclr_hub.store.replacement import NEXT, WAS
 from nnclr_hub.store.reports import CollectionInfo
 from nnclr_hub.store.spec import CollectionSpec
 
@@ -60,7 +60,6 @@ class MilvusStore(VectorStore):
     def __init__(self, uri: str, *, read_only: bool = False, shared: bool = False) -> None:
         self.read_only = read_only
         self.connection = Connection(str(uri), create=not read_only)
-        self.single_writer = self.connection.is_file
         self.records = records_of(str(uri), self.connection, read_only=read_only or shared)
         self._open: dict[str, MilvusCollection] = {}
         self._names = threading.RLock()
@@ -96,15 +95,14 @@ class MilvusStore(VectorStore):
             return self._opened(name, spec)
 
     def get(self, name: str) -> MilvusCollection:
-        """Return the collection with that name or alias; between the two steps of `promote`, the old one.
+        """Return the collection with that name or alias.
 
         Raises:
             CollectionNotFound: it does not exist; the message lists those that do.
             StoreCorrupt, StoreTooNew: another program created it, or another version.
         """
         with self._names:
-            # another client may be between the two steps, and finish before NAME~was is requested
-            described = self._described(name) or self._described(name + WAS) or self._described(name)
+            described = self._described(name)
             real = decode(described["collection_name"]) if described else None
             if described is None or real is None:
                 raise self._not_found(name)
@@ -166,28 +164,28 @@ class MilvusStore(VectorStore):
         found = {alias: name for name in self._collections() for alias in self._aliases_of(name)}
         return dict(sorted(found.items()))
 
-    def promote(self, name: str, alias: str) -> str | None:
-        """Point `alias` to the collection `name`.
+    def promote(self, name: str, to: str, finish: Callable[[], None] | None = None) -> str | None:
+        """See `VectorStore.promote`. An alias is moved in one step.
 
-        An alias is moved in one step. If a collection itself is called `alias`, Milvus needs two: the collection is
-        renamed, then the alias is created. In between nothing has the name `alias`, and `get` finds the old collection
-        by NAME~was. After a crash there, the same call does the second step.
+        A collection is renamed first, then `name`. In between, and after a crash there, nothing is called `to`.
         """
         self.refuse_if_read_only()
         with self._names:
             real = self.get(name).name
-            if check_collection_name(alias, "Alias") == real:
+            if check_collection_name(to, "Alias") == real:
                 raise is_own_name(real)
-            kept, known = None, self.aliases()
-            before = known.get(alias)
-            if alias in self._collections():
-                before = kept = self._free(f"{alias}.old")
-                self.rename(alias, kept)
-                known = self.aliases()
-            self.alias(alias, real)
-            for other, target in known.items():
-                if target == before and other != alias and not other.endswith((NEXT, WAS)):
-                    self.alias(other, real)
+            if finish is not None:
+                finish()
+            known = self.aliases()
+            kept = self._free(f"{to}.old") if to in self._collections() else None
+            others = [alias for alias, target in known.items() if target == known.get(to, to) and alias != to]
+            if kept is None:
+                self.alias(to, real)
+            else:
+                self.rename(to, kept)
+                self.rename(real, to)
+            for alias in others:
+                self.alias(alias, to)
             return kept
 
     # ---- life
@@ -236,9 +234,9 @@ class MilvusStore(VectorStore):
 
     def _refuse_if_taken(self, name: str) -> None:
         described = self._described(name)
-        if described is None and self._described(name + WAS) is None:
+        if described is None:
             return
-        if described is None or decode(described["collection_name"]) == name:  # None: see `get`
+        if decode(described["collection_name"]) == name:
             raise collection_exists(name)
         raise alias_exists(name)
 

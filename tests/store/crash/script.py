@@ -91,15 +91,17 @@ def foresee(world: World, operation: Operation) -> None:
     elif kind == "rename":
         _rename(world, *arguments)
     elif kind == "promote":
-        name, alias = arguments
-        before = aliases.get(alias)
-        if alias in collections:
-            numbers = ("", *map(str, range(2, 1000)))
-            before = next(old for n in numbers if (old := f"{alias}.old{n}") not in collections)
-            _rename(world, alias, before)
+        name, to = arguments
         # whatever else it went by means the new one as well
-        world.aliases = {other: name if meant == before else meant for other, meant in world.aliases.items()}
-        world.aliases[alias] = name
+        before = aliases.get(to, to)
+        world.aliases = {other: name if meant == before else meant for other, meant in aliases.items()}
+        if to in collections:
+            numbers = ("", *map(str, range(2, 1000)))
+            kept = next(old for n in numbers if (old := f"{to}.old{n}") not in collections)
+            _rename(world, to, kept)
+            _rename(world, name, to)
+        else:
+            world.aliases[to] = name
 
 
 def perform(store: VectorStore, operation: Operation) -> None:
