@@ -96,7 +96,7 @@ class MilvusCollection(Collection):
     def upsert(self, items: Sequence[Item]) -> int:
         self._refuse_if_read_only()
         requests = rows.to_requests(items, self.spec)
-        return self._changed(self._upsert(requests, len(items), "items are stored"), vectors=True)
+        return self._changed(self._upsert(requests, f"{len(items)} items are stored"), vectors=True)
 
     def delete(self, ids: Sequence[str] | None = None, *, where: Where | None = None) -> int:
         self._refuse_if_read_only()
@@ -134,8 +134,8 @@ class MilvusCollection(Collection):
     def change_indexed(self, keys: Sequence[str]) -> None:
         """Declare these metadata keys for filters, and no others.
 
-        Every item is written again if there is a new key. If that is interrupted, repeat the call: until it succeeds,
-        filters refuse the new keys.
+        Every item that has a new key is written again. If that is interrupted, repeat the call: until it succeeds,
+        filters refuse the new keys. A write of another client to the same item at the same moment may be lost.
         """
         self._refuse_if_read_only()
         spec = replace_fields(self.spec, indexed=tuple(keys))
@@ -150,7 +150,8 @@ class MilvusCollection(Collection):
             check_cancelled()
             with self._writing:
                 page = self._query(f'id > "{cursor}"', ALL_COLUMNS, BATCH)
-                self._upsert(rows.in_requests([self._rewritten(row, row["metadata"]) for row in page]), len(page))
+                renewed = [(row, self._rewritten(row, row["metadata"])) for row in page]
+                self._upsert(rows.in_requests([new for row, new in renewed if set(new["terms"]) - set(row["terms"])]))
             if len(page) < BATCH:
                 break
             cursor = page[-1]["id"]
@@ -225,14 +226,14 @@ class MilvusCollection(Collection):
     # ---- state and maintenance
 
     def info(self) -> CollectionInfo:
-        info = self.listed()
-        return replace_fields(info, recall_estimate=self._recall_estimate(info.count))
+        count = self.count()
+        return replace_fields(self.listed(count), recall_estimate=self._recall_estimate(count))
 
-    def listed(self) -> CollectionInfo:
-        """Return `info` by one request, with an estimate of the recall only if it is known."""
+    def listed(self, count: int | None = None) -> CollectionInfo:
+        """Return `info` by one request; a count may lag by a second, and the recall is only given if it is known."""
         state = "read-only: opened read-only" if self._read_only else "ready"
         known = self._recall[0] if self._recall else None
-        count, index = self._count(""), self._index.kind.lower()
+        count, index = self._count("", "Session") if count is None else count, self._index.kind.lower()
         return CollectionInfo(self.name, self.spec, count, self._changes, self._changes, state, index, known)
 
     def snapshot(self) -> None:
@@ -261,15 +262,14 @@ class MilvusCollection(Collection):
         """
         sample = self._sample(IDS)
         recall, found = self._measured(sample)
-        wrong = {
-            match.id
-            for query, matches in zip(sample, found, strict=False)
-            for match in matches
-            if abs(match.score - float(_scores(query[None], match.vector[None], self.spec)[0, 0]))
-            > _within(match.score)
-        }
+        wrong: list[str] = []
+        for query, matches in zip(sample, found, strict=False):
+            vectors = np.array([match.vector for match in matches], np.float32).reshape(-1, self.spec.dim)
+            scores = _scores(query[None], vectors, self.spec)[0]
+            pairs = zip(matches, scores, strict=True)
+            wrong += [match.id for match, score in pairs if abs(match.score - score) > _within(score)]
         progress(len(sample), len(sample))
-        return VerifyReport(len(sample), (), tuple(sorted(wrong)), (), recall)
+        return VerifyReport(len(sample), (), tuple(sorted(set(wrong))), (), recall)
 
     def repair(self, progress: Progress = lambda done, total: None) -> RepairReport:
         """Let Milvus build its index again; searches fail until it is built."""
@@ -324,7 +324,7 @@ class MilvusCollection(Collection):
         for batch in _batches(edited):
             found = self._rows(batch, ALL_COLUMNS)
             requests = rows.in_requests([self._rewritten(found[id], edits[id]) for id in batch if id in found])
-            stored += self._upsert(requests, len(edited), "items are changed", stored)
+            stored += self._upsert(requests, f"{len(edited)} items are changed", stored)
         self._changed(stored, vectors=False)
         return len(known)
 
@@ -333,8 +333,8 @@ class MilvusCollection(Collection):
         vector = rows.stored_vector(rows.to_vector(row), self.spec)
         return {**row, "vector": vector, **rows.metadata_columns(row["id"], text, self.spec)}
 
-    def _upsert(self, requests: Iterator[list[dict[str, Any]]], total: int, done: str = "", stored: int = 0) -> int:
-        """Write requests; return the number of their items. An error says how many of `total` are done."""
+    def _upsert(self, requests: Iterator[list[dict[str, Any]]], done: str = "", stored: int = 0) -> int:
+        """Write requests; return the number of their items. An error says how many were done."""
         begun = stored
         for request in requests:
             try:
@@ -342,7 +342,7 @@ class MilvusCollection(Collection):
                     self._call("upsert", request, timeout=WRITE_TIMEOUT)
             except StoreError as error:
                 if stored and done:
-                    error.args = (f"{error} The first {stored} of {total} {done}.",)
+                    error.args = (f"{error} The first {stored} of {done}.",)
                 raise
             stored += len(request)
         return stored - begun
@@ -363,10 +363,10 @@ class MilvusCollection(Collection):
     def _call(self, method: str, *args: Any, **options: Any) -> Any:
         return self.connection.call(method, encode(self.name), *args, **options)
 
-    def _read(self, method: str, **options: Any) -> Any:
-        """Call a reading method, which sees everything that this client has written."""
-        unseen = self._unseen
-        level = "Strong" if unseen > self._seen else "Session"
+    def _read(self, method: str, level: str = "", **options: Any) -> Any:
+        """Call a reading method, which sees everything that this client has written unless a level is given."""
+        unseen = self._seen if level else self._unseen
+        level = level or ("Strong" if unseen > self._seen else "Session")
         answer = self._call(method, consistency_level=level, **options)
         with self._counting:
             self._seen = max(self._seen, unseen)
@@ -401,8 +401,8 @@ class MilvusCollection(Collection):
                 return
             after, size = page[-1]["id"], BATCH
 
-    def _count(self, expression: str) -> int:
-        return int(self._read("query", filter=expression, output_fields=["count(*)"])[0]["count(*)"])
+    def _count(self, expression: str, level: str = "") -> int:
+        return int(self._read("query", level, filter=expression, output_fields=["count(*)"])[0]["count(*)"])
 
     def _recount(self) -> int:
         items = self._count("")
@@ -437,28 +437,30 @@ class MilvusCollection(Collection):
                 search_params=params,
             )
             for query, hits in zip(queries_at_once, answers, strict=True):
-                known = {hit["id"]: hit["entity"] for hit in hits}
-                known = known if whole else self._rows(list(known), ["id", *fields])
                 distances = {hit["id"]: hit["distance"] for hit in hits}
-                found.append(self._matches(query, known, distances)[:k])
+                entities = (
+                    {hit["id"]: hit["entity"] for hit in hits}
+                    if whole
+                    else self._rows(list(distances), ["id", *fields])
+                )
+                found.append(self._matches(query, entities, distances)[:k])
         least = min(map(len, found), default=k)
         if expression and self._index.effort and least < k and least < self._count(expression) <= FEW:
             # Milvus searches items that it has just stored in an index of its own, which returns too few of them
             return self._exhaustive(queries, k, expression)
         return found
 
-    def _matches(self, query: np.ndarray, known: Mapping[str, Any], distances: Mapping[str, float]) -> list[Match]:
-        """Return rows as matches, the best first; those deleted since the search are not in `known`."""
-        made = []
-        for id, row in known.items():
-            vector = rows.to_vector(row) if "vector" in row else None
-            if vector is not None and not self._index.lossless:
-                score = float(_scores(query[None], vector[None], self.spec)[0, 0])
-            elif self.spec.metric == "l2":  # Milvus returns the square
-                score = -float(np.sqrt(max(0.0, distances[id])))
-            else:
-                score = float(distances[id])
-            made.append(Match(id, score, json.loads(row["metadata"]), vector))
+    def _matches(self, query: np.ndarray, found: Mapping[str, Any], distances: Mapping[str, float]) -> list[Match]:
+        """Return rows by id as matches, the best first; those deleted since the search are not in `found`."""
+        vectors = {id: rows.to_vector(row) for id, row in found.items() if "vector" in row}
+        if found and not self._index.lossless:
+            scores = _scores(query[None], np.stack(list(vectors.values())), self.spec)[0].tolist()
+        elif self.spec.metric == "l2":  # Milvus returns the square
+            scores = [-float(np.sqrt(max(0.0, distances[id]))) for id in found]
+        else:
+            scores = [float(distances[id]) for id in found]
+        pairs = zip(found.items(), scores, strict=True)
+        made = [Match(id, score, json.loads(row["metadata"]), vectors.get(id)) for (id, row), score in pairs]
         return sorted(made, key=lambda match: (-match.score, match.id))
 
     def _exhaustive(self, queries: np.ndarray, k: int, expression: str) -> list[list[Match]]:

@@ -27,6 +27,7 @@ CONNECT_TIMEOUT = 8.0
 READ_TIMEOUT = 10.0
 WRITE_TIMEOUT = 30.0
 SLOW_TIMEOUT = 300.0  # building an index, loading a collection, flushing
+ADDRESS = "milvus://HOST:PORT/DATABASE, or milvus+tls:// for a server with TLS"
 # parameters of an index that an address may set, as Milvus calls them
 INDEX_PARAMETERS = ("M", "efConstruction", "nlist", "m", "nbits")
 # a server that has just started answers, but cannot use its collections yet
@@ -104,8 +105,8 @@ def parse_address(text: str) -> Address:
         scheme, _, rest = text.partition("://")
         raise InvalidRequest(
             f"'{scheme}://{rest.partition('?')[0].rpartition('@')[2]}' is not a valid address of Milvus; expected "
-            "milvus://HOST:PORT/DATABASE, or milvus+tls://, with USER:PASSWORD@ or ?token=TOKEN if the server needs "
-            f"them. Index parameters are whole numbers: {', '.join(INDEX_PARAMETERS)}."
+            f"{ADDRESS}, with USER:PASSWORD@ or ?token=TOKEN if it needs them. Index parameters are whole numbers: "
+            f"{', '.join(INDEX_PARAMETERS)}."
         )
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     user = {"user": unquote(parts.username or ""), "password": unquote(parts.password or ""), "token": token}
@@ -178,6 +179,7 @@ class Connection:
         try:
             self.client: Any = self._guarded("connect", self._connect)
             version = self.call("get_server_version")
+            self.call("list_collections")  # fails if the database does not exist, or for a wrong password
         except BaseException:
             self._stop_lite()
             raise
@@ -258,8 +260,8 @@ class Connection:
         safe = "" if method == "connect" else " Upserts and deletes can be repeated safely."
         sentence = {
             "slow": f"did not answer `{method}` in time; check whether it is overloaded, and repeat the request.{safe}",
-            "unreachable": f"cannot be reached; start it, or correct the address, milvus://HOST:PORT.{safe}",
-            "not milvus": "is not Milvus; give the address of its gRPC port, and milvus+tls:// if it needs TLS.",
+            "unreachable": f"cannot be reached; start it, or correct the address ({ADDRESS}).{safe}",
+            "not milvus": f"is not Milvus; give the address of its gRPC port ({ADDRESS}).",
             "starting": f"has started, but is not ready ({text:.300}); retry later.",
             "not found": "no longer has that collection; open it again by name.",
             "no database": f"has no database {database!r}; create it there, or leave it out of the address.",

@@ -86,7 +86,7 @@ class MilvusIndex:
         return {"metric_type": METRICS[spec.metric], "params": params}
 
 
-_IVF = {"effort": "nprobe", "default": 64, "filtered": 1024, "most": 1024}
+_IVF = {"effort": "nprobe", "default": 64, "filtered": 1024, "most": 65_536}
 _GRAPH = {"effort": "ef", "default": 256, "filtered": 1024, "most": 32_768}
 INDEXES = {
     "auto": MilvusIndex("AUTOINDEX", {}, **_GRAPH),
@@ -131,7 +131,7 @@ def schema_of(connection: Connection, spec: CollectionSpec) -> Any:
         if getattr(spec, name) == value and not modern:
             raise InvalidRequest(
                 f"{name}={value!r} needs a Milvus server of version 2.5 or later, and {connection.name} is "
-                f"{connection.version}; use {instead}."
+                f"{connection.version}; use {instead!r}."
             )
     kinds = connection.pymilvus.DataType
     schema = connection.pymilvus.MilvusClient.create_schema(auto_id=False, enable_dynamic_field=False)
