@@ -17,6 +17,7 @@ from nnclr_hub.errors import (
     CollectionNotFound,
     InvalidRequest,
     MissingDependency,
+    NNCLRHubError,
     StoreError,
     StoreLocked,
     StoreReadOnly,
@@ -253,7 +254,7 @@ class Connection:
                 if fault == "unloaded":  # after a restart Milvus Lite no longer knows which collections were loaded
                     self._guarded("load", lambda: self.client.load_collection(args[0], timeout=WRITE_TIMEOUT))
 
-    def _translated(self, method: str, fault: str, error: Exception) -> StoreError:
+    def _translated(self, method: str, fault: str, error: Exception) -> NNCLRHubError:
         text = " ".join(str(getattr(error, "message", error)).split())
         database = self.address.database
         # while connecting, nothing has been sent yet that could be lost
@@ -264,21 +265,23 @@ class Connection:
             "not milvus": f"is not Milvus; give the address of its gRPC port ({ADDRESS}).",
             "starting": f"has started, but is not ready ({text:.300}); retry later.",
             "not found": "no longer has that collection; open it again by name.",
+            "unauthenticated": "refuses the user, password or token; correct them in the address.",
             "no database": f"has no database {database!r}; create it there, or leave it out of the address.",
         }.get(fault, f"refuses `{method}`: {text:.300}")
-        kinds = {"not found": CollectionNotFound, "no database": InvalidRequest}
-        reachable = fault in ("refused", "unloaded")
-        kind = kinds.get(fault, StoreError if reachable else StoreUnreachable)
-        return kind(f"Milvus at {self.name} {sentence}")
+        kinds = {"not found": CollectionNotFound, "refused": StoreError, "unloaded": StoreError}
+        kinds |= {"no database": InvalidRequest, "unauthenticated": InvalidRequest}
+        return kinds.get(fault, StoreUnreachable)(f"Milvus at {self.name} {sentence}")
 
 
 def _fault(error: Exception) -> str:
-    """Classify a failure: unreachable, slow, not milvus, starting, unloaded, not found, or else refused."""
+    """Classify a failure, by a name that `_translated` knows."""
     import grpc
 
     text = str(getattr(error, "message", error))
     code = getattr(error, "code", None)
     code = code() if callable(code) else code
+    if "UNAUTHENTICATED" in f"{error} {error.__cause__}":  # pymilvus says that it cannot connect
+        return "unauthenticated"
     if code is grpc.StatusCode.DEADLINE_EXCEEDED or "DEADLINE_EXCEEDED" in text or "timeout" in text:
         return "slow"
     if code is grpc.StatusCode.UNIMPLEMENTED or "UNIMPLEMENTED" in text:
