@@ -22,6 +22,7 @@ from nnclr_hub.encoder.packed_image import ImageSource, ListedImage
 from nnclr_hub.errors import CollectionExists, CollectionNotFound, InvalidRequest
 from nnclr_hub.store.base import Collection, CollectionSpec, Item, Progress, VectorStore
 from nnclr_hub.store.replacement import upsert_into
+from nnclr_hub.store.where import MAX_IN
 from nnclr_hub.workbench.folder_changes import BOX, item_id
 
 log = logging.getLogger(__name__)
@@ -57,7 +58,8 @@ def collect(
     shards.require_all()
     repeats = _repeats(shards)
     collection = _target(shards.plan, store, name)
-    if not into and collection.count() > sum(len(_existing(collection, items)) for items in _batches(shards, repeats)):
+    before = collection.count()
+    if before and not into and before > sum(len(_existing(collection, items)) for items in _batches(shards, repeats)):
         raise CollectionExists(
             f"Collection {name!r} has other items than these shards; import them under another name, or add them with "
             "--into (into=True)."
@@ -65,7 +67,7 @@ def collect(
     total = sum(shard.count for shard in shards) - repeats.total()
     done = written = 0
     for items in _batches(shards, repeats):
-        if new := _missing(collection, items):
+        if new := _missing(collection, items) if before else items:
             upsert_into(store, name, collection, new)
         done, written = done + len(items), written + len(new)
         progress(done, total)
@@ -137,7 +139,11 @@ def _item(
 
 
 def _existing(collection: Collection, items: list[Item]) -> dict[str, Item]:
-    return {item.id: item for item in collection.get([item.id for item in items])}
+    """Return the collection's items with the ids of others, without vectors and thumbnails, by id."""
+    ids = [item.id for item in items]
+    filters = [{"must": [{"ids": ids[start : start + MAX_IN]}]} for start in range(0, len(ids), MAX_IN)]
+    found = [collection.scroll(None, MAX_IN, where, with_vector=False).items for where in filters]
+    return {item.id: item for page in found for item in page}
 
 
 def _missing(collection: Collection, items: list[Item]) -> list[Item]:

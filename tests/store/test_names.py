@@ -1,6 +1,5 @@
 """Names and aliases of collections."""
 
-
 import numpy as np
 import pytest
 
