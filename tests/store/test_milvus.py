@@ -1,6 +1,6 @@
 """What MilvusStore promises beyond the congruence with the other store: filters, refusals, limits, failures.
 
-Milvus Lite stands in for a server here; `test_milvus_servers.py` runs on real ones.
+These tests use Milvus Lite instead of a server; `test_milvus_servers.py` runs on real ones.
 """
 
 import fcntl

@@ -95,8 +95,9 @@ class MilvusCollection(Collection):
 
     def upsert(self, items: Sequence[Item]) -> int:
         self._refuse_if_read_only()
-        requests = rows.to_requests(items, self.spec)
-        return self._changed(self._upsert(requests, f"{len(items)} items are stored"), vectors=True)
+        with self._writing:  # also while rows are made: `change_indexed` must not come in between
+            stored = self._upsert(rows.to_requests(items, self.spec), f"{len(items)} items are stored")
+        return self._changed(stored, vectors=True)
 
     def delete(self, ids: Sequence[str] | None = None, *, where: Where | None = None) -> int:
         self._refuse_if_read_only()
@@ -141,8 +142,9 @@ class MilvusCollection(Collection):
         spec = replace_fields(self.spec, indexed=tuple(keys))
         for key in spec.indexed:
             check_key(key)
-        before = set(self.spec.indexed) - set(self.undeclared)
-        self._describe(spec, [key for key in spec.indexed if key not in before])
+        with self._writing:
+            before = set(self.spec.indexed) - set(self.undeclared)
+            self._describe(spec, [key for key in spec.indexed if key not in before])
         if not self.undeclared:
             return
         cursor = ""
@@ -242,17 +244,9 @@ class MilvusCollection(Collection):
         self._call("flush", timeout=SLOW_TIMEOUT)
 
     def compact(self, progress: Progress = lambda done, total: None) -> None:
-        """Let Milvus merge segments without deleted items, while searches and writes continue."""
+        """Let Milvus merge segments without deleted items, in the background."""
         self.snapshot()
-        job = self._call("compact", timeout=SLOW_TIMEOUT)
-        end = time.monotonic() + SLOW_TIMEOUT
-        while self.connection.call("get_compaction_state", job) != "Completed":
-            if time.monotonic() > end:
-                raise StoreError(
-                    f"Milvus at {self.connection.name} did not finish compacting {self.name!r} within "
-                    f"{SLOW_TIMEOUT:.0f} s; it continues in the background."
-                )
-            time.sleep(0.5)
+        self._call("compact", timeout=SLOW_TIMEOUT)
         progress(1, 1)  # Milvus reports no progress
 
     def verify(self, progress: Progress = lambda done, total: None) -> VerifyReport:
@@ -338,8 +332,7 @@ class MilvusCollection(Collection):
         begun = stored
         for request in requests:
             try:
-                with self._writing:
-                    self._call("upsert", request, timeout=WRITE_TIMEOUT)
+                self._call("upsert", request, timeout=WRITE_TIMEOUT)
             except StoreError as error:
                 if stored and done:
                     error.args = (f"{error} The first {stored} of {done}.",)
@@ -446,7 +439,7 @@ class MilvusCollection(Collection):
                 found.append(self._matches(query, entities, distances)[:k])
         least = min(map(len, found), default=k)
         if expression and self._index.effort and least < k and least < self._count(expression) <= FEW:
-            # Milvus searches items that it has just stored in an index of its own, which returns too few of them
+            # Milvus searches items that it has just stored in a separate index, which returns too few of them
             return self._exhaustive(queries, k, expression)
         return found
 

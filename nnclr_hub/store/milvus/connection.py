@@ -6,11 +6,10 @@ import base64
 import logging
 import re
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from nnclr_hub.errors import (
@@ -69,22 +68,21 @@ def import_pymilvus() -> ModuleType:
 # ------------------------------------------------------------------------------ addresses
 
 
-@dataclass(frozen=True)
-class Address:
+class Address(NamedTuple):
     """Where a server is.
 
     name: the address without secrets.
     uri: for pymilvus, http://HOST:PORT or https://HOST:PORT.
     database: "" for the default one.
-    options: user, password and token for pymilvus.
+    secrets: user, password and token.
     parameters: of the indexes of new collections.
     """
 
     name: str
     uri: str
     database: str = ""
-    options: dict[str, str] = field(default_factory=dict, repr=False)
-    parameters: dict[str, int] = field(default_factory=dict)
+    secrets: Mapping[str, str] = {}
+    parameters: Mapping[str, int] = {}
 
 
 def parse_address(text: str) -> Address:
@@ -110,12 +108,12 @@ def parse_address(text: str) -> Address:
             f"{', '.join(INDEX_PARAMETERS)}."
         )
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    user = {"user": unquote(parts.username or ""), "password": unquote(parts.password or ""), "token": token}
+    secrets = {"user": unquote(parts.username or ""), "password": unquote(parts.password or ""), "token": token}
     return Address(
         f"{parts.scheme}://{host}:{port}" + (f"/{database}" if database else ""),
         f"{'https' if parts.scheme == 'milvus+tls' else 'http'}://{host}:{port}",
         database,
-        user,
+        secrets,
         parameters,
     )
 
@@ -232,7 +230,7 @@ class Connection:
             dedicated=True,
             timeout=CONNECT_TIMEOUT,
             grpc_options=_RECONNECTING,
-            **self.address.options,
+            **self.address.secrets,
         )
 
     def _guarded(self, method: str, attempt: Callable[[], Any], args: tuple[Any, ...] = ()) -> Any:

@@ -100,7 +100,7 @@ INDEXES = {
 
 
 def index_of(spec: CollectionSpec, connection: Connection) -> MilvusIndex:
-    """Return the kind of index; Milvus Lite, which stands in for a server in tests, compares with every vector."""
+    """Return the kind of index; Milvus Lite, which tests use instead of a server, compares with every vector."""
     return INDEXES["flat" if connection.is_lite else spec.index]
 
 

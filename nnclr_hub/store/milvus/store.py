@@ -5,7 +5,7 @@ milvus://[user:password@]host:19530[/database]        milvus+tls://host:443?toke
 Records of jobs and probes are kept on this machine, in $NNCLR_STATE/host-19530-database/records.sqlite, by default
 below ./nnclr-state.
 
-A path that ends in .milvus.db is a file of Milvus Lite, which stands in for a server in tests.
+A path that ends in .milvus.db is a file of Milvus Lite, which tests use instead of a server.
 """
 
 from __future__ import annotations
