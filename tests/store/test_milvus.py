@@ -31,6 +31,7 @@ from nnclr_hub.errors import (
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import Collection, CollectionSpec, Item, VectorStore
 from nnclr_hub.store.cancellation import cancellable
+from nnclr_hub.store.milvus import MilvusStore
 from nnclr_hub.store.milvus import collection as collections
 from nnclr_hub.store.milvus.connection import Connection, encode
 from nnclr_hub.store.where import Group, parse, passes
@@ -365,7 +366,7 @@ def test_a_collection_of_another_format_is_refused(store):
 
 def test_a_create_that_a_crash_cut_short_is_finished_by_get(tmp_path):
     """Without index, and not loaded."""
-    with open_store(str(tmp_path / "x.milvus.db")) as store:
+    with MilvusStore(str(tmp_path / "x.milvus.db")) as store:
         store.create("c", CollectionSpec(4)).upsert(items(20))
         client, name = store.connection.client, encode("c")
         client.release_collection(name)

@@ -16,8 +16,8 @@ from store.test_milvus import check_filters
 from nnclr_hub.errors import InvalidRequest, StoreUnreachable
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec, Item
+from nnclr_hub.store.milvus import MilvusStore, connection
 from nnclr_hub.store.milvus import collection as collections
-from nnclr_hub.store.milvus import connection
 from nnclr_hub.store.pages import pages
 
 pytestmark = pytest.mark.scale
@@ -50,7 +50,7 @@ def test_the_standalone_server_finds_neighbors_by_its_index(tmp_path, monkeypatc
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     queries = np.concatenate([vectors[:20], random.normal(size=(20, 32))]).astype(np.float32)
     parts = random.integers(1000, size=12_000)
-    with standalone_server(tmp_path) as server, open_store(f"{server.uri}/default?M=12&nlist=64") as store:
+    with standalone_server(tmp_path) as server, MilvusStore(f"{server.uri}/default?M=12&nlist=64") as store:
         for kind in ("auto", "hnsw", "ivf", "ivf_sq8"):
             collection = store.create(kind, CollectionSpec(32, indexed=("part",), index=kind))
             for start in range(0, 12_000, 2000):
