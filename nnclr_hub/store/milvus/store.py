@@ -94,12 +94,9 @@ class MilvusStore(VectorStore):
     def get(self, name: str) -> MilvusCollection:
         with self._names:
             collection = self._looked_up(name)
-            known = self._open.get(collection.name)
-            # another client may have dropped it and created a new one with its name, or declared other keys
-            if known is not None and (known.spec, known.undeclared) == (collection.spec, collection.undeclared):
-                return known
-            collection.make_ready()
-            self._open[collection.name] = collection
+            if self._open.get(collection.name) is not collection:
+                collection.make_ready()
+                self._open[collection.name] = collection
             return collection
 
     def drop(self, name: str) -> None:
@@ -209,7 +206,7 @@ class MilvusStore(VectorStore):
             return None
 
     def _looked_up(self, name: str) -> MilvusCollection:
-        """Return a new object for the collection with a name or alias, by one request.
+        """Return the collection with a name or alias, perhaps not loaded, by one request.
 
         Raises:
             CollectionNotFound: it does not exist; the message lists those that do.
@@ -220,6 +217,10 @@ class MilvusStore(VectorStore):
         if described is None or real is None:
             raise self._not_found(name)
         spec, undeclared = rows.spec_of(described, real)
+        known = self._open.get(real)
+        # another client may have dropped it and created a new one with its name, or declared other keys
+        if known is not None and (known.spec, known.undeclared) == (spec, undeclared):
+            return known
         return self._collection(real, spec, undeclared)
 
     def _collection(self, name: str, spec: CollectionSpec, undeclared: tuple[str, ...] = ()) -> MilvusCollection:
