@@ -20,7 +20,7 @@ from nnclr_hub.bulk.shards import Shards
 from nnclr_hub.encoder.image_list import named
 from nnclr_hub.encoder.packed_image import ImageSource, ListedImage
 from nnclr_hub.errors import CollectionExists, CollectionNotFound, InvalidRequest
-from nnclr_hub.store.base import Collection, CollectionSpec, Item, Progress, VectorStore, Where
+from nnclr_hub.store.base import Collection, CollectionSpec, Item, Progress, VectorStore
 from nnclr_hub.store.where import MAX_IN
 from nnclr_hub.workbench.folder_changes import BOX, item_id
 
@@ -138,9 +138,11 @@ def _item(
 
 
 def _existing(collection: Collection, items: list[Item]) -> dict[str, Item]:
-    """Return the items that exist, without vectors and thumbnails, by id."""
-    where: Where = {"must": [{"ids": [item.id for item in items]}]}
-    return {item.id: item for item in collection.scroll(limit=BATCH, where=where, with_vector=False).items}
+    """Return the collection's items with the ids of others, without vectors and thumbnails, by id."""
+    ids = [item.id for item in items]
+    filters = [{"must": [{"ids": ids[start : start + MAX_IN]}]} for start in range(0, len(ids), MAX_IN)]
+    found = [collection.scroll(None, MAX_IN, where, with_vector=False).items for where in filters]
+    return {item.id: item for page in found for item in page}
 
 
 def _missing(collection: Collection, items: list[Item]) -> list[Item]:

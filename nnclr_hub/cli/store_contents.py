@@ -46,7 +46,7 @@ def create(
     model: Model = None,
     dim: Annotated[int | None, typer.Option(help="Length of the vectors, for a collection without a model.")] = None,
     metric: Annotated[str, typer.Option(help="cosine, dot or l2.")] = "cosine",
-    index: Annotated[str, typer.Option(help="auto (by size and memory), flat, hnsw, ivf, ivf_sq8 or ivf_pq.")] = "auto",
+    index: Annotated[str, typer.Option(help="auto, flat, hnsw, ivf, ivf_sq8, ivf_pq; on Milvus diskann.")] = "auto",
     precision: Annotated[str, typer.Option(help="f32, or f16 for half the space.")] = "f32",
     vectors: Annotated[
         str,

@@ -164,6 +164,8 @@ def indexed(
 ) -> None:
     """Show or change which metadata keys are indexed. Filters work with every key; those of others start slower.
 
+    In Milvus, filters work with indexed keys only.
+
     Example: nnclr store indexed photos label camera.model
     """
     if keys and none:

@@ -13,9 +13,8 @@ from nnclr_hub.store.base import ById, Item, Page, Where
 from nnclr_hub.store.checks import check_collection_name, check_ids, check_name
 from nnclr_hub.store.edits import check_choice, check_expected, each_editor, editor
 from nnclr_hub.store.facets import Facet, Histogram
-from nnclr_hub.store.index_kinds import IndexName
 from nnclr_hub.store.reports import Change, ChangePage, CollectionInfo, VerifyReport
-from nnclr_hub.store.spec import CollectionSpec, Compared, Metric, Precision
+from nnclr_hub.store.spec import CollectionSpec, Compared, IndexName, Metric, Precision
 from nnclr_hub.workbench.payload import decode_vector, encode_vector
 
 ROOT = "/api/v1/collections"

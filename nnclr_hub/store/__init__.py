@@ -21,7 +21,7 @@ def open_store(uri: str, read_only: bool = False, *, memory: int | None = None, 
     """Open a store, or create it if it does not exist.
 
     Args:
-        uri: a folder; `milvus://host:19530/database`, a Milvus server; `./photos.milvus.db`, a file of Milvus Lite.
+        uri: a folder; or a Milvus server, `milvus://host:19530/database`, see `store.milvus.store`.
         read_only: refuse writes and take no lock; commits of a process that writes become visible.
         memory: for a folder, bytes that the index of a collection may use; None: half of the machine's memory.
         shared: several servers have the store open, and none of them keeps records of jobs and probes.
@@ -35,9 +35,10 @@ def open_store(uri: str, read_only: bool = False, *, memory: int | None = None, 
     if not isinstance(uri, str | PathLike) or not str(uri):
         raise InvalidRequest(f"{uri!r} is not a valid store; expected a folder or milvus://HOST:PORT.")
     uri = str(uri)
-    if "://" in uri and not uri.startswith("milvus://"):
+    is_server = uri.startswith(("milvus://", "milvus+tls://"))
+    if "://" in uri and not is_server:
         raise InvalidRequest(f"{uri!r} is not a valid store; expected a folder or milvus://HOST:PORT.")
-    if uri.startswith("milvus://"):
+    if is_server:
         from nnclr_hub.store.milvus.store import MilvusStore
 
         return MilvusStore(uri, read_only=read_only, shared=shared)

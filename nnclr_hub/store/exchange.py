@@ -228,7 +228,6 @@ def import_collection(
         InvalidRequest: the folder is not an export.
         FingerprintMismatch: the collection has vectors of another encoder.
         CollectionExists: it has another specification, or other items and `into` is False.
-        CollectionMoving: another process re-embeds the collection.
         StoreTooNew, StoreError: the export has another format, is damaged or incomplete.
     """
     require_parquet()
@@ -247,7 +246,7 @@ def import_collection(
             missing, cursor, is_compared = items[len(page.items) :], page.cursor, page.cursor is not None
             present += len(page.items)
         if missing:
-            upsert_into(store, name, collection, missing)
+            collection.upsert(missing)
         done += len(items)
         progress(done, manifest.items)
     if is_compared and collection.count() > done:

@@ -17,7 +17,7 @@ faiss is imported by the methods that need it, so that clients can read the name
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -92,20 +92,6 @@ class IndexKind:
         """Return the faiss index, the kind and the options that search every row."""
         return index, self, {}
 
-    # ---- in Milvus, which builds its own indexes; Milvus Lite lacks some of them
-
-    def milvus_index(self, dim: int, *, lite: bool) -> tuple[str, dict[str, int]]:
-        """Return Milvus's name of the index and its build parameters."""
-        raise NotImplementedError
-
-    def milvus_options(self, limit: int, effort: int | None, *, lite: bool, exact: bool, filtered: bool) -> dict:
-        """Return Milvus's search parameters."""
-        return {}
-
-    def milvus_exact(self, *, lite: bool) -> bool:
-        """Return whether Milvus can answer exactly with this index."""
-        return False
-
 
 class Flat(IndexKind):
     """Compares with every vector."""
@@ -123,12 +109,6 @@ class Flat(IndexKind):
         _copy_vectors(index, copy, spec, rows)
         return copy
 
-    def milvus_index(self, dim: int, *, lite: bool) -> tuple[str, dict[str, int]]:
-        return "FLAT", {}
-
-    def milvus_exact(self, *, lite: bool) -> bool:
-        return True
-
 
 class Hnsw(IndexKind):
     """A navigable graph over the vectors.
@@ -142,8 +122,6 @@ class Hnsw(IndexKind):
     next = "ivf"
     efforts = (48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
     parameters = "SearchParametersHNSW"
-    milvus_ef: ClassVar[int] = 128  # of searches that name no effort
-    milvus_max_ef: ClassVar[int] = 32_768
 
     def __init__(self, links: dict[str, int] | None = None) -> None:
         self.links = links or {"f32": 32, "f16": 16}
@@ -178,13 +156,6 @@ class Hnsw(IndexKind):
 
     def exhaustive(self, index: Any) -> tuple[Any, IndexKind, dict[str, int]]:
         return _storage(index), FLAT, {}
-
-    def milvus_index(self, dim: int, *, lite: bool) -> tuple[str, dict[str, int]]:
-        return "HNSW", {"M": 16, "efConstruction": 200}
-
-    def milvus_options(self, limit: int, effort: int | None, *, lite: bool, exact: bool, filtered: bool) -> dict:
-        wanted = effort or max(self.milvus_ef, 2 * limit)
-        return {"ef": min(self.milvus_max_ef, max(limit, wanted))}
 
     @staticmethod
     def _empty(spec: VectorFormat, links: int) -> Any:
@@ -226,19 +197,6 @@ class Ivf(IndexKind):
     def exhaustive(self, index: Any) -> tuple[Any, IndexKind, dict[str, int]]:
         return index, self, {"nprobe": index.nlist}
 
-    def milvus_index(self, dim: int, *, lite: bool) -> tuple[str, dict[str, int]]:
-        return "IVF_FLAT", {"nlist": self._milvus_lists(lite)}
-
-    def milvus_options(self, limit: int, effort: int | None, *, lite: bool, exact: bool, filtered: bool) -> dict:
-        lists = self._milvus_lists(lite)
-        # items that pass a filter are in lists far apart
-        default = lists if filtered else 32 if lite else 64
-        return {"nprobe": lists if exact else min(lists, max(1, effort or default))}
-
-    def milvus_exact(self, *, lite: bool) -> bool:
-        # Lite can read every list; a server searches recent rows through an index of its choice
-        return lite and self.lossless
-
     def _codes(self, spec: VectorFormat) -> str:
         return _stored(spec)
 
@@ -249,10 +207,6 @@ class Ivf(IndexKind):
     def _lists(rows: int, settings: StoreSettings) -> int:
         """Return the number of lists for this many vectors."""
         return max(1, min(int(4 * np.sqrt(rows)), rows // settings.points_per_list or 1))
-
-    @staticmethod
-    def _milvus_lists(lite: bool) -> int:
-        return 128 if lite else 1024
 
 
 class IvfSq8(Ivf):
@@ -270,9 +224,6 @@ class IvfSq8(Ivf):
 
     def candidates(self, k: int) -> int:
         return 2 * k + 8
-
-    def milvus_index(self, dim: int, *, lite: bool) -> tuple[str, dict[str, int]]:
-        return "IVF_SQ8", {"nlist": self._milvus_lists(lite)}
 
     def _codes(self, spec: VectorFormat) -> str:
         return "SQ8"
@@ -292,13 +243,6 @@ class IvfPq(Ivf):
     def bytes_per_vector(self, spec: VectorFormat) -> int:
         return _pieces(spec.dim) + ROW_ID_BYTES + PQ_BYTES
 
-    def milvus_index(self, dim: int, *, lite: bool) -> tuple[str, dict[str, int]]:
-        if lite:  # which has no product quantizer, but scalars of 8 bits
-            return "IVF_SQ8", {"nlist": self._milvus_lists(lite)}
-        # a divisor of the dimension, four numbers per code or as near to that as possible
-        parts = max(parts for parts in range(1, max(1, dim // 4) + 1) if dim % parts == 0)
-        return "IVF_PQ", {"nlist": self._milvus_lists(lite), "m": parts, "nbits": 8}
-
     def _codes(self, spec: VectorFormat) -> str:
         return f"PQ{_pieces(spec.dim)}"
 
@@ -309,11 +253,6 @@ class IvfPq(Ivf):
 
 FLAT, HNSW = Flat(), Hnsw()
 INDEX_KINDS: dict[str, IndexKind] = {kind.name: kind for kind in (FLAT, HNSW, Ivf(), IvfSq8(), IvfPq())}
-# for schemas, which list the names
-if TYPE_CHECKING:
-    IndexName = str
-else:
-    IndexName = Literal[(AUTO, *INDEX_KINDS)]
 
 
 def choose_kind(index: str, spec: VectorFormat, rows: int, settings: StoreSettings) -> IndexKind:
@@ -333,11 +272,6 @@ def choose_kind(index: str, spec: VectorFormat, rows: int, settings: StoreSettin
     while kind.next is not None and (kind is FLAT or not kind.fits(spec, rows, settings.memory)):
         kind = INDEX_KINDS[kind.next]
     return kind
-
-
-def milvus_kind(index: str, *, lite: bool) -> IndexKind:
-    """Return the kind that Milvus uses; for "auto" a server has a graph, and Lite scans its small sets exactly."""
-    return INDEX_KINDS[index] if index != AUTO else FLAT if lite else HNSW
 
 
 def vector_bytes(spec: VectorFormat) -> int:

@@ -6,17 +6,23 @@ spec = CollectionSpec(dim=256, metric="cosine", indexed=("label",))
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, Self, get_args
+from typing import TYPE_CHECKING, Literal, Protocol, Self, get_args
 
 import numpy as np
 
 from nnclr_hub.errors import FingerprintMismatch, InvalidRequest
-from nnclr_hub.store.index_kinds import AUTO, INDEX_KINDS, IndexName
+from nnclr_hub.store.index_kinds import AUTO, INDEX_KINDS
 from nnclr_hub.store.vector_transform import POWERS, Kind
 
 Metric = Literal["cosine", "dot", "l2"]
 Precision = Literal["f32", "f16"]
 Compared = Literal["auto", Kind]
+DISKANN = "diskann"  # an index that only Milvus has
+# for schemas, which list the names
+if TYPE_CHECKING:
+    IndexName = str
+else:
+    IndexName = Literal[(AUTO, *INDEX_KINDS, DISKANN)]
 MAX_DIM = 65_536
 MAX_WHITENED = 4096  # whose matrix takes 64 MiB, and about a minute to fit
 MAX_INDEXED = 32
@@ -43,6 +49,7 @@ class CollectionSpec:
     model: source of that encoder.
     indexed: metadata keys with an index for filters.
     index: kind of index, see `store.index_kinds`; "auto" changes it with size and memory as the collection grows.
+        "diskann" needs a Milvus server of version 2.5 or later.
     precision: of the stored vectors, "f32" or "f16", which takes half the space.
     vectors: what searches compare. "raw": the stored vectors. "center", "half_whiten" or "whiten", for the metric
         cosine: these after a transform that is fitted on the collection itself; see `store.vector_transform`. "auto":
@@ -67,7 +74,7 @@ class CollectionSpec:
             raise InvalidRequest(f"dim must be between 1 and {MAX_DIM}, got {self.dim}.")
         choices = {
             "metric": get_args(Metric),
-            "index": (AUTO, *INDEX_KINDS),
+            "index": (AUTO, *INDEX_KINDS, DISKANN),
             "precision": get_args(Precision),
             "vectors": get_args(Compared),
         }
@@ -92,7 +99,13 @@ class CollectionSpec:
         return cls(embedder.embed_dim, fingerprint=embedder.fingerprint, model=embedder.name, vectors=AUTO)
 
     def decided(self, *, transforms: bool) -> Self:
-        """Replace "auto" of `vectors`, for a store that can transform vectors or one that cannot."""
+        """Replace "auto" of `vectors`, for a store in a folder, which can transform vectors, or one in Milvus.
+
+        Raises:
+            InvalidRequest: the store has no such index.
+        """
+        if transforms and self.index == DISKANN:
+            raise InvalidRequest(f"index={DISKANN!r} needs a Milvus server; use 'auto' for a store in a folder.")
         if self.vectors != AUTO:
             return self
         whitens = transforms and self.fingerprint and self.metric == "cosine" and self.dim <= MAX_WHITENED

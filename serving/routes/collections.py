@@ -25,9 +25,9 @@ from nnclr_hub.errors import (
 from nnclr_hub.hub.sources import split_reading
 from nnclr_hub.store.base import CollectionSpec
 from nnclr_hub.store.cancellation import check_cancelled
-from nnclr_hub.store.index_kinds import AUTO, IndexName
+from nnclr_hub.store.index_kinds import AUTO
 from nnclr_hub.store.reports import CollectionInfo, VerifyReport
-from nnclr_hub.store.spec import MAX_DIM, MAX_INDEXED, Compared
+from nnclr_hub.store.spec import MAX_DIM, MAX_INDEXED, Compared, IndexName
 from nnclr_hub.store.where import check_key
 from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.privacy import public_name, without_paths

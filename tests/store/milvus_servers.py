@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,9 +23,16 @@ from nnclr_hub.store.milvus import MilvusStore
 
 
 class Server:
-    """One server on one folder; `start` after `kill` restarts it on the same port and folder."""
+    """One server on one folder; `start` after `kill` restarts it on the same port and folder.
 
-    def __init__(self, command: list[str], log: Path, port: int, patience: float) -> None:
+    Args:
+        answers: takes the address, returns whether the server is ready.
+    """
+
+    def __init__(
+        self, command: list[str], log: Path, port: int, patience: float, answers: Callable[[str], bool] | None = None
+    ) -> None:
+        self._answers = answers or lists_collections
         self.uri = f"milvus://127.0.0.1:{port}"
         self._port = port
         self._command = command
@@ -42,16 +49,13 @@ class Server:
             self._process = subprocess.Popen(self._command, stdout=log, stderr=log, start_new_session=True)
         end = time.monotonic() + self._patience
         while True:
-            try:
-                with MilvusStore(self.uri) as store:
-                    store.list()
+            if self._answers(self.uri):
                 return
-            except StoreUnreachable as error:
-                if time.monotonic() > end or self._process.poll() is not None:
-                    self.kill()
-                    tail = self._log.read_text(errors="replace")[-2000:]
-                    raise AssertionError(f"{self._command[0]} did not come up: {tail}") from error
-                time.sleep(0.2)
+            if time.monotonic() > end or self._process.poll() is not None:
+                self.kill()
+                tail = self._log.read_text(errors="replace")[-2000:]
+                raise AssertionError(f"{self._command[0]} did not come up: {tail}")
+            time.sleep(0.2)
 
     def signal(self, number: int) -> None:
         """Send a signal to all processes of the server."""
@@ -64,6 +68,16 @@ class Server:
             self.signal(signal.SIGKILL)
             self._process.wait(30)
             self._process = None
+
+
+def lists_collections(uri: str) -> bool:
+    """Return whether a server without passwords is ready."""
+    try:
+        with MilvusStore(uri) as store:
+            store.list()
+    except StoreUnreachable:
+        return False
+    return True
 
 
 def wait_until_free(port: int, patience: float) -> None:
@@ -91,14 +105,14 @@ def lite_server(folder: Path) -> Iterator[Server]:
 
 
 @contextmanager
-def standalone_server(folder: Path) -> Iterator[Server]:
-    """Run the real server, milvus 2.3.5."""
+def standalone_server(folder: Path, *options: str, answers: Callable[[str], bool] | None = None) -> Iterator[Server]:
+    """Run the real server, milvus 2.3.5, with options of its command. Only one can run at a time."""
     program = os.environ.get("NNCLR_MILVUS_SERVER") or shutil.which("milvus-server")
     if program is None or not Path(program).exists():
         pytest.skip("milvus-server is not installed: name it in NNCLR_MILVUS_SERVER")
     port = free_port()
-    command = [program, "--data", str(folder / "standalone"), "--proxy-port", str(port)]
-    yield from _running(Server(command, folder / "standalone.log", port, patience=180))
+    command = [program, "--data", str(folder / "standalone"), "--proxy-port", str(port), *options]
+    yield from _running(Server(command, folder / "standalone.log", port, 180, answers))
 
 
 SERVERS = {"lite server": lite_server, "standalone": standalone_server}

@@ -1,18 +1,23 @@
-"""MilvusStore and real servers that are killed, stopped and started again: nothing acknowledged is lost."""
+"""MilvusStore and real servers: filters, recall, addresses; and servers that are killed, stopped and started again."""
 
 import itertools
+import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
 import numpy as np
 import pytest
-from store.milvus_servers import SERVERS
+from store.milvus_servers import SERVERS, standalone_server
+from store.test_milvus import check_filters
 
-from nnclr_hub.errors import StoreUnreachable
+from nnclr_hub.errors import InvalidRequest, StoreUnreachable
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec, Item
-from nnclr_hub.store.milvus import client
+from nnclr_hub.store.milvus import MilvusStore, connection
+from nnclr_hub.store.milvus import collection as collections
 from nnclr_hub.store.pages import pages
 
 pytestmark = pytest.mark.scale
@@ -27,6 +32,95 @@ def items(n):
 def server(request, tmp_path):
     with SERVERS[request.param](tmp_path) as server:
         yield server
+
+
+# ------------------------------------------------------------------------------ filters and recall
+
+
+def test_filters_agree_with_the_plain_reading_of_each_item(server):
+    with open_store(server.uri) as store:
+        check_filters(store, 300, seed=1)
+
+
+def test_the_standalone_server_finds_neighbors_by_its_index(tmp_path, monkeypatch):
+    """Far from all items and under filters, too; what is exact or not kept is refused."""
+    random = np.random.default_rng(0)
+    centers = random.normal(size=(100, 32))
+    vectors = (centers[random.integers(100, size=12_000)] + 0.5 * random.normal(size=(12_000, 32))).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    queries = np.concatenate([vectors[:20], random.normal(size=(20, 32))]).astype(np.float32)
+    parts = random.integers(1000, size=12_000)
+    with standalone_server(tmp_path) as server, MilvusStore(f"{server.uri}/default?M=12&nlist=64") as store:
+        for kind in ("auto", "hnsw", "ivf", "ivf_sq8"):
+            collection = store.create(kind, CollectionSpec(32, indexed=("part",), index=kind))
+            for start in range(0, 12_000, 2000):
+                rows = range(start, start + 2000)
+                collection.upsert([Item(f"i{i}", vectors[i], {"part": int(parts[i])}) for i in rows])
+            few = {"must": [{"key": "part", "range": {"lt": 3}}]}  # an index of recent items misses some of these
+            possible = int((parts < 3).sum())
+            assert [len(found) for found in collection.search_batch(queries, possible, few)] == [possible] * len(
+                queries
+            )
+            collection.snapshot()
+            collection.repair()  # builds the index of all items now
+            for below in (1000, 500, 100, 10):
+                scores = np.where(parts < below, queries @ vectors.T, -9)
+                true = [{f"i{i}" for i in row} for row in np.argsort(-scores, axis=1)[:, :10]]
+                where = {"must": [{"key": "part", "range": {"lt": below}}]} if below < 1000 else None
+                found = collection.search_batch(queries, 10, where)
+                hits = [len(ids & {match.id for match in some}) for ids, some in zip(true, found, strict=True)]
+                assert sum(hits) >= 0.95 * 10 * len(queries), (kind, below)
+            info = collection.info()
+            assert info.index == {"auto": "autoindex", "ivf": "ivf_flat"}.get(kind, kind)
+            assert info.recall_estimate is not None
+            assert info.recall_estimate > 0.95
+            assert collection.verify().ok
+            built = store.connection.client.describe_index(f"nnclr_{kind.replace('_', '__')}", "vector")
+            assert {"hnsw": built.get("M") == "12", "auto": True}.get(kind, built.get("nlist") == "64")
+            exact = collection.search(queries[0], 10, exact=True)
+            assert {match.id for match in exact} == {f"i{i}" for i in np.argsort(-(queries[0] @ vectors.T))[:10]}
+            monkeypatch.setattr(collections, "MAX_READ", 10_000)
+            with pytest.raises(InvalidRequest):
+                collection.search(queries[0], exact=True)
+            assert len(collection.search(queries[0], 10, {"must": [{"key": "part", "match": 1}]}, exact=True)) > 0
+            monkeypatch.undo()
+
+
+def test_a_missing_database_is_reported(tmp_path):
+    with standalone_server(tmp_path) as server:
+        with pytest.raises(InvalidRequest, match="create it"):
+            open_store(f"{server.uri}/absent")
+        with open_store(f"{server.uri}/default") as store:
+            assert store.list() == []
+
+
+def test_tls_users_and_tokens(tmp_path):
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", str(key), "-out", str(certificate)]
+    made += ["-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run(made, check=True, capture_output=True)
+    options = ["--tls-mode", "1", "--server-key-path", str(key), "--authorization-enabled", "true"]
+    options += [part for name in ("server", "ca") for part in (f"--{name}-pem-path", str(certificate))]
+    # gRPC reads the certificates that it trusts once per process
+    trusting = os.environ | {"GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": str(certificate)}
+
+    def listed(address: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "nnclr_hub.cli", "store", "list", "--json", "--store", address]
+        return subprocess.run(command, env=trusting, cwd=tmp_path, text=True, capture_output=True, check=False)
+
+    def answers(uri: str) -> bool:
+        return listed(uri.replace("milvus://", "milvus+tls://root:Milvus@")).stdout.strip() == "[]"
+
+    with standalone_server(tmp_path, *options, answers=answers) as server:
+        host = server.uri.removeprefix("milvus://")
+        assert listed(f"milvus+tls://{host}/default?token=root:Milvus").stdout.strip() == "[]"
+        for wrong in (f"milvus+tls://root:wrong@{host}", f"milvus+tls://{host}", f"milvus://root:Milvus@{host}"):
+            refused = listed(wrong)
+            assert refused.returncode != 0
+            assert "Traceback" not in refused.stderr
+
+
+# ------------------------------------------------------------------------------ servers that fail
 
 
 def write_until_refused(collection, numbers, kept, gone):
@@ -85,7 +179,7 @@ def test_a_store_continues_after_a_restart_of_its_server(server):
 
 def test_a_server_that_does_not_answer_is_given_up_in_time(server, monkeypatch):
     """It is stopped, not dead: the connection stands, and no answer comes."""
-    monkeypatch.setattr(client, "READ_TIMEOUT", 2.0)
+    monkeypatch.setattr(connection, "READ_TIMEOUT", 2.0)
     with open_store(server.uri) as store:
         collection = store.create("c", CollectionSpec(4))
         collection.upsert(items(30))

@@ -1,6 +1,5 @@
 """Names and aliases of collections."""
 
-import re
 import threading
 import time
 
@@ -11,7 +10,6 @@ from nnclr_hub.errors import CollectionExists, CollectionNotFound, InvalidReques
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.store.embedded.names import rebuild_catalog
-from nnclr_hub.store.milvus.names import decode, encode
 
 ONE = np.array([1.0, 0.0], np.float32)
 
@@ -166,10 +164,3 @@ def test_names_may_have_letters_of_any_script(tmp_path, name):
     with open_store(str(folder)) as opened:
         opened.rename(name, f"{name[:20]}~2")
         assert ids(opened, f"{name[:20]}~2") == ["x"]
-
-
-@pytest.mark.parametrize("name", ["Ferien 2024", "ünï", "写真", "ü" * 64, "a-b.c~d_e", "1-.~_" * 25])
-def test_names_are_encoded_for_milvus(name):
-    encoded = encode(name)
-    assert re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,254}", encoded)  # what Milvus accepts
-    assert decode(encoded) == name

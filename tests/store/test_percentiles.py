@@ -106,7 +106,7 @@ def test_few_items_have_no_percentiles(store):
     assert [match.percentile for match in collection.search(vectors[0], k=3, with_percentile=True)] == [None] * 3
     collection.upsert(items(vectors[9:], 9))
     assert collection.percentiles([0.5]) == pytest.approx(share_below(np.array([0.5]), vectors, "cosine"))
-    assert collection.search(vectors[0], where={"must": [{"key": "no", "exists": True}]}, with_percentile=True) == []
+    assert collection.search(vectors[0], where={"must": [{"key": "label", "exists": True}]}, with_percentile=True) == []
 
 
 @pytest.mark.parametrize("metric", ["cosine", "dot", "l2"])
@@ -187,7 +187,7 @@ def test_changes_of_metadata_do_not_renew_the_sample(store):
 
 def test_the_best_of_groups_have_percentiles_of_one_sample(store, reads, monkeypatch):
     vectors = made(EXACT)
-    collection = store.create("c", CollectionSpec(DIM))
+    collection = store.create("c", CollectionSpec(DIM, indexed=("n",)))
     collection.upsert([Item(item.id, item.vector, {"n": n % 3}) for n, item in enumerate(items(vectors))])
     options, nearest = [], type(collection).nearest
 

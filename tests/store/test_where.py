@@ -1,16 +1,15 @@
-"""Filters, edits of metadata and facets agree with a plain reading of them, on every store; bad filters are refused."""
+"""Filters, edits of metadata and facets agree with a plain reading of them; bad filters are refused."""
 
 import os
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
 from store.filter_oracle import KEYS, Dice, counted, merged, passes, type_of
-from store.milvus_servers import lite_server
 
 from nnclr_hub.errors import DeadlineExceeded, InvalidFilter, InvalidRequest
 from nnclr_hub.store import open_store
@@ -18,7 +17,6 @@ from nnclr_hub.store.base import Collection, CollectionSpec, Item, VectorStore
 from nnclr_hub.store.cancellation import cancellable
 
 SECONDS = float(os.environ.get("NNCLR_ORACLE_SECONDS", "120"))
-KINDS = ("folder", "file", pytest.param("server", marks=pytest.mark.slow))
 OTHER = "of another writer"  # key of their metadata
 # asked again and again, so that what is remembered of them must follow every change
 STANDING = [
@@ -28,15 +26,11 @@ STANDING = [
 ]
 
 
-@pytest.fixture(params=KINDS)
-def store(request, tmp_path, monkeypatch):
-    """A store of each kind."""
-    with ExitStack() as stack:
-        place = str(tmp_path / ("store" if request.param == "folder" else "x.milvus.db"))
-        if request.param == "server":
-            monkeypatch.setenv("NNCLR_STATE", str(tmp_path / "state"))
-            place = stack.enter_context(lite_server(tmp_path)).uri
-        yield stack.enter_context(open_store(place))
+@pytest.fixture
+def store(tmp_path):
+    """A store in a folder."""
+    with open_store(str(tmp_path / "store")) as opened:
+        yield opened
 
 
 class World:

@@ -1,91 +1,181 @@
-"""The schema of a Milvus collection, and the conversion between items and rows.
+"""Items as rows of Milvus, filters as its expressions, and the kinds of index.
 
 id         VARCHAR, the primary key
-vector     FLOAT_VECTOR, normalized if the metric is cosine; rounded through float16 if the precision is f16
+vector     FLOAT_VECTOR, normalized if the metric is cosine; FLOAT16_VECTOR if the precision is f16
 metadata   VARCHAR, the JSON text: Milvus's own JSON would round large integers
-facets     JSON, what filters see of the metadata (where.py)
+terms      ARRAY of VARCHAR, what `match`, `in`, `exists` and `contains` see of the declared keys
+ranges     JSON, what `range`, `prefix`, `date` and `length` see of them
 thumbnail  VARCHAR, "=" and base64; "" for none
-crc        INT64, of the vector's float32 bytes
+
+An item with {"label": "cat", "n": 5, "tags": ["a"]} has
+
+terms      ["label?", "label:cat", "n?", "n=5", "tags?", "tags[]:a"]
+ranges     {"label:": "636174", "n=": 5.0, "tags[]": 1}
+
+Strings in `ranges` are the hex of their first 120 bytes, which keeps order and prefixes. Keys and terms that contain
+anything but letters, digits and a few signs are hashed. So nothing in an expression needs an escape, in which the
+versions of Milvus differ, and nothing can be injected.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 
-from nnclr_hub.errors import InvalidRequest, StoreCorrupt, StoreTooNew
+from nnclr_hub.errors import InvalidFilter, InvalidRequest, StoreCorrupt, StoreTooNew
 from nnclr_hub.store.base import Item
 from nnclr_hub.store.checks import check_items
-from nnclr_hub.store.milvus.where import FORMAT, facets
+from nnclr_hub.store.milvus.connection import Connection
 from nnclr_hub.store.spec import CollectionSpec
+from nnclr_hub.store.where import ABSENT, EVERYTHING, Condition, Group, Node, instant, is_number, rounded, value_of
 
+FORMAT = 3  # of terms and ranges
 # for cosine, vectors are stored normalized, as in EmbeddedStore; COSINE would normalize them again after rounding
 METRICS = {"cosine": "IP", "dot": "IP", "l2": "L2"}
 SPEC_PROPERTY = "nnclr_spec"
-# Milvus's limits of a VARCHAR, in bytes, and of a FLOAT_VECTOR
-_MAX_TEXT = 65_535
+# keys by which this package itself filters; they are always declared
+OWN_KEYS = ("path", "root", "pixel_sha256", "file_sha256")
+KEPT = 120  # bytes of a string in `ranges`
+EXACT = 2**53  # from here on, neighboring integers are equal as floats
+MAX_TERMS, MAX_TERM = 4096, 128  # Milvus's limit of an array; characters of a term
+MAX_RANGES = 65_000  # Milvus refuses JSON beyond 65,536 bytes
+_MAX_TEXT = 65_535  # bytes of a VARCHAR
 _MAX_DIM = 32_768
-# bytes per request: Milvus accepts 64 MiB, but holds several copies of it
-_REQUEST = 8 * 2**20
-# bytes of a row besides vector and texts, generously
-_OVERHEAD = 256
+_REQUEST = 8 * 2**20  # bytes per request: Milvus accepts 64 MiB, but holds several copies of it
+_OVERHEAD = 256  # bytes of a row besides vector and texts, generously
+_SAFE_KEY = re.compile(r"[A-Za-z0-9_./-]{1,40}")
+_SAFE_VALUE = re.compile(r"[A-Za-z0-9_./: @+-]{0,80}")
 
 
-def schema_of(pymilvus: Any, spec: CollectionSpec) -> Any:
-    """Return the schema of a collection; the specification is in its description as well as in its properties.
+# ------------------------------------------------------------------------------ kinds of index
+
+
+@dataclass(frozen=True)
+class MilvusIndex:
+    """An index of Milvus.
+
+    kind: Milvus's name.
+    build: its build parameters.
+    effort: Milvus's name of the search effort; "": every search is exact.
+    default, filtered, most: effort of searches without and with a filter, and the largest one. Items that pass a filter
+        are far apart in a graph and in lists: see docs/decisions/0008-milvus.md for the recall of these values.
+    lossless: whether Milvus's scores are those of the vectors.
+    """
+
+    kind: str
+    build: Mapping[str, int]
+    effort: str = ""
+    default: int = 0
+    filtered: int = 0
+    most: int = 0
+    lossless: bool = True
+
+    def search_params(self, spec: CollectionSpec, limit: int, effort: int | None, *, filtered: bool) -> dict[str, Any]:
+        """Return Milvus's search parameters for `limit` neighbors."""
+        wanted = effort or (self.filtered if filtered else self.default)
+        if self.effort != "nprobe":  # a list of candidates, which must hold all neighbors
+            wanted = max(limit, wanted if effort else max(wanted, 2 * limit))
+        params = {self.effort: min(wanted, self.most)} if self.effort else {}
+        return {"metric_type": METRICS[spec.metric], "params": params}
+
+
+_IVF = {"effort": "nprobe", "default": 64, "filtered": 1024, "most": 65_536}
+_GRAPH = {"effort": "ef", "default": 256, "filtered": 1024, "most": 32_768}
+INDEXES = {
+    "auto": MilvusIndex("AUTOINDEX", {}, **_GRAPH),
+    "flat": MilvusIndex("FLAT", {}),
+    "hnsw": MilvusIndex("HNSW", {"M": 16, "efConstruction": 200}, **_GRAPH),
+    "ivf": MilvusIndex("IVF_FLAT", {"nlist": 1024}, **_IVF),
+    "ivf_sq8": MilvusIndex("IVF_SQ8", {"nlist": 1024}, **_IVF, lossless=False),
+    "ivf_pq": MilvusIndex("IVF_PQ", {"nlist": 1024, "nbits": 8}, **_IVF, lossless=False),
+    "diskann": MilvusIndex("DISKANN", {}, "search_list", 128, 1024, 32_768),
+}
+
+
+def index_of(spec: CollectionSpec, connection: Connection) -> MilvusIndex:
+    """Return the kind of index; Milvus Lite, which tests use instead of a server, compares with every vector."""
+    return INDEXES["flat" if connection.is_lite else spec.index]
+
+
+def build_params(spec: CollectionSpec, connection: Connection) -> dict[str, Any]:
+    """Return the parameters of `add_index`; those of the address replace the defaults that the index has."""
+    index = index_of(spec, connection)
+    build = dict(index.build)
+    if index.kind == "IVF_PQ":  # a divisor of the dimension, four numbers per code or as near to that as possible
+        build["m"] = max(m for m in range(1, max(1, spec.dim // 4) + 1) if spec.dim % m == 0)
+    given = connection.address.parameters
+    params = {**build, **{name: value for name, value in given.items() if name in build}}
+    return {"index_type": index.kind, "metric_type": METRICS[spec.metric], "params": params}
+
+
+# ------------------------------------------------------------------------------ schema
+
+
+def schema_of(connection: Connection, spec: CollectionSpec) -> Any:
+    """Return the schema of a collection.
 
     Raises:
-        InvalidRequest: the vectors are too long for Milvus.
+        InvalidRequest: the server cannot keep such vectors, or has no such index.
     """
     if spec.dim > _MAX_DIM:
         raise InvalidRequest(f"dim must be at most {_MAX_DIM} in Milvus, got {spec.dim}.")
-    kinds = pymilvus.DataType
-    schema = pymilvus.MilvusClient.create_schema(
-        auto_id=False, enable_dynamic_field=False, description=spec_to_text(spec)
-    )
+    modern = connection.is_at_least(2, 5)
+    for name, value, instead in (("precision", "f16", "f32"), ("index", "diskann", "hnsw")):
+        if getattr(spec, name) == value and not modern:
+            raise InvalidRequest(
+                f"{name}={value!r} needs a Milvus server of version 2.5 or later, and {connection.name} is "
+                f"{connection.version}; use {instead!r}."
+            )
+    kinds = connection.pymilvus.DataType
+    schema = connection.pymilvus.MilvusClient.create_schema(auto_id=False, enable_dynamic_field=False)
     schema.add_field("id", kinds.VARCHAR, is_primary=True, max_length=128)
-    schema.add_field("vector", kinds.FLOAT_VECTOR, dim=spec.dim)
+    schema.add_field("vector", kinds.FLOAT16_VECTOR if spec.precision == "f16" else kinds.FLOAT_VECTOR, dim=spec.dim)
     schema.add_field("metadata", kinds.VARCHAR, max_length=_MAX_TEXT)
-    schema.add_field("facets", kinds.JSON)
+    schema.add_field("terms", kinds.ARRAY, element_type=kinds.VARCHAR, max_capacity=MAX_TERMS, max_length=MAX_TERM)
+    schema.add_field("ranges", kinds.JSON)
     schema.add_field("thumbnail", kinds.VARCHAR, max_length=_MAX_TEXT)
-    schema.add_field("crc", kinds.INT64)
     return schema
 
 
-def spec_to_text(spec: CollectionSpec) -> str:
-    return json.dumps({**asdict(spec), "facets": FORMAT})
+def spec_to_text(spec: CollectionSpec, undeclared: Sequence[str] = ()) -> str:
+    """Return what the properties of a collection hold.
+
+    Args:
+        spec: of the collection.
+        undeclared: keys of `spec.indexed` that some items were written without.
+    """
+    return json.dumps({**asdict(spec), "format": FORMAT, "undeclared": list(undeclared)})
 
 
-def spec_of(described: Mapping[str, Any], name: str) -> CollectionSpec:
-    """Return the specification from Milvus's description of a collection.
+def spec_of(described: Mapping[str, Any], name: str) -> tuple[CollectionSpec, tuple[str, ...]]:
+    """Return the arguments of `spec_to_text` from Milvus's description of a collection.
 
     Raises:
-        StoreCorrupt: it has none that is valid.
-        StoreTooNew: its facets have another format.
+        StoreCorrupt: it has none that are valid.
+        StoreTooNew: it has another format.
     """
-    text = (described.get("properties") or {}).get(SPEC_PROPERTY) or described.get("description") or ""
+    text = (described.get("properties") or {}).get(SPEC_PROPERTY) or ""
     try:
         known = json.loads(text)
-        format = known.pop("facets")
-        spec = CollectionSpec(**{**known, "indexed": tuple(known["indexed"])})
-    except (ValueError, TypeError, KeyError) as error:
+        format, undeclared = known.pop("format", "facets" in known and known["facets"]), known.pop("undeclared", ())
+        if format == FORMAT:
+            return CollectionSpec(**{**known, "indexed": tuple(known["indexed"])}), tuple(undeclared)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise StoreCorrupt(
             f"Collection {name!r} has no valid specification ({text!r:.80}), so another program created it. Drop it "
             "there, or choose another name."
         ) from error
-    if format != FORMAT:
-        raise StoreTooNew(
-            f"Collection {name!r} has format {format}, and this version of nnclr_hub reads only format {FORMAT}; "
-            "export it with the version that wrote it (`nnclr store export`), then import it with this one "
-            "(`nnclr store import`)."
-        )
-    return spec
+    raise StoreTooNew(
+        f"Collection {name!r} has format {format}, and this version of nnclr_hub reads only format {FORMAT}; export it "
+        "with the version that wrote it (`nnclr store export`), then import it with this one (`nnclr store import`)."
+    )
 
 
 # ------------------------------------------------------------------------------ write
@@ -98,17 +188,25 @@ def to_requests(items: Sequence[Item], spec: CollectionSpec) -> Iterator[list[di
         InvalidRequest: an item is invalid; raised before the first list.
     """
     chosen, texts, vectors = check_items(items, spec)
-    if spec.precision == "f16":
-        vectors = vectors.astype(np.float16).astype(np.float32)
-    return in_requests([_row(item, text, vector) for item, text, vector in zip(chosen, texts, vectors, strict=True)])
+    rows = []
+    for item, text, vector in zip(chosen, texts, vectors, strict=True):
+        thumbnail = "" if item.thumbnail is None else "=" + base64.b64encode(item.thumbnail).decode()
+        stored = stored_vector(vector, spec)
+        rows.append({"id": item.id, "vector": stored, "thumbnail": thumbnail, **metadata_columns(item.id, text, spec)})
+    return in_requests(rows)
 
 
-def in_requests(rows: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+def stored_vector(vector: np.ndarray, spec: CollectionSpec) -> np.ndarray:
+    return vector.astype(np.float16) if spec.precision == "f16" else vector
+
+
+def in_requests(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
     """Yield the rows in lists that fit into a request."""
     request: list[dict[str, Any]] = []
     size = 0
     for row in rows:
-        takes = 4 * len(row["vector"]) + 3 * len(row["metadata"]) + len(row["thumbnail"]) + _OVERHEAD
+        texts = len(row["metadata"]) + sum(map(len, row["terms"])) + len(str(row["ranges"]))
+        takes = 4 * len(row["vector"]) + 3 * texts + len(row["thumbnail"]) + _OVERHEAD
         if request and size + takes > _REQUEST:
             yield request
             request, size = [], 0
@@ -118,31 +216,72 @@ def in_requests(rows: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
         yield request
 
 
-def _row(item: Item, text: str, vector: np.ndarray) -> dict[str, Any]:
-    thumbnail = "" if item.thumbnail is None else "=" + base64.b64encode(item.thumbnail).decode()
-    return {
-        "id": item.id,
-        "vector": vector,
-        **about(text),
-        "thumbnail": thumbnail,
-        "crc": checksum(vector),
-    }
+def metadata_columns(id: str, text: str, spec: CollectionSpec) -> dict[str, Any]:
+    """Return the columns that depend on the metadata, whose JSON is given.
 
-
-def about(text: str) -> dict[str, Any]:
-    """Return the columns that depend on the metadata, whose JSON is given."""
+    Raises:
+        InvalidRequest: the values of the declared keys take more space than Milvus has.
+    """
     metadata = json.loads(text)
     if len(text.encode()) > _MAX_TEXT:  # 65,536 bytes are allowed; without the space after a colon it fits
         text = json.dumps(metadata, ensure_ascii=False, separators=(",", ":"))
-    return {"metadata": text, "facets": facets(metadata)}
+    terms: dict[str, None] = {}
+    ranges: dict[str, Any] = {}
+    for key in dict.fromkeys((*spec.indexed, *OWN_KEYS)):
+        value = value_of(metadata, key)
+        if value is ABSENT:
+            continue
+        terms[_term(key, "?")] = None
+        if isinstance(value, list):
+            terms |= dict.fromkeys(_value_term(key, "[]", one) for one in value if not isinstance(one, list | dict))
+            ranges[_path(key, "[]")] = len(value)
+        elif not isinstance(value, dict):
+            terms[_value_term(key, "", value)] = None
+        if is_number(value):
+            ranges[_path(key, "=")] = float(rounded(value))
+        if isinstance(value, str):
+            ranges[_path(key, ":")] = value.encode()[:KEPT].hex()
+            if (moment := instant(value)) is not None:
+                ranges[_path(key, "@")] = min(max(moment, -EXACT), EXACT)
+    if len(terms) > MAX_TERMS or len(json.dumps(ranges)) > MAX_RANGES:
+        raise InvalidRequest(
+            f"The metadata of item {id!r} have {len(terms)} values under the indexed keys, more than Milvus can filter "
+            f"by ({MAX_TERMS}); store less under {', '.join(spec.indexed):.100}, or index fewer keys."
+        )
+    return {"metadata": text, "terms": list(terms), "ranges": ranges}
+
+
+def _term(key: str, value: str) -> str:
+    """Return the term for a value with its type in front, hashed unless all of it can be in an expression."""
+    if _SAFE_KEY.fullmatch(key) and _SAFE_VALUE.fullmatch(value.lstrip("[]?=!")):
+        return key + value
+    return "#" + blake2b(f"{key}\0{value}".encode(), digest_size=16).hexdigest()
+
+
+def _value_term(key: str, inside: str, value: Any) -> str:
+    """Return the term of a scalar: : in front of a string, = of a number, ! of true, false and null."""
+    if isinstance(value, str):
+        return _term(key, f"{inside}:{value}")
+    if not is_number(value):
+        return _term(key, f"{inside}!{json.dumps(value)}")
+    value = rounded(value)
+    whole = float(value).is_integer() and abs(value) < 2**63
+    return _term(key, f"{inside}={int(value) if whole else repr(value)}")
+
+
+def _path(key: str, kind: str) -> str:
+    return (key if _SAFE_KEY.fullmatch(key) else "#" + blake2b(key.encode(), digest_size=16).hexdigest()) + kind
 
 
 # ------------------------------------------------------------------------------ read
 
 
 def to_vector(row: Mapping[str, Any]) -> np.ndarray:
-    """Return the vector (D,) float32 of a row."""
-    return np.asarray(row["vector"], np.float32)
+    """Return the vector (D,) float32 of a row; pymilvus returns float16 ones as bytes."""
+    vector = row["vector"]
+    if isinstance(vector, list) and len(vector) == 1 and isinstance(vector[0], bytes):
+        vector = vector[0]
+    return np.asarray(np.frombuffer(vector, np.float16) if isinstance(vector, bytes) else vector, np.float32)
 
 
 def to_thumbnail(text: str) -> bytes | None:
@@ -155,11 +294,97 @@ def to_item(row: Mapping[str, Any]) -> Item:
     return Item(row["id"], vector, json.loads(row["metadata"]), to_thumbnail(row.get("thumbnail", "")))
 
 
-def checksum(vector: np.ndarray) -> int:
-    return zlib.crc32(np.ascontiguousarray(vector, "<f4").tobytes())
+# ------------------------------------------------------------------------------ filters
 
 
-def is_damaged(row: Mapping[str, Any], spec: CollectionSpec) -> bool:
-    """Return whether a vector is not the one that was written."""
-    vector = to_vector(row)
-    return vector.shape != (spec.dim,) or checksum(vector) != row["crc"]
+def expression(group: Group, declared: Iterable[str], collection: str) -> str:
+    """Return Milvus's expression for a filter; "" for all items.
+
+    Raises:
+        InvalidFilter: Milvus cannot decide a condition exactly, or its key is not declared.
+    """
+    if group == EVERYTHING:
+        return ""
+    known = {*declared, *OWN_KEYS}
+    for condition in group.conditions():
+        if condition.kind == "geo":
+            lat, lon = f"{condition.key}.lat", f"{condition.key}.lon"
+            raise InvalidFilter(
+                f"Milvus has no `geo` filters; index {lat} and {lon}, and use a `range` of each, or use a store in a "
+                "folder."
+            )
+        if condition.kind != "ids" and condition.key not in known:
+            raise InvalidFilter(
+                f"Collection {collection!r} is in Milvus, which filters by indexed keys only, and {condition.key!r} is "
+                f"not one of them ({', '.join(sorted(known)):.200}); index it with `nnclr store indexed {collection} "
+                "KEY ...`, which names all of them."
+            )
+    return _group(group)
+
+
+def _group(group: Group) -> str:
+    def compiled(node: Node) -> str:
+        return _group(node) if isinstance(node, Group) else _condition(node)
+
+    parts = [compiled(node) for node in group.must]
+    if group.should is not None:
+        parts.append(_any(map(compiled, group.should)))
+    parts += [f"(not {compiled(node)})" for node in group.must_not]
+    return _all(parts)
+
+
+def _all(clauses: Iterable[str]) -> str:
+    return f"({' and '.join(found)})" if (found := list(clauses)) else '(id != "")'
+
+
+def _any(clauses: Iterable[str]) -> str:
+    return f"({' or '.join(found)})" if (found := list(clauses)) else '(id == "")'  # ids have at least one character
+
+
+def _condition(condition: Condition) -> str:
+    key, kind, wanted = condition.key, condition.kind, condition.value
+    if kind == "ids":
+        return f"(id in {json.dumps(wanted)})" if wanted else _any([])
+    if kind == "exists":
+        return _has(_term(key, "?")) if wanted else f"(not {_has(_term(key, '?'))})"
+    if kind in ("match", "in"):
+        return _has(*(_value_term(key, "", value) for value in (wanted if kind == "in" else [wanted])))
+    if kind == "contains_all":  # a list without elements contains all of nothing
+        return _all([_guarded(_path(key, "[]"), ">= 0"), *(_has(_value_term(key, "[]", value)) for value in wanted)])
+    if kind in ("contains", "contains_any"):
+        return _has(*(_value_term(key, "[]", value) for value in (wanted if kind == "contains_any" else [wanted])))
+    if kind == "prefix":
+        _refuse_long(wanted, KEPT, "A prefix")
+        return _guarded(_path(key, ":"), f'like "{wanted.encode().hex()}%"')
+    return _all(_compared(key, kind, name, bound) for name, bound in wanted)
+
+
+def _compared(key: str, kind: str, name: str, bound: Any) -> str:
+    operator = {"gt": ">", "gte": ">=", "lt": "<", "lte": "<="}[name]
+    if isinstance(bound, str):
+        _refuse_long(bound, KEPT - 1, "A bound of a range of strings")
+        return _guarded(_path(key, ":"), f'{operator} "{bound.encode().hex()}"')
+    if abs(bound) >= EXACT:
+        exact = "dates from 1685 to 2255" if kind == "date" else "numbers below 2**53"
+        raise InvalidFilter(f"Milvus compares {exact} exactly; use a bound among them instead of {bound!r:.80}.")
+    return _guarded(_path(key, {"length": "[]", "date": "@", "range": "="}[kind]), f"{operator} {bound!r}")
+
+
+def _refuse_long(text: str, most: int, what: str) -> None:
+    if len(text.encode()) > most:
+        raise InvalidFilter(
+            f"{what} has at most {most} bytes in Milvus, got {text!r:.80}; use a shorter one, or `match`."
+        )
+
+
+def _has(*terms: str) -> str:
+    """Return an expression that is true for items with one of some terms."""
+    unique = list(dict.fromkeys(terms))
+    if len(unique) > 1:
+        return f"array_contains_any(terms, {json.dumps(unique)})"
+    return f'array_contains(terms, "{unique[0]}")' if unique else _any([])
+
+
+def _guarded(path: str, comparison: str) -> str:
+    """Return the comparison of a value that is false, not unknown, for items without it."""
+    return f'((exists ranges["{path}"]) and (ranges["{path}"] {comparison}))'

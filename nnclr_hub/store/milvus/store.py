@@ -1,12 +1,11 @@
-"""MilvusStore: collections in Milvus, from a file to a cluster.
+"""MilvusStore: collections in Milvus, on one server or a cluster.
 
-milvus://[user:password@]host:19530[/database]    a server: `milvus-lite server`, standalone or distributed
-./photos.milvus.db                                a Milvus Lite file, served by this process alone
+milvus://[user:password@]host:19530[/database]        milvus+tls://host:443?token=TOKEN        milvus://host?M=32
 
-Records of jobs and probes are kept on this machine:
+Records of jobs and probes are kept on this machine, in $NNCLR_STATE/host-19530-database/records.sqlite, by default
+below ./nnclr-state.
 
-milvus://host:19530/photos    $NNCLR_STATE/host-19530-photos/records.sqlite, by default in ./nnclr-state
-./photos.milvus.db            ./photos.milvus.records.sqlite
+A path that ends in .milvus.db is a file of Milvus Lite, which tests use instead of a server.
 """
 
 from __future__ import annotations
@@ -15,17 +14,16 @@ import os
 import re
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from nnclr_hub.errors import CollectionNotFound, InvalidRequest
 from nnclr_hub.store.base import VectorStore
 from nnclr_hub.store.checks import check_collection_name
-from nnclr_hub.store.milvus.client import SLOW_TIMEOUT, WRITE_TIMEOUT, Connection
+from nnclr_hub.store.milvus import rows
 from nnclr_hub.store.milvus.collection import MilvusCollection
-from nnclr_hub.store.milvus.maintenance import index_facets, make_ready
-from nnclr_hub.store.milvus.names import decode, encode
-from nnclr_hub.store.milvus.rows import SPEC_PROPERTY, schema_of, spec_of, spec_to_text
+from nnclr_hub.store.milvus.connection import SLOW_TIMEOUT, WRITE_TIMEOUT, Connection, decode, encode
 from nnclr_hub.store.name_errors import (
     alias_exists,
     alias_not_found,
@@ -46,14 +44,13 @@ class MilvusStore(VectorStore):
     """See `store.base.VectorStore`; safe for many threads. For differences see `docs/decisions/0008-milvus.md`.
 
     Args:
-        uri: an address or a file, as above; a file is created if it does not exist.
+        uri: an address as above. Its parameters M, efConstruction, nlist, m and nbits are those of new indexes.
         read_only: refuse writes.
         shared: keep no records, because several servers use the store.
 
     Raises:
-        InvalidRequest: the address is invalid; or read_only, and the file does not exist.
+        InvalidRequest: the address is invalid, or the database does not exist.
         StoreUnreachable: nothing answers there within ten seconds.
-        StoreLocked: another process has the file open.
         MissingDependency: pymilvus is not installed.
     """
 
@@ -78,7 +75,7 @@ class MilvusStore(VectorStore):
                 f"vectors={spec.vectors!r} needs a store in a folder, because Milvus compares the vectors that it "
                 "stores; create the collection with vectors='raw'."
             )
-        schema = schema_of(self.connection.pymilvus, spec)
+        schema = rows.schema_of(self.connection, spec)
         with self._names:
             self._refuse_if_taken(name)
             self.connection.call(
@@ -86,40 +83,27 @@ class MilvusStore(VectorStore):
                 encode(name),
                 schema=schema,
                 consistency_level="Session",
-                properties={SPEC_PROPERTY: spec_to_text(spec)},
+                properties={rows.SPEC_PROPERTY: rows.spec_to_text(spec)},
                 timeout=SLOW_TIMEOUT,
             )
-            # after a crash between the two steps, `get` does the second
-            make_ready(self.connection, name, spec)
-            index_facets(self.connection, name, spec.indexed)
-            return self._opened(name, spec)
+            # a crash before the next step is repaired by `get`
+            self._open[name] = self._collection(name, spec)
+            self._open[name].make_ready()
+            return self._open[name]
 
     def get(self, name: str) -> MilvusCollection:
-        """Return the collection with that name or alias.
-
-        Raises:
-            CollectionNotFound: it does not exist; the message lists those that do.
-            StoreCorrupt, StoreTooNew: another program created it, or another version.
-        """
         with self._names:
-            described = self._described(name)
-            real = decode(described["collection_name"]) if described else None
-            if described is None or real is None:
-                raise self._not_found(name)
-            spec = spec_of(described, real)
-            # another client may have dropped it and created a new one with its name
-            if real not in self._open or self._open[real].spec != spec:
-                make_ready(self.connection, real, spec)
-                if not self.read_only:
-                    index_facets(self.connection, real, spec.indexed)
-                return self._opened(real, spec)
-            return self._open[real]
+            collection = self._looked_up(name)
+            if self._open.get(collection.name) is not collection:
+                collection.make_ready()
+                self._open[collection.name] = collection
+            return collection
 
     def drop(self, name: str) -> None:
         self.refuse_if_read_only()
         with self._names:
-            self._require(name)
-            for alias in self._aliases_of(name):  # later versions of Milvus refuse to drop a collection with aliases
+            aliases = self._require(name)
+            for alias in aliases:  # later versions of Milvus refuse to drop a collection with aliases
                 self.connection.call("drop_alias", encode(alias), timeout=WRITE_TIMEOUT)
             self.connection.call("drop_collection", encode(name), timeout=WRITE_TIMEOUT)
             self._open.pop(name, None)
@@ -132,10 +116,16 @@ class MilvusStore(VectorStore):
             self.connection.call("rename_collection", encode(name), encode(to), timeout=WRITE_TIMEOUT)
             if name in self._open:
                 self._open[to] = self._open.pop(name)
-                self._open[to].renamed(to)
+                self._open[to].name = to
+                self._open[to].refresh()  # Milvus's session has seen nothing under the new name
 
     def list(self) -> list[CollectionInfo]:
-        return [self.get(name).info() for name in self._collections()]
+        """Return the state of each collection, by name; changes of the last second may be missing from the counts."""
+        infos = []
+        for name in self._collections():
+            with suppress(CollectionNotFound):  # another client has just dropped it
+                infos.append(self._looked_up(name).listed())
+        return infos
 
     # ---- aliases
 
@@ -161,7 +151,11 @@ class MilvusStore(VectorStore):
             self.connection.call("drop_alias", encode(alias), timeout=WRITE_TIMEOUT)
 
     def aliases(self) -> dict[str, str]:
-        found = {alias: name for name in self._collections() for alias in self._aliases_of(name)}
+        found: dict[str, str] = {}
+        for alias in self.connection.call("list_aliases", "")["aliases"]:  # of all collections
+            if (name := decode(alias)) is not None:
+                with suppress(CollectionNotFound):  # another client has just removed it
+                    found[name] = decode(self.connection.call("describe_alias", alias)["collection_name"]) or ""
         return dict(sorted(found.items()))
 
     def promote(self, name: str, to: str, finish: Callable[[], None] | None = None) -> str | None:
@@ -204,11 +198,6 @@ class MilvusStore(VectorStore):
         names = (decode(name) for name in self.connection.call("list_collections"))
         return sorted(name for name in names if name is not None)
 
-    def _aliases_of(self, name: str) -> list[str]:
-        answer = self.connection.call("list_aliases", encode(name))
-        aliases = (decode(alias) for alias in answer.get("aliases", ()))
-        return sorted(alias for alias in aliases if alias is not None)
-
     def _described(self, name: str) -> dict[str, Any] | None:
         """Return Milvus's description of the collection with a name or alias; None if it does not exist."""
         try:
@@ -217,28 +206,43 @@ class MilvusStore(VectorStore):
         except (InvalidRequest, CollectionNotFound):
             return None
 
-    def _opened(self, name: str, spec: CollectionSpec) -> MilvusCollection:
-        self._open[name] = MilvusCollection(name, spec, self.connection, read_only=self.read_only)
-        return self._open[name]
+    def _looked_up(self, name: str) -> MilvusCollection:
+        """Return the collection with a name or alias, perhaps not loaded, by one request.
 
-    def _require(self, name: str) -> None:
-        """Refuse a name that is not a collection's own."""
+        Raises:
+            CollectionNotFound: it does not exist; the message lists those that do.
+            StoreCorrupt, StoreTooNew: another program created it, or another version.
+        """
+        described = self._described(name)
+        real = decode(described["collection_name"]) if described else None
+        if described is None or real is None:
+            raise self._not_found(name)
+        spec, undeclared = rows.spec_of(described, real)
+        known = self._open.get(real)
+        # another client may have dropped it and created a new one with its name, or declared other keys
+        if known is not None and (known.spec, known.undeclared) == (spec, undeclared):
+            return known
+        return self._collection(real, spec, undeclared)
+
+    def _collection(self, name: str, spec: CollectionSpec, undeclared: tuple[str, ...] = ()) -> MilvusCollection:
+        return MilvusCollection(name, spec, self.connection, undeclared=undeclared, read_only=self.read_only)
+
+    def _require(self, name: str) -> list[str]:
+        """Return the aliases of a collection; refuse a name that is not a collection's own."""
         known = self.aliases()
         if name in known:
             raise is_alias(name, known[name])
         if name not in self._collections():
             raise self._not_found(name)
+        return [alias for alias, target in known.items() if target == name]
 
     def _not_found(self, name: str) -> CollectionNotFound:
         return collection_not_found(name, [*self._collections(), *self.aliases()])
 
     def _refuse_if_taken(self, name: str) -> None:
         described = self._described(name)
-        if described is None:
-            return
-        if decode(described["collection_name"]) == name:
-            raise collection_exists(name)
-        raise alias_exists(name)
+        if described is not None:
+            raise collection_exists(name) if decode(described["collection_name"]) == name else alias_exists(name)
 
     def _free(self, name: str) -> str:
         taken = {*self._collections(), *self.aliases()}
@@ -255,6 +259,6 @@ def records_of(uri: str, connection: Connection, *, read_only: bool) -> Records:
     if connection.is_file:  # which only one process can open
         return Records(Path(uri).with_suffix(f".{RECORDS}"), read_only=read_only)
     # the connection's name does not contain the password
-    folder = re.sub(r"[^A-Za-z0-9.]+", "-", connection.name.removeprefix("milvus://"))
+    folder = re.sub(r"[^A-Za-z0-9.]+", "-", connection.name.partition("://")[2])
     path = Path(os.environ.get("NNCLR_STATE") or DEFAULT_STATE, folder, RECORDS)
     return Records(path, read_only=read_only, locked=True)

@@ -1,0 +1,316 @@
+"""The connection to Milvus: addresses, names, a time limit on every call, retries, and translation of every failure."""
+
+from __future__ import annotations
+
+import base64
+import logging
+import re
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from nnclr_hub.errors import (
+    CollectionNotFound,
+    InvalidRequest,
+    MissingDependency,
+    NNCLRHubError,
+    StoreError,
+    StoreLocked,
+    StoreReadOnly,
+    StoreUnreachable,
+)
+
+CONNECT_TIMEOUT = 8.0
+READ_TIMEOUT = 10.0
+WRITE_TIMEOUT = 30.0
+SLOW_TIMEOUT = 300.0  # building an index, loading a collection, flushing
+ADDRESS = "milvus://HOST:PORT/DATABASE, or milvus+tls:// for a server with TLS"
+# parameters of an index that an address may set, as Milvus calls them
+INDEX_PARAMETERS = ("M", "efConstruction", "nlist", "m", "nbits")
+# a server that has just started answers, but cannot use its collections yet
+_PAUSES = (0.1, 0.3, 1.0, 3.0, 5.0)
+_RETRY_SECONDS = 9.0
+# by default gRPC waits up to two minutes before it reconnects, and all channels to one address wait together
+_RECONNECTING = {
+    "grpc.initial_reconnect_backoff_ms": 100,
+    "grpc.min_reconnect_backoff_ms": 100,
+    "grpc.max_reconnect_backoff_ms": 1000,
+    "grpc.use_local_subchannel_pool": 1,
+}
+_CONNECT_FAILED, _NOT_FOUND, _NOT_LOADED, _NO_DATABASE = 2, 100, 101, 800
+_STARTING = ("not fully loaded", "not ready", "no available", "not available", "lack", "is not healthy", "not serving")
+# names: ASCII letters and digits stay, these are escaped, all else is base32
+_PLAIN, _LONG = "nnclr_", "nnclrx_"
+_ESCAPES = {"_": "__", ".": "_d", "~": "_t", "-": "_m"}
+_MAX_NAME = 255  # bytes, Milvus's limit
+
+
+def import_pymilvus() -> ModuleType:
+    """Import pymilvus, which takes a second.
+
+    Raises:
+        MissingDependency: it is not installed.
+    """
+    try:
+        import pymilvus
+    except ModuleNotFoundError as error:
+        raise MissingDependency(
+            "A store in Milvus needs the package pymilvus, which is not installed: pip install 'nnclr_hub[scale]'."
+        ) from error
+    # it logs each failure with a traceback before it raises
+    logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
+    return pymilvus
+
+
+# ------------------------------------------------------------------------------ addresses
+
+
+class Address(NamedTuple):
+    """Where a server is.
+
+    name: the address without secrets.
+    uri: for pymilvus, http://HOST:PORT or https://HOST:PORT.
+    database: "" for the default one.
+    secrets: user, password and token.
+    parameters: of the indexes of new collections.
+    """
+
+    name: str
+    uri: str
+    database: str = ""
+    secrets: Mapping[str, str] = {}
+    parameters: Mapping[str, int] = {}
+
+
+def parse_address(text: str) -> Address:
+    """Read milvus[+tls]://[user:password@]host[:port][/database][?token=...&M=32].
+
+    Raises:
+        InvalidRequest: the address is not valid; the message shows no secret.
+    """
+    try:
+        parts = urlsplit(text)
+        port = parts.port or 19530
+        query = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
+        token = query.pop("token", "")
+        parameters = {name: int(value) for name, value in query.items()}
+    except ValueError:
+        parts, port, token, parameters = urlsplit("milvus://"), 0, "", {}
+    database = parts.path.strip("/")
+    if not parts.hostname or "/" in database or parts.fragment or parameters.keys() - set(INDEX_PARAMETERS):
+        scheme, _, rest = text.partition("://")
+        raise InvalidRequest(
+            f"'{scheme}://{rest.partition('?')[0].rpartition('@')[2]}' is not a valid address of Milvus; expected "
+            f"{ADDRESS}, with USER:PASSWORD@ or ?token=TOKEN if it needs them. Index parameters are whole numbers: "
+            f"{', '.join(INDEX_PARAMETERS)}."
+        )
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    secrets = {"user": unquote(parts.username or ""), "password": unquote(parts.password or ""), "token": token}
+    return Address(
+        f"{parts.scheme}://{host}:{port}" + (f"/{database}" if database else ""),
+        f"{'https' if parts.scheme == 'milvus+tls' else 'http'}://{host}:{port}",
+        database,
+        secrets,
+        parameters,
+    )
+
+
+# ------------------------------------------------------------------------------ names
+
+
+def encode(name: str) -> str:
+    """Return the name in Milvus of a collection or alias: "photos.v2" -> "nnclr_photos_dv2".
+
+    Milvus allows A-Z a-z 0-9 _. The prefix separates our collections from those of other programs.
+    """
+    escaped = _PLAIN + "".join(_ESCAPES.get(character, character) for character in name)
+    if len(escaped) <= _MAX_NAME and name.isascii() and " " not in name:
+        return escaped
+    # 128 bytes that nearly all need an escape are too long; base32 takes at most 205
+    return _LONG + base64.b32encode(name.encode()).decode().rstrip("=").lower()
+
+
+def decode(name: str) -> str | None:
+    """Return the name that was encoded; None for a collection of another program."""
+    if name.startswith(_LONG):
+        text = name.removeprefix(_LONG).upper()
+        try:
+            return base64.b32decode(text + "=" * (-len(text) % 8)).decode()
+        except ValueError:
+            return None
+    if not name.startswith(_PLAIN) or not re.fullmatch(r"([A-Za-z0-9]|_[_dtm])+", name.removeprefix(_PLAIN)):
+        return None
+    meanings = {escape[1]: character for character, escape in _ESCAPES.items()}
+    return re.sub("_(.)", lambda escape: meanings[escape[1]], name.removeprefix(_PLAIN))
+
+
+# ------------------------------------------------------------------------------ calls
+
+
+class Connection:
+    """A connection to a Milvus server, or to a Milvus Lite file with a server in this process (for tests).
+
+    Args:
+        uri: see `parse_address`; or a path that ends in .milvus.db.
+        create: whether a file may be created.
+
+    Raises:
+        InvalidRequest: the URI is invalid; or the file does not exist, and create is False.
+        StoreUnreachable: nothing answers there.
+        StoreLocked: another process has the file open.
+        MissingDependency: pymilvus is not installed.
+    """
+
+    def __init__(self, uri: str, *, create: bool = True) -> None:
+        self.pymilvus = import_pymilvus()
+        self._closed = False
+        self._lite: tuple[Any, Any, int] | None = None
+        self.is_file = "://" not in uri
+        if self.is_file:
+            self._lite = _lite_server(Path(uri), create=create)
+            self.address = Address(uri, f"http://127.0.0.1:{self._lite[2]}")
+        else:
+            self.address = parse_address(uri)
+        self.name = self.address.name
+        try:
+            self.client: Any = self._guarded("connect", self._connect)
+            version = self.call("get_server_version")
+            self.call("list_collections")  # fails if the database does not exist, or for a wrong password
+        except BaseException:
+            self._stop_lite()
+            raise
+        # the standalone server of the package `milvus` calls itself v2.3.5-lite, Milvus Lite milvus_lite-3.2.2
+        self.is_lite = version.startswith("milvus_lite")
+        self.version = "Milvus Lite" if self.is_lite else version.removeprefix("v")
+
+    def is_at_least(self, major: int, minor: int) -> bool:
+        """Return whether this is a server of at least a version."""
+        found = re.match(r"(\d+)\.(\d+)", self.version)
+        return found is not None and (int(found[1]), int(found[2])) >= (major, minor)
+
+    def call(self, method: str, *args: Any, timeout: float | None = None, **options: Any) -> Any:
+        """Call a method of pymilvus's client with a time limit.
+
+        All calls here can be repeated safely: reads, upserts and deletes by id, and steps that check whether they are
+        done. pymilvus repeats them while the server cannot be reached and time remains. This method repeats them while
+        a server that has just started has not loaded its collections.
+
+        Raises:
+            StoreUnreachable: no answer in time.
+            CollectionNotFound: another client has dropped the collection.
+            StoreError: the server refuses, with its reason.
+        """
+        if self._closed:
+            raise StoreReadOnly(f"The store {self.name} is closed; open it again.")
+        limit = READ_TIMEOUT if timeout is None else timeout
+        return self._guarded(method, lambda: getattr(self.client, method)(*args, timeout=limit, **options), args)
+
+    def close(self) -> None:
+        """Close the connection."""
+        if not self._closed:
+            self._closed = True
+            self.client.close()
+            self._stop_lite()
+
+    # ---- inside
+
+    def _stop_lite(self) -> None:
+        if self._lite is not None:
+            server, database, _ = self._lite
+            server.stop(grace=2).wait()
+            database.close()
+
+    def _connect(self) -> Any:
+        return self.pymilvus.MilvusClient(
+            self.address.uri,
+            db_name=self.address.database,
+            dedicated=True,
+            timeout=CONNECT_TIMEOUT,
+            grpc_options=_RECONNECTING,
+            **self.address.secrets,
+        )
+
+    def _guarded(self, method: str, attempt: Callable[[], Any], args: tuple[Any, ...] = ()) -> Any:
+        import grpc
+
+        begun = time.monotonic()
+        pauses = iter(_PAUSES)
+        while True:
+            try:
+                return attempt()
+            except (self.pymilvus.MilvusException, grpc.RpcError, grpc.FutureTimeoutError, ValueError) as error:
+                fault = _fault(error)
+                pause = next(pauses, None)
+                # a first connection fails at once, because the address is probably wrong
+                retry = fault in ("starting", "unloaded") or (fault == "unreachable" and method != "connect")
+                if pause is None or not retry or time.monotonic() - begun + pause > _RETRY_SECONDS:
+                    raise self._translated(method, fault, error) from error
+                time.sleep(pause)
+                if fault == "unloaded":  # after a restart Milvus Lite no longer knows which collections were loaded
+                    self._guarded("load", lambda: self.client.load_collection(args[0], timeout=WRITE_TIMEOUT))
+
+    def _translated(self, method: str, fault: str, error: Exception) -> NNCLRHubError:
+        text = " ".join(str(getattr(error, "message", error)).split())
+        database = self.address.database
+        # while connecting, nothing has been sent yet that could be lost
+        safe = "" if method == "connect" else " Upserts and deletes can be repeated safely."
+        sentence = {
+            "slow": f"did not answer `{method}` in time; check whether it is overloaded, and repeat the request.{safe}",
+            "unreachable": f"cannot be reached; start it, or correct the address ({ADDRESS}).{safe}",
+            "not milvus": f"is not Milvus; give the address of its gRPC port ({ADDRESS}).",
+            "starting": f"has started, but is not ready ({text:.300}); retry later.",
+            "not found": "no longer has that collection; open it again by name.",
+            "unauthenticated": "refuses the user, password or token; correct them in the address.",
+            "no database": f"has no database {database!r}; create it there, or leave it out of the address.",
+        }.get(fault, f"refuses `{method}`: {text:.300}")
+        kinds = {"not found": CollectionNotFound, "refused": StoreError, "unloaded": StoreError}
+        kinds |= {"no database": InvalidRequest, "unauthenticated": InvalidRequest}
+        return kinds.get(fault, StoreUnreachable)(f"Milvus at {self.name} {sentence}")
+
+
+def _fault(error: Exception) -> str:
+    """Classify a failure, by a name that `_translated` knows."""
+    import grpc
+
+    text = str(getattr(error, "message", error))
+    code = getattr(error, "code", None)
+    code = code() if callable(code) else code
+    if "UNAUTHENTICATED" in f"{error} {error.__cause__}":  # pymilvus says that it cannot connect
+        return "unauthenticated"
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED or "DEADLINE_EXCEEDED" in text or "timeout" in text:
+        return "slow"
+    if code is grpc.StatusCode.UNIMPLEMENTED or "UNIMPLEMENTED" in text:
+        return "not milvus"
+    if isinstance(code, grpc.StatusCode) or isinstance(error, grpc.FutureTimeoutError | ValueError):
+        return "unreachable"
+    if code == _NO_DATABASE or "database not found" in text:
+        return "no database"
+    if code == _CONNECT_FAILED or "UNAVAILABLE" in text:
+        return "unreachable"
+    if code == _NOT_FOUND:
+        return "not found"
+    if code == _NOT_LOADED or "not loaded" in text:
+        return "unloaded"
+    return "starting" if any(sign in text for sign in _STARTING) else "refused"
+
+
+def _lite_server(path: Path, *, create: bool) -> tuple[Any, Any, int]:
+    """Start a server of Milvus Lite in threads of this process, for tests; return it, its database and its port."""
+    try:
+        from milvus_lite.adapter.grpc.server import start_server_in_thread
+        from milvus_lite.exceptions import DataDirLockedError, MilvusLiteError
+    except ModuleNotFoundError as error:
+        raise MissingDependency(
+            f"The store {path} needs the package milvus-lite, which is not installed: pip install 'nnclr_hub[scale]'."
+        ) from error
+    if not create and not path.exists():
+        raise InvalidRequest(f"{path} is not a store; index images first, or name another store.")
+    try:
+        return start_server_in_thread(str(path.absolute()))
+    except DataDirLockedError as error:
+        raise StoreLocked(f"The store {path} is open already; close it, or send your request to its server.") from error
+    except (MilvusLiteError, OSError) as error:
+        raise StoreError(f"The store {path} cannot be opened ({error}); choose a file that can be written.") from error
