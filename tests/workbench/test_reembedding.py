@@ -160,7 +160,7 @@ def test_a_log_that_was_trimmed_meanwhile_is_replaced_by_a_comparison(encoders, 
         def trim(done, total):
             for id in left:
                 bench.delete("c", [id])
-                store.get("c").snapshot()
+                store.get("c").compact()
 
         assert reembed(bench, "c", other, progress=trim).items == 58
         assert not bench.collection("c").get(ids[:2])

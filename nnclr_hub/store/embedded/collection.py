@@ -22,7 +22,7 @@ from nnclr_hub.store import checks
 from nnclr_hub.store.base import Collection
 from nnclr_hub.store.edits import Edit, check_choice, check_expected, check_unchanged, each_editor, editor, only_removes
 from nnclr_hub.store.embedded import verification
-from nnclr_hub.store.embedded.catalog import change_indexed, check_indexed, closed_error, last_seq
+from nnclr_hub.store.embedded.catalog import change_indexed, check_indexed, closed_error, last_seq, trim_log
 from nnclr_hub.store.embedded.changes import read_changes
 from nnclr_hub.store.embedded.filters import count_facets, page_sql, rows_that_pass
 from nnclr_hub.store.embedded.resources import Resources
@@ -326,6 +326,7 @@ class EmbeddedCollection(Collection):
         writer.refuse_failed()
         self._files.maintenance.compact(progress)
         with translated(self._path):
+            writer.exclusively(lambda connection: trim_log(connection, self._settings.kept_changes))
             self._files.maintenance.give_back_all()
             writer.exclusively(lambda connection: connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall())
 

@@ -182,7 +182,7 @@ class MilvusCollection(Collection):
         for row in self._scan(expression, ["id", "metadata"]):
             metadata = json.loads(row["metadata"])
             for key in wanted:
-                items[key] += count_values(counts[key], value_of(metadata, key))
+                items[key] += count_values(counts[key], [value_of(metadata, key)])
         return {key: facet(key, items[key], counts[key], limit, bins) for key in wanted}
 
     def scroll(
