@@ -62,7 +62,7 @@ def test_a_client_of_python(server, image_files, encoder, texts, name):
     check(json.loads(lines_of(name, PYTHON[name], server.url, texts)[-1]), encoder, image_files)
 
 
-def test_langchain_with_its_defaults_is_told_what_to_set(server, texts):
+def test_the_refusal_of_langchain_defaults_names_the_option(server, texts):
     """It sends arrays of token numbers, which mean nothing to an image encoder."""
     refusals = [json.loads(line) for line in lines_of("langchain_openai", LANGCHAIN_DEFAULTS, server.url, texts)]
     assert [refusal[:2] for refusal in refusals] == [["invalid_request", "input[0]"]] * 2
