@@ -5,16 +5,25 @@ BIN = $(VENV)/bin
 PORT ?= 8000
 # tests also wait for disks and other processes, so that two do not fill two cores
 WORKERS ?= 3
+CLIENTS = openai langchain-openai llama-index-embeddings-openai litellm haystack-ai requests
 CRASH = $(addprefix tests/store/test_, crash.py power_loss.py file_faults.py disk_full.py sync_order.py state_machine.py \
 	readers_during_compaction.py last_release.py)
 
-.PHONY: demo test slow check docs mutate gpu crash soak bench clean
+.PHONY: demo test clients slow check docs mutate gpu crash soak bench clean
 
 demo: $(VENV)/.demo  ## index a gallery, then serve the web page on http://127.0.0.1:8000
 	$(BIN)/nnclr demo --port $(PORT) $(ARGS)
 
 test: $(VENV)/.dev  ## run the default tests; WORKERS=0 runs them in one process
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --durations=20 $(ARGS)
+
+# One package that is unavailable does not keep the others away.
+clients: $(VENV)/.dev  ## install the clients of other projects that `NNCLR_CLIENTS=.venv/clients make test` runs
+	$(PYTHON) -m venv $(VENV)/clients
+	@for package in $(CLIENTS); do \
+		$(BIN)/uv pip install --quiet --python $(VENV)/clients/bin/python $$package \
+		|| $(VENV)/clients/bin/python -m pip install --quiet $$package || echo "$$package is not installed"; done
+	@npm install --silent --prefix $(VENV)/clients openai || echo "openai for JavaScript is not installed"
 
 slow: $(VENV)/.dev  ## run the slow tests, mostly in a browser; takes more than 20 minutes
 	$(BIN)/python -m pytest -m slow --numprocesses $(WORKERS) --dist loadfile --durations=20 $(ARGS)

@@ -3,12 +3,13 @@
     budget: Budget = request.state.budget
     budget.check()                          # in a thread: raises if nobody waits for the answer any more
     budget.hold(admission, queries, size)   # permits, given back when the request is over
+    with loading():                         # a model: the time starts again when it is loaded
 
 `Deadline` is the ASGI layer around the routes. The time starts when the body is complete, because uploads have separate
-limits (see `edge/limits.py`), and ends when the answer starts. At the deadline the client gets 504 at once.
-Awaited work is cancelled. Work in a thread stops at its next check, which the store makes all the time (see
-`nnclr_hub/store/cancellation.py`); a write that has begun is finished. The page has its own event streams, and no
-deadline.
+limits (see `edge/limits.py`), and again when a model that the request loads is ready. It ends when the answer starts.
+At the deadline the client gets 504 at once. Awaited work is cancelled. Work in a thread stops at its next check, which
+the store makes all the time (see `nnclr_hub/store/cancellation.py`); a write that has begun is finished. The page has
+its own event streams, and no deadline.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 
 from anyio import CancelScope
 from starlette.requests import ClientDisconnect
@@ -29,9 +31,13 @@ from nnclr_hub.store.cancellation import cancellable
 from .engine.admission import Admission
 from .problems import error_response
 
+LOADING_S = 300.0  # at most, for a model that a request loads
+
 
 class Budget:
     """What is left to one request. Safe to use from the thread that works for it.
+
+    loaded: whether the request loads a model, or has done so.
 
     Args:
         seconds: until the deadline.
@@ -39,6 +45,7 @@ class Budget:
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
+        self.loaded = False
         self._end = math.inf
         self._abandoned = False
         self._held = ExitStack()
@@ -46,6 +53,21 @@ class Budget:
     def start(self) -> None:
         """Start the time, or start it again."""
         self._end = time.monotonic() + self.seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds until the deadline."""
+        return self._end - time.monotonic()
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Start the time again at the end of the block, which may take LOADING_S."""
+        if 0 < self.left < math.inf:
+            self.loaded = True
+            self._end = time.monotonic() + max(LOADING_S, self.seconds)
+        yield
+        if 0 < self.left < math.inf:
+            self.start()
 
     def stop(self) -> None:
         """Let the request take as long as it needs from here on: its answer has started."""
@@ -91,6 +113,20 @@ class Budget:
         self._held.close()
 
 
+_budget: ContextVar[Budget | None] = ContextVar("budget", default=None)  # of the request that this code works for
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """Load a model inside the block. The deadline of the request starts again afterwards, as after an upload."""
+    budget = _budget.get()
+    if budget is None:
+        yield
+        return
+    with budget.loading():
+        yield
+
+
 class Deadline:
     """The layer around the routes.
 
@@ -109,6 +145,7 @@ class Deadline:
             return
         budget = Budget(self._seconds)
         scope.setdefault("state", {})["budget"] = budget
+        _budget.set(budget)
         try:
             with cancellable(budget.check):
                 await _TimedRequest(scope, receive, send, budget).run(self._app)
@@ -140,7 +177,10 @@ class _TimedRequest:
     def _start(self) -> None:
         if not self._answered:
             self._budget.start()
-            self._stop_timer = asyncio.get_running_loop().call_later(self._budget.seconds, self._expire).cancel
+            self._set_timer(self._budget.seconds)
+
+    def _set_timer(self, seconds: float) -> None:
+        self._stop_timer = asyncio.get_running_loop().call_later(seconds, self._expire).cancel
 
     async def _next_message(self) -> Message:
         """Receive a message; the time starts again when the body is complete."""
@@ -162,6 +202,9 @@ class _TimedRequest:
         await self._send(message)
 
     def _expire(self) -> None:
+        if self._budget.loaded and 0 < self._budget.left < math.inf:
+            self._set_timer(min(self._budget.left, self._budget.seconds))
+            return
         self._budget.expire()  # uvloop counts whole milliseconds, so its timer may be early by the budget's clock
         self._refusing = asyncio.ensure_future(self._refuse())
         self._cancel.cancel()

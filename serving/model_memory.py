@@ -27,6 +27,7 @@ from nnclr_hub.encoder.loader import load_encoder
 from nnclr_hub.errors import ModelError, Overloaded
 from nnclr_hub.hub.sources import PYTHON, resolve, split_appended
 
+from .deadline import loading
 from .engine import Engine
 from .engine.admission import shutting_down
 from .settings import Settings
@@ -145,11 +146,12 @@ class ModelMemory:
             if slot.engine is not None:
                 return slot.engine
             is_first = slot.loading is None
-            loading = slot.loading = slot.loading or Future()
+            future = slot.loading = slot.loading or Future()
         try:
-            if is_first:
-                self._fill(source, slot, loading)
-            return loading.result()
+            with loading():
+                if is_first:
+                    self._fill(source, slot, future)
+                return future.result()
         except BaseException:
             self.release(source)
             raise

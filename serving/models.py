@@ -22,6 +22,7 @@ from nnclr_hub.encoder.preprocessing import EvalTransform
 from nnclr_hub.errors import ImageError, InvalidRequest, ModelError, Overloaded
 from nnclr_hub.hub.registry import MODELS, default_model
 
+from .deadline import loading
 from .edge.limits import charge_images
 from .engine import Engine, ImageTask, Result
 from .engine.attention import AttentionQuery
@@ -110,6 +111,12 @@ class Model:
             parts = [images[i : i + part] for i in range(0, len(images), part)]
             return await _run_in_parts(engine, parts, settings.deadline_s)
 
+    async def load_attention_async(self) -> None:
+        """Build the network that attention needs, which takes seconds the first time."""
+        async with self._held_async() as engine:
+            with loading():
+                await engine.build_async()
+
     async def attention_maps_async(
         self,
         settings: AttentionSettings,
@@ -120,7 +127,6 @@ class Model:
     ) -> list[AttentionMap]:
         """Return what `attention_maps` does, for the event loop."""
         async with self._held_async() as engine:
-            # in a thread, because the first query may import torch
             query = await asyncio.to_thread(self._attention_query, engine, settings, image, targets)
             results = await engine.run_async(query.images, query.task, deadline_s=deadline_s)
             return await asyncio.to_thread(query.maps, results)

@@ -57,7 +57,7 @@ class Settings(BaseSettings):
         None, ge=1, description="memory for model weights in bytes, or like 4GB; idle models are unloaded above that"
     )
     attention_side: int = Field(1024, ge=224, description="maximum long side in pixels of images for attention maps")
-    max_images: int = Field(64, ge=1, description="images per request")
+    max_images: int = Field(128, ge=1, description="images per request")
     max_bytes: int = Field(20_000_000, ge=1, description="bytes of a request body")
     import_bytes: int = Field(4_000_000_000, ge=1, description="bytes of a file that is uploaded to be imported")
     bodies_bytes: int = Field(512_000_000, ge=1, description="bytes of all request bodies in memory; 429 above that")

@@ -7,7 +7,7 @@ vectors: that of the first image alone, then those of all.
 _START = """
 import json, sys
 url, texts = sys.argv[1], json.load(open(sys.argv[2]))
-show = lambda one, rows: print(json.dumps([list(one), *map(list, rows)]))
+show = lambda first, rows: print(json.dumps([list(first), *map(list, rows)]))
 """
 
 PYTHON = {
@@ -15,7 +15,7 @@ PYTHON = {
 from openai import OpenAI
 client = OpenAI(base_url=url + "/v1", api_key="none")
 model = client.models.list().data[0].id
-embed = lambda some: [one.embedding for one in client.embeddings.create(model=model, input=some).data]
+embed = lambda images: [row.embedding for row in client.embeddings.create(model=model, input=images).data]
 show(embed(texts[0])[0], embed(texts))
 """,
     "langchain_openai": """
@@ -30,8 +30,8 @@ show(client.get_text_embedding(texts[0]), client.get_text_embedding_batch(texts)
 """,
     "litellm": """
 import litellm
-embed = lambda some: [one["embedding"] for one in litellm.embedding(
-    model="openai/default", input=some, api_base=url + "/v1", api_key="none").data]
+embed = lambda images: [row["embedding"] for row in litellm.embedding(
+    model="openai/default", input=images, api_base=url + "/v1", api_key="none").data]
 show(embed([texts[0]])[0], embed(texts))
 """,
     "haystack": """
@@ -39,22 +39,36 @@ from haystack import Document
 from haystack.components.embedders import OpenAIDocumentEmbedder, OpenAITextEmbedder
 from haystack.utils import Secret
 options = {"model": "default", "api_base_url": url + "/v1", "api_key": Secret.from_token("none")}
-one = OpenAITextEmbedder(**options).run(text=texts[0])["embedding"]
-found = OpenAIDocumentEmbedder(**options, progress_bar=False).run([Document(content=text) for text in texts])
-show(one, [document.embedding for document in found["documents"]])
+first = OpenAITextEmbedder(**options).run(text=texts[0])["embedding"]
+output = OpenAIDocumentEmbedder(**options, progress_bar=False).run([Document(content=text) for text in texts])
+show(first, [document.embedding for document in output["documents"]])
 """,
     "requests": """
 import base64, requests
 session = requests.Session()
-def embed(some):
-    files = [("files", ("фото.jpg", base64.b64decode(text.partition(",")[2]), "image/jpeg")) for text in some]
+def embed(images):
+    files = [("files", ("фото.jpg", base64.b64decode(text.partition(",")[2]), "image/jpeg")) for text in images]
     answer = session.post(url + "/api/v1/embed", files=files)
     answer.raise_for_status()
-    return [one["embedding"] for one in answer.json()["data"]]
-show(embed(texts[:1])[0], embed(texts[:50]) + embed(texts[50:]))  # at most 64 in one request
+    return [row["embedding"] for row in answer.json()["data"]]
+show(embed(texts[:1])[0], embed(texts))
 """,
 }
 PYTHON = {name: _START + program for name, program in PYTHON.items()}
+
+# Its tokenizer is a download; one token per byte replaces it. Prints what the refusal says.
+LANGCHAIN_DEFAULTS = f"""{_START}
+import openai, tiktoken, tiktoken.registry
+from langchain_openai import OpenAIEmbeddings
+tiktoken.registry.ENCODINGS["cl100k_base"] = tiktoken.Encoding(
+    "cl100k_base", pat_str=r"[\\s\\S]", mergeable_ranks={{bytes([i]): i for i in range(256)}}, special_tokens={{}})
+client = OpenAIEmbeddings(model="default", base_url=url + "/v1", api_key="none")
+for call in (lambda: client.embed_query(texts[0]), lambda: client.embed_documents(texts)):
+    try:
+        call()
+    except openai.BadRequestError as error:
+        print(json.dumps([error.code, error.param, error.message]))
+"""
 
 JAVASCRIPT = """
 const OpenAI = require("openai");

@@ -278,13 +278,13 @@ def draw(path: Path, runs: Sequence[BudgetRun]) -> None:
     panels = figure.subplots(1, len(metrics), squeeze=False)[0]
     for axes, metric in zip(panels, metrics, strict=True):
         for number, (label, by_budget) in enumerate(_by_row(runs).items()):
-            scored = [[run for run in some if metric in run.scores] for some in by_budget.values()]
-            means = [(mean(r.spent for r in some), mean(r.scores[metric] for r in some)) for some in scored if some]
+            scored = [[run for run in group if metric in run.scores] for group in by_budget.values()]
+            means = [(mean(r.spent for r in group), mean(r.scores[metric] for r in group)) for group in scored if group]
             look = {"color": f"C{number % 10}", "marker": "osD^vP"[number // 10 % 6], "markersize": 4}
             axes.plot(*zip(*means, strict=True), label=label, **look)
             axes.plot(
-                [run.spent for some in scored for run in some],
-                [run.scores[metric] for some in scored for run in some],
+                [run.spent for group in scored for run in group],
+                [run.scores[metric] for group in scored for run in group],
                 linestyle="none",
                 alpha=0.35,
                 **look,

@@ -195,8 +195,8 @@ def _load_head(head: nn.Module, name: str, start: InitialEncoder) -> bool:
         for key, value in read_weights(start.folder, HEADS).items()
         if key.startswith(f"{name}.")
     }
-    own = head.state_dict()
-    if {key: value.shape for key, value in saved.items()} != {key: value.shape for key, value in own.items()}:
+    expected = head.state_dict()
+    if {key: value.shape for key, value in saved.items()} != {key: value.shape for key, value in expected.items()}:
         return False
     head.load_state_dict(saved)
     return True

@@ -27,14 +27,14 @@ def lineage_of(
         files: the images that the run trains on.
         terms: of the images.
     """
-    found: dict[str, Any] = {"data": [Path(one).resolve().name for one in folders], "data_images": len(files)}
+    provenance: dict[str, Any] = {"data": [Path(one).resolve().name for one in folders], "data_images": len(files)}
     if terms:
-        found["data_terms"] = terms
+        provenance["data_terms"] = terms
     if start is not None:
-        found["parents"] = [parent_record(start.source, load_encoder(start.source, device="cpu"))]
+        provenance["parents"] = [parent_record(start.source, load_encoder(start.source, device="cpu"))]
     if commit := _commit():
-        found["commit"] = commit
-    return found
+        provenance["commit"] = commit
+    return provenance
 
 
 def _commit() -> str | None:

@@ -46,15 +46,15 @@ def measure_step(step: Step, queue: SupportSet | None, labels: Tensor) -> Metric
     z = F.normalize(step.z1.float(), dim=1)  # (B, D)
     metrics: Metrics = {"loss": (step.loss.detach(), 1), "z_std": (z.std(dim=0).mean() * z.shape[1] ** 0.5, 1)}
     if step.neighbors is not None and queue is not None:
-        found = step.neighbors
-        batch, index = len(found.index), found.index.sort().values
-        theirs = queue.labels[found.index]
+        neighbors = step.neighbors
+        batch, index = len(neighbors.index), neighbors.index.sort().values
+        theirs = queue.labels[neighbors.index]
         known = (labels >= 0) & (theirs >= 0)
         metrics |= {
-            "nn_similarity": (found.similarity.sum(), batch),
+            "nn_similarity": (neighbors.similarity.sum(), batch),
             "nn_distinct": ((index[1:] != index[:-1]).sum() + 1, batch),
-            "nn_age": (queue.age(found.index).sum(), batch),
-            "self_match_rate": (found.own.sum(), batch),
+            "nn_age": (queue.age(neighbors.index).sum(), batch),
+            "self_match_rate": (neighbors.own.sum(), batch),
             "queue_fill": (queue.fill(), 1),
             "neighbor_share": (step.neighbor_share, 1),
             "nn_accuracy": ((known & (labels == theirs)).sum(), known.sum()),
@@ -127,9 +127,9 @@ class Monitor:
         if self._ranks.world == 1:
             return
         names = sorted(self._sums)
-        own = [self._waited, *(value for name in names for value in self._sums[name])]
+        local_sums = [self._waited, *(value for name in names for value in self._sums[name])]
         where = self._ranks.where
-        row = torch.stack([torch.as_tensor(one, dtype=torch.float64, device=where) for one in own])
+        row = torch.stack([torch.as_tensor(one, dtype=torch.float64, device=where) for one in local_sums])
         waited, *sums = self._ranks.gather(row[None]).sum(dim=0).unbind()
         pairs = zip(sums[::2], sums[1::2], strict=True)
         self._sums = dict(zip(names, pairs, strict=True)) if self._ranks.first else dict.fromkeys(names, NOTHING)

@@ -324,11 +324,11 @@ def _starter_for(recipe: Recipe, images: int, side: int, on_gpu: bool) -> tuple[
 
 def relative_cost(start: InitialEncoder) -> float:
     """Return the cost of a training image of an encoder, relative to that of `small_cpu` at 48 pixels."""
-    own = (start.architecture, {"channels": list(start.channels)} if start.channels else {})
+    start_network = (start.architecture, {"channels": list(start.channels)} if start.channels else {})
     base = ("resnet18", {"channels": list(SMALL_CPU.channels)})
     sides = (start.preprocessing.input_size, SMALL_CPU.image_size)
-    one, other = (_operations(*network, side) for network, side in zip((own, base), sides, strict=True))
-    return one / other
+    cost, base_cost = (_operations(*network, side) for network, side in zip((start_network, base), sides, strict=True))
+    return cost / base_cost
 
 
 def _operations(architecture: str, arguments: dict[str, Any], side: int) -> int:

@@ -36,7 +36,7 @@ from .recipes.auto import FREE_STARTER
 SAMPLED = 1000  # most labeled images that decide, of all sets together; each starter embeds them in seconds
 HAND_CRAFTED = ("hog", "color", "hog+color")
 MAJORITY, UNTRAINED = "the most common class", "the untrained network"
-Right = np.ndarray  # (N,) float, 1 where the prediction is the label
+Correct = np.ndarray  # (N,) float, 1 where the prediction is the label
 
 
 class References:
@@ -62,13 +62,13 @@ class References:
         digests = [f"{one.train.digest} {one.test.digest} {one.split}" for one in self._sets]
         labels = [(part.classes, part.labels.tolist()) for one in self._sets for part in (one.train, one.test)]
         self._digest = hashlib.sha256(f"{digests} {labels} {reading}".encode()).hexdigest()[:32]
-        known = saved["right"] if saved and saved["digest"] == self._digest else {}
-        self.right: dict[str, Right] = {name: np.array(list(text), float) for name, text in known.items()}
+        known = saved["correct"] if saved and saved["digest"] == self._digest else {}
+        self.correct: dict[str, Correct] = {name: np.array(list(text), float) for name, text in known.items()}
 
     @property
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
-        return {"digest": self._digest, "right": {name: _as_text(right) for name, right in self.right.items()}}
+        return {"digest": self._digest, "correct": {name: _as_text(correct) for name, correct in self.correct.items()}}
 
     def measure(self, source: str, encoder: Callable[[], FeatureSource] | None) -> None:
         """Score what the run is compared with, and print it.
@@ -80,11 +80,12 @@ class References:
         if not self._sets:
             return
         starters = dict.fromkeys((FREE_STARTER, default_model())) if self._channels == 3 else {}
-        if not {*HAND_CRAFTED, *starters} <= self.right.keys():
-            self.right |= self._common(starters)
-        if source not in self.right and encoder is not None:
+        if not {*HAND_CRAFTED, *starters} <= self.correct.keys():
+            self.correct |= self._common(starters)
+        if source not in self.correct and encoder is not None:
             self.score(source, encoder())
-        shown = "; ".join(f"{name} {value:.1%}" for name, value in self.accuracies().items())
+        raw = {name: f" ({value:.1%} raw)" for name, value in self.accuracies(raw=True).items()}
+        shown = "; ".join(f"{name} {value:.1%}{raw.get(name, '')}" for name, value in self.accuracies().items())
         self._console.print(f"before the run, on {self.labels} labeled images: {shown}", highlight=False, markup=False)
 
     def score(self, name: str, source: FeatureSource) -> None:
@@ -92,21 +93,21 @@ class References:
         if not self._sets:
             return
         with bar(self._console, f"scoring {name}") as advance:
-            scored = [_right(one, source, advance) for one in self._sets]
+            scored = [_correct(one, source, advance) for one in self._sets]
         for kind in scored[0]:
-            self.right[name + kind] = np.concatenate([right[kind] for right in scored])
+            self.correct[name + kind] = np.concatenate([correct[kind] for correct in scored])
 
     def accuracies(self, *, raw: bool = False) -> dict[str, float]:
         """Return the accuracy by name, of the raw vectors or as a collection compares them."""
-        means = {name: float(right.mean()) for name, right in self.right.items()}
+        means = {name: float(correct.mean()) for name, correct in self.correct.items()}
         return {name.removesuffix(RAW): value for name, value in means.items() if name.endswith(RAW) == raw}
 
     @property
     def labels(self) -> int:
         """Number of images that are scored."""
-        return len(next(iter(self.right.values()), ()))
+        return len(next(iter(self.correct.values()), ()))
 
-    def _common(self, starters: Iterable[str]) -> dict[str, Right]:
+    def _common(self, starters: Iterable[str]) -> dict[str, Correct]:
         """Return the scores that do not depend on the run, from the cache folder or measured."""
         digests = [MODELS[name].sha256[WEIGHTS] for name in starters]
         named = [FLOORS[name].fingerprint for name in HAND_CRAFTED]
@@ -117,8 +118,8 @@ class References:
             return {name: np.array(list(text), float) for name, text in json.loads(cache.read_text("utf-8")).items()}
         except (OSError, ValueError):
             pass
-        before, self.right = self.right, {}
-        self.right[MAJORITY] = np.concatenate([_majority(one) for one in self._sets])
+        before, self.correct = self.correct, {}
+        self.correct[MAJORITY] = np.concatenate([_majority(one) for one in self._sets])
         for name in HAND_CRAFTED:
             self.score(name, replace(FLOORS[name], reading=self._reading))
         complete = True
@@ -128,11 +129,11 @@ class References:
             except ModelError as error:
                 complete = False
                 self._console.print(f"note: {name} is not compared: {error}", highlight=False)
-        found, self.right = self.right, before
+        common, self.correct = self.correct, before
         if complete:
             cache.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(cache, json.dumps({name: _as_text(right) for name, right in found.items()}))
-        return found
+            replace_file(cache, json.dumps({name: _as_text(correct) for name, correct in common.items()}))
+        return common
 
 
 RAW = " raw"  # suffix of the name of a score
@@ -147,8 +148,8 @@ def _sample(data: EvaluationSet, most: int) -> EvaluationSet:
     return replace(data, train=parts[0], test=parts[1])
 
 
-def _right(data: EvaluationSet, source: FeatureSource, advance: Callable[[int, int], None]) -> dict[str, Right]:
-    """Return what the nearest neighbors predict right, by kind of vector; an unreadable image is wrong.
+def _correct(data: EvaluationSet, source: FeatureSource, advance: Callable[[int, int], None]) -> dict[str, Correct]:
+    """Return what the nearest neighbors predict correctly, by kind of vector; an unreadable image is wrong.
 
     A part that was held out from one pool of images predicts it by cross-validation: all of them are scored.
     """
@@ -160,16 +161,16 @@ def _right(data: EvaluationSet, source: FeatureSource, advance: Callable[[int, i
         kinds = {"": VectorTransform.fit(raw[readable], "center")(raw)}
     else:
         kinds = {"": _as_compared(source, raw, readable), RAW: unit_rows(raw)}
-    found = {}
+    correct_by_kind = {}
     for kind, rows in kinds.items():
-        right = np.zeros(len(labels))
+        correct = np.zeros(len(labels))
         if data.split != HELD_OUT:
-            one, other = readable & ~tested, readable & tested
-            right[other] = knn_classify(rows[one], labels[one], rows[other], k=K) == labels[other]
+            known, asked = readable & ~tested, readable & tested
+            correct[asked] = knn_classify(rows[known], labels[known], rows[asked], k=K) == labels[asked]
         elif readable.sum() >= FOLDS:
-            right[readable] = out_of_fold(rows[readable], labels[readable], classifier="knn").right
-        found[kind] = right[tested]
-    return found
+            correct[readable] = out_of_fold(rows[readable], labels[readable], classifier="knn").right
+        correct_by_kind[kind] = correct[tested]
+    return correct_by_kind
 
 
 def _as_compared(source: FeatureSource, raw: np.ndarray, readable: np.ndarray) -> np.ndarray:
@@ -179,10 +180,10 @@ def _as_compared(source: FeatureSource, raw: np.ndarray, readable: np.ndarray) -
     return unit_rows(raw) if few or kind in ("raw", "auto") else VectorTransform.fit(raw[readable], kind)(raw)
 
 
-def _majority(data: EvaluationSet) -> Right:
+def _majority(data: EvaluationSet) -> Correct:
     pool = np.concatenate([data.train.labels, data.test.labels]) if data.split == HELD_OUT else data.test.labels
     return (pool == np.bincount(data.train.labels).argmax()).astype(float)
 
 
-def _as_text(right: Right) -> str:
-    return "".join(map(str, right.astype(int)))
+def _as_text(correct: Correct) -> str:
+    return "".join(map(str, correct.astype(int)))

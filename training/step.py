@@ -184,9 +184,10 @@ class Stepper:
         rows = torch.randperm(len(self._batches), generator=draws)[: support.size].chunk(self._ranks.world)
         z, ids, labels = [], [], []
         views = self._recipe.views_at(step / self._run.steps)[:1]
-        own, most = rows[self._ranks.rank], max(1, self._recipe.batch_size // self._ranks.world)
-        for some in own.tensor_split(-(-len(own) // most)):  # equal parts: batch norm cannot process a single image
-            part = self._batches.of(some, views, seed_of(self._recipe.seed, step, int(some[0])))
+        local_rows, most = rows[self._ranks.rank], max(1, self._recipe.batch_size // self._ranks.world)
+        # equal parts: batch norm cannot process a single image
+        for row_numbers in local_rows.tensor_split(-(-len(local_rows) // most)):
+            part = self._batches.of(row_numbers, views, seed_of(self._recipe.seed, step, int(row_numbers[0])))
             view = make_views(part.pixels, views, part.numbers)[0]
             with self._autocast():
                 z.append(self._learner.project(view))
@@ -228,10 +229,10 @@ class Stepper:
             if self._ranks.where.type == "cuda":
                 torch.cuda.empty_cache()
             try:
-                some = batch.part(0, size)
-                views = make_views(some.pixels, some.views, some.numbers)
+                trial = batch.part(0, size)
+                views = make_views(trial.pixels, trial.views, trial.numbers)
                 with self._autocast():
-                    self._learner(views, ids=some.ids, labels=some.labels).loss.backward()
+                    self._learner(views, ids=trial.ids, labels=trial.labels).loss.backward()
             except (torch.OutOfMemoryError, RuntimeError) as error:
                 if not _is_out_of_memory(error):
                     raise

@@ -19,7 +19,7 @@ from nnclr_hub.probe.uncertainty import Difference, paired_difference
 from .data.datasets import LEAST_LABELED
 from .recipes import Recipe
 from .recipes.auto import FREE_STARTER, HELPFUL_STEPS
-from .references import HAND_CRAFTED, MAJORITY, UNTRAINED, References, Right
+from .references import HAND_CRAFTED, MAJORITY, UNTRAINED, Correct, References
 
 RUN, STARTER, NOTHING, UNKNOWN = "run", "starter", "nothing", "unknown"
 KEEP_COLOR = ("keep_color", "crop_only")
@@ -80,30 +80,30 @@ def judge(
         log: lines of RUN/log.jsonl.
         keep_color: the setting that keeps the colors of these images.
     """
-    ill = symptoms(log, steps, final=True)
-    at_chance = "nothing learned" in ill or "collapse" in ill
-    right, scores = references.right, references.accuracies()
+    shown = symptoms(log, steps, final=True)
+    at_chance = "nothing learned" in shown or "collapse" in shown
+    correct, scores = references.correct, references.accuracies()
     if RUN not in scores:
-        return _without_labels(parent, ill, at_chance, log)
+        return _without_labels(parent, shown, at_chance, log)
     # ---- what to use
     names = [name for name in scores if name not in (RUN, MAJORITY, UNTRAINED)]
     encoders = [name for name in names if name not in HAND_CRAFTED]
     hand_crafted = max((name for name in names if name in HAND_CRAFTED), key=scores.__getitem__)
     rival = max(encoders, key=scores.__getitem__, default=hand_crafted)
-    if rival != hand_crafted and _minus(right, hand_crafted, rival).low > 0:
+    if rival != hand_crafted and _minus(correct, hand_crafted, rival).low > 0:
         rival = hand_crafted
-    gain = _minus(right, RUN, rival)
+    gain = _minus(correct, RUN, rival)
     before = parent or UNTRAINED
-    change = _minus(right, RUN, before) if before in right else None
+    change = _minus(correct, RUN, before) if before in correct else None
     learned = not at_chance and (change is None or change.low > 0)
     use = RUN if gain.low > 0 and learned else rival
     choice = use if use == RUN or use in HAND_CRAFTED else STARTER
-    if _minus(right, use, MAJORITY).low <= 0:
+    if _minus(correct, use, MAJORITY).low <= 0:
         choice = NOTHING
     license = f" ({MODELS[use].license})" if use in MODELS else ""
     ours, theirs = (f"{scores[name]:.1%}" for name in (RUN, rival))
     number = references.labels
-    said = {
+    advice = {
         RUN: f"use this run. It predicts {ours} of {number} labels, and {rival} {theirs}",
         STARTER: f"use {use} as it is{license}. It predicts {theirs} of {number} labels, and this run {ours}",
         NOTHING: f"use none of these vectors for these labels. {rival} predicts {theirs} of {number}, this run {ours}, "
@@ -112,7 +112,7 @@ def judge(
         choice,
         f"use {use}, which needs no training. It predicts {theirs} of {number} labels, and this run {ours}",
     )
-    parts = [f"{said} ({_points(gain)})."]
+    parts = [f"{advice} ({_points(gain)})."]
     # ---- what the run learned
     below = parent is not None and change is not None and change.high < 0
     against = "" if change is None or before == rival else f" ({_points(change)})"
@@ -129,7 +129,7 @@ def judge(
         parts.append(f"Colors alone predict {scores['color']:.1%}: keep them in the views with --set {keep_color}.")
     if parent is not None and steps < HELPFUL_STEPS:
         parts.append(f"It made {steps} steps, and fewer than {HELPFUL_STEPS} have not helped so far.")
-    parts += ill.values()
+    parts += shown.values()
     return Verdict(
         choice,
         " ".join(parts),
@@ -143,16 +143,16 @@ def judge(
     )
 
 
-def _minus(right: Mapping[str, Right], one: str, other: str) -> Difference:
-    return paired_difference(right[one], right[other])
+def _minus(correct: Mapping[str, Correct], name: str, other: str) -> Difference:
+    return paired_difference(correct[name], correct[other])
 
 
-def _points(found: Difference) -> str:
-    low, mean, high = (100 * value for value in (found.low, found.mean, found.high))
+def _points(difference: Difference) -> str:
+    low, mean, high = (100 * value for value in (difference.low, difference.mean, difference.high))
     return f"{mean:+.1f} points, 95% interval {low:+.1f} to {high:+.1f}"
 
 
-def _without_labels(parent: str | None, ill: Mapping[str, str], at_chance: bool, log: Sequence[Line]) -> Verdict:
+def _without_labels(parent: str | None, shown: Mapping[str, str], at_chance: bool, log: Sequence[Line]) -> Verdict:
     last = next((line for line in reversed(log) if "loss" in line), {})
     other = parent or FREE_STARTER
     parts = [f"unknown, because there are no labels: nothing shows whether this run is better than {other}."]
@@ -162,7 +162,7 @@ def _without_labels(parent: str | None, ill: Mapping[str, str], at_chance: bool,
         parts.append(f"Its loss is {last['loss']:.2f}, and random guessing gives {last['chance']:.2f}.")
     if not at_chance and last.get("rankme"):
         parts.append(f"Its projections use {last['rankme']:.0f} dimensions.")
-    parts += [*ill.values(), f"Until labels decide (--labels, {LEAST_LABELED} are enough to start), prefer {other}."]
+    parts += [*shown.values(), f"Until labels decide (--labels, {LEAST_LABELED} are enough to start), prefer {other}."]
     return Verdict(UNKNOWN, " ".join(parts), learned=False if at_chance else None)
 
 

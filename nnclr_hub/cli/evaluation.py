@@ -62,6 +62,7 @@ def evaluate(
 
     Example: nnclr eval knn,linear,few_shot runs/photos/encoder pixels --data photos --out results
     """
+    load_program("training", "data.named_sets").check_names(data)  # before torch is imported
     program = load_program("training", "evals.protocols")
     if show:
         table = Table("protocol", "settings", "description", box=None, header_style="bold")

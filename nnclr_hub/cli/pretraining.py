@@ -11,7 +11,7 @@ from rich.table import Table
 
 from nnclr_hub.cli.programs import load_program
 from nnclr_hub.cli.reading import ReadingOptions, reads_images, reads_labels
-from nnclr_hub.cli.verbs import err, out
+from nnclr_hub.cli.verbs import chosen_model, err, out
 from nnclr_hub.errors import InvalidRequest
 
 BUDGET = "budget"  # the table that compares methods at equal CPU time
@@ -23,7 +23,7 @@ Data = Annotated[
 Set = Annotated[list[str], typer.Option("--set", help="KEY=VALUE; repeatable. `--settings` lists the keys.")]
 Plugin = Annotated[
     list[Path],
-    typer.Option("--plugin", help="Python file that registers parts of a run for --set; repeatable."),
+    typer.Option("--plugin", exists=True, help="Python file that registers parts of a run for --set; repeatable."),
 ]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1. Default: the GPU if there is one.")]
 
@@ -89,7 +89,7 @@ def pretrain(
         return
     if recipe is None:
         raise InvalidRequest("Name a recipe, for example auto; `nnclr pretrain --recipes` lists them.")
-    load_program("training", "plugins").load_plugins(plugins)
+    _load_plugins(plugins)
     if reading.given:
         from nnclr_hub.encoder.image_reading import PLAIN
 
@@ -104,6 +104,9 @@ def pretrain(
         return
     if not data or to is None:
         raise InvalidRequest(f"Give images and a run folder: nnclr pretrain {recipe} --data PHOTOS --out RUN.")
+    load_program("training", "data.named_sets").check_names(data)  # before torch is imported
+    if init not in (None, "none"):
+        chosen_model(init)
     if gpus is not None and gpus > 1:
         code = load_program("training", "launch").launch(gpus, _without_gpus(sys.argv[1:]), device)
         if code:
@@ -124,6 +127,12 @@ def pretrain(
     )
     if not outcome.finished:
         raise typer.Exit(INTERRUPTED)
+
+
+def _load_plugins(files: list[Path]) -> None:
+    """Load plug-ins, which import torch; without any, an invalid name is reported sooner."""
+    if files:
+        load_program("training", "plugins").load_plugins(files)
 
 
 def _without_gpus(arguments: list[str]) -> list[str]:
@@ -170,12 +179,13 @@ def ablate(
 
     Example: nnclr ablate budget --data photos --minutes 10,30 --row NNCLR --row SimCLR --seeds 2
     """
-    load_program("training", "plugins").load_plugins(plugins)
+    _load_plugins(plugins)
     base = load_program("training", "recipes").find_recipe(recipe).with_settings(settings)
     if table != BUDGET:
         load_program("training", "tables").find_table(table)
     if not data:
         raise InvalidRequest(f"Give images: nnclr ablate {table} --data PHOTOS.")
+    load_program("training", "data.named_sets").check_names(data)
     if table == BUDGET:
         if labels is not None:
             raise InvalidRequest("The table budget scores folders with train/ and val/ or test/; leave out --labels.")
@@ -195,7 +205,7 @@ def ablate(
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders; several share one page.")],
+    runs: Annotated[list[Path], typer.Argument(exists=True, help="Run folders; several share one page.")],
     to: Annotated[Path | None, typer.Option("--out", help="Default: RUN/report.html, or ./comparison.html.")] = None,
 ) -> None:
     """Write an HTML report of one or several runs.

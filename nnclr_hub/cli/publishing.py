@@ -143,23 +143,24 @@ def card(
     """
     from nnclr_hub.hub.layout import read_config
     from nnclr_hub.hub.registry import MODELS
-    from nnclr_hub.publish.card import model_card, require_repository, write_card
 
     if not folder.exists() and str(folder) in MODELS:
         folder = MODELS[str(folder)].folder or folder
-
-    if repository is not None:
-        require_repository(repository)
-    elif revision is not None:
+    if revision is not None and repository is None:
         raise InvalidRequest(f"--tag {revision} needs a repository; add --repo ORGANIZATION/NAME.")
     if overwrite and not write:
         raise InvalidRequest("--overwrite needs --write.")
+    config = read_config(folder)  # before torch is imported
+    from nnclr_hub.publish.card import model_card, require_repository, write_card
+
+    if repository is not None:
+        require_repository(repository)
     if write:
         written = write_card(folder, repository=repository, revision=revision, overwrite=overwrite)
         print_json({"written": str(written)}) if as_json else out.print(f"Wrote {written}")
         return
     name = repository.partition("/")[2] if repository else folder.resolve().name
-    text = model_card(name, read_config(folder), repository=repository, revision=revision)
+    text = model_card(name, config, repository=repository, revision=revision)
     print_json({"card": text}) if as_json else print_data(text)
 
 
@@ -181,6 +182,9 @@ def publish(
 
     Example: nnclr publish models/photos my-name/photos --tag v1.0 --dry-run
     """
+    from nnclr_hub.hub.layout import read_config
+
+    read_config(folder)  # before torch is imported
     from nnclr_hub.publish.upload import publish_model
 
     done = publish_model(
@@ -211,7 +215,7 @@ def publish(
 
 
 def convert(
-    checkpoint: Annotated[Path, typer.Argument(help="A .pth, .ckpt or .safetensors of another project.")],
+    checkpoint: Annotated[Path, typer.Argument(exists=True, help="A .pth, .ckpt or .safetensors of another project.")],
     folder: Annotated[Path, typer.Argument(help="The model folder to write.")],
     branch: Annotated[
         str | None, typer.Option(help="online, momentum, teacher, student, or a part of the file by its name.")

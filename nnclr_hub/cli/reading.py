@@ -126,9 +126,13 @@ def reads_tiles(verb: Callable[..., None]) -> Callable[..., None]:
 _LABELS: dict[str, Any] = {
     "labels": Annotated[
         Path | None,
-        typer.Option("--labels", help="CSV with the columns path (or id) and label, used instead of folder names."),
+        typer.Option(
+            "--labels", exists=True, help="CSV with the columns path (or id) and label, used instead of folder names."
+        ),
     ],
-    "root": Annotated[Path | None, typer.Option("--root", help="Folder to which the paths of --labels are relative.")],
+    "root": Annotated[
+        Path | None, typer.Option("--root", exists=True, help="Folder to which the paths of --labels are relative.")
+    ],
     "path_column": Annotated[str | None, typer.Option("--path-column", help="Column of --labels with the paths.")],
     "label_column": Annotated[str | None, typer.Option("--label-column", help="Column of --labels with the labels.")],
 }

@@ -121,8 +121,8 @@ def _print_report(name: str, report: VerifyReport) -> None:
         ("items of the sample are not found as an exhaustive search finds them", report.disagreements),
     ):
         if ids:
-            some = ", ".join(ids[:SHOWN]) + (", ..." if len(ids) > SHOWN else "")
-            out.print(f"{name}: {len(ids)} of {report.items} {sentence}: {some}", style="red")
+            examples = ", ".join(ids[:SHOWN]) + (", ..." if len(ids) > SHOWN else "")
+            out.print(f"{name}: {len(ids)} of {report.items} {sentence}: {examples}", style="red")
     if report.recall < MIN_RECALL:
         out.print(
             f"{name}: its index finds {report.recall:.3f} of the ten nearest: search with --exact or more --effort, "
@@ -202,8 +202,8 @@ def _print_repaired(name: str, report: RepairReport, salvaged: SalvageReport | N
             soft_wrap=True,
         )
         if salvaged.lost:
-            some = ", ".join(salvaged.lost[:SHOWN]) + (", ..." if len(salvaged.lost) > SHOWN else "")
-            out.print(f"Lost were {some}. Index them again.", style="red")
+            examples = ", ".join(salvaged.lost[:SHOWN]) + (", ..." if len(salvaged.lost) > SHOWN else "")
+            out.print(f"Lost were {examples}. Index them again.", style="red")
     out.print(f"{name}: {report.items} items, {len(report.removed)} removed")
     if report.removed:
         kept = f"; their metadata are in {report.kept_in}" if report.kept_in else ""

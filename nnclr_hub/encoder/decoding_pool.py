@@ -201,12 +201,11 @@ class DecodingPool:
         with self._slots[heavy]:
             if self._closed:
                 raise NotReady("The decoding processes are closed.")
-            try:
-                if again:
-                    raise IndexError
-                process = self._idle[heavy].pop()
-            except IndexError:
-                process = self._started(heavy)
+            process = None
+            if not again:
+                with suppress(IndexError):  # none is idle
+                    process = self._idle[heavy].pop()
+            process = process or self._started(heavy)
             try:
                 return process.run(operation, sources, arguments, self._limits.cpu_s, take, chosen)
             except ProcessEnded as ended:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import nnclr_hub
 from nnclr_hub.cache import cache_folder
-from nnclr_hub.encoder.backends.base import Backend, parse_backend
+from nnclr_hub.encoder.backends.base import GRAPHS, Backend, parse_backend
 from nnclr_hub.encoder.backends.choice import COMPARED, candidates, worst_cosine
 from nnclr_hub.encoder.backends.probe_batch import probe_images
 from nnclr_hub.encoder.fingerprint import fingerprint_of_arrays
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-GRAPHS = {"openvino": "network.xml", "onnx": GRAPH}  # files in the cache
 RUNTIMES = tuple(GRAPHS)  # those that need no torch
 RECORD = "network.json"
 

@@ -235,6 +235,10 @@ def require(folder: Path, name: str) -> Path:
             raise ModelFilesMissing(
                 f"{folder} {what}; expected a model folder, as made by `nnclr export` or `nnclr download`."
             )
+        if (Path(folder) / "encoder" / CONFIG).is_file():
+            raise ModelFilesMissing(
+                f"{folder} is a run folder; its model folder is {Path(folder) / 'encoder'}: name that."
+            )
         raise ModelFilesMissing(
             f"{path} is missing; a model folder contains {CONFIG} and {WEIGHTS}. Download or export the model again."
         )

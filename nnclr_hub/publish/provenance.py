@@ -157,7 +157,7 @@ def describe_training(about: Mapping[str, Any], name: str = "") -> str:
 
     Args:
         about: the record.
-        name: of the encoder; parents of the same published name are earlier versions of it.
+        name: name of the encoder. A published name that occurs again in the chain is an earlier version.
     """
     if "converted" in about:
         record = about["converted"]
@@ -184,14 +184,15 @@ def describe_training(about: Mapping[str, Any], name: str = "") -> str:
 
 def _describe_parents(about: Mapping[str, Any], name: str) -> str:
     """Return a sentence with the chain of parents; empty without any."""
-    chain, found = about.get("parents") or [], []
+    chain, names, starts = about.get("parents") or [], {PurePath(name).name}, []
     while chain:
         parent = chain[0]
         source = str(parent.get("source"))
-        same = "hf-hub:" not in source and PurePath(source).name == PurePath(name).name in MODELS
-        which = "an earlier version" if same else source
+        published = PurePath(source).name if "hf-hub:" not in source else ""
+        which = f"an earlier version of {published}" if published in names & MODELS.keys() else source
+        names.add(published)
         license = parent.get("license") or NO_LICENSE
         forced = ", forced" if parent.get(FORCED) else ""
-        found.append(f"{which} (fingerprint {str(parent.get('fingerprint'))[:8]}, {license}{forced})")
+        starts.append(f"{which} (fingerprint {str(parent.get('fingerprint'))[:8]}, {license}{forced})")
         chain = parent.get("parents") or []
-    return f"Started from {', which started from '.join(found)}. " if found else ""
+    return f"Started from {', which started from '.join(starts)}. " if starts else ""

@@ -46,10 +46,10 @@ def loading(name: str, config: ModelConfig, repository: str | None, revision: st
     if repository:
         ours = timms = f"hf-hub:{repository}{at}"
         arguments = f'"{repository}", revision="{revision}"' if revision else f'"{repository}"'
-    own = config.architecture.startswith("nnclr_")
+    needs_import = config.architecture.startswith("nnclr_")
     blocks = [_OURS.format(source=ours, dim=config.num_features)]
-    blocks.append(_TIMM.format(source=timms, registered=_REGISTERED if own else ""))
-    if not own:
+    blocks.append(_TIMM.format(source=timms, registered=_REGISTERED if needs_import else ""))
+    if not needs_import:
         blocks.append(_TRANSFORMERS.format(arguments=arguments))
     if name in MODELS:
         blocks.append(_TORCH_HUB.format(entry=name, weights=""))

@@ -157,10 +157,10 @@ def _open_request(api: HfApi, repository: str) -> int | None:
     """Return the number of an open pull request that the user made with nnclr_hub."""
     with hub_errors(repository):
         user = api.whoami()["name"]
-        found = api.get_repo_discussions(
+        requests = api.get_repo_discussions(
             repository, author=user, discussion_type="pull_request", discussion_status="open"
         )
-        ours = [one.num for one in found if one.title == _title(repository)]
+        ours = [request.num for request in requests if request.title == _title(repository)]
     return max(ours, default=None)
 
 

@@ -46,6 +46,7 @@ class Engine:
     def __init__(self, encoder: Encoder, settings: Settings, metrics: Metrics | None = None) -> None:
         self.encoder = encoder
         self._settings = settings
+        self._building = asyncio.Lock()
         self.metrics = metrics or Metrics()
         wake = threading.Event()
         self._admission = Admission(settings.capacity, settings.capacity_bytes, self.metrics)
@@ -112,6 +113,11 @@ class Engine:
                 timer.cancel()
                 request.cancel()
                 _add_timings(request)
+
+    async def build_async(self) -> None:
+        """Build what attention needs in addition, once; the first call takes seconds, because it may import torch."""
+        async with self._building:  # the others wait here, and not in a thread each
+            await asyncio.to_thread(lambda: self.encoder.attention_extractor)
 
     # ---- health and lifecycle
 

@@ -181,7 +181,6 @@ async def attention(
     _check_format(options, kind, len(query.targets))
     attention_settings = _settings_of(options, settings.attention_side)
     model = await run_in_threadpool(_model, bench, engines, options)
-    end = time.monotonic() + settings.deadline_s
 
     def render(maps: list[AttentionMap]) -> Response:
         about = {"model": name_of(engines, model), "heads": model.heads}
@@ -189,6 +188,8 @@ async def attention(
             return _rendered(maps, kind, options, about, len(query.targets))
 
     async def answer() -> Response:
+        await model.load_attention_async()
+        end = time.monotonic() + settings.deadline_s
         async with slots.slot(settings.deadline_s):
             left = max(end - time.monotonic(), 0.001)
             maps = await model.attention_maps_async(attention_settings, query.image, query.targets, deadline_s=left)

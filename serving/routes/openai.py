@@ -63,6 +63,12 @@ class EmbeddingsRequest(BaseModel):
         found: list[str] = []
         for index, one in enumerate(self.input if isinstance(self.input, list) else [self.input]):
             text: Any = one.get("image") if isinstance(one, dict) else one
+            if type(text) in (int, list):
+                reason = InvalidRequest(
+                    "holds token numbers, and the model embeds images; send each image as text (in LangChain, set "
+                    "check_embedding_ctx_length=False)."
+                )
+                raise InvalidInput(f"input[{index}]", reason)
             if not isinstance(text, str):
                 reason = InvalidRequest('must be a data URI or base64 of an image, or {"image": ...} with one.')
                 raise InvalidInput(f"input[{index}]", reason)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -48,6 +49,7 @@ def test_invalid_calls_are_refused_without_importing_torch(photos, image_files, 
     np.save("fits.npy", np.ones(2, np.float32))
     Path("empty").mkdir()
     Path("notes.txt").write_text("mine")
+    shutil.copytree(model, "run/encoder")
     photo, before = str(image_files[0]), sorted(tmp_path.iterdir())
     search = ["search", photo, "--collection", "c", "--store", "store"]
     by_id = ["search", "--id", "a", *search[2:]]
@@ -122,6 +124,13 @@ def test_invalid_calls_are_refused_without_importing_torch(photos, image_files, 
         ["store", "create", "d", "--store", "new", "--model", "nnclr_vit_smal"],
         ["store", "reembed", "c", "--store", "store", "--model", "other"],
         ["probe", "fit", "notes.txt", "--out", "probe"],
+        ["pretrain", "nope", "--data", str(photos), "--out", "run"],
+        ["pretrain", "small_cpu", "--data", str(photos), "--out", "run", "--set", "nope=1"],
+        ["pretrain", "auto", "--data", "nowhere", "--out", "run"],
+        ["pretrain", "auto", "--data", str(photos), "--out", "run", "--init", "nope"],
+        ["ablate", "k", "--data", "nowhere"],
+        ["eval", "knn", "pixels", "--data", "nowhere"],
+        ["card", str(model), "--overwrite"],
     ]
     failing = [
         [*search[:2], "--collection", "d", "--store", "store"],
@@ -129,6 +138,9 @@ def test_invalid_calls_are_refused_without_importing_torch(photos, image_files, 
         ["search", "--id", "nobody", *search[2:]],
         ["attention", photo, "--target", "notes.txt"],
         ["attention-grid", "nowhere.jpg"],
+        ["card", "nowhere"],
+        ["card", "run"],
+        ["publish", "run", "me/photos", "--dry-run"],
         ["serve", "--port", str(taken), "--store", "new"],
         ["store", "reembed", "e", "--store", "store", "--model", str(model)],
     ]
@@ -147,6 +159,7 @@ def test_invalid_calls_are_refused_without_importing_torch(photos, image_files, 
     for call, (code, out, err) in zip([*wrong, *failing], results, strict=True):
         assert (err.startswith("Error: "), err.count("\n"), out) == (True, 1, ""), (call, err)
         assert code == (2 if call in wrong else 1), (call, err)
+    assert all(str(Path("run/encoder")) in results[calls.index(call)][2] for call in failing if "run" in call)
     assert [first[0], second[0]] == [0, 0], "searches without images need no torch"
     assert (usage[0], "Invalid value for '--port'" in usage[2]) == (2, True)
     assert sorted(tmp_path.iterdir()) == before, "no files may remain"

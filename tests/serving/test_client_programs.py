@@ -1,12 +1,10 @@
 """The clients of other projects as they come, each with one image and with a hundred.
 
-A client that is not installed is skipped. To run all of them, install them elsewhere, because their dependencies are
-large, and name that environment and the folder of npm:
+A client that is not installed is skipped. Their dependencies are large, so they have a separate environment. `.ci/run`
+installs it and runs all of them:
 
-    python -m venv /tmp/clients
-    /tmp/clients/bin/pip install openai langchain-openai llama-index-embeddings-openai litellm haystack-ai requests
-    npm install --prefix /tmp/clients openai
-    NNCLR_CLIENTS=/tmp/clients pytest tests/serving/test_client_programs.py
+    make clients
+    NNCLR_CLIENTS=.venv/clients pytest tests/serving/test_client_programs.py
 """
 
 import json
@@ -19,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from client_programs import JAVA, JAVASCRIPT, PYTHON
+from client_programs import JAVA, JAVASCRIPT, LANGCHAIN_DEFAULTS, PYTHON
 from rest_requests import as_text
 
 FOLDER = os.environ.get("NNCLR_CLIENTS")
@@ -51,13 +49,24 @@ def check(rows, encoder, image_files) -> None:
     np.testing.assert_allclose(np.array(rows, np.float32), expected[order], atol=1e-5)
 
 
+def lines_of(name: str, program: str, url: str, texts: Path) -> list[str]:
+    """Return what a program with a Python package prints; skip without the package."""
+    find = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({name!r}) is None)"
+    if subprocess.run([INTERPRETER, "-c", find], capture_output=True, check=False).returncode:
+        pytest.skip(f"{name} is not installed")
+    return output_of(INTERPRETER, "-c", program, url, str(texts)).splitlines()
+
+
 @pytest.mark.parametrize("name", PYTHON)
 def test_a_client_of_python(server, image_files, encoder, texts, name):
-    found = subprocess.run([INTERPRETER, "-c", f"import {name}"], capture_output=True, check=False)
-    if found.returncode:
-        pytest.skip(f"{name} is not installed")
-    rows = json.loads(output_of(INTERPRETER, "-c", PYTHON[name], server.url, str(texts)).splitlines()[-1])
-    check(rows, encoder, image_files)
+    check(json.loads(lines_of(name, PYTHON[name], server.url, texts)[-1]), encoder, image_files)
+
+
+def test_the_refusal_of_langchain_defaults_names_the_option(server, texts):
+    """It sends arrays of token numbers, which mean nothing to an image encoder."""
+    refusals = [json.loads(line) for line in lines_of("langchain_openai", LANGCHAIN_DEFAULTS, server.url, texts)]
+    assert [refusal[:2] for refusal in refusals] == [["invalid_request", "input[0]"]] * 2
+    assert all("check_embedding_ctx_length=False" in message for *_, message in refusals)
 
 
 def test_the_client_of_openai_for_javascript(server, image_files, encoder, texts):
@@ -87,9 +96,9 @@ def test_curl(server, client, collection, image_files, encoder, tmp_path):
     uploaded = ["-F", f"files=@{tmp_path / 'фото 1.jpg'}"]
     answer = json.loads(output_of(curl, "-sS", *uploaded, f"{server.url}/api/v1/embed"))
     np.testing.assert_allclose(answer["data"][0]["embedding"], encoder.embed(image_files[:1])[0], atol=1e-5)
-    many = [part for file in image_files for part in ("-F", f"files=@{file}")]
+    many = [part for file in (image_files * 2)[:100] for part in ("-F", f"files=@{file}")]
     answer = json.loads(output_of(curl, "-sS", *many, f"{server.url}/api/v1/embed"))
-    assert len(answer["data"]) == len(image_files)
+    check([answer["data"][0]["embedding"], *(row["embedding"] for row in answer["data"])], encoder, image_files)
     output_of(curl, "-sS", "--fail", *uploaded, f"{server.url}{collection}/items")
     (item,) = client.get(f"{collection}/items").json()["items"]
     assert item["metadata"]["name"] == "фото 1.jpg"

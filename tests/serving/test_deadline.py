@@ -1,5 +1,6 @@
 """The deadline of every route, and what a request holds until it is over."""
 
+import asyncio
 import itertools
 import socket
 import threading
@@ -10,12 +11,15 @@ from types import SimpleNamespace
 import httpx
 import numpy as np
 import pytest
+from model_shelf import KB, Shelf
 from rest_requests import is_problem
+from starlette.responses import Response
 from waiting import until
 
+from nnclr_hub import Encoder, load_encoder
 from nnclr_hub.store.base import Item
 from nnclr_hub.store.cancellation import check_cancelled
-from serving.deadline import Budget
+from serving.deadline import Budget, Deadline
 from serving.routes import changes
 
 DEADLINES_S = (0.3, 3.0, 30.0)  # one after the other: on a busy machine, work may not begin before the first
@@ -148,6 +152,40 @@ def test_the_time_of_an_upload_does_not_count(hurried, monkeypatch):
     headers = {"Content-Type": "application/json"}
     answer = httpx.post(f"{hurried.url}{ROUTES['search'][1]}", content=slowly(), headers=headers, timeout=60)
     assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(("work_s", "status"), [(0, 200), (20, 504)])
+def test_the_time_of_loading_a_model_does_not_count(make_engines, work_s, status):
+    async def ask(seconds: float) -> int:
+        shelf = Shelf(a=KB)
+        engines = make_engines(shelf)
+        shelf.wait.clear()
+
+        async def app(scope, receive, send) -> None:
+            asyncio.get_running_loop().call_later(1.5 * seconds, shelf.wait.set)
+            await engines.get_async("a")
+            await asyncio.sleep(work_s)
+            await Response()(scope, receive, send)
+
+        transport = httpx.ASGITransport(Deadline(app, seconds))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return (await client.get("/")).status_code
+
+    answers = (asyncio.run(ask(seconds)) for seconds in (0.3, 3.0))
+    assert status in answers
+
+
+def test_the_first_attention_map_may_wait_for_its_network(hurried, hurried_client, image_files, monkeypatch):
+    extractor = load_encoder("random:resnet18", device="cpu").attention_extractor
+    statuses = []
+    for seconds in (0.5, 5.0):
+        waits = [1.5 * seconds]  # before the first use
+        slow = property(lambda self, waits=waits: time.sleep(waits.pop() if waits else 0) or extractor)
+        monkeypatch.setattr(Encoder, "attention_extractor", slow)
+        monkeypatch.setattr("serving.deadline.Budget", lambda _, seconds=seconds: Budget(seconds))
+        files = {"image": ("a.jpg", image_files[0].read_bytes())}
+        statuses.append(hurried_client.post("/api/v1/attention", files=files).status_code)
+    assert 200 in statuses
 
 
 def test_searches_above_the_capacity_are_refused_with_429(hurried, hurried_client, stuck, monkeypatch):

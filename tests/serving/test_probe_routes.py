@@ -138,7 +138,7 @@ def test_an_invalid_prediction_is_refused(client, pets, body):
 
 
 def test_too_many_images_and_unknown_names_are_refused(client, pets):
-    assert client.post(f"{PROBES}/pets/predict", json={"images": ["AAAA"] * 65}).status_code == 413
+    assert client.post(f"{PROBES}/pets/predict", json={"images": ["AAAA"] * 129}).status_code == 413
     assert client.post(f"{PROBES}/none/predict", json={"vectors": [[1.0]]}).json()["code"] == "probe_not_found"
     answer = client.post(f"{PROBES}/pets/predict", json={"collection": "none", "ids": ["a"]})
     assert answer.json()["code"] == "collection_not_found"

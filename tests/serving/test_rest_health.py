@@ -150,7 +150,7 @@ def test_every_request_and_stage_is_counted(client, collection, image_files, mod
     for number in range(20):
         client.get(f"/no/such/path/{number}")
         client.get(f"{collection}/items/no-such-item-{number}")
-    client.post("/api/v1/embed", files=upload(image_files[:1] * 65))
+    client.post("/api/v1/embed", files=upload(image_files[:1] * 129))
     after = samples(client)
 
     def grown(name: str, **labels: str) -> float:

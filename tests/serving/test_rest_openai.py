@@ -75,6 +75,7 @@ def test_models_are_listed_with_their_details(official, server, encoder):
         ({"input": "https://example.com/x.jpg"}, 400, "input[0]"),
         ({"input": []}, 400, "input"),
         ({"input": [[1, 2]]}, 400, "input[0]"),
+        ({"input": [1, 2]}, 400, "input[0]"),
         ({"model": "other"}, 404, "model"),
         ({"dimensions": 7}, 400, "dimensions"),
         ({"modality": "audio"}, 400, "modality"),

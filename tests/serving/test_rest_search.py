@@ -194,7 +194,7 @@ def test_matches_have_the_percentiles_of_the_store_if_requested(client, server, 
 
 
 def test_too_much_in_one_batch_is_refused(client, collection):
-    for queries in ([{"id": "a"}] * 65, [{"positive": [{"image": "YQ=="}] * 33}] * 2):
+    for queries in ([{"id": "a"}] * 65, [{"positive": [{"image": "YQ=="}] * 65}] * 2):
         response = client.post(f"{collection}/search/batch", json={"queries": queries})
         is_problem(response, 413, "request_too_large")
 

@@ -161,6 +161,7 @@ def test_auto_starts_from_the_free_starter_and_keeps_its_input_and_heads(photos,
     first, scored, last = (printed.index(text) for text in ("auto:", "before the run", "verdict:"))
     assert first < scored < last
     assert "--set method=nnclr" in printed.partition("auto:")[2].partition("auto:")[0], "in the first line"
+    assert "% raw)" in printed[scored:last]
     assert "cc-by-4.0" in printed
     assert "too few" in printed
     assert verdict_of(done).scores[FREE_STARTER] > 0.5

@@ -185,9 +185,9 @@ def make_views(
         view = views[places[0]]
         crops = [pixels.crop(place, view, numbers[place]) for place in places]
         x = torch.cat(crops) if len(crops) > 1 else crops[0]
-        own = torch.cat([numbers[place] for place in places])
+        joined_numbers = torch.cat([numbers[place] for place in places])
         form = change or (change_rows if x.device.type == "cpu" else change_all)
-        made.update(zip(places, form(x, view, own).chunk(len(places)), strict=True))
+        made.update(zip(places, form(x, view, joined_numbers).chunk(len(places)), strict=True))
     return [made[place] for place in range(len(views))]
 
 
@@ -232,13 +232,13 @@ def blur_taps(size: int) -> int:
 
 def change_rows(x: Tensor, view: View, numbers: Tensor) -> Tensor:
     """Change colors and sharpness of crops (B, C, S, S) on a CPU, and normalize them; `x` may be overwritten."""
-    x = _some(x, numbers[:, DEGRADE.start] < view.degrade, lambda some, rows: degraded(some, numbers[rows, DEGRADE]))
+    x = _some(x, numbers[:, DEGRADE.start] < view.degrade, lambda part, rows: degraded(part, numbers[rows, DEGRADE]))
     if view.jitter:
         x = jitter_rows(x, *_turns_and_amounts(view, numbers))
-    x = _some(x, numbers[:, GRAY] < view.gray, lambda some, _: grayscale(some))
+    x = _some(x, numbers[:, GRAY] < view.gray, lambda part, _: grayscale(part))
     sigma, taps = _sigma(view, numbers), blur_taps(view.size)
-    x = _some(x, numbers[:, BLUR] < view.blur, lambda some, rows: gaussian_blur(some, sigma[rows], taps))
-    x = _some(x, numbers[:, SOLARIZE] < view.solarize, lambda some, _: solarize(some))
+    x = _some(x, numbers[:, BLUR] < view.blur, lambda part, rows: gaussian_blur(part, sigma[rows], taps))
+    x = _some(x, numbers[:, SOLARIZE] < view.solarize, lambda part, _: solarize(part))
     return _normalize(_of_plugin(x, view, numbers), view)
 
 

@@ -62,8 +62,8 @@ class Batch:
 
     def part(self, start: int, end: int) -> Batch:
         """Return the images from `start` to `end`."""
-        some = slice(start, end)
-        return Batch(self.pixels.part(start, end), self.views, self.numbers[:, some], self.ids[some], self.labels[some])
+        rows = slice(start, end)
+        return Batch(self.pixels.part(start, end), self.views, self.numbers[:, rows], self.ids[rows], self.labels[rows])
 
 
 class PixelSource(Protocol):
@@ -195,6 +195,6 @@ def channel_statistics(pixels: PixelSource) -> tuple[tuple[float, ...], tuple[fl
     rows = np.arange(0, len(pixels), -(-len(pixels) // SAMPLED))
     numbers = torch.zeros(1, len(rows), NUMBERS)
     images, _ = pixels.fetch(rows, [WHOLE], numbers)()
-    some = images.crop(0, WHOLE, numbers[0]).double()
-    mean, std = some.mean((0, 2, 3)), some.std((0, 2, 3), correction=0).clamp(min=LEAST_STD)
+    sample = images.crop(0, WHOLE, numbers[0]).double()
+    mean, std = sample.mean((0, 2, 3)), sample.std((0, 2, 3), correction=0).clamp(min=LEAST_STD)
     return tuple(mean.round(decimals=4).tolist()), tuple(std.round(decimals=4).tolist())

@@ -32,13 +32,13 @@ def crop_boxes(sizes: np.ndarray, scale: np.ndarray, ratio: np.ndarray, numbers:
     shape = np.exp(np.log(low) + np.log(top / low) * numbers[:, ATTEMPTS : 2 * ATTEMPTS])
     w, h = np.round(np.sqrt(area * shape)), np.round(np.sqrt(area / shape))
     fits = (w <= wide) & (h <= high) & (w > 0) & (h > 0)
-    first, some = fits.argmax(axis=1)[:, None], fits.any(axis=1)[:, None]
+    first, any_fits = fits.argmax(axis=1)[:, None], fits.any(axis=1)[:, None]
     nearest = np.clip(wide / high, low, top)  # the ratio of the largest central crop
-    w = np.where(some, np.take_along_axis(w, first, 1), np.maximum(1, np.minimum(wide, np.round(high * nearest))))
-    h = np.where(some, np.take_along_axis(h, first, 1), np.maximum(1, np.minimum(high, np.round(wide / nearest))))
+    w = np.where(any_fits, np.take_along_axis(w, first, 1), np.maximum(1, np.minimum(wide, np.round(high * nearest))))
+    h = np.where(any_fits, np.take_along_axis(h, first, 1), np.maximum(1, np.minimum(high, np.round(wide / nearest))))
     y, x = numbers[:, -2:-1], numbers[:, -1:]
-    y = np.where(some, np.floor(y * (high - h + 1)), np.floor((high - h) / 2))
-    x = np.where(some, np.floor(x * (wide - w + 1)), np.floor((wide - w) / 2))
+    y = np.where(any_fits, np.floor(y * (high - h + 1)), np.floor((high - h) / 2))
+    x = np.where(any_fits, np.floor(x * (wide - w + 1)), np.floor((wide - w) / 2))
     return np.concatenate([y, x, h, w], axis=1)
 
 

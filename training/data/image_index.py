@@ -190,7 +190,7 @@ def _mapped(path: Path, kind: type) -> np.ndarray:
     return np.memmap(path, kind, "r") if path.stat().st_size else np.zeros(0, kind)  # an empty file cannot be mapped
 
 
-def write_index(key: str, state: str, found: Iterable[Listed]) -> ImageIndex:
+def write_index(key: str, state: str, listings: Iterable[Listed]) -> ImageIndex:
     """Write the columns of some folders and archives into the cache folder, and open them.
 
     Another program that lists the same folders replaces them, and the index that is open keeps its files.
@@ -198,7 +198,7 @@ def write_index(key: str, state: str, found: Iterable[Listed]) -> ImageIndex:
     Args:
         key: identifies the set; an earlier index under it is replaced.
         state: identifies what it contains now; see `current_index`.
-        found: the folders and archives; those of a --data follow one another.
+        listings: the folders and archives; those of a --data follow one another.
 
     Raises:
         NoRoom: the cache folder cannot be written.
@@ -210,7 +210,7 @@ def write_index(key: str, state: str, found: Iterable[Listed]) -> ImageIndex:
     except OSError as error:
         raise not_writable(error) from error
     try:
-        about = _write_columns(half, found)
+        about = _write_columns(half, listings)
         (half / "index.json").write_text(json.dumps({"state": state, **about}))
         with lock_folder(folder):
             shutil.rmtree(folder, ignore_errors=True)
@@ -237,14 +237,14 @@ def _folder_of(key: str) -> Path:
     return cache_folder() / "indexes" / hashlib.sha256(f"{FORMAT} {key}".encode()).hexdigest()[:24]
 
 
-def _write_columns(half: Path, found: Iterable[Listed]) -> dict[str, Any]:
+def _write_columns(half: Path, listings: Iterable[Listed]) -> dict[str, Any]:
     sources, blocks, folders = list[ImageSource](), list[int](), list[int]()
-    numbers: dict[str, int] = {}  # of labels, in the order in which they were found
+    numbers: dict[str, int] = {}  # of labels, in the order of the listings
     images = names_end = total = 0
     with ExitStack() as stack:
         columns = {name: stack.enter_context((half / name).open("wb")) for name in COLUMNS}
         names = stack.enter_context((half / "names").open("wb"))
-        for one in found:
+        for one in listings:
             texts = [_encoded(image.path) for image in one.images]
             values = {
                 "source": np.full(len(texts), len(sources)),

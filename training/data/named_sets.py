@@ -78,6 +78,20 @@ def find_data(given: Sequence[str | Path], console: Console) -> list[Path | str]
     return [one if is_address(one) or set(one) & set("*?[{") else find_folder(one, console) for one in map(str, given)]
 
 
+def check_names(given: Sequence[str]) -> None:
+    """Check names before anything is imported or downloaded.
+
+    Raises:
+        NoImages: one is neither a path, an address, a pattern nor a known name.
+    """
+    for name in given:
+        known = is_address(name) or set(name) & set("*?[{") or Path(name).exists() or os.sep in name
+        if not known and name not in NAMED_SETS:
+            close = get_close_matches(name, NAMED_SETS, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"use a folder or one of {', '.join(NAMED_SETS)}."
+            raise NoImages(f"{name} is neither a folder nor a known data set; {hint}")
+
+
 def find_folder(name: str, console: Console) -> Path:
     """Return a path as it is, or the folder of a named data set, downloaded if necessary.
 
@@ -88,11 +102,10 @@ def find_folder(name: str, console: Console) -> Path:
         raise NoImages(f"{name} is not a folder of this machine; copy it into one.")
     if Path(name).exists() or os.sep in name:
         return Path(name)
-    if name in NAMED_SETS:
-        return fetch(name, console)
-    close = get_close_matches(name, NAMED_SETS, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else f"use a folder or one of {', '.join(NAMED_SETS)}."
-    raise NoImages(f"{name} is neither a folder nor a known data set; {hint}")
+    if name not in NAMED_SETS:
+        check_names([name])
+        raise NoImages(f"{name} is a pattern; name a folder.")
+    return fetch(name, console)
 
 
 def fetch(name: str, console: Console) -> Path:

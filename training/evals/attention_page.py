@@ -17,15 +17,15 @@ def as_markdown(records: Sequence[EvaluationRecord]) -> str:
     """Return a table of scores and a table of differences for each data set."""
     lines = ["# Attention, scored with boxes", "", "In brackets: 95% intervals from a bootstrap over images."]
     for data in dict.fromkeys(one.data for one in records):
-        own = [one for one in records if one.data == data]
-        counted = ", ".join(f"{number} {what}" for what, number in own[0].images.items())
+        data_records = [one for one in records if one.data == data]
+        counted = ", ".join(f"{number} {what}" for what, number in data_records[0].images.items())
         pairs, classes, covered = (
-            f"{own[0].values[f'attention/{data}/{k}']:.0f}" for k in ("pairs", "classes", "covered")
+            f"{data_records[0].values[f'attention/{data}/{k}']:.0f}" for k in ("pairs", "classes", "covered")
         )
         lines += ["", f"## {data}", "", f"{counted}; {pairs} pairs, classes: {classes}.", ""]
         if covered != "0":
             lines[-1:] = [f"Boxes cover {covered} images completely; those have no AUROC.", ""]
-        rows = [row for one in own for row in _rows(one)]
+        rows = [row for one in data_records for row in _rows(one)]
         lines += _table(rows, SCORES)
         rows = [row for row in rows if any(key in row[2] for key in GAINS)]
         if rows:

@@ -138,9 +138,9 @@ def _coco(file: Path) -> Listed:
             boxes[one["image_id"]].append(([x, y, x + width, y + height], place[one["category_id"]]))
     images = []
     for one in content["images"]:
-        own = boxes[one["id"]]
+        pairs = boxes[one["id"]]
         size = (int(one["width"]), int(one["height"]))
-        images.append((file.parent / one["file_name"], size, [box for box, _ in own], [kind for _, kind in own]))
+        images.append((file.parent / one["file_name"], size, [box for box, _ in pairs], [kind for _, kind in pairs]))
     return tuple(str(one["name"]) for one in content["categories"]), images
 
 
@@ -162,7 +162,8 @@ def _table(file: Path) -> Listed:
     classes = tuple(sorted({Path(name).parent.name for name in boxes}))
     place = {name: i for i, name in enumerate(classes)}
     return classes, [
-        (file.parent / name, None, own, [place[Path(name).parent.name]] * len(own)) for name, own in boxes.items()
+        (file.parent / name, None, file_boxes, [place[Path(name).parent.name]] * len(file_boxes))
+        for name, file_boxes in boxes.items()
     ]
 
 

@@ -171,7 +171,7 @@ class _EvalRun:
 
     def sources(self) -> dict[str, Source]:
         """Return the sources by name; published weights that are unavailable are skipped if there are other sources."""
-        found: dict[str, Source] = {}
+        sources: dict[str, Source] = {}
         for name in dict.fromkeys(self.request.sources):
             try:
                 source = _without_network(name) or load_encoder(
@@ -180,14 +180,14 @@ class _EvalRun:
                 if isinstance(source, Encoder) and source.backend.name != "torch":
                     name = f"{name}, {source.backend.name}"
                 if self.request.crops != 1 and isinstance(source, Encoder):
-                    found[f"{name}, {self.request.crops} crops"] = CropMean(source, self.request.crops)
+                    sources[f"{name}, {self.request.crops} crops"] = CropMean(source, self.request.crops)
                 else:
-                    found[name] = source
+                    sources[name] = source
             except ModelFilesMissing as error:
                 if len(self.request.sources) == 1 or not name.startswith(PUBLISHED):
                     raise
                 self.skip(name, error)  # a later call on a machine with access adds its row
-        return found
+        return sources
 
     def tasks(self, protocol: Protocol) -> list[Data]:
         """Return the data sets of a protocol; unavailable sets of transfer are skipped."""
@@ -195,7 +195,7 @@ class _EvalRun:
         if protocol.name != "transfer" and not data:
             what = "images with boxes" if protocol.on_boxes else "labeled images"
             raise InvalidRequest(f"No {what} are named; use nnclr eval {protocol.name} SOURCE --data IMAGES.")
-        found: list[Data] = []
+        tasks: list[Data] = []
         for given in dict.fromkeys(data or TRANSFER_METRICS):
             try:
                 task: Data
@@ -215,8 +215,8 @@ class _EvalRun:
                     raise
                 self.skip(given, error)
             else:
-                found.append(replace(task, name=self._unique_name(task.name, folder)))
-        return found
+                tasks.append(replace(task, name=self._unique_name(task.name, folder)))
+        return tasks
 
     def _unique_name(self, name: str, folder: Path) -> str:
         """Number equal names of different folders, which would share a cell of the table."""

@@ -79,11 +79,11 @@ class LabeledSet:
         """
         train, test = self._train, self._test
         total = len(train.labels) + len(test.labels)
-        own = (
+        share = (
             train._replace(images=_embed(encoder, train.images, lambda done: progress(done, total))),
             test._replace(images=_embed(encoder, test.images, lambda done: progress(done + len(train.labels), total))),
         )
-        shares = self._ranks.collect(own)
+        shares = self._ranks.collect(share)
         if shares is None:
             return None
         whole_train, whole_test = (_whole([share[number] for share in shares]) for number in range(2))
@@ -116,11 +116,11 @@ def _crops(files: ImageFiles, transform: EvalTransform, ranks: Ranks, progress: 
         except ImageError:
             return None  # the pack has reported it already
 
-    own = (files.labels >= 0).nonzero()[0][ranks.rank :: ranks.world]
-    labeled = files.keep(own)
+    local_numbers = (files.labels >= 0).nonzero()[0][ranks.rank :: ranks.world]
+    labeled = files.keep(local_numbers)
     crops, read = [], []
     with ThreadPoolExecutor(usable_cores()) as pool:
-        for done, (number, image) in enumerate(zip(own, pool.map(crop, labeled.paths), strict=True), 1):
+        for done, (number, image) in enumerate(zip(local_numbers, pool.map(crop, labeled.paths), strict=True), 1):
             if image is not None:
                 crops.append(image)
                 read.append(number)

@@ -90,8 +90,8 @@ def find_protocols(names: Sequence[str], assignments: Sequence[str]) -> list[Pro
 def _configured(name: str, assignments: Sequence[str]) -> Protocol:
     """Apply the assignments that concern this protocol; a key may have a different type in another protocol."""
     settings, hints = settings_of(name), typing.get_type_hints(PROTOCOLS[name])
-    own = [one for one in assignments if one.partition("=")[0] in settings]
-    changed = parse_settings(own, {key: hints[key] for key in settings}, settings)
+    relevant = [one for one in assignments if one.partition("=")[0] in settings]
+    changed = parse_settings(relevant, {key: hints[key] for key in settings}, settings)
     for key, value in changed.items():
         if typing.get_origin(hints[key]) is typing.Literal:
             one_of(key, value, typing.get_args(hints[key]))

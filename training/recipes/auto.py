@@ -134,11 +134,13 @@ class Auto(Recipe):
             why.insert(
                 0,
                 f"SimCLR instead of NNCLR: it was level or ahead in all measured runs of fewer than {NEIGHBOR_STEPS:,} "
-                f"steps, and this one has {steps:,}; --set method=nnclr trains NNCLR.",
+                f"steps, and this one plans {steps:,}; --set method=nnclr trains NNCLR.",
             )
         if now.start is not None:
-            fits = now.minutes and not now.on_gpu and "epochs" not in self.fixed
-            when = f"fit into {now.minutes:g} minutes" if fits else "are planned"
+            when = "are planned"
+            if now.minutes:  # a run on a GPU, or with a given number of epochs, is not planned for the time
+                fits = not now.on_gpu and "epochs" not in self.fixed
+                when = ("fit" if fits else "are planned, or as many as fit") + f" into {now.minutes:g} minutes"
             why += _prospects(now.start, steps, chosen.batch_size, when)
         return chosen, why
 
@@ -211,7 +213,7 @@ def _from_encoder(now: Situation, start: Start) -> Recipe:
 def _prospects(start: Start, steps: int, batch: int, when: str) -> list[str]:
     """Return sentences about what the planned steps are worth next to those of the encoder they start from."""
     seen = f"; {start.source} has seen at least {start.seen:,} images" if start.seen else ""
-    sentences = [f"about {steps:,} steps of {batch} images {when}, {steps * batch:,} images{seen}."]
+    sentences = [f"about {steps:,} steps of {batch} images {when}: {steps * batch:,} images at most{seen}."]
     if steps < HELPFUL_STEPS:
         sentences.append(
             f"These are too few to improve on {start.source} (fewer than {HELPFUL_STEPS} steps): use it as it is, or "

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nnclr_hub.encoder.backends.base import cpu_threads, full_name
+from nnclr_hub.encoder.backends.base import GRAPHS, cpu_threads, full_name
 from nnclr_hub.encoder.warning_filters import ignore_warnings
 from nnclr_hub.errors import InvalidRequest, MissingDependency
 from nnclr_hub.hub.layout import WEIGHTS
@@ -28,8 +28,6 @@ if TYPE_CHECKING:  # a saved graph runs without torch
     from torch import device as Device
 
     from nnclr_hub.encoder.backends.network import Network
-
-GRAPH = "network.xml"  # its weights are in network.bin
 
 
 class OpenVINOBackend:
@@ -78,7 +76,7 @@ class OpenVINOBackend:
         """Write the graph with its weights in float32, so that another process can run it without torch."""
         import openvino
 
-        openvino.save_model(self._graph, folder / GRAPH, compress_to_fp16=False)
+        openvino.save_model(self._graph, folder / GRAPHS["openvino"], compress_to_fp16=False)
 
 
 def open_openvino(network: Network, device: Device, precision: str) -> OpenVINOBackend:
