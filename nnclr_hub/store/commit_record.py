@@ -8,12 +8,9 @@ After a loss of power it may be older than the SQLite file, never newer, because
 from __future__ import annotations
 
 import os
-import sqlite3
 import struct
 import zlib
 from pathlib import Path
-
-from nnclr_hub.errors import StoreCorrupt
 
 _RECORD = struct.Struct("<8sqq")
 _MAGIC = b"nnclrhu2"
@@ -62,70 +59,6 @@ class CommitRecord:
         if self._file is not None:
             os.close(self._file)
             self._file = None
-
-
-class CountedCommits:
-    """The number of commits of a small SQLite file, in the file itself and in a record next to it.
-
-    Args:
-        path: of the SQLite file.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._record = CommitRecord(path.with_name(f"{path.name}.commit"))
-        self._recorded: tuple[int, int] | None = None
-
-    def begin(self) -> None:
-        """Read the record. This comes before the SQLite file is opened, because another process may write it."""
-        self._recorded = self._record.read()
-
-    def check(self, connection: sqlite3.Connection | None) -> None:
-        """Check that the file has all commits that are recorded.
-
-        Args:
-            connection: to the file; None if it does not exist.
-
-        Raises:
-            StoreCorrupt: it lacks some.
-        """
-        missing = 0 if self._recorded is None else self._recorded[0] - _count(connection)
-        if missing > 0:
-            reason = f"it lacks {missing} acknowledged changes, because its log is damaged or missing"
-            raise StoreCorrupt(f"{self._path} is damaged: {reason}.") from ValueError(reason)
-
-    def prepare(self, connection: sqlite3.Connection) -> None:
-        """Let the file count its commits."""
-        if not _has_count(connection):
-            connection.executescript(
-                "BEGIN; CREATE TABLE commits (n INTEGER NOT NULL) STRICT; INSERT INTO commits VALUES (0); COMMIT;"
-            )
-
-    def count(self, connection: sqlite3.Connection) -> int:
-        """Count a commit in its transaction, and return its number, which `record` needs after the commit."""
-        return connection.execute("UPDATE commits SET n = n + 1 RETURNING n").fetchone()[0]
-
-    def record(self, number: int) -> None:
-        """Record a commit."""
-        self._record.write(number)
-
-    def remove(self) -> None:
-        """Delete the record, because the file is replaced by one that may lack commits."""
-        self._record.remove()
-
-    def close(self) -> None:
-        """Close the record."""
-        self._record.close()
-
-
-def _has_count(connection: sqlite3.Connection) -> bool:
-    return connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'commits'").fetchone() is not None
-
-
-def _count(connection: sqlite3.Connection | None) -> int:
-    if connection is None or not _has_count(connection):
-        return 0
-    return connection.execute("SELECT n FROM commits").fetchone()[0]
 
 
 def _unpacked(data: bytes) -> tuple[int, int] | None:

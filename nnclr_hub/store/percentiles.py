@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -36,8 +35,7 @@ NUMBERS = 1 << 22  # of the vectors in memory, 16 MiB: fewer items if they are l
 RENEWED = 0.1  # of the items may change until the pairs are sampled again
 ROUNDING = 1e-6  # by which scores of equal pairs may differ, relative to numbers above 1
 SEED = 0
-POLL_SECONDS = 0.05  # between two checks whether a call that waits for the first sample is cancelled
-RETRY_SECONDS = 30.0  # after an error, during which searches do not try to sample again
+POLL_SECONDS = 0.05  # between two checks whether a call that waits for a sample is cancelled
 
 
 @dataclass(frozen=True)
@@ -92,8 +90,6 @@ class _Sample:
 class RandomScores:
     """Scores of random pairs of different items, computed at the first use and after a tenth of the items changed.
 
-    Threads may share it. One of them computes the scores. Others wait only if none of the present basis are known.
-
     Args:
         source: the collection.
     """
@@ -102,9 +98,6 @@ class RandomScores:
         self._source = source
         self._sampling = threading.Lock()
         self._sample: _Sample | None = None
-        self._error: StoreError | None = None  # of the last attempt to sample
-        self._retry_at = 0.0
-        self._warned = False
 
     def percentiles(self, scores: Sequence[float]) -> list[float] | None:
         """See `Collection.percentiles`."""
@@ -121,64 +114,36 @@ class RandomScores:
             basis = self._source.basis
             answers = search()
             scores = np.array([match.score for found in answers for match in found])
-            sample = self._available() if len(scores) else None
-            shares = None if sample is None else sample.shares(scores)
-            if sample is None or shares is None:
+            try:
+                sample = self._present()
+            except StoreError as error:
+                log.warning("the percentiles of collection %r are unknown: %s", self._source.name, error)
+                return answers
+            if (shares := sample.shares(scores)) is None:
                 return answers
             if sample.basis is basis:
                 remaining = iter(shares)
                 return [[replace(match, percentile=next(remaining)) for match in found] for found in answers]
 
-    def _available(self) -> _Sample | None:
-        """Return a sample, an older one after an error, or None without one of the present basis."""
-        if time.monotonic() >= self._retry_at:
-            try:
-                sample = self._present()
-            except StoreError as error:
-                self._retry_at = time.monotonic() + RETRY_SECONDS
-                if not self._warned:
-                    log.warning("the percentiles of collection %r are not up to date: %s", self._source.name, error)
-                self._warned = True
-            else:
-                self._warned = False
-                return sample
-        known = self._sample
-        return known if known is not None and known.basis is self._source.basis else None
-
     def _present(self) -> _Sample:
-        """Return the sample, of the present basis and at most a tenth outdated, or while another thread replaces it.
+        """Return the sample; first a new one if it is of another basis, or more than a tenth of the items changed.
 
         Raises:
             StoreError: the vectors cannot be read.
         """
-        source, sample, error = self._source, self._sample, self._error
-        if sample is None or sample.basis is not source.basis:
-            while not self._sampling.acquire(timeout=POLL_SECONDS):
-                check_cancelled()
-        elif not sample.outdated(source.vector_changes()) or not self._sampling.acquire(blocking=False):
-            return sample
+        source = self._source
+        while not self._sampling.acquire(timeout=POLL_SECONDS):
+            check_cancelled()
         try:
-            if self._error is not error and self._error is not None:  # the attempt that this call has waited for
-                raise StoreError(str(self._error))
-            sample = self._sample  # again: another thread may have replaced it
-            if sample is None or sample.basis is not source.basis or sample.outdated(source.vector_changes()):
-                sample = self._sample = self._sampled()
-            self._error = None
+            sample = self._sample
+            while sample is None or sample.basis is not source.basis or sample.outdated(source.vector_changes()):
+                basis, found = source.basis, source.random_vectors()
+                vectors = found.vectors[~np.isnan(found.vectors).any(axis=1)]
+                scores = _pair_scores(vectors, source.spec.metric)
+                sample = self._sample = _Sample(scores, basis, found.items, found.changes)
             return sample
-        except StoreError as error:
-            self._error = error
-            raise
         finally:
             self._sampling.release()
-
-    def _sampled(self) -> _Sample:
-        while True:
-            basis = self._source.basis
-            found = self._source.random_vectors()
-            if self._source.basis is basis:
-                break
-        vectors = found.vectors[~np.isnan(found.vectors).any(axis=1)]
-        return _Sample(_pair_scores(vectors, self._source.spec.metric), basis, found.items, found.changes)
 
 
 def random_items(count: int, dim: int) -> np.ndarray:

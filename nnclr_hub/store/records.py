@@ -20,17 +20,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from nnclr_hub.errors import OpenedForReading, StoreClosed, StoreCorrupt
-from nnclr_hub.store.commit_record import CountedCommits
-from nnclr_hub.store.folder import check_process, fsync_folder, give_back, make_folder, take_lock
-from nnclr_hub.store.sqlite import (
-    check_space,
-    connect,
-    format_of,
-    quick_check,
-    remove_files,
-    replace_damaged,
-    with_hint,
-)
+from nnclr_hub.store.database import Database, replacement
+from nnclr_hub.store.folder import check_process, give_back, take_lock
+from nnclr_hub.store.sqlite import check_space, connect, with_hint
 
 log = logging.getLogger(__name__)
 RECORDS = "records.sqlite"
@@ -40,12 +32,9 @@ KEPT_ELSEWHERE = (
     "Use a server that has the store alone, without --read-only."
 )
 HINT = "save what is readable with `nnclr store repair`, without naming a collection"
-_TABLES = f"""
-BEGIN IMMEDIATE;
+_TABLES = """
 CREATE TABLE records (
     kind TEXT NOT NULL, name TEXT NOT NULL, content TEXT NOT NULL, data BLOB, PRIMARY KEY (kind, name)) STRICT;
-PRAGMA user_version = {SCHEMA};
-COMMIT;
 """
 
 
@@ -86,11 +75,9 @@ class Records:
         self._path = path
         self._read_only = read_only
         self._locked = locked
-        self._lock = threading.RLock()
+        self._opening = threading.RLock()
         self._folder_lock: BinaryIO | None = None
-        self._connection: sqlite3.Connection | None = None
-        self._commits = CountedCommits(path)
-        self._changing = False
+        self._database: Database | None = None
         self._closed = False
         self._pid = os.getpid()
 
@@ -141,33 +128,15 @@ class Records:
         """Run the block as one transaction; an exception rolls it back."""
         if self._read_only:
             raise OpenedForReading(KEPT_ELSEWHERE)
-        with self._using() as connection:
-            assert connection is not None
-            if self._changing:
-                yield connection
-                return
-            connection.execute("BEGIN IMMEDIATE")
-            self._changing = True
-            try:
-                yield connection
-                number = self._commits.count(connection)
-                connection.execute("COMMIT")
-                self._commits.record(number)
-            except BaseException:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-                raise
-            finally:
-                self._changing = False
+        with self._opened().changing() as connection:
+            yield connection
 
     def close(self) -> None:
         """Close the file."""
-        with self._lock:
+        with self._opening:
             self._closed = True
-            if self._connection is not None:
-                self._connection.close()
-                self._connection = None
-            self._commits.close()
+            if self._database is not None:
+                self._database.close()
             if self._folder_lock is not None:
                 give_back(self._folder_lock)
                 self._folder_lock = None
@@ -175,28 +144,23 @@ class Records:
     # ---- inside
 
     def _found(self, statement: str, parameters: list[Any]) -> list[Record]:
-        with self._using() as connection:
+        with self._opened().using() as connection:
             if connection is None:
                 return []
             rows = connection.execute(statement, parameters).fetchall()
             return [Record(kind, name, json.loads(content), data) for kind, name, content, data in rows]
 
-    @contextmanager
-    def _using(self) -> Iterator[sqlite3.Connection | None]:
-        """Provide the connection; None if the file does not exist and must not be created."""
+    def _opened(self) -> Database:
         check_process(self._pid)
-        with self._lock:
+        with self._opening:
             if self._closed:
                 raise StoreClosed("The store is closed; open it again.")
-            with with_hint(self._path, HINT):
-                if self._connection is None:
-                    self._connection = self._opened()
-                yield self._connection
-
-    def _opened(self) -> sqlite3.Connection | None:
-        if self._locked and not self._read_only and self._folder_lock is None:
-            self._folder_lock = take_lock(self._path.parent)
-        return _connected(self._path, read_only=self._read_only)
+            if self._locked and not self._read_only and self._folder_lock is None:
+                self._folder_lock = take_lock(self._path.parent)
+            # without a file there is nothing to keep open: another process may create it
+            if self._database is None or self._database.connection is None:
+                self._database = Database(self._path, SCHEMA, _TABLES, HINT, read_only=self._read_only)
+            return self._database
 
 
 def repair_records(path: Path) -> int | None:
@@ -218,24 +182,14 @@ def repair_records(path: Path) -> int | None:
 
 
 def _repair(path: Path) -> int | None:
+    """Do the work of `repair_records` while the folder is locked."""
     try:
-        with with_hint(path, HINT):
-            connection = _connected(path)
-            assert connection is not None
-            connection.close()
+        with closing(Database(path, SCHEMA, _TABLES, HINT, read_only=False)):
+            return None
     except StoreCorrupt as error:
         log.warning("%s", error)
-    else:
-        return None
-    new = path.with_suffix(".new")
-    remove_files(new)  # of an interrupted attempt
-    connection = _connected(new)
-    assert connection is not None
-    with closing(connection) as to:
-        saved = _rescue(path, to)
-    CountedCommits(path).remove()
-    replace_damaged(path, new, path.parent / "lost+found")
-    return saved
+    with replacement(path, SCHEMA, _TABLES, HINT, path.parent / "lost+found") as new, new.changing() as to:
+        return _rescue(path, to)
 
 
 def _rescue(path: Path, to: sqlite3.Connection) -> int:
@@ -256,28 +210,3 @@ def _rescue(path: Path, to: sqlite3.Connection) -> int:
     except StoreCorrupt as error:
         log.warning("the records are only partly readable (%s)", error)
     return saved
-
-
-def _connected(path: Path, *, read_only: bool = False) -> sqlite3.Connection | None:
-    """Open a file and check it, or create it; None if it does not exist and is opened read-only."""
-    commits = CountedCommits(path)
-    commits.begin()
-    if not path.is_file():
-        commits.check(None)
-        if read_only:
-            return None
-    if not read_only:
-        make_folder(path.parent)
-    connection = connect(path, SCHEMA, read_only=read_only, create=not read_only)
-    try:
-        if not read_only:
-            quick_check(connection, path)
-            if format_of(connection) == 0:
-                connection.executescript(_TABLES)
-                fsync_folder(path.parent)
-            commits.prepare(connection)
-        commits.check(connection)
-    except BaseException:
-        connection.close()
-        raise
-    return connection

@@ -19,13 +19,12 @@ from nnclr_hub.store.embedded.filter_sql import add_functions, value_sql
 from nnclr_hub.store.embedded.integrity import seal, sequence
 from nnclr_hub.store.spec import CollectionSpec
 from nnclr_hub.store.sqlite import connect as connect_to
-from nnclr_hub.store.sqlite import format_of
 from nnclr_hub.store.where import check_key
 
 SCHEMA = 5
 STEP_PAGES = 64  # that are given back at once: 1 MiB
 
-_ROOT_TABLES = """
+ROOT_TABLES = """
 CREATE TABLE collections (name TEXT PRIMARY KEY, uuid TEXT NOT NULL UNIQUE) STRICT;
 CREATE TABLE aliases (
     alias TEXT PRIMARY KEY, name TEXT NOT NULL REFERENCES collections ON DELETE CASCADE ON UPDATE CASCADE) STRICT;
@@ -59,16 +58,11 @@ def connect(path: Path, *, read_only: bool = False, create: bool = False) -> sql
     return connection
 
 
-def create_root(connection: sqlite3.Connection) -> None:
-    """Create the root catalog's tables in a new file."""
-    _create(connection, _ROOT_TABLES)
-
-
 def create_collection(connection: sqlite3.Connection, spec: CollectionSpec, name: str | None = None) -> None:
     """Create a collection's tables, its specification, and a record of its name."""
     for key in spec.indexed:
         check_indexed(key)
-    _create(connection, _COLLECTION_TABLES)
+    connection.executescript(f"BEGIN IMMEDIATE; {_COLLECTION_TABLES} PRAGMA user_version = {SCHEMA}; COMMIT;")
     _create_indexes(connection, spec)
     connection.execute("INSERT INTO meta VALUES ('spec', ?)", [json.dumps(asdict(spec))])
     if name is not None:
@@ -121,11 +115,6 @@ def without_indexes(connection: sqlite3.Connection) -> Iterator[None]:
 
 def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
-
-
-def _create(connection: sqlite3.Connection, tables: str) -> None:
-    if format_of(connection) == 0:
-        connection.executescript(f"BEGIN IMMEDIATE; {tables} PRAGMA user_version = {SCHEMA}; COMMIT;")
 
 
 def read_spec(connection: sqlite3.Connection) -> CollectionSpec:

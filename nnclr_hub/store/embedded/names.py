@@ -6,27 +6,18 @@ Each collection's file also records its name, so that the root catalog can be re
 from __future__ import annotations
 
 import logging
-import os
 import sqlite3
-import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from nnclr_hub.errors import (
-    DiskFull,
-    InvalidRequest,
-    NNCLRHubError,
-    StoreClosed,
-    StoreCorrupt,
-    StoreError,
-    StoreTooNew,
-)
+from nnclr_hub.errors import InvalidRequest, NNCLRHubError, StoreCorrupt, StoreError, StoreTooNew
 from nnclr_hub.store.checks import check_collection_name
-from nnclr_hub.store.commit_record import CountedCommits
-from nnclr_hub.store.embedded.catalog import connect, create_root
+from nnclr_hub.store.commit_record import CommitRecord
+from nnclr_hub.store.database import Database, replacement
+from nnclr_hub.store.embedded.catalog import ROOT_TABLES, SCHEMA, connect
 from nnclr_hub.store.embedded.integrity import seal
-from nnclr_hub.store.folder import check_process, give_back, take_lock
+from nnclr_hub.store.folder import give_back, take_lock
 from nnclr_hub.store.name_errors import (
     alias_exists,
     alias_not_found,
@@ -36,14 +27,7 @@ from nnclr_hub.store.name_errors import (
     is_collection,
     is_own_name,
 )
-from nnclr_hub.store.sqlite import (
-    format_of,
-    quick_check,
-    remove_files,
-    replace_damaged,
-    translated,
-    with_hint,
-)
+from nnclr_hub.store.sqlite import translated
 
 log = logging.getLogger(__name__)
 CATALOG = "catalog.sqlite"
@@ -63,40 +47,13 @@ class Names:
     """
 
     def __init__(self, path: Path, *, read_only: bool) -> None:
-        self._path = path
-        self._lock = threading.RLock()
-        self._commits = CountedCommits(path)
         if not path.is_file() and has_collections(path.parent):
             raise StoreCorrupt(f"{path} is missing, although the store has collections; {HINT}.")
-        if not read_only and not path.is_file():
-            self._commits.remove()
-        self._commits.begin()
-        with with_hint(self._path, HINT):
-            try:
-                self._root = connect(path, read_only=read_only, create=not read_only)
-            except DiskFull:
-                if not path.is_file() or path.stat().st_size == 0:  # it was just created, so nothing can be read
-                    raise
-                read_only = True  # it can be read at least
-                self._root = connect(path, read_only=True)
-        self._closed = False
-        self._pid = os.getpid()
-        try:
-            with with_hint(path, HINT):
-                empty = format_of(self._root) == 0
-            if empty and has_collections(path.parent):
-                raise StoreCorrupt(f"{path} is empty, although the store has collections; {HINT}.")
-            if not read_only:
-                with with_hint(path, HINT):
-                    # otherwise a page that cannot be read would look like collections without a name
-                    quick_check(self._root, path)
-                    create_root(self._root)
-                    self._commits.prepare(self._root)
-            with with_hint(path, HINT):
-                self._commits.check(self._root)
-        except BaseException:
-            self._root.close()
-            raise
+        if path.is_file() and path.stat().st_size == 0 and has_collections(path.parent):
+            raise StoreCorrupt(f"{path} is empty, although the store has collections; {HINT}.")
+        if not read_only and not path.is_file():  # a new store, whose folder had another one
+            CommitRecord(path.with_name(f"{path.name}.commit")).remove()
+        self._database = Database(path, SCHEMA, ROOT_TABLES, HINT, read_only=read_only)
 
     def files(self) -> dict[str, str]:
         """Return the stems of the collections' files by name, sorted."""
@@ -180,13 +137,13 @@ class Names:
         if name == to:
             raise is_own_name(name)
         if to not in self.collections():
-            with self._changing() as root:
+            with self._database.changing() as root:
                 root.execute("UPDATE aliases SET name = ? WHERE name = ?", [name, known.get(to, name)])
                 root.execute("INSERT OR REPLACE INTO aliases VALUES (?, ?)", [to, name])
             return None
         names = (f"{to}.old{number or ''}" for number in (0, *range(2, len(taken) + 3)))
         kept = next(free for free in names if free not in taken)
-        with self._changing() as root:  # aliases follow each change of a name
+        with self._database.changing() as root:  # aliases follow each change of a name
             root.execute("UPDATE aliases SET name = ? WHERE name = ?", [name, to])
             root.execute("UPDATE collections SET name = ? WHERE name = ?", [kept, to])
             root.execute("UPDATE collections SET name = ? WHERE name = ?", [to, name])
@@ -194,38 +151,17 @@ class Names:
 
     def close(self) -> None:
         """Close the file."""
-        with self._lock:
-            self._closed = True
-            self._root.close()
-            self._commits.close()
+        self._database.close()
 
     def _change(self, statement: str, parameters: list[str]) -> None:
-        with self._changing() as root:
+        with self._database.changing() as root:
             root.execute(statement, parameters)
 
     @contextmanager
-    def _changing(self) -> Iterator[sqlite3.Connection]:
-        """Run the block as one transaction, and record its commit."""
-        with self._using() as root:
-            root.execute("BEGIN IMMEDIATE")
-            try:
-                yield root
-                number = self._commits.count(root)
-                root.execute("COMMIT")
-            except BaseException:
-                if root.in_transaction:  # a full disk rolls it back
-                    root.execute("ROLLBACK")
-                raise
-            self._commits.record(number)
-
-    @contextmanager
     def _using(self) -> Iterator[sqlite3.Connection]:
-        check_process(self._pid)
-        with self._lock:
-            if self._closed:
-                raise StoreClosed(f"The store {self._path.parent} is closed; open it again.")
-            with with_hint(self._path, HINT):
-                yield self._root
+        with self._database.using() as root:
+            assert root is not None
+            yield root
 
 
 # ------------------------------------------------------------------------------ rebuilding
@@ -272,25 +208,19 @@ def rebuild_catalog(folder: Path) -> dict[str, str]:
 
 
 def _rebuild(folder: Path) -> dict[str, str]:
-    old, new = folder / CATALOG, folder / f"{CATALOG}.new"
-    remove_files(new)  # of an interrupted attempt
+    old = folder / CATALOG
     known, aliases = _read(old, "SELECT uuid, name FROM collections"), _read(old, "SELECT alias, name FROM aliases")
     names: dict[str, str] = {}
     for path in sorted((folder / "collections").glob("*.sqlite")):
         name = _valid(known.get(path.stem)) or _recorded_name(path) or f"recovered-{path.stem[:8]}"
         free = (f"{name}.{number}" for number in range(2, len(names) + 3))
         names[name if name not in names else next(one for one in free if one not in names)] = path.stem
-    with closing(connect(new, create=True)) as root, translated(new):
-        create_root(root)
-        root.execute("BEGIN IMMEDIATE")
+    with replacement(old, SCHEMA, ROOT_TABLES, HINT, folder / LOST) as new, new.changing() as root:
         root.executemany("INSERT INTO collections VALUES (?, ?)", names.items())
         root.executemany(
             "INSERT INTO aliases VALUES (?, ?)",
             [(one, name) for one, name in aliases.items() if name in names and _valid(one) and one not in names],
         )
-        root.execute("COMMIT")
-    CountedCommits(old).remove()
-    replace_damaged(old, new, folder / LOST)
     return names
 
 
