@@ -16,17 +16,19 @@ _MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BO
 _HINT = "sep="  # the first line of some tables of Excel, before the header
 
 
-def read_csv(table: Path, *keys: str) -> tuple[list[str], list[dict[str, str]]]:
-    """Return the columns of a table, and its rows, where missing cells are empty.
+def read_csv(table: object, content: bytes | None, *keys: str) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
+    """Return the columns of a table, and its rows with their lines, where missing cells are empty.
 
     Args:
+        table: its file, or its name if there is `content`.
+        content: of a file that was uploaded; None: the file is read.
         keys: columns; the separator with which the header has most of them separates the cells.
 
     Raises:
         InvalidRequest: the table cannot be read, is not text, or has a quote that is not closed.
     """
     try:
-        text = _decoded(table.read_bytes())
+        text = _decoded(Path(str(table)).read_bytes() if content is None else content)
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"{table} is not a CSV file ({error}); save it as CSV in UTF-8.") from error
     before = 0
@@ -34,7 +36,7 @@ def read_csv(table: Path, *keys: str) -> tuple[list[str], list[dict[str, str]]]:
         _, text, before = *text.split("\n", 1), 1
     headers = {separator: _header(text, separator) for separator in SEPARATORS}
     separator = max(SEPARATORS, key=lambda one: (len({*keys} & {*headers[one]}), len(headers[one])))
-    columns, rows = headers[separator], list[dict[str, str]]()
+    columns, rows = headers[separator], list[tuple[int, dict[str, str]]]()
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     first = before + 1
     try:
@@ -42,7 +44,8 @@ def read_csv(table: Path, *keys: str) -> tuple[list[str], list[dict[str, str]]]:
         first = before + reader.line_num + 1
         for cells in reader:
             if cells:
-                rows.append(dict(zip(columns, cells + [""] * (len(columns) - len(cells)), strict=False)))
+                cells += [""] * (len(columns) - len(cells))
+                rows.append((first, dict(zip(columns, cells, strict=False))))
             first = before + reader.line_num + 1
     except csv.Error as error:
         raise InvalidRequest(
@@ -52,7 +55,7 @@ def read_csv(table: Path, *keys: str) -> tuple[list[str], list[dict[str, str]]]:
     return columns, rows
 
 
-def find_column(table: Path, columns: Sequence[str], chosen: str | None, *defaults: str) -> str | None:
+def find_column(table: object, columns: Sequence[str], chosen: str | None, *defaults: str) -> str | None:
     """Return the column of a table that was chosen, or else the first of the defaults that it has; None: it has none.
 
     Raises:

@@ -19,9 +19,9 @@ from statistics import mean, stdev
 from rich.console import Console
 
 from nnclr_hub.encoder.device import find_device
-from nnclr_hub.encoder.labeled import LabelTable
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.file_replacement import replace_file
+from nnclr_hub.table_rows import LabelTable
 from nnclr_hub.terminal import PlainConsole
 
 from .assemble import require_labels

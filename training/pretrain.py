@@ -24,10 +24,10 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from nnclr_hub.encoder.labeled import LabelTable
 from nnclr_hub.errors import InvalidRequest, missing_package
 from nnclr_hub.method import Learner, Objective, SupportSet
 from nnclr_hub.progress import bar
+from nnclr_hub.table_rows import LabelTable
 from nnclr_hub.terminal import PlainConsole
 
 from .assemble import build_learner, place_learner

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from nnclr_hub.encoder.features import FeatureSource, ImageFile, extract_features, unit_rows
-from nnclr_hub.encoder.labeled import LabeledImages, LabelTable, first_names, read_labeled, read_splits
+from nnclr_hub.encoder.labeled import LabeledImages, first_names, read_labeled, read_splits
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.probe.linear_probe import LinearProbe, Prediction
 from nnclr_hub.store.base import Collection, Progress
 from nnclr_hub.store.pages import pages
+from nnclr_hub.table_rows import LabelTable
 from nnclr_hub.workbench.probe_fitting import ProbeEvaluation, held_out_rows, score_probe
 from nnclr_hub.workbench.table_items import path_of
 

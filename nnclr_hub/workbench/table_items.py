@@ -1,91 +1,186 @@
-"""Which items of a collection the rows of a table name: by id, by path, or by a path that begins further up.
+"""Write the values of a table to the items that its rows name, under the keys by which filters read them.
 
-rows = TableItems(Path("labels.csv"), [("", "cat/a.jpg", "cat"), ("", "dog/b.jpg", "dog")])
-for items in pages(collection):
-    rows.add(items)
-rows.values()               # {"9f86d081": "cat", ...}
+found = table_patches(collection, read_rows(LabelTable(Path("labels.csv"))))
+collection.update_each(found.patches)
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Iterator
-from pathlib import PurePosixPath
-from typing import Any, Generic, TypeVar
+import math
+from collections.abc import Collection as Container
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from nnclr_hub.csv_table import name_key
 from nnclr_hub.errors import InvalidRequest
-from nnclr_hub.store.base import Item
+from nnclr_hub.read_ahead import batches
+from nnclr_hub.store.base import Collection, Item
+from nnclr_hub.store.checks import is_item_id
+from nnclr_hub.store.facets import MAX_VALUES
+from nnclr_hub.store.pages import pages
+from nnclr_hub.store.where import ABSENT, paths, value_of
+from nnclr_hub.table_rows import LABEL, UNCERTAIN, Matched, Named, TableRows
 
-log = logging.getLogger(__name__)
-Value = TypeVar("Value")
+AT_ONCE = 1000  # ids in one request
 
 
-class TableItems(Generic[Value]):
-    """The rows of a table.
+@dataclass(frozen=True)
+class TablePatches:
+    """What a table changes.
 
-    Rows name items by id. If no item has one of the ids, they name items by path, and all tiles of an image.
-
-    Args:
-        table: its name, for messages.
-        rows: id, path and value of each row; "" for a column that it has not.
+    values: by id, the value of each metadata key.
+    patches: the same as merge patches.
+    matched: number of items that rows name, with a value or not.
+    unmatched_rows: the ids or paths of rows that name no item.
+    unmatched_items: number of items without a row.
     """
 
-    def __init__(self, table: object, rows: Iterable[tuple[str, str, Value]]) -> None:
-        self._table, self._rows = table, list(rows)
-        self._by_id = {id: i for i, (id, _, _) in enumerate(self._rows) if id}
-        self._by_path = {name_key(path or id): i for i, (id, path, _) in enumerate(self._rows) if path or id}
-        self._with_id: dict[str, int] = {}  # rows by id of an item
-        self._with_path: dict[str, int] = {}
-        self._roots: dict[int, set[Any]] = {}
+    values: dict[str, dict[str, Any]]
+    patches: dict[str, dict[str, Any]]
+    matched: int
+    unmatched_rows: tuple[str, ...]
+    unmatched_items: int
 
-    def __bool__(self) -> bool:
-        return bool(self._with_id)
 
-    def add(self, items: Iterable[Item]) -> None:
-        """Look for the rows of items."""
+def table_patches(collection: Collection, rows: TableRows, key: str = LABEL) -> TablePatches:
+    """Return the values of a table for the items that it names; empty cells change nothing.
+
+    Args:
+        key: metadata key of labels.
+
+    Raises:
+        InvalidRequest: see `TableRows.match`, `patch_of`.
+    """
+    columns = {column: key if column == LABEL else column for column in rows.rows[0].cells if column != UNCERTAIN}
+    firsts = {first for own in columns.values() for first in (own, own.partition(".")[0])}
+    held: dict[str, dict[str, Any]] = {}  # of each item, what decides where a value goes
+
+    def named(items: Iterable[Item]) -> Iterator[Named[str]]:
         for item in items:
-            if (row := self._by_id.get(item.id)) is not None:
-                self._with_id[item.id] = row
-            if (name := next(filter(self._by_path.__contains__, _paths(item)), None)) is not None:
-                row = self._with_path[item.id] = self._by_path[name]
-                self._roots.setdefault(row, set()).add(item.metadata.get("root"))
+            own = {first: item.metadata[first] for first in firsts if first in item.metadata}
+            if len(firsts) > len(columns) or any(isinstance(value, Mapping) for value in own.values()):
+                held[item.id] = own
+            yield named_item(item)
 
-    def values(self) -> dict[str, Value]:
-        """Return the value of each item that a row names, by id, and report the other rows.
-
-        Raises:
-            InvalidRequest: no row names an item, or a path names images of several folders.
-        """
-        found = self._with_id or self._with_path
-        used = set(found.values())
-        lost = [id or path for i, (id, path, _) in enumerate(self._rows) if i not in used]
-        if not found:
-            raise InvalidRequest(
-                f"No row of {self._table} names an item of the collection, such as {lost[0]}; write ids, or paths as "
-                "they were indexed."
-            )
-        if lost:
-            log.warning("%d rows of %s name no item of the collection, such as %s", len(lost), self._table, lost[0])
-        for row, roots in self._roots.items() if found is self._with_path else ():
-            if len(roots) > 1:
-                raise InvalidRequest(
-                    f"{self._rows[row][1]} in {self._table} names images of {' and '.join(map(str, roots))}; write "
-                    "longer paths, or ids."
-                )
-        return {id: self._rows[row][2] for id, row in found.items()}
+    found = match_items(collection, rows, named)
+    known = {own: _known_values(collection, own) for own in columns.values()}
+    values = {
+        id: {
+            own: [typed(one, known[own]) for one in cells[column]]
+            if column in rows.several
+            else typed(cells[column][0], known[own])
+            for column, own in columns.items()
+            if cells[column]
+        }
+        for id, cells in found.cells.items()
+    }
+    values = {id: own for id, own in values.items() if own}
+    literal = literal_keys(collection, columns.values())
+    return TablePatches(
+        values,
+        {id: patch_of(id, held.get(id, {}), own, literal) for id, own in values.items()},
+        len(found.cells),
+        tuple(row.path for row in found.lost),
+        max(0, collection.count() - len(found.cells)),
+    )
 
 
-def _paths(item: Item) -> Iterator[str]:
-    """Yield the path of an item, with an increasing number of the last parts of its root before it."""
-    path = item.metadata.get("path")
-    if isinstance(path, str):
-        yield (path := name_key(path))
-        for part in reversed(PurePosixPath(name_key(str(item.metadata.get("root", "")))).parts):
-            yield (path := f"{part.rstrip('/')}/{path}")
+def match_items(
+    collection: Collection, rows: TableRows, named: Any = lambda items: map(named_item, items)
+) -> Matched[str]:
+    """Find the items that rows name, by id.
+
+    Args:
+        named: turns items into what a row may name; sees each item that is read.
+
+    Raises:
+        InvalidRequest: see `TableRows.match`.
+    """
+    ids = [row.id for row in rows.rows if is_item_id(row.id)]
+    found = rows.look_up(one for some in batches(ids, AT_ONCE) for one in named(collection.get(some)))
+    if not found.cells:  # no row has the id of an item
+        found = rows.look_up(one for items in pages(collection, with_vector=False) for one in named(items))
+    rows.check(found, collection.name)
+    return found
+
+
+def named_item(item: Item) -> Named[str]:
+    """Return an item as an image that a row may name."""
+    path = next((own for key in ("path", "name") if isinstance(own := item.metadata.get(key), str)), "")
+    return Named(item.id, str(item.metadata.get("root", "")), path, item.id)
 
 
 def path_of(item: Item) -> str:
     """Return the path of an item for a table; its id if it has none."""
     path = item.metadata.get("path")
     return path if isinstance(path, str) else item.id
+
+
+def typed(text: str, known: Sequence[Any]) -> Any:
+    """Return the known value that reads like a text, else one of the type that all known values have.
+
+    So a class that is a number stays a number.
+    """
+    for value in known:
+        if _text(value) == text:
+            return value
+    if known and all(isinstance(value, int | float) and not isinstance(value, bool) for value in known):
+        try:
+            number = float(text.replace("_", "x"))  # which Python accepts between digits
+        except ValueError:
+            return text
+        return int(number) if number.is_integer() else number if math.isfinite(number) else text
+    if known and all(isinstance(value, bool) for value in known) and text in ("true", "false"):
+        return text == "true"
+    return text
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def _known_values(collection: Collection, key: str) -> list[Any]:
+    return [value for value, _ in collection.facets([key], limit=MAX_VALUES)[key].values if value is not None]
+
+
+def patch_of(
+    id: str, metadata: Mapping[str, Any], values: Mapping[str, Any], literal: Container[str] = ()
+) -> dict[str, Any]:
+    """Return the merge patch that writes values where filters read them: camera.model may be a key, or in `camera`.
+
+    Args:
+        id, metadata: of the item.
+        values: by key or path.
+        literal: keys with a dot that an item without a value gets as they are, see `literal_keys`.
+
+    Raises:
+        InvalidRequest: a key holds an object, or a path goes through a value that is not an object.
+    """
+    patch: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(held := value_of(metadata, key), Mapping):
+            inner = f", such as {key}.{next(iter(held))}" if held else ""
+            raise InvalidRequest(f"The key {key!r} of item {id!r} holds an object; choose a key in it{inner}.")
+        ways = paths(key)
+        way = (key,) if key in metadata or (held is ABSENT and key in literal) else ways[-1]
+        at, inside = patch, metadata
+        for step in way[:-1]:
+            at, inside = at.setdefault(step, {}), inside.get(step) or {}
+            if not isinstance(inside, Mapping):
+                raise InvalidRequest(
+                    f"The key {step!r} of item {id!r} holds {inside!r:.80}, so {key!r} cannot be written; choose "
+                    "another key."
+                )
+        at[way[-1]] = value
+    return patch
+
+
+def literal_keys(collection: Collection, keys: Iterable[str]) -> set[str]:
+    """Return which keys with a dot the collection has as they are, and not as paths in objects."""
+    found: set[str] = set()
+    for key in filter(lambda key: len(paths(key)) > 1, keys):
+        with_key = {"must": [{"key": key, "exists": True}]}
+        found |= {key for item in collection.scroll(None, 1, with_key, with_vector=False).items if key in item.metadata}
+    return found

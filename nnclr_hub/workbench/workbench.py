@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from nnclr_hub.encoder.embedder import Embedder
-from nnclr_hub.encoder.labeled import LabelTable
 from nnclr_hub.encoder.tiles import Tiling
 from nnclr_hub.errors import (
     CollectionNotFound,
@@ -34,6 +33,7 @@ from nnclr_hub.errors import (
 from nnclr_hub.probe.labeling import Labeling
 from nnclr_hub.store.base import ById, Collection, CollectionSpec, Item, Match, Progress, VectorStore, Where
 from nnclr_hub.store.replacement import drop_with_replacement, write_targets
+from nnclr_hub.table_rows import LabelTable
 from nnclr_hub.workbench.add_request import AddRequest, NewImage
 from nnclr_hub.workbench.folder_changes import FolderChanges, IndexReport, check_images
 from nnclr_hub.workbench.folder_index import index_folder

@@ -17,9 +17,10 @@ from PIL import Image
 from pyarrow import parquet
 
 from nnclr_hub import open_store
-from nnclr_hub.encoder.labeled import LabelTable, read_labeled
+from nnclr_hub.encoder.labeled import read_labeled
 from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.store.pages import pages
+from nnclr_hub.table_rows import LabelTable
 from nnclr_hub.workbench.inspection.files import inspected_files
 from nnclr_hub.workbench.inspection.subject import collection_subject
 

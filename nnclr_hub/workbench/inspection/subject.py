@@ -12,17 +12,17 @@ import numpy as np
 from nnclr_hub.encoder.features import FeatureSource, extract_features, unit_rows
 from nnclr_hub.encoder.image_folder import find_splits
 from nnclr_hub.encoder.image_reading import PLAIN
-from nnclr_hub.encoder.labeled import LabelTable, TableRows
 from nnclr_hub.encoder.tiles import Tiling
 from nnclr_hub.errors import InvalidRequest, NoImages
 from nnclr_hub.store.base import Collection
 from nnclr_hub.store.pages import pages
+from nnclr_hub.table_rows import LabelTable, TableRows
 from nnclr_hub.workbench.image_record import PIXEL_HASH
 from nnclr_hub.workbench.inspection.files import inspected_files
 from nnclr_hub.workbench.inspection.scan import Scanned, scan_image, scan_images
 from nnclr_hub.workbench.inspection_fields import KEY, REVIEWED
 from nnclr_hub.workbench.labels import label_text
-from nnclr_hub.workbench.table_items import TableItems, path_of
+from nnclr_hub.workbench.table_items import named_item, path_of
 
 Report = Callable[[str], Callable[[int, int], None]]  # the title of a step -> its progress
 Parts = Literal["splits", "folders"]
@@ -140,14 +140,9 @@ def collection_subject(
             f"{MOST_VECTORS // (4 * collection.spec.dim)} of this length of vectors."
         )
     progress = report("reading")
-    table = None
-    if labels is not None:
-        firsts = (next(iter(one), None) for one in labels.labels)
-        table = TableItems("the table", zip(labels.ids, labels.paths, firsts, strict=True))
-    ids, vectors, scanned, named, paths, reviewed = [], [], [], [], [], []
+    ids, vectors, scanned, named, paths, reviewed, places = [], [], [], [], [], [], []
     for items in pages(collection, None, limit=500):
-        if table is not None:
-            table.add(items)
+        places += map(named_item, items)
         for item in items:
             thumbnail = collection.thumbnail(item.id)
             one = scan_image(thumbnail, original=False) if thumbnail else None
@@ -162,9 +157,9 @@ def collection_subject(
             written = item.metadata.get(KEY)
             reviewed.append(written.get(REVIEWED) if isinstance(written, dict) else None)
         progress(len(ids), max(total, len(ids)))
-    if table is not None:
-        by_table = table.values()
-        named = [by_table.get(id) for id in ids]
+    if labels is not None:
+        by_table = labels.match(places, collection.name)
+        named = [next(iter(by_table.labels(id)), None) for id in ids]
     confirmed = {id for id, label, by in zip(ids, named, reviewed, strict=True) if label is not None and label == by}
     rows = unit_rows(np.stack(vectors).astype(np.float32))
     model = collection.spec.model
