@@ -9,6 +9,7 @@ The rules, for every table:
 - A row names an image by its id, or else by its path. The path is relative to `root`, or else to the folder of the
   table, or else to the folder, archive or source of the image. Any number of the last parts of that place may precede
   it: b.tar/cat/a.jpg. The first of these kinds of names that fits any image is that of all rows.
+- An absolute path of another machine fits if it ends in the name of that folder and the path in it.
 - Paths match in all spellings, see `name_key`.
 - A row that names several images, and rows that give an image different labels, are refused.
 - Rows that name no image are logged and counted.
@@ -153,7 +154,7 @@ class TableRows:
 
     def look_up(self, images: Iterable[Named[Key]]) -> Matched[Key]:
         """Find the images as `match` does, but neither refuse nor log rows that name no image."""
-        by_id, by_path, by_place, absolute = (defaultdict[str, list[Row]](list) for _ in range(4))
+        by_id, by_path, by_place, by_end, absolute = (defaultdict[str, list[Row]](list) for _ in range(5))
         folder, is_local = self.table.folder, self.table.content is None
         real = cache(os.path.realpath if is_local else str)  # links of folders are followed
 
@@ -165,8 +166,13 @@ class TableRows:
             path = name_key(row.path)
             if row.id:
                 by_id[row.id].append(row)
-            if os.path.isabs(path):
+            if path.startswith("/") and is_local:
                 absolute[place_of("", path)].append(row)
+                continue
+            if path.startswith("/") or path[1:3] == ":/":  # on another machine
+                parts = path.split("/")
+                for i in range(1, len(parts) - 1):
+                    by_end["/".join(parts[i:])].append(row)
                 continue
             if folder is not None:
                 by_place[place_of(str(folder), path)].append(row)
@@ -177,6 +183,7 @@ class TableRows:
         @cache
         def prefixes(root: str) -> list[str]:
             parts = name_key(root).split("/") if root else []
+            parts = parts if is_local else parts[-1:]  # the others are no business of a client
             return ["", *("/".join((*parts[i:], "")) for i, part in enumerate(parts) if part in first)]
 
         hits: list[dict[Key, list[Row]]] = [{}, {}, {}, {}]  # by kind of name
@@ -187,7 +194,8 @@ class TableRows:
             found = [by_id.get(image.id, []), [], [], []]
             if image.path:
                 path, place = name_key(image.path), place_of(image.root, image.path)
-                found[1:3] = absolute.get(place, []), by_place.get(place, [])
+                end = f"{name_key(image.root).rpartition('/')[2]}/{path}"
+                found[1:3] = absolute.get(place, []) + by_end.get(end, []), by_place.get(place, [])
                 found[3] = [row for prefix in prefixes(image.root) for row in by_path.get(prefix + path, ())]
             for rows, own in zip(found, hits, strict=True):
                 if rows:

@@ -7,19 +7,17 @@ collection.update_each(found.patches)
 from __future__ import annotations
 
 import math
-from collections.abc import Collection as Container
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.read_ahead import batches
 from nnclr_hub.store.base import Collection, Item
 from nnclr_hub.store.checks import is_item_id
 from nnclr_hub.store.facets import MAX_VALUES
 from nnclr_hub.store.pages import pages
-from nnclr_hub.store.where import ABSENT, paths, value_of
 from nnclr_hub.table_rows import LABEL, UNCERTAIN, Matched, Named, TableRows
+from nnclr_hub.workbench.key_paths import literal_keys, patch_of
 
 AT_ONCE = 1000  # ids in one request
 
@@ -143,44 +141,3 @@ def _text(value: Any) -> str:
 
 def _known_values(collection: Collection, key: str) -> list[Any]:
     return [value for value, _ in collection.facets([key], limit=MAX_VALUES)[key].values if value is not None]
-
-
-def patch_of(
-    id: str, metadata: Mapping[str, Any], values: Mapping[str, Any], literal: Container[str] = ()
-) -> dict[str, Any]:
-    """Return the merge patch that writes values where filters read them: camera.model may be a key, or in `camera`.
-
-    Args:
-        id, metadata: of the item.
-        values: by key or path.
-        literal: keys with a dot that an item without a value gets as they are, see `literal_keys`.
-
-    Raises:
-        InvalidRequest: a key holds an object, or a path goes through a value that is not an object.
-    """
-    patch: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(held := value_of(metadata, key), Mapping):
-            inner = f", such as {key}.{next(iter(held))}" if held else ""
-            raise InvalidRequest(f"The key {key!r} of item {id!r} holds an object; choose a key in it{inner}.")
-        ways = paths(key)
-        way = (key,) if key in metadata or (held is ABSENT and key in literal) else ways[-1]
-        at, inside = patch, metadata
-        for step in way[:-1]:
-            at, inside = at.setdefault(step, {}), inside.get(step) or {}
-            if not isinstance(inside, Mapping):
-                raise InvalidRequest(
-                    f"The key {step!r} of item {id!r} holds {inside!r:.80}, so {key!r} cannot be written; choose "
-                    "another key."
-                )
-        at[way[-1]] = value
-    return patch
-
-
-def literal_keys(collection: Collection, keys: Iterable[str]) -> set[str]:
-    """Return which keys with a dot the collection has as they are, and not as paths in objects."""
-    found: set[str] = set()
-    for key in filter(lambda key: len(paths(key)) > 1, keys):
-        with_key = {"must": [{"key": key, "exists": True}]}
-        found |= {key for item in collection.scroll(None, 1, with_key, with_vector=False).items if key in item.metadata}
-    return found

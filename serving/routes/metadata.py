@@ -39,7 +39,7 @@ from .items import ItemResponse, note_changes, response_of_item
 MAX_READ = 1000  # items that are returned at once
 MAX_IDS = 10_000
 MAX_THUMBNAILS = 64  # in one response, of at most 2 MB
-MAX_WRITTEN = 100_000  # items that a filter may select for a write, which keeps others waiting
+MAX_WRITTEN = 100_000  # items of a write by a filter or a table, which keeps others waiting
 
 
 class ItemsByIdRequest(Strict):
@@ -90,12 +90,17 @@ class MetadataRequest(Selection):
         "differs, nothing is changed, and `errors` of the 409 has the id and the present values of up to "
         f"{MAX_CONFLICTS:,} items",
     )
+    by_path: bool = Field(
+        False,
+        description="with each: its keys are those of filters and contain no objects; camera.model is written to that "
+        "key where an item has it, or else to `model` in `camera`; null removes it",
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.each is None:
-            if self.metadata is None or self.expected is not None:
-                raise ValueError("give metadata with ids or where, or each, which expected belongs to")
+            if self.metadata is None or self.expected is not None or self.by_path:
+                raise ValueError("give metadata with ids or where, or each, which expected and by_path belong to")
         elif (self.ids, self.where, self.metadata) != (None, None, None) or self.replace:
             raise ValueError("each has the ids and the patches; give neither ids, where, metadata nor replace with it")
         return self
@@ -227,7 +232,7 @@ def update_metadata(
     with measured("store"):
         _admit(limits, request, bench.collection(name), body)
         if body.each is not None:
-            updated = bench.update_each(name, body.each, expected=body.expected)
+            updated = bench.update_each(name, body.each, expected=body.expected, by_path=body.by_path)
         else:
             updated = bench.update_metadata(
                 name, body.metadata or {}, ids=body.ids, where=body.where, replace=body.replace
