@@ -102,7 +102,7 @@ def read_labeled(
     table = find_table(source, labels, root)
     if table is None and not is_packed(source) and Path(source).suffix.lower() == ".csv":
         table = LabelTable(Path(source), root)
-    return _listed(source) if table is None else _from_table(table, source, elsewhere=labels is not None)
+    return _listed(source) if table is None else read_from_table(table, [source], elsewhere=labels is not None)
 
 
 def find_table(
@@ -173,19 +173,23 @@ def read_splits(data: str | Path, *wanted: str) -> dict[str, LabeledImages]:
     }
 
 
-def _from_table(table: LabelTable, source: str | Path, *, elsewhere: bool) -> LabeledImages:
+def read_from_table(table: LabelTable, sources: Sequence[str | Path], *, elsewhere: bool = True) -> LabeledImages:
     """Return the images that a table names, in its order.
 
     Args:
-        elsewhere: if it names none of the source, take those that it names elsewhere on this machine.
+        sources: where they are, see `find_images`; or the table itself, which may name any file of this machine.
+        elsewhere: if it names no image of the sources, take the files that it names elsewhere.
+
+    Raises:
+        NoImages, InvalidRequest: see `read_labeled`.
     """
     rows = read_rows(table)
     files, found = [], rows.look_up(_named([]))
-    for files, named in _candidates(table, rows, source, elsewhere):  # noqa: B007
+    for files, named in _candidates(table, rows, sources, elsewhere):  # noqa: B007
         found = rows.look_up(named)
         if found.cells:
             break
-    rows.check(found, source, part=_lists_other_parts(table, source))
+    rows.check(found, ", ".join(map(str, sources)), part=all(_lists_other_parts(table, one) for one in sources))
     cells = found.cells.values()
     return LabeledImages(
         tuple(files[i] for i in found.cells),
@@ -196,20 +200,23 @@ def _from_table(table: LabelTable, source: str | Path, *, elsewhere: bool) -> La
 
 
 def _candidates(
-    table: LabelTable, rows: TableRows, source: str | Path, elsewhere: bool
+    table: LabelTable, rows: TableRows, sources: Sequence[str | Path], elsewhere: bool
 ) -> Iterator[tuple[Sequence[Path | PackedImage], Iterable[Named[int]]]]:
     """Yield the images that a table may name: those of the source, other files, and archives next to the table."""
-    is_source = Path(source) == table.file
+
+    def listed(places: Sequence[str | Path]) -> tuple[Sequence[Path | PackedImage], Iterable[Named[int]]]:
+        found, images = find_images(places)
+        return files_of(found, images), _named([PackedImage(found[one.source], one) for one in images])
+
+    is_source = [Path(one) for one in sources] == [table.file]
     if not is_source:
-        sources, images = find_images([source])
-        yield files_of(sources, images), _named([PackedImage(sources[one.source], one) for one in images])
+        yield listed(sources)
     if is_source or elsewhere:
         files = _files(table.root or table.file.parent, [row.path for row in rows.rows])
         yield files, (Named(i, "", str(path.absolute())) for i, path in enumerate(files))
     with suppress(NoImages):
         if is_source:
-            sources, images = find_images([table.file.parent])
-            yield files_of(sources, images), _named([PackedImage(sources[one.source], one) for one in images])
+            yield listed([table.file.parent])
 
 
 def _files(base: Path, names: Iterable[str]) -> list[Path]:
