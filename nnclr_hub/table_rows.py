@@ -1,7 +1,7 @@
 """The rows of a table, and the images that they name: in a folder, in archives, at an address or in a collection.
 
 rows = read_rows(LabelTable(Path("labels.csv")))
-found = rows.match([Named("9f86d081", "/data/photos", "cat/a.jpg")], "photos")
+found = rows.match([Named("9f86d081", "/data/photos", "cat/a.jpg")])
 found.cells                 # {"9f86d081": {"label": ("cat",)}}
 
 The rules, for every table:
@@ -96,12 +96,10 @@ class Matched(Generic[Key]):
 
     cells: of each of them, in the order of the table.
     lost: rows that name no image.
-    images: number of images that were compared.
     """
 
     cells: dict[Key, Cells]
     lost: tuple[Row, ...]
-    images: int
 
     def labels(self, key: Key) -> tuple[str, ...]:
         """Return the labels of an image; () if it is unlabeled or not in the table."""
@@ -126,22 +124,15 @@ class TableRows:
         """Whether an image may have more than one label."""
         return LABEL in self.several
 
-    def match(self, images: Iterable[Named[Key]], place: object, *, part: bool = False) -> Matched[Key]:
-        """Find the images that the rows name.
+    def check(self, found: Matched[Key], place: object, *, part: bool = False) -> Matched[Key]:
+        """Log the rows that name no image, unless these are only a part of the images of the table.
 
         Args:
             place: where the images are, for messages.
-            part: the table is expected to list other images, too, so lost rows are not logged.
 
         Raises:
-            InvalidRequest: no row names an image, or see the rules above.
+            InvalidRequest: no row names an image.
         """
-        found = self.look_up(images)
-        self.check(found, place, part=part)
-        return found
-
-    def check(self, found: Matched[Key], place: object, *, part: bool = False) -> None:
-        """Refuse or log what `look_up` has not found; see `match`."""
         if not found.cells:
             folder = f"relative to {self.table.folder} or to {place}" if self.table.folder else f"as in {place}"
             raise InvalidRequest(
@@ -151,9 +142,14 @@ class TableRows:
         if found.lost and not part:
             names = (len(found.lost), self.table, place, found.lost[0].path)
             log.warning("%d rows of %s name no image of %s, such as %s", *names)
+        return found
 
-    def look_up(self, images: Iterable[Named[Key]]) -> Matched[Key]:
-        """Find the images as `match` does, but neither refuse nor log rows that name no image."""
+    def match(self, images: Iterable[Named[Key]]) -> Matched[Key]:
+        """Find the images that the rows name.
+
+        Raises:
+            InvalidRequest: see the rules above.
+        """
         by_id, by_path, by_place, by_end, absolute = (defaultdict[str, list[Row]](list) for _ in range(5))
         folder, is_local = self.table.folder, self.table.content is None
         real = cache(os.path.realpath if is_local else str)  # links of folders are followed
@@ -188,9 +184,7 @@ class TableRows:
 
         hits: list[dict[Key, list[Row]]] = [{}, {}, {}, {}]  # by kind of name
         places: dict[Key, str] = {}
-        count = 0
         for image in images:
-            count += 1
             found = [by_id.get(image.id, []), [], [], []]
             if image.path:
                 path, place = name_key(image.path), place_of(image.root, image.path)
@@ -203,9 +197,9 @@ class TableRows:
                     places[image.key] = os.path.join(image.root, image.path) if image.path else image.id
         ids, exact, beside, relative = hits
         named = ids or {key: exact.get(key, []) + (beside or relative).get(key, []) for key in places}
-        return self._matched({key: rows for key, rows in named.items() if rows}, places, count)
+        return self._matched({key: rows for key, rows in named.items() if rows}, places)
 
-    def _matched(self, named: Mapping[Key, Sequence[Row]], places: Mapping[Key, str], count: int) -> Matched[Key]:
+    def _matched(self, named: Mapping[Key, Sequence[Row]], places: Mapping[Key, str]) -> Matched[Key]:
         used: dict[int, str] = {}
         for key, rows in named.items():
             for row in rows:
@@ -215,7 +209,7 @@ class TableRows:
                         "a longer path, or the id."
                     )
         cells = {key: self._joined(rows).cells for key, rows in sorted(named.items(), key=lambda one: one[1][0].line)}
-        return Matched(cells, tuple(row for row in self.rows if row.line not in used), count)
+        return Matched(cells, tuple(row for row in self.rows if row.line not in used))
 
     def _joined(self, rows: Sequence[Row]) -> Row:
         """Return several rows of an image as one.
@@ -251,18 +245,14 @@ def read_rows(table: LabelTable, columns: Sequence[str] | None = None) -> TableR
     """
     if table.content is None and not table.file.exists():
         raise NoImages(f"{table} does not exist; expected a CSV file with the columns path and label.")
-    wanted = (table.path_column, table.label_column, *(columns or ()))
-    usual = ("id", "path") if columns is not None else ("id", "path", LABEL, "labels")
-    existing, lines = read_csv(table, table.content, *filter(None, wanted), *usual)
-    if table.path_column is None and not {"id", "path"} & {*existing}:
-        raise InvalidRequest(
-            f"{table} has neither a column path nor id, only {listed(existing)}; choose one with path_column "
-            "(--path-column)."
-        )
-    find_column(table, existing, table.path_column)
+    usual = ["id", "path"] if columns is not None else ["id", "path", "labels", LABEL]
+    chosen = filter(None, (table.path_column, table.label_column, *(columns or ())))
+    existing, lines = read_csv(table, table.content, *chosen, *usual)
     keys, several = _label_columns(table, existing) if columns is None else (_chosen_columns(existing, columns), ())
-    for column in keys.values():
+    for column in (table.path_column, *keys.values()):
         find_column(table, existing, column)
+    if table.path_column is None and not {"id", "path"} & {*existing}:
+        raise InvalidRequest(_lacks(table, existing, "path nor id", "path_column (--path-column)"))
     rows: dict[tuple[str, str], list[Row]] = {}
     for line, cells in lines:
         if not any(cell.strip() for cell in cells.values()):
@@ -286,12 +276,13 @@ def _label_columns(table: LabelTable, existing: Sequence[str]) -> tuple[dict[str
     """Return the columns with labels by key, and the keys with several values in a cell."""
     column = find_column(table, existing, table.label_column, "labels", LABEL)
     if column is None:
-        raise InvalidRequest(
-            f"{table} has neither a column label nor labels, only {listed(existing)}; choose one with label_column "
-            "(--label-column)."
-        )
+        raise InvalidRequest(_lacks(table, existing, "label nor labels", "label_column (--label-column)"))
     keys = {LABEL: column} | ({UNCERTAIN: UNCERTAIN} if UNCERTAIN in existing else {})
     return keys, (UNCERTAIN, LABEL) if column == "labels" else (UNCERTAIN,)
+
+
+def _lacks(table: LabelTable, existing: Sequence[str], usual: str, option: str) -> str:
+    return f"{table} has neither a column {usual}, only {listed(existing)}; choose one with {option}."
 
 
 def _chosen_columns(existing: Sequence[str], columns: Sequence[str]) -> dict[str, str]:

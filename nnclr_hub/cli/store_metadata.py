@@ -61,7 +61,8 @@ def set_metadata(
     Example: nnclr store set photos --from excel.csv --path-column Datei --column label=Art
     """
     from nnclr_hub.workbench.image_record import HASHES
-    from nnclr_hub.workbench.table_items import table_patches
+    from nnclr_hub.workbench.key_paths import patches_of
+    from nnclr_hub.workbench.table_items import table_values
 
     counts: dict[str, int] = {}
     if (metadata is None) == (not columns):
@@ -71,8 +72,9 @@ def set_metadata(
     if columns and table is not None:
         rows = read_rows(LabelTable(table, path_column=path_column), columns)
         with place.opened() as there:
-            found = table_patches(there.get(name), rows)
-            updated = there.get(name).update_each(found.patches, keep=HASHES)
+            collection: Any = there.get(name)
+            found = table_values(collection, rows)
+            updated = collection.update_each(patches_of(collection, found.values)[0], keep=HASHES)
         counts = {"unmatched_rows": len(found.unmatched_rows), "unmatched_items": found.unmatched_items}
     else:
         try:

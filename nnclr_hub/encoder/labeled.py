@@ -122,16 +122,16 @@ def find_table(
     return next((LabelTable(place / TABLE, root) for place in places if (place / TABLE).is_file()), None)
 
 
-def table_labels(table: LabelTable, images: Sequence[PackedImage], source: str | Path) -> list[tuple[str, ...]]:
+def table_labels(rows: TableRows, images: Sequence[PackedImage], source: str | Path) -> list[tuple[str, ...]]:
     """Return the labels of each image by a table.
 
     Args:
         images: what `find_images` returned for `source`.
 
     Raises:
-        NoImages, InvalidRequest: see `read_rows` and `TableRows.match`.
+        InvalidRequest: see `TableRows.match` and `TableRows.check`.
     """
-    found = read_rows(table).match(_named(images), source, part=_lists_other_parts(table, source))
+    found = rows.check(rows.match(_named(images)), source, part=_lists_other_parts(rows.table, source))
     return [found.labels(i) for i in range(len(images))]
 
 
@@ -184,9 +184,9 @@ def read_from_table(table: LabelTable, sources: Sequence[str | Path], *, elsewhe
         NoImages, InvalidRequest: see `read_labeled`.
     """
     rows = read_rows(table)
-    files, found = [], rows.look_up(_named([]))
+    files, found = [], rows.match(_named([]))
     for files, named in _candidates(table, rows, sources, elsewhere):  # noqa: B007
-        found = rows.look_up(named)
+        found = rows.match(named)
         if found.cells:
             break
     rows.check(found, ", ".join(map(str, sources)), part=all(_lists_other_parts(table, one) for one in sources))

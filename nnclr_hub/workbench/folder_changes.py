@@ -266,7 +266,7 @@ def _labels_by_file(
     table: LabelTable, sources: Sequence[ImageSource], images: Sequence[ListedImage], given: str | Path
 ) -> dict[tuple[int, str], tuple[str, ...]]:
     whole = [PackedImage(sources[one.source], one) for one in images]
-    found = table_labels(table, whole, given)
+    found = table_labels(read_rows(table), whole, given)
     return {(one.source, one.path): labels for one, labels in zip(images, found, strict=True)}
 
 

@@ -36,6 +36,7 @@ from nnclr_hub.errors import ImageError, NoImages
 from nnclr_hub.hub.layout import HELD_OUT, VALIDATION
 from nnclr_hub.probe.cross_validation import stratified_folds
 from nnclr_hub.remote_files import is_address, open_file_system, reading
+from nnclr_hub.table_rows import read_rows
 
 from .image_index import NO_LABEL, ImageIndex, Listed, current_index, digest_of, write_index
 
@@ -209,7 +210,7 @@ def _listed(place: str, number: int) -> Iterator[Listed]:
         source, images = next(sources_at(str(part)))
         table = None if part.name in UNLABELED else find_table(part)
         if table is not None:
-            found = table_labels(table, [PackedImage(source, image) for image in images], part)
+            found = table_labels(read_rows(table), [PackedImage(source, image) for image in images], part)
             labels = [own[0] if len(own) == 1 else None for own in found]
         else:
             labels = [None if part.name in UNLABELED else image.folder or None for image in images]

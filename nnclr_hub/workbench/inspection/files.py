@@ -91,8 +91,7 @@ def _prefixes(given: str | Path, sources: Sequence[ImageSource]) -> list[str]:
 
 
 def _table_labels(table: LabelTable, images: Sequence[PackedImage], given: str | Path) -> list[str | None]:
-    one_label_each(table)
-    return [label[0] if label else None for label in table_labels(table, images, given)]
+    return [label[0] if label else None for label in table_labels(one_label_each(table), images, given)]
 
 
 def one_label_each(table: LabelTable) -> TableRows:

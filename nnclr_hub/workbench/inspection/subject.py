@@ -158,7 +158,7 @@ def collection_subject(
             reviewed.append(written.get(REVIEWED) if isinstance(written, dict) else None)
         progress(len(ids), max(total, len(ids)))
     if labels is not None:
-        by_table = labels.match(places, collection.name)
+        by_table = labels.check(labels.match(places), collection.name)
         named = [next(iter(by_table.labels(id)), None) for id in ids]
     confirmed = {id for id, label, by in zip(ids, named, reviewed, strict=True) if label is not None and label == by}
     rows = unit_rows(np.stack(vectors).astype(np.float32))
