@@ -9,7 +9,6 @@ The rules, for every table:
 - A row names an image by its id, or else by its path. The path is relative to `root`, or else to the folder of the
   table, or else to the folder, archive or source of the image. Any number of the last parts of that place may precede
   it: b.tar/cat/a.jpg. The first of these kinds of names that fits any image is that of all rows.
-- An absolute path of another machine fits if it ends in the name of that folder and the path in it.
 - Paths match in all spellings, see `name_key`.
 - A row that names several images, and rows that give an image different labels, are refused.
 - Rows that name no image are logged and counted.
@@ -55,9 +54,9 @@ class LabelTable:
         return str(self.file)
 
     @classmethod
-    def of(cls, table: LabelTable | str | Path, root: Path | None = None) -> LabelTable:
+    def of(cls, table: LabelTable | str | Path) -> LabelTable:
         """Return a table, given as such or as its file."""
-        return table if isinstance(table, LabelTable) else cls(Path(table), root)
+        return table if isinstance(table, LabelTable) else cls(Path(table))
 
     @property
     def folder(self) -> Path | None:
@@ -150,53 +149,42 @@ class TableRows:
         Raises:
             InvalidRequest: see the rules above.
         """
-        by_id, by_path, by_place, by_end, absolute = (defaultdict[str, list[Row]](list) for _ in range(5))
+        by_id, by_place, by_path = (defaultdict[str, list[Row]](list) for _ in range(3))
         folder, is_local = self.table.folder, self.table.content is None
         real = cache(os.path.realpath if is_local else str)  # links of folders are followed
-
-        def place_of(root: str, path: str) -> str:
-            parent, name = os.path.split(os.path.join(root, path))
-            return name_key(os.path.join(real(parent), name))
-
         for row in self.rows:
             path = name_key(row.path)
-            if row.id:
-                by_id[row.id].append(row)
-            if path.startswith("/") and is_local:
-                absolute[place_of("", path)].append(row)
-                continue
-            if path.startswith("/") or path[1:3] == ":/":  # on another machine
-                parts = path.split("/")
-                for i in range(1, len(parts) - 1):
-                    by_end["/".join(parts[i:])].append(row)
-                continue
-            if folder is not None:
-                by_place[place_of(str(folder), path)].append(row)
-            if self.table.root is None:
+            by_id[row.id].append(row)
+            if folder is not None or path.startswith("/"):
+                parent, name = os.path.split(os.path.join(folder or "", path))
+                by_place[name_key(os.path.join(real(parent), name))].append(row)
+            if self.table.root is None and not path.startswith("/"):
                 by_path[path].append(row)
         first = {path.partition("/")[0] for path in by_path}
 
         @cache
         def prefixes(root: str) -> list[str]:
+            """Return what may precede a path; the last one makes it complete."""
             parts = name_key(root).split("/") if root else []
-            parts = parts if is_local else parts[-1:]  # the others are no business of a client
-            return ["", *("/".join((*parts[i:], "")) for i, part in enumerate(parts) if part in first)]
+            last = len(parts) - 1
+            # a client must not find out the other parts of a folder one by one
+            fits = [part in first and (is_local or i == last) for i, part in enumerate(parts)]
+            return ["", *("/".join((*parts[i:], "")) for i in range(last, -1, -1) if fits[i] or i == 0)]
 
-        hits: list[dict[Key, list[Row]]] = [{}, {}, {}, {}]  # by kind of name
+        hits: list[dict[Key, list[Row]]] = [{}, {}, {}]
         places: dict[Key, str] = {}
         for image in images:
-            found = [by_id.get(image.id, []), [], [], []]
-            if image.path:
-                path, place = name_key(image.path), place_of(image.root, image.path)
-                end = f"{name_key(image.root).rpartition('/')[2]}/{path}"
-                found[1:3] = absolute.get(place, []) + by_end.get(end, []), by_place.get(place, [])
-                found[3] = [row for prefix in prefixes(image.root) for row in by_path.get(prefix + path, ())]
-            for rows, own in zip(found, hits, strict=True):
-                if rows:
+            path = name_key(image.path)
+            names = [prefix + path for prefix in prefixes(image.root)] if image.path else []
+            kinds = ((by_id, [image.id]), (by_place, names[-1:]), (by_path, names))
+            for own, (by_name, known) in zip(hits, kinds, strict=True):
+                if rows := [row for name in dict.fromkeys(known) if name for row in by_name.get(name, ())]:
                     own[image.key] = rows
-                    places[image.key] = os.path.join(image.root, image.path) if image.path else image.id
-        ids, exact, beside, relative = hits
-        named = ids or {key: exact.get(key, []) + (beside or relative).get(key, []) for key in places}
+                    places[image.key] = names[-1] if names else image.id
+        ids, exact, relative = hits
+        if any(row.path[0] not in "/\\" for rows in exact.values() for row in rows):
+            relative = {}
+        named = ids or {key: [*exact.get(key, ()), *relative.get(key, ())] for key in places}
         return self._matched({key: rows for key, rows in named.items() if rows}, places)
 
     def _matched(self, named: Mapping[Key, Sequence[Row]], places: Mapping[Key, str]) -> Matched[Key]:

@@ -124,19 +124,18 @@ def labeled_sets(
     return sets, digests
 
 
-def table_set(labels: LabelTable | Path, root: Path | None, data: Sequence[str | Path]) -> EvaluationSet:
+def table_set(labels: LabelTable | Path, data: Sequence[str | Path]) -> EvaluationSet:
     """Return the images of a table of labels as a set, of which a fifth of each class is held out.
 
     Args:
         labels: a table, see `read_labeled`.
-        root: folder to which its paths are relative; None: that of the table, or else those of the data.
         data: folders, or names of data sets.
 
     Raises:
         NoImages, InvalidRequest: see `table_task`; or the table has the name of a data folder.
     """
     places = [one for one in data if is_packed(one) or Path(one).is_dir()]
-    table = LabelTable.of(labels, root)
+    table = LabelTable.of(labels)
     task = table_task(table, places or [table.file])
     if table.file.stem in {Path(one).resolve().name for one in places}:
         raise InvalidRequest(f"{table} has the name of a data folder, whose scores have that name; rename the table.")

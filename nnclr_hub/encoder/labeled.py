@@ -10,11 +10,11 @@ the text `cls` of a sample of WebDataset does.
 from __future__ import annotations
 
 import os
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import numpy as np
 
@@ -85,41 +85,36 @@ class LabeledImages:
         return matrix
 
 
-def read_labeled(
-    source: str | Path, labels: LabelTable | str | Path | None = None, root: Path | None = None
-) -> LabeledImages:
+def read_labeled(source: str | Path, labels: LabelTable | str | Path | None = None) -> LabeledImages:
     """Read the images of a folder, of archives or of a table, labeled or not.
 
     Args:
         source: a folder, one split of a data set, a CSV file, or what else `find_images` takes.
         labels: a table that is used instead of folder names; only its rows are read.
-        root: folder to which the paths of `labels` are relative; None: that of the table, or else `source`.
 
     Raises:
         NoImages: there is no image.
-        InvalidRequest: a table has other columns, or a row that cannot be read, or none file of `labels` exists.
+        InvalidRequest: a table has other columns, or a row that cannot be read, or names no image.
     """
-    table = find_table(source, labels, root)
+    table = find_table(source, labels)
     if table is None and not is_packed(source) and Path(source).suffix.lower() == ".csv":
-        table = LabelTable(Path(source), root)
+        table = LabelTable(Path(source))
     return _listed(source) if table is None else read_from_table(table, [source], elsewhere=labels is not None)
 
 
-def find_table(
-    source: str | Path, labels: LabelTable | str | Path | None = None, root: Path | None = None
-) -> LabelTable | None:
+def find_table(source: str | Path, labels: LabelTable | str | Path | None = None) -> LabelTable | None:
     """Return the table with the labels of images; None: the names of their folders and samples are their labels.
 
     It is the given table, or else labels.csv in the folder. For a split, it may also be next to the folder; next to any
     other folder, a file of that name may have another purpose.
     """
     if labels is not None:
-        return LabelTable.of(labels, root)
+        return LabelTable.of(labels)
     folder = Path(source)
     if not str(source) or is_packed(source) or not folder.is_dir():
         return None
     places = (folder, folder.absolute().parent) if folder.name in SPLITS else (folder,)
-    return next((LabelTable(place / TABLE, root) for place in places if (place / TABLE).is_file()), None)
+    return next((LabelTable(place / TABLE) for place in places if (place / TABLE).is_file()), None)
 
 
 def table_labels(rows: TableRows, images: Sequence[PackedImage], source: str | Path) -> list[tuple[str, ...]]:
@@ -212,30 +207,18 @@ def _candidates(
     if not is_source:
         yield listed(sources)
     if is_source or elsewhere:
-        files = _files(table.root or table.file.parent, [row.path for row in rows.rows])
-        yield files, (Named(i, "", str(path.absolute())) for i, path in enumerate(files))
+        files = list(_files(table.root or table.file.parent, (row.path for row in rows.rows)))
+        yield files, (Named(i, os.path.realpath(path.parent), path.name) for i, path in enumerate(files))
     with suppress(NoImages):
         if is_source:
             yield listed([table.file.parent])
 
 
-def _files(base: Path, names: Iterable[str]) -> list[Path]:
-    """Return the files that exist of those with these names, in any spelling."""
-
-    @cache
-    def names_in(folder: Path) -> dict[str, str]:
-        return {name_key(name): name for name in os.listdir(folder)} if folder.is_dir() else {}
-
-    def file_of(name: str) -> Path:
-        path = Path(base, name)
-        if os.path.lexists(path):
-            return path
-        found = base
-        for part in PurePosixPath(name_key(name)).parts:
-            found /= names_in(found).get(part, part)
-        return found
-
-    return [path for path in map(file_of, names) if os.path.lexists(path)]
+def _files(base: Path, names: Iterable[str]) -> Iterator[Path]:
+    """Yield the files that exist of those with these names, as written, composed or decomposed."""
+    for name in names:
+        spellings = (name, *(unicodedata.normalize(form, name_key(name)) for form in ("NFC", "NFD")))
+        yield from [path for one in dict.fromkeys(spellings) if os.path.lexists(path := Path(base, one))][:1]
 
 
 def first_names(names: Sequence[str], most: int = 5) -> str:

@@ -34,7 +34,7 @@ def send(client, collection, text, encoding="utf-8", **query):
         ("path;label\na\\Ku\u0308che.png;cat\nx.png;dog\nb/3.png;\n", "utf-16", {}, {"i0": "cat"}),
         ("Datei\tArt\na/Küche.png\tcat\nb/3.png\t\nx\t\n", "cp1252", {"path_column": "Datei", "label_column": "Art"},
          {"i0": "cat"}),
-        ("path,labels\nax/a/Küche.png,cat; dog\nC:\\photos\\bx\\b\\3.png,\nx.png,\n", "utf-8", {},
+        ("path,labels\nax/a/Küche.png,cat; dog\n/data/bx\\b\\3.png,\nx.png,\n", "utf-8", {},
          {"i0": ["cat", "dog"]}),
     ],
 )  # fmt: skip

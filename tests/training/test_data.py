@@ -407,11 +407,11 @@ def test_a_table_names_images_of_several_folders(tmp_path):
     table = tmp_path / "tables" / "t.csv"
     rows = [f"{place}/photos/{number}.png,{number % 2}" for place in "ab" for number in range(10)]
     table.write_text("\n".join(["path,label", *rows]))
-    found = table_set(table, None, [tmp_path / "a" / "photos", tmp_path / "b" / "photos"])
+    found = table_set(table, [tmp_path / "a" / "photos", tmp_path / "b" / "photos"])
     assert len(found.train.paths) + len(found.test.paths) == 20
     table.write_text("path,label\n0.png,1\n")
     with pytest.raises(InvalidRequest):
-        table_set(table, None, [tmp_path / "a" / "photos", tmp_path / "b" / "photos"])
+        table_set(table, [tmp_path / "a" / "photos", tmp_path / "b" / "photos"])
 
 
 @pytest.mark.parametrize("name", ["unlabeled", "unlabelled"])

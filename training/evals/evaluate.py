@@ -62,7 +62,6 @@ class EvalRequest:
     crops: int = 1
     command: str = ""
     labels: LabelTable | Path | None = None
-    root: Path | None = None
     backend: str = "torch"
 
 
@@ -78,7 +77,6 @@ def evaluate(
     device: str | None = None,
     crops: int = 1,
     labels: LabelTable | Path | None = None,
-    root: Path | None = None,
     backend: str = "torch",
     command: str = "",
     console: Console | None = None,
@@ -97,7 +95,6 @@ def evaluate(
         device: None: the GPU if there is one.
         crops: per image, for protocols on features; see `Encoder.embed`.
         labels: a table of labels for folders without train/ and test/; see `read_task`.
-        root: folder to which the paths of `labels` are relative.
         backend: what runs the networks for protocols on features, as in `load_encoder`. Another one than torch is a
             part of the source's name in the results.
         command: as typed, for the record.
@@ -120,7 +117,6 @@ def evaluate(
         crops,
         command,
         labels,
-        root,
         backend,
     )
     if "" in request.sources or "" in request.data:

@@ -83,15 +83,13 @@ def add_files(found: hashlib._Hash, paths: Iterable[Path | PackedImage]) -> None
         found.update(f"{path.resolve()} {known}\n".encode("utf-8", "surrogateescape"))
 
 
-def read_task(
-    folder: str | Path, *, metric: str | None = None, labels: LabelTable | Path | None = None, root: Path | None = None
-) -> Task:
+def read_task(folder: str | Path, *, metric: str | None = None, labels: LabelTable | Path | None = None) -> Task:
     """Read the data set in a folder with train/ and test/ (or val/, which is then scored).
 
     Args:
         folder: with one folder per class in each part, or a labels.csv; each part may consist of archives. Or an
             archive, a pattern or an address, with such folders inside. Or a folder without parts, with a labels.csv.
-        labels, root: a table of labels; see `read_labeled`. Of a table, a fifth of each class is scored.
+        labels: a table of labels; see `read_labeled`. Of a table, a fifth of each class is scored.
         metric: top1 or mean_per_class; sets with several labels per image always use map11.
 
     Raises:
@@ -99,7 +97,7 @@ def read_task(
         InvalidRequest: missing parts, fewer than two classes, or nothing left to score.
     """
     if labels is not None:
-        return table_task(LabelTable.of(labels, root), [folder], metric)
+        return table_task(LabelTable.of(labels), [folder], metric)
     if not is_packed(folder) and not Path(folder).is_dir():
         raise InvalidRequest(f"{folder} does not exist; name a folder of labeled images.")
     every = read_splits(folder, "train", "val", "test")

@@ -109,21 +109,20 @@ def compare_sources(
     folder: str | Path,
     sources: Sequence[tuple[str, FeatureSource]],
     labels: LabelTable | Path | None = None,
-    root: Path | None = None,
     *,
     report: Report = lambda title: lambda done, total: None,
 ) -> EncoderComparison:
     """Compare sources of vectors on the images of a folder.
 
     Args:
-        folder, labels, root: see `inspected_files`.
+        folder, labels: see `inspected_files`.
         sources: (name, source), at least one.
 
     Raises:
         NoImages: there is no image.
         InvalidRequest: the table lists no image of the folder.
     """
-    listed = inspected_files(folder, labels, root)
+    listed = inspected_files(folder, labels)
     extracted = [extract_features(source, listed.files, progress=report(name)) for name, source in sources]
     readable = [i for i in range(len(listed.files)) if not any(i in one.broken for one in extracted)]
     vectors = [np.asarray(one.raw)[readable] for one in extracted]

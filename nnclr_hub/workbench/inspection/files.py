@@ -42,7 +42,6 @@ class InspectedFiles:
 def inspected_files(
     given: str | Path,
     labels: LabelTable | Path | None = None,
-    root: Path | None = None,
     tiling: Tiling | None = None,
     reading: ImageReading = PLAIN,
 ) -> InspectedFiles:
@@ -52,7 +51,6 @@ def inspected_files(
         given: see `find_images`.
         labels: a table of labels; None: see `find_table`, or else the names of the parent folders, if they have five
             images each on average.
-        root: folder to which the paths of the table are relative; None: that of the table, or else `given`.
         tiling: list tiles of the images instead of whole images, read in this way.
 
     Raises:
@@ -62,7 +60,7 @@ def inspected_files(
     sources, images = find_images([given])
     whole = [PackedImage(sources[one.source], one) for one in images]
     folder = Path(given).resolve()
-    table = find_table(given, labels, root)
+    table = find_table(given, labels)
     found = _table_labels(table, whole, given) if table else _folder_labels(whole)
     if tiling is not None:
         named = {(one.source, one.path): label for one, label in zip(images, found, strict=True)}

@@ -72,7 +72,6 @@ def folder_subject(
     encoder: FeatureSource,
     *,
     labels: LabelTable | Path | None = None,
-    root: Path | None = None,
     parts: Parts = "splits",
     cache: Path | None = None,
     tiling: Tiling | None = None,
@@ -81,7 +80,7 @@ def folder_subject(
     """Read and embed the images of a folder.
 
     Args:
-        folder, labels, root: see `inspected_files`.
+        folder, labels: see `inspected_files`.
         parts: what leaks are searched between.
         cache: folder for the results of reading and embedding, so that an interrupted inspection continues; None: only
             vectors are kept, in the cache folder.
@@ -92,7 +91,7 @@ def folder_subject(
         InvalidRequest: the table lists no image of the folder.
     """
     reading = getattr(encoder, "reading", PLAIN)
-    listed = inspected_files(folder, labels, root, tiling, reading)
+    listed = inspected_files(folder, labels, tiling, reading)
     found = scan_images(listed.files, cache / SCAN if cache else None, reading=reading, progress=report("reading"))
     good = [i for i, one in enumerate(found) if isinstance(one, Scanned)]
     broken = [(listed.names[i], str(one)) for i, one in enumerate(found) if not isinstance(one, Scanned)]
