@@ -205,6 +205,8 @@ class TableRows:
         Raises:
             InvalidRequest: they contradict each other.
         """
+        if len(rows) == 1:
+            return rows[0]
         first, cells, given_by = rows[0], dict[str, tuple[str, ...]](), dict[str, Row]()
         for row in rows:
             for key, own in row.cells.items():
