@@ -80,7 +80,7 @@ def test_a_label_keeps_its_type_and_goes_where_filters_read_it(client, collectio
         ("id,label\ni0,cat\n", {"label_column": "Art"}),
         ('id,label\ni0,"cat\n', {}),
         ("path,label\n/data/ax/a/2.png,cat\ndata/ax/a/2.png,dog\n", {"path_column": "label"}),
-        ("path,label\ndata/ax/a/2.png,dog\n", {}),  # whoever guesses the folder of the server learns nothing
+        ("path,label\ndata/ax/a/2.png,dog\n", {}),  # guesses of the folder on the server get no answer
         ("id,label\ni0,cat\n", {"key": "root"}),
     ],
 )

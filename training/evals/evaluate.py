@@ -204,9 +204,7 @@ class _EvalRun:
                     task = read_pair(folder, self.request.queries, self.request.gallery)
                 else:
                     metric = TRANSFER_METRICS.get(given) or TRANSFER_METRICS.get(folder.name)
-                    task = read_task(
-                        given if packed else folder, metric=metric, labels=self.request.labels, root=self.request.root
-                    )
+                    task = read_task(given if packed else folder, metric=metric, labels=self.request.labels)
             except NNCLRHubError as error:
                 if data:
                     raise
