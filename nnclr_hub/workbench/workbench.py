@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from nnclr_hub.encoder.embedder import Embedder
-from nnclr_hub.encoder.labeled import LabelTable
 from nnclr_hub.encoder.tiles import Tiling
 from nnclr_hub.errors import (
     CollectionNotFound,
@@ -34,11 +33,13 @@ from nnclr_hub.errors import (
 from nnclr_hub.probe.labeling import Labeling
 from nnclr_hub.store.base import ById, Collection, CollectionSpec, Item, Match, Progress, VectorStore, Where
 from nnclr_hub.store.replacement import drop_with_replacement, write_targets
+from nnclr_hub.table_rows import LabelTable
 from nnclr_hub.workbench.add_request import AddRequest, NewImage
 from nnclr_hub.workbench.folder_changes import FolderChanges, IndexReport, check_images
 from nnclr_hub.workbench.folder_index import index_folder
 from nnclr_hub.workbench.image_record import HASHES
 from nnclr_hub.workbench.ingestion import Ingestion, add_images
+from nnclr_hub.workbench.key_paths import patches_of
 from nnclr_hub.workbench.models import Models, bind_again, embedder_for
 from nnclr_hub.workbench.originals import Originals
 from nnclr_hub.workbench.probes import get_probe, label_items, label_rows
@@ -305,14 +306,21 @@ class Workbench:
             ]
         return updated[0]
 
-    def update_each(self, name: str, metadata: ById, *, expected: ById | None = None) -> int:
+    def update_each(self, name: str, metadata: ById, *, expected: ById | None = None, by_path: bool = False) -> int:
         """Change the metadata of items, each by its own patch; otherwise as `update_metadata`.
+
+        Args:
+            expected: see `Collection.update_each`.
+            by_path: patches have values by key or path, as filters read them; see `key_paths`.
 
         Raises:
             CollectionMoving: see `writing`.
+            InvalidRequest: with `by_path`, a key holds an object.
             MetadataConflict: an item does not have the expected values; nothing was changed.
         """
         with self._write_targets(name) as (collection, *replacements):
+            if by_path:
+                metadata, expected = patches_of(collection, metadata, expected)
             updated = collection.update_each(metadata, expected=expected, keep=HASHES)
             for one in replacements:  # which may lag behind, so only the collection itself decides
                 one.update_each(metadata, keep=HASHES)
