@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import csv
 import io
+import re
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
@@ -13,20 +14,23 @@ from nnclr_hub.errors import InvalidRequest
 
 SEPARATORS = (",", ";", "\t")
 _MARKS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
+_IRREGULAR = re.compile(r"//|^\./|/\.(/|$)|/$|^\.?$")
 _HINT = "sep="  # the first line of some tables of Excel, before the header
 
 
-def read_csv(table: Path, *keys: str) -> tuple[list[str], list[dict[str, str]]]:
-    """Return the columns of a table, and its rows, where missing cells are empty.
+def read_csv(table: object, content: bytes | None, *keys: str) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
+    """Return the columns of a table, and its rows with their lines, where missing cells are empty.
 
     Args:
+        table: its file, or its name if there is `content`.
+        content: of a file that was uploaded; None: the file is read.
         keys: columns; the separator with which the header has most of them separates the cells.
 
     Raises:
         InvalidRequest: the table cannot be read, is not text, or has a quote that is not closed.
     """
     try:
-        text = _decoded(table.read_bytes())
+        text = _decoded(Path(str(table)).read_bytes() if content is None else content)
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"{table} is not a CSV file ({error}); save it as CSV in UTF-8.") from error
     before = 0
@@ -34,7 +38,7 @@ def read_csv(table: Path, *keys: str) -> tuple[list[str], list[dict[str, str]]]:
         _, text, before = *text.split("\n", 1), 1
     headers = {separator: _header(text, separator) for separator in SEPARATORS}
     separator = max(SEPARATORS, key=lambda one: (len({*keys} & {*headers[one]}), len(headers[one])))
-    columns, rows = headers[separator], list[dict[str, str]]()
+    columns, rows = headers[separator], list[tuple[int, dict[str, str]]]()
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     first = before + 1
     try:
@@ -42,7 +46,8 @@ def read_csv(table: Path, *keys: str) -> tuple[list[str], list[dict[str, str]]]:
         first = before + reader.line_num + 1
         for cells in reader:
             if cells:
-                rows.append(dict(zip(columns, cells + [""] * (len(columns) - len(cells)), strict=False)))
+                cells += [""] * (len(columns) - len(cells))
+                rows.append((first, dict(zip(columns, cells, strict=False))))
             first = before + reader.line_num + 1
     except csv.Error as error:
         raise InvalidRequest(
@@ -52,7 +57,7 @@ def read_csv(table: Path, *keys: str) -> tuple[list[str], list[dict[str, str]]]:
     return columns, rows
 
 
-def find_column(table: Path, columns: Sequence[str], chosen: str | None, *defaults: str) -> str | None:
+def find_column(table: object, columns: Sequence[str], chosen: str | None, *defaults: str) -> str | None:
     """Return the column of a table that was chosen, or else the first of the defaults that it has; None: it has none.
 
     Raises:
@@ -73,9 +78,13 @@ def name_key(name: str) -> str:
 
     A file name that is not UTF-8 is read as Windows-1252, which most of them are.
     """
-    if any("\udc80" <= letter <= "\udcff" for letter in name):
-        name = name.encode("utf-8", "surrogateescape").decode("cp1252", "replace")
-    return PurePosixPath(unicodedata.normalize("NFC", name.replace("\\", "/"))).as_posix()
+    if not name.isascii():
+        if any("\udc80" <= letter <= "\udcff" for letter in name):
+            name = name.encode("utf-8", "surrogateescape").decode("cp1252", "replace")
+        name = unicodedata.normalize("NFC", name)
+    name = name.replace("\\", "/")
+    # PurePosixPath takes ten times as long as the check
+    return PurePosixPath(name).as_posix() if _IRREGULAR.search(name) else name
 
 
 def _decoded(data: bytes) -> str:

@@ -81,6 +81,10 @@ EXAMPLES: tuple[tuple[str, ApiCall], ...] = (
             json={"where": {"must": [{"key": "label", "match": "cat"}]}, "metadata": {"tags": ["pet"]}},
         ),
     ),
+    (
+        "items-label-items",
+        ApiCall("POST", f"{_PHOTOS}/labels", media_type="text/csv", shell_body="path,label\nphoto.jpg,cat"),
+    ),
     ("items-facets", ApiCall("POST", f"{_PHOTOS}/facets", json={"keys": ["label", "tags"]})),
     ("items-change-indexed", ApiCall("PUT", f"{_PHOTOS}/indexed", json={"keys": ["label", "tags"]})),
     ("items-thumbnail", ApiCall("GET", f"{_PHOTOS}/items/tom/thumbnail", save="thumbnail.jpg")),

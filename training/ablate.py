@@ -19,9 +19,9 @@ from statistics import mean, stdev
 from rich.console import Console
 
 from nnclr_hub.encoder.device import find_device
-from nnclr_hub.encoder.labeled import LabelTable
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.file_replacement import replace_file
+from nnclr_hub.table_rows import LabelTable
 from nnclr_hub.terminal import PlainConsole
 
 from .assemble import require_labels
@@ -55,7 +55,6 @@ def ablate(
     *,
     rows: Sequence[str] = (),
     labels: LabelTable | Path | None = None,
-    root: Path | None = None,
     seeds: int = 1,
     device: str | None = None,
     console: Console | None = None,
@@ -67,7 +66,7 @@ def ablate(
         data: as for `pretrain`.
         out: folder of tables.
         rows: further ones, "LABEL: KEY=VALUE KEY=VALUE"; the table "own" has no others.
-        labels, root: a table of labels that scores the rows; as for `pretrain`.
+        labels: a table of labels that scores the rows; as for `pretrain`.
         seeds: runs per row, with seeds base.seed, base.seed + 1, ...
         device: as for `pretrain`.
         console: for progress and messages; default standard error.
@@ -79,7 +78,7 @@ def ablate(
     console = console or PlainConsole(stderr=True)
     table = find_table(name)
     folder = Path(out) / name
-    base = for_data(base, data, device, console, table_set(labels, root, data).train if labels else None)
+    base = for_data(base, data, device, console, table_set(labels, data).train if labels else None)
     every = [*table.rows(base), *map(parse_row, rows)]
     if not every:
         raise InvalidRequest('The table "own" needs --row, such as --row "tau .2: temperature=0.2".')
@@ -98,7 +97,7 @@ def ablate(
             console.print(f"{row.label}, seed {seed}", highlight=False)
             run = folder / slug(row.label) / f"seed-{seed}"
             settings = recipe.with_settings([f"seed={seed}"])
-            options = {"resume": True, "labels": labels, "root": root, "device": device, "console": console}
+            options = {"resume": True, "labels": labels, "device": device, "console": console}
             require_same_epochs(run, settings)
             outcome = pretrain(settings, data, run, **options)
             if not outcome.finished:

@@ -14,18 +14,19 @@ import torch
 from rich.console import Console
 
 from nnclr_hub.encoder.encoder import Encoder
-from nnclr_hub.encoder.labeled import LabelTable
+from nnclr_hub.encoder.image_list import is_packed
 from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.hub.layout import HELD_OUT
 from nnclr_hub.method import Learner
 from nnclr_hub.progress import bar
+from nnclr_hub.table_rows import LabelTable
 
 from .data.datasets import EvaluationSet, ImageFiles
 from .distributed import ALONE, Ranks
 from .evals.frozen import knn, quick_linear
 from .evals.labeled import LabeledSet, scores_of
-from .evals.task import read_task
+from .evals.task import table_task
 from .recipes import Recipe
 from .run_folder import network
 
@@ -123,21 +124,20 @@ def labeled_sets(
     return sets, digests
 
 
-def table_set(labels: LabelTable | Path, root: Path | None, data: Sequence[str | Path]) -> EvaluationSet:
+def table_set(labels: LabelTable | Path, data: Sequence[str | Path]) -> EvaluationSet:
     """Return the images of a table of labels as a set, of which a fifth of each class is held out.
 
     Args:
         labels: a table, see `read_labeled`.
-        root: folder to which its paths are relative; None: that of the table, or else the first data folder.
         data: folders, or names of data sets.
 
     Raises:
-        NoImages, InvalidRequest: see `read_task`; or the table has the name of a data folder.
+        NoImages, InvalidRequest: see `table_task`; or the table has the name of a data folder.
     """
-    folders = [Path(one) for one in data if Path(one).is_dir()]
-    table = LabelTable.of(labels, root)
-    task = read_task(folders[0] if folders else table.file.parent, labels=table)
-    if table.file.stem in {folder.resolve().name for folder in folders}:
+    places = [one for one in data if is_packed(one) or Path(one).is_dir()]
+    table = LabelTable.of(labels)
+    task = table_task(table, places or [table.file])
+    if table.file.stem in {Path(one).resolve().name for one in places}:
         raise InvalidRequest(f"{table} has the name of a data folder, whose scores have that name; rename the table.")
     parts = [ImageFiles(part.paths, part.labels, task.classes) for part in (task.train, task.test)]
     return EvaluationSet(table.file.stem, *parts, split=HELD_OUT, left_out=task.left_out)

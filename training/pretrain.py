@@ -24,10 +24,10 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from nnclr_hub.encoder.labeled import LabelTable
 from nnclr_hub.errors import InvalidRequest, missing_package
 from nnclr_hub.method import Learner, Objective, SupportSet
 from nnclr_hub.progress import bar
+from nnclr_hub.table_rows import LabelTable
 from nnclr_hub.terminal import PlainConsole
 
 from .assemble import build_learner, place_learner
@@ -110,7 +110,6 @@ def pretrain(
     resume: bool = False,
     init: str | None = None,
     labels: LabelTable | Path | None = None,
-    root: Path | None = None,
     device: str | None = None,
     minutes: float | None = None,
     terms: str | None = None,
@@ -135,7 +134,6 @@ def pretrain(
         init: source of an encoder to start from, or "none" for random weights. By default `auto` starts from the free
             starter, and other recipes from random weights; a resumed run keeps its source.
         labels: a table of labels. The run is scored on a fifth of each class.
-        root: folder to which the paths of `labels` are relative; see `table_set`.
         device: "cpu", "cuda", "cuda:1"; default the GPU if there is one.
         minutes: time limit. The run saves a checkpoint and stops, after at least one step; saving takes extra time.
             The epochs of `auto` follow it, see `training.time_limit`; those of a resumed run do not.
@@ -157,7 +155,7 @@ def pretrain(
     chosen = (find_recipe(recipe) if isinstance(recipe, str) else recipe).with_settings(settings)
     chosen = with_parts(chosen, learner, support_set, objective, augmentation)
     data = [data] if isinstance(data, str | Path) else data
-    table = None if labels is None else table_set(labels, root, data)  # a wrong table stops the run at once
+    table = None if labels is None else table_set(labels, data)  # a wrong table stops the run at once
     try:
         called = Callbacks([*(CALLBACKS[name]() for name in chosen.callbacks), *callbacks])
     except ModuleNotFoundError as error:

@@ -89,15 +89,15 @@ export function undo(edit) {
 async function send(collection, values, before, overwrite, done, progress = () => {}) {
   /** @type {Values} */
   const others = new Map(), ids = [...values.keys()];
-  const nested = (/** @type {string[]} */ some, /** @type {Values} */ from) => Object.fromEntries(some.map(id => [id, unflat(from.get(id) ?? {})]));
+  const chosen = (/** @type {string[]} */ some, /** @type {Values} */ from) => Object.fromEntries(some.map(id => [id, from.get(id) ?? {}]));
   try {
     for (let start = 0; start < ids.length; start += AT_ONCE) {
       let some = ids.slice(start, start + AT_ONCE);
       for (let attempt = 0; some.length; attempt++) {
         try {
-          const each = nested(some, values);
+          const json = {each: chosen(some, values), by_path: true};
           // the call is shown without its condition, which no longer holds after it
-          await rest('PATCH', path(collection, 'items'), {json: {each, expected: nested(some, before)}, noted: start + attempt === 0 && {each}});
+          await rest('PATCH', path(collection, 'items'), {json: {...json, expected: chosen(some, before)}, noted: start + attempt === 0 && json});
           for (const id of some) done.set(id, values.get(id) ?? {});
           progress(done.size);
           break;
@@ -127,16 +127,6 @@ function inTurn(action) {
 /** @param {Record<string, any>} metadata @param {string[]} keys */
 function pick(metadata, keys) {
   return Object.fromEntries(keys.map(key => [key, metadata[key] ?? null]));
-}
-
-/** Metadata with objects instead of paths: {'camera.model': 'X'} is {camera: {model: 'X'}}. @param {Record<string, any>} values */
-function unflat(values) {
-  const made = Object.create(null); // __proto__ is a key like any other
-  for (const [key, value] of Object.entries(values)) {
-    const parts = key.split('.'), last = /** @type {string} */ (parts.pop());
-    parts.reduce((at, part) => at[part] ??= Object.create(null), made)[last] = value;
-  }
-  return made;
 }
 
 /** @param {Values} others */

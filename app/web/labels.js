@@ -1,6 +1,6 @@
 // Labels of a metadata key, and the keys 1 to 9 that give them.
-import {readCsv} from './csv.js';
-import {button, count, make, openDialog, say, sayError} from './dom.js';
+import {path, rest} from './api.js';
+import {button, count, make, openDialog, sayError} from './dom.js';
 import {write} from './edits.js';
 
 const KEYS = 9;
@@ -80,11 +80,17 @@ export class Labels extends EventTarget {
   ask(rows) {
     const names = make('datalist', {id: 'known-labels'}, ...this.known.slice(0, 200).map(label => make('option', {value: label})));
     const input = make('input', {list: 'known-labels', 'aria-label': 'Label', placeholder: 'label', maxlength: 200});
-    const field = make('input', {value: this.field, maxlength: 100, onchange: () => { this._setField(field.value.trim() || 'label'); drawKeys(); }});
-    const table = make('input', {type: 'file', accept: '.csv,text/csv', onchange: async () => {
-      dialog.close();
-      await this.readTable(await table.files[0].text()).catch(sayError);
-    }});
+    const field = make('input', {value: this.field, maxlength: 100, onchange: () => { this._setField(field.value.trim() || 'label'); drawKeys(); preview(); }});
+    const table = make('input', {type: 'file', accept: '.csv,.tsv,.txt,text/csv', onchange: () => preview()});
+    const columns = ['id or path', 'label or labels'].map(placeholder => make('input', {placeholder, onchange: () => preview()}));
+    const found = make('div', {class: 'stack', role: 'status'});
+    const preview = async () => {
+      if (!table.files[0]) return;
+      found.textContent = 'Reading ...';
+      const own = found.firstChild, {text, give} = await this.readTable(table.files[0], ...columns.map(column => column.value.trim())).catch(error => ({text: error.message, give: null}));
+      if (found.firstChild !== own) return; // the file or a column has changed since
+      found.replaceChildren(make('p', {}, text), give ? make('button', {type: 'button', class: 'button strong', onclick: () => { dialog.close(); give(); }}, 'Write the labels') : '');
+    };
     const give = (/** @type {any} */ label) => {
       dialog.close();
       this.give(rows, label).catch(sayError);
@@ -109,21 +115,23 @@ export class Labels extends EventTarget {
     }}, names, make('div', {class: 'tools'}, input, make('button', {class: 'button strong'}, 'Label'), button('remove', 'Remove the label', () => give(null))), usual),
     make('details', {}, make('summary', {}, 'Labels of the keys 1 to 9'), own),
     make('details', {}, make('summary', {}, 'Another metadata key, or labels from a table'), make('div', {class: 'stack'}, make('label', {}, 'Metadata key', field),
-      make('label', {}, 'A CSV file with the columns id (or path) and label', table)))));
+      make('label', {}, 'Labels from a table (CSV)', table), make('label', {}, 'Column of ids or paths', columns[0]), make('label', {}, 'Column of labels', columns[1]), found))));
     input.focus();
   }
 
-  /** Give the labels of a table to the images that it names. @param {string} text */
-  async readTable(text) {
-    const {explorer: {rows: all, name}, field} = this, lines = readCsv(text);
-    if (!lines.length || !('label' in lines[0]) || !('id' in lines[0] || 'path' in lines[0])) throw new Error('The table needs a first line with the names id (or path) and label.');
-    const rowOfPath = new Map(all.metadata.map((one, row) => [one.path ?? one.name, row]));
-    const found = lines.map(({id, path, label}) => ({row: all.rowOf.get(id) ?? rowOfPath.get(path), label: label.trim()}))
-      .filter(one => one.row !== undefined && !all.deleted.has(one.row) && one.label);
-    const values = new Map(found.map(one => [all.ids[/** @type {number} */ (one.row)], {[field]: this.parse(one.label)}]));
-    const missing = lines.length - found.length, left = missing ? `; ${count(missing, 'line')} without a label or of an unknown image` : '';
-    if (!values.size) return void say(`0 images labeled${left}.`);
-    await write(name, `${count(values.size, 'image')} labeled${left}`, values, id => all.of(id));
+  /**
+   * Let the server find the images that a table names.
+   * @param {File} file @param {string} pathColumn of ids or paths, or '' @param {string} labelColumn or ''
+   * @returns {Promise<{text: string, give: (() => void) | null}>} a description, and what gives the labels, if there are any
+   */
+  async readTable(file, pathColumn, labelColumn) {
+    const {explorer: {rows: all, name}, field} = this;
+    const query = {key: field, path_column: pathColumn || null, label_column: labelColumn || null, file_name: file.name, dry_run: true};
+    const {labels, unmatched_rows: lost, unmatched_items: others, first_unmatched: [first]} = await rest('POST', path(name, 'labels'), {query, body: file, headers: {'Content-Type': 'text/csv'}});
+    const values = new Map(Object.entries(labels).map(([id, label]) => [id, {[field]: label}]));
+    const left = lost ? `; ${count(lost, 'line')} of unknown images, such as ${first}` : '';
+    const give = () => write(name, `${count(values.size, 'image')} labeled${left}`, values, id => all.of(id)).catch(sayError);
+    return {text: `${file.name} labels ${count(values.size, 'image')}; ${count(others, 'image')} not in it${left}.`, give: values.size ? give : null};
   }
 
   /** Give the label of a key. @param {string} key @param {number[]} rows @returns {boolean} whether the key has a label */

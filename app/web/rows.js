@@ -128,10 +128,15 @@ export class Rows {
   }
 }
 
-/** Metadata with paths as keys instead of objects: {camera: {model: 'X'}} is {'camera.model': 'X'}, as in filters. @param {Record<string, any>} metadata @param {string} [prefix] @returns {Record<string, any>} */
+/** Metadata with paths as keys instead of objects: {camera: {model: 'X'}} is {'camera.model': 'X'}; as in filters, a key that is written so comes first. @param {Record<string, any>} metadata @param {string} [prefix] @returns {Record<string, any>} */
 export function flat(metadata, prefix = '') {
-  return Object.fromEntries(Object.entries(metadata).flatMap(([key, value]) =>
-    (value !== null && typeof value === 'object' && !Array.isArray(value) ? Object.entries(flat(value, `${prefix}${key}.`)) : [[prefix + key, value]])));
+  const inner = Object.entries(metadata).flatMap(([key, value]) => (isObject(value) ? Object.entries(flat(value, `${prefix}${key}.`)) : [[prefix + key, value]]));
+  return Object.fromEntries([...inner, ...(prefix ? [] : Object.entries(metadata).filter(([key, value]) => key.includes('.') && !isObject(value)))]);
+}
+
+/** @param {any} value */
+function isObject(value) {
+  return value !== null && typeof value === 'object' && !Array.isArray(value);
 }
 
 /** Metadata after written values; null removes a key. @param {Record<string, any>} metadata @param {Record<string, any>} values @returns {Record<string, any>} */

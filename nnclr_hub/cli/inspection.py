@@ -30,7 +30,7 @@ from nnclr_hub.cli.verbs import (
 from nnclr_hub.errors import InvalidRequest, NNCLRHubError
 
 if TYPE_CHECKING:
-    from nnclr_hub.encoder.labeled import LabelTable
+    from nnclr_hub.table_rows import LabelTable
     from nnclr_hub.workbench.inspection.comparison import EncoderComparison
     from nnclr_hub.workbench.inspection.findings import Findings
 

@@ -18,8 +18,8 @@ from nnclr_hub.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from nnclr_hub.encoder.image_reading import ImageReading
-    from nnclr_hub.encoder.labeled import LabelTable
     from nnclr_hub.encoder.tiles import Tiling
+    from nnclr_hub.table_rows import LabelTable
 
 _PANEL = "Images of several pages or channels"
 _OPTIONS: dict[str, Any] = {
@@ -148,7 +148,7 @@ def reads_labels(verb: Callable[..., None]) -> Callable[..., None]:
             if names:
                 raise InvalidRequest(f"--{names[0].replace('_', '-')} describes the table of --labels; give that, too.")
             return None
-        from nnclr_hub.encoder.labeled import LabelTable
+        from nnclr_hub.table_rows import LabelTable
 
         return LabelTable(file, *options)
 

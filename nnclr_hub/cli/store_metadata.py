@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,9 +13,8 @@ from rich.table import Table
 from nnclr_hub.cli.place import Place, on_store
 from nnclr_hub.cli.stores import Name
 from nnclr_hub.cli.verbs import Json, confirm, err, out, parse_where, print_json
-from nnclr_hub.csv_table import find_column, listed, read_csv
 from nnclr_hub.errors import InvalidRequest
-from nnclr_hub.missing_values import is_missing
+from nnclr_hub.table_rows import LabelTable, read_rows
 
 Ids = Annotated[list[str] | None, typer.Option("--id", help="Id of an item. Repeatable.")]
 From = Annotated[
@@ -24,7 +22,6 @@ From = Annotated[
     typer.Option("--from", help="CSV that names items in its column id or path, such as a table of `nnclr inspect`."),
 ]
 PathColumn = Annotated[str | None, typer.Option("--path-column", help="Column of --from with ids or paths.")]
-CHUNK = 1000  # ids in one request
 Where = Annotated[str | None, typer.Option(help="Filter on metadata, as JSON, instead of ids.")]
 
 
@@ -44,8 +41,8 @@ def set_metadata(
         list[str],
         typer.Option(
             "--column",
-            help="With --from: write this column, of each item its value as text; KEY=COLUMN for another key. "
-            "Repeatable.",
+            help="With --from: write this column, as the type that the values of the key have, or else as text; "
+            "KEY=COLUMN for another key. Repeatable.",
         ),
     ] = [],  # noqa: B006
     path_column: PathColumn = None,
@@ -64,16 +61,21 @@ def set_metadata(
     Example: nnclr store set photos --from excel.csv --path-column Datei --column label=Art
     """
     from nnclr_hub.workbench.image_record import HASHES
+    from nnclr_hub.workbench.key_paths import patches_of
+    from nnclr_hub.workbench.table_items import table_values
 
+    counts: dict[str, int] = {}
     if (metadata is None) == (not columns):
         raise InvalidRequest("Give METADATA, or --from FILE with --column; exactly one of them.")
     if columns and (table is None or ids is not None or where is not None or replace):
         raise InvalidRequest("--column needs --from, and neither --id, --where nor --replace.")
     if columns and table is not None:
-        rows = _rows(table, path_column, columns)
+        rows = read_rows(LabelTable(table, path_column=path_column), columns)
         with place.opened() as there:
-            found = _items(there.get(name), table, rows)
-            updated = there.get(name).update_each({id: patch for id, patch in found.items() if patch}, keep=HASHES)
+            collection: Any = there.get(name)
+            found = table_values(collection, rows)
+            updated = collection.update_each(patches_of(collection, found.values)[0], keep=HASHES)
+        counts = {"unmatched_rows": len(found.unmatched_rows), "unmatched_items": found.unmatched_items}
     else:
         try:
             patch = json.loads(metadata or "")
@@ -85,9 +87,10 @@ def set_metadata(
             chosen = _chosen(there.get(name), ids, where, table, path_column)
             updated = there.get(name).update_metadata(patch, **chosen, replace=replace, keep=HASHES)
     if as_json:
-        print_json({"collection": name, "updated": updated})
+        print_json({"collection": name, "updated": updated, **counts})
         return
-    out.print(f"{name}: metadata of {updated} items set{_unknown(ids, updated)}")
+    rest = f"; {counts['unmatched_items']} items have no row" if counts else _unknown(ids, updated)
+    out.print(f"{name}: metadata of {updated} items set{rest}")
 
 
 def delete(
@@ -188,57 +191,14 @@ def _chosen(
         raise InvalidRequest("Choose items by --id, repeated as needed, by --from or by --where; give exactly one.")
     if where is not None:
         return {"where": parse_where(where)}
-    return {"ids": ids if table is None else list(_items(collection, table, _rows(table, path_column)))}
+    if table is None:
+        return {"ids": ids}
+    from nnclr_hub.workbench.table_items import match_items
+
+    return {"ids": list(match_items(collection, read_rows(LabelTable(table, path_column=path_column), [])).cells)}
 
 
 def _unknown(ids: list[str] | None, found: int) -> str:
     """Return how many of the ids no item has, to append to a report."""
     unknown = len(set(ids or ())) - found
     return f"; {unknown} ids do not exist" if ids and unknown else ""
-
-
-def _items(collection: Any, table: Path, rows: Sequence[tuple[str, str, dict[str, str]]]) -> dict[str, dict[str, str]]:
-    """Return the cells of each item that a row names, by id."""
-    from nnclr_hub.store.checks import is_item_id
-    from nnclr_hub.store.pages import pages
-    from nnclr_hub.workbench.table_items import TableItems
-
-    found = TableItems(table, rows)
-    ids = [id for id, _, _ in rows if is_item_id(id)]
-    for start in range(0, len(ids), CHUNK):
-        found.add(collection.get(ids[start : start + CHUNK]))
-    if not found:  # no row has the id of an item
-        for items in pages(collection, with_vector=False):
-            found.add(items)
-    return found.values()
-
-
-def _rows(table: Path, path_column: str | None, columns: Sequence[str] = ()) -> list[tuple[str, str, dict[str, str]]]:
-    """Return id, path and the wanted cells of each row of a CSV, without empty ones.
-
-    Args:
-        columns: COLUMN or KEY=COLUMN.
-
-    Raises:
-        InvalidRequest: it cannot be read, or has no such column or no rows.
-    """
-    existing, rows = read_csv(table, *filter(None, [path_column]), "id", "path", *columns)
-    names = find_column(table, existing, path_column, "id", "path")
-    if names is None:
-        raise InvalidRequest(
-            f"{table} has neither a column id nor path, only {listed(existing)}; name the one with ids or paths with "
-            "--path-column."
-        )
-    if not rows:
-        raise InvalidRequest(f"{table} has no rows, so nothing is changed; give a table with a row for each item.")
-    keys: dict[str, str] = {}
-    for one in columns:
-        key, _, column = (one, "", one) if one in existing else one.partition("=")
-        keys[key] = column or key
-    for column in keys.values():
-        find_column(table, existing, column)
-
-    def filled(row: dict[str, str]) -> dict[str, str]:
-        return {key: row[column] for key, column in keys.items() if not is_missing(row[column])}
-
-    return [(row[names], "" if path_column else row.get("path", ""), filled(row)) for row in rows]

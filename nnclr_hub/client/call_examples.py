@@ -34,9 +34,9 @@ class ApiCall:
     method: GET, POST, PUT, PATCH or DELETE.
     path: below the server's address, percent-encoded.
     params: query parameters.
-    media_type: of the JSON body; one object is also a body of application/x-ndjson.
+    media_type: of the body; one object is also a body of application/x-ndjson.
     json: the JSON body. The string IMAGE in it represents the base64 of photo.jpg.
-    shell_body: replaces `json`: JSON in which the shell expands `$(...)`.
+    shell_body: replaces `json`: text in which the shell expands `$(...)`.
     form: text fields of a multipart form; values other than strings are sent as JSON.
     files: files of a multipart form: (field, file name).
     accept: the Accept header.
@@ -121,13 +121,15 @@ class ApiCall:
                 lines.append(f'photo = base64.b64encode(Path("{PHOTO}").read_bytes()).decode()')
                 body = body.replace(repr(IMAGE), "photo")
             arguments.append(f"json={body}")
+        if self.shell_body:
+            arguments.append(f"content={self.shell_body.encode()!r}")
         if self.files:
             imports.append("from pathlib import Path")
             parts = [f"({name!r}, ({file!r}, Path({file!r}).read_bytes()))" for name, file in self.files]
             arguments.append(f"files=[{', '.join(parts)}]")
         arguments += [f"data={self.fields!r}"] if self.form else []
         accept = f'{{"Accept": "{self.accept}"}}' if self.accept else ""
-        other = self.json is not None and self.media_type != "application/json"
+        other = (self.json is not None or self.shell_body) and self.media_type != "application/json"
         kind = f'{{"Content-Type": "{self.media_type}"}}' if other else ""
         headers = " | ".join(filter(None, (accept, kind, header)))
         arguments += [f"headers={headers}"] if headers else []

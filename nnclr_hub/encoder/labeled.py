@@ -1,74 +1,29 @@
 """Images with labels, from one folder per class, from archives or from a table.
 
-A table is a CSV file with a header. `path`, or else `id`, is relative to the table. `label` contains one label, or
-`labels` contains several, separated by semicolons; empty means unlabeled. `uncertain` may contain labels that are
-neither present nor absent ("difficult" in VOC). Several rows of an image count as one, with the labels of all. A
-`labels.csv` in a folder, or next to the parts of a data set (train, val, test), takes precedence over the folder names.
-In an archive, the text `cls` of a sample of WebDataset does. A table names images in archives by their path there, or
-by ARCHIVE/path if several archives have it. Paths match in all spellings, see `name_key`.
+A table is a CSV file with a header, see `table_rows`. `label` contains one label, or `labels` contains several,
+separated by semicolons; empty means unlabeled. `uncertain` may contain labels that are neither present nor absent
+("difficult" in VOC). Several rows of an image count as one, with the labels of all. A `labels.csv` in a folder, or next
+to the parts of a data set (train, val, test), takes precedence over the folder names, see `find_table`. In an archive,
+the text `cls` of a sample of WebDataset does.
 """
 
 from __future__ import annotations
 
-import logging
 import os
-from collections.abc import Iterable, Sequence
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import numpy as np
 
-from nnclr_hub.csv_table import find_column, listed, name_key, read_csv
+from nnclr_hub.csv_table import name_key
 from nnclr_hub.encoder.image_folder import SPLITS, TABLE, find_splits, splits_in
-from nnclr_hub.encoder.image_list import files_of, find_images, image_files, is_packed
-from nnclr_hub.encoder.packed_image import ImageSource, PackedImage
+from nnclr_hub.encoder.image_list import files_of, find_images, is_packed
+from nnclr_hub.encoder.packed_image import PackedImage
 from nnclr_hub.errors import InvalidRequest, NoImages
-
-log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class LabelTable:
-    """A table of labels, see above, and how to read it.
-
-    file: the CSV file.
-    root: folder to which its paths are relative; None: that of the table, or else that of the images.
-    path_column, label_column: names of its columns; None: the usual ones.
-    """
-
-    file: Path
-    root: Path | None = None
-    path_column: str | None = None
-    label_column: str | None = None
-
-    def __str__(self) -> str:
-        return str(self.file)
-
-    @classmethod
-    def of(cls, table: LabelTable | str | Path, root: Path | None = None) -> LabelTable:
-        """Return a table, given as such or as its file."""
-        return table if isinstance(table, LabelTable) else cls(Path(table), root)
-
-
-@dataclass(frozen=True)
-class TableRows:
-    """The rows of a table, one for each image.
-
-    paths: the path of each row, or its id if it has no path.
-    ids: the id of each row; "" without one.
-    labels, uncertain, several: see `LabeledImages`.
-    """
-
-    paths: tuple[str, ...]
-    ids: tuple[str, ...]
-    labels: tuple[tuple[str, ...], ...]
-    uncertain: tuple[tuple[str, ...], ...]
-    several: bool
-
-    def at(self, paths: Sequence[Path | PackedImage]) -> LabeledImages:
-        """Return the rows as images."""
-        return LabeledImages(tuple(paths), self.labels, self.uncertain, self.several)
+from nnclr_hub.table_rows import LABEL, UNCERTAIN, LabelTable, Named, TableRows, read_rows
 
 
 @dataclass(frozen=True)
@@ -130,38 +85,59 @@ class LabeledImages:
         return matrix
 
 
-def read_labeled(
-    source: str | Path, labels: LabelTable | str | Path | None = None, root: Path | None = None
-) -> LabeledImages:
+def read_labeled(source: str | Path, labels: LabelTable | str | Path | None = None) -> LabeledImages:
     """Read the images of a folder, of archives or of a table, labeled or not.
 
     Args:
         source: a folder, one split of a data set, a CSV file, or what else `find_images` takes.
         labels: a table that is used instead of folder names; only its rows are read.
-        root: folder to which the paths of `labels` are relative; None: that of the table, or else `source`.
 
     Raises:
         NoImages: there is no image.
-        InvalidRequest: a table has other columns, or a row that cannot be read, or none file of `labels` exists.
+        InvalidRequest: a table has other columns, or a row that cannot be read, or names no image.
     """
-    table = None if labels is None else LabelTable.of(labels, root)
-    if is_packed(source) or not str(source):
-        return _listed(source) if table is None else _packed_from_table(table, source)
-    source = Path(source)
-    if table is not None:
-        return _from_table(table, source)
-    if source.suffix.lower() == ".csv":
-        return _from_table(LabelTable(source, root), source.parent)
-    # next to a split; next to any other folder, a file of that name may have another purpose
-    for folder in (source, source.parent) if source.name in SPLITS else (source,):
-        if (folder / TABLE).is_file() and source.is_dir():
-            table = LabelTable(folder / TABLE, folder)
-            rows = read_table(table)
-            images = _below(rows.at(_files(folder, rows.paths)), source)
-            if not any(Path(str(path)).exists() for path in images.paths) and _holds_archives(source):
-                return _packed_from_table(LabelTable(folder / TABLE), source)
-            return images
-    return _listed(source)
+    table = find_table(source, labels)
+    if table is None and not is_packed(source) and Path(source).suffix.lower() == ".csv":
+        table = LabelTable(Path(source))
+    return _listed(source) if table is None else read_from_table(table, [source], elsewhere=labels is not None)
+
+
+def find_table(source: str | Path, labels: LabelTable | str | Path | None = None) -> LabelTable | None:
+    """Return the table with the labels of images; None: the names of their folders and samples are their labels.
+
+    It is the given table, or else labels.csv in the folder. For a split, it may also be next to the folder; next to any
+    other folder, a file of that name may have another purpose.
+    """
+    if labels is not None:
+        return LabelTable.of(labels)
+    folder = Path(source)
+    if not str(source) or is_packed(source) or not folder.is_dir():
+        return None
+    places = (folder, folder.absolute().parent) if folder.name in SPLITS else (folder,)
+    return next((LabelTable(place / TABLE) for place in places if (place / TABLE).is_file()), None)
+
+
+def table_labels(rows: TableRows, images: Sequence[PackedImage], source: str | Path) -> list[tuple[str, ...]]:
+    """Return the labels of each image by a table.
+
+    Args:
+        images: what `find_images` returned for `source`.
+
+    Raises:
+        InvalidRequest: see `TableRows.match` and `TableRows.check`.
+    """
+    found = rows.check(rows.match(_named(images)), source, part=_lists_other_parts(rows.table, source))
+    return [found.labels(i) for i in range(len(images))]
+
+
+def _named(images: Iterable[PackedImage]) -> Iterator[Named[int]]:
+    return (Named(i, one.source.absolute, one.image.path) for i, one in enumerate(images))
+
+
+def _lists_other_parts(table: LabelTable, source: str | Path) -> bool:
+    """Return whether a table is next to the parts of a data set, so that it lists the images of all parts."""
+    folder = Path(source).absolute()
+    return folder.name in SPLITS and table.file.absolute() == folder.parent / TABLE
 
 
 def _listed(source: str | Path) -> LabeledImages:
@@ -192,191 +168,59 @@ def read_splits(data: str | Path, *wanted: str) -> dict[str, LabeledImages]:
     }
 
 
-def _packed_from_table(table: LabelTable, source: str | Path) -> LabeledImages:
-    """Return the rows of a table, whose paths are those in the archives."""
-    rows = read_table(table)
-    packed = [one for one in image_files([source]) if isinstance(one, PackedImage)]
-    named = rows_of(table, rows.paths, packed)
-    found = {name: one for name, one in zip(named, packed, strict=True) if name is not None}
-    missing = [name for name in rows.paths if name not in found]
-    if missing:
-        raise InvalidRequest(
-            f"{source} has no image for {len(missing)} of {len(rows.paths)} rows of {table}, such as {missing[0]}; "
-            "write the paths as they are in the archive."
-        )
-    return rows.at([found[name] for name in rows.paths])
-
-
-def rows_of(table: LabelTable, rows: Iterable[str], images: Sequence[PackedImage]) -> list[str | None]:
-    """Return the row that names each image of an archive: by its path there, or by that after the archive's path.
+def read_from_table(table: LabelTable, sources: Sequence[str | Path], *, elsewhere: bool = True) -> LabeledImages:
+    """Return the images that a table names, in its order.
 
     Args:
-        rows: the paths in the table; of the archive's path, any number of last parts is enough.
+        sources: where they are, see `find_images`; or the table itself, which may name any file of this machine.
+        elsewhere: if it names no image of the sources, take the files that it names elsewhere.
 
     Raises:
-        InvalidRequest: a row names images in several archives, or the table has a root.
+        NoImages, InvalidRequest: see `read_labeled`.
     """
-    if table.root is not None and images:
-        raise InvalidRequest(
-            f"--root {table.root} does not apply to archives and addresses; write the paths of {table} as they are "
-            "there."
-        )
-    wanted = {name_key(row): row for row in rows}
-    first = {row.partition("/")[0] for row in wanted}
-    prefixes: dict[ImageSource, list[str]] = {}
-    owners: dict[str, ImageSource] = {}
-    found: list[str | None] = []
-    for one in images:
-        if one.source not in prefixes:
-            parts = PurePosixPath(name_key(one.source.given)).parts
-            prefixes[one.source] = [f"{'/'.join(parts[i:])}/" for i, part in enumerate(parts) if part in first]
-        path = name_key(one.image.path)
-        names = [name for prefix in (*prefixes[one.source], "") if (name := prefix + path) in wanted]
-        for name in names:
-            if (other := owners.setdefault(name, one.source)) != one.source:
-                raise InvalidRequest(
-                    f"{table} lists {name}, which is in {other.given} and in {one.source.given}; write the path of the "
-                    f"archive before it, such as {'/'.join(PurePosixPath(other.given).parts[-2:])}/{one.image.path}."
-                )
-        found.append(wanted[names[0]] if names else None)
-    return found
-
-
-def _holds_archives(folder: Path) -> bool:
-    """Return whether the images of a folder are in archives."""
-    try:
-        return folder.is_dir() and find_images([folder])[0][0].archive
-    except NoImages:
-        return False
-
-
-def _from_table(table: LabelTable, folder: Path) -> LabeledImages:
-    rows = read_table(table)
-    bases = dict.fromkeys((table.root,) if table.root is not None else (table.file.parent, folder))
-    for base in bases:
-        paths = _files(base, rows.paths)
-        if any(path.exists() for path in paths):
-            return rows.at(paths)
-    if _holds_archives(folder):
-        return _packed_from_table(table, folder)
-    raise InvalidRequest(
-        f"None of the files in {table} exists in {' or '.join(map(str, bases))}, such as {rows.paths[0]}; set --root "
-        "to the folder of their paths."
+    rows = read_rows(table)
+    files, found = [], rows.match(_named([]))
+    for files, named in _candidates(table, rows, sources, elsewhere):  # noqa: B007
+        found = rows.match(named)
+        if found.cells:
+            break
+    rows.check(found, ", ".join(map(str, sources)), part=all(_lists_other_parts(table, one) for one in sources))
+    cells = found.cells.values()
+    return LabeledImages(
+        tuple(files[i] for i in found.cells),
+        tuple(own[LABEL] for own in cells),
+        tuple(own.get(UNCERTAIN, ()) for own in cells),
+        rows.labels_are_lists,
     )
 
 
-def _files(base: Path, names: Sequence[str]) -> list[Path]:
-    """Return the files that a table names; of a file that does not exist, the path as it is written there."""
+def _candidates(
+    table: LabelTable, rows: TableRows, sources: Sequence[str | Path], elsewhere: bool
+) -> Iterator[tuple[Sequence[Path | PackedImage], Iterable[Named[int]]]]:
+    """Yield the images that a table may name: those of the source, other files, and archives next to the table."""
 
-    @cache
-    def names_in(folder: Path) -> dict[str, str]:
-        return {name_key(name): name for name in os.listdir(folder)} if folder.is_dir() else {}
+    def listed(places: Sequence[str | Path]) -> tuple[Sequence[Path | PackedImage], Iterable[Named[int]]]:
+        found, images = find_images(places)
+        return files_of(found, images), _named([PackedImage(found[one.source], one) for one in images])
 
-    def file_of(name: str) -> Path:
-        path = Path(base, name)
-        if os.path.lexists(path):
-            return path
-        found = base
-        for part in PurePosixPath(name_key(name)).parts:
-            found /= names_in(found).get(part, part)
-        return found if os.path.lexists(found) else path
-
-    return [file_of(name) for name in names]
-
-
-def table_labels(
-    table: LabelTable, rows: TableRows, images: Sequence[PackedImage], given: str | Path
-) -> list[tuple[str, ...]]:
-    """Return the labels of each image by a table; see `rows_of` for how it names images in archives.
-
-    Args:
-        rows: what `read_table` returned.
-        images: what `find_images` returned for `given`.
-
-    Raises:
-        InvalidRequest: the table names an image that several archives have, or lists none of them; names where it
-            looked.
-    """
-    labels = dict(zip(rows.paths, rows.labels, strict=True))
-    packed = [one for one in images if one.source.archive or not one.source.is_local]
-    names = dict(zip(packed, rows_of(table, labels, packed), strict=True))
-    for base in (table.root,) if table.root is not None else (table.file.parent, Path(given)):
-        of_file = {_place(base, name_key(name)): name for name in labels} if len(packed) < len(images) else {}
-        found = [
-            names[one] if one in names else of_file.get(_place(one.source.absolute, one.image.path)) for one in images
-        ]
-        if any(found):
-            if lost := [name for name in labels if name not in set(found)]:
-                log.warning("%d rows of %s name no image of %s, such as %s", len(lost), table, given, lost[0])
-            return [labels[one] if one else () for one in found]
-    where = table.root if table.root is not None else f"{table.file.parent} and {given}"
-    raise InvalidRequest(
-        f"{table} lists no image of {given}. Its first path is {next(iter(labels), 'missing')}, "
-        + (
-            "but the paths in the archives or at the address are others; write those."
-            if packed
-            else f"relative to {where}; set --root."
-        )
-    )
+    is_source = [Path(one) for one in sources] == [table.file]
+    if not is_source:
+        yield listed(sources)
+    if is_source or elsewhere:
+        files = list(_files(table.root or table.file.parent, (row.path for row in rows.rows)))
+        yield files, (Named(i, os.path.realpath(path.parent), path.name) for i, path in enumerate(files))
+    with suppress(NoImages):
+        if is_source:
+            yield listed([table.file.parent])
 
 
-def _place(base: str | Path, path: str) -> str:
-    return name_key(str(Path(base, path).resolve()))
+def _files(base: Path, names: Iterable[str]) -> Iterator[Path]:
+    """Yield the files that exist of those with these names, as written, composed or decomposed."""
+    for name in names:
+        spellings = (name, *(unicodedata.normalize(form, name_key(name)) for form in ("NFC", "NFD")))
+        yield from [path for one in dict.fromkeys(spellings) if os.path.lexists(path := Path(base, one))][:1]
 
 
 def first_names(names: Sequence[str], most: int = 5) -> str:
     """Return the first few names, for a message."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
-
-
-def read_table(table: LabelTable) -> TableRows:
-    """Read the rows of a table, whose paths are not looked up.
-
-    Raises:
-        NoImages, InvalidRequest: see `read_labeled`.
-    """
-    file = table.file
-    if not file.exists():
-        raise NoImages(f"{file} does not exist; expected a CSV file with the columns path and label.")
-    columns, rows = read_csv(file, *filter(None, (table.path_column, table.label_column)), "path", "label", "labels")
-    path_column = find_column(file, columns, table.path_column, "path", "id")
-    label_column = find_column(file, columns, table.label_column, "labels", "label")
-    if path_column is None or label_column is None:
-        raise InvalidRequest(
-            f"{file} must have the column path (or id), and label (or labels); it has {listed(columns)}. Name others "
-            "with --path-column and --label-column."
-        )
-    several = label_column == "labels"
-    found: dict[str, tuple[str, str, tuple[str, ...], tuple[str, ...]]] = {}
-    for number, row in enumerate(rows, 2):
-        id = "" if table.path_column else row.get("id", "")
-        path = row[path_column] or id
-        if not path:
-            raise InvalidRequest(f"Line {number} of {file} has an empty {path_column}.")
-        key, uncertain = name_key(path), _split(row.get("uncertain", ""))
-        labels = _split(row[label_column]) if several else tuple(filter(None, [row[label_column].strip()]))
-        _, _, before, doubted = found.get(key, ("", "", (), ()))
-        if not several and before and labels and before != labels:
-            raise InvalidRequest(
-                f"{file} gives {path} the label {before[0]} and the label {labels[0]}; keep one of the rows."
-            )
-        found[key] = path, id, tuple(dict.fromkeys((*before, *labels))), tuple(dict.fromkeys((*doubted, *uncertain)))
-    if not found:
-        raise NoImages(f"{file} has a header but no rows; add images.")
-    if len(found) < len(rows):
-        log.warning("%s lists some images again in %d rows; each image counts once", file, len(rows) - len(found))
-    paths, ids, every, unsure = zip(*found.values(), strict=True)
-    return TableRows(paths, ids, every, unsure, several)
-
-
-def _split(cell: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name.strip() for name in cell.split(";") if name.strip()))
-
-
-def _below(images: LabeledImages, folder: Path) -> LabeledImages:
-    """Return the images whose file is in the folder."""
-    root = folder.resolve()
-    kept = images.keep([i for i, path in enumerate(images.paths) if root in Path(str(path)).resolve().parents])
-    if not kept.paths:
-        raise NoImages(f"The table next to {folder} lists no image of it; add rows, or remove the table.")
-    return kept

@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Any
 from nnclr_hub.encoder.image_folder import left_out
 from nnclr_hub.encoder.image_list import find_images, find_places, in_tiles, is_archive, is_packed, named
 from nnclr_hub.encoder.image_reading import PLAIN, ImageReading
-from nnclr_hub.encoder.labeled import TABLE, LabelTable, read_table, table_labels
+from nnclr_hub.encoder.labeled import find_table, table_labels
 from nnclr_hub.encoder.packed_image import ImageSource, ListedImage, PackedImage
 from nnclr_hub.encoder.tile import Tile
 from nnclr_hub.errors import InvalidRequest, NoImages
+from nnclr_hub.table_rows import LabelTable, read_rows
 from nnclr_hub.workbench.index_report import IndexReport, why_hidden
 from nnclr_hub.workbench.sample_metadata import metadata_of
 
@@ -74,7 +75,7 @@ class FolderChanges:
     """The difference between a folder and a collection.
 
     wanted: files that are new or changed.
-    unchanged: number of files that the collection holds in their present state.
+    unchanged: number of files that the collection holds in their present state, with their labels.
     moved: metadata to change of unchanged images that are now elsewhere in their archive, by id.
     labels: metadata to change of items that a table labels differently, by id, once all wanted files are stored.
     gone: ids of this folder's items whose file was removed.
@@ -92,9 +93,14 @@ class FolderChanges:
 
     @property
     def counts(self) -> dict[str, int]:
-        """The number of new, changed and removed files."""
-        changed = sum(one.id in self.known for one in self.wanted)
+        """The number of new, changed and removed files; those with another label are changed."""
+        changed = sum(one.id in self.known for one in self.wanted) + self._relabeled
         return {"new": len(self.wanted) - changed, "changed": changed, "gone": len(self.gone)}
+
+    @property
+    def _relabeled(self) -> int:
+        """The number of items whose only change is the label."""
+        return len(self.labels.keys() - {one.id for one in self.wanted})
 
     def report(
         self,
@@ -114,7 +120,7 @@ class FolderChanges:
         without = [*(one for one, _ in failed), *empty]
         updated = self.counts["changed"] - sum(one.id in self.known for one in without)
         return IndexReport(
-            added=len(self.wanted) - len(without) - updated,
+            added=len(self.wanted) - len(without) - (updated - self._relabeled),
             updated=updated,
             unchanged=self.unchanged,
             removed=removed,
@@ -226,16 +232,16 @@ def list_images_of(
         tiling: list tiles of the images. A file that is damaged stays as it is, and is reported when it is read.
         reading: of the tiles.
         origin: returns the name of a source in the collection.
-        labels: a table of labels, also for items that the collection holds. None: labels.csv in the folder, or else
-            the folders and samples, for new and changed images.
+        labels: a table of labels, also for items that the collection holds. None: see `find_table`, or else the
+            folders and samples, for new and changed images.
 
     Raises:
         NoImages: if there are none.
         InvalidRequest: two images have the same path, the table lists no image, or see `find_images`.
     """
     sources, images = _found(given, prune=prune)
-    table = Path(given, TABLE) if labels is None and Path(given, TABLE).is_file() else labels
-    by_file = None if table is None or not images else _labels_by_file(LabelTable.of(table), sources, images, given)
+    table = find_table(given, labels)
+    by_file = None if table is None or not images else _labels_by_file(table, sources, images, given)
     origins = [origin(source) for source in sources]
     untiled = set()
     if tiling is not None:
@@ -260,7 +266,7 @@ def _labels_by_file(
     table: LabelTable, sources: Sequence[ImageSource], images: Sequence[ListedImage], given: str | Path
 ) -> dict[tuple[int, str], tuple[str, ...]]:
     whole = [PackedImage(sources[one.source], one) for one in images]
-    found = table_labels(table, read_table(table), whole, given)
+    found = table_labels(read_rows(table), whole, given)
     return {(one.source, one.path): labels for one, labels in zip(images, found, strict=True)}
 
 
@@ -274,7 +280,7 @@ def check_images(given: str | Path, *, prune: bool = False, labels: LabelTable |
         NoImages, InvalidRequest: see `list_images_of`.
     """
     if labels is not None:
-        read_table(labels)
+        read_rows(labels)
     if not is_packed(given):
         return len(_found(given, prune=prune)[1])
     find_places([given])
@@ -325,19 +331,20 @@ def find_changes(
         for id, image in listing.images.items()
         if id not in known or not listing.state(image).items() <= known[id].items()
     }
+    labels = {
+        id: patch
+        for id, image in (listing.images if listing.relabels else {}).items()
+        if id in known and (patch := listing.label_patch(image, known[id]))
+    }
     return FolderChanges(
         wanted=tuple(starmap(listing.item, wanted.items())),
-        unchanged=len(listing.images) - len(wanted),
+        unchanged=len(listing.images) - len(wanted.keys() | labels.keys()),
         moved={
             id: listing.offset(image)
             for id, image in listing.images.items()
             if id not in wanted and not listing.offset(image).items() <= known[id].items()
         },
-        labels={
-            id: patch
-            for id, image in (listing.images if listing.relabels else {}).items()
-            if id in known and (patch := listing.label_patch(image, known[id]))
-        },
+        labels=labels,
         gone=gone,
         kept=kept if prune else 0,
         known=frozenset(known),

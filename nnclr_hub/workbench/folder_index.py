@@ -16,7 +16,6 @@ from nnclr_hub.encoder.channel_image import AnyImage
 from nnclr_hub.encoder.decoding_pool import decoding_processes
 from nnclr_hub.encoder.embedder import Embedder
 from nnclr_hub.encoder.image_reading import ImageReading
-from nnclr_hub.encoder.labeled import LabelTable
 from nnclr_hub.encoder.tile import Tile
 from nnclr_hub.encoder.tiles import Tiling, is_empty
 from nnclr_hub.errors import ImageError, InvalidRequest
@@ -24,6 +23,7 @@ from nnclr_hub.read_ahead import batches, read_ahead
 from nnclr_hub.remote_files import is_address
 from nnclr_hub.store.base import Collection, Progress
 from nnclr_hub.store.pages import pages
+from nnclr_hub.table_rows import LabelTable
 from nnclr_hub.workbench.add_request import NewImage
 from nnclr_hub.workbench.folder_changes import (
     BOX,

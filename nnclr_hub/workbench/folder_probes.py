@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from nnclr_hub.encoder.features import FeatureSource, ImageFile, extract_features, unit_rows
-from nnclr_hub.encoder.labeled import LabeledImages, LabelTable, first_names, read_labeled, read_splits
+from nnclr_hub.encoder.labeled import LabeledImages, first_names, read_labeled, read_splits
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.probe.linear_probe import LinearProbe, Prediction
 from nnclr_hub.store.base import Collection, Progress
 from nnclr_hub.store.pages import pages
+from nnclr_hub.table_rows import LabelTable
 from nnclr_hub.workbench.probe_fitting import ProbeEvaluation, held_out_rows, score_probe
 from nnclr_hub.workbench.table_items import path_of
 
@@ -50,7 +51,6 @@ def fit_probe(
     reject_far: float | None = None,
     device: str | None = None,
     labels: LabelTable | Path | None = None,
-    root: Path | None = None,
     progress: Progress = lambda done, total: None,
 ) -> Fitted:
     """Fit a probe on the unit vectors of labeled images.
@@ -62,7 +62,7 @@ def fit_probe(
         balanced: give every class the same weight, however rare it is.
         threshold: see `LinearProbe`.
         reject_far: see `fit_linear_probe`.
-        labels, root: a table used instead of folder names; see `read_labeled`.
+        labels: a table used instead of folder names; see `read_labeled`.
         progress: called with (done, total).
 
     Raises:
@@ -71,7 +71,7 @@ def fit_probe(
     from nnclr_hub.probe.linear import fit_linear_probe  # imports torch
 
     splits = read_splits(data, "train", "val") if labels is None else {}
-    images = (splits["train"] if "train" in splits else read_labeled(data, labels, root)).labeled
+    images = (splits["train"] if "train" in splits else read_labeled(data, labels)).labeled
     listed, parts = set(images.classes), Path(data, "train") if "train" in splits else data
     _refuse_one_class(parts, images)
     vectors, kept, broken = _vectors(encoder, images.paths, progress)
@@ -132,7 +132,6 @@ def evaluate_probe(
     data: str | Path,
     *,
     labels: LabelTable | Path | None = None,
-    root: Path | None = None,
     progress: Progress = lambda done, total: None,
 ) -> ProbeEvaluation:
     """Score a probe on labeled images; images of classes that it does not have count as wrong.
@@ -144,7 +143,7 @@ def evaluate_probe(
     probe.require(encoder.fingerprint)
     splits = read_splits(data, "test", "val") if labels is None else {}
     part = next((part for part in ("test", "val") if part in splits), None)
-    every = splits[part] if part else read_labeled(data, labels, root)
+    every = splits[part] if part else read_labeled(data, labels)
     parts = Path(data, part) if part else data
     if every.several != probe.several:
         kinds = ["one label", "several labels"]

@@ -1,91 +1,109 @@
-"""Which items of a collection the rows of a table name: by id, by path, or by a path that begins further up.
+"""The values of a table for the items of a collection.
 
-rows = TableItems(Path("labels.csv"), [("", "cat/a.jpg", "cat"), ("", "dog/b.jpg", "dog")])
-for items in pages(collection):
-    rows.add(items)
-rows.values()               # {"9f86d081": "cat", ...}
+found = table_values(collection, read_rows(LabelTable(Path("labels.csv"))))
+bench.update_each("photos", found.values, by_path=True)
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Iterator
-from pathlib import PurePosixPath
-from typing import Any, Generic, TypeVar
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from nnclr_hub.csv_table import name_key
-from nnclr_hub.errors import InvalidRequest
-from nnclr_hub.store.base import Item
+from nnclr_hub.read_ahead import batches
+from nnclr_hub.store.base import Collection, Item
+from nnclr_hub.store.checks import is_item_id
+from nnclr_hub.store.facets import MAX_VALUES
+from nnclr_hub.store.pages import pages
+from nnclr_hub.table_rows import LABEL, UNCERTAIN, Matched, Named, TableRows
 
-log = logging.getLogger(__name__)
-Value = TypeVar("Value")
+AT_ONCE = 1000  # ids in one request
 
 
-class TableItems(Generic[Value]):
-    """The rows of a table.
+@dataclass(frozen=True)
+class TableValues:
+    """What a table says about the items of a collection.
 
-    Rows name items by id. If no item has one of the ids, they name items by path, and all tiles of an image.
-
-    Args:
-        table: its name, for messages.
-        rows: id, path and value of each row; "" for a column that it has not.
+    values: by id, the value of each metadata key or path; items whose cells are empty have none.
+    matched: number of items that rows name.
+    unmatched_rows: the ids or paths of rows that name no item.
+    unmatched_items: number of items without a row.
     """
 
-    def __init__(self, table: object, rows: Iterable[tuple[str, str, Value]]) -> None:
-        self._table, self._rows = table, list(rows)
-        self._by_id = {id: i for i, (id, _, _) in enumerate(self._rows) if id}
-        self._by_path = {name_key(path or id): i for i, (id, path, _) in enumerate(self._rows) if path or id}
-        self._with_id: dict[str, int] = {}  # rows by id of an item
-        self._with_path: dict[str, int] = {}
-        self._roots: dict[int, set[Any]] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._with_id)
-
-    def add(self, items: Iterable[Item]) -> None:
-        """Look for the rows of items."""
-        for item in items:
-            if (row := self._by_id.get(item.id)) is not None:
-                self._with_id[item.id] = row
-            if (name := next(filter(self._by_path.__contains__, _paths(item)), None)) is not None:
-                row = self._with_path[item.id] = self._by_path[name]
-                self._roots.setdefault(row, set()).add(item.metadata.get("root"))
-
-    def values(self) -> dict[str, Value]:
-        """Return the value of each item that a row names, by id, and report the other rows.
-
-        Raises:
-            InvalidRequest: no row names an item, or a path names images of several folders.
-        """
-        found = self._with_id or self._with_path
-        used = set(found.values())
-        lost = [id or path for i, (id, path, _) in enumerate(self._rows) if i not in used]
-        if not found:
-            raise InvalidRequest(
-                f"No row of {self._table} names an item of the collection, such as {lost[0]}; write ids, or paths as "
-                "they were indexed."
-            )
-        if lost:
-            log.warning("%d rows of %s name no item of the collection, such as %s", len(lost), self._table, lost[0])
-        for row, roots in self._roots.items() if found is self._with_path else ():
-            if len(roots) > 1:
-                raise InvalidRequest(
-                    f"{self._rows[row][1]} in {self._table} names images of {' and '.join(map(str, roots))}; write "
-                    "longer paths, or ids."
-                )
-        return {id: self._rows[row][2] for id, row in found.items()}
+    values: dict[str, dict[str, Any]]
+    matched: int
+    unmatched_rows: tuple[str, ...]
+    unmatched_items: int
 
 
-def _paths(item: Item) -> Iterator[str]:
-    """Yield the path of an item, with an increasing number of the last parts of its root before it."""
-    path = item.metadata.get("path")
-    if isinstance(path, str):
-        yield (path := name_key(path))
-        for part in reversed(PurePosixPath(name_key(str(item.metadata.get("root", "")))).parts):
-            yield (path := f"{part.rstrip('/')}/{path}")
+def table_values(collection: Collection, rows: TableRows, key: str = LABEL) -> TableValues:
+    """Return the values of a table for the items that it names, as the type that the existing values have.
+
+    Args:
+        key: metadata key of labels.
+
+    Raises:
+        InvalidRequest: see `match_items`.
+    """
+    found = match_items(collection, rows)
+    keys = {column: key if column == LABEL else column for column in rows.rows[0].cells if column != UNCERTAIN}
+    facets = {own: collection.facets([own], limit=MAX_VALUES)[own] for own in keys.values()}
+    known = {own: [value for value, _ in one.values if value is not None] for own, one in facets.items()}
+    values: dict[str, dict[str, Any]] = {}
+    for id, cells in found.cells.items():
+        for column, own in keys.items():
+            if made := [typed(cell, known[own]) for cell in cells[column]]:
+                values.setdefault(id, {})[own] = made if column in rows.several else made[0]
+    lost = tuple(row.path for row in found.lost)
+    return TableValues(values, len(found.cells), lost, max(0, collection.count() - len(found.cells)))
+
+
+def match_items(collection: Collection, rows: TableRows) -> Matched[str]:
+    """Find the items that rows name, by id.
+
+    Raises:
+        InvalidRequest: see `TableRows.match` and `TableRows.check`.
+    """
+    ids = [row.id for row in rows.rows if is_item_id(row.id)]
+    found = rows.match(named_item(item) for some in batches(ids, AT_ONCE) for item in collection.get(some))
+    if not found.cells:  # no row has the id of an item
+        found = rows.match(named_item(item) for items in pages(collection, with_vector=False) for item in items)
+    return rows.check(found, collection.name)
+
+
+def named_item(item: Item) -> Named[str]:
+    """Return an item as an image that a row may name."""
+    path = next((own for key in ("path", "name") if isinstance(own := item.metadata.get(key), str)), "")
+    return Named(item.id, str(item.metadata.get("root", "")), path, item.id)
 
 
 def path_of(item: Item) -> str:
     """Return the path of an item for a table; its id if it has none."""
     path = item.metadata.get("path")
     return path if isinstance(path, str) else item.id
+
+
+def typed(text: str, known: Sequence[Any]) -> Any:
+    """Return the known value that reads like a text, else one of the type that all known values have.
+
+    So a class that is a number stays a number.
+    """
+    for value in known:
+        if _text(value) == text:
+            return value
+    if known and all(isinstance(value, int | float) and not isinstance(value, bool) for value in known):
+        try:
+            number = float(text.replace("_", "x"))  # which Python accepts between digits
+        except ValueError:
+            return text
+        return int(number) if number.is_integer() else number if math.isfinite(number) else text
+    if known and all(isinstance(value, bool) for value in known) and text in ("true", "false"):
+        return text == "true"
+    return text
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)

@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from nnclr_hub.encoder.embedder import Embedder
-from nnclr_hub.encoder.labeled import LabelTable
 from nnclr_hub.encoder.tiles import Tiling
 from nnclr_hub.errors import (
     CollectionNotFound,
@@ -32,11 +31,13 @@ from nnclr_hub.errors import (
 )
 from nnclr_hub.probe.labeling import Labeling
 from nnclr_hub.store.base import ById, Collection, CollectionSpec, Item, Match, Progress, VectorStore, Where
+from nnclr_hub.table_rows import LabelTable
 from nnclr_hub.workbench.add_request import AddRequest, NewImage
 from nnclr_hub.workbench.folder_changes import FolderChanges, IndexReport, check_images
 from nnclr_hub.workbench.folder_index import index_folder
 from nnclr_hub.workbench.image_record import HASHES
 from nnclr_hub.workbench.ingestion import embed_images, store_images
+from nnclr_hub.workbench.key_paths import patches_of
 from nnclr_hub.workbench.models import Models, embedder_for
 from nnclr_hub.workbench.originals import Originals
 from nnclr_hub.workbench.probes import get_probe, label_items, label_rows
@@ -303,15 +304,23 @@ class Workbench:
 
         return self.store.write(name, update)
 
-    def update_each(self, name: str, metadata: ById, *, expected: ById | None = None) -> int:
+    def update_each(self, name: str, metadata: ById, *, expected: ById | None = None, by_path: bool = False) -> int:
         """Change the metadata of items, each by its own patch; otherwise as `update_metadata`.
 
+        Args:
+            expected: see `Collection.update_each`.
+            by_path: patches have values by key or path, as filters read them; see `key_paths`.
+
         Raises:
+            InvalidRequest: with `by_path`, a key holds an object.
             MetadataConflict: an item does not have the expected values; nothing was changed.
         """
-        return self.store.write(
-            name, lambda collection: collection.update_each(metadata, expected=expected, keep=HASHES)
-        )
+
+        def update(collection: Collection) -> int:
+            patches, wanted = patches_of(collection, metadata, expected) if by_path else (metadata, expected)
+            return collection.update_each(patches, expected=wanted, keep=HASHES)
+
+        return self.store.write(name, update)
 
     # ---- search
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import struct
 from contextlib import suppress
-from typing import Annotated, Self
+from pathlib import Path
+from typing import Annotated, Any, Self
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -23,22 +24,27 @@ from nnclr_hub.errors import (
 from nnclr_hub.store import facets as bounds
 from nnclr_hub.store.base import Collection
 from nnclr_hub.store.spec import MAX_INDEXED
+from nnclr_hub.table_rows import LabelTable, read_rows
+from nnclr_hub.workbench.table_items import table_values
 
 from ..answers import PartsResponse
 from ..keys import READ, WRITE
 from ..problems import MAX_CONFLICTS, answers
-from ..request_bodies import json_of
+from ..request_bodies import json_of, media_type, unsupported
 from ..security.access import requires
 from ..telemetry import measured
-from .bodies import FIRST_WRONG, Metadata, MetadataKey, Name, Strict, Where, binary, one_of
+from .bodies import FILE, FIRST_WRONG, Metadata, MetadataKey, Name, Strict, Where, binary, one_of
 from .collections import INDEXABLE, CollectionResponse, response_of
 from .dependencies import AppAnswers, AppWorkbench
 from .items import ItemResponse, note_changes, response_of_item
 
 MAX_READ = 1000  # items that are returned at once
 MAX_IDS = 10_000
+CSV = "text/csv"
+SHOWN = 10  # rows without an item in an answer
+Column = Annotated[str | None, Query(max_length=1000)]
 MAX_THUMBNAILS = 64  # in one response, of at most 2 MB
-MAX_WRITTEN = 100_000  # items that a filter may select for a write, which keeps others waiting
+MAX_WRITTEN = 100_000  # items of a write by a filter or a table, which keeps others waiting
 
 
 class ItemsByIdRequest(Strict):
@@ -89,12 +95,17 @@ class MetadataRequest(Selection):
         "differs, nothing is changed, and `errors` of the 409 has the id and the present values of up to "
         f"{MAX_CONFLICTS:,} items",
     )
+    by_path: bool = Field(
+        False,
+        description="with each: its keys are those of filters and contain no objects; camera.model is written to that "
+        "key where an item has it, or else to `model` in `camera`; null removes it",
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.each is None:
-            if self.metadata is None or self.expected is not None:
-                raise ValueError("give metadata with ids or where, or each, which expected belongs to")
+            if self.metadata is None or self.expected is not None or self.by_path:
+                raise ValueError("give metadata with ids or where, or each, which expected and by_path belong to")
         elif (self.ids, self.where, self.metadata) != (None, None, None) or self.replace:
             raise ValueError("each has the ids and the patches; give neither ids, where, metadata nor replace with it")
         return self
@@ -102,6 +113,17 @@ class MetadataRequest(Selection):
 
 class UpdatedResponse(BaseModel):
     updated: int = Field(description="number of items that were found")
+
+
+class LabelsResponse(BaseModel):
+    """What the rows of a table name, and which labels they give."""
+
+    matched: int = Field(description="number of items that rows name")
+    unmatched_rows: int = Field(description="number of rows that name no item")
+    unmatched_items: int = Field(description="number of items without a row")
+    first_unmatched: list[str] = Field(description=f"ids or paths of the first {SHOWN} rows that name no item")
+    labels: dict[str, Any] = Field(description="the label of each item with one, by id; as the type of existing ones")
+    updated: int = Field(description="number of items that were changed; 0 with dry_run")
 
 
 class FacetsRequest(Strict):
@@ -139,6 +161,12 @@ class IndexedRequest(Strict):
     keys: Annotated[list[Annotated[str, Field(json_schema_extra=INDEXABLE)]], FIRST_WRONG] = Field(
         max_length=MAX_INDEXED
     )
+
+
+async def _content(request: Request) -> bytes:
+    if media_type(request) != CSV:
+        raise unsupported(request, CSV)
+    return await request.body()
 
 
 router = APIRouter(prefix="/api/v1/collections/{name}", tags=["items"])
@@ -226,13 +254,59 @@ def update_metadata(
     with measured("store"):
         _admit(limits, request, bench.collection(name), body)
         if body.each is not None:
-            updated = bench.update_each(name, body.each, expected=body.expected)
+            updated = bench.update_each(name, body.each, expected=body.expected, by_path=body.by_path)
         else:
             updated = bench.update_metadata(
                 name, body.metadata or {}, ids=body.ids, where=body.where, replace=body.replace
             )
     note_changes(bench, name, updated)
     return UpdatedResponse(updated=updated)
+
+
+@router.post(
+    "/labels",
+    responses=answers("unsupported_media_type", *_REFUSALS),
+    openapi_extra={"requestBody": {"required": True, "content": {CSV: {"schema": FILE}}}},
+)
+@requires(WRITE)
+def label_items(
+    name: str,
+    request: Request,
+    content: Annotated[bytes, Depends(_content)],
+    limits: AppAnswers,
+    bench: AppWorkbench,
+    key: Annotated[MetadataKey, Query(description="metadata key of the labels, or a path such as camera.model")] = (
+        "label"
+    ),
+    path_column: Annotated[Column, Query(description="column of ids or paths, if not `id` or `path`")] = None,
+    label_column: Annotated[Column, Query(description="column of labels, if not `label` or `labels`")] = None,
+    file_name: Annotated[str, Query(description="for messages", min_length=1, max_length=200)] = "labels.csv",
+    dry_run: Annotated[bool, Query(description="change nothing, and return what would be written")] = False,
+) -> LabelsResponse:
+    """Label the items that the rows of a table name, by id or path: all of them or, after an error, none.
+
+    The table is CSV with a header, in UTF-8, UTF-16 or Windows-1252, separated by commas, semicolons or tabs. Paths
+    match in every Unicode form, with slashes or backslashes. Rows that contradict each other are refused.
+    """
+    rows = read_rows(LabelTable(Path(file_name), None, path_column, label_column, content))
+    if len(rows.rows) > MAX_WRITTEN:
+        raise RequestTooLarge(
+            f"{file_name} has {len(rows.rows):,} rows, and one request takes at most {MAX_WRITTEN:,}; split it."
+        )
+    with measured("store"):
+        collection = bench.collection(name)
+        limits.admit(request.state.budget, collection)
+        found = table_values(collection, rows, key)
+        updated = 0 if dry_run else bench.update_each(name, found.values, by_path=True)
+    note_changes(bench, name, updated)
+    return LabelsResponse(
+        matched=found.matched,
+        unmatched_rows=len(found.unmatched_rows),
+        unmatched_items=found.unmatched_items,
+        first_unmatched=list(found.unmatched_rows[:SHOWN]),
+        labels={id: own[key] for id, own in found.values.items()},
+        updated=updated,
+    )
 
 
 @router.post(

@@ -1,6 +1,7 @@
 """Labels in the web app: what the keys 1 to 9 give, what undo restores, what a double click opens, and deletions."""
 
 import json
+import unicodedata
 from collections.abc import Callable
 from typing import Any
 
@@ -75,6 +76,18 @@ def give(page: Any, place: int, label: str) -> None:
         page.locator("dialog[open]").get_by_role("button", name="Label", exact=True).click()
 
 
+def choose_table(page: Any, table: Any) -> None:
+    page.keyboard.press("l")
+    page.get_by_text("Another metadata key, or labels from a table").click()
+    page.set_input_files("dialog[open] input[type=file]", table)
+
+
+def write_labels(page: Any) -> None:
+    """Write the labels of the table in the dialog."""
+    with page.expect_response("**/items"):
+        page.get_by_role("button", name="Write the labels").click()
+
+
 def key(page: Any, label: str) -> str:
     return next(name for name in legend(page) if name.endswith(label))[0]
 
@@ -135,9 +148,8 @@ def test_each_change_is_undone_by_keys(labeling, collection, tmp_path):
     press(page, 3, "1")
     table = tmp_path / "labels.csv"
     table.write_text("id,label\n" + "".join(f"{id},{k % 7}\n" for k, id in enumerate(shown)))
-    page.keyboard.press("l")
-    with page.expect_response("**/items"):
-        page.set_input_files("dialog[open] input[type=file]", table)
+    choose_table(page, table)
+    write_labels(page)
     assert [item.metadata["thing"] for item in collection.get(shown)] == [str(k % 7) for k in range(len(shown))]
     undo(page)
     assert [read(collection, id, "thing") for id in shown[:5]] == ["dog", "dog", "cat", "cat", None]
@@ -146,6 +158,60 @@ def test_each_change_is_undone_by_keys(labeling, collection, tmp_path):
         undo(page)
     assert {item.id: item.metadata for item in collection.get(shown)} == before
     undo(page, "nothing to undo")
+
+
+def test_a_table_of_a_spreadsheet_is_read(labeling, collection, tmp_path):
+    page = labeling("thing", {"0": 3, "1": 7}, allowed=("422",))
+    shown = ids(page)
+    paths = {id: f"Küche/{place} ä.png" for place, id in enumerate(shown[:4])}
+    collection.update_each({id: {"path": unicodedata.normalize("NFD", path)} for id, path in paths.items()})
+    before = {item.id: item.metadata for item in collection.get(shown)}
+    rows = [(path.replace("/", "\\"), 7) for path in [*paths.values(), "nowhere.png"]]
+    table = tmp_path / "Bilder.csv"
+    table.write_bytes("\r\n".join(["Datei;Art", *(f"{path};{label}" for path, label in rows)]).encode("cp1252"))
+    focus(page, 0)
+    choose_table(page, table)
+    status = page.locator("dialog[open] [role=status]")
+    status.get_by_text("Datei").wait_for()  # the columns are other ones
+    page.get_by_label("Column of ids or paths").fill("Datei")
+    page.get_by_label("Column of labels").fill("Art")
+    page.get_by_label("Column of labels").press("Tab")
+    status.get_by_text("4 images").wait_for()
+    assert "1 line of unknown images" in status.inner_text()
+    assert {item.id: item.metadata for item in collection.get(shown)} == before, "a preview writes nothing"
+    write_labels(page)
+    assert [read(collection, id, "thing") for id in shown[:5]] == [7, 7, 7, 7, None]
+    undo(page)
+    assert {item.id: item.metadata for item in collection.get(shown)} == before
+
+
+def test_a_label_goes_where_filters_read_it(labeling, collection):
+    page = labeling("cam.model", {"0": "X", "1": "Y"}, allowed=("422",))
+    shown = ids(page)
+    collection.update_each({shown[2]: {"cam.model": "Z"}})
+    before = {item.id: item.metadata for item in collection.get(shown)}
+    reload(page)
+    press(page, 2, key(page, "X"))
+    press(page, 3, key(page, "X"))
+    [flat, nested] = collection.get(shown[2:4])
+    assert flat.metadata["cam.model"] == "X"
+    assert "cam" not in flat.metadata
+    assert nested.metadata["cam"] == {"model": "X"}
+    undo(page)
+    undo(page)
+    assert collection.get(shown[2:3])[0].metadata == before[shown[2]]
+    page.evaluate("localStorage.setItem('field photos', 'cam')")
+    page.reload()
+    page.wait_for_selector(".tile img")
+    sent = []
+    page.on("request", lambda request: sent.append(request) if request.method == "PATCH" else None)
+    focus(page, 0)
+    page.keyboard.press("l")
+    page.get_by_role("combobox", name="Label", exact=True).fill("Q")
+    page.keyboard.press("Enter")
+    page.locator(".message.error:has-text('cam.model')").wait_for()
+    assert len(sent) == 1
+    assert collection.get(shown[:1])[0].metadata == before[shown[0]]
 
 
 def test_an_undo_keeps_what_another_tab_wrote(labeling, explore, collection):

@@ -14,6 +14,7 @@ from nnclr_hub import CollectionSpec, Item, open_store
 from nnclr_hub.cli.app import app
 from nnclr_hub.encoder.hand_crafted import FLOORS
 from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.table_rows import LabelTable
 from nnclr_hub.workbench.inspection.comparison import compare_on_collection, compare_vectors, rankme, uniformity
 from nnclr_hub.workbench.inspection.files import inspected_files
 
@@ -182,7 +183,7 @@ def test_paths_of_a_table_are_relative_to_it_to_the_folder_or_to_root(photos, tm
         (photos / "train/00.png", None),
     ):
         table.write_text(f"path,label\n{name},a\n")
-        listed = inspected_files(photos, table, root)
+        listed = inspected_files(photos, LabelTable(table, root))
         assert dict(zip(listed.names, listed.labels, strict=True)) == {
             name: "a" if name == "train/00.png" else None for name in listed.names
         }

@@ -6,6 +6,7 @@ import pickle
 import shutil
 import tarfile
 import threading
+from collections import Counter
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -20,7 +21,8 @@ from rich.console import Console
 from scipy.fft import dctn, idctn
 
 from nnclr_hub.encoder.labeled import read_labeled
-from nnclr_hub.errors import NoImages, NoRoom
+from nnclr_hub.errors import InvalidRequest, NoImages, NoRoom
+from nnclr_hub.workbench.inspection.files import inspected_files
 from training.data import image_pack as pack_module
 from training.data import named_sets as named_module
 from training.data.augment import NUMBERS, change_all, change_rows, make_views
@@ -30,6 +32,8 @@ from training.data.image_pack import PackedPixels, build_pack, stored_sizes
 from training.data.named_sets import find_data
 from training.data.order import Order, Permutation, seed_of
 from training.data.views import View
+from training.evals.task import read_task
+from training.evaluation import table_set
 
 # ---- packs
 
@@ -363,6 +367,51 @@ def test_a_single_folder_is_not_a_class(photos, tmp_path):
     assert set(training_files([tmp_path / "mine"]).labels) == {-1}
     shutil.copytree(tmp_path / "mine" / "holiday", tmp_path / "mine" / "work")
     assert set(training_files([tmp_path / "mine"]).labels) == {0, 1}
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_every_verb_reads_the_labels_of_a_folder_by_the_same_rule(split, tmp_path, bench):
+    """Of the folder names, or of a labels.csv in the folder or next to its splits."""
+    place = tmp_path / "set"
+    for part in ("train", "test") if split else (".",):
+        for number in range(24):
+            path = place / part / "IMG" / f"{number:02}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (8, 8), (number, 0, 0)).save(path)
+    paths = sorted(path.relative_to(place).as_posix() for path in place.rglob("*.png"))
+    rows = [f"{path},{'even' if number % 2 else 'odd'}" for number, path in enumerate(paths)]
+    (place / "labels.csv").write_text("\n".join(["path,label", *rows]))
+    counts = {"even": 12, "odd": 12}
+
+    part = place / "train" if split else place
+    assert Counter(one[0] for one in read_labeled(part).labels) == counts  # nnclr probe
+    assert Counter(inspected_files(part).labels) == counts
+    task = read_task(place)  # nnclr eval
+    assert task.classes == ("even", "odd")
+    assert len(task.train.paths) + len(task.test.paths) == len(paths)
+    assert np.bincount(training_files([place]).labels).tolist() == [12, 12]  # nnclr pretrain, nnclr ablate
+    [scored] = evaluation_sets([place])
+    assert scored.train.classes == ("even", "odd")
+    assert len(scored.train.paths) + len(scored.test.paths) == len(paths)
+    bench.index_folder("c", part)
+    assert dict(bench.collection("c").facets(["label"])["label"].values) == counts
+
+
+def test_a_table_names_images_of_several_folders(tmp_path):
+    for place in ("a", "b"):
+        for number in range(10):
+            path = tmp_path / place / "photos" / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (8, 8)).save(path)
+    (tmp_path / "tables").mkdir()
+    table = tmp_path / "tables" / "t.csv"
+    rows = [f"{place}/photos/{number}.png,{number % 2}" for place in "ab" for number in range(10)]
+    table.write_text("\n".join(["path,label", *rows]))
+    found = table_set(table, [tmp_path / "a" / "photos", tmp_path / "b" / "photos"])
+    assert len(found.train.paths) + len(found.test.paths) == 20
+    table.write_text("path,label\n0.png,1\n")
+    with pytest.raises(InvalidRequest):
+        table_set(table, [tmp_path / "a" / "photos", tmp_path / "b" / "photos"])
 
 
 @pytest.mark.parametrize("name", ["unlabeled", "unlabelled"])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.table_rows import LabelTable
 from training.evals.task import read_pair, read_task
 
 
@@ -66,7 +67,7 @@ def test_a_fifth_of_a_table_is_scored(photos, tmp_path):
     assert np.bincount(task.test.labels).tolist() == [2, 2, 2]
     assert [task.classes[i] for i in task.test.labels] == [path.parent.name for path in task.test.paths]
     with pytest.raises(InvalidRequest):
-        read_task(photos, labels=table, root=tmp_path)
+        read_task(photos, labels=LabelTable(table, tmp_path))
 
 
 def test_sets_that_cannot_be_scored_are_rejected(data, photos):

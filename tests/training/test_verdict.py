@@ -13,6 +13,7 @@ from tiny_runs import FAST, nnclr, recipe, stop_in_step
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.hub.layout import read_config
 from nnclr_hub.hub.registry import default_model
+from nnclr_hub.table_rows import LabelTable
 from training import ablate
 from training.callbacks import Callback
 from training.monitor import read_log
@@ -210,14 +211,14 @@ def test_a_wrong_table_stops_before_the_images_are_read(flat, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_missing_files_of_a_table_are_named_and_left_out(flat, tmp_path, capsys):
+def test_missing_files_of_a_table_are_named_and_left_out(flat, tmp_path, caplog):
     folder, table = flat
     longer = tmp_path / "longer.csv"
     longer.write_text(table.read_text() + "lost-1.jpg,cat\nlost-2.jpg,cat\n")
-    done = pretrain(recipe("epochs=1"), [folder], tmp_path / "run", labels=longer, root=folder)
+    done = pretrain(recipe("epochs=1"), [folder], tmp_path / "run", labels=LabelTable(longer, folder))
     assert "knn20/longer" in done.scores
     assert verdict_of(done).labels == 45
-    assert "lost-1.jpg" in capsys.readouterr().err
+    assert "lost-1.jpg" in caplog.text
 
 
 def test_the_rows_of_a_table_are_scored_by_labels(flat, tmp_path):

@@ -17,9 +17,11 @@ from PIL import Image
 from pyarrow import parquet
 
 from nnclr_hub import open_store
-from nnclr_hub.encoder.labeled import LabelTable, read_labeled
+from nnclr_hub.encoder.labeled import read_labeled
+from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.store.pages import pages
+from nnclr_hub.table_rows import LabelTable, read_rows
 from nnclr_hub.workbench.inspection.files import inspected_files
 from nnclr_hub.workbench.inspection.subject import collection_subject
 
@@ -128,7 +130,8 @@ def test_a_table_labels_the_items_of_index(folder, tmp_path, model, caplog):
     index = ("index", folder, "--collection", "c", "--store", tmp_path / "s", "--model", model)
     nnclr(*index)
     assert labels_of(tmp_path / "s") == {name: name.partition("/")[0] for name in NAMES}
-    assert nnclr(*index, "--labels", table, "--root", folder)[0] == 0
+    report = json.loads(output_of(*index, "--labels", table, "--root", folder, "--json"))
+    assert (report["added"], report["updated"], report["unchanged"]) == (0, 4, 0)
     assert "1 rows of" in caplog.text
     # of unchanged items, too; the label by the folder of an image that the table does not list is deleted
     assert labels_of(tmp_path / "s") == {**LABELS, "100APPLE/c.png": None}
@@ -178,6 +181,38 @@ def test_rows_name_items_by_id_or_path(rows, columns, labels, store, tmp_path):
     with open_store(str(store), read_only=True) as opened:
         found = {item.id: item.metadata.get("label") for item in opened.get("c").scroll().items}
     assert found == dict.fromkeys(("i0", "i1", "i2", "i3", "i4")) | labels
+
+
+def test_a_table_keeps_types_writes_where_filters_read_and_counts(store, tmp_path):
+    with open_store(str(store)) as opened:
+        opened.get("c").update_each({"i0": {"n": 3, "a.b": "x"}, "i1": {"n": 4, "a": {"b": "y", "c": 1}}})
+    table = tmp_path / "t.csv"
+    table.write_text("id,n,a.b\ni0,4,cat\ni1,,dog\ni2,5,cow\ni9,6,x\n")
+    call = ("store", "set", "c", "--from", table, "--store", store)
+    found = json.loads(output_of(*call, "--column", "n", "--column", "a.b", "--json"))
+    assert (found["updated"], found["unmatched_rows"], found["unmatched_items"]) == (3, 1, 2)
+    with open_store(str(store), read_only=True) as opened:
+        items = {item.id: item.metadata for item in opened.get("c").get(["i0", "i1", "i2"])}
+        assert [items[id]["n"] for id in items] == [4, 4, 5]
+        assert items["i0"]["a.b"] == "cat"
+        assert items["i1"]["a"] == {"b": "dog", "c": 1}
+        assert ("a" in items["i0"], "a.b" in items["i1"]) == (False, False)
+        assert opened.get("c").facets(["a.b"])["a.b"].distinct == 3
+    refused(*call, "--column", "a=a.b", code=2)  # i1 holds an object
+
+
+@pytest.mark.parametrize(
+    "rows", ["path,label\n2.png,cat\ny/2.png,dog\n", "id,label\ni3,cat\ni3,dog\n", "path,label\n1.png,cat\n"]
+)
+def test_rows_that_contradict_each_other_are_refused(rows, store, folder, tmp_path):
+    table = tmp_path / "t.csv"
+    table.write_text(rows)
+    refused("store", "set", "c", "--from", table, "--column", "label", "--store", store, code=2)
+    with open_store(str(store), read_only=True) as opened:
+        collection = opened.get("c")
+        assert collection.facets(["label"])["label"].items == 0
+        with pytest.raises(InvalidRequest):
+            collection_subject(collection, labels=read_rows(LabelTable(table)))
 
 
 def test_other_columns_and_unknown_paths(store, tmp_path):

@@ -23,7 +23,6 @@ from nnclr_hub.encoder.decoding import image_size
 from nnclr_hub.encoder.image_folder import (
     UNLABELED,
     find_splits,
-    folder_labels,
     image_suffixes,
     list_images,
     splits_in,
@@ -31,11 +30,13 @@ from nnclr_hub.encoder.image_folder import (
 )
 from nnclr_hub.encoder.image_list import archives_in, find_places, sources_at
 from nnclr_hub.encoder.image_reading import PLAIN, ImageReading
+from nnclr_hub.encoder.labeled import LabeledImages, find_table, read_labeled, table_labels
 from nnclr_hub.encoder.packed_image import ImageSource, ListedImage, PackedImage
 from nnclr_hub.errors import ImageError, NoImages
 from nnclr_hub.hub.layout import HELD_OUT, VALIDATION
 from nnclr_hub.probe.cross_validation import stratified_folds
 from nnclr_hub.remote_files import is_address, open_file_system, reading
+from nnclr_hub.table_rows import read_rows
 
 from .image_index import NO_LABEL, ImageIndex, Listed, current_index, digest_of, write_index
 
@@ -207,7 +208,12 @@ def _listed(place: str, number: int) -> Iterator[Listed]:
         return
     for part in _parts(folder):
         source, images = next(sources_at(str(part)))
-        labels = [None if part.name in UNLABELED else one.folder or None for one in images]
+        table = None if part.name in UNLABELED else find_table(part)
+        if table is not None:
+            found = table_labels(read_rows(table), [PackedImage(source, image) for image in images], part)
+            labels = [own[0] if len(own) == 1 else None for own in found]
+        else:
+            labels = [None if part.name in UNLABELED else image.folder or None for image in images]
         # two data folders may use the same class name for different things
         yield Listed(source, images, [name and f"{folder.resolve()}/{name}" for name in labels], number)
 
@@ -270,13 +276,10 @@ def join_parts(parts: Sequence[ImageFiles]) -> ImageFiles:
 
 def _held_out_fifth(folder: Path) -> EvaluationSet | None:
     """Hold out a fifth of each class of a folder; None if it has no classes, or too few images."""
-    base = folder / "train" if (folder / "train").is_dir() else folder
     try:
-        paths = list_images(base)
+        files = _files(folder / "train" if (folder / "train").is_dir() else folder)
     except NoImages:
         return None
-    names = folder_labels([path.relative_to(base).as_posix() for path in paths])
-    files = _files(paths, names, sorted({name for name in names if name}))
     labeled = files.keep(np.flatnonzero(files.labels >= 0))
     if len(labeled.paths) < LEAST_LABELED or len(files.classes) < 2:
         return None
@@ -291,18 +294,23 @@ def evaluation_set(folder: Path, split: str) -> EvaluationSet:
     Raises:
         NoImages: one of the parts has no images.
     """
-    folders = {part: path for part, path in splits_in(folder).items() if part in ("train", split)}
-    parts = {part: list_images(path) for part, path in folders.items()}
-    names = {
-        part: folder_labels([path.relative_to(folders[part]).as_posix() for path in paths])
-        for part, paths in parts.items()
-    }
-    classes = sorted({name for name in names["train"] if name})
-    train, test = (_files(parts[part], names[part], classes) for part in ("train", split))
+    splits = splits_in(folder)
+    train = _files(splits["train"])
+    test = _files(splits[split], train.classes)
     return EvaluationSet(folder.resolve().name, train, test, VALIDATION if split == "val" else split)
 
 
-def _files(paths: list[Path], names: list[str], classes: list[str]) -> ImageFiles:
+def _files(folder: Path, classes: tuple[str, ...] | None = None) -> ImageFiles:
+    """Return the images of a folder with one label each; none of archives, or where an image has several labels.
+
+    Args:
+        classes: None: the labels that occur.
+    """
+    images = LabeledImages((), (), (), False) if _archives(folder) else read_labeled(folder)
+    if images.several:
+        log.warning("%s has several labels per image, by which a run is not scored; use nnclr eval", folder)
+        images = images.keep([])
+    classes = images.classes if classes is None else classes
     number = {name: i for i, name in enumerate(classes)}
-    labels = np.array([number.get(name, NO_LABEL) if name else NO_LABEL for name in names], dtype=np.int64)
-    return ImageFiles(tuple(paths), labels, tuple(classes))
+    labels = [number.get(own[0], NO_LABEL) if own else NO_LABEL for own in images.labels]
+    return ImageFiles(tuple(images.paths), np.array(labels, np.int64), classes)

@@ -21,12 +21,13 @@ from nnclr_hub.encoder.features import FeatureSource
 from nnclr_hub.encoder.hand_crafted import FLOORS
 from nnclr_hub.encoder.image_list import is_packed
 from nnclr_hub.encoder.image_reading import ImageReading
-from nnclr_hub.encoder.labeled import LabelTable, first_names
+from nnclr_hub.encoder.labeled import first_names
 from nnclr_hub.encoder.loader import load_encoder
 from nnclr_hub.errors import InvalidRequest, ModelFilesMissing, NNCLRHubError
 from nnclr_hub.hub.sources import split_reading
 from nnclr_hub.probe.uncertainty import confidence_interval
 from nnclr_hub.progress import bar
+from nnclr_hub.table_rows import LabelTable
 from nnclr_hub.terminal import PlainConsole
 
 from ..data.named_sets import find_folder
@@ -61,7 +62,6 @@ class EvalRequest:
     crops: int = 1
     command: str = ""
     labels: LabelTable | Path | None = None
-    root: Path | None = None
     backend: str = "torch"
 
 
@@ -77,7 +77,6 @@ def evaluate(
     device: str | None = None,
     crops: int = 1,
     labels: LabelTable | Path | None = None,
-    root: Path | None = None,
     backend: str = "torch",
     command: str = "",
     console: Console | None = None,
@@ -96,7 +95,6 @@ def evaluate(
         device: None: the GPU if there is one.
         crops: per image, for protocols on features; see `Encoder.embed`.
         labels: a table of labels for folders without train/ and test/; see `read_task`.
-        root: folder to which the paths of `labels` are relative.
         backend: what runs the networks for protocols on features, as in `load_encoder`. Another one than torch is a
             part of the source's name in the results.
         command: as typed, for the record.
@@ -119,7 +117,6 @@ def evaluate(
         crops,
         command,
         labels,
-        root,
         backend,
     )
     if "" in request.sources or "" in request.data:
@@ -207,9 +204,7 @@ class _EvalRun:
                     task = read_pair(folder, self.request.queries, self.request.gallery)
                 else:
                     metric = TRANSFER_METRICS.get(given) or TRANSFER_METRICS.get(folder.name)
-                    task = read_task(
-                        given if packed else folder, metric=metric, labels=self.request.labels, root=self.request.root
-                    )
+                    task = read_task(given if packed else folder, metric=metric, labels=self.request.labels)
             except NNCLRHubError as error:
                 if data:
                     raise

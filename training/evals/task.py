@@ -7,7 +7,7 @@ be scored honestly are left out and listed: those of a class that `train/` lacks
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -17,11 +17,12 @@ import numpy as np
 from nnclr_hub.encoder.features import file_key
 from nnclr_hub.encoder.image_folder import splits_in
 from nnclr_hub.encoder.image_list import is_packed
-from nnclr_hub.encoder.labeled import LabeledImages, LabelTable, first_names, read_labeled, read_splits
+from nnclr_hub.encoder.labeled import LabeledImages, find_table, first_names, read_from_table, read_labeled, read_splits
 from nnclr_hub.encoder.packed_image import PackedImage
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.probe.cross_validation import stratified_folds
 from nnclr_hub.probe.metrics import mean_average_precision_11, top_k_accuracy
+from nnclr_hub.table_rows import LabelTable
 
 from .score import accuracy
 
@@ -82,15 +83,13 @@ def add_files(found: hashlib._Hash, paths: Iterable[Path | PackedImage]) -> None
         found.update(f"{path.resolve()} {known}\n".encode("utf-8", "surrogateescape"))
 
 
-def read_task(
-    folder: str | Path, *, metric: str | None = None, labels: LabelTable | Path | None = None, root: Path | None = None
-) -> Task:
+def read_task(folder: str | Path, *, metric: str | None = None, labels: LabelTable | Path | None = None) -> Task:
     """Read the data set in a folder with train/ and test/ (or val/, which is then scored).
 
     Args:
         folder: with one folder per class in each part, or a labels.csv; each part may consist of archives. Or an
-            archive, a pattern or an address, with such folders inside.
-        labels, root: a table of labels; see `read_labeled`. A fifth of each class is then scored.
+            archive, a pattern or an address, with such folders inside. Or a folder without parts, with a labels.csv.
+        labels: a table of labels; see `read_labeled`. Of a table, a fifth of each class is scored.
         metric: top1 or mean_per_class; sets with several labels per image always use map11.
 
     Raises:
@@ -98,12 +97,14 @@ def read_task(
         InvalidRequest: missing parts, fewer than two classes, or nothing left to score.
     """
     if labels is not None:
-        return _table_task(folder, LabelTable.of(labels, root), metric)
+        return table_task(LabelTable.of(labels), [folder], metric)
     if not is_packed(folder) and not Path(folder).is_dir():
         raise InvalidRequest(f"{folder} does not exist; name a folder of labeled images.")
     every = read_splits(folder, "train", "val", "test")
     folder = Path(folder)
     scored = next((part for part in ("test", "val") if part in every), None)
+    if not every and (table := find_table(folder)):
+        return table_task(table, [folder], metric)
     if scored is None or "train" not in every:
         raise InvalidRequest(
             f"{folder} needs the folders train/ and test/ (or val/), each with one folder per class or a labels.csv. "
@@ -147,27 +148,25 @@ def read_task(
     )
 
 
-def _table_task(folder: str | Path, labels: LabelTable, metric: str | None) -> Task:
-    """Return a task on the images of a table that exist, of which a fifth of each class is scored."""
-    images = read_labeled(folder, labels).labeled
-    missing = {i for i, path in enumerate(images.paths) if isinstance(path, Path) and not path.exists()}
-    left_out = []
-    if missing:
-        names = [str(images.paths[i]) for i in sorted(missing)]
-        left_out.append(f"{labels} lists files that do not exist: {first_names(names)}")
-    images = images.keep([i for i in range(len(images.paths)) if i not in missing])
+def table_task(labels: LabelTable, sources: Sequence[str | Path], metric: str | None = None) -> Task:
+    """Return a task on the images of a table, of which a fifth of each class is scored.
+
+    Raises:
+        NoImages, InvalidRequest: see `read_task`.
+    """
+    images = read_from_table(labels, sources).labeled
     if images.several or len(images.classes) < 2:
         raise InvalidRequest(f"{labels} needs one label per image in the column label, of at least two classes.")
     numbers = images.numbers(images.classes)
     if len(numbers) < LEAST_LABELED:
         raise InvalidRequest(
-            f"{labels} has {len(numbers)} labels of {folder}; a fifth is scored, so give {LEAST_LABELED}."
+            f"{labels} has {len(numbers)} labels of images; a fifth is scored, so give {LEAST_LABELED}."
         )
     held = stratified_folds(numbers) == 0
     train, test = (Part(images.keep(np.flatnonzero(rows)).paths, numbers[rows]) for rows in (~held, held))
-    left_out.append(f"{labels.file.name}: a fifth of the images is scored, {len(test.paths)} images")
+    left_out = [f"{labels.file.name}: a fifth of the images is scored, {len(test.paths)} images"]
     metric = metric if metric and metric != "map11" else "top1"
-    return Task(Path(folder).resolve().name, images.classes, train, test, metric=metric, left_out=tuple(left_out))
+    return Task(Path(sources[0]).resolve().name, images.classes, train, test, metric=metric, left_out=tuple(left_out))
 
 
 def read_pair(folder: Path, queries: str | None = None, gallery: str | None = None) -> Task:

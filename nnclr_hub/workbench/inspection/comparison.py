@@ -25,13 +25,13 @@ from nnclr_hub.encoder.decoding import decode_image
 from nnclr_hub.encoder.embedder import Embedder
 from nnclr_hub.encoder.features import FeatureSource, extract_features, unit_rows
 from nnclr_hub.encoder.hand_crafted import HandCrafted
-from nnclr_hub.encoder.labeled import LabelTable
 from nnclr_hub.errors import ImageError, InvalidRequest
 from nnclr_hub.inspect.neighbors import nearest
 from nnclr_hub.probe.cross_validation import FOLDS, out_of_fold
 from nnclr_hub.probe.uncertainty import Difference, confidence_interval, paired_difference
 from nnclr_hub.store.base import Collection, Progress
 from nnclr_hub.store.pages import pages
+from nnclr_hub.table_rows import LabelTable
 from nnclr_hub.workbench.inspection.files import inspected_files
 from nnclr_hub.workbench.inspection.subject import Report
 from nnclr_hub.workbench.labels import label_text
@@ -109,21 +109,20 @@ def compare_sources(
     folder: str | Path,
     sources: Sequence[tuple[str, FeatureSource]],
     labels: LabelTable | Path | None = None,
-    root: Path | None = None,
     *,
     report: Report = lambda title: lambda done, total: None,
 ) -> EncoderComparison:
     """Compare sources of vectors on the images of a folder.
 
     Args:
-        folder, labels, root: see `inspected_files`.
+        folder, labels: see `inspected_files`.
         sources: (name, source), at least one.
 
     Raises:
         NoImages: there is no image.
         InvalidRequest: the table lists no image of the folder.
     """
-    listed = inspected_files(folder, labels, root)
+    listed = inspected_files(folder, labels)
     extracted = [extract_features(source, listed.files, progress=report(name)) for name, source in sources]
     readable = [i for i in range(len(listed.files)) if not any(i in one.broken for one in extracted)]
     vectors = [np.asarray(one.raw)[readable] for one in extracted]

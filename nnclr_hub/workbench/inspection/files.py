@@ -12,10 +12,11 @@ from nnclr_hub.encoder.features import ImageFile
 from nnclr_hub.encoder.image_folder import left_out
 from nnclr_hub.encoder.image_list import contents, find_images, in_tiles
 from nnclr_hub.encoder.image_reading import PLAIN, ImageReading
-from nnclr_hub.encoder.labeled import TABLE, LabelTable, TableRows, read_table, table_labels
+from nnclr_hub.encoder.labeled import find_table, table_labels
 from nnclr_hub.encoder.packed_image import ImageSource, PackedImage
 from nnclr_hub.encoder.tiles import Tiling
 from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.table_rows import LabelTable, TableRows, read_rows
 
 LEAST_PER_CLASS = 5  # images per folder name, on average, for folder names to be labels
 
@@ -41,7 +42,6 @@ class InspectedFiles:
 def inspected_files(
     given: str | Path,
     labels: LabelTable | Path | None = None,
-    root: Path | None = None,
     tiling: Tiling | None = None,
     reading: ImageReading = PLAIN,
 ) -> InspectedFiles:
@@ -49,9 +49,8 @@ def inspected_files(
 
     Args:
         given: see `find_images`.
-        labels: a table of labels; None: labels.csv in the folder, or else the names of the parent folders, if they have
-            five images each on average.
-        root: folder to which the paths of the table are relative; None: that of the table, or else `given`.
+        labels: a table of labels; None: see `find_table`, or else the names of the parent folders, if they have five
+            images each on average.
         tiling: list tiles of the images instead of whole images, read in this way.
 
     Raises:
@@ -61,9 +60,7 @@ def inspected_files(
     sources, images = find_images([given])
     whole = [PackedImage(sources[one.source], one) for one in images]
     folder = Path(given).resolve()
-    table = None if labels is None else LabelTable.of(labels, root)
-    if table is None and (folder / TABLE).is_file():
-        table = LabelTable(folder / TABLE, root)
+    table = find_table(given, labels)
     found = _table_labels(table, whole, given) if table else _folder_labels(whole)
     if tiling is not None:
         named = {(one.source, one.path): label for one, label in zip(images, found, strict=True)}
@@ -92,18 +89,17 @@ def _prefixes(given: str | Path, sources: Sequence[ImageSource]) -> list[str]:
 
 
 def _table_labels(table: LabelTable, images: Sequence[PackedImage], given: str | Path) -> list[str | None]:
-    rows = one_label_each(table)
-    return [label[0] if label else None for label in table_labels(table, rows, images, given)]
+    return [label[0] if label else None for label in table_labels(one_label_each(table), images, given)]
 
 
 def one_label_each(table: LabelTable) -> TableRows:
     """Read a table with one label per image.
 
     Raises:
-        InvalidRequest: it has several; or see `read_table`.
+        InvalidRequest: it has several; or see `read_rows`.
     """
-    rows = read_table(table)
-    if rows.several:
+    rows = read_rows(table)
+    if rows.labels_are_lists:
         raise InvalidRequest(f"{table} has the column labels; an inspection needs one label per image, in `label`.")
     return rows
 

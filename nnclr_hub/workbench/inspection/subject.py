@@ -12,17 +12,17 @@ import numpy as np
 from nnclr_hub.encoder.features import FeatureSource, extract_features, unit_rows
 from nnclr_hub.encoder.image_folder import find_splits
 from nnclr_hub.encoder.image_reading import PLAIN
-from nnclr_hub.encoder.labeled import LabelTable, TableRows
 from nnclr_hub.encoder.tiles import Tiling
 from nnclr_hub.errors import InvalidRequest, NoImages
 from nnclr_hub.store.base import Collection
 from nnclr_hub.store.pages import pages
+from nnclr_hub.table_rows import LabelTable, TableRows
 from nnclr_hub.workbench.image_record import PIXEL_HASH
 from nnclr_hub.workbench.inspection.files import inspected_files
 from nnclr_hub.workbench.inspection.scan import Scanned, scan_image, scan_images
 from nnclr_hub.workbench.inspection_fields import KEY, REVIEWED
 from nnclr_hub.workbench.labels import label_text
-from nnclr_hub.workbench.table_items import TableItems, path_of
+from nnclr_hub.workbench.table_items import named_item, path_of
 
 Report = Callable[[str], Callable[[int, int], None]]  # the title of a step -> its progress
 Parts = Literal["splits", "folders"]
@@ -72,7 +72,6 @@ def folder_subject(
     encoder: FeatureSource,
     *,
     labels: LabelTable | Path | None = None,
-    root: Path | None = None,
     parts: Parts = "splits",
     cache: Path | None = None,
     tiling: Tiling | None = None,
@@ -81,7 +80,7 @@ def folder_subject(
     """Read and embed the images of a folder.
 
     Args:
-        folder, labels, root: see `inspected_files`.
+        folder, labels: see `inspected_files`.
         parts: what leaks are searched between.
         cache: folder for the results of reading and embedding, so that an interrupted inspection continues; None: only
             vectors are kept, in the cache folder.
@@ -92,7 +91,7 @@ def folder_subject(
         InvalidRequest: the table lists no image of the folder.
     """
     reading = getattr(encoder, "reading", PLAIN)
-    listed = inspected_files(folder, labels, root, tiling, reading)
+    listed = inspected_files(folder, labels, tiling, reading)
     found = scan_images(listed.files, cache / SCAN if cache else None, reading=reading, progress=report("reading"))
     good = [i for i, one in enumerate(found) if isinstance(one, Scanned)]
     broken = [(listed.names[i], str(one)) for i, one in enumerate(found) if not isinstance(one, Scanned)]
@@ -140,14 +139,9 @@ def collection_subject(
             f"{MOST_VECTORS // (4 * collection.spec.dim)} of this length of vectors."
         )
     progress = report("reading")
-    table = None
-    if labels is not None:
-        firsts = (next(iter(one), None) for one in labels.labels)
-        table = TableItems("the table", zip(labels.ids, labels.paths, firsts, strict=True))
-    ids, vectors, scanned, named, paths, reviewed = [], [], [], [], [], []
+    ids, vectors, scanned, named, paths, reviewed, places = [], [], [], [], [], [], []
     for items in pages(collection, None, limit=500):
-        if table is not None:
-            table.add(items)
+        places += map(named_item, items)
         for item in items:
             thumbnail = collection.thumbnail(item.id)
             one = scan_image(thumbnail, original=False) if thumbnail else None
@@ -162,9 +156,9 @@ def collection_subject(
             written = item.metadata.get(KEY)
             reviewed.append(written.get(REVIEWED) if isinstance(written, dict) else None)
         progress(len(ids), max(total, len(ids)))
-    if table is not None:
-        by_table = table.values()
-        named = [by_table.get(id) for id in ids]
+    if labels is not None:
+        by_table = labels.check(labels.match(places), collection.name)
+        named = [next(iter(by_table.labels(id)), None) for id in ids]
     confirmed = {id for id, label, by in zip(ids, named, reviewed, strict=True) if label is not None and label == by}
     rows = unit_rows(np.stack(vectors).astype(np.float32))
     model = collection.spec.model
