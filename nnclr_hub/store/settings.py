@@ -40,7 +40,7 @@ class StoreSettings:
     snapshot_after: the same before closing; a quarter of the rows if that is more. While writes continue, a flat index
         is saved after eight times as many, so one that only grows is saved when nothing is written, and at closing: it
         is read from the catalog as fast as from a snapshot.
-    kept_changes: changes that the log keeps, for `Collection.changes` and for backups that restore to any of them.
+    kept_changes: changes that the log keeps, for `Collection.changes`.
     idle_seconds: time without a change after which maintenance does work that is not urgent.
     pause_seconds: time between a failure of maintenance and the next attempt.
     """
