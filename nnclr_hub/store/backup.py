@@ -57,6 +57,7 @@ from nnclr_hub.store.sqlite import PAGE_SIZE, connect, quick_check, translated
 log = logging.getLogger(__name__)
 FORMAT = "nnclr_hub backup, version 2"
 CHUNK_PAGES = 1024  # 16 MiB
+SMALL_CHUNKS = 64  # of a file; if more are less than half full, they are packed again
 LOCK_SECONDS = 900.0  # after which the lock of a process that crashed ends, where the system does not release it
 ATTEMPTS = 20  # to read a store whose collections are dropped while they are read
 SCRATCH = ".copy-"  # begins the names of temporary files
@@ -192,13 +193,10 @@ def _copy_store(store: EmbeddedStore, writer: _Writer) -> Backup:
     for _ in range(ATTEMPTS):
         files = set(store.files().values())
         try:
-            copied = _copy_files(store.folder, writer)
+            return _copy_files(store.folder, writer)
         except StoreError:
-            if files <= set(store.files().values()):
+            if files <= set(store.files().values()):  # otherwise a collection was dropped before it was read
                 raise
-        else:
-            if files <= set(store.files().values()):  # otherwise a collection was dropped, maybe before it was read
-                return copied
     raise StoreError("Collections are dropped too often for a backup; repeat it later.")
 
 
@@ -275,17 +273,14 @@ class _Writer:
             return everything, []
         same = np.flatnonzero((old["hash"] == index["hash"][: len(old)]).all(axis=1))
         used = np.bincount(old["chunk"][same], minlength=len(before.chunks)).tolist()
-        # chunks that are missing, mostly unused, or small compared with what is new are replaced, the smallest first:
         # neither unused pages nor the number of chunks may grow with the number of backups
-        kept, new = [], len(index) - len(same)
-        for number, chunk in sorted(enumerate(before.chunks), key=lambda pair: pair[1].size):
-            pages = chunk.size // PAGE_SIZE
-            is_small = pages <= min(2 * new, CHUNK_PAGES // 2)
-            if self._existing.get(chunk.sha256) != chunk.size or 2 * used[number] < pages or is_small:
-                new += used[number]
-            else:
-                kept.append(number)
-        kept.sort()
+        kept = [
+            number
+            for number, chunk in enumerate(before.chunks)
+            if self._existing.get(chunk.sha256) == chunk.size and 2 * used[number] >= chunk.size // PAGE_SIZE
+        ]
+        small = {number for number in kept if before.chunks[number].size < CHUNK_PAGES * PAGE_SIZE // 2}
+        kept = [number for number in kept if number not in small or len(small) <= SMALL_CHUNKS]
         same = same[np.isin(old["chunk"][same], kept)]
         index[same] = old[same]
         index["chunk"][same] = np.searchsorted(kept, old["chunk"][same])
