@@ -349,14 +349,18 @@ def verify_backups(source: str | Path, *, progress: Progress = lambda done, tota
         except StoreError as error:
             found[id] = str(error)
     chunks, problems, done = {chunk for backup in backups for chunk in backup.chunks}, {}, 0
+    total = sum(chunk.size for chunk in chunks)
     for chunk in chunks:
         try:
             place.read(chunk)
         except StoreCorrupt as error:
             problems[chunk] = str(error)
-            place.set_aside(chunk)
+            try:
+                place.set_aside(chunk)
+            except NNCLRHubError as refusal:
+                problems[chunk] += f" It cannot be moved; delete it before the next backup. {refusal}"
         done += chunk.size
-        progress(done, sum(one.size for one in chunks))
+        progress(done, total)
     for backup in backups:
         found[backup.id] = next((problems[chunk] for chunk in backup.chunks if chunk in problems), None)
     # another process may have removed old ones while they were read

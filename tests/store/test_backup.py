@@ -99,6 +99,7 @@ def test_each_backup_restores_what_was_stored_then(destination, tmp_path):
         moment = (id, times[id], times[id].astimezone().replace(tzinfo=None).isoformat(), times[id].isoformat())
         found = restored(destination, tmp_path / str(number), at=moment[number % 4])
         assert (found["c"], len(found["other"])) == (wanted, 1)
+    wanted = list(held.values())[-1]
     (tmp_path / "last").mkdir()
     assert restored(destination, tmp_path / "last", at=datetime.now(UTC) + timedelta(days=1))["c"] == wanted
     assert restored(destination, tmp_path / "one", collection="current") == {"c": wanted}
@@ -112,8 +113,9 @@ def test_each_backup_restores_what_was_stored_then(destination, tmp_path):
         assert back_up(store, destination).written > 0  # it takes the place of the original
 
 
-def test_a_backup_of_a_busy_store_tears_no_write(tmp_path):
+def test_a_backup_of_a_busy_store_tears_no_write(tmp_path, monkeypatch):
     """Two items are always written together."""
+    monkeypatch.setattr("nnclr_hub.store.backup.CHUNK_PAGES", 1)  # a file is copied in many steps
     stop = threading.Event()
     with open_small_store(tmp_path / "store") as store:
         both = [filled(store, name, 50) for name in "ab"]
@@ -178,8 +180,8 @@ def test_later_backups_copy_only_pages_that_changed(tmp_path, monkeypatch):
         for ids, share in ((rng.choice(count, 10, replace=False), 0.4), (range(count, count + 200), 0.2)):
             collection.upsert([Item(f"i{n}", some[n % count]) for n in ids])
             assert 0 < back_up(store, destination).written < share * first.size
-        for n in range(16):
-            collection.upsert([Item(f"new{n}-{m}", some[m]) for m in range(1 if n % 2 else 500)])
+        for n in range(14):
+            collection.upsert([Item(f"new{n}-{m}", some[m]) for m in range(500)])
             back_up(store, destination)
         last = list_backups(destination)[-1]
         assert last.size < 3 * first.size  # half of the items are new
