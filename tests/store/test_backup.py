@@ -231,7 +231,7 @@ def test_the_log_of_a_store_does_not_wait_for_a_slow_destination(tmp_path):
 # ------------------------------------------------------------------------------ crashes, damage, full disks
 
 
-@pytest.mark.parametrize("step", ["chunk", "chunk:2", "chunks", "done", "removed", "removed:2", "removed:3"])
+@pytest.mark.parametrize("step", ["chunk", "chunk:2", "chunks", "done", "removed", "removed:2"])
 def test_a_backup_that_is_killed_leaves_the_others_usable(step, tmp_path):
     to = tmp_path / "backups"
     with open_small_store(tmp_path / "store") as store:
