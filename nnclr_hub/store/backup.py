@@ -34,7 +34,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nnclr_hub.errors import CollectionNotFound, InvalidRequest, StoreCorrupt, StoreError, StoreLocked, StoreTooNew
+from nnclr_hub.errors import (
+    CollectionNotFound,
+    InvalidRequest,
+    NNCLRHubError,
+    StoreCorrupt,
+    StoreError,
+    StoreLocked,
+    StoreTooNew,
+)
 from nnclr_hub.file_replacement import replace_file
 from nnclr_hub.remote_files import open_file_system, reading
 from nnclr_hub.store import records
@@ -49,6 +57,7 @@ from nnclr_hub.store.sqlite import PAGE_SIZE, connect, quick_check, translated
 log = logging.getLogger(__name__)
 FORMAT = "nnclr_hub backup, version 2"
 CHUNK_PAGES = 1024  # 16 MiB
+SMALL_CHUNKS = 64  # of a file; if more are less than half full, they are packed again
 LOCK_SECONDS = 900.0  # after which the lock of a process that crashed ends, where the system does not release it
 ATTEMPTS = 20  # to read a store whose collections are dropped while they are read
 SCRATCH = ".copy-"  # begins the names of temporary files
@@ -130,8 +139,8 @@ def back_up(
 ) -> BackupReport:
     """Add a backup of a store, each collection as it was at one moment, to those at an address.
 
-    The store may be written meanwhile, by this process or another one. The copy of the largest collection needs space
-    for a while: in the destination if that is a folder, otherwise in the folder for temporary files (TMPDIR).
+    This process or another one may write to the store at the same time. A temporary copy of the largest collection
+    needs space in the destination if that is a folder, otherwise in the folder for temporary files (TMPDIR).
 
     Args:
         store: with a folder; it may be open read-only.
@@ -162,37 +171,36 @@ def back_up(
                 "removed by their age."
             )
         writer = _Writer(place, previous, sum(path.stat().st_size for path in store.files().values()), progress)
-        collections, aliases, files = _read_store(store, writer)
+        copied = _copy_store(store, writer)
         reached("backup.chunks")
-        moment = time.time()
-        if ids and (last := datetime.fromisoformat(ids[-1]).timestamp()) >= moment:  # the clock was set back
-            moment = last + 1e-5
-        backup = Backup(_id(datetime.fromtimestamp(moment, UTC)), own, collections, aliases, tuple(files))
+        # ids ascend even if the clock is set back
+        last = datetime.fromisoformat(ids[-1]).timestamp() + 1e-5 if ids else 0.0
+        backup = replace(copied, id=_id(datetime.fromtimestamp(max(time.time(), last), UTC)), store=own)
         content = {"format": FORMAT, **asdict(backup)}
         described = json.dumps({"sha256": _checksum(content), **content}, indent=1)
         place.write(f"backups/{backup.id}.json", described.encode())
         reached("backup.done")
-        removed, freed = (0, 0) if keep is None else _prune(place, keep)
-    items = sum(collections.values())
-    return BackupReport(backup.id, len(collections), items, writer.written, backup.size, removed, freed)
-
-
-def _read_store(store: EmbeddedStore, writer: _Writer) -> tuple[dict[str, int], dict[str, str], list[SavedFile]]:
-    """Copy all files; return the number of items by collection, the names by alias, and the files."""
-    for _ in range(ATTEMPTS):
-        keys = set(store.files().values())
         try:
-            found = _copy_files(store.folder, writer)
+            removed, freed = (0, 0) if keep is None else _prune(place, keep)
+        except NNCLRHubError as error:
+            raise StoreError(f"Backup {backup.id} is complete, but older ones were not removed. {error}") from error
+    items = sum(backup.collections.values())
+    return BackupReport(backup.id, len(backup.collections), items, writer.written, backup.size, removed, freed)
+
+
+def _copy_store(store: EmbeddedStore, writer: _Writer) -> Backup:
+    """Copy all files; the backup still has no id."""
+    for _ in range(ATTEMPTS):
+        files = set(store.files().values())
+        try:
+            return _copy_files(store.folder, writer)
         except StoreError:
-            if keys <= set(store.files().values()):
+            if files <= set(store.files().values()):  # otherwise a collection was dropped before it was read
                 raise
-        else:
-            if keys <= set(store.files().values()):  # otherwise a collection was dropped, maybe before it was read
-                return found
     raise StoreError("Collections are dropped too often for a backup; repeat it later.")
 
 
-def _copy_files(folder: Path, writer: _Writer) -> tuple[dict[str, int], dict[str, str], list[SavedFile]]:
+def _copy_files(folder: Path, writer: _Writer) -> Backup:
     # names first: an alias that is moved later must not point to a collection that was not complete yet
     with _reading(folder / CATALOG, catalog.SCHEMA) as root:
         keys = dict(root.execute("SELECT name, uuid FROM collections ORDER BY name"))
@@ -205,7 +213,7 @@ def _copy_files(folder: Path, writer: _Writer) -> tuple[dict[str, int], dict[str
         with _reading(folder / "collections" / f"{key}.sqlite", catalog.SCHEMA) as connection:
             collections[name] = connection.execute("SELECT count(*) FROM items").fetchone()[0]
             files.append(writer.save(connection, f"collections/{key}.sqlite"))
-    return collections, aliases, files
+    return Backup("", None, collections, aliases, tuple(files))
 
 
 @contextmanager
@@ -214,6 +222,7 @@ def _reading(path: Path, format: int) -> Iterator[sqlite3.Connection]:
     with closing(connect(path, format, read_only=True)) as connection, translated(path):
         quick_check(connection, path)
         connection.execute("BEGIN")
+        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()  # the first read begins the transaction
         yield connection
 
 
@@ -253,11 +262,7 @@ class _Writer:
         return SavedFile(name, self._put(index.tobytes()), tuple(chunks))
 
     def _share(self, index: np.ndarray, name: str) -> tuple[np.ndarray, list[Chunk]]:
-        """Enter the pages that the previous backup has at the same place.
-
-        Returns:
-            The numbers of the other pages, ascending, and the chunks that are shared.
-        """
+        """Enter pages that the previous backup has at the same place; return the numbers of the others, and chunks."""
         everything, before = np.arange(len(index)), self._previous.get(name)
         if before is None:
             return everything, []
@@ -268,17 +273,14 @@ class _Writer:
             return everything, []
         same = np.flatnonzero((old["hash"] == index["hash"][: len(old)]).all(axis=1))
         used = np.bincount(old["chunk"][same], minlength=len(before.chunks)).tolist()
-        # chunks that are missing, mostly unused, or small compared with what is new are replaced, the smallest first:
         # neither unused pages nor the number of chunks may grow with the number of backups
-        kept, new = [], len(index) - len(same)
-        for number, chunk in sorted(enumerate(before.chunks), key=lambda pair: pair[1].size):
-            pages = chunk.size // PAGE_SIZE
-            is_small = pages <= min(2 * new, CHUNK_PAGES // 2)
-            if self._existing.get(chunk.sha256) != chunk.size or 2 * used[number] < pages or is_small:
-                new += used[number]
-            else:
-                kept.append(number)
-        kept.sort()
+        kept = [
+            number
+            for number, chunk in enumerate(before.chunks)
+            if self._existing.get(chunk.sha256) == chunk.size and 2 * used[number] >= chunk.size // PAGE_SIZE
+        ]
+        small = {number for number in kept if before.chunks[number].size < CHUNK_PAGES * PAGE_SIZE // 2}
+        kept = [number for number in kept if number not in small or len(small) <= SMALL_CHUNKS]
         same = same[np.isin(old["chunk"][same], kept)]
         index[same] = old[same]
         index["chunk"][same] = np.searchsorted(kept, old["chunk"][same])
@@ -347,14 +349,18 @@ def verify_backups(source: str | Path, *, progress: Progress = lambda done, tota
         except StoreError as error:
             found[id] = str(error)
     chunks, problems, done = {chunk for backup in backups for chunk in backup.chunks}, {}, 0
+    total = sum(chunk.size for chunk in chunks)
     for chunk in chunks:
         try:
             place.read(chunk)
         except StoreCorrupt as error:
             problems[chunk] = str(error)
-            place.set_aside(chunk)
+            try:
+                place.set_aside(chunk)
+            except NNCLRHubError as refusal:
+                problems[chunk] += f" It cannot be moved; delete it before the next backup. {refusal}"
         done += chunk.size
-        progress(done, sum(one.size for one in chunks))
+        progress(done, total)
     for backup in backups:
         found[backup.id] = next((problems[chunk] for chunk in backup.chunks if chunk in problems), None)
     # another process may have removed old ones while they were read
@@ -406,7 +412,7 @@ def restore(
             done += size
             progress(done, backup.size)
 
-    with written_whole(folder) as partial, translated(partial / CATALOG):
+    with translated(folder), written_whole(folder) as partial:
         (partial / "collections").mkdir()
         write(CATALOG, partial / CATALOG)
         if records.RECORDS in files:
@@ -460,12 +466,7 @@ def _checksum(content: dict[str, Any]) -> str:
 
 
 class _Place:
-    """A folder, or an address of fsspec such as s3://bucket/folder, with backups.
-
-    Raises:
-        InvalidRequest: the address is invalid.
-        MissingDependency: its driver is not installed.
-    """
+    """A folder, or an address of fsspec such as s3://bucket/folder, with backups."""
 
     def __init__(self, address: str | Path) -> None:
         from fsspec.implementations.dirfs import DirFileSystem
@@ -482,7 +483,7 @@ class _Place:
         if self.folder is not None:
             root = self.folder.resolve()
             if root.exists() and not root.is_dir():
-                raise InvalidRequest(f"{self._address} is not a folder; choose another destination.")
+                raise StoreError(f"{self._address} is not a folder; choose another destination.")
             if any(folder.exists() and folder.samefile(store) for folder in (root, *root.parents)):
                 raise InvalidRequest(
                     f"{self._address} is in the folder of the store, so backups there would be lost with it; choose "
@@ -496,11 +497,7 @@ class _Place:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Let no other process make or remove backups here during the block.
-
-        Raises:
-            StoreLocked: another process does that now.
-        """
+        """Let no other process make or remove backups here during the block."""
         refused = StoreLocked(f"Another backup to {self._address} is running; repeat this one when it has ended.")
         if self.folder is None:
             with suppress(StoreCorrupt, ValueError):  # it is missing, or was not written completely
@@ -522,6 +519,8 @@ class _Place:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise refused from error
+            except OSError:
+                log.warning("%s cannot be locked, so make only one backup to it at a time", self._address)
             for left in self.folder.glob(f"{SCRATCH}*"):
                 left.unlink(missing_ok=True)
             yield
@@ -565,12 +564,7 @@ class _Place:
             raise StoreCorrupt(f"{error} The newest sound backup is {other.id}.") from error
 
     def backup(self, id: str) -> Backup:
-        """Return a backup.
-
-        Raises:
-            StoreTooNew: it has another format.
-            StoreCorrupt: its description is missing or damaged.
-        """
+        """Return a backup; raise StoreCorrupt if its description is missing or damaged."""
         data, name = self._read(f"backups/{id}.json"), f"{self._address}/backups/{id}.json"
         try:
             content: dict[str, Any] = json.loads(data)
@@ -604,11 +598,7 @@ class _Place:
         return {name: size for name, size in sizes.items() if _CHUNK.fullmatch(name)}
 
     def read(self, chunk: Chunk) -> bytes:
-        """Return the content of a chunk.
-
-        Raises:
-            StoreCorrupt: it is missing or damaged.
-        """
+        """Return the content of a chunk; raise StoreCorrupt if it is missing or damaged."""
         data = self._read(f"chunks/{chunk.sha256}")
         if len(data) != chunk.size or hashlib.sha256(data).hexdigest() != chunk.sha256:
             raise StoreCorrupt(f"{self._address}/chunks/{chunk.sha256} is damaged; use another backup.")

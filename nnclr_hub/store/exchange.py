@@ -236,7 +236,8 @@ def import_collection(
     _check(manifest, folder, checking)
     collection, created = _target(store, name, manifest)
     # as long as the collection has items, they must be the first ones of the export: an interrupted import stored them
-    cursor, is_compared, done, present = None, not (into or created), 0, 0
+    is_compared = not (into or created or collection.count() == 0)
+    cursor, done, written = None, 0, 0
     for items in (items for shard in manifest.shards for items in _read_shard(folder, shard)):
         missing = items
         if is_compared:
@@ -244,14 +245,13 @@ def import_collection(
             if not all(same_item(*pair, collection.spec) for pair in zip(page.items, items, strict=False)):
                 raise _other_items(collection)
             missing, cursor, is_compared = items[len(page.items) :], page.cursor, page.cursor is not None
-            present += len(page.items)
         if missing:
             collection.upsert(missing)
-        done += len(items)
+        done, written = done + len(items), written + len(missing)
         progress(done, manifest.items)
     if is_compared and collection.count() > done:
         raise _other_items(collection)
-    return Imported(done, done - present, created)
+    return Imported(done, written, created)
 
 
 def read_manifest(folder: Path) -> Manifest:

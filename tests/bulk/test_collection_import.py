@@ -11,6 +11,7 @@ from nnclr_hub import Item, load_encoder
 from nnclr_hub.bulk import embed_shards, open_shards
 from nnclr_hub.bulk.collection_import import collect
 from nnclr_hub.errors import CollectionExists, FingerprintMismatch, InvalidRequest
+from nnclr_hub.store.base import CollectionSpec
 from nnclr_hub.store.pages import pages
 from nnclr_hub.workbench import Encoders, Workbench
 
@@ -34,6 +35,14 @@ def test_importing_shards_gives_the_items_of_indexing_without_pixel_hashes(shard
         assert dict(item.metadata) == {k: v for k, v in indexed[id].metadata.items() if k != "pixel_sha256"}
         np.testing.assert_allclose(item.vector, indexed[id].vector, atol=1e-6)
     assert store.get("collected").spec.fingerprint == store.get("indexed").spec.fingerprint
+
+
+def test_a_new_or_empty_collection_is_not_asked_for_items(shards, store, monkeypatch):
+    empty = store.create("empty", CollectionSpec.of(shards.plan))
+    for method in ("get", "scroll"):
+        monkeypatch.setattr(type(empty), method, lambda *_, **__: pytest.fail("asked"))
+    for name in ("new", "empty"):
+        assert collect(shards, store, name) == (60, 60)
 
 
 def test_indexing_after_an_import_embeds_nothing_again(shards, store, photos, model, image_files, tmp_path):

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fsspec.core import url_to_fs
 from store.backups import BACKUP, chunks_at, contents, restored
 from store.crash.small import environment, open_small_store
 from store.exhaustive import DIM, vectors
@@ -24,6 +25,7 @@ from nnclr_hub.errors import (
     InvalidRequest,
     NNCLRHubError,
     StoreCorrupt,
+    StoreError,
     StoreLocked,
 )
 from nnclr_hub.store import failpoints, open_store
@@ -97,20 +99,23 @@ def test_each_backup_restores_what_was_stored_then(destination, tmp_path):
         moment = (id, times[id], times[id].astimezone().replace(tzinfo=None).isoformat(), times[id].isoformat())
         found = restored(destination, tmp_path / str(number), at=moment[number % 4])
         assert (found["c"], len(found["other"])) == (wanted, 1)
+    wanted = list(held.values())[-1]
     (tmp_path / "last").mkdir()
     assert restored(destination, tmp_path / "last", at=datetime.now(UTC) + timedelta(days=1))["c"] == wanted
     assert restored(destination, tmp_path / "one", collection="current") == {"c": wanted}
     with open_store(str(tmp_path / "last")) as store:
         assert store.aliases() == {"current": "c"}
-        assert store.records.get("probe", "p").content == {"step": 55}
-        with pytest.raises(ChangesUnavailable):  # its numbers go on differently
+        assert [record.content for record in store.records.list("probe")] == [{"step": 55}]
+        store.get("c").upsert([Item(f"new{n}", vectors(1)[0]) for n in range(50)])
+        assert store.get("c").info().durable_seq > seq
+        with pytest.raises(ChangesUnavailable):  # its numbers continue differently
             store.get("c").changes(seq, log=log)
-        store.get("c").upsert([Item("new", vectors(1)[0])])
         assert back_up(store, destination).written > 0  # it takes the place of the original
 
 
-def test_a_backup_of_a_busy_store_tears_no_write(tmp_path):
+def test_a_backup_of_a_busy_store_tears_no_write(tmp_path, monkeypatch):
     """Two items are always written together."""
+    monkeypatch.setattr("nnclr_hub.store.backup.CHUNK_PAGES", 1)  # a file is copied in many steps
     stop = threading.Event()
     with open_small_store(tmp_path / "store") as store:
         both = [filled(store, name, 50) for name in "ab"]
@@ -162,8 +167,9 @@ def test_collections_and_aliases_that_change_during_a_backup_stay_consistent(tmp
 # ------------------------------------------------------------------------------ size
 
 
-def test_later_backups_copy_only_pages_that_changed(destination, tmp_path):
-    rng, count = np.random.default_rng(0), 20_000
+def test_later_backups_copy_only_pages_that_changed(tmp_path, monkeypatch):
+    monkeypatch.setattr("nnclr_hub.store.backup.SMALL_CHUNKS", 5)
+    destination, rng, count = f"memory://{tmp_path.name}", np.random.default_rng(0), 10_000
     some = rng.normal(size=(count, 64)).astype(np.float32)
     with open_store(str(tmp_path / "store")) as store:
         collection = store.create("c", CollectionSpec(64, index="flat"))
@@ -171,19 +177,19 @@ def test_later_backups_copy_only_pages_that_changed(destination, tmp_path):
         first = back_up(store, destination)
         assert first.size == first.written > some.nbytes
         assert back_up(store, destination).written == 0
-        for ids, share in ((rng.choice(count, 20, replace=False), 0.4), (range(count, count + 200), 0.2)):
+        for ids, share in ((rng.choice(count, 10, replace=False), 0.4), (range(count, count + 200), 0.2)):
             collection.upsert([Item(f"i{n}", some[n % count]) for n in ids])
             assert 0 < back_up(store, destination).written < share * first.size
-        for n in range(20):
-            collection.upsert([Item(f"new{n}", some[n])])
-            last = back_up(store, destination)
-        assert last.size < 2 * first.size
-        assert len(chunks_at(destination).keys() & {c.sha256 for c in list_backups(destination)[-1].chunks}) < 12
+        for n in range(14):
+            collection.upsert([Item(f"new{n}-{m}", some[m]) for m in range(500)])
+            back_up(store, destination)
+        last = list_backups(destination)[-1]
+        assert last.size < 3 * first.size  # half of the items are new
+        assert len(last.chunks) <= 10  # with those of the catalog, and indexes
         collection.delete([f"i{n}" for n in range(count)])
-        back_up(store, destination, keep=1)
         collection.compact()
         back_up(store, destination, keep=1)
-    assert sum(chunks_at(destination).values()) < 0.2 * first.size
+    assert sum(chunks_at(destination).values()) < first.size
     assert set(verify_backups(destination).values()) == {None}
 
 
@@ -208,7 +214,7 @@ def test_only_the_newest_backups_and_their_chunks_are_kept(three_backups, destin
 def test_the_log_of_a_store_does_not_wait_for_a_slow_destination(tmp_path):
     with open_store(str(tmp_path / "store")) as store:
         collection = filled(store)
-        [path] = store.files().values()
+        [path] = (tmp_path / "store" / "collections").glob("*.sqlite")
         merged = []
 
         def write() -> None:
@@ -225,7 +231,7 @@ def test_the_log_of_a_store_does_not_wait_for_a_slow_destination(tmp_path):
 # ------------------------------------------------------------------------------ crashes, damage, full disks
 
 
-@pytest.mark.parametrize("step", ["chunk", "chunk:2", "chunks", "done", "removed", "removed:2", "removed:3"])
+@pytest.mark.parametrize("step", ["chunk", "chunk:2", "chunks", "done", "removed", "removed:2"])
 def test_a_backup_that_is_killed_leaves_the_others_usable(step, tmp_path):
     to = tmp_path / "backups"
     with open_small_store(tmp_path / "store") as store:
@@ -281,8 +287,6 @@ def test_damage_of_a_backup_is_reported_and_restores_nothing(tmp_path):
 
 
 def test_a_damaged_description_blocks_only_its_own_backup(three_backups, tmp_path, destination):
-    from fsspec.core import url_to_fs
-
     first, second, third = three_backups
     files, root = url_to_fs(destination)
     files.pipe_file(f"{root}/backups/{third}.json", files.cat_file(f"{root}/backups/{third}.json")[:-9])
@@ -302,7 +306,7 @@ def test_a_damaged_store_is_not_backed_up(tmp_path):
     with open_small_store(tmp_path / "store") as store:
         filled(store, count=200)
         good = back_up(store, tmp_path / "backups")
-        [path] = store.files().values()
+    [path] = (tmp_path / "store" / "collections").glob("*.sqlite")
     with path.open("r+b") as file:
         file.seek(-16_384 * 3, 2)
         file.write(bytes(16_384))
@@ -345,6 +349,13 @@ def test_two_backups_to_one_destination_do_not_run_at_once(destination, tmp_path
         with failpoints.at("backup.chunks", lambda: 1 / 0), pytest.raises(ZeroDivisionError):
             back_up(store, destination)
         back_up(store, destination)  # the lock was released
+        if destination.startswith("memory"):  # a process that crashed leaves one
+            files, path = url_to_fs(f"{destination}/lock")
+            files.pipe_file(path, str(time.time()).encode())
+            with pytest.raises(StoreLocked):
+                back_up(store, destination)
+            files.pipe_file(path, str(time.time() - 1000).encode())
+            back_up(store, destination)
 
 
 def test_backups_may_be_removed_while_they_are_verified(three_backups, destination, tmp_path):
@@ -369,7 +380,7 @@ def test_a_destination_with_other_files_is_refused_and_left_alone(tmp_path):
         before = sorted(tmp_path.rglob("*"))
         inside = (store.folder, store.folder / "backups", tmp_path / "link")
         for wrong in (*inside, store.folder.parent, images, tmp_path / "file"):
-            with pytest.raises(InvalidRequest):
+            with pytest.raises((InvalidRequest, StoreError)):
                 back_up(store, wrong)
         assert sorted(tmp_path.rglob("*")) == before
         mounted = tmp_path / "disk"

@@ -138,6 +138,16 @@ def test_an_interrupted_import_continues(store, tmp_path):
     assert import_collection(store, "copy", tmp_path / "out").written == 0
 
 
+def test_a_new_or_empty_collection_is_not_asked_for_items(store, tmp_path, monkeypatch):
+    original = filled(store)
+    export_collection(original, tmp_path / "out")
+    for method in ("get", "scroll"):
+        monkeypatch.setattr(type(original), method, lambda *_, **__: pytest.fail("asked"))
+    store.create("empty", original.spec)
+    for name in ("new", "empty"):
+        assert import_collection(store, name, tmp_path / "out").written == COUNT
+
+
 def test_a_collection_with_other_content_is_refused_without_into(store, tmp_path):
     filled(store)
     export_collection(store.get("photos"), tmp_path / "out")
@@ -250,7 +260,7 @@ def test_files_that_do_not_hold_what_the_manifest_says_are_refused(exported, tmp
         ({"shards": 7}, "store_error"),
         (lambda manifest: {"shards": manifest["shards"][::-1]}, "store_error"),
         (
-            lambda manifest: json.loads(json.dumps(manifest).replace("items-0", "../items-0")),
+            lambda manifest: json.loads(json.dumps(manifest).replace("items-00000", "../items-00000")),
             "store_error",
         ),
         ({"shards": [{"count": True}]}, "store_error"),
