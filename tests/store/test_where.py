@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from store.filter_oracle import KEYS, Dice, counted, merged, passes, type_of
 
+from nnclr_hub import EmbeddedStore
 from nnclr_hub.errors import DeadlineExceeded, InvalidFilter, InvalidRequest
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import Collection, CollectionSpec, Item, VectorStore
@@ -32,7 +33,7 @@ def store(tmp_path, monkeypatch):
     """A store in a folder; segments are small, so that they are merged and renewed all the time."""
     for module in (columns, segment):
         monkeypatch.setattr(module, "ROWS", 32)
-    with open_store(str(tmp_path / "store")) as opened:
+    with EmbeddedStore(tmp_path / "store") as opened:
         yield opened
 
 
