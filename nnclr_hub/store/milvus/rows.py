@@ -79,10 +79,10 @@ class MilvusIndex:
 
     def search_params(self, spec: CollectionSpec, limit: int, effort: int | None, *, filtered: bool) -> dict[str, Any]:
         """Return Milvus's search parameters for `limit` neighbors."""
-        wanted = effort or (self.filtered if filtered else self.default)
+        width = effort or (self.filtered if filtered else self.default)
         if self.effort != "nprobe":  # a list of candidates, which must hold all neighbors
-            wanted = max(limit, wanted if effort else max(wanted, 2 * limit))
-        params = {self.effort: min(wanted, self.most)} if self.effort else {}
+            width = max(limit, width if effort else max(width, 2 * limit))
+        params = {self.effort: min(width, self.most)} if self.effort else {}
         return {"metric_type": METRICS[spec.metric], "params": params}
 
 
@@ -233,7 +233,9 @@ def metadata_columns(id: str, text: str, spec: CollectionSpec) -> dict[str, Any]
             continue
         terms[_term(key, "?")] = None
         if isinstance(value, list):
-            terms |= dict.fromkeys(_value_term(key, "[]", one) for one in value if not isinstance(one, list | dict))
+            terms |= dict.fromkeys(
+                _value_term(key, "[]", element) for element in value if not isinstance(element, list | dict)
+            )
             ranges[_path(key, "[]")] = len(value)
         elif not isinstance(value, dict):
             terms[_value_term(key, "", value)] = None
@@ -334,29 +336,29 @@ def _group(group: Group) -> str:
 
 
 def _all(clauses: Iterable[str]) -> str:
-    return f"({' and '.join(found)})" if (found := list(clauses)) else '(id != "")'
+    return f"({' and '.join(parts)})" if (parts := list(clauses)) else '(id != "")'
 
 
 def _any(clauses: Iterable[str]) -> str:
-    return f"({' or '.join(found)})" if (found := list(clauses)) else '(id == "")'  # ids have at least one character
+    return f"({' or '.join(parts)})" if (parts := list(clauses)) else '(id == "")'  # ids have at least one character
 
 
 def _condition(condition: Condition) -> str:
-    key, kind, wanted = condition.key, condition.kind, condition.value
+    key, kind, operand = condition.key, condition.kind, condition.value
     if kind == "ids":
-        return f"(id in {json.dumps(wanted)})" if wanted else _any([])
+        return f"(id in {json.dumps(operand)})" if operand else _any([])
     if kind == "exists":
-        return _has(_term(key, "?")) if wanted else f"(not {_has(_term(key, '?'))})"
+        return _has(_term(key, "?")) if operand else f"(not {_has(_term(key, '?'))})"
     if kind in ("match", "in"):
-        return _has(*(_value_term(key, "", value) for value in (wanted if kind == "in" else [wanted])))
+        return _has(*(_value_term(key, "", value) for value in (operand if kind == "in" else [operand])))
     if kind == "contains_all":  # a list without elements contains all of nothing
-        return _all([_guarded(_path(key, "[]"), ">= 0"), *(_has(_value_term(key, "[]", value)) for value in wanted)])
+        return _all([_guarded(_path(key, "[]"), ">= 0"), *(_has(_value_term(key, "[]", value)) for value in operand)])
     if kind in ("contains", "contains_any"):
-        return _has(*(_value_term(key, "[]", value) for value in (wanted if kind == "contains_any" else [wanted])))
+        return _has(*(_value_term(key, "[]", value) for value in (operand if kind == "contains_any" else [operand])))
     if kind == "prefix":
-        _refuse_long(wanted, KEPT, "A prefix")
-        return _guarded(_path(key, ":"), f'like "{wanted.encode().hex()}%"')
-    return _all(_compared(key, kind, name, bound) for name, bound in wanted)
+        _refuse_long(operand, KEPT, "A prefix")
+        return _guarded(_path(key, ":"), f'like "{operand.encode().hex()}%"')
+    return _all(_compared(key, kind, name, bound) for name, bound in operand)
 
 
 def _compared(key: str, kind: str, name: str, bound: Any) -> str:
