@@ -45,8 +45,7 @@ OWN_KEYS = ("path", "root", "pixel_sha256", "file_sha256")
 KEPT = 120  # bytes of a string in `ranges`
 EXACT = 2**53  # from here on, neighboring integers are equal as floats
 MAX_TERMS, MAX_TERM = 4096, 128  # Milvus's limit of an array; characters of a term
-MAX_RANGES = 65_000  # Milvus refuses JSON beyond 65,536 bytes
-_MAX_TEXT = 65_535  # bytes of a VARCHAR
+MAX_TEXT = 65_535  # bytes of a VARCHAR
 _MAX_DIM = 32_768
 _REQUEST = 8 * 2**20  # bytes per request: Milvus accepts 64 MiB, but holds several copies of it
 _OVERHEAD = 256  # bytes of a row besides vector and texts, generously
@@ -137,10 +136,10 @@ def schema_of(connection: Connection, spec: CollectionSpec) -> Any:
     schema = connection.pymilvus.MilvusClient.create_schema(auto_id=False, enable_dynamic_field=False)
     schema.add_field("id", kinds.VARCHAR, is_primary=True, max_length=128)
     schema.add_field("vector", kinds.FLOAT16_VECTOR if spec.precision == "f16" else kinds.FLOAT_VECTOR, dim=spec.dim)
-    schema.add_field("metadata", kinds.VARCHAR, max_length=_MAX_TEXT)
+    schema.add_field("metadata", kinds.VARCHAR, max_length=MAX_TEXT)
     schema.add_field("terms", kinds.ARRAY, element_type=kinds.VARCHAR, max_capacity=MAX_TERMS, max_length=MAX_TERM)
     schema.add_field("ranges", kinds.JSON)
-    schema.add_field("thumbnail", kinds.VARCHAR, max_length=_MAX_TEXT)
+    schema.add_field("thumbnail", kinds.VARCHAR, max_length=MAX_TEXT)
     return schema
 
 
@@ -220,11 +219,11 @@ def metadata_columns(id: str, text: str, spec: CollectionSpec) -> dict[str, Any]
     """Return the columns that depend on the metadata, whose JSON is given.
 
     Raises:
-        InvalidRequest: the values of the declared keys take more space than Milvus has.
+        InvalidRequest: they, or the values of the declared keys, take more space than Milvus has.
     """
+    if len(text.encode()) > MAX_TEXT:
+        raise InvalidRequest(f"The metadata of item {id!r} must be at most {MAX_TEXT} bytes as JSON in Milvus.")
     metadata = json.loads(text)
-    if len(text.encode()) > _MAX_TEXT:  # 65,536 bytes are allowed; without the space after a colon it fits
-        text = json.dumps(metadata, ensure_ascii=False, separators=(",", ":"))
     terms: dict[str, None] = {}
     ranges: dict[str, Any] = {}
     for key in dict.fromkeys((*spec.indexed, *OWN_KEYS)):
@@ -245,7 +244,7 @@ def metadata_columns(id: str, text: str, spec: CollectionSpec) -> dict[str, Any]
             ranges[_path(key, ":")] = value.encode()[:KEPT].hex()
             if (moment := instant(value)) is not None:
                 ranges[_path(key, "@")] = min(max(moment, -EXACT), EXACT)
-    if len(terms) > MAX_TERMS or len(json.dumps(ranges)) > MAX_RANGES:
+    if len(terms) > MAX_TERMS:  # `ranges` of at most 36 keys always fit
         raise InvalidRequest(
             f"The metadata of item {id!r} have {len(terms)} values under the indexed keys, more than Milvus can filter "
             f"by ({MAX_TERMS}); store less under {', '.join(spec.indexed):.100}, or index fewer keys."
