@@ -81,7 +81,9 @@ def whole(store: VectorStore, name: str, limit: int, where: Any = None, with_vec
 
 
 def full_metadata(size: int) -> dict[str, str]:
-    return {"a": "é" * ((size - len('{"a": ""}')) // 2) + "b" * ((size - len('{"a": ""}')) % 2)}
+    """Return metadata of a number of bytes as JSON."""
+    rest = size - len('{"a":""}')
+    return {"a": "é" * (rest // 2) + "b" * (rest % 2)}
 
 
 # what edits of {"v": 2} expect, one after another
@@ -106,8 +108,8 @@ CHANGES: list[tuple[str, Operation]] = [
     ("conditional seen", lambda s: s.get("c").get(["z"])),
     ("back again", lambda s: s.get("c").upsert(items(0, 20)[::-1]) > 0),
     ("all again", lambda s: whole(s, "c", 30)),
-    ("full metadata", lambda s: s.get("c").upsert([Item("full", LATER[2], full_metadata(65536))]) > 0),
-    ("more is refused", lambda s: s.get("c").upsert([Item("fuller", VECTORS[0], full_metadata(65537))]) > 0),
+    ("full metadata", lambda s: s.get("c").upsert([Item("full", LATER[2], full_metadata(65_535))]) > 0),
+    ("more is refused", lambda s: s.get("c").upsert([Item("fuller", VECTORS[0], full_metadata(65_537))]) > 0),
     ("many keys", lambda s: s.get("c").upsert([Item("keys", LATER[3], {f"k{i}": i for i in range(3000)})]) > 0),
     ("full ones read", lambda s: s.get("c").get(["full", "keys"])),
     ("many keys found", lambda s: s.get("c").search(VECTORS[5], 3, {"must": [{"key": "k2999", "match": 2999}]})),

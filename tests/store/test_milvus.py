@@ -240,8 +240,12 @@ def test_keys_are_declared_later_also_after_an_interruption(store, tmp_path, mon
 def test_items_with_too_many_values_are_refused_as_a_whole(store):
     collection = store.create("c", CollectionSpec(4, indexed=("tags",)))
     many = list(range(4097))
-    with pytest.raises(InvalidRequest):
-        collection.upsert([*items(2), Item("many", VECTORS[5], {"tags": many})])
+    for metadata in ({"tags": many}, {"x": "é" * 32_764}):
+        with pytest.raises(InvalidRequest):
+            collection.upsert([*items(2), Item("many", VECTORS[5], metadata)])
+        assert collection.count() == 0
+    collection.upsert([Item("full", VECTORS[6], {"x": "é" * 32_763})])
+    collection.delete(["full"])
     collection.upsert([*items(2), Item("many", VECTORS[5], {"other": many, "tags": many[:4000]})])
     for edit in (
         lambda: collection.update_metadata({"tags": many}, where={}),

@@ -165,9 +165,9 @@ class MilvusCollection(Collection):
     # ---- reading
 
     def get(self, ids: Sequence[str]) -> list[Item]:
-        wanted = check_ids(ids)
-        found = self._rows(wanted, ["id", "vector", "metadata", "thumbnail"])
-        return [rows.to_item(found[id]) for id in wanted if id in found]
+        checked = check_ids(ids)
+        stored = self._rows(checked, ["id", "vector", "metadata", "thumbnail"])
+        return [rows.to_item(stored[id]) for id in checked if id in stored]
 
     def count(self, where: Where | None = None) -> int:
         return self._count(self._expression(where))
@@ -175,15 +175,15 @@ class MilvusCollection(Collection):
     def facets(
         self, keys: Sequence[str], where: Where | None = None, limit: int = 10, *, bins: int = 10
     ) -> dict[str, Facet]:
-        wanted, expression = check_facets(keys, limit, bins), self._expression(where)
+        names, expression = check_facets(keys, limit, bins), self._expression(where)
         self._refuse_many("Counting values", expression, "give a filter that fewer items pass")
-        counts: dict[str, Counts] = {key: {} for key in wanted}
-        items = dict.fromkeys(wanted, 0)
+        counts: dict[str, Counts] = {key: {} for key in names}
+        items = dict.fromkeys(names, 0)
         for row in self._scan(expression, ["id", "metadata"]):
             metadata = json.loads(row["metadata"])
-            for key in wanted:
+            for key in names:
                 items[key] += count_values(counts[key], [value_of(metadata, key)])
-        return {key: facet(key, items[key], counts[key], limit, bins) for key in wanted}
+        return {key: facet(key, items[key], counts[key], limit, bins) for key in names}
 
     def scroll(
         self, cursor: str | None = None, limit: int = 100, where: Where | None = None, *, with_vector: bool = True
@@ -191,9 +191,9 @@ class MilvusCollection(Collection):
         check_limit(limit)
         after = "" if cursor is None else check_name(cursor, "Cursor")
         fields = ["id", "metadata", "vector"] if with_vector else ["id", "metadata"]
-        found = list(islice(self._scan(self._expression(where), fields, after, limit + 1), limit + 1))
-        items = [rows.to_item(row) for row in found[:limit]]
-        return Page(items, items[-1].id if len(found) > limit else None)
+        page = list(islice(self._scan(self._expression(where), fields, after, limit + 1), limit + 1))
+        items = [rows.to_item(row) for row in page[:limit]]
+        return Page(items, items[-1].id if len(page) > limit else None)
 
     def nearest(self, vectors: Sequence[np.ndarray] | np.ndarray, k: int, options: SearchOptions) -> list[list[Match]]:
         queries = check_queries(vectors, self.spec)
@@ -201,14 +201,14 @@ class MilvusCollection(Collection):
         k, expression = check_k(k), self._expression(options.where)
         if options.exact and self._index.effort:
             self._refuse_many("An exact search", expression, "give a filter that fewer items pass, or more effort")
-            found = self._exhaustive(queries, k, expression)
+            answers = self._exhaustive(queries, k, expression)
         else:
-            found = self._indexed(queries, k, expression, options)
+            answers = self._indexed(queries, k, expression, options)
         if options.score_threshold is not None:
-            found = [[match for match in matches if match.score >= options.score_threshold] for matches in found]
+            answers = [[match for match in matches if match.score >= options.score_threshold] for matches in answers]
         if not options.with_vector:
-            found = [[replace_fields(match, vector=None) for match in matches] for matches in found]
-        return found
+            answers = [[replace_fields(match, vector=None) for match in matches] for matches in answers]
+        return answers
 
     def random_vectors(self) -> RandomVectors:
         changes = self._vector_changes, self._recount()
@@ -223,10 +223,10 @@ class MilvusCollection(Collection):
         return self._vector_changes, self._recount() if counted is None else counted[0]
 
     def thumbnail(self, id: str) -> bytes | None:
-        found = self._rows([check_name(id, "Item id")], ["id", "thumbnail"])
-        if id not in found:
+        stored = self._rows([check_name(id, "Item id")], ["id", "thumbnail"])
+        if id not in stored:
             raise ItemNotFound(f"Collection {self.name!r} has no item {id!r}.")
-        return rows.to_thumbnail(found[id]["thumbnail"])
+        return rows.to_thumbnail(stored[id]["thumbnail"])
 
     # ---- state and maintenance
 
@@ -304,26 +304,26 @@ class MilvusCollection(Collection):
 
     def _select(self, ids: Sequence[str] | None, where: Where | None) -> list[str]:
         """Return the ids of items that are chosen by ids or by a filter."""
-        wanted, group = check_choice(ids, where)
-        if wanted is None or group is not None:
-            wanted = [row["id"] for row in self._scan(self._expression(where), ["id"])]
-        return wanted
+        chosen, group = check_choice(ids, where)
+        if chosen is None or group is not None:
+            chosen = [row["id"] for row in self._scan(self._expression(where), ["id"])]
+        return chosen
 
     def _edit(self, ids: list[str], edit: Edit, expected: ById | None = None) -> int:
-        known = {id: row["metadata"] for id, row in self._rows(ids, ["id", "metadata"]).items()}
-        check_unchanged(expected, ((id, json.loads(text)) for id, text in known.items()))
+        before = {id: row["metadata"] for id, row in self._rows(ids, ["id", "metadata"]).items()}
+        check_unchanged(expected, ((id, json.loads(text)) for id, text in before.items()))
         # all are checked before the first is written
-        edits = {id: edit(id, json.loads(text)) for id, text in known.items()}
+        edits = {id: edit(id, json.loads(text)) for id, text in before.items()}
         for id, text in edits.items():
             rows.metadata_columns(id, text, self.spec)
-        edited = [id for id, text in edits.items() if json.loads(text) != json.loads(known[id])]
+        edited = [id for id, text in edits.items() if json.loads(text) != json.loads(before[id])]
         stored = 0
         for batch in _batches(edited):
-            found = self._rows(batch, ALL_COLUMNS)
-            requests = rows.in_requests([self._rewritten(found[id], edits[id]) for id in batch if id in found])
+            current = self._rows(batch, ALL_COLUMNS)
+            requests = rows.in_requests([self._rewritten(current[id], edits[id]) for id in batch if id in current])
             stored += self._upsert(requests, f"{len(edited)} items are changed", stored)
         self._changed(stored, vectors=False)
-        return len(known)
+        return len(before)
 
     def _rewritten(self, row: Mapping[str, Any], text: str) -> dict[str, Any]:
         """Return a stored row for an upsert with other metadata, whose JSON is given."""
@@ -382,8 +382,8 @@ class MilvusCollection(Collection):
 
     def _rows(self, ids: Sequence[str], fields: list[str]) -> dict[str, dict[str, Any]]:
         """Return columns of the items with these ids that exist, by id."""
-        wanted = list(dict.fromkeys(ids))
-        return {row["id"]: row for batch in _batches(wanted) for row in self._query(_among(batch), fields)}
+        unique = list(dict.fromkeys(ids))
+        return {row["id"]: row for batch in _batches(unique) for row in self._query(_among(batch), fields)}
 
     def _scan(self, expression: str, fields: list[str], after: str = "", hint: int = BATCH) -> Iterator[dict[str, Any]]:
         """Yield the rows of an expression in the order of their ids, after an id; the caller uses about `hint`."""
@@ -421,9 +421,9 @@ class MilvusCollection(Collection):
         fields = ["metadata"] if self._index.lossless and not options.with_vector else ["metadata", "vector"]
         whole = limit <= MATCHES
         params = self._index.search_params(self.spec, limit, options.effort, filtered=bool(expression))
-        found: list[list[Match]] = []
+        answers: list[list[Match]] = []
         for queries_at_once in _batches(list(queries), max(1, MATCHES // limit)):
-            answers = self._read(
+            results = self._read(
                 "search",
                 data=[rows.stored_vector(query, self.spec) for query in queries_at_once],
                 anns_field="vector",
@@ -432,30 +432,30 @@ class MilvusCollection(Collection):
                 output_fields=fields if whole else [],
                 search_params=params,
             )
-            for query, hits in zip(queries_at_once, answers, strict=True):
+            for query, hits in zip(queries_at_once, results, strict=True):
                 distances = {hit["id"]: hit["distance"] for hit in hits}
                 entities = (
                     {hit["id"]: hit["entity"] for hit in hits}
                     if whole
                     else self._rows(list(distances), ["id", *fields])
                 )
-                found.append(self._matches(query, entities, distances)[:k])
-        least = min(map(len, found), default=k)
+                answers.append(self._matches(query, entities, distances)[:k])
+        least = min(map(len, answers), default=k)
         if expression and self._index.effort and least < k and least < self._count(expression) <= FEW:
             # Milvus searches items that it has just stored in a separate index, which returns too few of them
             return self._exhaustive(queries, k, expression)
-        return found
+        return answers
 
-    def _matches(self, query: np.ndarray, found: Mapping[str, Any], distances: Mapping[str, float]) -> list[Match]:
-        """Return rows by id as matches, the best first; those deleted since the search are not in `found`."""
-        vectors = {id: rows.to_vector(row) for id, row in found.items() if "vector" in row}
-        if found and not self._index.lossless:
+    def _matches(self, query: np.ndarray, entities: Mapping[str, Any], distances: Mapping[str, float]) -> list[Match]:
+        """Return rows by id as matches, the best first; those deleted since the search are not in `entities`."""
+        vectors = {id: rows.to_vector(row) for id, row in entities.items() if "vector" in row}
+        if entities and not self._index.lossless:
             scores = _scores(query[None], np.stack(list(vectors.values())), self.spec)[0].tolist()
         elif self.spec.metric == "l2":  # Milvus returns the square
-            scores = [-float(np.sqrt(max(0.0, distances[id]))) for id in found]
+            scores = [-float(np.sqrt(max(0.0, distances[id]))) for id in entities]
         else:
-            scores = [float(distances[id]) for id in found]
-        pairs = zip(found.items(), scores, strict=True)
+            scores = [float(distances[id]) for id in entities]
+        pairs = zip(entities.items(), scores, strict=True)
         made = [Match(id, score, json.loads(row["metadata"]), vectors.get(id)) for (id, row), score in pairs]
         return sorted(made, key=lambda match: (-match.score, match.id))
 

@@ -45,8 +45,7 @@ OWN_KEYS = ("path", "root", "pixel_sha256", "file_sha256")
 KEPT = 120  # bytes of a string in `ranges`
 EXACT = 2**53  # from here on, neighboring integers are equal as floats
 MAX_TERMS, MAX_TERM = 4096, 128  # Milvus's limit of an array; characters of a term
-MAX_RANGES = 65_000  # Milvus refuses JSON beyond 65,536 bytes
-_MAX_TEXT = 65_535  # bytes of a VARCHAR
+MAX_TEXT = 65_535  # bytes of a VARCHAR
 _MAX_DIM = 32_768
 _REQUEST = 8 * 2**20  # bytes per request: Milvus accepts 64 MiB, but holds several copies of it
 _OVERHEAD = 256  # bytes of a row besides vector and texts, generously
@@ -79,10 +78,10 @@ class MilvusIndex:
 
     def search_params(self, spec: CollectionSpec, limit: int, effort: int | None, *, filtered: bool) -> dict[str, Any]:
         """Return Milvus's search parameters for `limit` neighbors."""
-        wanted = effort or (self.filtered if filtered else self.default)
+        width = effort or (self.filtered if filtered else self.default)
         if self.effort != "nprobe":  # a list of candidates, which must hold all neighbors
-            wanted = max(limit, wanted if effort else max(wanted, 2 * limit))
-        params = {self.effort: min(wanted, self.most)} if self.effort else {}
+            width = max(limit, width if effort else max(width, 2 * limit))
+        params = {self.effort: min(width, self.most)} if self.effort else {}
         return {"metric_type": METRICS[spec.metric], "params": params}
 
 
@@ -137,10 +136,10 @@ def schema_of(connection: Connection, spec: CollectionSpec) -> Any:
     schema = connection.pymilvus.MilvusClient.create_schema(auto_id=False, enable_dynamic_field=False)
     schema.add_field("id", kinds.VARCHAR, is_primary=True, max_length=128)
     schema.add_field("vector", kinds.FLOAT16_VECTOR if spec.precision == "f16" else kinds.FLOAT_VECTOR, dim=spec.dim)
-    schema.add_field("metadata", kinds.VARCHAR, max_length=_MAX_TEXT)
+    schema.add_field("metadata", kinds.VARCHAR, max_length=MAX_TEXT)
     schema.add_field("terms", kinds.ARRAY, element_type=kinds.VARCHAR, max_capacity=MAX_TERMS, max_length=MAX_TERM)
     schema.add_field("ranges", kinds.JSON)
-    schema.add_field("thumbnail", kinds.VARCHAR, max_length=_MAX_TEXT)
+    schema.add_field("thumbnail", kinds.VARCHAR, max_length=MAX_TEXT)
     return schema
 
 
@@ -220,11 +219,11 @@ def metadata_columns(id: str, text: str, spec: CollectionSpec) -> dict[str, Any]
     """Return the columns that depend on the metadata, whose JSON is given.
 
     Raises:
-        InvalidRequest: the values of the declared keys take more space than Milvus has.
+        InvalidRequest: they, or the values of the declared keys, take more space than Milvus has.
     """
+    if len(text.encode()) > MAX_TEXT:
+        raise InvalidRequest(f"The metadata of item {id!r} must be at most {MAX_TEXT} bytes as JSON in Milvus.")
     metadata = json.loads(text)
-    if len(text.encode()) > _MAX_TEXT:  # 65,536 bytes are allowed; without the space after a colon it fits
-        text = json.dumps(metadata, ensure_ascii=False, separators=(",", ":"))
     terms: dict[str, None] = {}
     ranges: dict[str, Any] = {}
     for key in dict.fromkeys((*spec.indexed, *OWN_KEYS)):
@@ -233,7 +232,9 @@ def metadata_columns(id: str, text: str, spec: CollectionSpec) -> dict[str, Any]
             continue
         terms[_term(key, "?")] = None
         if isinstance(value, list):
-            terms |= dict.fromkeys(_value_term(key, "[]", one) for one in value if not isinstance(one, list | dict))
+            terms |= dict.fromkeys(
+                _value_term(key, "[]", element) for element in value if not isinstance(element, list | dict)
+            )
             ranges[_path(key, "[]")] = len(value)
         elif not isinstance(value, dict):
             terms[_value_term(key, "", value)] = None
@@ -243,7 +244,7 @@ def metadata_columns(id: str, text: str, spec: CollectionSpec) -> dict[str, Any]
             ranges[_path(key, ":")] = value.encode()[:KEPT].hex()
             if (moment := instant(value)) is not None:
                 ranges[_path(key, "@")] = min(max(moment, -EXACT), EXACT)
-    if len(terms) > MAX_TERMS or len(json.dumps(ranges)) > MAX_RANGES:
+    if len(terms) > MAX_TERMS:  # `ranges` of at most 36 keys always fit
         raise InvalidRequest(
             f"The metadata of item {id!r} have {len(terms)} values under the indexed keys, more than Milvus can filter "
             f"by ({MAX_TERMS}); store less under {', '.join(spec.indexed):.100}, or index fewer keys."
@@ -334,29 +335,29 @@ def _group(group: Group) -> str:
 
 
 def _all(clauses: Iterable[str]) -> str:
-    return f"({' and '.join(found)})" if (found := list(clauses)) else '(id != "")'
+    return f"({' and '.join(parts)})" if (parts := list(clauses)) else '(id != "")'
 
 
 def _any(clauses: Iterable[str]) -> str:
-    return f"({' or '.join(found)})" if (found := list(clauses)) else '(id == "")'  # ids have at least one character
+    return f"({' or '.join(parts)})" if (parts := list(clauses)) else '(id == "")'  # ids have at least one character
 
 
 def _condition(condition: Condition) -> str:
-    key, kind, wanted = condition.key, condition.kind, condition.value
+    key, kind, operand = condition.key, condition.kind, condition.value
     if kind == "ids":
-        return f"(id in {json.dumps(wanted)})" if wanted else _any([])
+        return f"(id in {json.dumps(operand)})" if operand else _any([])
     if kind == "exists":
-        return _has(_term(key, "?")) if wanted else f"(not {_has(_term(key, '?'))})"
+        return _has(_term(key, "?")) if operand else f"(not {_has(_term(key, '?'))})"
     if kind in ("match", "in"):
-        return _has(*(_value_term(key, "", value) for value in (wanted if kind == "in" else [wanted])))
+        return _has(*(_value_term(key, "", value) for value in (operand if kind == "in" else [operand])))
     if kind == "contains_all":  # a list without elements contains all of nothing
-        return _all([_guarded(_path(key, "[]"), ">= 0"), *(_has(_value_term(key, "[]", value)) for value in wanted)])
+        return _all([_guarded(_path(key, "[]"), ">= 0"), *(_has(_value_term(key, "[]", value)) for value in operand)])
     if kind in ("contains", "contains_any"):
-        return _has(*(_value_term(key, "[]", value) for value in (wanted if kind == "contains_any" else [wanted])))
+        return _has(*(_value_term(key, "[]", value) for value in (operand if kind == "contains_any" else [operand])))
     if kind == "prefix":
-        _refuse_long(wanted, KEPT, "A prefix")
-        return _guarded(_path(key, ":"), f'like "{wanted.encode().hex()}%"')
-    return _all(_compared(key, kind, name, bound) for name, bound in wanted)
+        _refuse_long(operand, KEPT, "A prefix")
+        return _guarded(_path(key, ":"), f'like "{operand.encode().hex()}%"')
+    return _all(_compared(key, kind, name, bound) for name, bound in operand)
 
 
 def _compared(key: str, kind: str, name: str, bound: Any) -> str:
