@@ -51,7 +51,7 @@ from nnclr_hub.store.sqlite import LOW_WATER, free_bytes, translated
 from nnclr_hub.store.where import EVERYTHING, parse
 
 POLL_SECONDS = 0.1  # between two looks at what another process writes
-# whether the name that a write was addressed to still means this collection; see `EmbeddedStore.write`
+# whether the name that a write was addressed to means the same collection still; see `EmbeddedStore.write`
 IS_MEANT: ContextVar[Callable[[], bool]] = ContextVar("is_meant", default=lambda: True)
 LIFE_SECONDS = 0.2  # for which calls wait that must not wait for files, which take long to open if they are large
 P = ParamSpec("P")

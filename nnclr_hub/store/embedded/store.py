@@ -74,6 +74,7 @@ class EmbeddedStore(VectorStore):
         self._open: dict[str, EmbeddedCollection] = {}
         self._locks: dict[str, threading.Lock] = {}
         self._changing = threading.RLock()
+        self._promotions = 0  # for `write`
         self._pid = os.getpid()
         self._lock: BinaryIO | None = None
         if read_only:
@@ -140,12 +141,12 @@ class EmbeddedStore(VectorStore):
 
     def write(self, name: str, work: Callable[[Collection], T]) -> T:
         while True:
-            _, key = self._names.resolve(name)
-            token = IS_MEANT.set(lambda key=key: self._names.resolve(name)[1] == key)
+            promotions = self._promotions
+            token = IS_MEANT.set(lambda promotions=promotions: self._promotions == promotions)
             try:
                 return work(self.get(name))
             except CollectionNotFound:
-                if self._names.resolve(name)[1] == key:
+                if self._promotions == promotions:
                     raise
             finally:
                 IS_MEANT.reset(token)
@@ -260,7 +261,9 @@ class EmbeddedStore(VectorStore):
             def change() -> str | None:
                 if finish is not None:
                     finish()
-                return self._names.promote(name, to)
+                kept = self._names.promote(name, to)
+                self._promotions += 1
+                return kept
 
             kept = change() if finish is None else self.get(to).hold_writes(change)
             reached("promote.recorded")
