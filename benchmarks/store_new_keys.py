@@ -13,8 +13,9 @@ import sqlite3
 import time
 from itertools import pairwise
 
-from nnclr_hub.store.cancellation import cancellable
 from nnclr_hub.store.columns.columns import Columns
+
+from nnclr_hub.store.cancellation import cancellable
 from nnclr_hub.store.where import parse
 
 

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from store.filter_oracle import KEYS, Dice, counted, merged, passes, type_of
 
-from nnclr_hub import EmbeddedStore
 from nnclr_hub.errors import DeadlineExceeded, InvalidFilter, InvalidRequest
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import Collection, CollectionSpec, Item, VectorStore
