@@ -24,7 +24,7 @@ from nnclr_hub.store.embedded.rows import fetch_vectors
 from nnclr_hub.store.embedded.writer import Writer
 from nnclr_hub.store.failpoints import reached
 from nnclr_hub.store.index.build import Stopped
-from nnclr_hub.store.index.fold import fold, is_due, kind_of_next, most_recent
+from nnclr_hub.store.index.fold import fold, is_coarse, is_due, kind_of_next, most_recent
 from nnclr_hub.store.index.main_index import MainIndex, threads
 from nnclr_hub.store.index.snapshot import write_snapshot
 from nnclr_hub.store.index.state import States
@@ -228,7 +228,9 @@ class IndexMaintenance:
         return True
 
     def _snapshot(self, idle: bool) -> bool:
-        if self.writer is None or not self._is_unsaved():
+        state = self._states.latest
+        # one that takes the place of a graph during a bulk load is not worth its space
+        if self.writer is None or not self._is_unsaved() or (not idle and is_coarse(state, self._settings)):
             return False
         self.snapshot(due=True)
         return True
@@ -354,7 +356,7 @@ class BackgroundThread:
                 return
             try:
                 while not self.stopping() and sum(task(idle) for task in self._tasks):
-                    pass
+                    idle = idle and not self._wake.is_set()
                 self.failure = None
             except Stopped:
                 return

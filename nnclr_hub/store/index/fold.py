@@ -48,8 +48,14 @@ def is_due(state: State, settings: StoreSettings, idle: bool) -> bool:
     live = state.live_count
     if is_outdated(state.spec, settings, state.main, live, idle):
         return True
-    wanted = choose_kind(state.spec.index, state.spec, live, settings)
-    return (state.kind is FLAT and wanted is not FLAT) or (idle and state.kind is COARSE and wanted is HNSW)
+    if state.kind is FLAT and choose_kind(state.spec.index, state.spec, live, settings) is not FLAT:
+        return True
+    return idle and is_coarse(state, settings)
+
+
+def is_coarse(state: State, settings: StoreSettings) -> bool:
+    """Return whether an inverted file takes the place of a graph, see `kind_of_next`."""
+    return state.kind is COARSE and choose_kind(state.spec.index, state.spec, state.live_count, settings) is HNSW
 
 
 def most_recent(state: State, settings: StoreSettings) -> int:
@@ -64,7 +70,7 @@ def kind_of_next(state: State, settings: StoreSettings, *, idle: bool = True) ->
     of a bulk load are found quickly from its end on. The graph follows when nothing is written.
     """
     wanted = choose_kind(state.spec.index, state.spec, state.live_count, settings)
-    many = state.count > max(settings.coarse_from, len(state.rids) // 4)
+    many = state.count >= max(settings.coarse_from, len(state.rids) // 4)
     return COARSE if wanted is HNSW and not idle and (many or state.kind is COARSE) else wanted
 
 
