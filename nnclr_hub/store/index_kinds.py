@@ -209,6 +209,14 @@ class Ivf(IndexKind):
         return max(1, min(int(4 * np.sqrt(rows)), rows // settings.points_per_list or 1))
 
 
+class Coarse(Ivf):
+    """The same with a quarter of the lists, which takes seconds to build, for the time until a graph is complete."""
+
+    @staticmethod
+    def _lists(rows: int, settings: StoreSettings) -> int:
+        return max(1, int(np.sqrt(rows)))
+
+
 class IvfSq8(Ivf):
     """Lists of vectors with one byte per number: a quarter of the memory, and candidates that are nearly exact.
 
@@ -251,7 +259,7 @@ class IvfPq(Ivf):
         index.do_polysemous_training = False  # takes minutes, and serves a search mode that is not used here
 
 
-FLAT, HNSW = Flat(), Hnsw()
+FLAT, HNSW, COARSE = Flat(), Hnsw(), Coarse()
 INDEX_KINDS: dict[str, IndexKind] = {kind.name: kind for kind in (FLAT, HNSW, Ivf(), IvfSq8(), IvfPq())}
 
 

@@ -24,12 +24,12 @@ from nnclr_hub.store.embedded.rows import fetch_vectors
 from nnclr_hub.store.embedded.writer import Writer
 from nnclr_hub.store.failpoints import reached
 from nnclr_hub.store.index.build import Stopped
-from nnclr_hub.store.index.fold import fold, is_coarse, is_due, kind_of_next, most_recent
+from nnclr_hub.store.index.fold import fold, is_due, kind_of_next, most_recent
 from nnclr_hub.store.index.main_index import MainIndex, threads
 from nnclr_hub.store.index.snapshot import write_snapshot
 from nnclr_hub.store.index.state import States
 from nnclr_hub.store.index.transform import SAMPLE, is_outdated
-from nnclr_hub.store.index_kinds import FLAT
+from nnclr_hub.store.index_kinds import COARSE, FLAT
 from nnclr_hub.store.items import Progress
 from nnclr_hub.store.settings import StoreSettings
 from nnclr_hub.store.sqlite import LOW_WATER, free_bytes, reading, translated
@@ -145,9 +145,10 @@ class IndexMaintenance:
         with self._saving, translated(self._path):
             state = self._states.latest
             main = state.main
-            # another thread may have just saved it; a flat index is read from the catalog
-            if main is None or (due and not self._is_unsaved()) or (main.kind is FLAT and main.transform is None):
+            if main is None or (due and not self._is_unsaved()):  # another thread has just saved it
                 return
+            if main.kind is COARSE or (main.kind is FLAT and main.transform is None):
+                return  # the catalog is read as fast
             try:
                 write_snapshot(main, state.rids, self._folder, self.writer.exclusively)
             except StoreError as error:
@@ -228,9 +229,7 @@ class IndexMaintenance:
         return True
 
     def _snapshot(self, idle: bool) -> bool:
-        state = self._states.latest
-        # one that takes the place of a graph during a bulk load is not worth its space
-        if self.writer is None or not self._is_unsaved() or (not idle and is_coarse(state, self._settings)):
+        if self.writer is None or not self._is_unsaved():
             return False
         self.snapshot(due=True)
         return True
@@ -282,7 +281,7 @@ class IndexMaintenance:
         A new transform is always saved, so that the next start and other processes return the same scores.
         """
         main, saved = self._states.latest.main, self._saved
-        if main is None or main is saved:
+        if main is None or main is saved or main.kind is COARSE:
             return 0
         if main.transform is not (None if saved is None else saved.transform):
             return sys.maxsize

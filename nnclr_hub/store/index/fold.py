@@ -19,7 +19,7 @@ from nnclr_hub.store.index.compare import nearest
 from nnclr_hub.store.index.main_index import MainIndex
 from nnclr_hub.store.index.state import NO_ROWS, Fetch, Recent, State, States, empty_state
 from nnclr_hub.store.index.transform import compared, fit, is_outdated, sample
-from nnclr_hub.store.index_kinds import FLAT, HNSW, INDEX_KINDS, IndexKind, choose_kind, vector_bytes
+from nnclr_hub.store.index_kinds import COARSE, FLAT, HNSW, IndexKind, choose_kind, vector_bytes
 from nnclr_hub.store.items import Progress
 from nnclr_hub.store.settings import StoreSettings
 from nnclr_hub.store.spec import CollectionSpec
@@ -31,7 +31,6 @@ DELETED_SHARE = 0.25  # a main part with a larger share of deleted rows is rebui
 MEASURED_GROWTH = 1.25  # the effort is calibrated again, and the recall measured, when an index has grown so much
 SETTLE_SECONDS = 0.1  # for searches that still use the old main part, which takes 0.1 s per gigabyte to free
 LARGE = 64 << 20
-COARSE = INDEX_KINDS["ivf"]  # in place of a graph while much is written
 
 
 def is_due(state: State, settings: StoreSettings, idle: bool) -> bool:
@@ -50,12 +49,7 @@ def is_due(state: State, settings: StoreSettings, idle: bool) -> bool:
         return True
     if state.kind is FLAT and choose_kind(state.spec.index, state.spec, live, settings) is not FLAT:
         return True
-    return idle and is_coarse(state, settings)
-
-
-def is_coarse(state: State, settings: StoreSettings) -> bool:
-    """Return whether an inverted file takes the place of a graph, see `kind_of_next`."""
-    return state.kind is COARSE and choose_kind(state.spec.index, state.spec, state.live_count, settings) is HNSW
+    return idle and state.kind is COARSE
 
 
 def most_recent(state: State, settings: StoreSettings) -> int:
@@ -66,12 +60,12 @@ def most_recent(state: State, settings: StoreSettings) -> int:
 def kind_of_next(state: State, settings: StoreSettings, *, idle: bool = True) -> IndexKind:
     """Return the kind of the next main part.
 
-    While much is written, an inverted file takes the place of a graph: it is built in a tenth of the time, so the rows
+    An inverted file takes the place of a graph as long as there are many new rows: it is built in seconds, so the rows
     of a bulk load are found quickly from its end on. The graph follows when nothing is written.
     """
     wanted = choose_kind(state.spec.index, state.spec, state.live_count, settings)
-    many = state.count >= max(settings.coarse_from, len(state.rids) // 4)
-    return COARSE if wanted is HNSW and not idle and (many or state.kind is COARSE) else wanted
+    many = state.count >= max(settings.coarse_from, len(state.rids) // 4 if state.kind is HNSW else 0)
+    return COARSE if wanted is HNSW and (many or (state.kind is COARSE and not idle)) else wanted
 
 
 def fold(
