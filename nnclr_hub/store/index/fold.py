@@ -211,7 +211,7 @@ def _carried(start: State, latest: State, new: State, late: State, fetch: Fetch)
     state = late
     if len(rids):
         if new.transform is start.transform:
-            state.recent.append(rids, latest.recent.vectors(done, latest.count))
+            state.recent.append(0, rids, latest.recent.vectors(done, latest.count))
             state = replace(state, count=len(rids))
         else:
             state = state.after(0, NO_ROWS, rids, np.nan_to_num(fetch(rids)))

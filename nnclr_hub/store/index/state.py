@@ -55,19 +55,18 @@ class Recent:
         self._dim, self._block = dim, block
         self._vectors: list[np.ndarray] = []
         self._rids = np.zeros(0, np.int64)
-        self._count = 0
 
-    def append(self, rids: np.ndarray, vectors: np.ndarray) -> None:
-        """Add rows: rids (n,) int64 ascending and above all earlier ones, vectors (n, D) float32."""
-        start, self._count = self._count, self._count + len(rids)
-        if self._count > len(self._rids):
-            grown = np.zeros(max(self._block, 2 * self._count), np.int64)
+    def append(self, start: int, rids: np.ndarray, vectors: np.ndarray) -> None:
+        """Add rows from place `start` on: rids (n,) int64 ascending and above those before, vectors (n, D) float32."""
+        count = start + len(rids)
+        if count > len(self._rids):
+            grown = np.zeros(max(self._block, 2 * count), np.int64)
             grown[:start] = self._rids[:start]  # into a new array: a reader keeps the old one
             self._rids = grown
-        self._rids[start : self._count] = rids
-        while len(self._vectors) * self._block < self._count:
+        self._rids[start:count] = rids
+        while len(self._vectors) * self._block < count:
             self._vectors.append(np.empty((self._block, self._dim), np.float32))
-        for first, part in self._parts(start, self._count):
+        for first, part in self._parts(start, count):
             part[:] = vectors[first - start : first - start + len(part)]
 
     def rids(self, count: int) -> np.ndarray:
@@ -206,7 +205,7 @@ class State:
         """
         state = replace(self, seq=seq)
         if len(added):
-            self.recent.append(added, compared(self.transform, vectors))
+            self.recent.append(self.count, added, compared(self.transform, vectors))
             mine = self.recent_live
             mine = None if mine is None else np.concatenate([mine, np.ones(len(added), bool)])
             state = replace(state, count=self.count + len(added), recent_live=mine)
