@@ -22,8 +22,7 @@ from store.crash.world import scores
 
 from nnclr_hub.errors import CollectionNotFound, ItemNotFound
 from nnclr_hub.store.base import Item
-from nnclr_hub.store.index_kinds import IndexName
-from nnclr_hub.store.spec import CollectionSpec
+from nnclr_hub.store.spec import CollectionSpec, IndexName
 
 EXAMPLES = 300 if LONG else 12
 DIM = 6
