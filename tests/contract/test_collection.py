@@ -109,34 +109,34 @@ def test_metadata_is_what_the_standard_library_makes_of_it(collection, given, st
     assert json.dumps(found) == json.dumps([stored, plain_one, stored, plain_one])
 
 
-@pytest.mark.parametrize(
-    "item",
-    [
-        Item("", np.ones(DIM)),
-        Item("bad id", np.ones(DIM)),
-        Item("..", np.ones(DIM)),
-        Item("a", np.ones(DIM + 1)),
-        Item("a", np.full(DIM, np.nan)),
-        Item("a", np.zeros(DIM)),
-        Item("a", np.array(["x"] * DIM)),
-        Item("a", np.ones(DIM), ["x"]),
-        Item("a", np.ones(DIM), {}, b"x" * 32_769),
-        Item("a", np.ones(DIM), {}, "text"),
-        {"id": "a"},
-        *(
-            Item("a", np.ones(DIM), {"x": [value]})
-            for value in (
-                *(float("nan"), float("inf"), "x\0y", Kind.NUL, {1, 2}, b"bytes", np.float32(1), object()),
-                *(json.loads("[" * 150 + "]" * 150), "y" * 65_536, 10**309, {"deep": -(10**400)}),
-            )
-        ),
-    ],
-)
-def test_an_invalid_item_is_refused_with_the_whole_request(collection, item):
+BAD_ITEMS = [
+    Item("", np.ones(DIM)),
+    Item("bad id", np.ones(DIM)),
+    Item("..", np.ones(DIM)),
+    Item("a", np.ones(DIM + 1)),
+    Item("a", np.full(DIM, np.nan)),
+    Item("a", np.zeros(DIM)),
+    Item("a", np.array(["x"] * DIM)),
+    Item("a", np.ones(DIM), ["x"]),
+    Item("a", np.ones(DIM), {}, b"x" * 32_769),
+    Item("a", np.ones(DIM), {}, "text"),
+    {"id": "a"},
+    *(
+        Item("a", np.ones(DIM), {"x": [value]})
+        for value in (
+            *(float("nan"), float("inf"), "x\0y", Kind.NUL, {1, 2}, b"bytes", np.float32(1), object()),
+            *(json.loads("[" * 150 + "]" * 150), "y" * 65_536, 10**309, {"deep": -(10**400)}),
+        )
+    ),
+]
+
+
+def test_an_invalid_item_is_refused_with_the_whole_request(collection):
     """Even if a later item with the same id is valid."""
-    for given in ([Item("good", VECTORS[0]), item, Item("a", VECTORS[0])], item):
-        with refused("invalid_request"):
-            collection.upsert(given)
+    for item in BAD_ITEMS:
+        for given in ([Item("good", VECTORS[0]), item, Item("a", VECTORS[0])], item):
+            with refused("invalid_request"):
+                collection.upsert(given)
     assert collection.count() == 0
 
 
@@ -395,9 +395,10 @@ def test_searches_return_the_nearest(store, metric, index):
     assert collection.search_batch(QUERIES[:0], 7) == []
 
 
-def test_equally_near_items_come_in_the_order_of_their_ids(collection):
-    """Also where k cuts through them, in several commits and after an index was built."""
-    ids = [f"i{i:03}" for i in np.random.default_rng(0).permutation(80)]
+def test_equally_near_items_come_in_the_order_of_their_ids(collection, kind):
+    """Also where k cuts through them, in several commits and after an index was built; on Milvus, up to 8 of them."""
+    count = 80 if kind == "folder" else 7
+    ids = [f"i{i:03}" for i in np.random.default_rng(0).permutation(count)]
     for part in range(4):
         collection.upsert([Item(id, np.ones(DIM)) for id in ids[part::4]])
     collection.upsert([Item("nearest", np.arange(DIM)), Item("other", -np.ones(DIM))])
@@ -405,10 +406,9 @@ def test_equally_near_items_come_in_the_order_of_their_ids(collection):
     collection.upsert([Item("i000", np.ones(DIM)), Item("i0005", np.ones(DIM))])
     equal = sorted([*ids, "i0005"])
     for k in (1, 10, 27):
-        pages = [[match.id for match in collection.search(np.ones(DIM), k, offset=n)] for n in range(0, 81, k)]
-        assert [id for page in pages for id in page][:81] == equal
-    found = [match.id for match in collection.search(np.arange(DIM), 30)]
-    assert found == ["nearest", *equal[:29]]
+        pages = [[match.id for match in collection.search(np.ones(DIM), k, offset=n)] for n in range(0, count + 1, k)]
+        assert [id for page in pages for id in page][: count + 1] == equal
+    assert [match.id for match in collection.search(np.arange(DIM), 6)] == ["nearest", *equal[:5]]
 
 
 @pytest.mark.parametrize(
@@ -475,7 +475,7 @@ def test_a_closed_or_dropped_collection_refuses_every_use(place):
             lambda c: c.search(np.ones(2)),
             lambda c: c.get(["a"]),
             lambda c: c.delete(["a"]),
-            lambda c: c.compact(),
+            lambda c: c.info(),
         ]
         for use in uses:
             with refused("collection_not_found"):
