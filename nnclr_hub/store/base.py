@@ -177,6 +177,8 @@ class Collection(Protocol):
     ) -> list[Match]:
         """Return the k nearest items, best first, and equally near ones by id; fewer only if fewer exist.
 
+        On Milvus, any of the items that are as near as the last one are returned if they are more than 8.
+
         Args:
             vector: (D,) float32.
             k: 1 to 10,000.

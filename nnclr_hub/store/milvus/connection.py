@@ -18,8 +18,8 @@ from nnclr_hub.errors import (
     MissingDependency,
     NNCLRHubError,
     StoreError,
+    StoreClosed,
     StoreLocked,
-    StoreReadOnly,
     StoreUnreachable,
 )
 
@@ -204,7 +204,7 @@ class Connection:
             StoreError: the server refuses, with its reason.
         """
         if self._closed:
-            raise StoreReadOnly(f"The store {self.name} is closed; open it again.")
+            raise StoreClosed(f"The store {self.name} is closed; open it again.")
         limit = READ_TIMEOUT if timeout is None else timeout
         return self._guarded(method, lambda: getattr(self.client, method)(*args, timeout=limit, **options), args)
 

@@ -22,8 +22,7 @@ from store.crash.world import KEEP, World, backups_of
 
 from nnclr_hub.store.backup import back_up
 from nnclr_hub.store.base import Collection, VectorStore
-from nnclr_hub.store.index_kinds import IndexName
-from nnclr_hub.store.spec import CollectionSpec
+from nnclr_hub.store.spec import CollectionSpec, IndexName
 
 # (kind, arguments); names and aliases are those in force when it is its turn
 Operation = tuple[str, tuple[Any, ...]]
