@@ -11,13 +11,11 @@ Decoding processes import this module, so it must not import torch. Nothing is d
 from __future__ import annotations
 
 import logging
-import signal
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
-from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Any, BinaryIO, Protocol
+from typing import BinaryIO, Protocol
 
 from nnclr_hub.encoder.readers.stack import ImageStack
 from nnclr_hub.errors import UnsupportedImage, missing_package
@@ -90,16 +88,3 @@ def opened(reader: ImageReader, file: BinaryIO) -> Iterator[ImageStack]:
         if missing is None:
             raise
         raise UnsupportedImage(str(missing)) from error
-
-
-def load(module: str) -> Any:
-    """Import a module. Its CPU seconds do not count against the limit of the image that needs it first.
-
-    Raises:
-        ImportError: it is not installed.
-    """
-    remaining = signal.setitimer(signal.ITIMER_PROF, 0)
-    try:
-        return import_module(module)
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, *remaining)

@@ -16,6 +16,7 @@ from typing import BinaryIO
 
 import numpy as np
 
+from nnclr_hub.encoder.readers.package_import import load
 from nnclr_hub.errors import ImageError, UnsupportedImage
 
 HEADER = 32  # bytes of the header of a segment
@@ -143,8 +144,6 @@ def _decoded(data: bytes, compression: int, dtype: np.dtype, count: int) -> np.n
     size = count * dtype.itemsize
     if compression == RAW or len(data) == size:  # some writers call raw data compressed
         return np.frombuffer(data[:size], dtype) if len(data) >= size else np.zeros(0, dtype)
-    from nnclr_hub.encoder.readers import load
-
     codecs = load("imagecodecs")
     if compression in (JPEG, JPEG_XR):
         decode = codecs.jpeg8_decode if compression == JPEG else codecs.jpegxr_decode

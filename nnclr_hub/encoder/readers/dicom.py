@@ -8,6 +8,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from nnclr_hub.encoder.readers.package_import import load
 from nnclr_hub.encoder.readers.stack import Box, ImageStack
 from nnclr_hub.errors import UnsupportedImage
 
@@ -26,8 +27,6 @@ class DicomReader:
     @contextmanager
     def open(self, file: BinaryIO) -> Iterator[ImageStack]:
         """Open a file."""
-        from nnclr_hub.encoder.readers import load
-
         pydicom, pixels = load("pydicom"), load("pydicom.pixels")
         about = pydicom.dcmread(file, stop_before_pixels=True)
         if "Rows" not in about or "Columns" not in about:

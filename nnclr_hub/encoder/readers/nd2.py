@@ -8,6 +8,7 @@ from typing import BinaryIO
 
 import numpy as np
 
+from nnclr_hub.encoder.readers.package_import import load
 from nnclr_hub.encoder.readers.stack import Box, ImageStack
 
 
@@ -23,8 +24,6 @@ class Nd2Reader:
     @contextmanager
     def open(self, file: BinaryIO) -> Iterator[ImageStack]:
         """Open a file."""
-        from nnclr_hub.encoder.readers import load
-
         with load("nd2").ND2File(file) as nd2:
             sizes = dict(nd2.sizes)
             colors, samples = sizes.get("C", 1), sizes.get("S", 1)

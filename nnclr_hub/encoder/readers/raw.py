@@ -10,6 +10,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from PIL import Image, ImageOps
 
+from nnclr_hub.encoder.readers.package_import import load
 from nnclr_hub.encoder.readers.stack import Box, ImageStack
 
 _MARKS = (b"FUJIFILMCCD-RAW", b"IIRO", b"IIRS", b"MMOR", b"IIU\0", b"FOVb")  # of RAF, ORF, RW2 and X3F
@@ -38,8 +39,6 @@ class RawReader:
     @contextmanager
     def open(self, file: BinaryIO) -> Iterator[ImageStack]:
         """Open a file."""
-        from nnclr_hub.encoder.readers import load
-
         rawpy = load("rawpy")
         with rawpy.imread(file) as raw:
             image = _preview(raw, rawpy)

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from nnclr_hub.encoder.readers.package_import import load
 from nnclr_hub.encoder.readers.stack import Box, ImageStack
 from nnclr_hub.encoder.readers.tiff_colors import in_gray_or_rgb, upright
 from nnclr_hub.errors import ImageTooLarge, UnsupportedImage
@@ -43,8 +44,6 @@ class TiffReader:
     @contextmanager
     def open(self, file: BinaryIO) -> Iterator[ImageStack]:
         """Open a file."""
-        from nnclr_hub.encoder.readers import load
-
         tifffile = load("tifffile")
         logging.getLogger("tifffile").setLevel(logging.CRITICAL)  # what matters is raised
         try:
