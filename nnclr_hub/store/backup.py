@@ -189,7 +189,6 @@ def back_up(
 
 
 def _copy_store(store: EmbeddedStore, writer: _Writer) -> Backup:
-    """Copy all files; the backup still has no id."""
     for _ in range(ATTEMPTS):
         files = set(store.files().values())
         try:
@@ -218,9 +217,8 @@ def _copy_files(folder: Path, writer: _Writer) -> Backup:
 
 @contextmanager
 def _reading(path: Path, format: int) -> Iterator[sqlite3.Connection]:
-    """Provide a file in a read transaction, after SQLite's check: copies of damage must not replace sound backups."""
     with closing(connect(path, format, read_only=True)) as connection, translated(path):
-        quick_check(connection, path)
+        quick_check(connection, path)  # copies of damage must not replace sound backups
         connection.execute("BEGIN")
         connection.execute("SELECT count(*) FROM sqlite_master").fetchone()  # the first read begins the transaction
         yield connection
@@ -436,7 +434,6 @@ def restore(
 
 
 def _restored_pages(place: _Place, file: SavedFile, path: Path) -> Iterator[int]:
-    """Write a file; yield the size of each chunk when its pages are written."""
     index = np.frombuffer(place.read(file.index), INDEX)
     order = np.argsort(index["chunk"], kind="stable")
     bounds = np.searchsorted(index["chunk"], np.arange(len(file.chunks) + 1), sorter=order)
@@ -454,7 +451,6 @@ def _pages(data: bytes) -> list[memoryview]:
 
 
 def _id(moment: datetime) -> str:
-    """Return the id of a backup of a time; ids sort by time."""
     return moment.astimezone(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
 
 
@@ -647,5 +643,4 @@ class _Place:
                 return []
 
     def _used(self) -> AbstractContextManager[None]:
-        """Translate the errors of files."""
         return reading(self._address) if self.folder is None else disk_errors(self.folder)

@@ -178,7 +178,6 @@ def _write_shard(folder: Path, number: int, batches: Iterable[list[Item]], spec:
 
 
 def _exported(path: Path) -> ExportedFile:
-    """Describe a file that was just written, after it is on disk."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
     return ExportedFile(path.name, path.stat().st_size, _sha256(path))
@@ -355,7 +354,6 @@ def _read_shard(folder: Path, shard: ExportShard) -> Iterator[list[Item]]:
 
 @contextmanager
 def _readable(path: Path) -> Iterator[Path]:
-    """Translate errors about a file into StoreError."""
     from pyarrow import ArrowException
     from safetensors import SafetensorError
 

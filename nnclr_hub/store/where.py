@@ -85,11 +85,7 @@ EVERYTHING = Group()
 
 
 def parse(where: Mapping[str, Any] | None) -> Group:
-    """Return the checked form of a filter; equal filters have equal forms.
-
-    Raises:
-        InvalidFilter: the filter is invalid; the message says where.
-    """
+    """Return the checked form of a filter; equal filters have equal forms."""
     return EVERYTHING if where is None else _group(where, 1, [MAX_CONDITIONS])
 
 
@@ -135,11 +131,7 @@ def _ids(condition: Mapping[str, Any]) -> Condition:
 
 
 def check_key(key: Any) -> str:
-    """Return a metadata key if it can be filtered by.
-
-    Raises:
-        InvalidFilter: it cannot.
-    """
+    """Return a metadata key if it can be filtered by."""
     if not isinstance(key, str) or not 0 < len(key) <= 128 or any(bad in key for bad in '"\\\0'):
         raise InvalidFilter(f"A metadata key has 1 to 128 characters, no quotes or backslashes; got {key!r:.80}.")
     _refuse_surrogates(key)
@@ -231,7 +223,6 @@ _READERS: dict[str, Callable[[Any, str], Any]] = {
 
 
 def _refuse_surrogates(text: str) -> None:
-    """Refuse half surrogates and NUL, which stored metadata never contains."""
     try:
         if "\0" in text:
             raise InvalidFilter(f"A filter must not contain NUL characters, got {text!r:.80}.")

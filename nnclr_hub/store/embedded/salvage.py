@@ -108,7 +108,6 @@ class DamagedFile:
         return self._read(table, columns, first, middle) | self._read(table, columns, middle + 1, last)
 
     def _id_index(self) -> Iterator[tuple[int, str]]:
-        """Yield row ids and ids from the index on ids, read from both ends as far as possible."""
         for order in ("ASC", "DESC"):
             try:
                 for rid, id in self._connection.execute(f"SELECT rid, CAST(id AS BLOB) FROM items ORDER BY id {order}"):
@@ -129,7 +128,6 @@ class DamagedFile:
 
 
 def _highest(numbers: list[int]) -> int:
-    """Return the highest plausible number."""
     ascending = sorted(numbers)
     while len(ascending) > 1 and ascending[-1] > IMPLAUSIBLE * max(ascending[-2], CHUNK):
         ascending.pop()
@@ -143,9 +141,6 @@ def salvage(path: Path, lost: Path, progress: Progress = lambda done, total: Non
         path: of a collection's SQLite file, which nothing has open.
         lost: folder for the damaged file.
         progress: called with (row ids checked, row ids in all).
-
-    Raises:
-        StoreCorrupt: the collection's specification is unreadable; nothing was changed.
     """
     new = path.with_name(f"{path.stem}.salvage")
     remove_files(new)  # of an interrupted attempt
@@ -196,7 +191,6 @@ def _copy(source: DamagedFile, target: sqlite3.Connection, progress: Progress) -
 
 
 def _keep(target: sqlite3.Connection, rid: int, row: tuple[str, str, bytes, int, bytes | None]) -> bool:
-    """Write a row under its old row id, unless its item exists: a damaged page may show an item twice."""
     id, metadata, vector, crc, jpeg = row
     try:
         sum_ = row_crc(rid, id, metadata, crc, jpeg if isinstance(jpeg, bytes) else None)
@@ -210,7 +204,6 @@ def _keep(target: sqlite3.Connection, rid: int, row: tuple[str, str, bytes, int,
 
 
 def _name(old: sqlite3.Connection) -> str | None:
-    """Return the collection's name, if the file records it."""
     try:
         row = old.execute("SELECT value FROM meta WHERE key = 'name'").fetchone()
     except sqlite3.DatabaseError:
