@@ -82,7 +82,6 @@ def restore(
             help="Id of a backup, or a time such as 2026-05-01T12:00: the last backup until then. Default: the newest."
         ),
     ] = None,
-    collection: Annotated[str | None, typer.Option(help="Restore only this collection. Default: all.")] = None,
     as_json: Json = False,
 ) -> None:
     """Restore a backup to a new store.
@@ -93,7 +92,7 @@ def restore(
     from nnclr_hub.store.backup import restore as restore_store
 
     with bar(err, "restoring", unit="MB") as advance:
-        backup = restore_store(source, folder, at, collection=collection, progress=in_megabytes(advance))
+        backup = restore_store(source, folder, at, progress=in_megabytes(advance))
     if as_json:
         print_json({"folder": str(folder), "backup": backup.id, "collections": backup.collections})
         return
@@ -108,7 +107,7 @@ def verify_backup(
 ) -> None:
     """Read every file of the backups back, without restoring them. The exit code is 1 if anything is wrong.
 
-    A damaged file is moved to the folder "damaged" next to the backups. Later backups do not depend on it.
+    Delete a file that is reported as damaged: the next backup writes its content again.
 
     Example: nnclr store verify-backup /mnt/backups/nnclr
     """

@@ -5,7 +5,6 @@ restore("s3://bucket/nnclr", Path("restored"), at="2026-05-01T12:00")
 
 backups/TIME.json   one backup: its files as lists of chunks. It is written last, and makes the backup valid
 chunks/SHA256       up to 1024 pages of an SQLite file, or the index of a file: where each of its pages is
-damaged/SHA256      chunks that failed their check
 lock                held while a backup is made, so that no other backup removes a chunk that this one shares
 
 SQLite copies each file to a temporary file in one read transaction: one state, while others write. A change of a few
@@ -25,24 +24,16 @@ import sqlite3
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from nnclr_hub.errors import (
-    CollectionNotFound,
-    InvalidRequest,
-    NNCLRHubError,
-    StoreCorrupt,
-    StoreError,
-    StoreLocked,
-    StoreTooNew,
-)
+from nnclr_hub.errors import InvalidRequest, NNCLRHubError, StoreCorrupt, StoreError, StoreLocked, StoreTooNew
 from nnclr_hub.file_replacement import replace_file
 from nnclr_hub.remote_files import open_file_system, reading
 from nnclr_hub.store import records
@@ -55,33 +46,18 @@ from nnclr_hub.store.folder import disk_errors, fsync_folder, make_folder, read_
 from nnclr_hub.store.sqlite import PAGE_SIZE, connect, quick_check, translated
 
 log = logging.getLogger(__name__)
-FORMAT = "nnclr_hub backup, version 2"
+FORMAT = "nnclr_hub backup, version 3"
 CHUNK_PAGES = 1024  # 16 MiB
 SMALL_CHUNKS = 64  # of a file; if more are less than half full, they are packed again
-LOCK_SECONDS = 900.0  # after which the lock of a process that crashed ends, where the system does not release it
+LOCK_SECONDS = 86_400.0  # after which the lock of a process that crashed ends, where the system does not release it
 ATTEMPTS = 20  # to read a store whose collections are dropped while they are read
 SCRATCH = ".copy-"  # begins the names of temporary files
-OTHERS = ("damaged", "lock", "lost+found")  # names next to backups and chunks
+OTHERS = ("lock", "lost+found")  # names next to backups and chunks
 # of each page: its chunk, its place in it, and the first 16 bytes of its SHA-256
 INDEX = np.dtype([("chunk", "<u4"), ("page", "<u4"), ("hash", "<u8", (2,))])
 _ID = re.compile(r"\d{8}T\d{6}\.\d{6}Z")
 _CHUNK = re.compile(r"\.?[0-9a-f]{64}(\..*part)?")  # a chunk, or one that was not written completely
-
-
-class Chunk(NamedTuple):
-    """A chunk by its content: SHA-256 in hex, and bytes."""
-
-    sha256: str
-    size: int
-
-
-@dataclass(frozen=True)
-class SavedFile:
-    """A file of a store: its path in the folder, the chunk with its index, and the chunks with its pages."""
-
-    name: str
-    index: Chunk
-    chunks: tuple[Chunk, ...]
+Chunk = tuple[str, int]  # SHA-256 in hex, and bytes
 
 
 @dataclass(frozen=True)
@@ -92,23 +68,24 @@ class Backup:
     store: the id of the store; None if it had none, because its disk was full.
     collections: number of items by name.
     aliases: names by alias.
+    files: by path in the store's folder, the chunk with the index of the file, and those with its pages.
     """
 
     id: str
     store: str | None
     collections: dict[str, int]
     aliases: dict[str, str]
-    files: tuple[SavedFile, ...]
+    files: dict[str, list[Chunk]]
 
     @property
     def chunks(self) -> set[Chunk]:
         """All its chunks, most of which other backups share."""
-        return {chunk for file in self.files for chunk in (file.index, *file.chunks)}
+        return {chunk for chunks in self.files.values() for chunk in chunks}
 
     @property
     def size(self) -> int:
         """Bytes of its chunks."""
-        return sum(chunk.size for chunk in self.chunks)
+        return sum(size for _, size in self.chunks)
 
 
 @dataclass(frozen=True)
@@ -164,7 +141,7 @@ def back_up(
     place.refuse_unsuitable(store.folder)
     with place.locked():
         ids, own = place.ids(), read_id(store.folder)
-        previous = place.newest_sound(ids)
+        previous = place.sound_backup(ids[-1]) if ids else None
         if previous is not None and None not in (previous.store, own) and previous.store != own:
             raise InvalidRequest(
                 f"{to} has backups of another store; use one destination for each store, because old backups are "
@@ -178,6 +155,7 @@ def back_up(
         backup = replace(copied, id=_id(datetime.fromtimestamp(max(time.time(), last), UTC)), store=own)
         content = {"format": FORMAT, **asdict(backup)}
         described = json.dumps({"sha256": _checksum(content), **content}, indent=1)
+        place.check_lock()
         place.write(f"backups/{backup.id}.json", described.encode())
         reached("backup.done")
         try:
@@ -189,7 +167,6 @@ def back_up(
 
 
 def _copy_store(store: EmbeddedStore, writer: _Writer) -> Backup:
-    """Copy all files; the backup still has no id."""
     for _ in range(ATTEMPTS):
         files = set(store.files().values())
         try:
@@ -205,22 +182,22 @@ def _copy_files(folder: Path, writer: _Writer) -> Backup:
     with _reading(folder / CATALOG, catalog.SCHEMA) as root:
         keys = dict(root.execute("SELECT name, uuid FROM collections ORDER BY name"))
         aliases = dict(root.execute("SELECT alias, name FROM aliases ORDER BY alias"))
-        files, collections = [writer.save(root, CATALOG)], {}
+        files, collections = {CATALOG: writer.save(root, CATALOG)}, {}
     if (folder / records.RECORDS).is_file():
         with _reading(folder / records.RECORDS, records.SCHEMA) as connection:
-            files.append(writer.save(connection, records.RECORDS))
+            files[records.RECORDS] = writer.save(connection, records.RECORDS)
     for name, key in keys.items():
-        with _reading(folder / "collections" / f"{key}.sqlite", catalog.SCHEMA) as connection:
+        file = f"collections/{key}.sqlite"
+        with _reading(folder / file, catalog.SCHEMA) as connection:
             collections[name] = connection.execute("SELECT count(*) FROM items").fetchone()[0]
-            files.append(writer.save(connection, f"collections/{key}.sqlite"))
-    return Backup("", None, collections, aliases, tuple(files))
+            files[file] = writer.save(connection, file)
+    return Backup("", None, collections, aliases, files)
 
 
 @contextmanager
 def _reading(path: Path, format: int) -> Iterator[sqlite3.Connection]:
-    """Provide a file in a read transaction, after SQLite's check: copies of damage must not replace sound backups."""
     with closing(connect(path, format, read_only=True)) as connection, translated(path):
-        quick_check(connection, path)
+        quick_check(connection, path)  # copies of damage must not replace sound backups
         connection.execute("BEGIN")
         connection.execute("SELECT count(*) FROM sqlite_master").fetchone()  # the first read begins the transaction
         yield connection
@@ -232,21 +209,21 @@ class _Writer:
     def __init__(self, place: _Place, previous: Backup | None, total: int, progress: Progress) -> None:
         self._place, self._progress = place, progress
         self._existing = place.chunks()
-        self._previous = {file.name: file for file in previous.files} if previous else {}
+        self._previous = previous.files if previous else {}
         self._done, self._total = 0, total
         self.written = 0
 
-    def save(self, connection: sqlite3.Connection, name: str) -> SavedFile:
+    def save(self, connection: sqlite3.Connection, name: str) -> list[Chunk]:
         """Copy a file as its read transaction has it, and end that."""
         # the copy is complete before the first upload, because SQLite's log grows until the transaction ends
         with NamedTemporaryFile(prefix=SCRATCH, dir=self._place.folder) as copy, translated(Path(copy.name)):
             with closing(sqlite3.connect(copy.name, isolation_level=None)) as target:
                 target.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;")
-                connection.backup(target, pages=CHUNK_PAGES, progress=lambda *_: self._place.keep_lock())
+                connection.backup(target, pages=CHUNK_PAGES)
             connection.execute("COMMIT")
             return self._save_pages(copy.fileno(), name)
 
-    def _save_pages(self, copy: int, name: str) -> SavedFile:
+    def _save_pages(self, copy: int, name: str) -> list[Chunk]:
         index, hashes = np.zeros(os.fstat(copy).st_size // PAGE_SIZE, INDEX), []
         for start in range(0, len(index), CHUNK_PAGES):
             pages = _pages(os.pread(copy, CHUNK_PAGES * PAGE_SIZE, start * PAGE_SIZE))
@@ -259,42 +236,43 @@ class _Writer:
             places = new[start : start + CHUNK_PAGES]
             index["chunk"][places], index["page"][places] = len(chunks), np.arange(len(places))
             chunks.append(self._put(b"".join(os.pread(copy, PAGE_SIZE, at * PAGE_SIZE) for at in places.tolist())))
-        return SavedFile(name, self._put(index.tobytes()), tuple(chunks))
+        return [self._put(index.tobytes()), *chunks]
 
     def _share(self, index: np.ndarray, name: str) -> tuple[np.ndarray, list[Chunk]]:
         """Enter pages that the previous backup has at the same place; return the numbers of the others, and chunks."""
-        everything, before = np.arange(len(index)), self._previous.get(name)
-        if before is None:
+        everything = np.arange(len(index))
+        if name not in self._previous:
             return everything, []
+        described, *chunks = self._previous[name]
         try:
-            old = np.frombuffer(self._place.read(before.index), INDEX)[: len(index)]
+            old = np.frombuffer(self._place.read(described), INDEX)[: len(index)]
         except StoreCorrupt as error:
             log.warning("%s is copied completely (%s)", name, error)
+            self._existing.pop(described[0], None)
             return everything, []
         same = np.flatnonzero((old["hash"] == index["hash"][: len(old)]).all(axis=1))
-        used = np.bincount(old["chunk"][same], minlength=len(before.chunks)).tolist()
+        used = np.bincount(old["chunk"][same], minlength=len(chunks)).tolist()
         # neither unused pages nor the number of chunks may grow with the number of backups
         kept = [
             number
-            for number, chunk in enumerate(before.chunks)
-            if self._existing.get(chunk.sha256) == chunk.size and 2 * used[number] >= chunk.size // PAGE_SIZE
+            for number, (sha256, size) in enumerate(chunks)
+            if self._existing.get(sha256) == size and 2 * used[number] >= size // PAGE_SIZE
         ]
-        small = {number for number in kept if before.chunks[number].size < CHUNK_PAGES * PAGE_SIZE // 2}
+        small = {number for number in kept if chunks[number][1] < CHUNK_PAGES * PAGE_SIZE // 2}
         kept = [number for number in kept if number not in small or len(small) <= SMALL_CHUNKS]
         same = same[np.isin(old["chunk"][same], kept)]
         index[same] = old[same]
         index["chunk"][same] = np.searchsorted(kept, old["chunk"][same])
-        return np.setdiff1d(everything, same), [before.chunks[number] for number in kept]
+        return np.setdiff1d(everything, same), [chunks[number] for number in kept]
 
     def _put(self, data: bytes) -> Chunk:
-        chunk = Chunk(hashlib.sha256(data).hexdigest(), len(data))
-        self._place.keep_lock()
-        if self._existing.get(chunk.sha256) != chunk.size:
-            self._place.write(f"chunks/{chunk.sha256}", data)
-            self._existing[chunk.sha256] = chunk.size
-            self.written += chunk.size
+        sha256 = hashlib.sha256(data).hexdigest()
+        if self._existing.get(sha256) != len(data):
+            self._place.write(f"chunks/{sha256}", data)
+            self._existing[sha256] = len(data)
+            self.written += len(data)
             reached("backup.chunk")
-        return chunk
+        return sha256, len(data)
 
 
 def _prune(place: _Place, keep: int) -> tuple[int, int]:
@@ -314,7 +292,7 @@ def _prune(place: _Place, keep: int) -> tuple[int, int]:
             log.warning("no chunk is removed, because a backup that cannot be read may use it (%s)", error)
     old = ids[: len(ids) - len(sound) - damaged]
     place.remove("backups", [f"{id}.json" for id in old])
-    used = {chunk.sha256 for backup in sound for chunk in backup.chunks}
+    used = {sha256 for backup in sound for sha256, _ in backup.chunks}
     unused = {} if damaged else {name: size for name, size in place.chunks().items() if name not in used}
     place.remove("chunks", list(unused))
     return len(old), sum(unused.values())
@@ -326,13 +304,13 @@ def _prune(place: _Place, keep: int) -> tuple[int, int]:
 def list_backups(source: str | Path) -> list[Backup]:
     """Return the backups at an address, oldest first; those with a damaged description are left out with a warning."""
     place = _Place(source)
-    return [backup for id in place.ids() if (backup := place.newest_sound([id])) is not None]
+    return [backup for id in place.ids() if (backup := place.sound_backup(id)) is not None]
 
 
 def verify_backups(source: str | Path, *, progress: Progress = lambda done, total: None) -> dict[str, str | None]:
     """Read every chunk of the backups back; return for each backup None, or what is wrong with it.
 
-    A damaged chunk is moved to the folder `damaged`, so that later backups do not share it.
+    The next backup shares a damaged chunk unless it is deleted, as the message says.
 
     Args:
         source: see `back_up`.
@@ -349,17 +327,13 @@ def verify_backups(source: str | Path, *, progress: Progress = lambda done, tota
         except StoreError as error:
             found[id] = str(error)
     chunks, problems, done = {chunk for backup in backups for chunk in backup.chunks}, {}, 0
-    total = sum(chunk.size for chunk in chunks)
+    total = sum(size for _, size in chunks)
     for chunk in chunks:
         try:
             place.read(chunk)
         except StoreCorrupt as error:
             problems[chunk] = str(error)
-            try:
-                place.set_aside(chunk)
-            except NNCLRHubError as refusal:
-                problems[chunk] += f" It cannot be moved; delete it before the next backup. {refusal}"
-        done += chunk.size
+        done += chunk[1]
         progress(done, total)
     for backup in backups:
         found[backup.id] = next((problems[chunk] for chunk in backup.chunks if chunk in problems), None)
@@ -372,7 +346,6 @@ def restore(
     folder: str | Path,
     at: str | datetime | None = None,
     *,
-    collection: str | None = None,
     progress: Progress = lambda done, total: None,
 ) -> Backup:
     """Restore a backup to a folder, which is completely on disk when this returns, or as it was before.
@@ -382,7 +355,6 @@ def restore(
         folder: does not exist, or is empty.
         at: the id of a backup, or a time: the newest backup at or before it. A time without a zone is local. None:
             the newest backup.
-        collection: name or alias; restore only this one. None: all.
         progress: called with (done, total) in bytes.
 
     Returns:
@@ -390,7 +362,6 @@ def restore(
 
     Raises:
         InvalidRequest: the folder is not empty; or there is no backup, or none that is old enough.
-        CollectionNotFound: the backup does not have the collection.
         StoreCorrupt: the backup is damaged; nothing was restored.
         DiskFull, StoreError: the folder cannot be written.
     """
@@ -398,31 +369,22 @@ def restore(
     if folder.is_symlink() or (folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))):
         raise InvalidRequest(f"{folder} exists already; choose a new folder, because a restore overwrites nothing.")
     backup = place.backup_at(at)
-    if collection is not None:
-        name = backup.aliases.get(collection, collection)
-        if name not in backup.collections:
-            names = ", ".join(backup.collections) or "none"
-            raise CollectionNotFound(f"The backup has no collection {collection!r}; it has {names}.")
-        backup = replace(backup, collections={name: backup.collections[name]})
-    files, done = {file.name: file for file in backup.files}, 0
+    done = 0
 
     def write(name: str, path: Path) -> None:
         nonlocal done
-        for size in _restored_pages(place, files[name], path):
+        for size in _restored_pages(place, backup.files[name], path):
             done += size
             progress(done, backup.size)
 
     with translated(folder), written_whole(folder) as partial:
         (partial / "collections").mkdir()
         write(CATALOG, partial / CATALOG)
-        if records.RECORDS in files:
+        if records.RECORDS in backup.files:
             write(records.RECORDS, partial / records.RECORDS)
         with closing(connect(partial / CATALOG, catalog.SCHEMA)) as root:
             root.execute("BEGIN")
             for name, key in root.execute("SELECT name, uuid FROM collections").fetchall():
-                if name not in backup.collections:
-                    root.execute("DELETE FROM collections WHERE name = ?", [name])
-                    continue
                 # a new key: from here on, its row ids and changes are not those of the original any more
                 path = partial / "collections" / f"{uuid.uuid4().hex}.sqlite"
                 root.execute("UPDATE collections SET uuid = ? WHERE name = ?", [path.stem, name])
@@ -435,17 +397,17 @@ def restore(
     return backup
 
 
-def _restored_pages(place: _Place, file: SavedFile, path: Path) -> Iterator[int]:
+def _restored_pages(place: _Place, chunks: list[Chunk], path: Path) -> Iterator[int]:
     """Write a file; yield the size of each chunk when its pages are written."""
-    index = np.frombuffer(place.read(file.index), INDEX)
+    index, chunks = np.frombuffer(place.read(chunks[0]), INDEX), chunks[1:]
     order = np.argsort(index["chunk"], kind="stable")
-    bounds = np.searchsorted(index["chunk"], np.arange(len(file.chunks) + 1), sorter=order)
+    bounds = np.searchsorted(index["chunk"], np.arange(len(chunks) + 1), sorter=order)
     with path.open("xb") as target:
-        for number, chunk in enumerate(file.chunks):
+        for number, chunk in enumerate(chunks):
             pages = _pages(place.read(chunk))
             for at in order[bounds[number] : bounds[number + 1]].tolist():
                 os.pwrite(target.fileno(), pages[index["page"][at]], at * PAGE_SIZE)
-            yield chunk.size
+            yield chunk[1]
         os.fsync(target.fileno())
 
 
@@ -454,7 +416,6 @@ def _pages(data: bytes) -> list[memoryview]:
 
 
 def _id(moment: datetime) -> str:
-    """Return the id of a backup of a time; ids sort by time."""
     return moment.astimezone(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
 
 
@@ -476,7 +437,7 @@ class _Place:
         files, root = open_file_system(self._address)
         self.folder = Path(root) if isinstance(files, LocalFileSystem) else None
         self._fs = DirFileSystem(root, files)
-        self._locked_at: float | None = None  # when the lock was renewed, if it ends by itself
+        self._lock = b""  # what this process wrote to the lock of an address
 
     def refuse_unsuitable(self, store: Path) -> None:
         """Raise InvalidRequest for the store, for a folder in it, and for one that has other files but no backups."""
@@ -498,18 +459,16 @@ class _Place:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Let no other process make or remove backups here during the block."""
-        refused = StoreLocked(f"Another backup to {self._address} is running; repeat this one when it has ended.")
         if self.folder is None:
-            with suppress(StoreCorrupt, ValueError):  # it is missing, or was not written completely
-                if time.time() - float(self._read("lock")) < LOCK_SECONDS:
-                    raise refused
-            self._locked_at = 0.0
-            self.keep_lock()
+            if self._holder():
+                raise self._refusal(f" If none is running, delete {self._address}/lock.")
+            self._lock = str(time.time()).encode()
+            self.write("lock", self._lock)
             try:
                 yield
             finally:
-                self._locked_at = None
-                self.write("lock", b"0")  # an object store may forbid deletion
+                if self._holder() == self._lock:
+                    self.write("lock", b"")  # an object store may forbid deletion
             return
         with self._used():
             make_folder(self.folder)
@@ -518,18 +477,28 @@ class _Place:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise refused from error
+                raise self._refusal() from error
             except OSError:
                 log.warning("%s cannot be locked, so make only one backup to it at a time", self._address)
             for left in self.folder.glob(f"{SCRATCH}*"):
                 left.unlink(missing_ok=True)
             yield
 
-    def keep_lock(self) -> None:
-        """Renew the lock, if it ends by itself."""
-        if self._locked_at is not None and time.time() - self._locked_at > LOCK_SECONDS / 10:
-            self._locked_at = time.time()
-            self.write("lock", str(self._locked_at).encode())
+    def check_lock(self) -> None:
+        """Refuse to continue if another process has taken the lock, because two began at once or this one took long."""
+        if self.folder is None and self._holder() != self._lock:
+            raise self._refusal()
+
+    def _holder(self) -> bytes:
+        """Return the content of the lock of an address; b"" if nobody holds it."""
+        try:
+            content = self._read("lock")
+            return content if time.time() - float(content) < LOCK_SECONDS else b""
+        except (StoreCorrupt, ValueError):  # it is missing, or empty
+            return b""
+
+    def _refusal(self, hint: str = "") -> StoreLocked:
+        return StoreLocked(f"Another backup to {self._address} is running; repeat this one when it has ended.{hint}")
 
     def ids(self) -> list[str]:
         """Return the ids of the backups, oldest first."""
@@ -542,7 +511,7 @@ class _Place:
         return ids
 
     def backup_at(self, at: str | datetime | None) -> Backup:
-        """Return the backup that `at` of `restore` selects; if it is damaged, name the newest sound one."""
+        """Return the backup that `at` of `restore` selects."""
         ids = self.existing_ids()
         if at is None:
             at = ids[-1]
@@ -556,12 +525,7 @@ class _Place:
             at = max((id for id in ids if id <= moment), default=moment)
         if at not in ids:
             raise InvalidRequest(f"{self._address} has no backup {at}; it has {ids[0]} to {ids[-1]}.")
-        try:
-            return self.backup(at)
-        except StoreCorrupt as error:
-            if (other := self.newest_sound([id for id in ids if id != at])) is None:
-                raise
-            raise StoreCorrupt(f"{error} The newest sound backup is {other.id}.") from error
+        return self.backup(at)
 
     def backup(self, id: str) -> Backup:
         """Return a backup; raise StoreCorrupt if its description is missing or damaged."""
@@ -572,22 +536,18 @@ class _Place:
                 raise ValueError("it fails its checksum")
             if content.pop("format") != FORMAT:
                 raise StoreTooNew(f"{name} has another format; restore it with the version of nnclr_hub that wrote it.")
-            files = [
-                SavedFile(file["name"], Chunk(*file["index"]), tuple(Chunk(*chunk) for chunk in file["chunks"]))
-                for file in content.pop("files")
-            ]
-            return Backup(**content, files=tuple(files))
+            files = {name: [(sha256, size) for sha256, size in file] for name, file in content.pop("files").items()}
+            return Backup(**content, files=files)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise StoreCorrupt(f"{name} is damaged ({error}); use another backup.") from error
 
-    def newest_sound(self, ids: list[str]) -> Backup | None:
-        """Return the newest of some backups whose description is intact."""
-        for id in reversed(ids):
-            try:
-                return self.backup(id)
-            except StoreCorrupt as error:
-                log.warning("a damaged backup is skipped (%s)", error)
-        return None
+    def sound_backup(self, id: str) -> Backup | None:
+        """Return a backup; None if its description is damaged."""
+        try:
+            return self.backup(id)
+        except StoreCorrupt as error:
+            log.warning("a damaged backup is skipped (%s)", error)
+            return None
 
     def chunks(self) -> dict[str, int]:
         """Return the sizes of all chunks in bytes, by hash, and of files that were not written completely."""
@@ -599,17 +559,14 @@ class _Place:
 
     def read(self, chunk: Chunk) -> bytes:
         """Return the content of a chunk; raise StoreCorrupt if it is missing or damaged."""
-        data = self._read(f"chunks/{chunk.sha256}")
-        if len(data) != chunk.size or hashlib.sha256(data).hexdigest() != chunk.sha256:
-            raise StoreCorrupt(f"{self._address}/chunks/{chunk.sha256} is damaged; use another backup.")
+        sha256, size = chunk
+        data = self._read(f"chunks/{sha256}")
+        if len(data) != size or hashlib.sha256(data).hexdigest() != sha256:
+            raise StoreCorrupt(
+                f"{self._address}/chunks/{sha256} is damaged. Use another backup, and delete that file, so that the "
+                "next backup does not share it."
+            )
         return data
-
-    def set_aside(self, chunk: Chunk) -> None:
-        """Move a damaged chunk to `damaged`, unless it is missing."""
-        with self._used():
-            self._fs.makedirs("damaged", exist_ok=True)
-            if self._fs.exists(f"chunks/{chunk.sha256}"):
-                self._fs.mv(f"chunks/{chunk.sha256}", f"damaged/{chunk.sha256}")
 
     def write(self, name: str, data: bytes) -> None:
         """Write a file; in a folder completely or not at all, and durably."""
@@ -625,7 +582,6 @@ class _Place:
         """Remove files; durable when this returns."""
         with self._used():
             for name in names:
-                self.keep_lock()
                 self._fs.rm_file(f"{folder}/{name}")
                 reached("backup.removed")
             if self.folder is not None:
@@ -647,5 +603,4 @@ class _Place:
                 return []
 
     def _used(self) -> AbstractContextManager[None]:
-        """Translate the errors of files."""
         return reading(self._address) if self.folder is None else disk_errors(self.folder)

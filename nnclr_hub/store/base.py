@@ -242,7 +242,7 @@ class Collection(Protocol):
         be compared between collections.
 
         The pairs are sampled at the first call, and again when the vectors of a tenth of the items or the transform
-        have changed: all pairs of up to 100 items, else 5,000 pairs of 1,000 items, on Milvus of the first 100,000 in
+        have changed: all pairs of up to 100 items, else 5,000 pairs of 1,000 items, on Milvus of the first 10,000 in
         the order of their ids. Shares above 0.999 differ by a few pairs only. Copies of an image count once.
 
         Returns:

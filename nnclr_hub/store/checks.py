@@ -39,11 +39,7 @@ _MAX_F16 = float(np.finfo(np.float16).max)
 
 
 def check_name(name: str, what: str) -> str:
-    """Return the name of an item or probe if it is valid.
-
-    Raises:
-        InvalidRequest: it is not.
-    """
+    """Return the name of an item or probe if it is valid."""
     if not isinstance(name, str) or not _NAME.fullmatch(name) or name in (".", ".."):
         raise InvalidRequest(f"{what} {name!r:.150} is not valid; use 1 to 128 of the characters A-Z a-z 0-9 . _ ~ -")
     return name
@@ -54,9 +50,6 @@ def check_collection_name(name: str, what: str = "Collection name") -> str:
 
     Beyond those of `check_name`, it may have letters, marks and digits of any script, and single spaces inside. It is
     in the normal form NFC, so that equal names are equal texts, and has at most 128 bytes, so that Milvus can store it.
-
-    Raises:
-        InvalidRequest: it is not valid.
     """
     if isinstance(name, str) and name.isascii() and _NAME.fullmatch(name) and name not in (".", ".."):
         return name
@@ -76,29 +69,17 @@ def check_collection_name(name: str, what: str = "Collection name") -> str:
 
 
 def check_k(k: int, most: int = MAX_K) -> int:
-    """Return the number of neighbors if it is valid.
-
-    Raises:
-        InvalidRequest: it is not a whole number from 1 to `most`.
-    """
+    """Return the number of neighbors if it is valid."""
     return _check_whole("k", k, most)
 
 
 def check_effort(effort: int | None, most: int = MAX_EFFORT) -> int | None:
-    """Return the search effort if it is valid.
-
-    Raises:
-        InvalidRequest: it is neither None nor a whole number from 1 to `most`.
-    """
+    """Return the search effort if it is valid."""
     return None if effort is None else _check_whole("effort", effort, most)
 
 
 def check_limit(limit: int) -> int:
-    """Return the size of a page if it is valid.
-
-    Raises:
-        InvalidRequest: it is not a whole number from 1 to MAX_LIMIT.
-    """
+    """Return the size of a page if it is valid."""
     return _check_whole("limit", limit, MAX_LIMIT)
 
 
@@ -109,21 +90,13 @@ def _check_whole(name: str, value: int, most: int) -> int:
 
 
 def check_options(options: SearchOptions) -> None:
-    """Check effort and score threshold; the filter is checked when it is compiled.
-
-    Raises:
-        InvalidRequest: one of them is invalid.
-    """
+    """Check effort and score threshold; the filter is checked when it is compiled."""
     check_effort(options.effort)
     check_threshold(options.score_threshold)
 
 
 def check_ids(ids: Sequence[str]) -> list[str]:
-    """Return a list of item ids if they are valid.
-
-    Raises:
-        InvalidRequest: one is not, or a single string is given, whose letters would be taken for ids.
-    """
+    """Return a list of item ids if they are valid."""
     if isinstance(ids, str):
         raise InvalidRequest(f"ids must be a list of ids, got the string {ids!r:.150}.")
     return [check_name(id, "Item id") for id in ids]
@@ -138,11 +111,7 @@ def is_item_id(text: str) -> bool:
 
 
 def check_threshold(threshold: float | None) -> float | None:
-    """Return the score threshold if it is valid.
-
-    Raises:
-        InvalidRequest: it is not a number.
-    """
+    """Return the score threshold if it is valid."""
     if threshold is None:
         return None
     if isinstance(threshold, bool) or not isinstance(threshold, int | float) or threshold != threshold:
@@ -151,11 +120,7 @@ def check_threshold(threshold: float | None) -> float | None:
 
 
 def check_vector(vector: np.ndarray, spec: CollectionSpec, what: str) -> np.ndarray:
-    """Return a vector (D,) float32 as the collection compares it: normalized if the metric is cosine.
-
-    Raises:
-        InvalidRequest: wrong length, NaN or infinity, or zero where a direction is needed.
-    """
+    """Return a vector (D,) float32 as the collection compares it: normalized if the metric is cosine."""
     if _is_row(vector, spec):  # one query should not pay for the checks that a thousand vectors need
         square = float(np.dot(vector, vector))
         if 1e-12 < square < 1e12 and (spec.precision == "f32" or spec.metric == "cosine"):
@@ -172,9 +137,6 @@ def check_vectors(vectors: Sequence[np.ndarray] | np.ndarray, spec: CollectionSp
         vectors: n vectors of D numbers.
         spec: of the collection.
         what: takes a row number, returns how error messages call the vector.
-
-    Raises:
-        InvalidRequest: as `check_vector`, for the first invalid row.
     """
     try:
         empty = len(vectors) == 0
@@ -210,11 +172,7 @@ def check_vectors(vectors: Sequence[np.ndarray] | np.ndarray, spec: CollectionSp
 
 
 def check_queries(vectors: Sequence[np.ndarray] | np.ndarray, spec: CollectionSpec) -> np.ndarray:
-    """Return queries (n, D) float32 as `check_vector` does.
-
-    Raises:
-        InvalidRequest: one of them is invalid.
-    """
+    """Return queries (n, D) float32 as `check_vector` does."""
     if isinstance(vectors, list) and len(vectors) == 1:
         return check_vector(vectors[0], spec, "the query")[None]
     return check_vectors(vectors, spec, lambda i: f"query {i}")
@@ -225,9 +183,6 @@ def check_items(items: Sequence[Item], spec: CollectionSpec) -> tuple[list[Item]
 
     Returns:
         The last item of each id, the JSON of their metadata, and their vectors (n, D).
-
-    Raises:
-        InvalidRequest: an item is invalid; nothing of the request is written.
     """
     if isinstance(items, Item) or not isinstance(items, Sequence):
         raise InvalidRequest(f"Items must be a list, got {type(items).__name__}.")
@@ -272,11 +227,7 @@ def _metadata_texts(items: Sequence[Item]) -> list[str]:
 
 
 def check_thumbnail(item: Item) -> None:
-    """Check that a thumbnail is bytes, and not too many.
-
-    Raises:
-        InvalidRequest: it is not.
-    """
+    """Check that a thumbnail is bytes, and not too many."""
     if not isinstance(item.thumbnail, bytes):
         raise InvalidRequest(f"The thumbnail of item {item.id!r} must be bytes, got {type(item.thumbnail).__name__}.")
     if len(item.thumbnail) > MAX_THUMBNAIL:
@@ -286,11 +237,7 @@ def check_thumbnail(item: Item) -> None:
 
 
 def metadata_json(item: Item) -> str:
-    """Return the JSON that is stored of an item's metadata.
-
-    Raises:
-        InvalidRequest: it is not an object, not JSON, or too large.
-    """
+    """Return the JSON that is stored of an item's metadata."""
     metadata = item.metadata
     if not isinstance(metadata, dict):  # first, because a test for Mapping takes as long as making the JSON
         if not isinstance(metadata, Mapping):
@@ -322,7 +269,6 @@ def metadata_json(item: Item) -> str:
 
 
 def _encoded(metadata: dict[str, Any]) -> tuple[str, int]:
-    """Return JSON and its bytes."""
     try:
         data = orjson.dumps(metadata, option=_STRICT)
     except TypeError:  # such as keys that are numbers and numbers of more than 64 bits, which JSON has
@@ -376,7 +322,6 @@ def _without_surrogates(value: Any) -> Any:
 
 
 def _contains(value: Any, bad: Callable[[Any], bool]) -> bool:
-    """Return whether a predicate holds for a key or a scalar in a JSON value."""
     if isinstance(value, Mapping):
         return any(map(bad, value)) or any(_contains(one, bad) for one in value.values())
     if isinstance(value, list | tuple):
@@ -393,7 +338,6 @@ def _is_beyond_floats(value: Any) -> bool:
 
 
 def _depth(value: Any) -> int:
-    """Return how deep lists and objects are nested, without recursion."""
     deepest, level = 0, [value]
     while level := [one for one in level if isinstance(one, Mapping | list | tuple)]:
         deepest += 1

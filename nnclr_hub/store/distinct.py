@@ -34,10 +34,10 @@ def distinct_rows(rows: np.ndarray, alike: float = ALIKE) -> tuple[np.ndarray, f
 
 
 def _spread(rows: np.ndarray, alike: float) -> np.ndarray:
-    """Return the positions of rows that have a lower similarity, 1 - |a - b|^2 / 2|a||b|, with all such rows before."""
     squares = np.einsum("ij,ij->i", rows, rows)
     distances = squares[:, None] + squares - 2 * rows @ rows.T
     lengths = np.sqrt(squares)
+    # the similarity is 1 - |a - b|^2 / 2|a||b|
     near = distances <= 2 * (1 - alike) * np.outer(lengths, lengths) + ROUNDING * squares.mean()
     taken = np.zeros(len(rows), bool)
     for i in range(len(rows)):

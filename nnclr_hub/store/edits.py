@@ -16,11 +16,7 @@ Edit = Callable[[str, Mapping[str, Any]], str]
 
 
 def check_choice(ids: Sequence[str] | None, where: Where | None) -> tuple[list[str] | None, Group | None]:
-    """Return the ids without repetitions, or the filter; exactly one of them.
-
-    Raises:
-        InvalidRequest, InvalidFilter: both or none is given, or it is invalid.
-    """
+    """Return the ids without repetitions, or the filter; exactly one of them."""
     if (ids is None) == (where is None):
         raise InvalidRequest("Choose items either by ids or by where; give exactly one of them.")
     return (None, parse(where)) if ids is None else (list(dict.fromkeys(check_ids(ids))), None)
@@ -33,9 +29,6 @@ def editor(patch: Mapping[str, Any], *, replace: bool, keep: Sequence[str] = ())
         patch: merged into the metadata, see `merged`; or the new metadata.
         replace: which of both.
         keep: keys whose value stays if the item has them.
-
-    Raises:
-        InvalidRequest: the patch is not an object, or not JSON; or, by the function, the result is too large.
     """
     if not isinstance(patch, Mapping):
         raise InvalidRequest(f"The metadata to set must be an object, got {patch!r:.80}.")
@@ -50,11 +43,7 @@ def editor(patch: Mapping[str, Any], *, replace: bool, keep: Sequence[str] = ())
 
 
 def each_editor(patches: ById, *, keep: Sequence[str] = ()) -> Edit:
-    """Return a function as `editor` does, with a merge patch for each id.
-
-    Raises:
-        InvalidRequest: as `editor`; or the patches are not an object, or an id is not valid.
-    """
+    """Return a function as `editor` does, with a merge patch for each id."""
     if not isinstance(patches, Mapping):
         raise InvalidRequest(f"The patches must be an object with ids as its keys, got {patches!r:.80}.")
     check_ids(list(patches))
@@ -63,11 +52,7 @@ def each_editor(patches: ById, *, keep: Sequence[str] = ()) -> Edit:
 
 
 def check_expected(expected: ById | None, patches: Mapping[str, Any]) -> None:
-    """Check the condition of an edit before any item is read.
-
-    Raises:
-        InvalidRequest: it is not an object of objects, or names an item that has no patch.
-    """
+    """Check the condition of an edit before any item is read."""
     if expected is None:
         return
     if not isinstance(expected, Mapping) or not all(isinstance(one, Mapping) for one in expected.values()):
@@ -77,11 +62,7 @@ def check_expected(expected: ById | None, patches: Mapping[str, Any]) -> None:
 
 
 def check_unchanged(expected: ById | None, items: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
-    """Compare items, as pairs of id and metadata, with what an edit expects of them.
-
-    Raises:
-        MetadataConflict: at least one differs; the error has all of them.
-    """
+    """Compare items, as pairs of id and metadata, with what an edit expects of them."""
     if not expected:
         return
     conflicts = {
@@ -99,7 +80,6 @@ def check_unchanged(expected: ById | None, items: Iterable[tuple[str, Mapping[st
 
 
 def _matches(value: Any, expected: Any) -> bool:
-    """Return whether a JSON value is the expected one; of an object, only the expected keys count."""
     if isinstance(expected, Mapping):
         inner = {} if value is None else value
         return isinstance(inner, Mapping) and all(_matches(inner.get(key), one) for key, one in expected.items())

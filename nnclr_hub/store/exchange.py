@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -45,50 +44,31 @@ BATCH = 1000
 TENSOR = "vectors"
 # vectors must be comparable; indexed keys and the kind of index may differ
 MUST_AGREE = ("dim", "metric", "precision")
-_FILE = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,100}")  # a path must not leave the folder
-
-
-@dataclass(frozen=True)
-class ExportedFile:
-    """A file of the export: its name in the folder, bytes, and SHA-256 in hex."""
-
-    file: str
-    size: int
-    sha256: str
-
-    def __post_init__(self) -> None:
-        if not _FILE.fullmatch(self.file) or not isinstance(self.size, int):
-            raise ValueError(f"invalid name or size of the file {self.file!r:.80}")
-
-
-@dataclass(frozen=True)
-class ExportShard:
-    """A part of the items: their number, and their two files."""
-
-    count: int
-    items: ExportedFile
-    vectors: ExportedFile
+KINDS = ("items", "vectors")  # of the two files of a shard
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """The contents of an export: the collection's name and specification, the number of items, and the shards."""
+    """The contents of an export: the collection's name and specification, the number of items, and the shards.
+
+    shards: each has its `count` of items, and of its files `items` and `vectors` the name, size and SHA-256.
+    """
 
     name: str
     spec: CollectionSpec
     items: int
     thumbnails: bool
-    shards: tuple[ExportShard, ...]
+    shards: tuple[dict[str, Any], ...]
 
     @property
-    def files(self) -> list[ExportedFile]:
+    def files(self) -> list[dict[str, Any]]:
         """All files but the manifest."""
-        return [file for shard in self.shards for file in (shard.items, shard.vectors)]
+        return [shard[kind] for shard in self.shards for kind in KINDS]
 
     @property
     def size(self) -> int:
         """Total bytes of the files."""
-        return sum(file.size for file in self.files)
+        return sum(file["size"] for file in self.files)
 
 
 @dataclass(frozen=True)
@@ -125,7 +105,6 @@ def export_collection(
     The export contains the items of one moment. On Milvus, items that are written during the export may be missing.
 
     Args:
-        collection: to export.
         folder: must not exist.
         thumbnails: False: without them, which is much smaller.
         progress: called with (done, total), counted in items.
@@ -160,12 +139,12 @@ def export_collection(
     return manifest
 
 
-def _write_shard(folder: Path, number: int, batches: Iterable[list[Item]], spec: CollectionSpec) -> ExportShard:
+def _write_shard(folder: Path, number: int, batches: Iterable[list[Item]], spec: CollectionSpec) -> dict[str, Any]:
     import pyarrow
     from pyarrow.parquet import ParquetWriter
     from safetensors.numpy import save
 
-    table, tensor = folder / f"items-{number:05}.parquet", folder / f"vectors-{number:05}.safetensors"
+    table, tensor = (folder / name for name in _names(number))
     vectors: list[np.ndarray] = []
     with ParquetWriter(table, _schema(), compression="zstd") as writer:
         for items in batches:
@@ -174,14 +153,17 @@ def _write_shard(folder: Path, number: int, batches: Iterable[list[Item]], spec:
             part = np.stack([item.vector for item in items])
             vectors.append(part.astype(np.float16 if spec.precision == "f16" else np.float32))
     tensor.write_bytes(save({TENSOR: np.concatenate(vectors)}))
-    return ExportShard(sum(map(len, vectors)), _exported(table), _exported(tensor))
+    return {"count": sum(map(len, vectors)), "items": _exported(table), "vectors": _exported(tensor)}
 
 
-def _exported(path: Path) -> ExportedFile:
-    """Describe a file that was just written, after it is on disk."""
+def _names(number: int) -> tuple[str, str]:
+    return f"items-{number:05}.parquet", f"vectors-{number:05}.safetensors"
+
+
+def _exported(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         os.fsync(file.fileno())
-    return ExportedFile(path.name, path.stat().st_size, _sha256(path))
+    return {"file": path.name, "size": path.stat().st_size, "sha256": _sha256(path)}
 
 
 def _schema() -> Any:
@@ -216,9 +198,7 @@ def import_collection(
     The collection is created if it does not exist. After an interruption, the same call continues where it stopped.
 
     Args:
-        store: with the collection.
         name: of the collection, or an alias.
-        folder: of the export.
         into: add to a collection that has other items; items with the same id are replaced.
         checking: called with (done, total) in bytes, while the files are checked.
         progress: called with (done, total) in items, while they are stored.
@@ -238,7 +218,7 @@ def import_collection(
     # as long as the collection has items, they must be the first ones of the export: an interrupted import stored them
     is_compared = not (into or created or collection.count() == 0)
     cursor, done, written = None, 0, 0
-    for items in (items for shard in manifest.shards for items in _read_shard(folder, shard)):
+    for items in (items for number in range(len(manifest.shards)) for items in _read_shard(folder, number)):
         missing = items
         if is_compared:
             page = collection.scroll(cursor, len(items))
@@ -255,13 +235,7 @@ def import_collection(
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read collection.json, but not the other files.
-
-    Raises:
-        InvalidRequest: the folder is not an export.
-        StoreTooNew: another version wrote the export, in a format that this one does not read.
-        StoreError: the manifest is invalid.
-    """
+    """Read collection.json, but not the other files."""
     path, hint = folder / MANIFEST, "export the collection again"
     try:
         content = json.loads(path.read_bytes())
@@ -280,14 +254,16 @@ def read_manifest(folder: Path) -> Manifest:
             f"{VERSION}; import it with the version that wrote it."
         )
     try:
-        shards = tuple(
-            ExportShard(one["count"], ExportedFile(**one["items"]), ExportedFile(**one["vectors"]))
-            for one in content["shards"]
-        )
+        shards = tuple(content["shards"])
         name, items, thumbnails = content["name"], content["items"], content["thumbnails"]
         if not isinstance(name, str) or not isinstance(thumbnails, bool):
             raise ValueError("name or thumbnails")
-        if items != sum(shard.count for shard in shards) or any(shard.count < 1 for shard in shards):
+        for number, shard in enumerate(shards):
+            if tuple(shard[kind]["file"] for kind in KINDS) != _names(number):  # a path must not leave the folder
+                raise ValueError(f"other files than {_names(number)}")
+            if shard["count"] < 1 or not all(isinstance(shard[kind]["size"], int) for kind in KINDS):
+                raise ValueError("the size of a shard")
+        if items != sum(shard["count"] for shard in shards):
             raise ValueError("the number of items is not the sum of the shards")
         return Manifest(name, CollectionSpec(**content["spec"]), items, thumbnails, shards)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -295,11 +271,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def _check(manifest: Manifest, folder: Path, progress: Progress) -> None:
-    """Compare size, hash and content of every file with the manifest.
-
-    Raises:
-        StoreError: a file is missing or differs.
-    """
+    """Compare size, hash and content of every file with the manifest."""
     from pyarrow.parquet import ParquetFile
     from safetensors import safe_open
 
@@ -311,38 +283,35 @@ def _check(manifest: Manifest, folder: Path, progress: Progress) -> None:
         progress(done, manifest.size)
 
     for file in manifest.files:
-        with _readable(folder / file.file) as path:
-            if path.stat().st_size != file.size or _sha256(path, advance) != file.sha256:
+        with _readable(folder / file["file"]) as path:
+            if path.stat().st_size != file["size"] or _sha256(path, advance) != file["sha256"]:
                 raise ValueError(f"its size or SHA-256 differs from {MANIFEST}")
-    for shard in manifest.shards:
-        with _readable(folder / shard.vectors.file) as path, safe_open(path, "numpy") as tensors:
+    for number, shard in enumerate(manifest.shards):
+        table, tensor = (folder / name for name in _names(number))
+        with _readable(tensor) as path, safe_open(path, "numpy") as tensors:
             part = tensors.get_slice(TENSOR)
-            form, expected = (*part.get_shape(), part.get_dtype()), (shard.count, spec.dim, spec.precision.upper())
+            form, expected = (*part.get_shape(), part.get_dtype()), (shard["count"], spec.dim, spec.precision.upper())
             if form != expected:
                 raise ValueError(f"its vectors are {form}, not {expected}")
-        with _readable(folder / shard.items.file) as path, ParquetFile(path) as table:
-            if not table.schema_arrow.equals(_schema()) or table.metadata.num_rows != shard.count:
-                raise ValueError(f"it does not have {shard.count} rows of id, metadata and thumbnail")
-            for batch in table.iter_batches(columns=["id"]):
+        with _readable(table) as path, ParquetFile(path) as parquet:
+            if not parquet.schema_arrow.equals(_schema()) or parquet.metadata.num_rows != shard["count"]:
+                raise ValueError(f"it does not have {shard['count']} rows of id, metadata and thumbnail")
+            for batch in parquet.iter_batches(columns=["id"]):
                 for id in batch.column("id").to_pylist():
                     if id is None or id <= last:
                         raise ValueError(f"its ids do not ascend: {id!r:.80} after {last!r:.80}")
                     last = id
 
 
-def _read_shard(folder: Path, shard: ExportShard) -> Iterator[list[Item]]:
+def _read_shard(folder: Path, number: int) -> Iterator[list[Item]]:
     """Yield the items in batches."""
     from pyarrow.parquet import ParquetFile
     from safetensors import safe_open
 
-    with (
-        _readable(folder / shard.vectors.file) as tensor,
-        safe_open(tensor, "numpy") as file,
-        _readable(folder / shard.items.file) as path,
-        ParquetFile(path) as table,
-    ):
+    table, tensor = (folder / name for name in _names(number))
+    with _readable(tensor), safe_open(tensor, "numpy") as file, _readable(table), ParquetFile(table) as parquet:
         part, done = file.get_slice(TENSOR), 0
-        for rows in table.iter_batches(batch_size=BATCH):
+        for rows in parquet.iter_batches(batch_size=BATCH):
             vectors = part[done : done + len(rows)].astype(np.float32)
             columns = (rows.column(name).to_pylist() for name in ("id", "metadata", "thumbnail"))
             items = [
@@ -355,7 +324,6 @@ def _read_shard(folder: Path, shard: ExportShard) -> Iterator[list[Item]]:
 
 @contextmanager
 def _readable(path: Path) -> Iterator[Path]:
-    """Translate errors about a file into StoreError."""
     from pyarrow import ArrowException
     from safetensors import SafetensorError
 

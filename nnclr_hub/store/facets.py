@@ -48,11 +48,7 @@ class Facet:
 
 
 def check_facets(keys: Sequence[str], limit: int, bins: int) -> list[str]:
-    """Return the keys without repetitions.
-
-    Raises:
-        InvalidRequest, InvalidFilter: an argument is invalid.
-    """
+    """Return the keys without repetitions."""
     if isinstance(keys, str) or not isinstance(keys, Sequence) or not 1 <= len(keys) <= MAX_KEYS:
         raise InvalidRequest(f"keys must be a list of 1 to {MAX_KEYS} metadata keys, got {keys!r:.150}.")
     for name, value, most in (("limit", limit, MAX_VALUES), ("bins", bins, MAX_BINS)):

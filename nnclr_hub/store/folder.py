@@ -57,11 +57,7 @@ def written_whole(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def disk_errors(folder: Path) -> Iterator[None]:
-    """Translate errors of the system about the files of a folder.
-
-    Raises:
-        DiskFull, StoreError: it cannot be used.
-    """
+    """Translate errors of the system about the files of a folder."""
     try:
         yield
     except OSError as error:
@@ -75,11 +71,7 @@ def disk_errors(folder: Path) -> Iterator[None]:
 
 
 def check_process(pid: int) -> None:
-    """Refuse a store that a parent process opened: its threads do not exist here, so a call would wait forever.
-
-    Raises:
-        StoreClosed: this process is not `pid`.
-    """
+    """Refuse a store that a parent process opened: its threads do not exist here, so a call would wait forever."""
     if os.getpid() != pid:
         raise StoreClosed(
             "The store was opened before this process was forked, so it cannot be used here. Open it again in this "
@@ -107,12 +99,7 @@ def write_id(folder: Path, id: str | None = None) -> None:
 
 
 def take_lock(folder: Path) -> BinaryIO:
-    """Lock a folder for writing, until `give_back` or the end of the process; make it if it does not exist.
-
-    Raises:
-        StoreLocked: the folder is open for writing already.
-        StoreError: it cannot be written.
-    """
+    """Lock a folder for writing, until `give_back` or the end of the process; make it if it does not exist."""
     try:
         make_folder(folder)
         handle = (folder / "LOCK").open("ab")

@@ -205,7 +205,6 @@ class Ivf(IndexKind):
 
     @staticmethod
     def _lists(rows: int, settings: StoreSettings) -> int:
-        """Return the number of lists for this many vectors."""
         return max(1, min(int(4 * np.sqrt(rows)), rows // settings.points_per_list or 1))
 
 
@@ -303,30 +302,25 @@ def _stored(spec: VectorFormat) -> str:
 
 
 def _pieces(dim: int) -> int:
-    """Return the number of codes per vector: one per eight numbers, but enough to tell short vectors apart."""
+    # one code per eight numbers, but enough to tell short vectors apart
     return next(n for n in range(min(dim, max(dim // 8, 16)), 0, -1) if dim % n == 0)
 
 
 def _storage(graph: Any) -> Any:
-    """Return the flat index inside a graph index."""
     import faiss
 
     return faiss.downcast_index(graph.storage)
 
 
 def _reserve(index: Any, rows: int) -> None:
-    """Allocate space for all rows at once.
-
-    faiss doubles its arrays as they grow, and the old array exists while it is copied.
-    """
+    # faiss doubles its arrays as they grow, and the old array exists while it is copied
     before = index.codes.size()
     index.codes.resize(rows * index.code_size)
     index.codes.resize(before)  # keeps the capacity
 
 
 def _copy_vectors(old: Any, new: Any, spec: VectorFormat, rows: int) -> None:
-    """Copy the vectors of a flat index into an empty one with space for `rows`; faiss's clone reserves none."""
-    new.codes.resize(rows * new.code_size)
+    new.codes.resize(rows * new.code_size)  # faiss's clone reserves no space for further rows
     _memory_of(new.codes)[: old.codes.size()] = _memory_of(old.codes)
     new.codes.resize(old.codes.size())
     if not new.is_trained:
@@ -335,7 +329,6 @@ def _copy_vectors(old: Any, new: Any, spec: VectorFormat, rows: int) -> None:
 
 
 def _memory_of(vector: Any) -> np.ndarray:
-    """Return one of faiss's arrays without copying it."""
     import faiss
 
     return faiss.rev_swig_ptr(vector.data(), vector.size())

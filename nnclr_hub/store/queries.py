@@ -43,10 +43,6 @@ def search_like(
         negative: likewise; may be empty.
         k: 1 to 10,000 together with the number of examples given by id, which are never among the results.
         options: see `Collection.search`.
-
-    Raises:
-        ItemNotFound: the collection lacks an id; the message lists them.
-        InvalidRequest: there is no positive example, or the examples cancel out.
     """
     ids = _ids_among(positive, negative)
     if check_k(k) + len(ids) > MAX_K:
@@ -71,9 +67,6 @@ def best_per_group(
         key: of the metadata.
         k: number of groups, 1 to 10,000.
         options: see `Collection.search`.
-
-    Raises:
-        InvalidRequest: too many nearer items have values that no filter can express (lists, objects).
     """
     check_k(k)
     grouped = _also(options.where, must=[{"key": key, "exists": True}], must_not=[{"key": key, "match": None}])
@@ -102,7 +95,6 @@ def group_key(value: Any) -> str:
 
 
 def _ids_among(positive: Sequence[str | np.ndarray], negative: Sequence[str | np.ndarray]) -> list[str]:
-    """Return the examples that are given by id."""
     for examples in (positive, negative):
         if isinstance(examples, str):  # would be taken for a list of letters
             raise InvalidRequest(f"Examples must be a list of ids or vectors, got the string {examples!r:.150}.")
@@ -174,7 +166,6 @@ def _mean(
 
 
 def _also(where: Where | None, **conditions: list[dict[str, Any]]) -> Where:
-    """Return the filter with further conditions; an invalid filter stays as it is, for the store to refuse."""
     if where is not None and not isinstance(where, Mapping):
         return where
     joined = dict(where or {})

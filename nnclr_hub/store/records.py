@@ -62,13 +62,6 @@ class Records:
         path: of the file.
         read_only: for a store that another process writes; without a file there are no records.
         locked: lock the file's folder on first use; False if the store has locked it already.
-
-    Raises (on use):
-        StoreCorrupt: the file is damaged.
-        OpenedForReading: a change, and the store was opened read-only.
-        StoreClosed: the store is closed.
-        StoreLocked: another process has locked the folder.
-        DiskFull: nothing was written.
     """
 
     def __init__(self, path: Path, *, read_only: bool, locked: bool = False) -> None:
@@ -168,9 +161,6 @@ def repair_records(path: Path) -> int | None:
 
     Returns:
         The number of records saved; None if the file is intact or does not exist.
-
-    Raises:
-        StoreLocked: the store is open for writing.
     """
     if not path.is_file():
         return None
@@ -182,7 +172,6 @@ def repair_records(path: Path) -> int | None:
 
 
 def _repair(path: Path) -> int | None:
-    """Do the work of `repair_records` while the folder is locked."""
     try:
         with closing(Database(path, SCHEMA, _TABLES, HINT, read_only=False)):
             return None

@@ -39,10 +39,6 @@ def connect(path: Path, format: int, *, read_only: bool = False, create: bool = 
         read_only: nothing is written. In a folder that cannot be written, a file that was closed cleanly is read as one
             that nobody changes.
         create: create the file if it does not exist.
-
-    Raises:
-        StoreTooNew: the file has another format; it is not changed.
-        StoreCorrupt: it is not an SQLite file, or a setting has no effect.
     """
     # SQLite creates the index of a log next to the file even for reading
     if read_only and not Path(f"{path}-wal").exists() and not os.access(path.parent, os.W_OK):
@@ -101,11 +97,7 @@ def format_of(connection: sqlite3.Connection) -> int:
 
 
 def check_size(connection: sqlite3.Connection, path: Path) -> None:
-    """Check that the file ends with a page: SQLite reads the missing rest of a truncated page as zeros.
-
-    Raises:
-        StoreCorrupt: it does not, and has no log from which that page can be restored.
-    """
+    """Check that the file ends with a page: SQLite reads the missing rest of a truncated page as zeros."""
     page = connection.execute("PRAGMA page_size").fetchone()[0]
     log = Path(f"{path}-wal")
     # checked twice: a process that closes the file first writes the last page and then removes the log
@@ -120,9 +112,6 @@ def quick_check(connection: sqlite3.Connection, path: Path, check: str = "quick_
         connection: to the file.
         path: of the file.
         check: "integrity_check" compares every index with its table, too.
-
-    Raises:
-        StoreCorrupt: the file is damaged.
     """
     with translated(path):
         check_size(connection, path)
@@ -132,11 +121,7 @@ def quick_check(connection: sqlite3.Connection, path: Path, check: str = "quick_
 
 
 def free_bytes(path: Path) -> int:
-    """Return how many bytes are free on the disk of a file.
-
-    Raises:
-        StoreError: its folder was removed or cannot be read.
-    """
+    """Return how many bytes are free on the disk of a file."""
     with translated(path):
         return shutil.disk_usage(path.parent).free
 
@@ -150,9 +135,6 @@ def check_space(path: Path, need: int = 0) -> int:
 
     Returns:
         The number of free bytes.
-
-    Raises:
-        DiskFull: less than LOW_WATER bytes would be left free.
     """
     free = free_bytes(path)
     if free - need < LOW_WATER:
@@ -176,11 +158,7 @@ def reading(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
 
 @contextmanager
 def translated(path: Path) -> Iterator[None]:
-    """Translate errors of SQLite and of the system.
-
-    Raises:
-        DiskFull, StoreReadOnly, StoreCorrupt, StoreError.
-    """
+    """Translate errors of SQLite and of the system."""
     try:
         yield
     except sqlite3.Error as error:
@@ -264,7 +242,6 @@ def _size(path: Path) -> int:
 
 
 def _no_descriptors() -> bool:
-    """Return whether this process cannot open as many files as a database needs."""
     opened: list[int] = []
     try:
         for _ in range(_FILES):
@@ -278,10 +255,6 @@ def _no_descriptors() -> bool:
 
 
 def _no_space(path: Path) -> bool:
-    """Return whether a write failed for lack of space.
-
-    SQLite reports quotas and file size limits as a failing disk, and so it does where it cannot open a file.
-    """
     try:
         if shutil.disk_usage(path.parent).free < PAGE_SIZE or _largest_file(path) + 2 * PAGE_SIZE > _max_file_size():
             return True
@@ -293,7 +266,6 @@ def _no_space(path: Path) -> bool:
 
 
 def _largest_file(path: Path) -> int:
-    """Return the size of the database or of its log in bytes, whichever is larger."""
     files = (path, path.with_name(f"{path.name}-wal"))
     return max((file.stat().st_size for file in files if file.exists()), default=0)
 
@@ -305,6 +277,5 @@ def open_files_limit() -> int:
 
 
 def _max_file_size() -> float:
-    """Return the process's limit in bytes."""
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     return float("inf") if limit == resource.RLIM_INFINITY else limit

@@ -1,4 +1,4 @@
-"""Filters on metadata (`where`): their grammar, and what a filter says of one item.
+"""Filters on metadata (`where`): their grammar. Stores evaluate them.
 
     {"must": [{"key": "label", "match": "cat"}, {"key": "tags", "contains_any": ["indoor", "night"]}],
      "should": [...], "must_not": [...]}
@@ -26,28 +26,21 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 from nnclr_hub.errors import InvalidFilter, InvalidRequest
 from nnclr_hub.store.checks import check_ids
 
-T = TypeVar("T")
 MAX_CONDITIONS = 64
 MAX_IN = 500
 MAX_DEPTH = 8
-PARSED, MAX_TEXT = 256, 4096  # filters whose checked form is remembered, and their length
 EARTH = 6_371_008.8  # meters, the mean radius
 _CLAUSES = ("must", "should", "must_not")
-COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
-    "gt": lambda a, b: a > b,
-    "gte": lambda a, b: a >= b,
-    "lt": lambda a, b: a < b,
-    "lte": lambda a, b: a <= b,
-}
+COMPARISONS = ("gt", "gte", "lt", "lte")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 ABSENT: Any = object()  # the value of a key that an item lacks
 
@@ -89,39 +82,11 @@ class Group:
 
 Node = Condition | Group
 EVERYTHING = Group()
-_parsed: dict[str, Group] = {}  # by the text of a filter
 
 
 def parse(where: Mapping[str, Any] | None) -> Group:
-    """Return the checked form of a filter; equal filters have equal forms.
-
-    Raises:
-        InvalidFilter: the filter is invalid; the message says where.
-    """
-    if where is None:
-        return EVERYTHING
-    try:
-        text = repr(where) if _is_plain(where) else ""
-    except (RecursionError, ValueError):  # nested too deeply, or a number with too many digits
-        text = ""
-    group = _parsed.get(text)
-    if group is None:
-        group = _group(where, 1, [MAX_CONDITIONS])
-        if 0 < len(text) <= MAX_TEXT:
-            if len(_parsed) >= PARSED:
-                _parsed.clear()
-            _parsed[text] = group
-    return group
-
-
-def _is_plain(value: Any) -> bool:
-    """Return whether a value has only types of JSON, whose repr says everything of them."""
-    kind = type(value)
-    if kind is dict:
-        return all(type(key) is str for key in value) and all(map(_is_plain, value.values()))
-    if kind is list or kind is tuple:
-        return all(map(_is_plain, value))
-    return value is None or kind is str or kind is int or kind is float or kind is bool
+    """Return the checked form of a filter; equal filters have equal forms."""
+    return EVERYTHING if where is None else _group(where, 1, [MAX_CONDITIONS])
 
 
 def _group(where: Any, depth: int, left: list[int]) -> Group:
@@ -166,11 +131,7 @@ def _ids(condition: Mapping[str, Any]) -> Condition:
 
 
 def check_key(key: Any) -> str:
-    """Return a metadata key if it can be filtered by.
-
-    Raises:
-        InvalidFilter: it cannot.
-    """
+    """Return a metadata key if it can be filtered by."""
     if not isinstance(key, str) or not 0 < len(key) <= 128 or any(bad in key for bad in '"\\\0'):
         raise InvalidFilter(f"A metadata key has 1 to 128 characters, no quotes or backslashes; got {key!r:.80}.")
     _refuse_surrogates(key)
@@ -262,7 +223,6 @@ _READERS: dict[str, Callable[[Any, str], Any]] = {
 
 
 def _refuse_surrogates(text: str) -> None:
-    """Refuse half surrogates and NUL, which stored metadata never contains."""
     try:
         if "\0" in text:
             raise InvalidFilter(f"A filter must not contain NUL characters, got {text!r:.80}.")
@@ -271,55 +231,7 @@ def _refuse_surrogates(text: str) -> None:
         raise InvalidFilter(f"A filter must be valid UTF-8, got {text!r:.80}.") from error
 
 
-# ------------------------------------------------------------------------------ what a filter says of an item
-
-
-def passes(group: Group, id: str, metadata: Mapping[str, Any]) -> bool:
-    """Return whether an item passes a filter."""
-
-    def holds(node: Node) -> bool:
-        if isinstance(node, Group):
-            return passes(node, id, metadata)
-        if node.kind == "ids":
-            return id in node.value
-        if node.kind == "geo":
-            lat, lon = (value_of(metadata, key) for key in geo_keys(node.key))
-            if not (is_number(lat) and is_number(lon)):
-                return False
-            return distance(rounded(lat), rounded(lon), *node.value[:2]) <= node.value[2]
-        return _holds(node.kind, value_of(metadata, node.key), node.value)
-
-    return (
-        all(map(holds, group.must))
-        and (group.should is None or any(map(holds, group.should)))
-        and not any(map(holds, group.must_not))
-    )
-
-
-def _holds(kind: str, value: Any, wanted: Any) -> bool:
-    if kind == "exists":
-        return (value is not ABSENT) is wanted
-    if kind in ("contains", "contains_any", "contains_all", "length"):
-        return isinstance(value, list) and _list_holds(kind, value, wanted)
-    if kind == "match":
-        return equal(value, wanted)
-    if kind == "in":
-        return any(equal(value, one) for one in wanted)
-    if kind == "prefix":
-        return isinstance(value, str) and value.startswith(wanted)
-    if kind == "date":
-        moment = instant(value)
-        return moment is not None and within(moment, wanted)
-    return all(_kind(value) == _kind(bound) for _, bound in wanted) and within(rounded(value), wanted)
-
-
-def _list_holds(kind: str, elements: list[Any], wanted: Any) -> bool:
-    if kind == "length":
-        return within(len(elements), wanted)
-    if kind == "contains":
-        wanted = (wanted,)
-    found = (any(equal(element, one) for element in elements) for one in wanted)
-    return any(found) if kind == "contains_any" else all(found)
+# ------------------------------------------------------------------------------ values of an item
 
 
 def paths(key: str) -> list[tuple[str, ...]]:
@@ -357,22 +269,6 @@ def rounded(value: Any) -> Any:
         except OverflowError:
             return sys.float_info.max if value > 0 else -sys.float_info.max
     return value
-
-
-def equal(value: Any, other: Any) -> bool:
-    """Return whether JSON scalars are equal: 1 equals 1.0, but neither "1" nor true."""
-    return _kind(value) == _kind(other) and rounded(value) == other
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, bool) or value is None:
-        return repr(value)
-    return "number" if isinstance(value, int | float) else type(value).__name__
-
-
-def within(value: Any, bounds: Sequence[tuple[str, Any]]) -> bool:
-    """Return whether a value is inside of all bounds; strings compare by their code points."""
-    return all(COMPARISONS[name](value, bound) for name, bound in bounds)
 
 
 def instant(text: Any) -> int | None:

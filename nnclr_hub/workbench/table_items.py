@@ -14,8 +14,9 @@ from typing import Any
 from nnclr_hub.read_ahead import batches
 from nnclr_hub.store.base import Collection, Item
 from nnclr_hub.store.checks import is_item_id
-from nnclr_hub.store.facets import MAX_VALUES
+from nnclr_hub.store.facets import MAX_VALUES, Counts, count_values
 from nnclr_hub.store.pages import pages
+from nnclr_hub.store.where import value_of
 from nnclr_hub.table_rows import LABEL, UNCERTAIN, Matched, Named, TableRows
 
 AT_ONCE = 1000  # ids in one request
@@ -48,8 +49,7 @@ def table_values(collection: Collection, rows: TableRows, key: str = LABEL) -> T
     """
     found = match_items(collection, rows)
     keys = {column: key if column == LABEL else column for column in rows.rows[0].cells if column != UNCERTAIN}
-    facets = {own: collection.facets([own], limit=MAX_VALUES)[own] for own in keys.values()}
-    known = {own: [value for value, _ in one.values if value is not None] for own, one in facets.items()}
+    known = _existing_values(collection, list(keys.values()))
     values: dict[str, dict[str, Any]] = {}
     for id, cells in found.cells.items():
         for column, own in keys.items():
@@ -57,6 +57,16 @@ def table_values(collection: Collection, rows: TableRows, key: str = LABEL) -> T
                 values.setdefault(id, {})[own] = made if column in rows.several else made[0]
     lost = tuple(row.path for row in found.lost)
     return TableValues(values, len(found.cells), lost, max(0, collection.count() - len(found.cells)))
+
+
+def _existing_values(collection: Collection, keys: Sequence[str]) -> dict[str, list[Any]]:
+    """Return the most frequent scalars under metadata keys by key, without null; `facets` does not work on Milvus."""
+    counts = {key: Counts() for key in keys}
+    for items in pages(collection, with_vector=False):
+        for key in keys:
+            count_values(counts[key], [value_of(item.metadata, key) for item in items])
+    ranked = {key: sorted(found, key=lambda name, found=found: -found[name]) for key, found in counts.items()}
+    return {key: [value for _, value in names if value is not None][:MAX_VALUES] for key, names in ranked.items()}
 
 
 def match_items(collection: Collection, rows: TableRows) -> Matched[str]:

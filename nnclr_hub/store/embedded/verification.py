@@ -122,11 +122,7 @@ class Damaged:
 
 
 def check_file(connection: sqlite3.Connection, path: Path, recorded: tuple[int, int] | None) -> None:
-    """Run SQLite's check, and compare the tables with each other, with the last commit and with its record.
-
-    Raises:
-        StoreCorrupt: they disagree; `salvage` is needed.
-    """
+    """Run SQLite's check, and compare the tables with each other, with the last commit and with its record."""
     try:
         quick_check(connection, path, "integrity_check")
     except StoreCorrupt as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import logging
 import re
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -49,11 +50,7 @@ _MAX_NAME = 255  # bytes, Milvus's limit
 
 
 def import_pymilvus() -> ModuleType:
-    """Import pymilvus, which takes a second.
-
-    Raises:
-        MissingDependency: it is not installed.
-    """
+    """Import pymilvus, which takes a second."""
     try:
         import pymilvus
     except ModuleNotFoundError as error:
@@ -86,11 +83,7 @@ class Address(NamedTuple):
 
 
 def parse_address(text: str) -> Address:
-    """Read milvus[+tls]://[user:password@]host[:port][/database][?token=...&M=32].
-
-    Raises:
-        InvalidRequest: the address is not valid; the message shows no secret.
-    """
+    """Read milvus[+tls]://[user:password@]host[:port][/database][?token=...&M=32]."""
     try:
         parts = urlsplit(text)
         port = parts.port or 19530
@@ -156,16 +149,11 @@ class Connection:
     Args:
         uri: see `parse_address`; or a path that ends in .milvus.db.
         create: whether a file may be created.
-
-    Raises:
-        InvalidRequest: the URI is invalid; or the file does not exist, and create is False.
-        StoreUnreachable: nothing answers there.
-        StoreLocked: another process has the file open.
-        MissingDependency: pymilvus is not installed.
     """
 
     def __init__(self, uri: str, *, create: bool = True) -> None:
         self.pymilvus = import_pymilvus()
+        self.writing = threading.RLock()  # an edit reads and writes whole rows; no other write may come between
         self._closed = False
         self._lite: tuple[Any, Any, int] | None = None
         self.is_file = "://" not in uri
@@ -197,11 +185,6 @@ class Connection:
         All calls here can be repeated safely: reads, upserts and deletes by id, and steps that check whether they are
         done. pymilvus repeats them while the server cannot be reached and time remains. This method repeats them while
         a server that has just started has not loaded its collections.
-
-        Raises:
-            StoreUnreachable: no answer in time.
-            CollectionNotFound: another client has dropped the collection.
-            StoreError: the server refuses, with its reason.
         """
         if self._closed:
             raise StoreClosed(f"The store {self.name} is closed; open it again.")

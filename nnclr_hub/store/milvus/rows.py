@@ -36,7 +36,7 @@ from nnclr_hub.store.milvus.connection import Connection
 from nnclr_hub.store.spec import CollectionSpec
 from nnclr_hub.store.where import ABSENT, EVERYTHING, Condition, Group, Node, instant, is_number, rounded, value_of
 
-FORMAT = 3  # of terms and ranges
+FORMAT = 4  # of terms and ranges
 # for cosine, vectors are stored normalized, as in EmbeddedStore; COSINE would normalize them again after rounding
 METRICS = {"cosine": "IP", "dot": "IP", "l2": "L2"}
 SPEC_PROPERTY = "nnclr_spec"
@@ -118,11 +118,7 @@ def build_params(spec: CollectionSpec, connection: Connection) -> dict[str, Any]
 
 
 def schema_of(connection: Connection, spec: CollectionSpec) -> Any:
-    """Return the schema of a collection.
-
-    Raises:
-        InvalidRequest: the server cannot keep such vectors, or has no such index.
-    """
+    """Return the schema of a collection."""
     if spec.dim > _MAX_DIM:
         raise InvalidRequest(f"dim must be at most {_MAX_DIM} in Milvus, got {spec.dim}.")
     modern = connection.is_at_least(2, 5)
@@ -143,29 +139,19 @@ def schema_of(connection: Connection, spec: CollectionSpec) -> Any:
     return schema
 
 
-def spec_to_text(spec: CollectionSpec, undeclared: Sequence[str] = ()) -> str:
-    """Return what the properties of a collection hold.
-
-    Args:
-        spec: of the collection.
-        undeclared: keys of `spec.indexed` that some items were written without.
-    """
-    return json.dumps({**asdict(spec), "format": FORMAT, "undeclared": list(undeclared)})
+def spec_to_text(spec: CollectionSpec) -> str:
+    """Return what the properties of a collection hold."""
+    return json.dumps({**asdict(spec), "format": FORMAT})
 
 
-def spec_of(described: Mapping[str, Any], name: str) -> tuple[CollectionSpec, tuple[str, ...]]:
-    """Return the arguments of `spec_to_text` from Milvus's description of a collection.
-
-    Raises:
-        StoreCorrupt: it has none that are valid.
-        StoreTooNew: it has another format.
-    """
+def spec_of(described: Mapping[str, Any], name: str) -> CollectionSpec:
+    """Return the specification from Milvus's description of a collection."""
     text = (described.get("properties") or {}).get(SPEC_PROPERTY) or ""
     try:
         known = json.loads(text)
-        format, undeclared = known.pop("format", "facets" in known and known["facets"]), known.pop("undeclared", ())
+        format = known.pop("format")
         if format == FORMAT:
-            return CollectionSpec(**{**known, "indexed": tuple(known["indexed"])}), tuple(undeclared)
+            return CollectionSpec(**{**known, "indexed": tuple(known["indexed"])})
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise StoreCorrupt(
             f"Collection {name!r} has no valid specification ({text!r:.80}), so another program created it. Drop it "
@@ -181,11 +167,7 @@ def spec_of(described: Mapping[str, Any], name: str) -> tuple[CollectionSpec, tu
 
 
 def to_requests(items: Sequence[Item], spec: CollectionSpec) -> Iterator[list[dict[str, Any]]]:
-    """Yield rows of all items, the last of each id, in lists that fit into a request.
-
-    Raises:
-        InvalidRequest: an item is invalid; raised before the first list.
-    """
+    """Yield rows of all items, the last of each id, in lists that fit into a request."""
     chosen, texts, vectors = check_items(items, spec)
     rows = []
     for item, text, vector in zip(chosen, texts, vectors, strict=True):
@@ -216,11 +198,7 @@ def in_requests(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]
 
 
 def metadata_columns(id: str, text: str, spec: CollectionSpec) -> dict[str, Any]:
-    """Return the columns that depend on the metadata, whose JSON is given.
-
-    Raises:
-        InvalidRequest: they, or the values of the declared keys, take more space than Milvus has.
-    """
+    """Return the columns that depend on the metadata, whose JSON is given."""
     if len(text.encode()) > MAX_TEXT:
         raise InvalidRequest(f"The metadata of item {id!r} must be at most {MAX_TEXT} bytes as JSON in Milvus.")
     metadata = json.loads(text)
@@ -253,14 +231,12 @@ def metadata_columns(id: str, text: str, spec: CollectionSpec) -> dict[str, Any]
 
 
 def _term(key: str, value: str) -> str:
-    """Return the term for a value with its type in front, hashed unless all of it can be in an expression."""
     if _SAFE_KEY.fullmatch(key) and _SAFE_VALUE.fullmatch(value.lstrip("[]?=!")):
         return key + value
     return "#" + blake2b(f"{key}\0{value}".encode(), digest_size=16).hexdigest()
 
 
 def _value_term(key: str, inside: str, value: Any) -> str:
-    """Return the term of a scalar: : in front of a string, = of a number, ! of true, false and null."""
     if isinstance(value, str):
         return _term(key, f"{inside}:{value}")
     if not is_number(value):
@@ -299,11 +275,7 @@ def to_item(row: Mapping[str, Any]) -> Item:
 
 
 def expression(group: Group, declared: Iterable[str], collection: str) -> str:
-    """Return Milvus's expression for a filter; "" for all items.
-
-    Raises:
-        InvalidFilter: Milvus cannot decide a condition exactly, or its key is not declared.
-    """
+    """Return Milvus's expression for a filter; "" for all items."""
     if group == EVERYTHING:
         return ""
     known = {*declared, *OWN_KEYS}
@@ -317,8 +289,8 @@ def expression(group: Group, declared: Iterable[str], collection: str) -> str:
         if condition.kind != "ids" and condition.key not in known:
             raise InvalidFilter(
                 f"Collection {collection!r} is in Milvus, which filters by indexed keys only, and {condition.key!r} is "
-                f"not one of them ({', '.join(sorted(known)):.200}); index it with `nnclr store indexed {collection} "
-                "KEY ...`, which names all of them."
+                f"not one of them ({', '.join(sorted(known)):.200}). Export the collection, create another one with "
+                f"`--indexed {condition.key}`, and import the export into that."
             )
     return _group(group)
 
@@ -379,7 +351,6 @@ def _refuse_long(text: str, most: int, what: str) -> None:
 
 
 def _has(*terms: str) -> str:
-    """Return an expression that is true for items with one of some terms."""
     unique = list(dict.fromkeys(terms))
     if len(unique) > 1:
         return f"array_contains_any(terms, {json.dumps(unique)})"
@@ -387,5 +358,5 @@ def _has(*terms: str) -> str:
 
 
 def _guarded(path: str, comparison: str) -> str:
-    """Return the comparison of a value that is false, not unknown, for items without it."""
+    # false, not unknown, for items without the value
     return f'((exists ranges["{path}"]) and (ranges["{path}"] {comparison}))'

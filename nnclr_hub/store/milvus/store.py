@@ -47,11 +47,6 @@ class MilvusStore(VectorStore):
         uri: an address as above. Its parameters M, efConstruction, nlist, m and nbits are those of new indexes.
         read_only: refuse writes.
         shared: keep no records, because several servers use the store.
-
-    Raises:
-        InvalidRequest: the address is invalid, or the database does not exist.
-        StoreUnreachable: nothing answers there within ten seconds.
-        MissingDependency: pymilvus is not installed.
     """
 
     def __init__(self, uri: str, *, read_only: bool = False, shared: bool = False) -> None:
@@ -87,7 +82,7 @@ class MilvusStore(VectorStore):
                 timeout=SLOW_TIMEOUT,
             )
             # a crash before the next step is repaired by `get`
-            self._open[name] = self._collection(name, spec)
+            self._open[name] = MilvusCollection(name, spec, self.connection)
             self._open[name].make_ready()
             return self._open[name]
 
@@ -194,12 +189,10 @@ class MilvusStore(VectorStore):
     # ---- inside
 
     def _collections(self) -> list[str]:
-        """Return the names of our collections, sorted; those of other programs are left alone."""
         names = (decode(name) for name in self.connection.call("list_collections"))
         return sorted(name for name in names if name is not None)
 
     def _described(self, name: str) -> dict[str, Any] | None:
-        """Return Milvus's description of the collection with a name or alias; None if it does not exist."""
         try:
             check_collection_name(name)
             return self.connection.call("describe_collection", encode(name))
@@ -207,28 +200,17 @@ class MilvusStore(VectorStore):
             return None
 
     def _looked_up(self, name: str) -> MilvusCollection:
-        """Return the collection with a name or alias, perhaps not loaded, by one request.
-
-        Raises:
-            CollectionNotFound: it does not exist; the message lists those that do.
-            StoreCorrupt, StoreTooNew: another program created it, or another version.
-        """
         described = self._described(name)
         real = decode(described["collection_name"]) if described else None
         if described is None or real is None:
             raise self._not_found(name)
-        spec, undeclared = rows.spec_of(described, real)
-        known = self._open.get(real)
-        # another client may have dropped it and created a new one with its name, or declared other keys
-        if known is not None and (known.spec, known.undeclared) == (spec, undeclared):
+        spec, known = rows.spec_of(described, real), self._open.get(real)
+        # another client may have dropped it and created a new one with its name
+        if known is not None and known.spec == spec:
             return known
-        return self._collection(real, spec, undeclared)
-
-    def _collection(self, name: str, spec: CollectionSpec, undeclared: tuple[str, ...] = ()) -> MilvusCollection:
-        return MilvusCollection(name, spec, self.connection, undeclared=undeclared, read_only=self.read_only)
+        return MilvusCollection(real, spec, self.connection, read_only=self.read_only)
 
     def _require(self, name: str) -> list[str]:
-        """Return the aliases of a collection; refuse a name that is not a collection's own."""
         known = self.aliases()
         if name in known:
             raise is_alias(name, known[name])
