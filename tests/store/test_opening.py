@@ -1,32 +1,45 @@
-"""Opening, locking and listing: one collection or process does not block the others."""
+"""Opening, locking, listing and closing: one collection or process does not block the others."""
 
 import os
 import sqlite3
 import tempfile
 import threading
-import time
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from waiting import until
 
-from nnclr_hub.errors import CollectionNotFound, StoreCorrupt, StoreLocked, StoreReadOnly
-from nnclr_hub.store import open_store
+from nnclr_hub import EmbeddedStore
+from nnclr_hub.errors import (
+    CollectionNotFound,
+    StoreClosed,
+    StoreCorrupt,
+    StoreError,
+    StoreLocked,
+    StoreReadOnly,
+    StoreTooNew,
+)
+from nnclr_hub.store import failpoints, open_store
 from nnclr_hub.store import sqlite as files
 from nnclr_hub.store.base import CollectionSpec, Item
-from nnclr_hub.store.embedded import store as store_module
+from nnclr_hub.store.embedded.names import rebuild_catalog
+from nnclr_hub.store.settings import StoreSettings
 
 ONE = np.array([1.0, 0.0], np.float32)
 
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    """With the closed collections a and b."""
-    with open_store(str(tmp_path)) as store:
-        for name in ("a", "b"):
-            store.create(name, CollectionSpec(2)).upsert([Item(name, ONE)])
+    """With the closed collections a, which has an index on disk, and b."""
+    with EmbeddedStore(tmp_path, settings=StoreSettings(flat_below=1)) as store:
+        for name, index in (("a", "hnsw"), ("b", "flat")):
+            collection = store.create(name, CollectionSpec(2, index=index))
+            collection.upsert([Item(name, ONE)])
+            collection.compact()
+            collection.snapshot()
     return tmp_path
 
 
@@ -36,35 +49,40 @@ def file_of(folder: Path, name: str) -> Path:
     return folder / "collections" / f"{key}.sqlite"
 
 
-class Slow(store_module.EmbeddedCollection):
-    """Opens the collection `a` when the test lets it."""
+class Slow:
+    """Holds up the first collection that is opened, until the test lets it go on."""
 
-    begun = threading.Event()
-    go_on = threading.Event()
+    def __init__(self) -> None:
+        self.begun, self.go_on = threading.Event(), threading.Event()
 
-    def __init__(self, name, *arguments, **options) -> None:
-        if name == "a":
+    def __call__(self) -> None:
+        if not self.begun.is_set():
             self.begun.set()
-            assert self.go_on.wait(120)
-        super().__init__(name, *arguments, **options)
+            assert self.go_on.wait(20)
 
 
 @pytest.fixture
-def slow(monkeypatch):
-    Slow.begun.clear()
-    Slow.go_on.clear()
-    monkeypatch.setattr(store_module, "EmbeddedCollection", Slow)
-    yield Slow
-    Slow.go_on.set()
+def slow():
+    held = Slow()
+    with failpoints.at("recover.loaded", held):
+        yield held
+        held.go_on.set()
+
+
+def started(target, *arguments) -> threading.Thread:
+    thread = threading.Thread(target=target, args=arguments)
+    thread.start()
+    return thread
+
+
+# ------------------------------------------------------------------------------ while one is opened
 
 
 def test_a_collection_that_opens_slowly_holds_up_no_other(folder, slow):
     with open_store(str(folder)) as store:
         got: list[object] = []
-        threads = [threading.Thread(target=lambda: got.append(store.get("a"))) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        assert slow.begun.wait(120)
+        threads = [started(lambda: got.append(store.get("a"))) for _ in range(2)]
+        assert slow.begun.wait(20)
         assert store.get("b").count() == 1
         store.alias("photos", "b")
         assert [info.name for info in store.list()] == ["a", "b"]
@@ -76,12 +94,9 @@ def test_a_collection_that_opens_slowly_holds_up_no_other(folder, slow):
 
 def test_a_collection_that_is_dropped_while_it_is_opened_is_gone(folder, slow):
     with open_store(str(folder)) as store:
-        opening = threading.Thread(target=store.get, args=["a"])
-        opening.start()
-        assert slow.begun.wait(120)
-        dropping = threading.Thread(target=store.drop, args=["a"])
-        dropping.start()
-        time.sleep(0.1)
+        opening = started(store.get, "a")
+        assert slow.begun.wait(20)
+        dropping = started(store.drop, "a")
         slow.go_on.set()
         opening.join()
         dropping.join()
@@ -93,60 +108,59 @@ def test_a_collection_that_is_dropped_while_it_is_opened_is_gone(folder, slow):
 def test_a_store_that_is_closed_while_a_collection_is_opened_leaves_nothing_open(folder, slow):
     store = open_store(str(folder))
     got: list[Any] = []
-    opening = threading.Thread(target=lambda: got.append(store.get("a")))
-    opening.start()
-    assert slow.begun.wait(120)
-    closing_ = threading.Thread(target=store.close)
-    closing_.start()
+    opening = started(lambda: got.append(store.get("a")))
+    assert slow.begun.wait(20)
+    closing_ = started(store.close)
     slow.go_on.set()
     opening.join()
     closing_.join()
-    with pytest.raises(StoreReadOnly):
+    with pytest.raises(StoreClosed):
         got[0].count()
     open_store(str(folder)).close()
 
 
-@pytest.mark.parametrize("damage", ["empty", "garbage", "missing", "no specification"])
-def test_a_collection_that_cannot_be_read_hides_no_other(folder, damage):
-    file = file_of(folder, "a")
-    if damage == "no specification":
-        with closing(sqlite3.connect(file)) as connection, connection:
-            connection.execute("DELETE FROM meta WHERE key = 'spec'")
-    elif damage == "missing":
-        file.unlink()
-    else:
-        file.write_bytes(b"" if damage == "empty" else b"no database" * 1000)
-    for read_only in (True, False):
-        with open_store(str(folder), read_only=read_only) as store:
-            a, b = store.list()
-            assert (a.name, a.count, a.index, a.spec) == ("a", 0, "none", CollectionSpec(1))
-            assert a.state.startswith("damaged: ")
-            assert (b.name, b.count, b.state, b.index) == ("b", 1, "ready", "closed")
-            assert store.get("b").count() == 1
-            assert store.list()[1].index == "flat"
-    if damage == "no specification":
-        with open_store(str(folder)) as store, pytest.raises(StoreCorrupt):
-            store.get("a")
+def test_neither_a_list_nor_statistics_wait_for_files_that_are_opened_again(folder, slow):
+    slow.begun.set()
+    with open_store(str(folder)) as store:
+        collection = store.get("a")
+        assert collection.suspend()
+        slow.begun.clear()
+        opening = started(collection.count)
+        assert slow.begun.wait(20)
+        assert [(info.count, info.index) for info in store.list()] == [(1, "closed"), (1, "closed")]
+        assert collection.statistics().items == 1
+        assert "1 items" in repr(collection)
+        slow.go_on.set()
+        opening.join()
 
 
 def test_list_opens_no_collection(folder, slow):
     with open_store(str(folder), read_only=True) as store:
         assert [(info.name, info.count, info.durable_seq) for info in store.list()] == [("a", 1, 1), ("b", 1, 1)]
         assert not slow.begun.is_set()
+        assert store.statistics() == {}
 
 
-def test_a_collection_that_vanishes_while_they_are_listed_is_left_out(folder, monkeypatch):
-    with open_store(str(folder)) as writer, open_store(str(folder), read_only=True) as reader:
-        resolve = reader._names.resolve
+# ------------------------------------------------------------------------------ who may open
 
-        def dropped_meanwhile(name, **how):
-            found = resolve(name, **how)
-            if name == "a":
-                writer.drop("a")
-            return found
 
-        monkeypatch.setattr(reader._names, "resolve", dropped_meanwhile)
-        assert [info.name for info in reader.list()] == ["b"]
+def test_a_second_writer_is_refused_and_a_reader_follows_the_first(folder):
+    with open_store(str(folder)) as store, open_store(str(folder), read_only=True) as reader:
+        (folder / "LOCK").unlink()  # the lock holds without its file
+        with pytest.raises(StoreLocked):
+            open_store(str(folder))
+        seen, collection = reader.get("a"), store.get("a")
+        for i in range(4):  # the reader's place falls out of the trimmed log
+            collection.upsert([Item(f"x{i}", ONE)])
+            collection.snapshot()
+            assert {match.id for match in seen.search(ONE, 9)} == {"a", *(f"x{n}" for n in range(i + 1))}
+        collection.delete(["a"])
+        assert {match.id for match in seen.search(ONE, 9)} == {f"x{n}" for n in range(4)}
+        store.promote("b", "a")
+        assert [item.id for item in reader.get("a").scroll().items] == ["b"]
+        store.drop("a")
+        assert [info.name for info in reader.list()] == ["a.old"]
+    open_store(str(folder)).close()
 
 
 def test_a_forked_child_does_not_keep_the_lock(folder):
@@ -168,6 +182,62 @@ def test_a_forked_child_does_not_keep_the_lock(folder):
         os.close(receiving)
 
 
+@pytest.mark.parametrize("files", ["*.sqlite", "collections/*.sqlite", "**/*.sqlite"])
+@pytest.mark.parametrize("format", [3, 999])
+def test_a_store_of_another_format_is_refused_and_not_changed(folder, files, format):
+    for path in folder.glob(files):
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute(f"PRAGMA user_version = {format}")
+    before = {path: path.read_bytes() for path in folder.glob(files)}
+    for read_only in (False, True):
+        with pytest.raises(StoreTooNew), ExitStack() as stack:
+            stack.enter_context(open_store(str(folder), read_only=read_only)).get("a")
+    if files.startswith("**"):
+        with pytest.raises(StoreTooNew):
+            rebuild_catalog(folder)
+    assert before == {path: path.read_bytes() for path in before}
+
+
+def test_the_files_have_the_promised_settings(folder):
+    with closing(sqlite3.connect(file_of(folder, "a"))) as connection:
+        found = [connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("journal_mode", "page_size")]
+    assert found == ["wal", 16384]
+    with open_store(str(folder)) as store:
+        store.drop("a")
+        store.drop("b")
+        assert list((folder / "collections").iterdir()) == []
+        store.create("Ferien 写真", CollectionSpec(2))
+    assert all(path.name.isascii() and " " not in path.name for path in folder.rglob("*"))  # safe on every disk
+
+
+@pytest.mark.parametrize("damage", ["empty", "garbage", "missing", "no specification"])
+def test_a_collection_that_cannot_be_read_hides_no_other(folder, damage):
+    file = file_of(folder, "a")
+    if damage == "no specification":
+        with closing(sqlite3.connect(file)) as connection, connection:
+            connection.execute("DELETE FROM meta WHERE key = 'spec'")
+    elif damage == "missing":
+        file.unlink()
+    else:
+        file.write_bytes(b"" if damage == "empty" else b"no database" * 1000)
+    for read_only in (True, False):
+        with open_store(str(folder), read_only=read_only) as store:
+            a, b = store.list()
+            assert (a.name, a.count, a.index, a.spec) == ("a", 0, "none", CollectionSpec(1))
+            assert a.state.startswith("damaged: ")
+            assert (b.name, b.count, b.state, b.index) == ("b", 1, "ready", "closed")
+            assert store.get("b").count() == 1
+            assert store.list()[1].index == "flat"
+            with pytest.raises(StoreError) as refusal:
+                store.get("a")
+            assert damage == "missing" or isinstance(refusal.value, StoreCorrupt)
+            if not read_only:
+                assert store.promote("a", "b") == "b.old"  # its name changes all the same
+
+
+# ------------------------------------------------------------------------------ without the right to write
+
+
 @pytest.fixture
 def nobody_writes(folder, monkeypatch):
     """Simulate a user without the right to write."""
@@ -175,27 +245,21 @@ def nobody_writes(folder, monkeypatch):
     return folder
 
 
-def test_a_closed_store_is_read_where_nothing_can_be_written(nobody_writes):
+def test_a_store_is_read_where_nothing_can_be_written(nobody_writes):
     before = sorted(nobody_writes.rglob("*"))
     with open_store(str(nobody_writes), read_only=True) as store:
         assert store.list()[0].state == "ready"
         assert [match.id for match in store.get("a").search(ONE, 1)] == ["a"]
         assert sorted(nobody_writes.rglob("*")) == before  # not even the index of a log
-
-
-def test_a_store_that_is_open_for_writing_is_followed_all_the_same(nobody_writes):
     with open_store(str(nobody_writes)) as writer:
         writer.get("a")
-        with open_store(str(nobody_writes), read_only=True) as store:
+        with open_store(str(nobody_writes), read_only=True) as store:  # and followed if it is open for writing
             assert store.get("a").count() == 1
             writer.get("a").upsert([Item("new", ONE)])
             assert store.get("a").count() == 2
-
-
-def test_a_missing_right_is_not_called_a_failing_disk(folder):
     error = sqlite3.OperationalError("attempt to write a readonly database")
     error.sqlite_errorcode = sqlite3.SQLITE_READONLY_CANTINIT
-    with pytest.raises(StoreReadOnly), files.translated(folder):
+    with pytest.raises(StoreReadOnly), files.translated(nobody_writes):  # is not called a failing disk
         raise error
 
 
@@ -218,3 +282,50 @@ def test_another_user_reads_a_closed_store():
             finally:
                 os._exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+# ------------------------------------------------------------------------------ closed while they are not used
+
+
+def test_collections_that_are_not_used_are_closed_and_opened_again(tmp_path):
+    large = np.random.default_rng(0).normal(size=(400, 8)).astype(np.float32)
+    with EmbeddedStore(tmp_path, settings=StoreSettings(total_memory=2 * large.nbytes)) as store:
+        for name in "abc":
+            store.create(name, CollectionSpec(8)).upsert([Item(f"i{n}", v) for n, v in enumerate(large)])
+        assert store.create("d", CollectionSpec(8)).count() == 0
+        # two of the three large ones fit
+        assert {info.name for info in store.list() if info.index != "closed"} == {"b", "c", "d"}
+        for name in "abc":
+            assert store.get(name).search(large[7], 1)[0].id == "i7"
+            assert store.get(name).count() == 400
+
+
+def test_a_collection_in_use_is_not_closed(folder):
+    with open_store(str(folder)) as store:
+        collection = store.get("a")
+        collection.upsert([Item(f"n{n}", ONE) for n in range(8)])
+        pages = collection.read_all(1)
+        next(pages)
+        assert not collection.suspend()
+        assert len(list(pages)) == 8
+        assert collection.suspend()
+        assert collection.statistics().items == collection.count() == 9
+
+
+def test_statistics_are_numbers_while_files_are_opened_and_closed(folder):
+    with open_store(str(folder)) as store:
+        collection = store.get("a")
+
+        def open_and_close() -> None:
+            for _ in range(30):
+                collection.suspend()
+                collection.count()
+
+        user = started(open_and_close)
+        while user.is_alive():
+            assert collection.statistics().items == 1
+        user.join()
+        folder.rename(folder.with_name("gone"))
+        assert store.statistics() == {}
+        folder.with_name("gone").rename(folder)
+        until(lambda: store.statistics().keys() == {"a"})

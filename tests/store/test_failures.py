@@ -1,0 +1,334 @@
+"""Failures are reported, cost nothing that was acknowledged, and are repaired where possible."""
+
+import shutil
+import sqlite3
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from store.exhaustive import brute_force
+from waiting import until
+
+from nnclr_hub import EmbeddedStore
+from nnclr_hub.errors import CollectionNotFound, DiskFull, InvalidRequest, StoreCorrupt, StoreError, StoreReadOnly
+from nnclr_hub.store import failpoints, open_store
+from nnclr_hub.store.base import CollectionSpec, Item
+from nnclr_hub.store.settings import StoreSettings
+from nnclr_hub.store.sqlite import LOW_WATER
+
+DIM = 16
+GRAPH = StoreSettings(flat_below=100)  # whose snapshots are files
+EAGER = StoreSettings(memory=1 << 30, idle_delta=1, min_delta=1, max_delta=1, idle_seconds=0.05, pause_seconds=0.05)
+
+
+def vectors(n: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(n, DIM)).astype(np.float32)
+
+
+def one(id: str, seed: int = 0) -> Item:
+    return Item(id, vectors(1, seed)[0])
+
+
+def filled(folder, n: int = 300, settings: StoreSettings = GRAPH):
+    """A store with one collection."""
+    store = EmbeddedStore(folder, settings=settings)
+    collection = store.create("c", CollectionSpec(DIM, index="hnsw" if settings is GRAPH else "auto"))
+    collection.upsert([Item(f"i{i:03}", v, {"n": i}, b"jpeg") for i, v in enumerate(vectors(n))])
+    return store, collection
+
+
+def raiser(error: BaseException):
+    """Return a function that raises the error."""
+
+    def fail() -> None:
+        raise error
+
+    return fail
+
+
+def disk_error() -> sqlite3.OperationalError:
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
+    return error
+
+
+# ------------------------------------------------------------------------------ the writer
+
+
+def test_requests_of_one_commit_share_it_and_the_error_of_one_harms_no_other(tmp_path):
+    """While the first commit is held up, the other requests queue; one of them fails when it is applied."""
+    store, collection = filled(tmp_path, 1)
+    release, commits, refused = threading.Event(), [], []
+
+    def held() -> None:
+        commits.append(1)
+        assert release.wait(60)
+
+    def write(i: int) -> None:
+        try:
+            if i % 16 == 5:  # too large only when it is merged with what there is
+                collection.update_metadata({f"k{i}": "x" * 60_000, "n": "y" * 6_000}, ids=["i000"])
+            collection.upsert([one(f"t{i}", i)])
+        except InvalidRequest:
+            refused.append(i)
+
+    with store:
+        collection.update_metadata({"there": "z" * 6_000}, ids=["i000"])
+        threads = [threading.Thread(target=write, args=[i]) for i in range(64)]
+        with failpoints.at("write.begun", held):
+            for thread in threads:
+                thread.start()
+            release.set()
+            for thread in threads:
+                thread.join()
+        assert sorted(refused) == [5, 21, 37, 53]
+        assert collection.count() == 1 + 64 - 4
+        assert len(commits) < 64
+        assert collection.get(["i000"])[0].metadata.keys() == {"n", "there"}
+        assert collection.info().state == "ready"
+
+
+@pytest.mark.parametrize(
+    ("step", "error"), [("write.begun", SystemExit), ("write.applied", disk_error), ("snapshot.recorded", disk_error)]
+)
+def test_a_failed_disk_makes_the_collection_read_only(tmp_path, step, error):
+    """Nobody knows what is on the disk then. The writer's thread must not end: all later writes would wait forever."""
+    store, collection = filled(tmp_path)
+    with store:
+        collection.compact()
+        write = collection.snapshot if step.startswith("snapshot") else lambda: collection.upsert([one("new")])
+        with failpoints.at(step, raiser(error())), pytest.raises(StoreReadOnly):
+            write()
+        for again in (lambda: collection.upsert([one("new")]), collection.snapshot, collection.compact):
+            with pytest.raises(StoreReadOnly):
+                again()
+        assert not collection.suspend()  # files that are opened again would allow writes
+        assert collection.info().state.startswith("read-only: ")
+        assert len(collection.search(vectors(1)[0], 5)) == 5
+        assert collection.verify().ok
+    with open_store(str(tmp_path)) as again:
+        assert again.get("c").count() == 300
+        again.get("c").upsert([one("new")])
+
+
+def test_a_nearly_full_disk_refuses_writes_and_snapshots_and_keeps_reading(tmp_path, monkeypatch):
+    store, collection = filled(tmp_path)
+    with store:
+        collection.compact()
+        usage = shutil.disk_usage(tmp_path)
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=LOW_WATER - 1))
+        for write in (lambda: collection.upsert([one("new")]), collection.snapshot):
+            with pytest.raises(DiskFull):
+                write()
+        assert collection.info().state.startswith("degraded: ")
+        assert collection.delete(["i000"]) == 1
+        assert collection.count() == 299
+        monkeypatch.undo()
+        collection.upsert([one("new")])
+        assert (collection.info().state, collection.count()) == ("ready", 300)
+
+
+# ------------------------------------------------------------------------------ the index
+
+
+def test_an_index_that_cannot_follow_is_never_asked_and_is_reloaded(tmp_path):
+    """The write is acknowledged, because it is durable, and what was deleted is not found."""
+    store, collection = filled(tmp_path, 40)
+    with store:
+        with failpoints.at("write.indexing", raiser(MemoryError())):
+            seq = collection.upsert([one("new", 5)])
+            collection.delete([f"i{i:03}" for i in range(0, 40, 2)])
+            assert collection.info().durable_seq == seq + 20
+            found = collection.search(vectors(1, 5)[0], 40)
+            assert {match.id for match in found} == {"new", *(f"i{i:03}" for i in range(1, 40, 2))}
+            assert found[0].id == "new"
+        collection.upsert([one("last", 6)])
+        until(lambda: collection.info().state == "ready" and collection.info().indexed_seq == seq + 21)
+        assert collection.search(vectors(1, 6)[0], 1)[0].id == "last"
+        assert collection.verify().ok
+
+
+def test_maintenance_survives_every_error_reports_it_and_tries_again(tmp_path):
+    store, collection = filled(tmp_path, settings=EAGER)
+    with store:
+        for error in (OverflowError(), KeyError("x"), MemoryError(), RecursionError()):
+            with failpoints.at("fold.built", raiser(error)):
+                collection.upsert([Item(f"n{i}", v) for i, v in enumerate(vectors(50, 1))])
+                until(lambda: collection.info().state.startswith("degraded"))
+                assert store.statistics()["c"].state.startswith("degraded")
+            until(lambda: collection.info().state == "ready")
+
+
+def test_writes_during_a_fold_are_in_the_new_index(tmp_path):
+    """Rows that are added, replaced and deleted, of the main part and of the recent rows, while it is built."""
+    store, collection = filled(tmp_path)
+    truth = {f"i{i:03}": v for i, v in enumerate(vectors(300))}
+    with store:
+        collection.compact()
+        some = {f"m{i}": v for i, v in enumerate(vectors(30, 1))}
+        collection.upsert([Item(id, v) for id, v in some.items()])
+        late = {"late": vectors(1, 3)[0], "i007": vectors(1, 4)[0], "m7": vectors(1, 5)[0]}
+        gone = ["i000", "m0", "i299", "m29"]
+        folds = []
+
+        def write() -> None:
+            if not folds:
+                collection.upsert([Item(*pair) for pair in late.items()])
+                collection.delete(gone)
+            folds.append(1)
+
+        truth = {id: v for id, v in (truth | some | late).items() if id not in gone}
+        with failpoints.at("fold.built", write):
+            collection.compact()
+        assert folds
+        unit = {id: v / np.linalg.norm(v) for id, v in truth.items()}
+        for query in [*late.values(), *vectors(5, 9)]:
+            query = query / np.linalg.norm(query)
+            found = [match.id for match in collection.search(query, len(truth))]
+            assert found == [id for id, _ in brute_force(unit, query, len(truth), "cosine")]
+        assert collection.verify().ok
+
+
+def test_a_fold_that_is_overtaken_by_a_reload_changes_nothing(tmp_path):
+    store, collection = filled(tmp_path)
+    with store:
+
+        def reload() -> None:
+            with failpoints.at("write.indexing", raiser(MemoryError())):
+                collection.upsert([one("late", 3)])
+
+        with failpoints.at("fold.built", reload):
+            collection.compact()
+        collection.upsert([one("new", 4)])
+        collection.delete(["i000"])
+        until(lambda: collection.info().state == "ready")
+        assert collection.verify().ok
+
+
+def test_a_small_delta_is_folded_when_nothing_is_written_and_a_flat_index_late_and_never_saved(tmp_path):
+    """Every search scans the rows of the delta one by one, so they should not stay there."""
+    folded: list[int] = []
+    saved: list[int] = []
+    count = 0
+    often = StoreSettings(memory=1 << 30, idle_seconds=0.1)
+    late = StoreSettings(memory=1 << 30, flat_below=48, min_delta=4, max_delta=16, snapshot_after=16, idle_seconds=3600)
+    with (
+        failpoints.at("fold.swapped", lambda: folded.append(count)),
+        failpoints.at("snapshot.taken", lambda: saved.append(count)),
+    ):
+        store, collection = filled(tmp_path / "idle", 600, often)
+        with store:
+            until(lambda: folded)
+            assert collection.verify().ok
+        folded.clear()
+        with EmbeddedStore(tmp_path / "flat", settings=late) as store:
+            collection = store.create("c", CollectionSpec(DIM, index="flat"))
+            for count in range(1, 61):
+                collection.upsert([one(f"w{count}", count)])
+            until(lambda: folded)
+    assert folded[0] >= 48
+    assert not saved
+
+
+# ------------------------------------------------------------------------------ snapshots and files
+
+
+@pytest.mark.parametrize("step", ["snapshot.written", "snapshot.synced"])
+def test_a_snapshot_that_fails_or_was_changed_by_the_disk_keeps_the_one_before(tmp_path, step):
+    """The recorded hash is that of the written bytes, so reading back other bytes is noticed."""
+    store, collection = filled(tmp_path)
+
+    def change() -> None:
+        (file,) = tmp_path.glob("collections/*/*.part")
+        file.write_bytes(bytes(file.stat().st_size))
+
+    with store:
+        collection.compact()
+        collection.snapshot()
+        (before,) = tmp_path.glob("collections/*/index*")
+        collection.upsert([one("new", 9)])
+        collection.compact()
+        fault = raiser(OSError(5, "Input/output error")) if step == "snapshot.written" else change
+        with failpoints.at(step, fault), pytest.raises(StoreError):
+            collection.snapshot()
+        assert list(tmp_path.glob("collections/*/index*")) == [before]
+        collection.snapshot()
+    with open_store(str(tmp_path)) as again:
+        assert again.get("c").search(vectors(1, 9)[0], 1)[0].id == "new"
+
+
+def test_one_snapshot_is_kept_and_the_log_is_trimmed(tmp_path):
+    settings = replace(GRAPH, kept_changes=8, idle_seconds=0.05, flat_below=2)
+    with EmbeddedStore(tmp_path, settings=settings) as store:
+        collection = store.create("c", CollectionSpec(DIM, index="hnsw"))
+        for i in range(20):
+            collection.upsert([one(f"i{i}", i)])
+            collection.compact()
+            collection.snapshot()
+        assert len(list((tmp_path / "collections").glob("*/index-*"))) == 1
+
+        def is_trimmed() -> bool:
+            try:
+                return not collection.changes(10)
+            except StoreError as error:
+                return error.code == "changes_unavailable"
+
+        until(is_trimmed)
+        assert [change.id for change in collection.changes(12).changes] == [f"i{i}" for i in range(12, 20)]
+
+
+def test_stray_files_are_moved_to_lost_and_found(tmp_path):
+    store, collection = filled(tmp_path)
+    collection.compact()
+    collection.snapshot()
+    store.close()
+    folder = next(path for path in (tmp_path / "collections").iterdir() if path.is_dir())
+    (folder / "index-77.faiss.part").write_bytes(b"half")
+    (tmp_path / "collections" / "0123.sqlite").write_bytes(b"of a create that was cut short")
+    with open_store(str(tmp_path)) as store:
+        assert store.get("c").verify().ok
+    found = sorted(path.name.split("-", 1)[-1] for path in (tmp_path / "lost+found").iterdir())
+    assert found == ["0123.sqlite", "index-77.faiss.part"]
+
+
+@pytest.mark.parametrize("content", [None, b"", b"not a database" * 3000], ids=["missing", "empty", "text"])
+def test_a_file_that_is_not_a_database_is_reported_and_can_be_dropped(tmp_path, content):
+    store, _ = filled(tmp_path, 1)
+    store.close()
+    file = next(tmp_path.glob("collections/*.sqlite"))
+    file.unlink() if content is None else file.write_bytes(content)
+    with open_store(str(tmp_path)) as store:
+        for call in (store.get, store.salvage):
+            with pytest.raises(StoreError if content is None else StoreCorrupt):
+                call("c")
+        store.rename("c", "d")
+        store.drop("d")
+        with pytest.raises(CollectionNotFound):
+            store.get("d")
+
+
+def test_statistics_agree_with_the_items_and_the_disk(tmp_path):
+    rng, kept = np.random.default_rng(0), set()
+    with open_store(str(tmp_path)) as store:
+        collection = store.create("c", CollectionSpec(DIM))
+        for _ in range(20):
+            some = [f"i{number}" for number in rng.integers(0, 60, 9)]
+            if rng.random() < 0.4:
+                collection.delete(some)
+                kept -= set(some)
+            else:
+                collection.upsert([one(id) for id in some])
+                kept |= set(some)
+            with open_store(str(tmp_path), read_only=True) as reader:
+                seen = reader.get("c").statistics()
+            found = collection.statistics()
+            assert found.items == seen.items == len(kept)
+            assert found.durable_seq == found.indexed_seq == seen.indexed_seq == collection.info().durable_seq
+        assert (found.state, found.index, found.commits) == ("ready", "flat", 20)
+        assert found.file_bytes == sum(
+            file.stat().st_size for end in ("", "-wal") for file in tmp_path.glob(f"collections/*.sqlite{end}")
+        )
+        assert min(found.disk_free, found.index_bytes, found.commit_seconds) > 0
+        [(name, listed)] = store.statistics().items()
+        assert (name, replace(listed, disk_free=found.disk_free)) == ("c", found)
