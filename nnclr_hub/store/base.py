@@ -104,8 +104,7 @@ class Collection(Protocol):
     def change_indexed(self, keys: Sequence[str]) -> None:
         """Index these metadata keys and no others.
 
-        The values of an indexed key are read in the background after the collection is opened, and stay in memory.
-        Those of other keys are read when the first filter needs them.
+        An indexed key is an index on an expression in SQLite. A new filter on another key reads all metadata.
 
         Raises:
             InvalidRequest, InvalidFilter: there are too many keys, or one cannot be filtered by.

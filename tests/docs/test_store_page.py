@@ -1,4 +1,4 @@
-"""The Python blocks of docs/store.md run, in their order, on the store that the page describes."""
+"""The Python blocks of the two pages about stores run, in their order, on the store that the pages describe."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,8 @@ import numpy as np
 from nnclr_hub import CollectionSpec, Item, open_store
 from nnclr_hub.store.exchange import export_collection
 
-PAGE = (Path(__file__).parents[2] / "docs" / "store.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = "\n".join((DOCS / name).read_text() for name in ("store.md", "operate.md"))
 
 
 def test_the_python_blocks_run(tmp_path, monkeypatch, model, photos):
@@ -21,8 +22,8 @@ def test_the_python_blocks_run(tmp_path, monkeypatch, model, photos):
             [Item(f"i{n}", v, {"label": "ab"[n % 2], "pixel_sha256": str(n // 2)}) for n, v in enumerate(vectors)]
         )
         export_collection(store.get("photos"), Path("photos-backup"))
-    blocks = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
-    assert len(blocks) >= 5
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGES, re.DOTALL | re.MULTILINE)
+    assert len(blocks) >= 7
     names: dict = {}
     for block in blocks:
         if "reembed(" in block:  # its images must exist
@@ -33,6 +34,6 @@ def test_the_python_blocks_run(tmp_path, monkeypatch, model, photos):
                 Workbench(Encoders(str(model), device="cpu"), store).index_folder("photos", photos)
             (tmp_path / "runs/my").mkdir(parents=True)
             (tmp_path / "runs/my/encoder").symlink_to(model)
-        exec(compile(block, "docs/store.md", "exec"), names)
+        exec(compile(block, "docs", "exec"), names)
     assert len(names["vectors"]) == 9
     assert names["where"]["must"]

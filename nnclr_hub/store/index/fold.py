@@ -2,7 +2,7 @@
 
 A few new rows extend a copy of the old main part. Many deleted rows, another kind of index or another transform
 require a rebuild from the rows that exist. Either takes seconds to minutes and works on one state, which never changes.
-Then the newest state is replaced by one with the new main part, with what was added and deleted meanwhile.
+Then the newest state is replaced by one with the new main part, with what was added and deleted while it was built.
 """
 
 from __future__ import annotations

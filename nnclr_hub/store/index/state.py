@@ -389,7 +389,7 @@ class States:
         """Publish a state that has the same rows as the newest in another form, or other rows, and forget all others.
 
         Args:
-            change: takes the newest state, which stays the newest meanwhile; returns None to change nothing.
+            change: takes the newest state, which stays the newest until it returns; returns None to change nothing.
 
         Returns:
             Whether something was changed.
