@@ -26,15 +26,8 @@ from nnclr_hub.errors import (
 )
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec, Item, VectorStore
-<<<<<<< HEAD
-from nnclr_hub.store.cancellation import cancellable
-from nnclr_hub.store.milvus import MilvusStore
-from nnclr_hub.store.milvus.connection import Connection, encode
-from nnclr_hub.store.where import Group, parse
-=======
 from nnclr_hub.store.milvus import MilvusStore
 from nnclr_hub.store.milvus.connection import encode
->>>>>>> storetests
 
 pytest.importorskip("pymilvus", reason="pymilvus is not installed")
 VECTORS = np.random.default_rng(0).normal(size=(300, 4)).astype(np.float32)
@@ -163,35 +156,6 @@ def test_nothing_of_the_users_stands_in_an_expression_as_it_is(store):
                 assert [item.id for item in found] == [f"i{i}"], (key, text, condition)
 
 
-<<<<<<< HEAD
-def test_a_filtered_search_is_one_request_and_so_is_a_write(store, requests):
-    collection = store.create("c", CollectionSpec(4, indexed=("n",)))
-    collection.upsert(items(300))
-    for k in (1, 10, 400):
-        requests[0].clear()
-        collection.search(VECTORS[0], k, {"must_not": [{"key": "n", "in": [1, 2]}]}, with_vector=True)
-        assert requests[0] == {"search": 1}
-    requests[0].clear()
-    collection.upsert(items(1))
-    collection.count({"must": [{"key": "n", "range": {"gt": 5}}]})
-    assert requests[0] == {"upsert": 1, "query": 1}
-
-
-def test_a_listing_is_two_requests_per_collection(store, requests):
-    for name in "abc":
-        store.create(name, CollectionSpec(4)).upsert(items(5))
-    requests[0].clear()
-    assert [(info.name, info.count) for info in store.list()] == [("a", 5), ("b", 5), ("c", 5)]
-    assert sum(requests[0].values()) == 1 + 2 * 3
-    store.alias("best", "b")
-    requests[0].clear()
-    assert store.aliases() == {"best": "b"}
-    assert sum(requests[0].values()) == 2
-
-
-# ------------------------------------------------------------------------------ refusals and limits
-
-
 def test_what_milvus_cannot_do_is_refused_and_changes_nothing(store):
     collection = store.create("c", CollectionSpec(4, indexed=("n",)))
     collection.upsert(items(30))
@@ -202,8 +166,6 @@ def test_what_milvus_cannot_do_is_refused_and_changes_nothing(store):
     assert store.get("c").count({"must": [{"key": "n", "range": {"lt": 5}}]}) == 5
 
 
-=======
->>>>>>> storetests
 def test_items_with_too_many_values_are_refused_as_a_whole(store):
     collection = store.create("c", CollectionSpec(4, indexed=("tags",)))
     many = list(range(4097))
@@ -346,66 +308,6 @@ def test_a_request_too_large_for_milvus_is_written_in_steps(store, monkeypatch):
     assert collection.count() == 150
 
 
-<<<<<<< HEAD
-def test_the_state_says_how_many_neighbors_are_found(store):
-    collection = store.create("c", CollectionSpec(4))
-    assert collection.info().recall_estimate == 1.0
-    collection.upsert(items(50))
-    assert collection.info().recall_estimate == 1.0
-    report = collection.verify()
-    assert (report.items, report.recall, report.ok) == (50, 1.0, True)
-    assert (collection.repair().items, collection.search(VECTORS[7], 1)[0].id) == (50, "i7")
-
-
-# ------------------------------------------------------------------------------ percentiles
-
-
-def test_a_sample_lasts_until_a_tenth_of_all_items_changed(store, requests):
-    collection = store.create("c", CollectionSpec(4))
-    collection.upsert(items(300))
-    before = collection.percentiles([0.1, 0.9])
-    requests[0].clear()
-    for n in range(20):
-        collection.upsert([Item(f"i{n}", VECTORS[-n - 1])])
-        assert collection.percentiles([0.1, 0.9]) == before
-    for vector in VECTORS[:20]:
-        assert collection.search(vector, with_percentile=True)[0].percentile is not None
-    assert requests[0]["query"] == 40  # the number of items, for each call
-    collection.upsert([Item(f"i{n}", VECTORS[-n - 1]) for n in range(40)])
-    assert collection.percentiles([0.1, 0.9]) != before
-
-
-def test_other_clients_change_the_number_of_items(store):
-    collection = store.create("c", CollectionSpec(4))
-    collection.upsert(items(100))
-    before = collection.percentiles([0.1, 0.9])
-    rows = store.connection.client.query(encode("c"), filter="", output_fields=["*"], limit=100)
-    other = [{**row, "id": f"o{i}", "vector": VECTORS[100 + i]} for i, row in enumerate(rows)]
-    store.connection.client.upsert(encode("c"), other)
-    assert collection.percentiles([0.1, 0.9]) != before
-
-
-def test_a_search_without_an_answer_to_further_requests_has_no_percentiles(store, requests):
-    collection = store.create("c", CollectionSpec(4))
-    collection.upsert(items(300))
-    expected = collection.search(VECTORS[0], k=5)
-    requests[1]["query"] = StoreUnreachable("no answer")
-    assert collection.search(VECTORS[0], k=5, with_percentile=True) == expected
-
-
-def test_sampling_is_cancelled_between_requests(store, requests):
-    collection = store.create("c", CollectionSpec(4))
-    collection.upsert(items(300))
-    requests[0].clear()
-
-    def cancelled() -> None:
-        if requests[0]["query"] > 1:
-            raise TimeoutError
-
-    with cancellable(cancelled), pytest.raises(TimeoutError):
-        collection.percentiles([0.1])
-    assert requests[0]["query"] == 2
-=======
 @pytest.mark.parametrize(
     ("uri", "code"),
     [
@@ -421,4 +323,3 @@ def test_what_is_no_server_is_refused_without_a_secret(uri, code):
         open_store(uri.format(port=free_port()))
     assert refusal.value.code == code
     assert "secret" not in str(refusal.value)
->>>>>>> storetests
