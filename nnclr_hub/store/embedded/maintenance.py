@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import faiss
@@ -29,10 +30,11 @@ from nnclr_hub.store.index.main_index import MainIndex, threads
 from nnclr_hub.store.index.snapshot import write_snapshot
 from nnclr_hub.store.index.state import States
 from nnclr_hub.store.index.transform import SAMPLE, is_outdated
-from nnclr_hub.store.index_kinds import COARSE, FLAT
+from nnclr_hub.store.index_kinds import COARSE, FLAT, IndexKind
 from nnclr_hub.store.items import Progress
 from nnclr_hub.store.settings import StoreSettings
 from nnclr_hub.store.sqlite import LOW_WATER, free_bytes, reading, translated
+from nnclr_hub.store.vector_transform import VectorTransform
 
 log = logging.getLogger(__name__)
 NICE = 10
@@ -42,6 +44,19 @@ FREE_SHARE = 0.1
 FREE_PAGES = 16
 PROMISED_RECALL = 0.95  # an index that finds less is reported
 SNAPSHOT_SHARE = 0.25  # of the rows: a larger collection is saved after more changes
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """What of a main part is on disk; without the part itself, which would stay in memory."""
+
+    kind: IndexKind | None = None
+    rows: int = 0
+    transform: VectorTransform | None = None
+
+    @classmethod
+    def of(cls, main: MainIndex | None) -> _Saved:
+        return cls() if main is None else cls(main.kind, 0 if main.kind is FLAT else len(main), main.transform)
 
 
 class IndexMaintenance:
@@ -63,7 +78,7 @@ class IndexMaintenance:
         self._path = path
         self._folder = path.with_suffix("")
         self._connections = connections
-        self._saved = saved
+        self._saved = _Saved.of(saved)
         self._folding = threading.Lock()
         self._saving = threading.Lock()
         self._dropped = False
@@ -155,7 +170,7 @@ class IndexMaintenance:
                 if self._dropped:  # and its folder with it
                     raise closed_error(True) from error
                 raise
-            self._saved = main
+            self._saved = _Saved.of(main)
 
     def rebuild(self) -> None:
         """Build the index from the catalog; later folds build its final kind."""
@@ -281,13 +296,13 @@ class IndexMaintenance:
         A new transform is always saved, so that the next start and other processes return the same scores.
         """
         main, saved = self._states.latest.main, self._saved
-        if main is None or main is saved or main.kind is COARSE:
+        if main is None or main.kind is COARSE:
             return 0
-        if main.transform is not (None if saved is None else saved.transform):
+        if main.transform is not saved.transform:
             return sys.maxsize
         if main.kind is FLAT:
             return 0
-        return len(main) if saved is None or saved.kind is not main.kind else abs(len(main) - len(saved))
+        return len(main) if saved.kind is not main.kind else abs(len(main) - saved.rows)
 
     def _fetch(self, rids: np.ndarray) -> np.ndarray:
         with self._connections.reader() as connection:
