@@ -129,6 +129,23 @@ def test_a_nearly_full_disk_refuses_writes_and_snapshots_and_keeps_reading(tmp_p
         assert (collection.info().state, collection.count()) == ("ready", 300)
 
 
+def test_a_commit_that_fails_leaves_nothing_in_the_index(tmp_path):
+    """The disk is full at the COMMIT; the next commit has the same numbers of rows and changes."""
+    store, collection = filled(tmp_path, 40)
+    full = sqlite3.OperationalError("database or disk is full")
+    full.sqlite_errorcode = sqlite3.SQLITE_FULL
+    with store:
+        before = collection.info().durable_seq
+        with failpoints.at("write.applied", raiser(full)), pytest.raises(DiskFull):
+            collection.upsert([one("lost", 7), one("i003", 7)])
+        assert (collection.count(), collection.info().durable_seq) == (40, before)
+        collection.upsert([one("new", 8)])
+        found = [match.id for match in collection.search(vectors(1, 7)[0], 50)]
+        assert sorted(found) == sorted(["new", *(f"i{i:03}" for i in range(40))])
+        assert collection.search(vectors(300)[3], 1)[0].id == "i003"
+        assert collection.verify().ok
+
+
 # ------------------------------------------------------------------------------ the index
 
 
