@@ -17,8 +17,8 @@ from nnclr_hub.errors import (
     InvalidRequest,
     MissingDependency,
     NNCLRHubError,
-    StoreError,
     StoreClosed,
+    StoreError,
     StoreLocked,
     StoreUnreachable,
 )
