@@ -7,7 +7,7 @@ PORT ?= 8000
 WORKERS ?= 3
 CLIENTS = openai langchain-openai llama-index-embeddings-openai litellm haystack-ai requests
 CRASH = $(addprefix tests/store/test_, crash.py power_loss.py file_faults.py disk_full.py sync_order.py state_machine.py \
-	readers_during_compaction.py last_release.py)
+	readers_during_compaction.py)
 
 .PHONY: demo test clients slow check docs mutate gpu crash soak bench clean
 

@@ -176,7 +176,7 @@ class Collection(Protocol):
     ) -> list[Match]:
         """Return the k nearest items, best first, and equally near ones by id; fewer only if fewer exist.
 
-        On Milvus, any of the items that are as near as the last one are returned if they are more than 8.
+        If more than 1,024 items are as near as the last one (8 on Milvus), any of them are returned.
 
         Args:
             vector: (D,) float32.

@@ -18,7 +18,7 @@ def kind(request) -> str:
 
 @pytest.fixture(scope="module")
 def kept_store(kind, tmp_path_factory):
-    """A store with the collection `photos`, which no test changes."""
+    """Open a store with the collection `photos`, which no test changes."""
     with PLACES[kind](tmp_path_factory.mktemp("store")) as address, open_store(address) as opened:
         opened.create("photos", CollectionSpec(DIM, index="flat", indexed=INDEXED)).upsert(items())
         yield opened
@@ -28,7 +28,7 @@ def kept_store(kind, tmp_path_factory):
 
 @pytest.fixture
 def store(kept_store):
-    """The same store; what a test creates in it is dropped afterwards."""
+    """Return the same store; drop afterwards what a test created in it."""
     yield kept_store
     for info in kept_store.list():
         if info.name != "photos":
@@ -42,13 +42,13 @@ def photos(kept_store):
 
 @pytest.fixture
 def collection(store):
-    """An empty one."""
+    """Create an empty collection."""
     return store.create("c", CollectionSpec(DIM, index="flat", indexed=("n", "label", "v")))
 
 
 @pytest.fixture
 def names(store):
-    """The store with the collections `a` and `b`, each with an item of its name."""
+    """Add the collections `a` and `b`, each with an item that has the same name."""
     for name in "ab":
         store.create(name, CollectionSpec(2)).upsert([Item(name, np.ones(2))])
     return store
@@ -56,7 +56,7 @@ def names(store):
 
 @pytest.fixture
 def place(kind, tmp_path):
-    """The address of a store that can be opened and closed."""
+    """Return the address of a store that can be opened and closed."""
     if kind in SERVERS:
         pytest.skip("a server is not closed with the store")
     with PLACES[kind](tmp_path) as address:
@@ -65,6 +65,6 @@ def place(kind, tmp_path):
 
 @pytest.fixture
 def folder(tmp_path):
-    """A store in a folder, for what only that promises."""
+    """Open a store in a folder, for what only that promises."""
     with open_store(str(tmp_path / "only")) as opened:
         yield opened

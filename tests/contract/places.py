@@ -14,7 +14,7 @@ from store.milvus_servers import SERVERS
 from nnclr_hub.errors import NNCLRHubError
 from nnclr_hub.store.base import Collection, Item
 
-# Each makes what `open_store` takes, in a folder of its own. One line adds another store.
+# Each makes what `open_store` takes, in an empty folder. One line adds another store.
 PLACES: dict[str, Callable[[Path], AbstractContextManager[str]]] = {
     "folder": lambda folder: nullcontext(str(folder / "store")),
     "milvus": lambda folder: nullcontext(str(folder / "x.milvus.db")),

@@ -166,6 +166,8 @@ def test_deleted_items_are_gone_at_once(collection):
 def test_edits_are_merge_patches_that_keep_what_shall_stay(collection, replaced, keep):
     collection.upsert(items())
     vectors = [item.vector.tobytes() for item in collection.get(IDS)]
+    where = {"must": [{"key": "label", "match": "new"}]}
+    assert collection.count(where) == len(collection.search(VECTORS[0], N, where)) == 0
     patch = {"label": "new", "half": None, "nested": {"a": None, "more": {"x": 1}}, "v": [1, None]}
     truth = {item.id: dict(item.metadata) for item in items()}
     for chosen, given in (
@@ -180,8 +182,8 @@ def test_edits_are_merge_patches_that_keep_what_shall_stay(collection, replaced,
     found = collection.get(IDS)
     assert {item.id: dict(item.metadata) for item in found} == truth
     assert [item.vector.tobytes() for item in found] == vectors
-    where = {"must": [{"key": "label", "match": "new"}]}
-    assert collection.count(where) == sum(one.get("label") == "new" for one in truth.values())
+    new = sum(one.get("label") == "new" for one in truth.values())
+    assert collection.count(where) == len(collection.search(VECTORS[0], N, where)) == new
 
 
 def test_each_item_has_its_own_patch_and_its_own_condition(collection):

@@ -1,6 +1,5 @@
 """Collections that compare centered or whitened vectors, against numpy on the vectors that were written."""
 
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -9,14 +8,11 @@ from store.backups import contents
 from waiting import until
 
 from nnclr_hub import EmbeddedStore
-from nnclr_hub.errors import InvalidRequest
-from nnclr_hub.store import failpoints, open_store
 from nnclr_hub.store.backup import back_up, restore
 from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.store.exchange import export_collection, import_collection
 from nnclr_hub.store.settings import StoreSettings
 from nnclr_hub.store.vector_transform import VectorTransform
-from nnclr_hub.workbench.duplicates import calibrated_threshold
 
 ROWS, DIM, K = 1200, 24, 10
 SMALL = StoreSettings(memory=1 << 30, flat_below=1000, min_delta=300, max_delta=600)
@@ -71,8 +67,12 @@ def agrees(collection, rows: Rows, transform, tolerance=1e-4, least=0.97) -> boo
 
 @pytest.mark.parametrize(
     ("index", "vectors", "precision"),
-    [(kind, "whiten", "f32") for kind in ("flat", "hnsw", "ivf", "ivf_sq8", "ivf_pq")]
-    + [("flat", "center", "f32"), ("flat", "half_whiten", "f32"), ("hnsw", "half_whiten", "f16")],
+    [
+        ("flat", "center", "f32"),
+        ("hnsw", "half_whiten", "f16"),
+        ("ivf_sq8", "whiten", "f32"),
+        ("ivf_pq", "whiten", "f32"),
+    ],
 )
 def test_every_kind_of_index_compares_transformed_vectors(tmp_path, index, vectors, precision):
     """After growth, edits, another fit and another start; what is read back are the vectors that were written."""
@@ -108,17 +108,6 @@ def test_every_kind_of_index_compares_transformed_vectors(tmp_path, index, vecto
         assert {id: row for id, (row, *_) in contents(collection).items()} == {i: v.tobytes() for i, v in rows.items()}
 
 
-def test_a_store_that_closes_after_its_last_write_leaves_a_transform_of_all_items(tmp_path):
-    """So a command that adds images in several batches gives the same scores each time."""
-    rows = named(made(900, 1))
-    with EmbeddedStore(tmp_path) as store:
-        collection = store.create("c", CollectionSpec(DIM, vectors="whiten"))
-        for first in range(0, 900, 300):
-            collection.upsert(items(dict(list(rows.items())[first : first + 300])))
-    with EmbeddedStore(tmp_path, read_only=True) as store:
-        assert agrees(store.get("c"), rows, fitted_on(rows))
-
-
 @pytest.mark.parametrize("vectors", ["center", "half_whiten"])
 def test_the_transform_is_fitted_as_the_collection_grows_and_survives_a_start(tmp_path, vectors):
     """With 256 items, twice as many as before, and a tenth more when nothing is written; in the background."""
@@ -149,31 +138,6 @@ def test_the_transform_is_fitted_as_the_collection_grows_and_survives_a_start(tm
         assert agrees(store.get("c"), rows, fitted_on(rows, vectors))
 
 
-def test_writes_during_a_fit_are_compared_by_the_new_transform(tmp_path):
-    rows, late = named(made(ROWS, 1)), named(made(40, 2), 40) | named(made(30, 3), ROWS)
-    with EmbeddedStore(tmp_path, settings=SMALL) as store:
-        collection = store.create("c", CollectionSpec(DIM, index="hnsw", vectors="whiten"))
-        collection.upsert(items(rows))
-        collection.compact()
-        more = named(made(100, 4), 5000)
-        collection.upsert(items(more))
-        fitted = fitted_on(rows | more)
-        writes = [lambda: collection.upsert(items(late)), lambda: collection.delete(["i0", "i1", "i1201"])]
-
-        def write() -> None:
-            while writes:
-                writes.pop(0)()
-
-        with failpoints.at("fold.built", write):
-            collection.compact()
-        assert not writes
-        rows = rows | more | late
-        for id in ("i0", "i1", "i1201"):
-            del rows[id]
-        assert agrees(collection, rows, fitted)
-        assert collection.verify().ok
-
-
 def test_backups_and_exports_have_the_vectors_that_were_written(tmp_path):
     rows = named(made(300, 1))
     with EmbeddedStore(tmp_path / "store") as store:
@@ -193,48 +157,3 @@ def test_backups_and_exports_have_the_vectors_that_were_written(tmp_path):
             for copy in (store.get("copy"), restored.get("c")):
                 assert (contents(copy), copy.spec) == (wanted, spec)
                 until(partial(agrees, copy, rows, fitted_on(rows)))
-
-
-def test_duplicates_are_calibrated_on_the_scores_that_searches_return(tmp_path):
-    """As in a collection that stores the transformed vectors."""
-    rows = named(made(320, 1))
-    with EmbeddedStore(tmp_path) as store:
-        collection = store.create("c", CollectionSpec(DIM, vectors="whiten"))
-        collection.upsert(items(rows))
-        collection.compact()
-        transformed = store.create("transformed", CollectionSpec(DIM))
-        vectors = fitted_on(rows)(np.stack(list(rows.values())))
-        transformed.upsert(items(dict(zip(rows, vectors, strict=True))))
-        assert calibrated_threshold(collection) == pytest.approx(calibrated_threshold(transformed), abs=1e-5)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"vectors": "pca"},
-        {"vectors": "whiten", "metric": "l2"},
-        {"vectors": "center", "metric": "dot"},
-        {"vectors": "half_whiten", "dim": 5000},
-        {"vectors": "whiten", "dim": 5000},
-    ],
-)
-def test_an_impossible_choice_is_refused(wrong):
-    with pytest.raises(InvalidRequest):
-        CollectionSpec(**{"dim": 8, **wrong})
-
-
-@pytest.mark.parametrize(
-    ("spec", "decided"),
-    [
-        (CollectionSpec(8, fingerprint="f", vectors="auto"), "half_whiten"),
-        (CollectionSpec(8, vectors="auto"), "raw"),  # vectors of unknown origin
-        (CollectionSpec(8, "l2", "f", vectors="auto"), "raw"),
-        (CollectionSpec(5000, fingerprint="f", vectors="auto"), "raw"),
-        (CollectionSpec(8, fingerprint="f"), "raw"),
-    ],
-)
-def test_the_store_decides_what_is_compared_and_keeps_it(tmp_path, spec, decided):
-    with open_store(str(tmp_path)) as store:
-        assert store.create("c", spec).spec.vectors == decided
-    with open_store(str(tmp_path)) as store:
-        assert store.get("c").spec == replace(spec, vectors=decided)

@@ -21,7 +21,7 @@ from store.crash.world import read_backups, read_collection, read_world
 from nnclr_hub.store.failpoints import STEPS
 
 LENGTH = 60
-ROUNDS = 3
+ROUNDS = 2
 
 
 class Doomed:
@@ -77,12 +77,12 @@ def test_every_step_has_a_name_that_the_tests_know(reached):
 
 @pytest.mark.parametrize("step", STEPS)
 def test_nothing_is_lost_by_a_kill_at(step, doomed, reached, tmp_path):
-    """The first time the step is reached, and once later (in the long form many times)."""
+    """At one of the times when the step is reached; in the long form, at many."""
     times = reached.get(step, 0)
     assert times, f"the script never comes to {step}: its failpoint proves nothing"
     script = operations(SEED, LENGTH)
     foreseen = worlds(script)
-    for n in sorted({1, 1 + times // 2, *(range(1, times, 1 + times // 40) if LONG else ())}):
+    for n in sorted({1 + times // 2, *(range(1, times, 1 + times // 40) if LONG else ())}):
         folder = tmp_path / f"store{n}"
         status, done, seqs = doomed.perform(folder, f"{step}:{n}")
         # folds and snapshots come by themselves too, so a later time may not come at all
@@ -94,26 +94,11 @@ def test_nothing_is_lost_by_a_kill_at(step, doomed, reached, tmp_path):
                 now = {info.name: info.durable_seq for info in store.list()}
                 assert all(now[name] >= seq for name, seq in seqs.items()), "changes are counted again"
             then = done + foreseen[done : done + 2].index(world)
-            stop = LENGTH if LONG else min(then + 6, LENGTH)
+            stop = LENGTH if LONG else min(then + 4, LENGTH)
             for operation in script[then:stop]:
                 if operation[0] != "reopen":
                     perform(store, operation)
             assert read_world(store) == foreseen[stop], "the store differs from what was acknowledged"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(SEED + 1, SEED + 4))
-@pytest.mark.parametrize("step", STEPS)
-def test_nothing_is_lost_by_a_kill_in_other_scripts_at(step, seed, doomed, tmp_path):
-    script = operations(seed, LENGTH)
-    foreseen = worlds(script)
-    for n in range(1, 8):
-        folder = tmp_path / f"store{n}"
-        status, done, _ = doomed.perform(folder, f"{step}:{n}", seed)
-        with open_small_store(folder) as store:
-            assert read_world(store) in foreseen[done : done + 2]
-        if status == 0:  # the script is over before that
-            break
 
 
 def kill_under_load(folder, seed: int, requests: int, seconds: float, ledger: Ledger) -> None:

@@ -12,7 +12,7 @@ from nnclr_hub.errors import StoreError
 from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.store.commit_record import CommitRecord
 
-N, DIM = 1000, 4
+N, DIM = 500, 4
 VECTORS = np.random.default_rng(0).normal(size=(N, DIM)).astype(np.float32)
 
 
@@ -31,10 +31,10 @@ def damaged_store(request, tmp_path_factory) -> tuple[Path, dict]:
             Item(f"i{n}", v, {"label": "cd"[n % 2], "path": f"{n}.jpg"}, b"jpeg%d" % n if n % 3 else None)
             for n, v in enumerate(VECTORS)
         ]
-        collection.upsert(everything[:700])
+        collection.upsert(everything[:300])
         collection.compact()
         collection.snapshot()
-        for n in range(700, N, 60):  # some commits are only in the log
+        for n in range(300, N, 60):  # some commits are only in the log
             collection.upsert(everything[n : n + 60])
         collection.delete([f"i{n}" for n in range(0, N, 10)])
         held = contents(collection)
@@ -48,8 +48,8 @@ def flips(files: list[Path], rng: random.Random) -> list[tuple[Path, int]]:
     chosen = []
     for file in files:
         size = file.stat().st_size
-        regions = 500 if LONG else 12 if "sqlite" in file.name else 2
-        some = [*range(0, 100, 1 if LONG else 40), *(int(size * (n + rng.random()) / regions) for n in range(regions))]
+        regions = 500 if LONG else 5 if "sqlite" in file.name else 1
+        some = [*range(0, 100, 1 if LONG else 60), *(int(size * (n + rng.random()) / regions) for n in range(regions))]
         chosen += [(file, 8 * byte + rng.randrange(8)) for byte in some]
     return chosen
 
@@ -58,6 +58,8 @@ def test_a_flipped_bit_is_reported_or_changes_nothing(damaged_store, tmp_path):
     source, held = damaged_store
     files = sorted(path for path in source.glob("collections/**/*") if path.is_file())
     assert {path.suffix for path in files} >= {".sqlite", ".faiss", ""}
+    if source.name == "killed" and not LONG:
+        files = [path for path in files if path.suffix == ".sqlite-wal"]
     reported = 0
     for number, (file, bit) in enumerate(flips(files, random.Random(0))):
         folder = tmp_path / str(number)
@@ -81,7 +83,7 @@ def test_a_flipped_bit_is_reported_or_changes_nothing(damaged_store, tmp_path):
         except StoreError:
             reported += 1
         shutil.rmtree(folder)
-    assert reported > 2
+    assert reported
 
 
 def test_a_flipped_bit_of_the_record_of_the_last_commit_gives_the_one_before_or_none(damaged_store, tmp_path):

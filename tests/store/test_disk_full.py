@@ -25,104 +25,10 @@ LENGTH = 30
 SEED = 2
 
 # a limit on the size of files is a disk that is full for those that grow; it can be lifted again
-LIMITED = """
-import json, os, resource, sys
-from pathlib import Path
-from nnclr_hub import EmbeddedStore
-from nnclr_hub.errors import StoreError
-from nnclr_hub.store.base import CollectionSpec
-from nnclr_hub.store.settings import StoreSettings
-from store.crash.content import DIM, item_of, version_of
-
-sys.dont_write_bytecode = True  # Python would leave half a file
-
-def limit(size):
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
-
-def refused(work):
-    try:
-        work()
-    except StoreError as error:
-        return [type(error).__name__, str(error)]
-    return None
-
-def files():
-    return sorted(path.name for path in folder.glob("collections/*/*"))
-
-folder = Path(sys.argv[1])
-store = EmbeddedStore(sys.argv[1], settings=StoreSettings(flat_below=1000))
-collection = store.create("c", CollectionSpec(DIM, index="hnsw"))
-collection.upsert([item_of(f"i{n}", 1) for n in range(1500)])
-collection.compact()
-collection.snapshot()
-before = files()
-limit(20_000)
-answer = {"snapshot": refused(collection.snapshot), "kept": files() == before}
-answer["found"] = collection.search(item_of("i7", 1).vector, 1)[0].id
-limit(resource.RLIM_INFINITY)
-answer["snapshot afterwards"] = refused(collection.snapshot)
-largest = max(path.stat().st_size for path in folder.rglob("*.sqlite-wal"))
-limit(max(largest, 200_000))
-done = []
-for n in range(5000):
-    reason = refused(lambda: collection.upsert([item_of(f"j{n}", 2)]))
-    if reason:
-        break
-    done.append(f"j{n}")
-answer |= {"write": reason, "done": done, "then": refused(lambda: collection.upsert([item_of("k", 3)]))}
-answer["whole"] = all(version_of(item) in (1, 2) for item in collection.get([f"i{n}" for n in range(1500)] + done))
-answer["newest"] = [collection.search(item_of(id, 2).vector, 1)[0].id == id for id in done[-3:]]
-limit(resource.RLIM_INFINITY)
-answer["write afterwards"] = refused(lambda: collection.upsert([item_of("l", 4)]))
-os.write(1, json.dumps(answer).encode())
-os._exit(0)
-"""
-
-
-@pytest.fixture(scope="module")
-def limited(tmp_path_factory) -> tuple[Path, dict]:
-    """The folder of a child whose files might not grow for a while, and what it has to say."""
-    folder = tmp_path_factory.mktemp("limited") / "store"
-    command = [sys.executable, "-c", LIMITED, str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=120)
-    assert done.returncode == 0, done.stderr
-    return folder, json.loads(done.stdout)
 
 
 def is_sentence(text: str) -> bool:
     return len(text) > 20 and text.rstrip().endswith(".")
-
-
-def test_a_snapshot_without_room_is_refused_and_the_older_ones_stay(limited):
-    _, said = limited
-    name, sentence = said["snapshot"]
-    assert name in ("DiskFull", "StoreError")
-    assert is_sentence(sentence)
-    assert said["kept"], "part of the snapshot is left, or an older one was deleted"
-    assert said["found"] == "i7"
-    assert said["snapshot afterwards"] is None, "with room again a snapshot is possible again"
-
-
-def test_a_write_without_room_is_refused_and_reads_go_on(limited):
-    _, said = limited
-    name, sentence = said["write"]
-    assert name == "DiskFull"
-    assert is_sentence(sentence)
-    assert said["whole"]
-    assert all(said["newest"])
-    assert said["then"] is None or said["then"][0] == "DiskFull"  # a smaller one may still fit
-    assert said["write afterwards"] is None, "with free space it can be written again, without opening it again"
-
-
-def test_items_acknowledged_before_the_disk_was_full_are_kept(limited):
-    folder, said = limited
-    wanted = {f"i{n}": 1 for n in range(1500)} | dict.fromkeys(said["done"], 2)
-    wanted |= {id: version for id, key, version in (("k", "then", 3), ("l", "write afterwards", 4)) if not said[key]}
-    with open_small_store(folder) as store:
-        collection = store.get("c")
-        assert read_collection(collection) == wanted
-        collection.delete(["i0"])
-        assert collection.count() == len(wanted) - 1
 
 
 @pytest.fixture
@@ -224,8 +130,7 @@ def test_the_space_of_deleted_items_is_given_back_while_writes_continue(tmp_path
 
         with failpoints.at("vacuum.step", write):
             collection.delete([f"i{n}" for n in range(2900)])
-            until(lambda: file.stat().st_size <= full / 4)
-        assert len(steps) > 2
+            until(lambda: len(steps) > 2 and file.stat().st_size <= full / 4)
         assert collection.verify().ok
         until(lambda: collection.count() == 100 + len(steps))  # the last write may not have returned
 

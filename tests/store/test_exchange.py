@@ -91,18 +91,6 @@ def test_others_read_it_with_pandas_and_safetensors(store, tmp_path, precision, 
     np.testing.assert_array_equal(np.concatenate(tensors).astype(np.float32), [item.vector for item in kept])
 
 
-def test_an_export_without_thumbnails(store, tmp_path):
-    assert not export_collection(filled(store), tmp_path / "out", thumbnails=False).thumbnails
-    import_collection(store, "copy", tmp_path / "out")
-    assert {one[2] for one in everything(store.get("copy")).values()} == {None}
-
-
-def test_an_empty_collection_comes_back_empty(store, tmp_path):
-    export_collection(store.create("none", CollectionSpec(3)), tmp_path / "out")
-    assert import_collection(store, "copy", tmp_path / "out").items == 0
-    assert store.get("copy").spec == CollectionSpec(3)
-
-
 def test_nothing_is_overwritten_and_nothing_half_written_stays(store, tmp_path):
     collection = filled(store)
     (tmp_path / "there").mkdir()
@@ -136,16 +124,6 @@ def test_an_interrupted_import_continues(store, tmp_path):
     assert (report.written, report.created) == (COUNT - there, False)
     assert everything(store.get("copy")) == everything(original)
     assert import_collection(store, "copy", tmp_path / "out").written == 0
-
-
-def test_a_new_or_empty_collection_is_not_asked_for_items(store, tmp_path, monkeypatch):
-    original = filled(store)
-    export_collection(original, tmp_path / "out")
-    for method in ("get", "scroll"):
-        monkeypatch.setattr(type(original), method, lambda *_, **__: pytest.fail("asked"))
-    store.create("empty", original.spec)
-    for name in ("new", "empty"):
-        assert import_collection(store, name, tmp_path / "out").written == COUNT
 
 
 def test_a_collection_with_other_content_is_refused_without_into(store, tmp_path):
@@ -275,18 +253,6 @@ def test_an_invalid_manifest_is_refused(exported, tmp_path, change, code):
     with pytest.raises(NNCLRHubError) as refusal:
         import_collection(exported, "copy", tmp_path / "out")
     assert refusal.value.code == code
-    assert [info.name for info in exported.list()] == ["photos"]
-
-
-def test_an_invalid_export_folder_is_refused(exported, tmp_path):
-    with pytest.raises(InvalidRequest):
-        import_collection(exported, "copy", tmp_path)
-    with pytest.raises(InvalidRequest):
-        import_collection(exported, "copy", tmp_path / "nowhere")
-    for text in ("", "{", "[" * 100_000, "[]"):
-        (tmp_path / "collection.json").write_text(text)
-        with pytest.raises((StoreError, InvalidRequest)):
-            import_collection(exported, "copy", tmp_path)
     assert [info.name for info in exported.list()] == ["photos"]
 
 

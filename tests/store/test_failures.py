@@ -3,6 +3,7 @@
 import shutil
 import sqlite3
 import threading
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +12,7 @@ from store.exhaustive import brute_force
 from waiting import until
 
 from nnclr_hub import EmbeddedStore
-from nnclr_hub.errors import CollectionNotFound, DiskFull, InvalidRequest, StoreCorrupt, StoreError, StoreReadOnly
+from nnclr_hub.errors import CollectionNotFound, DiskFull, StoreCorrupt, StoreError, StoreReadOnly
 from nnclr_hub.store import failpoints, open_store
 from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.store.settings import StoreSettings
@@ -57,9 +58,13 @@ def disk_error() -> sqlite3.OperationalError:
 
 
 def test_requests_of_one_commit_share_it_and_the_error_of_one_harms_no_other(tmp_path):
-    """While the first commit is held up, the other requests queue; one of them fails when it is applied."""
+    """While the first commit is held up, the other requests queue. Some fail when their first row is written."""
     store, collection = filled(tmp_path, 1)
     release, commits, refused = threading.Event(), [], []
+    (file,) = tmp_path.glob("collections/*.sqlite")
+    with closing(sqlite3.connect(file)) as other, other:
+        trouble = "CREATE TRIGGER trouble BEFORE INSERT ON thumbnails WHEN NEW.jpeg = x'00'"
+        other.execute(f"{trouble} BEGIN SELECT RAISE(ABORT, 'trouble'); END")
 
     def held() -> None:
         commits.append(1)
@@ -67,14 +72,11 @@ def test_requests_of_one_commit_share_it_and_the_error_of_one_harms_no_other(tmp
 
     def write(i: int) -> None:
         try:
-            if i % 16 == 5:  # too large only when it is merged with what there is
-                collection.update_metadata({f"k{i}": "x" * 60_000, "n": "y" * 6_000}, ids=["i000"])
-            collection.upsert([one(f"t{i}", i)])
-        except InvalidRequest:
+            collection.upsert([replace(one(f"t{i}", i), thumbnail=b"\0" if i % 16 == 5 else b"jpeg")])
+        except StoreError:
             refused.append(i)
 
     with store:
-        collection.update_metadata({"there": "z" * 6_000}, ids=["i000"])
         threads = [threading.Thread(target=write, args=[i]) for i in range(64)]
         with failpoints.at("write.begun", held):
             for thread in threads:
@@ -83,10 +85,15 @@ def test_requests_of_one_commit_share_it_and_the_error_of_one_harms_no_other(tmp
             for thread in threads:
                 thread.join()
         assert sorted(refused) == [5, 21, 37, 53]
-        assert collection.count() == 1 + 64 - 4
+        assert {item.id for item in collection.scroll().items} == {
+            "i000",
+            *(f"t{i}" for i in range(64) if i not in refused),
+        }
         assert len(commits) < 64
-        assert collection.get(["i000"])[0].metadata.keys() == {"n", "there"}
         assert collection.info().state == "ready"
+        with closing(sqlite3.connect(file)) as other, other:
+            other.execute("DROP TRIGGER trouble")
+        assert collection.verify().ok
 
 
 @pytest.mark.parametrize(
@@ -127,6 +134,23 @@ def test_a_nearly_full_disk_refuses_writes_and_snapshots_and_keeps_reading(tmp_p
         monkeypatch.undo()
         collection.upsert([one("new")])
         assert (collection.info().state, collection.count()) == ("ready", 300)
+
+
+def test_a_commit_that_fails_leaves_nothing_in_the_index(tmp_path):
+    """The disk is full at the COMMIT; the next commit has the same numbers of rows and changes."""
+    store, collection = filled(tmp_path, 40)
+    full = sqlite3.OperationalError("database or disk is full")
+    full.sqlite_errorcode = sqlite3.SQLITE_FULL
+    with store:
+        before = collection.info().durable_seq
+        with failpoints.at("write.applied", raiser(full)), pytest.raises(DiskFull):
+            collection.upsert([one("lost", 7), one("i003", 7)])
+        assert (collection.count(), collection.info().durable_seq) == (40, before)
+        collection.upsert([one("new", 8)])
+        found = [match.id for match in collection.search(vectors(1, 7)[0], 50)]
+        assert sorted(found) == sorted(["new", *(f"i{i:03}" for i in range(40))])
+        assert collection.search(vectors(300)[3], 1)[0].id == "i003"
+        assert collection.verify().ok
 
 
 # ------------------------------------------------------------------------------ the index

@@ -4,7 +4,6 @@ Each fault is done to a fresh copy of one prepared store, which is then opened a
 """
 
 import os
-import random
 import shutil
 from pathlib import Path
 
@@ -16,8 +15,8 @@ from store.crash.world import read_collection
 from nnclr_hub.store.base import CollectionSpec
 
 # of a file's length, where it is damaged
-SHARES = [n / 100 for n in range(100)] if LONG else [0, 0.03, 0.5, 0.97]
-INDEXES = ("hnsw", "ivf")
+SHARES = [n / 100 for n in range(100)] if LONG else [0.03, 0.97]
+INDEXES = ("hnsw", "ivf") if LONG else ("hnsw",)
 
 
 @pytest.fixture(scope="module", params=INDEXES)
@@ -90,13 +89,7 @@ def zeroed(path: Path, share: float) -> None:
     path.write_bytes(data)
 
 
-def flipped(path: Path, share: float) -> None:
-    data = bytearray(path.read_bytes())
-    data[int(len(data) * share)] ^= 1 << random.Random(share).randrange(8)
-    path.write_bytes(data)
-
-
-@pytest.mark.parametrize("fault", [truncated, zeroed, flipped])
+@pytest.mark.parametrize("fault", [truncated, zeroed])
 def test_a_damaged_snapshot_loses_nothing(store_with_faults, fault):
     for share in SHARES:
         store_with_faults(lambda ours, _, share=share: fault(ours, share))

@@ -182,13 +182,3 @@ def test_a_server_that_does_not_answer_is_given_up_in_time(server, monkeypatch):
         finally:
             server.signal(signal.SIGCONT)
         assert collection.count() == 30
-
-
-def test_another_client_sees_what_was_written(server):
-    """At once when it opens the store after the write; and deletes too."""
-    with open_store(server.uri) as one:
-        one.create("c", CollectionSpec(4)).upsert(items(30))
-        one.get("c").delete(["i0", "i1"])
-        with open_store(server.uri) as other:
-            assert other.get("c").count() == 28
-            assert other.get("c").get(["i0"]) == []

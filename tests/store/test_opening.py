@@ -50,7 +50,7 @@ def file_of(folder: Path, name: str) -> Path:
 
 
 class Slow:
-    """Holds up the first collection that is opened, until the test lets it go on."""
+    """Holds up the first collection that is opened, until the test releases it."""
 
     def __init__(self) -> None:
         self.begun, self.go_on = threading.Event(), threading.Event()

@@ -6,7 +6,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import threading
 from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
@@ -81,23 +80,6 @@ def test_an_exception_undoes_all_that_was_changed_together(records):
     assert len(records.list("job")) == 2
 
 
-def test_many_threads_lose_nothing(records):
-    def count() -> None:
-        for _ in range(50):
-            with records.transaction():
-                there = records.get("job", "n")
-                records.put(Record("job", "n", {"n": (there.content["n"] if there else 0) + 1}))
-
-    threads = [threading.Thread(target=count) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    found = records.get("job", "n")
-    assert found is not None
-    assert found.content == {"n": 200}
-
-
 def test_readers_see_what_a_writer_puts_and_change_nothing(tmp_path):
     folder = tmp_path / "store"
     with open_store(str(folder)) as store, open_store(str(folder), read_only=True) as reader:
@@ -160,13 +142,6 @@ def test_damaged_records_leave_collections_usable_and_are_repaired(tmp_path):
     assert (folder / "lost+found" / "records-damaged0.sqlite").is_file()
     assert repair_records(folder / RECORDS) is None
     assert repair_records(tmp_path / "none.sqlite") is None
-
-
-def test_a_file_that_is_none_is_set_aside(tmp_path):
-    (tmp_path / RECORDS).write_bytes(b"no database, only text" * 1000)
-    assert repair_records(tmp_path / RECORDS) == 0
-    with closing(Records(tmp_path / RECORDS, read_only=False)) as records:
-        assert records.list("job") == []
 
 
 def test_one_process_has_the_records_of_a_server(tmp_path):

@@ -15,7 +15,7 @@ from nnclr_hub.cli.app import app
 from nnclr_hub.errors import StoreCorrupt
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec, Item
-from nnclr_hub.store.sqlite import PAGE_SIZE, replace_damaged
+from nnclr_hub.store.sqlite import PAGE_SIZE
 
 DIM, N = 16, 2000
 VECTORS = np.random.default_rng(0).normal(size=(N, DIM)).astype(np.float32)
@@ -140,15 +140,6 @@ def test_damage_outside_of_items_and_vectors_costs_no_item(folder, table, junk):
     check(folder, ALL)
 
 
-@pytest.mark.parametrize("table", ["items inner", "vectors inner"])
-def test_rows_that_one_table_knows_of_and_another_no_longer_gives_are_lost(folder, table):
-    break_page(folder, leaves(folder)[table][0])
-    code, said = repair(folder)
-    assert code == 1
-    assert (said["salvaged"]["saved"], set(said["salvaged"]["lost"])) == (0, ALL)
-    check(folder, set())
-
-
 def test_rows_of_which_nothing_can_be_read_are_suspected(folder):
     pages = leaves(folder)
     for table in ("items inner", "vectors inner", "thumbnails inner", "sqlite_autoindex_items_1 inner"):
@@ -178,41 +169,6 @@ def test_repair_leaves_a_damaged_file_alone(folder):
         store.get("c").repair()
     assert [IDS[n].encode() in file_of(folder).read_bytes() for n in (0, N - 1)] == [True, True]
     assert len(file_of(folder).read_bytes()) == len(data)
-
-
-def test_the_copies_are_on_the_disk_before_the_damaged_file_is_touched(folder, monkeypatch):
-    break_page(folder, leaves(folder)["items"][0])
-    wal = Path(f"{file_of(folder)}-wal")
-    did: list[str] = []
-    fsync, unlink, replace = os.fsync, Path.unlink, os.replace
-
-    def synced(handle: int) -> None:
-        did.append(f"synced {Path(os.readlink(f'/proc/self/fd/{handle}')).name}")
-        fsync(handle)
-
-    def unlinked(path: Path, **how) -> None:
-        if path.exists():
-            did.append(f"unlinked {path.name}")
-        unlink(path, **how)
-
-    monkeypatch.setattr(os, "fsync", synced)
-    monkeypatch.setattr(Path, "unlink", unlinked)
-    monkeypatch.setattr(os, "replace", lambda old, new: (did.append("replaced"), replace(old, new)))
-    new = file_of(folder).with_name("new")
-    new.write_bytes(b"new")
-    wal.write_bytes(b"log")
-    damaged, stem = file_of(folder), file_of(folder).stem
-    replace_damaged(damaged, new, folder / "lost+found")
-    steps = [
-        f"synced {stem}-damaged0.sqlite",
-        f"synced {stem}-damaged0.sqlite-wal",
-        "synced lost+found",
-        f"unlinked {wal.name}",
-        "synced collections",
-        "replaced",
-    ]
-    assert [step for step in did if step in steps] == [*steps, "synced collections"]
-    assert damaged.read_bytes() == b"new"
 
 
 @pytest.mark.parametrize("cut", [1, 200])

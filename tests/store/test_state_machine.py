@@ -24,7 +24,7 @@ from nnclr_hub.errors import CollectionNotFound, ItemNotFound
 from nnclr_hub.store.base import Item
 from nnclr_hub.store.spec import CollectionSpec, IndexName
 
-EXAMPLES = 300 if LONG else 12
+EXAMPLES = 300 if LONG else 6
 DIM = 6
 LABELS = ("cat", "dog", "catfish")
 ids = st.integers(0, 80).map("i{}".format)

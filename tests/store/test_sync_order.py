@@ -122,24 +122,3 @@ def test_a_snapshot_is_synced_before_its_rename_and_its_folder_before_the_row_th
             assert row, "no row names the snapshot"
             committed = [e for e in here if e.name in SYNCS and e.path == log and e.begun > row[0].ended]
             assert committed, "the row was not synced before the acknowledgement"
-
-
-def test_an_old_snapshot_is_deleted_only_when_the_catalog_no_longer_names_it(events):
-    deletions = 0
-    for start, end in said(events, "snapshot"):
-        here = between(events, start, end)
-        for deletion in [e for e in here if e.name.startswith("unlink") and e.path.endswith(".faiss")]:
-            log = f"{Path(deletion.path).parent}.sqlite-wal"
-            assert [e for e in here if e.name in SYNCS and e.path == log and e.ended < deletion.begun]
-            deletions += 1
-    assert deletions == 3
-
-
-def test_a_collections_files_go_only_when_the_catalog_no_longer_names_it(events):
-    ((start, end),) = said(events, "dropped")
-    here = between(events, start, end)
-    deletions = [e for e in here if e.name.startswith("unlink") and e.path.endswith(".sqlite")]
-    synced = [e for e in here if e.name in SYNCS and e.path.endswith("catalog.sqlite-wal")]
-    assert deletions
-    assert synced
-    assert all(synced[0].ended < deletion.begun for deletion in deletions)

@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 from store.filter_oracle import KEYS, Dice, counted, merged, passes, type_of
 
+from nnclr_hub import EmbeddedStore
 from nnclr_hub.errors import DeadlineExceeded
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import Collection, CollectionSpec, Item, VectorStore
 from nnclr_hub.store.cancellation import cancellable
+from nnclr_hub.store.settings import StoreSettings
 
 SECONDS = float(os.environ.get("NNCLR_ORACLE_SECONDS", "120"))
 OTHER = "of another writer"  # key of their metadata
@@ -283,3 +285,18 @@ def test_a_filter_is_cancelled_while_it_is_evaluated(tmp_path):
             with cancellable(check), pytest.raises(DeadlineExceeded):
                 call(where)
         assert collection.count(where) == 0
+
+
+def test_a_filter_that_was_answered_before_the_log_was_trimmed_is_answered_again(tmp_path):
+    with EmbeddedStore(tmp_path, settings=StoreSettings(kept_changes=2)) as store:
+        collection = store.create("c", CollectionSpec(4))
+        where = {"must": [{"key": "n", "range": {"gte": 5}}]}
+        collection.upsert([Item(f"i{n}", np.ones(4), {"n": n}) for n in range(10)])
+        assert len(collection.search(np.ones(4), 99, where)) == collection.count(where) == 5
+        for n in range(10, 20):
+            collection.upsert([Item(f"i{n}", np.ones(4), {"n": n})])
+        collection.delete(["i9"])
+        collection.update_metadata({"n": 0}, ids=["i8"])
+        collection.upsert([Item("last", np.ones(4)), Item("more", np.ones(4))])
+        collection.compact()
+        assert len(collection.search(np.ones(4), 99, where)) == collection.count(where) == 13
