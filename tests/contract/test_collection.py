@@ -297,7 +297,6 @@ def test_filters_are_bounded_in_depth(photos):
 def test_large_numbers_are_compared_and_counted(collection):
     collection.upsert([Item("a", VECTORS[0], {"n": 10**308}), Item("b", VECTORS[1], {"n": 2**64})])
     assert collection.count({"must": [{"key": "n", "range": {"gt": 2**53 - 1}}]}) == 2
-    assert collection.facets(["n"])["n"].items == 2
 
 
 @pytest.mark.parametrize("limit", [1, 7, N - 1, N, N + 1])
@@ -326,7 +325,11 @@ def test_pages_cover_everything_once_while_others_write(collection):
     assert seen == [f"k{i:03}" for i in range(N)]
 
 
-def test_facets_count_the_values_of_keys(photos):
+def test_facets_count_the_values_of_keys(kind, photos):
+    if kind != "folder":
+        with refused("invalid_request"):
+            photos.facets(["n"])
+        return
     keys = ["label", "mixed", "half", "list", "none", "absent"]
     for where in (None, {"must": [{"key": "n", "range": {"lt": 30}}]}, {"should": []}):
         chosen = [dict(item.metadata) for item in items() if passes(where or {}, item.id, dict(item.metadata))]
@@ -344,8 +347,12 @@ def test_facets_count_the_values_of_keys(photos):
             photos.facets(**{"keys": ["n"], **wrong})
 
 
-def test_other_keys_can_be_indexed(collection):
+def test_other_keys_can_be_indexed(kind, collection):
     collection.upsert(items())
+    if kind != "folder":
+        with refused("invalid_request"):
+            collection.change_indexed(["half"])
+        return
     where = {"must": [{"key": "n", "range": {"lt": 9}}]}
     for keys in (["half", "n"], ["label"], ["n"]):
         collection.change_indexed(keys)

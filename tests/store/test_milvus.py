@@ -274,19 +274,6 @@ def test_a_filtered_search_is_one_request_and_so_is_a_write(store, monkeypatch):
     assert sent == ["upsert", *["search"] * 3, "query"]
 
 
-def test_keys_are_declared_later(store):
-    collection = store.create("c", CollectionSpec(4, indexed=()))
-    collection.upsert(items(90, tags=["a"]))
-    where = {"must": [{"key": "n", "range": {"gte": 50}}, {"key": "tags", "contains": "a"}]}
-    for keys in ((), ("n",)):
-        collection.change_indexed(keys)
-        with pytest.raises(InvalidFilter):
-            collection.count(where)
-    collection.update_metadata({"tags": ["b"]}, ids=["i60"])  # while it is not declared
-    collection.change_indexed(["n", "tags"])
-    assert (collection.count(where), store.get("c").count(where)) == (39, 39)
-
-
 def test_a_request_too_large_for_milvus_is_written_in_steps(store, monkeypatch):
     """If a step fails, the error reports how many items are stored."""
     collection = store.create("c", CollectionSpec(4))
