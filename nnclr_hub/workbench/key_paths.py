@@ -46,6 +46,12 @@ def patch_of(
                     f"The key {step!r} of item {id!r} holds {inside!r:.80}, so {key!r} cannot be written; choose "
                     "another key."
                 )
+            if not isinstance(at, dict):
+                break
+        if not isinstance(at, dict) or way[-1] in at:
+            raise InvalidRequest(
+                f"{key!r} and a key in it, or the other way round, cannot both be written; choose one."
+            )
         at[way[-1]] = value
     return patch
 

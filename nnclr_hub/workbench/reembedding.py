@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -265,7 +266,7 @@ class _Copying:
                 since = page.next
         except ChangesUnavailable:  # the log was trimmed
             self._at = _position(self._old)
-            return self._differing()
+            return chain(self._differing(), list(self.left_out))  # which may have been deleted meanwhile
         self._at = since, log
         return ids
 

@@ -3,6 +3,7 @@
 import shutil
 import sqlite3
 import threading
+import time
 from contextlib import closing
 from dataclasses import replace
 
@@ -356,3 +357,63 @@ def test_statistics_agree_with_the_items_and_the_disk(tmp_path):
         assert min(found.disk_free, found.index_bytes, found.commit_seconds) > 0
         [(name, listed)] = store.statistics().items()
         assert (name, replace(listed, disk_free=found.disk_free)) == ("c", found)
+
+
+def test_a_transform_that_is_dropped_stays_dropped_and_costs_nothing(tmp_path):
+    """The collection shrinks below the items that a transform is fitted on."""
+    rows = np.random.default_rng(0).normal(size=(300, DIM)).astype(np.float32)
+    settings = StoreSettings(idle_seconds=0.05)
+    with EmbeddedStore(tmp_path, settings=settings) as store:
+        collection = store.create("c", CollectionSpec(DIM, vectors="center"))
+        collection.upsert([Item(f"i{i:03}", row) for i, row in enumerate(rows)])
+        collection.compact()
+        collection.snapshot()
+        collection.delete([f"i{i:03}" for i in range(100)])
+        collection.compact()
+        collection.snapshot()
+        before, begun = [match.score for match in collection.search(rows[200], 5)], time.process_time()
+        time.sleep(0.5)
+        assert time.process_time() - begun < 0.3
+    with EmbeddedStore(tmp_path, settings=settings) as store:
+        assert [match.score for match in store.get("c").search(rows[200], 5)] == pytest.approx(before)
+
+
+def test_rows_that_arrive_at_the_end_of_a_fit_have_the_new_transform(tmp_path):
+    rows = np.random.default_rng(0).normal(size=(400, DIM)).astype(np.float32) + 1
+    with EmbeddedStore(tmp_path, settings=StoreSettings(idle_seconds=3600.0)) as store:
+        collection = store.create("c", CollectionSpec(DIM, vectors="center"))
+        collection.upsert([Item(f"i{i}", row) for i, row in enumerate(rows[:300])])
+        late = iter(range(300, 400, 10))
+
+        def write() -> None:
+            for start in late:
+                collection.upsert([Item(f"i{i}", rows[i]) for i in range(start, start + 10)])
+
+        with failpoints.at("fold.built", write):
+            collection.compact()
+        assert collection.search(rows[350], 1)[0].id == "i350"
+        assert collection.verify().ok
+
+
+def test_an_error_while_writes_are_held_is_no_error_of_the_collection(tmp_path):
+    store, collection = filled(tmp_path)
+    with store:
+        store.create("d", CollectionSpec(DIM))
+        with pytest.raises(StoreReadOnly):
+            store.promote("d", "c", raiser(StoreReadOnly("of another collection")))
+        assert collection.upsert([Item("later", vectors(1)[0])])
+        assert store.get("c").get(["later"])
+
+
+def test_facets_name_the_item_whose_metadata_are_damaged(tmp_path):
+    with open_store(str(tmp_path)) as store:
+        store.create("c", CollectionSpec(DIM, indexed=())).upsert([one(f"i{n}", n) for n in range(3)])
+    (file,) = tmp_path.glob("collections/*.sqlite")
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("UPDATE items SET metadata = '{\"n\": 5' WHERE id = 'i1'")
+        connection.commit()
+    with open_store(str(tmp_path)) as store:
+        collection = store.get("c")
+        assert collection.count() == 3
+        with pytest.raises(StoreCorrupt, match="i1"):
+            collection.facets(["n"])

@@ -180,13 +180,25 @@ class EmbeddedCollection(Collection):
         spec = replace_fields(self.spec, indexed=tuple(keys))
         for key in spec.indexed:
             check_indexed(key)
-        self._writable().exclusively(lambda connection: change_indexed(connection, spec))
+        writer = self._writable()
+        writer.refuse_failed()
+        writer.exclusively(lambda connection: change_indexed(connection, spec))
         self.spec = self._files.spec = spec
 
     @_in_use
     def hold_writes(self, work: Callable[[], T]) -> T:
         """Run work, which must not write here, while writes wait; they are done afterwards."""
-        return self._writable().exclusively(lambda connection: work())
+
+        def run(connection: sqlite3.Connection) -> T | Exception:
+            try:
+                return work()
+            except Exception as error:  # noqa: BLE001 - raised below: it is not an error of this collection
+                return error
+
+        result = self._writable().exclusively(run)
+        if isinstance(result, Exception):
+            raise result
+        return result
 
     # ---- reading
 
@@ -245,9 +257,10 @@ class EmbeddedCollection(Collection):
     @_in_use
     def random_vectors(self) -> RandomVectors:
         def read(connection: sqlite3.Connection, state: Any) -> RandomVectors:
+            changes = self._files.states.added, self._files.states.deleted
             rids = state.live_rids()
             vectors = fetch_vectors(connection, self.spec, rids[random_items(len(rids), self.spec.dim)])
-            return RandomVectors(compared(state.transform, vectors), len(rids), self.vector_changes())
+            return RandomVectors(compared(state.transform, vectors), len(rids), changes)
 
         return self._files.read(read)
 

@@ -13,6 +13,7 @@ import orjson
 
 from nnclr_hub.store.cancellation import check_cancelled
 from nnclr_hub.store.embedded.filter_sql import filter_sql
+from nnclr_hub.store.embedded.rows import parse_metadata
 from nnclr_hub.store.facets import Counts, count_values
 from nnclr_hub.store.index.state import RowSet, State, positions
 from nnclr_hub.store.where import ABSENT, EVERYTHING, Group, value_of
@@ -45,6 +46,9 @@ class Filters:
         """
         before = self._answers.get(group.name)
         if before is not None and before.seq == state.seq and before.rids is state.rids:
+            with self._lock:
+                if group.name in self._answers:
+                    self._answers.move_to_end(group.name)
             return before.rows
         changed = None if before is None else _changes(connection, before.seq, state.seq)
         if before is None or changed is None:
@@ -59,6 +63,9 @@ class Filters:
             if before is None or before.seq <= state.seq:
                 self._answers[group.name] = _Answer(state.seq, state.rids, rows)
                 self._answers.move_to_end(group.name)
+            # an answer that is too old to be brought up to date would only keep a former main part's row ids
+            for name in [one for one, answer in self._answers.items() if state.seq - answer.seq > MAX_CHANGES]:
+                del self._answers[name]
             while len(self._answers) > KEPT:
                 self._answers.popitem(last=False)
         return rows
@@ -70,11 +77,14 @@ def count_facets(connection: sqlite3.Connection, group: Group, keys: Sequence[st
     All metadata are parsed once, which takes less time than one GROUP BY for each key.
     """
     condition, parameters = filter_sql(group)
-    cursor = connection.execute(f"SELECT metadata FROM items WHERE {condition}", parameters)
+    cursor = connection.execute(f"SELECT id, metadata FROM items WHERE {condition}", parameters)
     items, counts = dict.fromkeys(keys, 0), {key: Counts() for key in keys}
     while rows := cursor.fetchmany(BATCH):
         check_cancelled()
-        metadata = orjson.loads(f"[{','.join([text for (text,) in rows])}]")
+        try:
+            metadata = orjson.loads(f"[{','.join([text for _, text in rows])}]")
+        except ValueError:
+            metadata = parse_metadata(rows)  # which names the item that is damaged
         for key in keys:
             if "." in key:
                 values = [value_of(about, key) for about in metadata]

@@ -27,7 +27,7 @@ from nnclr_hub.store.failpoints import reached
 from nnclr_hub.store.index.build import Stopped
 from nnclr_hub.store.index.fold import fold, is_due, kind_of_next, most_recent
 from nnclr_hub.store.index.main_index import MainIndex, threads
-from nnclr_hub.store.index.snapshot import write_snapshot
+from nnclr_hub.store.index.snapshot import remove_snapshot, write_snapshot
 from nnclr_hub.store.index.state import States
 from nnclr_hub.store.index.transform import SAMPLE, is_outdated
 from nnclr_hub.store.index_kinds import COARSE, FLAT, IndexKind
@@ -160,9 +160,12 @@ class IndexMaintenance:
         with self._saving, translated(self._path):
             state = self._states.latest
             main = state.main
-            if main is None or (due and not self._is_unsaved()):  # another thread has just saved it
+            if due and not self._is_unsaved():  # another thread has just saved it
                 return
-            if main.kind is COARSE or (main.kind is FLAT and main.transform is None):
+            if main is None or main.kind is COARSE or (main.kind is FLAT and main.transform is None):
+                if self._saved.transform is not None:  # the next start must not return to it
+                    remove_snapshot(self._folder, self.writer.exclusively)
+                    self._saved = _Saved()
                 return  # the catalog is read as fast
             try:
                 write_snapshot(main, state.rids, self._folder, self.writer.exclusively)
@@ -296,10 +299,10 @@ class IndexMaintenance:
         A new transform is always saved, so that the next start and other processes return the same scores.
         """
         main, saved = self._states.latest.main, self._saved
+        if (None if main is None else main.transform) is not saved.transform:
+            return sys.maxsize if main is None or main.kind is not COARSE else 0
         if main is None or main.kind is COARSE:
             return 0
-        if main.transform is not saved.transform:
-            return sys.maxsize
         if main.kind is FLAT:
             return 0
         return len(main) if saved.kind is not main.kind else abs(len(main) - saved.rows)

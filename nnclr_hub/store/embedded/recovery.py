@@ -25,6 +25,7 @@ from nnclr_hub.store.settings import StoreSettings
 from nnclr_hub.store.spec import CollectionSpec
 
 log = logging.getLogger(__name__)
+MAX_FOLLOWED = 50_000  # changes; of more, not all vectors are read at once
 
 
 def recover(
@@ -60,6 +61,10 @@ def follow(
     A file that was salvaged from a damaged one may restart its numbers; then, too, everything is read again.
     """
     before, last = states.latest.seq, last_seq(connection)
+    if last - before > MAX_FOLLOWED:  # the snapshot of the process that writes is newer
+        state, _ = recover(connection, spec, settings, folder)
+        states.replace(lambda latest: state if latest.seq < state.seq else None)
+        return
     changes = connection.execute("SELECT op, rid FROM oplog WHERE seq > ? ORDER BY seq", [before]).fetchall()
     if last < before or len(changes) != last - before:
         state, _ = recover(connection, spec, settings, folder)

@@ -83,6 +83,7 @@ class Resources:
             self.record.close()
             # code that still holds the closed collection need not hold its vectors
             self.states.replace(lambda _: empty_state(self.spec, 1, -1))
+            self.filters = Filters()
 
     @property
     def failed(self) -> bool:

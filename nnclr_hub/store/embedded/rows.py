@@ -161,10 +161,11 @@ def matched_rows(
     Raises:
         StoreCorrupt: a row is damaged.
     """
-    found: list[Row] = []
+    found: list[tuple[int, str, str, bytes | None]] = []
     for start in range(0, len(rids), MAX_IN):
         some = rids[start : start + MAX_IN]
-        found += checked_rows(connection, f"rid IN ({_placeholders(some)})", some, vectors=spec is not None)
+        rows = checked_rows(connection, f"rid IN ({_placeholders(some)})", some, vectors=spec is not None)
+        found += [row[:4] for row in rows]  # without thumbnails, which only the checksum needs
     metadata = parse_metadata([row[1:3] for row in found])
     return {row[0]: (row[1], about, row[3]) for row, about in zip(found, metadata, strict=True)}
 

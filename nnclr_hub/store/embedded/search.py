@@ -40,7 +40,7 @@ def search(
         more = scores.shape[1] >= k + ties and bool((rids[:, -1] >= 0).any())
         if not more or ties >= MAX_TIES or not (scores[:, -1] == scores[:, k - 1])[rids[:, -1] >= 0].any():
             break
-        ties *= 8
+        ties = min(8 * ties, MAX_TIES)
     if scores.shape[1] > k and (scores[:, k - 1] > scores[:, k]).all():
         scores, rids = scores[:, :k], rids[:, :k]  # no further row has the score of the k-th
     rows = matched_rows(connection, np.unique(rids[rids >= 0]).tolist(), spec if options.with_vector else None)

@@ -119,11 +119,14 @@ def fold(
         main = _calibrated(replace(main, transform=transform, fitted_rows=live), start, everything)
         new = replace(empty_state(spec, settings.delta_chunk), main=main, rids=rids)
     reached("fold.built")
-    late = _late_rows(states, start, new, fetch)
-    if states.replace(lambda latest: _carried(start, latest, new, late, fetch)):
-        reached("fold.swapped")
-        if len(start.rids) * vector_bytes(spec) > LARGE:
-            time.sleep(SETTLE_SECONDS)
+    while states.latest.main is start.main and states.latest.recent is start.recent:  # otherwise it was replaced
+        if new.transform is not start.transform:
+            new = _with_late_rows(states.latest, start, new, fetch)
+        if states.replace(lambda latest: _carried(start, latest, new)):  # noqa: B023 - called at once
+            reached("fold.swapped")
+            if len(start.rids) * vector_bytes(spec) > LARGE:
+                time.sleep(SETTLE_SECONDS)
+            return
 
 
 def _must_build(state: State, settings: StoreSettings, kind: IndexKind, rebuild: bool, idle: bool) -> bool:
@@ -194,27 +197,27 @@ def _extended(bitmap: np.ndarray, rows: int, total: int) -> np.ndarray:
 # ------------------------------------------------------------------------------ what happened during the fold
 
 
-def _late_rows(states: States, start: State, new: State, fetch: Fetch) -> State:
-    """Return the new state with the rows that were added until now, so that little is left to do under the lock."""
-    if new.transform is start.transform:
-        return new
-    rids = states.latest.recent_rids[start.count :]
+def _with_late_rows(latest: State, start: State, new: State, fetch: Fetch) -> State:
+    """Return the new state with the rows that were added until now, by its own transform."""
+    rids = latest.recent_rids[start.count + new.count :]
     return new.after(0, NO_ROWS, rids, np.nan_to_num(fetch(rids))) if len(rids) else new
 
 
-def _carried(start: State, latest: State, new: State, late: State, fetch: Fetch) -> State | None:
-    """Return the new state with everything that was added and deleted since `start`; None if that was replaced."""
+def _carried(start: State, latest: State, new: State) -> State | None:
+    """Return the new state with everything that was added and deleted since `start`.
+
+    None if `start` was replaced, or if rows were added that the new state lacks and its transform must be applied to:
+    they are read without the lock.
+    """
     if latest.main is not start.main or latest.recent is not start.recent:
         return None
-    done = start.count + late.count
-    rids = latest.recent_rids[done:]
-    state = late
+    done = start.count + new.count
+    rids, state = latest.recent_rids[done:], new
     if len(rids):
-        if new.transform is start.transform:
-            state.recent.append(0, rids, latest.recent.vectors(done, latest.count))
-            state = replace(state, count=len(rids))
-        else:
-            state = state.after(0, NO_ROWS, rids, np.nan_to_num(fetch(rids)))
+        if new.transform is not start.transform:
+            return None
+        state.recent.append(new.count, rids, latest.recent.vectors(done, latest.count))
+        state = replace(state, count=new.count + len(rids))
     gone = [NO_ROWS]
     if latest.live is not start.live:
         was = np.arange(len(start.rids)) if start.live is None else start.live_rows()

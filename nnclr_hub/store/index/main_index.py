@@ -67,7 +67,6 @@ class MainIndex:
         k: int,
         among: np.ndarray | None = None,
         effort: int | None = None,
-        needed: int | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the k best rows for each query.
 
@@ -76,12 +75,11 @@ class MainIndex:
             k: at least 1.
             among: bitmap (N / 8,) uint8, little-endian bits, of the rows to consider; None for all.
             effort: efSearch or nprobe; None: the calibrated one.
-            needed: for how many of the k the effort must suffice; None: all.
 
         Returns:
             scores (n, k) float32, higher is nearer, best first, and rows (n, k) int64. Missing results have row -1.
         """
-        options = self.kind.search_options(self.index, needed or k, effort or self.effort)
+        options = self.kind.search_options(self.index, k, effort or self.effort)
         return self._search(self.index, queries, k, _parameters(self.kind, among, options))
 
     def search_all(self, queries: np.ndarray, k: int, among: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:

@@ -115,6 +115,17 @@ def write_snapshot(main: MainIndex, rids: np.ndarray, folder: Path, exclusively:
     exclusively(commit)
 
 
+def remove_snapshot(folder: Path, exclusively: Exclusively) -> None:
+    """Remove the snapshot; the index is then read from the catalog."""
+
+    def commit(connection: sqlite3.Connection) -> None:
+        connection.execute("DELETE FROM snapshot")
+        for file in folder.glob("index-*.faiss"):
+            file.unlink()
+
+    exclusively(commit)
+
+
 def load_snapshot(connection: sqlite3.Connection, spec: CollectionSpec, folder: Path) -> Saved | None:
     """Return the snapshot; None if there is none, or it is damaged."""
     row = connection.execute("SELECT file, blake2b FROM snapshot").fetchone()

@@ -405,14 +405,13 @@ class States:
             self._publish(state)
             return True
 
-    def at(self, seq: int, *, wait: bool = True) -> State | None:
+    def at(self, seq: int) -> State | None:
         """Return the state after a commit; None if it is forgotten, or does not come.
 
         Args:
-            seq: of the transaction in which rows will be looked up.
-            wait: whether the commit may be so new that its state follows in a moment.
+            seq: of the transaction in which rows will be looked up; its state may follow in a moment.
         """
-        if self.latest.seq < seq and wait:
+        if self.latest.seq < seq:
             with self._changed:
                 self._changed.wait_for(lambda: self.latest.seq >= seq, WAIT_SECONDS)
         return self._states.get(seq)

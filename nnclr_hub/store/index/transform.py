@@ -50,7 +50,7 @@ def fit(
         read: returns the vectors (m, D) of the sample, NaN if they are damaged or were just deleted.
         live: number of rows of the collection.
     """
-    if spec.vectors in ("raw", "auto") or live < settings.fit_from:  # the store has replaced "auto"
+    if spec.vectors == "raw" or live < settings.fit_from:
         return None
     vectors = read()
     intact = vectors[~np.isnan(vectors).any(axis=1)]
