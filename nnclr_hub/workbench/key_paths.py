@@ -49,9 +49,7 @@ def patch_of(
             if not isinstance(at, dict):
                 break
         if not isinstance(at, dict) or way[-1] in at:
-            raise InvalidRequest(
-                f"{key!r} and a key in it, or the other way round, cannot both be written; choose one."
-            )
+            raise InvalidRequest(f"{key!r} and another key of item {id!r} are one inside the other; write one of them.")
         at[way[-1]] = value
     return patch
 
