@@ -93,16 +93,25 @@ def verify(names: Names = None, as_json: Json = False, *, place: Place) -> None:
     from nnclr_hub.progress import bar
 
     reports: dict[str, VerifyReport] = {}
+    unreadable: dict[str, str] = {}
     with place.opened(read_only=True) as there:
         for name in names or [info.name for info in there.list()]:
             with bar(err, f"verifying {name}", unit="items") as advance:
-                reports[name] = there.get(name).verify(advance)
+                try:
+                    reports[name] = there.get(name).verify(advance)
+                except StoreCorrupt as error:  # the others are checked, too
+                    unreadable[name] = str(error)
     if as_json:
-        print_json([{"name": name, "ok": report.ok, **asdict(report)} for name, report in reports.items()])
+        print_json(
+            [{"name": name, "ok": report.ok, **asdict(report)} for name, report in reports.items()]
+            + [{"name": name, "ok": False, "error": error} for name, error in unreadable.items()]
+        )
     else:
         for name, report in reports.items():
             _print_report(name, report)
-    if not all(report.ok for report in reports.values()):
+        for name, error in unreadable.items():
+            out.print(f"{name}: {error}", style="red")
+    if unreadable or not all(report.ok for report in reports.values()):
         raise typer.Exit(1)
 
 
@@ -190,7 +199,7 @@ def _repair_catalog(store: str, as_json: bool) -> None:
     if names is None:
         out.print("The catalog is intact; name a collection to repair it.")
     else:
-        out.print(f"Rebuilt the catalog: {', '.join(names)}")
+        out.print(f"Rebuilt the catalog: {', '.join(names)}. Aliases that it could not read are lost; set them again.")
 
 
 def _print_repaired(name: str, report: RepairReport, salvaged: SalvageReport | None) -> None:

@@ -310,7 +310,7 @@ def list_backups(source: str | Path) -> list[Backup]:
 def verify_backups(source: str | Path, *, progress: Progress = lambda done, total: None) -> dict[str, str | None]:
     """Read every chunk of the backups back; return for each backup None, or what is wrong with it.
 
-    The next backup shares a damaged chunk unless it is deleted, as the message says.
+    A chunk that is damaged whenever it is read is removed, so that the next backup writes it again.
 
     Args:
         source: see `back_up`.
@@ -329,16 +329,25 @@ def verify_backups(source: str | Path, *, progress: Progress = lambda done, tota
     chunks, problems, done = {chunk for backup in backups for chunk in backup.chunks}, {}, 0
     total = sum(size for _, size in chunks)
     for chunk in chunks:
-        try:
-            place.read(chunk)
-        except StoreCorrupt as error:
-            problems[chunk] = str(error)
+        if (problem := _problem(place, chunk)) and _problem(place, chunk):  # the second time, it was not the connection
+            problems[chunk] = problem
+            if chunk[0] in place.chunks():
+                place.remove("chunks", [chunk[0]])
         done += chunk[1]
         progress(done, total)
     for backup in backups:
         found[backup.id] = next((problems[chunk] for chunk in backup.chunks if chunk in problems), None)
     # another process may have removed old ones while they were read
     return {id: found[id] for id in place.ids() if id in found}
+
+
+def _problem(place: _Place, chunk: tuple[str, int]) -> str | None:
+    """Return what is wrong with a chunk."""
+    try:
+        place.read(chunk)
+    except StoreCorrupt as error:
+        return str(error)
+    return None
 
 
 def restore(

@@ -27,7 +27,7 @@ BUSY_SECONDS = 5.0
 LOW_WATER = 64 << 20
 
 _FILES = 4  # a database, its log, the index of the log, and a folder
-HINT = "save what is readable with `nnclr store repair COLLECTION`, or import an export"
+HINT = "restore a backup, save what is readable with `nnclr store repair COLLECTION`, or import an export"
 
 
 def connect(path: Path, format: int, *, read_only: bool = False, create: bool = False) -> sqlite3.Connection:

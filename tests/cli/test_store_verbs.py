@@ -272,11 +272,11 @@ def test_backups_are_listed_verified_and_restored(nnclr, store, tmp_path):
 
     made = {one["id"]: one["collections"] for one in call("backups", to)}
     assert made == {first["id"]: {"photos": 30}, second["id"]: {"photos": 29}}
-    for folder, options, items in (("new", [], 29), ("id", ["--at", first["id"], "--collection", "current"], 30)):
+    for folder, options, items in (("new", [], 29), ("id", ["--at", first["id"]], 30)):
         assert call("restore", to, tmp_path / folder, *options)["collections"] == {"photos": items}
         with open_store(str(tmp_path / folder), read_only=True) as opened:
             assert opened.get("current").count() == items
-    for wrong in (["--at", "noon"], ["--at", "2020-01-01"], ["--collection", "absent"]):
+    for wrong in (["--at", "noon"], ["--at", "2020-01-01"]):
         result = CliRunner().invoke(app, ["store", "restore", str(to), str(tmp_path / "wrong"), *wrong])
         assert result.exit_code in (1, 2)
         assert not (tmp_path / "wrong").exists()

@@ -231,7 +231,8 @@ def test_damage_of_a_backup_is_reported_and_restores_nothing(tmp_path):
             assert not (tmp_path / f"r{number}").exists()
             if file.suffix != ".json" or changed is not None:
                 assert None not in verify_backups(to).values(), file
-            file.unlink(missing_ok=True)
+            if file.suffix == ".json":
+                file.unlink(missing_ok=True)
             with open_store(str(tmp_path / "store")) as store:  # the next one does not need it
                 again = back_up(store, to)
             assert verify_backups(to)[again.id] is None

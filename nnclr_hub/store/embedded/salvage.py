@@ -57,7 +57,7 @@ def salvage(path: Path, lost: Path, progress: Progress = lambda done, total: Non
         if reason is error and isinstance(error, StoreCorrupt):
             raise  # its message names the next step
         raise StoreCorrupt(
-            f"{path} cannot be salvaged ({reason}); import the collection from an export, or index its images again."
+            f"{path} cannot be salvaged ({reason}); restore a backup, import an export, or index its images again."
         ) from error
     # the index snapshots stay: the new file lists none of them, so the next start moves them to lost+found
     kept = replace_damaged(path, new, lost)
