@@ -266,7 +266,7 @@ class _Copying:
                 since = page.next
         except ChangesUnavailable:  # the log was trimmed
             self._at = _position(self._old)
-            return chain(self._differing(), list(self.left_out))  # which may have been deleted meanwhile
+            return chain(self._differing(), list(self.left_out))  # some may be deleted now
         self._at = since, log
         return ids
 
