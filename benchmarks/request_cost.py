@@ -139,7 +139,7 @@ def cases() -> dict[str, tuple[Budget, Request]]:
         ),
         "multipart_fields": (Budget(400, 0.3, memory=50e6), _form({f"f{i}": b"x" for i in range(100_000)})),
         "multipart_20mb": (Budget(422, 1.5, memory=200e6), _form({"files": b"\xff\xd8" + bytes(19_900_000)})),
-        "embed_128": (Budget(200, 2.5, memory=200e6), _form([("files", _jpeg(noise))] * 128)),
+        "embed_128": (Budget(200, 3.5, memory=200e6), _form([("files", _jpeg(noise))] * 128)),
         "embed_40_megapixels": (Budget(200, 2.0), _form({"files": _jpeg(large)})),
         "embed_base64_20mb": (
             Budget(422, 0.5, memory=150e6),

@@ -42,6 +42,7 @@ NOT_DESCRIBED = {
     "POST /api/v1/collections/{name}/index": "the folders of the server",
     "POST /api/v1/collections/{name}/duplicates": "a filter needs a threshold",
     "POST /api/v1/collections/{name}/imports": "bytes that have arrived, keys of a header",
+    "POST /api/v1/collections/{name}/labels": "columns of the table",
     "POST /api/v1/probes": "a filter needs a collection, items need two labels",
     "POST /api/v1/probes/{name}/predict": "which vectors belong to the probe",
 }

@@ -97,7 +97,7 @@ def left_jobs(tmp_path, photos):
         store.create("album", CollectionSpec(6)).upsert([Item("a", np.eye(6)[0], {"label": "x"})])
         records = JobRecords(store.records, keep=0)
         for kind, params, items in (
-            ("reembed", {"collection": "album", "source": source, "skip_missing": True}, None),
+            ("reembed", {"collection": "album", "source": source, "skip_missing": True, "writes_stopped": False}, None),
             ("comparison", compared, None),
             ("probe_fit", fitted, [{"label": one, "image": as_text(next(photos.rglob("*.jpg")))} for one in "xy"]),
         ):

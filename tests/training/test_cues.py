@@ -43,7 +43,7 @@ def draw(folder, cue):
 @pytest.mark.parametrize(("cue", "augmentation"), [("color", "keep_color"), ("shape", "byol")])
 def test_auto_keeps_colors_where_they_tell_the_labels_apart(tmp_path, cue, augmentation, monkeypatch):
     folder, table = draw(tmp_path / "images", cue)
-    labeled = table_set(table, folder, [folder]).train
+    labeled = table_set(table, [folder]).train
     found = measure_cues(labeled, QUIET)
     assert found.color_wins == (cue == "color")
     assert {"color": found.color, "shape": found.shape}[cue] > 0.9
