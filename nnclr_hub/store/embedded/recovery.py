@@ -33,14 +33,17 @@ def recover(
 ) -> tuple[State, MainIndex | None]:
     """Return the state of the catalog that a read transaction sees, and the main part that is on disk."""
     saved = load_snapshot(connection, spec, folder)
-    if saved is not None and saved.main.kind is not FLAT:
+    if saved is not None:
         reached("recover.loaded")
+    if saved is not None and saved.main.kind is not FLAT:
         state = _with_snapshot(connection, spec, settings, saved)
         if state is not None:
             reached("recover.replayed")
             return state, state.main
         log.warning("the index in %s does not agree with the catalog; building it again", folder)
     state = rebuild(connection, spec, settings, saved)
+    if saved is not None:
+        reached("recover.replayed")
     return state, state.main if saved is not None and saved.main.kind is FLAT else None
 
 
