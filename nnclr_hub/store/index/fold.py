@@ -94,7 +94,7 @@ def fold(
     """
     start = states.latest
     spec, main, live = start.spec, start.main, start.live_count
-    kind = kind_of_next(start, settings, idle=idle)
+    kind = choose_kind(spec.index, spec, live, settings) if rebuild else kind_of_next(start, settings, idle=idle)
     recent = np.arange(start.count) if start.recent_live is None else np.flatnonzero(start.recent_live)
     if not live:
         new = empty_state(spec, settings.delta_chunk, start.seq)
