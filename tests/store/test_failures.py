@@ -427,4 +427,3 @@ def test_a_compaction_after_a_bulk_load_builds_the_final_kind(tmp_path):
         collection.compact()
         assert collection.info().index == "hnsw"
         assert collection.search(rows[7], 1)[0].id == "i7"
-
