@@ -87,7 +87,7 @@ export class Labels extends EventTarget {
     const preview = async () => {
       if (!table.files[0]) return;
       found.textContent = 'Reading ...';
-      const own = found.firstChild, {text, give} = await this.readTable(table.files[0], ...columns.map(column => column.value.trim())).catch(error => ({text: error.message, give: null}));
+      const own = found.firstChild, {text, give} = await this.readTable(table.files[0], columns[0].value.trim(), columns[1].value.trim()).catch(error => ({text: error.message, give: null}));
       if (found.firstChild !== own) return; // the file or a column has changed since
       found.replaceChildren(make('p', {}, text), give ? make('button', {type: 'button', class: 'button strong', onclick: () => { dialog.close(); give(); }}, 'Write the labels') : '');
     };
