@@ -128,7 +128,9 @@ def judge(
     if scores["color"] > scores[RUN] and recipe.augmentation not in KEEP_COLOR and not recipe.keep_color_of:
         parts.append(f"Colors alone predict {scores['color']:.1%}: keep them in the views with --set {keep_color}.")
     if parent is not None and steps < HELPFUL_STEPS:
-        parts.append(f"It made {steps} steps, and fewer than {HELPFUL_STEPS} have not helped so far.")
+        parts.append(
+            f"It made {steps} step{'s' * (steps != 1)}, and fewer than {HELPFUL_STEPS} have not helped so far."
+        )
     parts += shown.values()
     return Verdict(
         choice,

@@ -32,7 +32,7 @@ class Database:
         format: its version.
         tables: SQL that creates them.
         hint: what to do if the file is damaged.
-        read_only: for a store that another process writes; `connection` is None if there is no file.
+        read_only: for a store that another process writes; `connection` is None while the file does not exist.
 
     Raises:
         StoreCorrupt: the file is damaged, or lacks acknowledged changes.
@@ -53,7 +53,7 @@ class Database:
             try:
                 if self.connection is not None and not self._read_only:
                     quick_check(self.connection, path)  # a page that cannot be read would look like missing rows
-                    if format_of(self.connection) == 0 and tables:
+                    if format_of(self.connection) == 0:
                         version = f"PRAGMA user_version = {format};"
                         self.connection.executescript(f"BEGIN IMMEDIATE; {_COMMITS} {tables} {version} COMMIT;")
                         fsync_folder(path.parent)
@@ -79,7 +79,7 @@ class Database:
 
     @contextmanager
     def using(self) -> Iterator[sqlite3.Connection | None]:
-        """Provide the connection for a read; None if there is no file."""
+        """Provide the connection for reading; None while the file does not exist."""
         check_process(self._pid)
         with self._lock:
             if self._closed:

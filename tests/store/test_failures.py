@@ -405,12 +405,13 @@ def test_an_error_while_writes_are_held_is_no_error_of_the_collection(tmp_path):
         assert store.get("c").get(["later"])
 
 
-def test_facets_name_the_item_whose_metadata_are_damaged(tmp_path):
+@pytest.mark.parametrize("damaged", ['{"n": 5', "7", '{"n": 1}, {"n": 2}'])
+def test_facets_name_the_item_whose_metadata_are_damaged(tmp_path, damaged):
     with open_store(str(tmp_path)) as store:
         store.create("c", CollectionSpec(DIM, indexed=())).upsert([one(f"i{n}", n) for n in range(3)])
     (file,) = tmp_path.glob("collections/*.sqlite")
     with closing(sqlite3.connect(file)) as connection:
-        connection.execute("UPDATE items SET metadata = '{\"n\": 5' WHERE id = 'i1'")
+        connection.execute("UPDATE items SET metadata = ? WHERE id = 'i1'", [damaged])
         connection.commit()
     with open_store(str(tmp_path)) as store:
         collection = store.get("c")

@@ -84,6 +84,8 @@ def count_facets(connection: sqlite3.Connection, group: Group, keys: Sequence[st
         try:
             metadata = orjson.loads(f"[{','.join([text for _, text in rows])}]")
         except ValueError:
+            metadata = []
+        if len(metadata) != len(rows) or set(map(type, metadata)) != {dict}:
             metadata = parse_metadata(rows)  # which names the item that is damaged
         for key in keys:
             if "." in key:
