@@ -174,7 +174,7 @@ class _Copy:
         self.written = 0
 
     def read(self, store: EmbeddedStore) -> None:
-        """Copy all files; again if a collection is dropped meanwhile, so that the names belong to one moment."""
+        """Copy all files; again if one is dropped before it is read, so that all names belong to one moment."""
         for _ in range(ATTEMPTS):
             self.files: dict[str, list[Chunk]] = {}
             self.collections: dict[str, int] = {}
