@@ -104,7 +104,7 @@ class Model:
         refused if the server is overloaded; the others wait for permits until the deadline.
         """
         settings = self._memory.settings
-        # two parts run at a time; a part of the whole capacity would be refused while anyone else's image is in progress
+        # two parts run at a time, and a part of the whole capacity would be refused while another image is in progress
         part = min(settings.max_images, max(1, settings.capacity // 2))
         async with self._held_async() as engine:
             if len(images) <= part:
