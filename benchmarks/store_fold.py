@@ -29,7 +29,7 @@ from store_report import Report, spread
 
 from nnclr_hub import EmbeddedStore
 from nnclr_hub.store.base import Collection
-from nnclr_hub.store.embedded.maintenance import NICE
+from nnclr_hub.store.folder.maintenance import NICE
 from nnclr_hub.store.index.main_index import threads
 from nnclr_hub.store.settings import StoreSettings
 

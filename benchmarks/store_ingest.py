@@ -24,8 +24,8 @@ from store_report import Report, cpu_seconds, seconds, spread
 
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import Collection, Item
-from nnclr_hub.store.embedded.catalog import connect
-from nnclr_hub.store.embedded.integrity import row_crc
+from nnclr_hub.store.folder.catalog import connect
+from nnclr_hub.store.folder.integrity import row_crc
 from nnclr_hub.store.spec import CollectionSpec, Precision
 
 NAME = "bench"
