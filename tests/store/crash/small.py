@@ -11,7 +11,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from nnclr_hub.store.embedded import EmbeddedStore
+from nnclr_hub.store.folder import EmbeddedStore
 from nnclr_hub.store.settings import StoreSettings
 
 SECONDS = float(os.environ.get("NNCLR_CRASH_SECONDS", "0"))

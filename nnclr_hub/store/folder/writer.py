@@ -28,11 +28,11 @@ import numpy as np
 
 from nnclr_hub.errors import DiskFull, NNCLRHubError, StoreError, StoreReadOnly
 from nnclr_hub.store.commit_record import CommitRecord
-from nnclr_hub.store.embedded.catalog import closed_error, last_seq
-from nnclr_hub.store.embedded.integrity import Commit, insert_commit, last_commit, sequence
-from nnclr_hub.store.embedded.rows import Changes
+from nnclr_hub.store.disk import check_process
 from nnclr_hub.store.failpoints import reached
-from nnclr_hub.store.folder import check_process
+from nnclr_hub.store.folder.catalog import closed_error, last_seq
+from nnclr_hub.store.folder.integrity import Commit, insert_commit, last_commit, sequence
+from nnclr_hub.store.folder.rows import Changes
 from nnclr_hub.store.index.state import NO_ROWS, States
 from nnclr_hub.store.sqlite import check_space, translated
 

@@ -12,9 +12,9 @@ import numpy as np
 import orjson
 
 from nnclr_hub.store.cancellation import check_cancelled
-from nnclr_hub.store.embedded.filter_sql import filter_sql
-from nnclr_hub.store.embedded.rows import parse_metadata
 from nnclr_hub.store.facets import Counts, count_values
+from nnclr_hub.store.folder.filter_sql import filter_sql
+from nnclr_hub.store.folder.rows import parse_metadata
 from nnclr_hub.store.index.state import RowSet, State, positions
 from nnclr_hub.store.where import ABSENT, EVERYTHING, Group, value_of
 

@@ -6,7 +6,7 @@ import sqlite3
 
 from nnclr_hub.errors import ChangesUnavailable, InvalidRequest
 from nnclr_hub.store.checks import check_limit
-from nnclr_hub.store.embedded.integrity import last_commit
+from nnclr_hub.store.folder.integrity import last_commit
 from nnclr_hub.store.reports import Change, ChangePage
 
 

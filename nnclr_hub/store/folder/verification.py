@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 
 from nnclr_hub.errors import StoreCorrupt
-from nnclr_hub.store.embedded.integrity import check_meta, check_totals, row_crc
-from nnclr_hub.store.embedded.resources import Resources
-from nnclr_hub.store.embedded.rows import all_vectors, delete_rows, id_of, is_metadata, size_of, to_vector
-from nnclr_hub.store.embedded.search import search
-from nnclr_hub.store.folder import fsync_folder
+from nnclr_hub.store.disk import fsync_folder
+from nnclr_hub.store.folder.integrity import check_meta, check_totals, row_crc
+from nnclr_hub.store.folder.resources import Resources
+from nnclr_hub.store.folder.rows import all_vectors, delete_rows, id_of, is_metadata, size_of, to_vector
+from nnclr_hub.store.folder.search import search
 from nnclr_hub.store.index.compare import nearest
 from nnclr_hub.store.index.state import RowSet, State
 from nnclr_hub.store.index.transform import compared

@@ -18,12 +18,12 @@ import numpy as np
 
 from nnclr_hub.errors import StoreError
 from nnclr_hub.store.cancellation import check_cancelled
-from nnclr_hub.store.embedded.catalog import closed_error, free_pages, give_back_pages, last_seq, trim_log
-from nnclr_hub.store.embedded.connections import Connections
-from nnclr_hub.store.embedded.recovery import rebuild
-from nnclr_hub.store.embedded.rows import fetch_vectors
-from nnclr_hub.store.embedded.writer import Writer
 from nnclr_hub.store.failpoints import reached
+from nnclr_hub.store.folder.catalog import closed_error, free_pages, give_back_pages, last_seq, trim_log
+from nnclr_hub.store.folder.connections import Connections
+from nnclr_hub.store.folder.recovery import rebuild
+from nnclr_hub.store.folder.rows import fetch_vectors
+from nnclr_hub.store.folder.writer import Writer
 from nnclr_hub.store.index.build import Stopped
 from nnclr_hub.store.index.fold import fold, is_due, kind_of_next, most_recent
 from nnclr_hub.store.index.main_index import MainIndex, threads

@@ -15,8 +15,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from nnclr_hub.errors import CollectionNotFound, InvalidFilter, StoreClosed, StoreCorrupt, StoreError
-from nnclr_hub.store.embedded.filter_sql import add_functions, value_sql
-from nnclr_hub.store.embedded.integrity import seal, sequence
+from nnclr_hub.store.folder.filter_sql import add_functions, value_sql
+from nnclr_hub.store.folder.integrity import seal, sequence
 from nnclr_hub.store.spec import CollectionSpec
 from nnclr_hub.store.sqlite import connect as connect_to
 from nnclr_hub.store.where import check_key

@@ -15,9 +15,9 @@ from nnclr_hub.errors import InvalidRequest, NNCLRHubError, StoreCorrupt, StoreE
 from nnclr_hub.store.checks import check_collection_name
 from nnclr_hub.store.commit_record import CommitRecord
 from nnclr_hub.store.database import Database, replacement
-from nnclr_hub.store.embedded.catalog import ROOT_TABLES, SCHEMA, connect
-from nnclr_hub.store.embedded.integrity import seal
-from nnclr_hub.store.folder import give_back, take_lock
+from nnclr_hub.store.disk import give_back, take_lock
+from nnclr_hub.store.folder.catalog import ROOT_TABLES, SCHEMA, connect
+from nnclr_hub.store.folder.integrity import seal
 from nnclr_hub.store.name_errors import (
     alias_exists,
     alias_not_found,

@@ -13,8 +13,8 @@ import numpy as np
 
 from nnclr_hub.errors import StoreCorrupt
 from nnclr_hub.store.cancellation import check_cancelled
-from nnclr_hub.store.embedded.catalog import without_indexes
-from nnclr_hub.store.embedded.integrity import row_crc, sequence
+from nnclr_hub.store.folder.catalog import without_indexes
+from nnclr_hub.store.folder.integrity import row_crc, sequence
 from nnclr_hub.store.items import Item
 from nnclr_hub.store.spec import CollectionSpec
 

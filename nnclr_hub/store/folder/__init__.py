@@ -9,6 +9,6 @@ snapshots.py     the index on disk; recovery.py: how it is restored; maintenance
 verification.py  checks of a collection; salvage.py: recovery from a damaged file
 """
 
-from nnclr_hub.store.embedded.store import EmbeddedStore
+from nnclr_hub.store.folder.store import EmbeddedStore
 
 __all__ = ["EmbeddedStore"]

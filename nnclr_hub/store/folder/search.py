@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from nnclr_hub.store.embedded.rows import fetch_vectors, matched_rows, to_vector
+from nnclr_hub.store.folder.rows import fetch_vectors, matched_rows, to_vector
 from nnclr_hub.store.index.state import RowSet, State
 from nnclr_hub.store.items import Match, SearchOptions
 

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from nnclr_hub.store.cancellation import cancellable_queries
-from nnclr_hub.store.embedded.catalog import closed_error, connect
-from nnclr_hub.store.folder import check_process
+from nnclr_hub.store.disk import check_process
+from nnclr_hub.store.folder.catalog import closed_error, connect
 from nnclr_hub.store.sqlite import reading, translated
 
 # page cache of the first connection, by precision; each further one gets a smaller share. It holds the items of a

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from nnclr_hub.store.embedded.catalog import last_seq
-from nnclr_hub.store.embedded.rows import all_vectors, fetch_vectors
 from nnclr_hub.store.failpoints import reached
+from nnclr_hub.store.folder.catalog import last_seq
+from nnclr_hub.store.folder.rows import all_vectors, fetch_vectors
 from nnclr_hub.store.index.fold import load
 from nnclr_hub.store.index.main_index import MainIndex
 from nnclr_hub.store.index.snapshot import Saved, load_snapshot

@@ -16,9 +16,9 @@ from typing import Any
 
 from nnclr_hub.errors import StoreCorrupt
 from nnclr_hub.store.commit_record import CommitRecord
-from nnclr_hub.store.embedded.catalog import connect, create_collection, last_seq, read_spec
-from nnclr_hub.store.embedded.integrity import Commit, insert_commit, row_crc, sequence
-from nnclr_hub.store.embedded.rows import is_metadata, size_of
+from nnclr_hub.store.folder.catalog import connect, create_collection, last_seq, read_spec
+from nnclr_hub.store.folder.integrity import Commit, insert_commit, row_crc, sequence
+from nnclr_hub.store.folder.rows import is_metadata, size_of
 from nnclr_hub.store.items import Progress
 from nnclr_hub.store.reports import SalvageReport
 from nnclr_hub.store.sqlite import remove_files, replace_damaged

@@ -20,13 +20,15 @@ import numpy as np
 from nnclr_hub.errors import CollectionNotFound, ItemNotFound, NNCLRHubError
 from nnclr_hub.store import checks
 from nnclr_hub.store.base import Collection
+from nnclr_hub.store.disk import check_process
 from nnclr_hub.store.edits import Edit, check_choice, check_expected, check_unchanged, each_editor, editor, only_removes
-from nnclr_hub.store.embedded import verification
-from nnclr_hub.store.embedded.catalog import change_indexed, check_indexed, closed_error, last_seq, trim_log
-from nnclr_hub.store.embedded.changes import read_changes
-from nnclr_hub.store.embedded.filters import count_facets, page_sql, rows_that_pass
-from nnclr_hub.store.embedded.resources import Resources
-from nnclr_hub.store.embedded.rows import (
+from nnclr_hub.store.facets import Facet, check_facets, facet
+from nnclr_hub.store.folder import verification
+from nnclr_hub.store.folder.catalog import change_indexed, check_indexed, closed_error, last_seq, trim_log
+from nnclr_hub.store.folder.changes import read_changes
+from nnclr_hub.store.folder.filters import count_facets, page_sql, rows_that_pass
+from nnclr_hub.store.folder.resources import Resources
+from nnclr_hub.store.folder.rows import (
     Changes,
     checked_rows,
     delete_items,
@@ -38,10 +40,8 @@ from nnclr_hub.store.embedded.rows import (
     to_item,
     write_items,
 )
-from nnclr_hub.store.embedded.search import search
-from nnclr_hub.store.embedded.writer import Apply, Writer
-from nnclr_hub.store.facets import Facet, check_facets, facet
-from nnclr_hub.store.folder import check_process
+from nnclr_hub.store.folder.search import search
+from nnclr_hub.store.folder.writer import Apply, Writer
 from nnclr_hub.store.index.transform import compared
 from nnclr_hub.store.items import ById, Item, Match, Page, Progress, SearchOptions, Where
 from nnclr_hub.store.percentiles import RandomScores, RandomVectors, random_items

@@ -20,13 +20,13 @@ from typing import BinaryIO, TypeVar
 from nnclr_hub.errors import CollectionNotFound, DiskFull, InvalidRequest, StoreClosed, StoreError
 from nnclr_hub.store.base import Collection, VectorStore
 from nnclr_hub.store.checks import check_collection_name
-from nnclr_hub.store.embedded.catalog import connect, create_collection, last_seq, read_spec
-from nnclr_hub.store.embedded.collection import IS_MEANT, EmbeddedCollection
-from nnclr_hub.store.embedded.integrity import last_commit
-from nnclr_hub.store.embedded.names import CATALOG, LOST, Names, has_collections, write_name
-from nnclr_hub.store.embedded.salvage import salvage
+from nnclr_hub.store.disk import fsync_folder, give_back, take_lock, write_id
 from nnclr_hub.store.failpoints import reached
-from nnclr_hub.store.folder import fsync_folder, give_back, take_lock, write_id
+from nnclr_hub.store.folder.catalog import connect, create_collection, last_seq, read_spec
+from nnclr_hub.store.folder.collection import IS_MEANT, EmbeddedCollection
+from nnclr_hub.store.folder.integrity import last_commit
+from nnclr_hub.store.folder.names import CATALOG, LOST, Names, has_collections, write_name
+from nnclr_hub.store.folder.salvage import salvage
 from nnclr_hub.store.items import Progress
 from nnclr_hub.store.records import RECORDS, Records
 from nnclr_hub.store.reports import CollectionInfo, SalvageReport, Statistics

@@ -10,13 +10,13 @@ from typing import TypeVar
 
 from nnclr_hub.errors import DiskFull, OpenedForReading, StoreError
 from nnclr_hub.store.commit_record import CommitRecord
-from nnclr_hub.store.embedded import recovery
-from nnclr_hub.store.embedded.catalog import connect, last_seq, read_spec
-from nnclr_hub.store.embedded.connections import Connections
-from nnclr_hub.store.embedded.filters import Filters
-from nnclr_hub.store.embedded.integrity import check_meta
-from nnclr_hub.store.embedded.maintenance import IndexMaintenance, is_clean
-from nnclr_hub.store.embedded.writer import Writer
+from nnclr_hub.store.folder import recovery
+from nnclr_hub.store.folder.catalog import connect, last_seq, read_spec
+from nnclr_hub.store.folder.connections import Connections
+from nnclr_hub.store.folder.filters import Filters
+from nnclr_hub.store.folder.integrity import check_meta
+from nnclr_hub.store.folder.maintenance import IndexMaintenance, is_clean
+from nnclr_hub.store.folder.writer import Writer
 from nnclr_hub.store.index.snapshot import clear_leftovers
 from nnclr_hub.store.index.state import State, States, empty_state
 from nnclr_hub.store.reports import Statistics
