@@ -28,11 +28,11 @@ import numpy as np
 import torch
 from PIL import Image
 
-from nnclr_hub.encoder.decoding import decode_image
-from nnclr_hub.encoder.image_folder import list_images
 from nnclr_hub.encoder.loader import load_encoder
 from nnclr_hub.encoder.preprocessing import EvalTransform, Preprocessing
 from nnclr_hub.hub.registry import default_model
+from nnclr_hub.images.decode import decode_image
+from nnclr_hub.images.folder import list_images
 
 SIDE, SHORT = 224, 256
 SIZES = ((4000, 3000), (1600, 1200), (500, 375))

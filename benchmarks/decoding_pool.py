@@ -28,10 +28,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 import numpy as np
 from PIL import Image
 
-from nnclr_hub.encoder.decoding_pool import decoding_processes
 from nnclr_hub.encoder.prepared_batches import DECODED_TOGETHER, LIGHT
 from nnclr_hub.encoder.preprocessing import EvalTransform, Preprocessing
 from nnclr_hub.errors import ImageError
+from nnclr_hub.images.pool import decoding_processes
 from nnclr_hub.read_ahead import batches
 
 TRANSFORM = EvalTransform(Preprocessing(64, 1.0))  # as the default encoder

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from nnclr_hub.encoder.attention import AttentionMap, AttentionSettings
-from nnclr_hub.encoder.decoding_pool import DecodingLimits, decoding_processes
 from nnclr_hub.encoder.embedder import ImageLike
 from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.encoder.preprocessing import EvalTransform
 from nnclr_hub.errors import ImageError, InvalidRequest, ModelError, Overloaded
 from nnclr_hub.hub.registry import MODELS, default_model
+from nnclr_hub.images.pool import DecodingLimits, decoding_processes
 
 from .deadline import loading
 from .edge.limits import charge_images
@@ -104,7 +104,7 @@ class Model:
         refused if the server is overloaded; the others wait for permits until the deadline.
         """
         settings = self._memory.settings
-        # two parts run at a time; a part of the whole capacity would be refused while anyone else's image is in progress
+        # two parts run at a time; a part of the whole capacity would be refused while another image is in progress
         part = min(settings.max_images, max(1, settings.capacity // 2))
         async with self._held_async() as engine:
             if len(images) <= part:

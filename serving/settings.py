@@ -14,8 +14,8 @@ from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from nnclr_hub.cores import usable_cores
-from nnclr_hub.encoder.decoding_pool import DecodingLimits, parse_bytes
 from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.images.pool import DecodingLimits, parse_bytes
 
 from .keys import WRITE, Keys
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nnclr_hub.encoder import decoding
+from nnclr_hub.images import decode as decoding
 
 
 def describe(source):

@@ -87,7 +87,7 @@ CONTINUE = {
 }
 
 
-PAGES = "nnclr_hub.encoder.several_pages"
+PAGES = "nnclr_hub.images.several_pages"
 MISMATCH = "The installed torch and torchvision are not made for each other."
 
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from PIL import Image
 
-from nnclr_hub.encoder.channel_image import ChannelImage
-from nnclr_hub.encoder.decoding import DecodableImage, StoredImage, loaded
-from nnclr_hub.encoder.image_reading import MAX_CHANNELS
 from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.images.channels import ChannelImage
+from nnclr_hub.images.decode import DecodableImage, StoredImage, loaded
+from nnclr_hub.images.reading import MAX_CHANNELS
 
 if TYPE_CHECKING:  # only the functions for tensors need torch, and importing it takes seconds
     from torch import Tensor, nn

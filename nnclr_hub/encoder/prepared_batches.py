@@ -11,9 +11,9 @@ from typing import cast
 import numpy as np
 
 from nnclr_hub.cores import usable_cores
-from nnclr_hub.encoder.decoding_pool import active_pool
 from nnclr_hub.encoder.inputs import ImageLike, StoredImage
 from nnclr_hub.errors import ImageError
+from nnclr_hub.images.pool import active_pool
 from nnclr_hub.read_ahead import batches, read_ahead
 
 DECODED_TOGETHER, LIGHT = 8, 200_000  # images and bytes that a decoding process takes at a time

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import numpy as np
 from PIL import Image
 
-from nnclr_hub.encoder.channel_image import AnyImage
-from nnclr_hub.encoder.decoding import (
+from nnclr_hub.errors import InvalidRequest, UnsupportedImage, WeightsMismatch
+from nnclr_hub.images.channels import AnyImage
+from nnclr_hub.images.decode import (
     DecodableImage,
     DecodedImage,
     decode_scaled,
@@ -21,9 +22,8 @@ from nnclr_hub.encoder.decoding import (
     run_isolated,
     run_isolated_each,
 )
-from nnclr_hub.encoder.image_reading import MAX_CHANNELS, PLAIN, ImageReading
-from nnclr_hub.encoder.readers.stack import check_fit
-from nnclr_hub.errors import InvalidRequest, UnsupportedImage, WeightsMismatch
+from nnclr_hub.images.readers.stack import check_fit
+from nnclr_hub.images.reading import MAX_CHANNELS, PLAIN, ImageReading
 
 if TYPE_CHECKING:  # decoding processes use the crop, and importing torch would make them slow to start
     from torch import Tensor

@@ -22,13 +22,13 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from nnclr_hub.encoder.channel_image import AnyImage
-from nnclr_hub.encoder.decoding import DecodableImage, attempt_each, decode_image, fitted
 from nnclr_hub.encoder.encoder import BATCH, Encoder
 from nnclr_hub.encoder.fingerprint import hash_state
 from nnclr_hub.encoder.preprocessing import EvalTransform, Preprocessing
 from nnclr_hub.errors import InvalidRequest, NNCLRHubError, UnknownModel
 from nnclr_hub.hub.sources import PYTHON
+from nnclr_hub.images.channels import AnyImage
+from nnclr_hub.images.decode import DecodableImage, attempt_each, decode_image, fitted
 
 PROBE = 96  # pixels of the image that a transform is tried on
 

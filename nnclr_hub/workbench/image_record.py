@@ -11,10 +11,10 @@ import io
 import numpy as np
 from PIL import Image
 
-from nnclr_hub.encoder.channel_image import AnyImage, ChannelImage, for_people
-from nnclr_hub.encoder.color import LOST
-from nnclr_hub.encoder.decoding import DecodableImage, decode_any
-from nnclr_hub.encoder.image_reading import ImageReading
+from nnclr_hub.images.channels import AnyImage, ChannelImage, for_people
+from nnclr_hub.images.color import LOST
+from nnclr_hub.images.decode import DecodableImage, decode_any
+from nnclr_hub.images.reading import ImageReading
 from nnclr_hub.store.checks import MAX_THUMBNAIL
 
 # metadata key of every indexed image: SHA-256 of its size and upright RGB pixels

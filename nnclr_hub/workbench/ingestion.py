@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from nnclr_hub.encoder.channel_image import AnyImage
-from nnclr_hub.encoder.decoding import image_of, run_isolated
 from nnclr_hub.encoder.embedder import Embedder
-from nnclr_hub.encoder.image_reading import ImageReading
 from nnclr_hub.encoder.inputs import as_source
 from nnclr_hub.errors import ImageError, ModelError
+from nnclr_hub.images.channels import AnyImage
+from nnclr_hub.images.decode import image_of, run_isolated
+from nnclr_hub.images.reading import ImageReading
 from nnclr_hub.read_ahead import batches, read_ahead
 from nnclr_hub.store.base import Collection, Item
 from nnclr_hub.workbench.add_request import NewImage

@@ -16,12 +16,12 @@ from typing import Any, Literal
 
 from PIL import Image, UnidentifiedImageError
 
-from nnclr_hub.encoder.channel_image import AnyImage, for_people
-from nnclr_hub.encoder.decoding import image_of, run_isolated
-from nnclr_hub.encoder.image_reading import PLAIN, ImageReading
-from nnclr_hub.encoder.packed_image import ImageSource, ListedImage, PackedImage
-from nnclr_hub.encoder.tile import Tile
 from nnclr_hub.errors import ImageError, InvalidRequest, ItemNotFound
+from nnclr_hub.images.channels import AnyImage, for_people
+from nnclr_hub.images.decode import image_of, run_isolated
+from nnclr_hub.images.reading import PLAIN, ImageReading
+from nnclr_hub.images.source import ImageSource, ListedImage, PackedImage
+from nnclr_hub.images.tile import Tile
 from nnclr_hub.store.base import Collection
 from nnclr_hub.workbench.folder_changes import BOX, OFFSET, WINDOW
 from nnclr_hub.workbench.image_record import FILE_HASH, PIXEL_HASH, record

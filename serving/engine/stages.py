@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from nnclr_hub.encoder.decoding import attempt_each
-from nnclr_hub.encoder.decoding_pool import Lane, Withdrawn, lane
-from nnclr_hub.encoder.decoding_worker import HeavyImage
 from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.encoder.prepared_batches import DECODED_TOGETHER, LIGHT
 from nnclr_hub.errors import ImageError, NNCLRHubError, ServiceError
+from nnclr_hub.images.decode import attempt_each
+from nnclr_hub.images.decoding_worker import HeavyImage
+from nnclr_hub.images.pool import Lane, Withdrawn, lane
 from nnclr_hub.workbench.privacy import public_name
 
 from ..telemetry import Metrics
@@ -32,7 +32,7 @@ class DecodeWorkers:
     """The queues of images as they were given, and the threads that wait for the decoding processes.
 
     An unreadable image is its own error. An image that exceeds the limit of the quick lane waits in the second queue,
-    whose threads use the heavy lane; see `nnclr_hub.encoder.decoding_pool`.
+    whose threads use the heavy lane; see `nnclr_hub.images.pool`.
 
     Args:
         encoder: its `prepare` decodes.

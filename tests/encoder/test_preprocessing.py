@@ -16,11 +16,12 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from nnclr_hub.encoder import decoding, unsupported_formats
 from nnclr_hub.encoder.backbones import create_backbone
-from nnclr_hub.encoder.decoding import decode_image, decode_scaled
 from nnclr_hub.encoder.preprocessing import EvalTransform, Preprocessing
 from nnclr_hub.errors import ImageError, ImageTooLarge, InvalidRequest, UnsupportedImage, WeightsMismatch
+from nnclr_hub.images import decode as decoding
+from nnclr_hub.images import unsupported_formats
+from nnclr_hub.images.decode import decode_image, decode_scaled
 
 
 def encoded(image: Image.Image, format: str = "PNG", **options) -> bytes:

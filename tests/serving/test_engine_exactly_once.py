@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from waiting import PATIENCE_S
 
-from nnclr_hub.encoder.decoding_pool import lane
-from nnclr_hub.encoder.decoding_worker import HeavyImage
 from nnclr_hub.errors import DeadlineExceeded, ImageError, NotReady, Overloaded, RequestTooLarge, ServiceError
+from nnclr_hub.images.decoding_worker import HeavyImage
+from nnclr_hub.images.pool import lane
 from serving.engine import Engine
 from serving.settings import Settings
 from serving.telemetry import Metrics

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from nnclr_hub.encoder.channel_image import AnyImage
-from nnclr_hub.encoder.decoding import DecodedImage, decode_scaled
-from nnclr_hub.encoder.image_reading import ImageReading
-from nnclr_hub.encoder.packed_image import PackedImage
+from nnclr_hub.images.channels import AnyImage
+from nnclr_hub.images.decode import DecodedImage, decode_scaled
+from nnclr_hub.images.reading import ImageReading
+from nnclr_hub.images.source import PackedImage
 
 from .crop_boxes import CROP_NUMBERS, crop_boxes
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from nnclr_hub.encoder.decoding import run_isolated
-from nnclr_hub.encoder.decoding_pool import decoding_processes
-from nnclr_hub.encoder.image_reading import PLAIN, ImageReading
-from nnclr_hub.encoder.packed_image import PackedImage
 from nnclr_hub.errors import ImageError
+from nnclr_hub.images.decode import run_isolated
+from nnclr_hub.images.pool import decoding_processes
+from nnclr_hub.images.reading import PLAIN, ImageReading
+from nnclr_hub.images.source import PackedImage
 
 from .cutting import decode_reduced
 

@@ -22,11 +22,11 @@ from torch import Tensor
 
 from nnclr_hub.cache import cache_folder, lock_folder
 from nnclr_hub.cores import usable_cores
-from nnclr_hub.encoder.decoding import run_isolated
-from nnclr_hub.encoder.decoding_pool import decoding_processes
-from nnclr_hub.encoder.image_reading import PLAIN, ImageReading
-from nnclr_hub.encoder.packed_image import PackedImage
 from nnclr_hub.errors import ImageError, NNCLRHubError, NoImages, NoRoom
+from nnclr_hub.images.decode import run_isolated
+from nnclr_hub.images.pool import decoding_processes
+from nnclr_hub.images.reading import PLAIN, ImageReading
+from nnclr_hub.images.source import PackedImage
 
 from .augment import StoredImages, copy_boxes
 from .cutting import decode_reduced

@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nnclr_hub.encoder.byte_cache import ByteCache
-from nnclr_hub.encoder.decoding_pool import DecodingLimits, DecodingPool
-from nnclr_hub.encoder.image_parquet import is_table
-from nnclr_hub.encoder.image_reading import PLAIN, ImageReading
-from nnclr_hub.encoder.packed_image import PackedImage, is_zip
 from nnclr_hub.errors import InvalidRequest, NNCLRHubError, TrainingError
+from nnclr_hub.images.byte_cache import ByteCache
+from nnclr_hub.images.parquet import is_table
+from nnclr_hub.images.pool import DecodingLimits, DecodingPool
+from nnclr_hub.images.reading import PLAIN, ImageReading
+from nnclr_hub.images.source import PackedImage, is_zip
 from nnclr_hub.remote_files import RemoteBytes
 
 from .augment import FLIP, CutViews

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nnclr_hub.encoder.backends.base import GRAPHS, cpu_threads, full_name
-from nnclr_hub.encoder.warning_filters import ignore_warnings
 from nnclr_hub.errors import InvalidRequest, MissingDependency
 from nnclr_hub.hub.layout import WEIGHTS
+from nnclr_hub.images.warning_filters import ignore_warnings
 
 if TYPE_CHECKING:  # a saved graph runs without torch
     from torch import device as Device

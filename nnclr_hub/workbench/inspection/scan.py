@@ -17,12 +17,13 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from nnclr_hub.encoder.channel_image import for_people
-from nnclr_hub.encoder.decoding import DecodableImage, decode_any, run_isolated
-from nnclr_hub.encoder.decoding_pool import decoding_processes
-from nnclr_hub.encoder.features import ImageFile, file_key
-from nnclr_hub.encoder.image_reading import PLAIN, ImageReading
+from nnclr_hub.encoder.features import ImageFile
 from nnclr_hub.errors import ImageError
+from nnclr_hub.images.channels import for_people
+from nnclr_hub.images.decode import DecodableImage, decode_any, run_isolated
+from nnclr_hub.images.pool import decoding_processes
+from nnclr_hub.images.reading import PLAIN, ImageReading
+from nnclr_hub.images.source import file_key
 from nnclr_hub.inspect.alignment import COLOR_SIDE, SIDE
 from nnclr_hub.inspect.facts import ImageFacts, image_facts
 from nnclr_hub.read_ahead import batches, read_ahead
