@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from nnclr_hub.errors import ImageError
-from nnclr_hub.images.decode import attempt_each
+from nnclr_hub.images.pool import attempt_each
 from nnclr_hub.images.reading import PLAIN
 from serving.engine import Engine
 

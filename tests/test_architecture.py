@@ -39,9 +39,6 @@ CIRCLES: dict[tuple[str, str], int] = {
     ("encoder.exported", "encoder.encoder"): 1,
     ("encoder.exported", ""): 1,  # nnclr_hub/__init__.py, for the version
     ("encoder.attention.query", "encoder.attention.network"): 2,
-    ("images.decode", "images.pool"): 3,
-    ("images.decode", "images.decoding_worker"): 3,
-    ("images.decode", "images.tiles"): 3,
     ("workbench.inspection.findings", "workbench.inspections"): 7,
     ("workbench.inspection_fields", "workbench.inspections"): 7,
 }

@@ -41,7 +41,7 @@ from nnclr_hub.encoder.preprocessing import EvalTransform, Preprocessing, Transf
 from nnclr_hub.errors import ImageError, InvalidRequest
 from nnclr_hub.html_table import html_table
 from nnclr_hub.hub.layout import ModelConfig
-from nnclr_hub.images.decode import attempt_each
+from nnclr_hub.images.pool import attempt_each
 from nnclr_hub.images.reading import ImageReading
 
 if TYPE_CHECKING:  # an encoder with an exported network embeds without torch

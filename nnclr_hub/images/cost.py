@@ -1,7 +1,7 @@
 """Refuse JPEG and PNG files whose structure costs far more time than their pixels, before anything is decoded.
 
 A progressive JPEG may repeat a scan: 65 bytes then cost 50 ms at 40 megapixels. Files of many tiny segments or chunks
-cost time in Python. `decoding_pool` bounds all other costs: it ends the process that exceeds a limit.
+cost time in Python. `pool` bounds all other costs: it ends the process that exceeds a limit.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _GIF_EXTENSION, _GIF_FRAME, _GIF_END = 0x21, 0x2C, 0x3B
 _SCAN, _END, _ALONE = 0xDA, 0xD9, (0x01, 0xD8)
 
 
-def check_cost(file: BinaryIO) -> tuple[BinaryIO, int]:
+def check_cost(file: BinaryIO) -> BinaryIO:
     """Check a file at its start.
 
     Returns:
-        The file, or a copy in memory that need not be read again; and the number of scans, 1 if it is not a JPEG.
+        The file, or a copy in memory that need not be read again.
 
     Raises:
         ImageTooExpensive: too many scans, segments, chunks or blocks.
@@ -44,16 +44,17 @@ def check_cost(file: BinaryIO) -> tuple[BinaryIO, int]:
     elif start.startswith(_GIF):
         check = _check_gif
     else:
-        return file, 1
+        return file
     if isinstance(file, io.BytesIO):
-        return file, check(file.getvalue())  # the bytes that it was made of, without a copy
+        check(file.getvalue())  # the bytes that it was made of, without a copy
+        return file
     data = file.read(MAX_READ)
     file.seek(0)
-    scans = check(data)
-    return (io.BytesIO(data) if len(data) < MAX_READ else file), scans
+    check(data)
+    return io.BytesIO(data) if len(data) < MAX_READ else file
 
 
-def _check_jpeg(data: bytes) -> int:
+def _check_jpeg(data: bytes) -> None:
     """Count the scans of the first image. A JPEG that is not progressive, and has one scan, is not read further."""
     limit = _PARTS + len(data) // _BYTES_PER_PART
     parts = scans = components = 0
@@ -78,10 +79,9 @@ def _check_jpeg(data: bytes) -> int:
         if parts > limit:
             raise ImageTooExpensive(f"The JPEG has more than {limit} segments; save it again without metadata.")
         position += int.from_bytes(header[:2], "big")
-    return scans
 
 
-def _check_png(data: bytes) -> int:
+def _check_png(data: bytes) -> None:
     limit = _PARTS + len(data) // _BYTES_PER_PART
     parts, position, size = 0, len(_PNG), len(data)
     while position + 8 <= size:
@@ -89,10 +89,9 @@ def _check_png(data: bytes) -> int:
         if parts > limit:
             raise ImageTooExpensive(f"The PNG has more than {limit} chunks; save it again without metadata.")
         position += 12 + struct.unpack_from(">I", data, position)[0]
-    return 1
 
 
-def _check_gif(data: bytes) -> int:
+def _check_gif(data: bytes) -> None:
     """Count the blocks before the first frame; encoders fill them with 255 bytes each."""
     limit = _PARTS + len(data) // _BYTES_PER_PART
     size, parts = len(data), 0
@@ -107,4 +106,3 @@ def _check_gif(data: bytes) -> int:
         position += extension  # the end of its blocks
         if parts > limit:
             raise ImageTooExpensive(f"The GIF has more than {limit} blocks; save it again without comments.")
-    return 1

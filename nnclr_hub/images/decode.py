@@ -7,23 +7,24 @@ limited to a list, the size is checked before anything is decoded, and a truncat
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Sequence
+import re
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, TypeVar, cast, runtime_checkable
+from typing import Any, BinaryIO, NoReturn, cast
 
 import numpy as np
 from PIL import Image, ImageOps, TiffImagePlugin, UnidentifiedImageError
 
-from nnclr_hub.errors import ImageError, ImageTooExpensive, ImageTooLarge, InvalidRequest
-from nnclr_hub.images import several_pages
+from nnclr_hub.errors import ImageError, ImageTooExpensive, ImageTooLarge, InvalidRequest, UnsupportedImage
 from nnclr_hub.images.channels import AnyImage, ChannelImage
 from nnclr_hub.images.color import to_rgb
 from nnclr_hub.images.cost import check_cost
-from nnclr_hub.images.decoding_worker import HeavyImage
-from nnclr_hub.images.pool import active_pool
+from nnclr_hub.images.pool import read_stored, run_isolated
 from nnclr_hub.images.readers import ImageReader, find_reader, opened
 from nnclr_hub.images.readers.pillow import pillow_stack
 from nnclr_hub.images.readers.raw import RawReader
@@ -32,11 +33,12 @@ from nnclr_hub.images.readers.tiff import MAGIC, TiffReader, has_more_channels, 
 from nnclr_hub.images.reading import PLAIN, ImageReading
 from nnclr_hub.images.source import PackedImage
 from nnclr_hub.images.tile import Tile
-from nnclr_hub.images.unsupported_formats import check_channels, refuse_unidentified
-from nnclr_hub.images.warning_filters import ignore_warnings
 from nnclr_hub.images.wide_image import eight_bits, is_wide
 
 FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "AVIF", "PPM", "ICO", "QOI", "JPEG2000", "HEIF")
+FORMATS_IN_WORDS = (
+    "JPEG, PNG, WEBP, GIF, BMP, TIFF, AVIF, HEIC, PPM, ICO, QOI, JPEG 2000, DICOM, CZI, ND2 or camera raw"
+)
 MAX_PIXELS = 40_000_000
 OVERSAMPLING = 2  # source pixels per pixel of the resized image that a scaled JPEG must keep
 _ORIENTATION = 0x0112  # EXIF tag
@@ -44,23 +46,10 @@ _PHOTOMETRIC = 262  # tag of TIFF
 # EXIF orientations that move the last column (row) of the upright image to its start
 _TURNED = ((2, 3, 6, 7), (3, 4, 7, 8))
 _SWAPPED = range(5, 9)  # those that swap width and height
+_HEIF = re.compile(rb"....ftyp(hei[cxms]|hev[cxms]|mif1|msf1)", re.DOTALL)
+_JPEG2000_SIZES = b"\xff\x4f\xff\x51"  # the two markers before the image sizes
 
-T = TypeVar("T")
-File = Path | str | bytes | Tile
-
-
-@runtime_checkable
-class StoredImage(Protocol):
-    """An image stored elsewhere; the thread that decodes it also reads its bytes."""
-
-    def read(self) -> bytes: ...
-
-
-DecodableImage = File | StoredImage | Image.Image | ChannelImage
-
-
-def announce_pixels(pixels: int, scans: int = 1) -> None:
-    """Do nothing, between the header and the decoding; a decoding process sets its limits there."""
+DecodableImage = Path | str | bytes | Tile | PackedImage | Image.Image | ChannelImage
 
 
 @dataclass(frozen=True)
@@ -97,73 +86,16 @@ def decode_image(source: DecodableImage, reading: ImageReading = PLAIN) -> Image
         ImageError: not an image, or a broken one.
         InvalidRequest: `source` has another type.
     """
-    return cast(Image.Image, run_isolated(_decode, source, reading, 3, take=image_of))
+    return cast(Image.Image, run_isolated(_decode, source, reading, 3))
 
 
-def decode_any(source: DecodableImage, reading: ImageReading) -> AnyImage:
-    """Read one image like `decode_image`, with any number of channels."""
-    return run_isolated(_decode, source, reading, None, take=image_of)
+def decode_any(source: DecodableImage, reading: ImageReading = PLAIN, bands: int | None = None) -> AnyImage:
+    """Read one image like `decode_image`, with any number of channels, or with `bands`."""
+    return run_isolated(_decode, source, reading, bands)
 
 
-def image_of(pixels: np.ndarray | AnyImage) -> AnyImage:
-    """Return an image with a copy of pixels (H, W, C) uint8; for RGB five times as fast as `Image.fromarray`."""
-    if not isinstance(pixels, np.ndarray):
-        return pixels
-    if pixels.shape[2] != 3:
-        return ChannelImage(pixels.copy())
-    return Image.frombuffer("RGB", pixels.shape[1::-1], pixels, "raw", "RGB", 0, 1)
-
-
-def run_isolated(
-    operation: Callable[..., tuple[Any, ...]],
-    source: DecodableImage,
-    *arguments: Any,
-    take: Callable[..., T] | None = None,
-) -> T:
-    """Return take(*operation(source, *arguments)); the operation runs in a decoding process if this process uses them.
-
-    A PIL image is decoded already, and stays here. See `DecodingPool.run` for `take`.
-    """
-    pool, source = active_pool(), loaded(source)
-    if pool is None or not isinstance(source, File):
-        values = operation(source, *arguments)
-        return cast(T, values) if take is None else take(*values)
-    return pool.run(operation, source, arguments, take)
-
-
-def loaded(source: DecodableImage) -> DecodableImage:
-    """Return the bytes of an image that is stored elsewhere, and other sources as they are."""
-    if isinstance(source, PackedImage):
-        return several_pages.NamedBytes(source.read(), str(source))
-    return source.read() if isinstance(source, StoredImage) else source
-
-
-def run_isolated_each(
-    operation: Callable[..., tuple[Any, ...]],
-    sources: Sequence[DecodableImage],
-    *arguments: Any,
-    take: Callable[..., T] | None = None,
-) -> list[T | Exception]:
-    """Return for each source what `run_isolated` returns, or the exception that it raises."""
-    pool = active_pool()
-    if pool is not None and all(isinstance(source, File) for source in sources):
-        return pool.run_each(operation, cast(Sequence[File], sources), arguments, take)
-    return attempt_each(lambda source: run_isolated(operation, source, *arguments, take=take), sources)
-
-
-def attempt_each(work: Callable[[Any], T], sources: Sequence[Any]) -> list[T | Exception]:
-    """Return for each source what `work` returns, or the exception that it raises."""
-    results: list[T | Exception] = []
-    for source in sources:
-        try:
-            results.append(work(source))
-        except Exception as error:  # noqa: BLE001 - the caller decides
-            results.append(error)
-    return results
-
-
-def _decode(source: DecodableImage, reading: ImageReading = PLAIN, bands: int | None = 3) -> tuple[AnyImage]:
-    return (decode_scaled(source, None, reading, bands).image,)
+def _decode(source: DecodableImage, reading: ImageReading, bands: int | None) -> AnyImage:
+    return decode_scaled(source, None, reading, bands).image
 
 
 def decode_scaled(
@@ -182,44 +114,35 @@ def decode_scaled(
         bands: number of channels of the result: 3 for RGB, 1 for gray, other numbers for a ChannelImage; None: RGB of
             one or three channels, and otherwise all.
     """
+    if isinstance(source, Tile):
+        return _full_size(with_bands(_read_tile(source, reading, bands), bands))
     if isinstance(source, ChannelImage | Image.Image):
         with image_errors():
-            return _full_size(fitted(source if isinstance(source, ChannelImage) else _upright_rgb(source), bands))
-    if isinstance(source, Tile):
-        from nnclr_hub.images.tiles import read_tile
-
-        return _full_size(fitted(read_tile(source, reading, bands), bands))
-    source = cast(Path | str | bytes, loaded(source))
-    shown = source.name if isinstance(source, several_pages.NamedBytes) else ""
+            return _full_size(with_bands(source if isinstance(source, ChannelImage) else _upright_rgb(source), bands))
     with open_source(source) as file, image_errors():
-        checked, scans = check_cost(file)
-        name = str(getattr(file, "name", ""))
-        image, reader = _identified(checked, name, reading)
+        checked = check_cost(file)
+        image, reader = _identified(checked, str(getattr(file, "name", "")), reading)
         if reader is not None:
-            checked.seek(0)
             with opened(reader, checked) as stack:
-                return _full_size(_read_stack(stack, shown or name, reading, bands))
+                return _full_size(with_bands(read_selected(stack, reading, bands, check_size), bands))
         assert image is not None
         with image:
             check_size(image.width, image.height)
             if is_wide(image):
-                announce_pixels(2 * image.width * image.height)
                 image = eight_bits(image, checked)
             if reading != PLAIN:
-                return _full_size(_read_stack(pillow_stack(image, reading), shown or name, reading, bands))
-            if image.format == "TIFF" and getattr(image, "is_animated", False):
-                several_pages.note(shown or name)
+                stack = pillow_stack(image, reading)
+                return _full_size(with_bands(read_selected(stack, reading, bands, check_size), bands))
             check_fit(3, bands)
-            announce_pixels(image.width * image.height, scans)
             factor = _largest_factor(image, short)
             if factor < 2:
                 image.load()
-                return _full_size(fitted(_upright_rgb(image), bands))
+                return _full_size(with_bands(_upright_rgb(image), bands))
             scaled = _scaled(image, factor)
-            return replace(scaled, image=fitted(scaled.image, bands))
+            return replace(scaled, image=with_bands(scaled.image, bands))
 
 
-def image_size(source: Path | str | bytes | StoredImage, reading: ImageReading = PLAIN) -> tuple[int, int]:
+def image_size(source: DecodableImage, reading: ImageReading = PLAIN) -> tuple[int, int]:
     """Return width and height of an upright image, from its header.
 
     Raises:
@@ -228,12 +151,44 @@ def image_size(source: Path | str | bytes | StoredImage, reading: ImageReading =
     with open_source(source) as file, image_errors():
         image, reader = _identified(file, str(getattr(file, "name", "")), reading)
         if reader is not None:
-            file.seek(0)
             with opened(reader, file) as stack:
                 return stack.size
         assert image is not None
         with image:
             return _upright_size(image)
+
+
+@contextmanager
+def open_stack(path: str) -> Iterator[ImageStack | None]:
+    """Open a file that a reader can read in parts; None: Pillow reads it as a whole."""
+    with open_source(path) as file, image_errors():
+        reader = find_reader(file, path)
+        if reader is None and file.read(4) in MAGIC:
+            reader = TiffReader()
+        file.seek(0)
+        if reader is None:
+            yield None
+            return
+        with opened(reader, file) as stack:
+            yield stack
+
+
+def _read_tile(tile: Tile, reading: ImageReading, bands: int | None) -> AnyImage:
+    with open_stack(tile.path) as stack:
+        width, height = stack.size if stack is not None else image_size(tile.path, reading)
+        left, top, right, bottom = tile.box
+        if not (0 <= left < right <= width and 0 <= top < bottom <= height):
+            raise ImageError(f"The tile {tile.name} is not inside the image of {width} x {height} pixels.")
+        if stack is not None and stack.regions:
+            stack = stack if tile.window is None else replace(stack, window=tile.window)
+            return read_selected(stack, reading, bands, check_size, tile.box)
+    return _whole(tile.path, Path(tile.path).stat().st_mtime_ns, reading, bands).crop(tile.box)
+
+
+@lru_cache(maxsize=1)
+def _whole(path: str, changed: int, reading: ImageReading, bands: int | None) -> AnyImage:
+    """Return an image whose tiles are read one after another."""
+    return decode_scaled(path, None, reading, bands).image
 
 
 def _upright_size(image: Image.Image) -> tuple[int, int]:
@@ -255,31 +210,30 @@ def _identified(file: BinaryIO, name: str, reading: ImageReading) -> tuple[Image
     Raises:
         UnsupportedImage: neither reads it.
     """
-    if (reader := find_reader(file, name)) is not None:
+    reader = find_reader(file, name)
+    if reader is not None:
         return None, reader
     try:
         image = Image.open(file, formats=readable_formats())
     except UnidentifiedImageError:
         file.seek(0)
         if file.read(4) not in MAGIC:
-            refuse_unidentified(file)
-        return None, TiffReader()
-    if isinstance(image, TiffImagePlugin.TiffImageFile):
+            _refuse_unidentified(file)
+        reader = TiffReader()
+    else:
+        if not isinstance(image, TiffImagePlugin.TiffImageFile):
+            return image, None
         if is_camera_raw(image.tag_v2):
-            return None, RawReader()
-        if reading != PLAIN or has_more_channels(image.tag_v2):
-            return None, TiffReader()
-    return image, None
+            reader = RawReader()
+        elif reading != PLAIN or has_more_channels(image.tag_v2):
+            reader = TiffReader()
+        else:
+            return image, None
+    file.seek(0)
+    return None, reader
 
 
-def _read_stack(stack: ImageStack, name: str, reading: ImageReading, bands: int | None) -> AnyImage:
-    if stack.pages > 1 and reading.page is None and not reading.project:
-        several_pages.note(name)
-    announce = lambda pixels: announce_pixels(min(pixels, MAX_PIXELS))  # noqa: E731 - bounds the CPU seconds
-    return fitted(read_selected(stack, reading, bands, check_size, announce), bands)
-
-
-def fitted(image: AnyImage, bands: int | None) -> AnyImage:
+def with_bands(image: AnyImage, bands: int | None) -> AnyImage:
     """Return an image with a number of channels.
 
     Raises:
@@ -322,10 +276,9 @@ def _orientation(image: Image.Image) -> int:
     return orientation if orientation in range(1, 9) else 1
 
 
-def open_source(source: Path | str | bytes | StoredImage) -> BinaryIO:
+def open_source(source: Any) -> BinaryIO:
     """Open the file without reading it: a video among the images must not be loaded into memory."""
-    if isinstance(source, StoredImage):
-        source = source.read()
+    source = read_stored(source)
     if isinstance(source, bytes):
         return io.BytesIO(source)
     if not isinstance(source, str | Path):
@@ -347,27 +300,50 @@ def open_source(source: Path | str | bytes | StoredImage) -> BinaryIO:
 def readable_formats() -> tuple[str, ...]:
     """Return the formats that this build of Pillow supports; it fails on every file if another one is named."""
     Image.init()
-    with suppress(ImportError):  # the extra heic, which adds a format to Pillow
+    with suppress(ImportError):  # the extra formats, which adds one to Pillow
         import pillow_heif.HeifImagePlugin
 
         pillow_heif.options.DECODE_THREADS = 1  # images are decoded side by side
     return tuple(name for name in FORMATS if name in Image.OPEN)
 
 
+def _refuse_unidentified(file: BinaryIO) -> NoReturn:
+    """Raise UnsupportedImage, with the reason, for a file that Pillow cannot identify."""
+    file.seek(0)
+    start = file.read(4096)
+    if not start:
+        raise UnsupportedImage("The file is empty.")
+    if _HEIF.match(start) and not find_spec("pillow_heif"):
+        raise UnsupportedImage("HEIC images need the package pillow-heif; pip install 'nnclr_hub[formats]'.")
+    start = start.partition(_JPEG2000_SIZES)[2]
+    _check_channels(int.from_bytes(start[36:38], "big"))
+    raise UnsupportedImage(f"The file is not an image in a supported format: {FORMATS_IN_WORDS}.")
+
+
+def _check_channels(channels: int) -> None:
+    if channels > 4:
+        raise UnsupportedImage(
+            f"An image of this format must be gray, RGB, RGBA or CMYK, got {channels} channels; save it as TIFF."
+        )
+
+
 @contextmanager
 def image_errors() -> Iterator[None]:
-    """Turn everything that Pillow raises in the block into an ImageError."""
+    """Turn everything that Pillow raises in the block into an ImageError, and silence its warnings."""
+    # not warnings.catch_warnings, which restores the wrong filters if the blocks of two threads overlap
+    warnings.filterwarnings("ignore", module=r"PIL\.")
     try:
-        with ignore_warnings():
-            yield
-    except (ImageError, HeavyImage):
+        yield
+    except ImageError:
         raise
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+    except Image.DecompressionBombError as error:
         raise ImageTooLarge(_too_large("The image")) from error
     except MemoryError as error:
         raise ImageTooExpensive("Too little memory to decode the image.") from error
     except Exception as error:  # decoders raise errors of struct, zlib and many others
-        raise ImageError(f"The image is broken or truncated ({_reason(error)}).") from error
+        text = " ".join(str(error).split())
+        reason = text if 0 < len(text) < 120 else type(error).__name__
+        raise ImageError(f"The image is broken or truncated ({reason}).") from error
 
 
 def check_size(width: int, height: int) -> None:
@@ -379,16 +355,11 @@ def _too_large(what: str) -> str:
     return f"{what} has over {MAX_PIXELS // 10**6} megapixels; use a smaller copy, or --tile where the verb has it."
 
 
-def _reason(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return text if 0 < len(text) < 120 else type(error).__name__
-
-
 def _upright_rgb(image: Image.Image) -> Image.Image:
     check_size(image.width, image.height)
     if min(image.size) < 1:
         raise ImageError("The image has no pixels.")
-    check_channels(len(image.getbands()))
+    _check_channels(len(image.getbands()))
     # Pillow inverts white that is 0 up to 8 bits only
     inverted = isinstance(image, TiffImagePlugin.TiffImageFile) and image.mode.startswith("I;16")
     inverted = inverted and image.tag_v2.get(_PHOTOMETRIC) == 0  # type: ignore[attr-defined]

@@ -10,23 +10,21 @@ allows no access to parts are decoded as a whole, within the limits of any image
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from nnclr_hub.cache import cache_folder
-from nnclr_hub.errors import ImageError, InvalidRequest
-from nnclr_hub.images import decode as decoding
+from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.images.channels import AnyImage, for_people
 from nnclr_hub.images.color import black_and_white
-from nnclr_hub.images.readers import find_reader, opened
-from nnclr_hub.images.readers.stack import ImageStack, read_selected, selected_channels, selected_pages
-from nnclr_hub.images.readers.tiff import MAGIC, TiffReader
+from nnclr_hub.images.decode import decode_any, image_size, open_stack
+from nnclr_hub.images.pool import run_isolated
+from nnclr_hub.images.readers.stack import ImageStack, selected_channels, selected_pages
 from nnclr_hub.images.reading import PLAIN, ImageReading
 from nnclr_hub.images.source import file_key
 from nnclr_hub.images.tile import Tile, Window
@@ -34,6 +32,7 @@ from nnclr_hub.images.tile import Tile, Window
 LEAST, MOST = 16, 4096  # pixels of a side
 MAX_TILES = 1_000_000  # of a file
 BAND = 16_000_000  # values that are read at once to find black and white
+WINDOW_S = 3600.0  # CPU seconds to find black and white of a slide, all of which is read
 EMPTY = 6.0  # standard deviation of the gray values of an empty tile, of 255
 
 
@@ -67,8 +66,7 @@ def tiles_of(path: Path, tiling: Tiling, reading: ImageReading = PLAIN) -> list[
     """
     kept = cache_folder() / "windows" / f"{file_key(path, str(reading)).hex()}.json"
     known = _read_window(kept)
-    width, height, found = decoding.run_isolated(_layout, str(path), tiling, reading, known)
-    window: Any = found.tolist() or None
+    width, height, window = run_isolated(_layout, str(path), tiling, reading, known, cpu_s=WINDOW_S)
     if window is not None and window != known:
         with suppress(OSError):  # it is computed again the next time
             kept.parent.mkdir(parents=True, exist_ok=True)
@@ -78,21 +76,21 @@ def tiles_of(path: Path, tiling: Tiling, reading: ImageReading = PLAIN) -> list[
     return [Tile(str(path), box, _window(window)) for box in boxes]
 
 
-def _layout(path: str, tiling: Tiling, reading: ImageReading, known: Any) -> tuple[int, int, np.ndarray]:
-    """Return the size of an image, and what `window_of` returns as (2, C) float64, empty for None.
+def _layout(path: str, tiling: Tiling, reading: ImageReading, known: Any) -> tuple[int, int, Any]:
+    """Return the size of an image, and what `window_of` returns.
 
     Args:
         known: the window that an earlier call has found, or None.
     """
-    with _stack(path) as stack:
-        width, height = stack.size if stack is not None else decoding.image_size(path, reading)
+    with open_stack(path) as stack:
+        width, height = stack.size if stack is not None else image_size(path, reading)
     tiles = len(_starts(width, tiling)) * len(_starts(height, tiling))
     if tiles > MAX_TILES:
         raise InvalidRequest(f"{path} has {tiles:,} tiles; use a larger --tile.")
     if known is None:
-        with _stack(path) as stack:
+        with open_stack(path) as stack:
             known = window_of(stack, reading) if stack is not None and stack.regions else None
-    return width, height, np.array(known or ())
+    return width, height, known
 
 
 def _read_window(file: Path) -> Any:
@@ -116,50 +114,7 @@ def tiles_with_content(path: Path, tiling: Tiling, reading: ImageReading = PLAIN
         ImageError, InvalidRequest: see `tiles_of`.
     """
     found = tiles_of(path, tiling, reading)
-    return [one for one in found if not is_empty(decoding.decode_any(one, reading))] if tiling.skip_empty else found
-
-
-def read_tile(tile: Tile, reading: ImageReading, bands: int | None) -> AnyImage:
-    """Decode a tile, in this process.
-
-    Args:
-        bands: see `decoding.decode_scaled`.
-
-    Raises:
-        ImageError: it cannot be read, or is not inside its image.
-    """
-    with _stack(tile.path) as stack:
-        width, height = stack.size if stack is not None else decoding.image_size(tile.path, reading)
-        left, top, right, bottom = tile.box
-        if not (0 <= left < right <= width and 0 <= top < bottom <= height):
-            raise ImageError(f"The tile {tile.name} is not inside the image of {width} x {height} pixels.")
-        if stack is not None and stack.regions:
-            stack = stack if tile.window is None else replace(stack, window=tile.window)
-            return read_selected(stack, reading, bands, decoding.check_size, decoding.announce_pixels, tile.box)
-    changed = Path(tile.path).stat().st_mtime_ns
-    return _whole(tile.path, changed, reading, bands).crop(tile.box)
-
-
-@lru_cache(maxsize=1)
-def _whole(path: str, changed: int, reading: ImageReading, bands: int | None) -> AnyImage:
-    """Return an image whose tiles are read one after another."""
-    return decoding.decode_scaled(path, None, reading, bands).image
-
-
-@contextmanager
-def _stack(path: str) -> Iterator[ImageStack | None]:
-    """Open a file that a reader can read in parts; None: Pillow reads it as a whole."""
-    with decoding.open_source(path) as file, decoding.image_errors():
-        reader: Any = find_reader(file, path)
-        start = file.read(4)
-        file.seek(0)
-        if reader is None and start in MAGIC:
-            reader = TiffReader()
-        if reader is None:
-            yield None
-            return
-        with opened(reader, file) as stack:
-            yield stack
+    return [one for one in found if not is_empty(decode_any(one, reading))] if tiling.skip_empty else found
 
 
 def is_empty(image: AnyImage) -> bool:
@@ -170,7 +125,7 @@ def is_empty(image: AnyImage) -> bool:
 def window_of(stack: ImageStack, reading: ImageReading) -> Window | None:
     """Return what becomes black and white in the whole page, so that all tiles have one scale.
 
-    Reads the page in bands, within the CPU seconds of an image of its size. 8-bit values and those with a window need
+    Reads the page in bands. 8-bit values and those with a window need
     no scale.
     """
     if stack.window is not None or (stack.dtype in (np.uint8, np.bool_) and reading.scale == "depth"):
@@ -178,7 +133,6 @@ def window_of(stack: ImageStack, reading: ImageReading) -> Window | None:
     channels = selected_channels(stack, reading)
     width, height = stack.size
     rows, pages = max(1, BAND // (width * len(channels))), selected_pages(stack, reading)
-    decoding.announce_pixels(-(-width * height * len(channels) * len(pages) // 3))
     low, high = np.full(len(channels), np.inf), np.full(len(channels), -np.inf)
     for page in pages:
         for top in range(0, height, rows):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import io
 
-import numpy as np
 from PIL import Image
 
 from nnclr_hub.images.channels import AnyImage, ChannelImage, for_people
@@ -29,10 +28,10 @@ QUALITIES = (85, 60, 30, 10)
 
 def record(
     source: DecodableImage, reading: ImageReading, with_thumbnail: bool, with_image: bool
-) -> tuple[str, np.ndarray | None, AnyImage | None]:
-    """Decode an image; return its hash, its thumbnail as (N,) uint8, and itself."""
+) -> tuple[str, bytes | None, AnyImage | None]:
+    """Decode an image; return its hash, its thumbnail, and itself."""
     image = decode_any(source, reading)
-    thumbnail = np.frombuffer(make_thumbnail(image), np.uint8) if with_thumbnail else None
+    thumbnail = make_thumbnail(image) if with_thumbnail else None
     return pixel_hash(image), thumbnail, image if with_image else None
 
 

@@ -68,13 +68,3 @@ def test_a_damaged_tiff_is_not_blamed_on_its_pixel_type(tag):
     with pytest.raises(ImageError) as caught:
         decode_image(bytes(data))
     assert "bit" not in str(caught.value)
-
-
-def test_the_first_page_of_a_stack_is_read_with_one_warning_per_folder(tmp_path, caplog):
-    for name in ("a.tif", "b.tif"):
-        tifffile.imwrite(tmp_path / name, np.stack([GRAY, GRAY[::-1]]).astype(np.uint8), photometric="minisblack")
-    tifffile.imwrite(tmp_path / "one.tif", GRAY.astype(np.uint8))
-    for name in ("one.tif", "a.tif", "b.tif"):
-        np.testing.assert_array_equal(np.asarray(decode_image(tmp_path / name))[..., 0], GRAY)
-    (warning,) = (record.getMessage() for record in caplog.records)
-    assert warning.startswith(f"{tmp_path}/a.tif has several pages")

@@ -11,6 +11,7 @@ import shutil
 import sys
 import tempfile
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -22,7 +23,6 @@ import numpy as np
 from nnclr_hub.encoder.backends.base import GRAPHS, cpu_threads, full_name
 from nnclr_hub.errors import InvalidRequest, MissingDependency
 from nnclr_hub.hub.layout import WEIGHTS
-from nnclr_hub.images.warning_filters import ignore_warnings
 
 if TYPE_CHECKING:  # a saved graph runs without torch
     from torch import device as Device
@@ -152,7 +152,7 @@ def _trace(network: Network) -> Any:
     with _without_telemetry():
         from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
 
-    with ignore_warnings(), torch.no_grad():
+    with warnings.catch_warnings(action="ignore"), torch.no_grad():
         traced = torch.jit.trace(network, network.example(), check_trace=False)
         decoder = TorchScriptPythonDecoder(traced, example_input=network.example())
         front_end = FrontEndManager().load_by_framework("pytorch")

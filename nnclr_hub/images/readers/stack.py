@@ -106,7 +106,6 @@ def read_selected(
     reading: ImageReading,
     bands: int | None,
     check_size: Callable[[int, int], None],
-    announce: Callable[[int], None],
     box: Box | None = None,
 ) -> AnyImage:
     """Read the selected channels of the selected pages as 8 bits.
@@ -114,7 +113,6 @@ def read_selected(
     Args:
         bands: number of channels that the caller takes; None: any.
         check_size: called with width and height before anything is decoded.
-        announce: called with the number of pixels before anything is decoded; an RGB pixel counts as one.
         box: part of the page.
 
     Returns:
@@ -138,7 +136,6 @@ def read_selected(
             f"{len(channels)} channels of {width} x {height} pixels exceed the limit of {MAX_BYTES // 10**6} MB; "
             "choose fewer with --channels."
         )
-    announce(-(-width * height * len(channels) * len(pages) // 3))
     values = stack.read(pages[0], channels, box)
     for page in pages[1:]:
         values = np.maximum(values, stack.read(page, channels, box))
