@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from nnclr_hub.encoder.attention import AttentionMap, AttentionSettings
-from nnclr_hub.encoder.decoding_pool import DecodingLimits, decoding_processes
 from nnclr_hub.encoder.embedder import ImageLike
 from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.encoder.preprocessing import EvalTransform
 from nnclr_hub.errors import ImageError, InvalidRequest, ModelError, Overloaded
 from nnclr_hub.hub.registry import MODELS, default_model
+from nnclr_hub.images.pool import DecodingLimits, decoding_processes
 
 from .deadline import loading
 from .edge.limits import charge_images
