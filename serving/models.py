@@ -23,7 +23,6 @@ from nnclr_hub.errors import ImageError, InvalidRequest, ModelError, Overloaded
 from nnclr_hub.hub.registry import MODELS, default_model
 
 from .deadline import loading
-from .edge.limits import charge_images
 from .engine import Engine, ImageTask, Result
 from .engine.attention import AttentionQuery
 from .model_memory import ModelMemory
@@ -90,7 +89,6 @@ class Model:
         self, settings: AttentionSettings, image: ImageLike, targets: Sequence[ImageLike] = ()
     ) -> list[AttentionMap]:
         """Return attention maps; see `Encoder.attention_maps`. Too many pixels together raise RequestTooLarge."""
-        charge_images(1 + len(targets))
         with self._memory.held(self._source) as engine:
             query = self._attention_query(engine, settings, image, targets)
             return query.maps(engine.run(query.images, query.task))
@@ -136,7 +134,6 @@ class Model:
 
     def _run(self, images: Iterable[ImageLike], task: Callable[[Encoder], ImageTask] | None = None) -> list[Any]:
         images = list(images)
-        charge_images(len(images))
         with self._memory.held(self._source) as engine:
             self._check_same(engine)
             return engine.run(images, task and task(engine.encoder))
