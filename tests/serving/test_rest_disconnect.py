@@ -30,7 +30,7 @@ def probe(server) -> str:
 def held_up(server, monkeypatch) -> Iterator[threading.Event]:
     """Block decoding until the context ends; yield an event that is set at the first attempt."""
     begun, release = threading.Event(), threading.Event()
-    engine = server.engines._memory.engines[0]
+    engine = server.engines.engines[0]
     real = engine.encoder.prepare_each
 
     def prepare_each(images):
