@@ -1,8 +1,7 @@
-"""Limits of request bodies, and of the requests and images per minute of each caller.
+"""Limits of request bodies.
 
-A caller is the name of a key, or the client's address if the server has no keys. Bodies are counted and timed while
-they stream in, whatever Content-Length claims. Each byte holds a permit until its request is answered. Many slow
-clients together therefore cannot fill more memory than the settings allow.
+Bodies are counted and timed while they stream in, whatever Content-Length claims. Each byte holds a permit until its
+request is answered. Many slow clients together therefore cannot fill more memory than the settings allow.
 """
 
 from __future__ import annotations
@@ -11,18 +10,14 @@ import asyncio
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
-from functools import partial
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from nnclr_hub.errors import Overloaded, RateLimited, RequestTooLarge, RequestTooSlow
+from nnclr_hub.errors import Overloaded, RequestTooLarge, RequestTooSlow
 
-from ..security.access import Refusal
-from ..security.authentication import TokenBuckets
-from ..settings import Settings
+from .security.access import Refusal
+from .settings import Settings
 
 LARGE = 128 << 10  # bytes
 FEW = 4  # large bodies that may arrive at once without a pause
@@ -135,77 +130,16 @@ def _length(headers: Headers) -> int:
     return int(length[:20]) if length.isdecimal() else 0
 
 
-@dataclass(frozen=True)
-class Allowance:
-    """The rates of one caller."""
-
-    caller: str
-    requests: TokenBuckets
-    images: TokenBuckets
-
-    def charge_request(self) -> None:
-        """Count one request.
-
-        Raises:
-            RateLimited: the caller sent too many in the last minute.
-        """
-        self._charge(self.requests, 1, "requests")
-
-    def charge_images(self, count: int) -> None:
-        """Count images.
-
-        Raises:
-            RateLimited: the caller sent too many in the last minute; none of these is counted.
-        """
-        self._charge(self.images, count, "images")
-
-    def headers(self) -> dict[str, str]:
-        """Return the x-ratelimit headers of a response; none if there is no limit."""
-        return self.requests.headers(self.caller, "requests") | self.images.headers(self.caller, "images")
-
-    def _charge(self, buckets: TokenBuckets, count: int, what: str) -> None:
-        wait = buckets.take(self.caller, count)
-        if wait > 0:
-            raise RateLimited(
-                f"{self.caller} exceeded {buckets.size} {what} per minute; try again in {math.ceil(wait)} s.", wait
-            )
-
-
-# of the current request: set by EdgeLimits, and by the page in the threads that continue a request
-_current: ContextVar[Allowance | None] = ContextVar("allowance", default=None)
-
-
-def use(allowance: Allowance) -> None:
-    """Make it the allowance of the current request."""
-    _current.set(allowance)
-
-
-def charge_images(count: int) -> None:
-    """Count images of the current request. Outside a request, as in a job, this does nothing.
-
-    Raises:
-        RateLimited: the caller sent too many in the last minute.
-    """
-    allowance = _current.get()
-    if allowance is not None:
-        allowance.charge_images(count)
-
-
-class EdgeLimits:
-    """The ASGI layer that applies the rate of the caller, then the limits of the body.
-
-    Access control runs before it, and leaves the caller in `scope["user"]` and whether the route counts against
-    rates in `scope["state"]["counted"]`.
+class BodyLimitsLayer:
+    """The ASGI layer that applies the limits of the body. `scope["state"]["streamed"]` chooses which.
 
     Args:
         app: the app behind this layer.
-        settings: rates, max_images, and the limits of bodies.
+        settings: the limits of bodies.
     """
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
-        self._requests = TokenBuckets(settings.rate_requests)
-        self._images = TokenBuckets(settings.rate_images, settings.max_images)
         self._body = BodyLimits(settings.max_bytes, settings.body_idle_s, settings.body_s, settings.bodies_bytes)
         self._streamed = BodyLimits(settings.import_bytes, settings.body_idle_s, math.inf, None)
 
@@ -213,39 +147,11 @@ class EdgeLimits:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        state = scope.setdefault("state", {})
-        allowance = Allowance(scope["user"].display_name, self._requests, self._images)
-        state["enter"] = partial(use, allowance)  # for code that continues the request in a thread
-        use(allowance)
-        if self._requests.enabled or self._images.enabled:
-            send = _with_rate_headers(send, allowance)
-        body = self._streamed if state.get("streamed") else self._body
+        body = self._streamed if scope.get("state", {}).get("streamed") else self._body
         headers = Headers(scope=scope)
-        refusal = self._refusal(headers, allowance, body, counted=state.get("counted", True))
+        refusal = body.refusal(headers)
         if refusal is not None:
             await refusal.response(scope["path"])(scope, receive, send)
             return
         with body.limited(receive, headers) as receive:
             await self._app(scope, receive, send)
-
-    def _refusal(self, headers: Headers, allowance: Allowance, body: BodyLimits, *, counted: bool) -> Refusal | None:
-        if counted:
-            try:
-                allowance.charge_request()
-            except RateLimited as error:
-                wait = str(max(1, math.ceil(error.retry_after)))
-                return Refusal(429, error.code, str(error), {"Retry-After": wait})
-        return body.refusal(headers)
-
-
-def _with_rate_headers(send: Send, allowance: Allowance) -> Send:
-    """Wrap `send` to add what the caller has left when the response starts."""
-
-    async def with_headers(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            headers = MutableHeaders(scope=message)
-            for name, value in allowance.headers().items():
-                headers.setdefault(name, value)
-        await send(message)
-
-    return with_headers

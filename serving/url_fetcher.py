@@ -28,8 +28,8 @@ import httpx
 
 from nnclr_hub.errors import Overloaded, RequestTooLarge
 
-from ..settings import Settings
-from ..telemetry import Metrics, measured
+from .settings import Settings
+from .telemetry import Metrics, measured
 
 log = logging.getLogger(__name__)
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address

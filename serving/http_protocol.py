@@ -1,4 +1,4 @@
-"""A parser of HTTP/1 requests that ignores every offer to change the protocol.
+"""uvicorn's HTTP protocol, which ignores every offer to change the protocol, and trailers.
 
 httptools ends a message at its head if the head has `Upgrade`, and reads what follows as the next message: the body of
 such a request would be executed as a request. Here the head is parsed again without that header, so the same parser
@@ -9,9 +9,10 @@ uvicorn's other parser, h11, does not have this fault, but needs 87 us of CPU ti
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 
 class RequestParser:
@@ -60,3 +61,27 @@ class RequestParser:
             head += [b"%s: %s" % one for one in self._protocol.headers if one[0] != b"upgrade"]
             self._start()
             self._parser.feed_data(b"\r\n".join([*head, b"", b""]))
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    """uvicorn's protocol with this parser. Limits on sockets, heads and slow clients are the reverse proxy's."""
+
+    _in_body = False
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.parser = cast(Any, RequestParser(self))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_body:  # a trailer must not become a header
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if not self.parser.is_offer():
+            self._in_body = True
+            super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        if not self.parser.is_offer():
+            self._in_body = False
+            super().on_message_complete()
