@@ -26,6 +26,7 @@ from nnclr_hub.store.name_errors import (
     is_alias,
     is_collection,
     is_own_name,
+    replaced_name,
 )
 from nnclr_hub.store.sqlite import translated
 
@@ -118,7 +119,6 @@ class Names:
     def promote(self, name: str, to: str) -> str | None:
         """See `VectorStore.promote`; everything is one transaction."""
         known = self.aliases()
-        taken = {*self.collections(), *known}
         if name == to:
             raise is_own_name(name)
         if to not in self.collections():
@@ -126,12 +126,12 @@ class Names:
                 root.execute("UPDATE aliases SET name = ? WHERE name = ?", [name, known.get(to, name)])
                 root.execute("INSERT OR REPLACE INTO aliases VALUES (?, ?)", [to, name])
             return None
-        names = (f"{to}.old{number or ''}" for number in (0, *range(2, len(taken) + 3)))
-        kept = next(free for free in names if free not in taken)
+        # the promoted one gives up its name, so `c` and `c.old` can be swapped, and swapped back
+        kept = replaced_name(to, {*self.collections(), *known} - {name})
         with self._database.changing() as root:  # aliases follow each change of a name
             root.execute("UPDATE aliases SET name = ? WHERE name = ?", [name, to])
-            root.execute("UPDATE collections SET name = ? WHERE name = ?", [kept, to])
-            root.execute("UPDATE collections SET name = ? WHERE name = ?", [to, name])
+            for now, then in ((name, ""), (to, kept), ("", to)):
+                root.execute("UPDATE collections SET name = ? WHERE name = ?", [then, now])
         return kept
 
     def close(self) -> None:
