@@ -36,11 +36,11 @@ from nnclr_hub.file_replacement import replace_file
 from nnclr_hub.remote_files import open_file_system, reading
 from nnclr_hub.store import records
 from nnclr_hub.store.base import Progress, VectorStore
-from nnclr_hub.store.embedded import catalog
-from nnclr_hub.store.embedded.names import CATALOG
-from nnclr_hub.store.embedded.store import EmbeddedStore
+from nnclr_hub.store.disk import disk_errors, fsync_folder, make_folder, read_id, write_id, written_whole
 from nnclr_hub.store.failpoints import reached
-from nnclr_hub.store.folder import disk_errors, fsync_folder, make_folder, read_id, write_id, written_whole
+from nnclr_hub.store.folder import catalog
+from nnclr_hub.store.folder.names import CATALOG
+from nnclr_hub.store.folder.store import EmbeddedStore
 from nnclr_hub.store.records import RECORDS
 from nnclr_hub.store.sqlite import PAGE_SIZE, connect, quick_check, translated
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from nnclr_hub.store.embedded import EmbeddedStore
+from nnclr_hub.store.folder import EmbeddedStore
 from nnclr_hub.store.settings import StoreSettings
 
 SECONDS = float(os.environ.get("NNCLR_CRASH_SECONDS", "0"))
