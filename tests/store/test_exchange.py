@@ -189,7 +189,7 @@ def test_a_damaged_export_is_refused_before_anything_is_written(exported, tmp_pa
 
 
 def test_a_file_that_its_manifest_does_not_describe_is_reported(exported, tmp_path):
-    """Files and hashes agree, but one is no table, or has another dimension."""
+    """Files and hashes agree, but a table is invalid, or vectors have another dimension."""
     out = tmp_path / "out"
     manifest = json.loads((out / "collection.json").read_text())
     for kind, data in (("items", b"no table"), ("vectors", save({"vectors": np.zeros((20, DIM + 1), np.float32)}))):
