@@ -335,7 +335,7 @@ class Engines:
         changed = model.fingerprint not in ("", engine.encoder.fingerprint)
         with self._lock:
             model.loading = None
-            if changed:  # who holds the old one must not get vectors of other weights
+            if changed:  # requests that use the old one must not get vectors of other weights
                 old, model = model, Model(model.source, self)
                 self._models[model.source], model.size, old.size = model, old.size, 0
             model.engine = engine
