@@ -30,7 +30,7 @@ from store_report import Report, spread
 from nnclr_hub import EmbeddedStore
 from nnclr_hub.store.base import Collection
 from nnclr_hub.store.folder.maintenance import NICE
-from nnclr_hub.store.index.main_index import threads
+from nnclr_hub.store.index.main import threads
 from nnclr_hub.store.settings import StoreSettings
 
 K = 10
@@ -136,7 +136,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--rows", type=int, default=1_000_000)
     arguments.add_argument("--dim", type=int, default=256)
-    arguments.add_argument("--new", type=int, default=StoreSettings.max_delta, help="rows that a fold adds")
+    arguments.add_argument("--new", type=int, default=StoreSettings.max_recent, help="rows that a fold adds")
     arguments.add_argument("--turns", type=int, default=3, help="folds")
     arguments.add_argument("--rebuild", action="store_true", help="delete a row before each fold")
     arguments.add_argument("--folder", type=Path, required=True, help="of the store; an existing one is used")
@@ -146,7 +146,7 @@ def main() -> None:
     report.begin(rows=chosen.rows, dim=chosen.dim, new=chosen.new, turns=chosen.turns, rebuild=chosen.rebuild)
     data = Clusters(chosen.rows, chosen.dim)
     fill(chosen.folder, data)
-    settings = StoreSettings(min_delta=NEVER, max_delta=NEVER, idle_delta=NEVER, snapshot_after=NEVER)
+    settings = StoreSettings(min_recent=NEVER, max_recent=NEVER, idle_recent=NEVER, snapshot_after=NEVER)
     with EmbeddedStore(chosen.folder, settings=settings) as store:
         collection = store.get(NAME)
         queries = data.queries(QUERIES)

@@ -24,8 +24,7 @@ from store_report import Report, cpu_seconds, seconds, spread
 
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import Collection, Item
-from nnclr_hub.store.folder.catalog import connect
-from nnclr_hub.store.folder.integrity import row_crc
+from nnclr_hub.store.folder.schema import connect, row_crc
 from nnclr_hub.store.spec import CollectionSpec, Precision
 
 NAME = "bench"

@@ -13,7 +13,7 @@ from store_data import FILTERS, Clusters, exact, recall
 from store_report import Report, cpu_seconds, spread
 
 from nnclr_hub.store.base import Collection
-from nnclr_hub.store.index.main_index import threads
+from nnclr_hub.store.index.main import threads
 
 K = 10
 BATCH = 64

@@ -38,12 +38,12 @@ from nnclr_hub.file_replacement import replace_file
 from nnclr_hub.remote_files import open_file_system, reading
 from nnclr_hub.store import records
 from nnclr_hub.store.base import Progress, VectorStore
-from nnclr_hub.store.disk import disk_errors, fsync_folder, make_folder, read_id, write_id, written_whole
+from nnclr_hub.store.disk import PAGE_SIZE, fsync_folder, make_folder, read_id, translated, write_id, written_whole
 from nnclr_hub.store.failpoints import reached
-from nnclr_hub.store.folder import catalog
-from nnclr_hub.store.folder.names import CATALOG
+from nnclr_hub.store.folder import schema
+from nnclr_hub.store.folder.catalog import CATALOG
 from nnclr_hub.store.folder.store import EmbeddedStore
-from nnclr_hub.store.sqlite import PAGE_SIZE, connect, quick_check, translated
+from nnclr_hub.store.sqlite import connect, quick_check
 
 log = logging.getLogger(__name__)
 FORMAT = "nnclr_hub backup, version 3"
@@ -179,7 +179,7 @@ def _copy_store(store: EmbeddedStore, writer: _Writer) -> Backup:
 
 def _copy_files(folder: Path, writer: _Writer) -> Backup:
     # names first: an alias that is moved later must not point to a collection that was not complete yet
-    with _reading(folder / CATALOG, catalog.SCHEMA) as root:
+    with _reading(folder / CATALOG, schema.SCHEMA) as root:
         keys = dict(root.execute("SELECT name, uuid FROM collections ORDER BY name"))
         aliases = dict(root.execute("SELECT alias, name FROM aliases ORDER BY alias"))
         files, collections = {CATALOG: writer.save(root, CATALOG)}, {}
@@ -188,7 +188,7 @@ def _copy_files(folder: Path, writer: _Writer) -> Backup:
             files[records.RECORDS] = writer.save(connection, records.RECORDS)
     for name, key in keys.items():
         file = f"collections/{key}.sqlite"
-        with _reading(folder / file, catalog.SCHEMA) as connection:
+        with _reading(folder / file, schema.SCHEMA) as connection:
             collections[name] = connection.execute("SELECT count(*) FROM items").fetchone()[0]
             files[file] = writer.save(connection, file)
     return Backup("", None, collections, aliases, files)
@@ -391,14 +391,14 @@ def restore(
         write(CATALOG, partial / CATALOG)
         if records.RECORDS in backup.files:
             write(records.RECORDS, partial / records.RECORDS)
-        with closing(connect(partial / CATALOG, catalog.SCHEMA)) as root:
+        with closing(connect(partial / CATALOG, schema.SCHEMA)) as root:
             root.execute("BEGIN")
             for name, key in root.execute("SELECT name, uuid FROM collections").fetchall():
                 # a new key: from here on, its row ids and changes are not those of the original any more
                 path = partial / "collections" / f"{uuid.uuid4().hex}.sqlite"
                 root.execute("UPDATE collections SET uuid = ? WHERE name = ?", [path.stem, name])
                 write(f"collections/{key}.sqlite", path)
-                with closing(connect(path, catalog.SCHEMA)) as connection:
+                with closing(connect(path, schema.SCHEMA)) as connection:
                     connection.execute("DELETE FROM snapshot")  # of the index, which a backup does not have
             root.execute("COMMIT")
         fsync_folder(partial / "collections")
@@ -612,4 +612,4 @@ class _Place:
                 return []
 
     def _used(self) -> AbstractContextManager[None]:
-        return reading(self._address) if self.folder is None else disk_errors(self.folder)
+        return reading(self._address) if self.folder is None else translated(self.folder)

@@ -335,8 +335,8 @@ class Collection(Protocol):
             {
                 "collection": info.name,
                 "items": f"{info.count:,}",
-                "dim": info.spec.dim,
-                "model": info.spec.model or "unknown",
+                "dim": self.spec.dim,
+                "model": self.spec.model or "unknown",
                 "index": info.index,
             }
         )

@@ -15,7 +15,7 @@ from nnclr_hub.store.settings import StoreSettings
 from nnclr_hub.store.vector_transform import VectorTransform
 
 ROWS, DIM, K = 1200, 24, 10
-SMALL = StoreSettings(memory=1 << 30, flat_below=1000, min_delta=300, max_delta=600)
+SMALL = StoreSettings(memory=1 << 30, flat_below=1000, min_recent=300, max_recent=600)
 Rows = dict[str, np.ndarray]
 
 

@@ -16,12 +16,12 @@ from nnclr_hub import EmbeddedStore
 from nnclr_hub.errors import CollectionNotFound, DiskFull, StoreCorrupt, StoreError, StoreReadOnly
 from nnclr_hub.store import failpoints, open_store
 from nnclr_hub.store.base import CollectionSpec, Item
+from nnclr_hub.store.disk import LOW_WATER
 from nnclr_hub.store.settings import StoreSettings
-from nnclr_hub.store.sqlite import LOW_WATER
 
 DIM = 16
 GRAPH = StoreSettings(flat_below=100)  # whose snapshots are files
-EAGER = StoreSettings(memory=1 << 30, idle_delta=1, min_delta=1, max_delta=1, idle_seconds=0.05, pause_seconds=0.05)
+EAGER = StoreSettings(memory=1 << 30, idle_recent=1, min_recent=1, max_recent=1, idle_seconds=0.05, pause_seconds=0.05)
 
 
 def vectors(n: int, seed: int = 0) -> np.ndarray:
@@ -98,15 +98,23 @@ def test_requests_of_one_commit_share_it_and_the_error_of_one_harms_no_other(tmp
 
 
 @pytest.mark.parametrize(
-    ("step", "error"), [("write.begun", SystemExit), ("write.applied", disk_error), ("snapshot.recorded", disk_error)]
+    ("step", "error", "what"),
+    [
+        ("write.begun", SystemExit, "upsert"),
+        ("write.applied", disk_error, "upsert"),
+        ("write.applied", disk_error, "snapshot"),
+    ],
 )
-def test_a_failed_disk_makes_the_collection_read_only(tmp_path, step, error):
+def test_a_failed_disk_makes_the_collection_read_only(tmp_path, step, error, what):
     """Nobody knows what is on the disk then. The writer's thread must not end: all later writes would wait forever."""
     store, collection = filled(tmp_path)
     with store:
         collection.compact()
-        write = collection.snapshot if step.startswith("snapshot") else lambda: collection.upsert([one("new")])
-        with failpoints.at(step, raiser(error())), pytest.raises(StoreReadOnly):
+        write = collection.snapshot if what == "snapshot" else lambda: collection.upsert([one("new")])
+        with (
+            failpoints.at(step, raiser(error())),
+            pytest.raises(StoreReadOnly),
+        ):
             write()
         for again in (lambda: collection.upsert([one("new")]), collection.snapshot, collection.compact):
             with pytest.raises(StoreReadOnly):
@@ -237,7 +245,9 @@ def test_a_small_delta_is_folded_when_nothing_is_written_and_a_flat_index_late_a
     saved: list[int] = []
     count = 0
     often = StoreSettings(memory=1 << 30, idle_seconds=0.1)
-    late = StoreSettings(memory=1 << 30, flat_below=48, min_delta=4, max_delta=16, snapshot_after=16, idle_seconds=3600)
+    late = StoreSettings(
+        memory=1 << 30, flat_below=48, min_recent=4, max_recent=16, snapshot_after=16, idle_seconds=3600
+    )
     with (
         failpoints.at("fold.swapped", lambda: folded.append(count)),
         failpoints.at("snapshot.taken", lambda: saved.append(count)),

@@ -15,7 +15,7 @@ from nnclr_hub.store.settings import StoreSettings
 
 ROWS, DIM, K = 3000, 24, 10
 # a few thousand rows are enough for a trained index
-SMALL = StoreSettings(memory=1 << 30, flat_below=1000, min_delta=300, max_delta=600)
+SMALL = StoreSettings(memory=1 << 30, flat_below=1000, min_recent=300, max_recent=600)
 
 
 def clustered(n: int, seed: int) -> np.ndarray:
@@ -189,7 +189,7 @@ def test_many_deleted_neighbors_hide_no_live_one(tmp_path):
 def test_writes_wait_while_a_build_is_slower_than_they_are(tmp_path):
     """Otherwise all vectors would be in memory, whatever the limit. Edits of metadata neither wait nor build."""
     go, built, written = threading.Event(), [], []
-    vectors, most = clustered(ROWS, 1), 2 * SMALL.max_delta
+    vectors, most = clustered(ROWS, 1), 2 * SMALL.max_recent
 
     def hold() -> None:
         built.append(1)
