@@ -24,10 +24,9 @@ from starlette.exceptions import HTTPException
 from nnclr_hub.errors import ImageError, InvalidRequest, RequestTooLarge
 from nnclr_hub.workbench.payload import decode_base64
 
-from .edge.limits import charge_images
-from .edge.url_fetcher import Fetched, Fetcher
 from .multipart import MalformedForm, parse_form
 from .telemetry import note_images
+from .url_fetcher import Fetched, Fetcher
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -314,7 +313,6 @@ async def decode_each(texts: Sequence[str], what: str, limit: int, fetcher: Fetc
 
     Raises:
         RequestTooLarge: there are more than the limit.
-        RateLimited: there are more than the key may send in a minute.
     """
     check_count(len(texts), limit)
     fetched = await fetch_each(texts, fetcher)
@@ -330,13 +328,11 @@ async def decode_each(texts: Sequence[str], what: str, limit: int, fetcher: Fetc
 
 
 def check_count(count: int, limit: int) -> None:
-    """Record how many images a request has, and count them against the rate limit of its key.
+    """Record how many images a request has.
 
     Raises:
         RequestTooLarge: more than `limit`.
-        RateLimited: more than the key may send in a minute.
     """
     if count > limit:
         raise RequestTooLarge(f"{count} images exceed the limit of {limit} per request; split the request.")
-    charge_images(count)
     note_images(count)

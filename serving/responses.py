@@ -11,10 +11,9 @@ import asyncio
 import io
 import json
 import re
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from functools import lru_cache
 from typing import Any, Literal, TypeVar
-from urllib.parse import urlsplit
 
 import numpy as np
 import orjson
@@ -22,7 +21,6 @@ from anyio import CancelScope, CapacityLimiter, to_thread
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .deadline import Budget
 
@@ -92,20 +90,6 @@ def array_response(vectors: np.ndarray, kind: str, dtype: DType = "float32") -> 
     return Response(file.getvalue(), media_type=NPY, headers=headers)
 
 
-def relative_location(path: bytes, headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Make the target of a redirect relative to the path of the request.
-
-    A reverse proxy may add a prefix to all paths, which the server does not know. All targets are on this server.
-    """
-    up = "../" * (path.count(b"/") - 1) or "./"
-
-    def relative(target: str) -> bytes:
-        parts = urlsplit(target)
-        return (up + parts._replace(scheme="", netloc="").geturl().lstrip("/")).encode("latin-1")
-
-    return [(name, relative(value.decode("latin-1")) if name == b"location" else value) for name, value in headers]
-
-
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Return the result of `work`; cancel it as soon as the client disconnects.
 
@@ -165,39 +149,3 @@ async def _disconnected(request: Request) -> None:
     """Return when the client has disconnected."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-class HeadRequests:
-    """Answer HEAD as GET, with the same status and headers, but without the body.
-
-    It is a pure ASGI layer, so that it also covers an app that is mounted later, such as the web page.
-
-    Args:
-        app: answers GET.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "HEAD":
-            await self._app(scope, receive, send)
-            return
-        complete = False
-
-        async def head(message: Message) -> None:
-            nonlocal complete
-            if message["type"] == "http.response.start":
-                await send(message)
-                await send({"type": "http.response.body", "body": b""})
-            elif message.get("more_body", False):  # the body may be an endless stream, such as the events of a job
-                complete = True
-                working.cancel()
-
-        working = asyncio.ensure_future(self._app({**scope, "method": "GET"}, receive, head))
-        try:
-            await working
-        except asyncio.CancelledError:
-            own_task = asyncio.current_task()
-            if not complete or (own_task is not None and own_task.cancelling()):
-                raise

@@ -14,8 +14,8 @@ from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from nnclr_hub.cores import usable_cores
-from nnclr_hub.encoder.decoding_pool import DecodingLimits, parse_bytes
 from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.images.pool import DecodingLimits, parse_bytes
 
 from .keys import WRITE, Keys
 
@@ -36,9 +36,7 @@ class Settings(BaseSettings):
         description="images decoded at once, each in its own process; by default one per core",
     )
     decode_cpu_s: float = Field(
-        DecodingLimits.cpu_s,
-        gt=0,
-        description="CPU seconds to decode an image of 40 megapixels; a smaller one has less in proportion",
+        2.0, gt=0, description="CPU seconds to decode an image; others wait at most that long for one that takes more"
     )
     decode_memory: int = Field(
         DecodingLimits.memory, ge=1, description="memory to decode one image in bytes, or like 2GB (Linux)"
@@ -78,8 +76,6 @@ class Settings(BaseSettings):
     allowed_hosts: tuple[str, ...] = Field((), description="more names allowed in the Host header, as a JSON list")
     cors_origins: tuple[str, ...] = Field((), description="other origins that may use the API (CORS), as a JSON list")
     trusted_proxies: tuple[str, ...] = Field((), description="proxies whose X-Forwarded headers count, as a JSON list")
-    rate_requests: int = Field(0, ge=0, description="requests per minute and key; 0 means no limit")
-    rate_images: int = Field(0, ge=0, description="images per minute and key; 0 means no limit")
     allow_urls: bool = Field(False, description="fetch images that are given as URLs")
     url_domains: tuple[str, ...] = Field((), description="domains to fetch from, as a JSON list; empty means any")
     url_ports: tuple[int, ...] = Field((80, 443), description="ports to fetch from, as a JSON list")
@@ -95,8 +91,6 @@ class Settings(BaseSettings):
     )
     backup_to: str | None = Field(None, description="folder or address for the backups that clients may start")
     runs: Path | None = Field(None, description="folder of pretraining runs whose reports are served")
-    replies_kept: int = Field(10_000, ge=0, description="responses to keep for Idempotency-Key; 0 means none")
-    replies_bytes: int = Field(200_000_000, ge=0, description="bytes of the kept responses")
 
     @field_validator("model_memory", "decode_memory", "originals_bytes", mode="before")
     @classmethod

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import socket
 import threading
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
@@ -21,8 +20,8 @@ from nnclr_hub.client.collections import PAGE, ROOT, delete, describe, scroll, u
 from nnclr_hub.client.images import MOST, bounded, shrunk
 from nnclr_hub.client.models import image_error, reports_each
 from nnclr_hub.client.steps import Answer, Call, Steps, for_each, in_thread, perform, to_json
-from nnclr_hub.encoder.packed_image import ImageSource
 from nnclr_hub.errors import ImageError, ImageTooLarge, InvalidRequest, RequestTooLarge
+from nnclr_hub.images.source import ImageSource
 from nnclr_hub.store.checks import check_collection_name
 from nnclr_hub.table_rows import LabelTable
 from nnclr_hub.workbench.add_request import AddRequest, NewImage
@@ -185,14 +184,12 @@ def _upload(name: str, files: list[tuple[str, bytes]], notes: list[dict[str, Any
         errors = [one.get("error") for one in answer.json()["results"]]
         return [None if one is None else image_error(make_error(one["code"], one["detail"])) for one in errors]
 
-    key = uuid.uuid4().hex  # also the boundary: a retry then has the same bytes, by which the server recognizes it
     return Call(
         "POST",
         f"{ROOT}/{check_collection_name(name)}/items",
         read,
         files=[("files", file) for file in files],
         fields={"items": to_json(notes)},
-        headers={"Idempotency-Key": key, "Content-Type": f"multipart/form-data; boundary={key}"},
         takes=reports_each(len(files)),
         patience=PATIENCE_S,
     )

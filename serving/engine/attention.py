@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 from anyio import CapacityLimiter, fail_after
 
 from nnclr_hub.encoder.attention import AttentionMap, AttentionSettings
-from nnclr_hub.encoder.decoding import MAX_PIXELS
 from nnclr_hub.encoder.embedder import ImageLike
 from nnclr_hub.errors import DeadlineExceeded, ImageError, Overloaded, RequestTooLarge
+from nnclr_hub.images.decode import MAX_PIXELS
 
 from ..telemetry import Metrics
 from .request import ImageTask

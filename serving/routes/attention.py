@@ -24,7 +24,6 @@ from nnclr_hub.encoder.attention import (
     check_opacity,
 )
 from nnclr_hub.encoder.attention import Box as ImageBox
-from nnclr_hub.encoder.decoding import MAX_PIXELS
 from nnclr_hub.errors import (
     CollectionNotFound,
     FingerprintMismatch,
@@ -34,9 +33,9 @@ from nnclr_hub.errors import (
     RequestTooLarge,
     UnknownModel,
 )
+from nnclr_hub.images.decode import MAX_PIXELS
 from nnclr_hub.workbench import Workbench
 
-from ..edge.url_fetcher import Fetcher
 from ..keys import READ
 from ..models import Engines, Model
 from ..problems import UNREADABLE, answers
@@ -53,6 +52,7 @@ from ..request_bodies import (
 from ..responses import NPY, PNG, VectorResponse, array_response, wanted, while_connected
 from ..security.access import requires
 from ..telemetry import measured
+from ..url_fetcher import Fetcher
 from .bodies import FIRST_WRONG, Box, CollectionName, ImageText, Integer, Strict, binary, form_body
 from .dependencies import (
     AppAttentionSlots,

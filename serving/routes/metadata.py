@@ -210,7 +210,7 @@ def get_items(
         },
     },
 )
-@requires(READ, counted=False)
+@requires(READ)
 def get_thumbnails(
     name: str, body: Annotated[ThumbnailsRequest, json_of(ThumbnailsRequest)], bench: AppWorkbench
 ) -> Response:

@@ -30,13 +30,13 @@ from nnclr_hub.workbench.payload import decode_vector
 from nnclr_hub.workbench.privacy import without_paths
 
 from ..answers import AnswerEncoder, PartsResponse
-from ..edge.url_fetcher import Fetcher
 from ..keys import READ
 from ..models import Model
 from ..problems import UNREADABLE, answers, problem
 from ..request_bodies import UploadedImage, decode_each, is_form, parse, read_form, read_json
 from ..responses import encoded, in_thread_while_connected, while_connected
 from ..security.access import requires
+from ..url_fetcher import Fetcher
 from .bodies import CollectionName, ImageText, Integer, ItemError, Strict, form_body, one_of
 from .dependencies import AppAnswers, AppFetcher, AppSettings, AppWorkbench
 from .probes import Label

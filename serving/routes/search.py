@@ -32,7 +32,6 @@ from nnclr_hub.workbench.search_batch import attempt, resolve_each, run_in_turn
 
 from ..answers import AnswerEncoder, Answers, PartsResponse
 from ..deadline import Budget
-from ..edge.url_fetcher import Fetched
 from ..keys import READ
 from ..models import Model
 from ..problems import UNREADABLE, answers
@@ -40,6 +39,7 @@ from ..request_bodies import check_count, decode_text, fetch_each, is_form, json
 from ..responses import encoded, in_thread_while_connected, while_connected
 from ..security.access import requires
 from ..telemetry import measured
+from ..url_fetcher import Fetched
 from .bodies import (
     FIRST_WRONG,
     Box,

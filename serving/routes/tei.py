@@ -107,7 +107,7 @@ async def info(engines: AppEngines, settings: AppSettings) -> TEIInfo:
 
 
 @router.get("/health", response_class=Response, responses=answers(NotReady))
-@requires(None, counted=False)
+@requires(None)
 async def health(request: Request, threads: AppHealthThreads) -> Response:
     """Answer 200 without a body if the server is ready, and 503 otherwise; /readyz has the reason."""
     found = await to_thread.run_sync(request.app.state.readiness.report, limiter=threads)

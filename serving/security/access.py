@@ -5,7 +5,7 @@
     def embed(...): ...
 
     rules = AccessRules(ROUTERS)            # raises TypeError for a route without @requires
-    rules.of("POST", "/api/v1/embed")       # Access(scope="read", counted=True)
+    rules.of("POST", "/api/v1/embed")       # Access(scope="read")
 
 A path that no route matches needs READ for a safe method, else WRITE. So an unknown path is closed, not open.
 """
@@ -25,7 +25,6 @@ from ..keys import READ, WRITE
 from ..problems import problem
 
 APP = "/app"  # the files of the web app, whose page is at /
-LIVENESS = "/healthz"
 LOGIN, LOGOUT = "/login", "/logout"
 SAFE = ("GET", "HEAD", "OPTIONS")
 
@@ -38,14 +37,11 @@ class Access:
     """What a request needs.
 
     scope: READ or WRITE, which the key must have; None: no key needed.
-    counted: whether the request counts against the rate limit of its key.
-    streamed: whether the route writes the body to disk as it arrives, so that it may be large and take long. It handles
-        Idempotency-Key itself.
+    streamed: whether the route writes the body to disk as it arrives, so that it may be large and take long.
     route: template of the path; "" outside of the API's routes.
     """
 
     scope: str | None
-    counted: bool = True
     streamed: bool = False
     route: str = ""
 
@@ -53,17 +49,16 @@ class Access:
 UNKNOWN_SAFE, UNKNOWN = Access(READ), Access(WRITE)
 
 
-def requires(scope: str | None, *, counted: bool = True, streamed: bool = False) -> Callable[[F], F]:
+def requires(scope: str | None, *, streamed: bool = False) -> Callable[[F], F]:
     """Declare what an endpoint needs; goes directly above its function.
 
     Args:
         scope: READ or WRITE; None: no key needed.
-        counted: whether a request counts against the rate limit of its key.
         streamed: whether the endpoint writes the body to disk as it arrives.
     """
 
     def mark(endpoint: F) -> F:
-        setattr(endpoint, _ATTRIBUTE, Access(scope, counted, streamed))
+        setattr(endpoint, _ATTRIBUTE, Access(scope, streamed))
         return endpoint
 
     return mark
@@ -121,9 +116,9 @@ class AccessRules:
 def _outside_routes(method: str, path: str) -> Access:
     """Return what a path needs that is not one of the API's routes: the login, the files of the web app, or unknown."""
     if path in (LOGIN, LOGOUT) and method in ("GET", "HEAD", "POST"):
-        return Access(None, counted=False)
+        return Access(None)
     if re.fullmatch(f"{APP}(/.*)?", path) and method in ("GET", "HEAD"):  # its files hold no data; it asks for the key
-        return Access(None, counted=False)
+        return Access(None)
     return UNKNOWN_SAFE if method in SAFE else UNKNOWN
 
 

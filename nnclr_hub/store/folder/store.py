@@ -34,6 +34,7 @@ from nnclr_hub.store.name_errors import (
     is_alias,
     is_collection,
     is_own_name,
+    replaced_name,
 )
 from nnclr_hub.store.records import RECORDS, Records
 from nnclr_hub.store.reports import CollectionInfo, SalvageReport, Statistics
@@ -284,15 +285,14 @@ class EmbeddedStore(VectorStore):
         """Give a collection another's name, in one transaction; see `promote`."""
         if name == to:
             raise is_own_name(name)
-        aliases, taken = self.aliases(), {*self._stems(), *self.aliases()}
-        old = None
+        aliases, old = self.aliases(), None
         with self._catalog.changing() as root:  # aliases follow each change of a name
             root.execute("UPDATE aliases SET name = ? WHERE name = ?", [name, aliases.get(to, to)])
             if to in self._stems():
-                names = (f"{to}.old{number or ''}" for number in (0, *range(2, len(taken) + 3)))
-                old = next(free for free in names if free not in taken)
-                root.execute("UPDATE collections SET name = ? WHERE name = ?", [old, to])
-                root.execute("UPDATE collections SET name = ? WHERE name = ?", [to, name])
+                # the promoted one gives up its name, so `c` and `c.old` can be swapped, and swapped back
+                old = replaced_name(to, {*self._stems(), *aliases} - {name})
+                for now, then in ((name, ""), (to, old), ("", to)):
+                    root.execute("UPDATE collections SET name = ? WHERE name = ?", [then, now])
             else:
                 root.execute("INSERT OR REPLACE INTO aliases VALUES (?, ?)", [to, name])
         return old
