@@ -29,7 +29,6 @@ from . import docs, openapi, problems
 from .answers import Answers
 from .body_limits import BodyLimitsLayer
 from .deadline import Deadline
-from .engine.attention import Slots
 from .ingest import Ingest
 from .jobs import Jobs
 from .models import Engines
@@ -39,7 +38,7 @@ from .request_bodies import known_query
 from .request_log import observed
 from .routes import ROUTERS, embed, metadata, search
 from .routes import openai as openai_routes
-from .routes.attention import AT_ONCE, WAITING
+from .routes.attention import AT_ONCE
 from .security.access import APP, AccessRules, requires
 from .security.access_control import AccessControl
 from .settings import Settings
@@ -136,7 +135,7 @@ def _equip(app: FastAPI, settings: Settings, engines: Engines, workbench: Workbe
     state.box_threads = CapacityLimiter(settings.decode_threads)
     state.answers = Answers(settings, state.metrics)
     state.search_threads = CapacityLimiter(SEARCHES_PER_CORE * usable_cores())
-    state.attention_slots = Slots(AT_ONCE, waiting=WAITING, metrics=state.metrics)
+    state.attention_slots = CapacityLimiter(AT_ONCE)
     state.waiting_for_changes = set()  # of the long polls of changes
     state.ingest = Ingest(settings.decode_threads)
     state.health_threads, state.long_threads = CapacityLimiter(2), CapacityLimiter(2)
