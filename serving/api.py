@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 from anyio import CapacityLimiter
-from fastapi import APIRouter, Depends, FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.responses import RedirectResponse, Response
 from starlette.types import ASGIApp
 
@@ -34,7 +34,6 @@ from .jobs import Jobs
 from .models import Engines
 from .process_metrics import register_collectors
 from .readiness import Startup
-from .request_bodies import known_query
 from .request_log import observed
 from .routes import ROUTERS, embed, metadata, search
 from .routes import openai as openai_routes
@@ -163,9 +162,8 @@ def _route(app: FastAPI) -> AccessRules:
 
     # the most frequent requests first: each router that is tried before costs 20 us
     frequent = (search.router, embed.router, openai_routes.router, metadata.router)
-    for router in (*frequent, *(one for one in ROUTERS if one not in frequent)):
-        app.include_router(router, dependencies=[Depends(known_query)])
-    for router in (docs.router, pages):
+    routers = (*frequent, *(one for one in ROUTERS if one not in frequent), docs.router, pages)
+    for router in routers:
         app.include_router(router)
     app.openapi = openapi.document
-    return AccessRules((*ROUTERS, docs.router, pages))
+    return AccessRules(routers)
