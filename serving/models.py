@@ -28,7 +28,6 @@ import numpy as np
 
 from nnclr_hub.encoder.attention import AttentionMap, AttentionSettings
 from nnclr_hub.encoder.backends.choice import MANY
-from nnclr_hub.encoder.decoding_pool import DecodingLimits, decoding_processes
 from nnclr_hub.encoder.embedder import ImageLike
 from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.encoder.loader import load_encoder
@@ -36,6 +35,7 @@ from nnclr_hub.encoder.preprocessing import EvalTransform
 from nnclr_hub.errors import ImageError, InvalidRequest, ModelError, Overloaded
 from nnclr_hub.hub.registry import MODELS, default_model
 from nnclr_hub.hub.sources import PYTHON, resolve, split_appended
+from nnclr_hub.images.pool import DecodingLimits, decoding_processes
 
 from .deadline import loading
 from .engine import Engine, ImageTask, Result
@@ -339,7 +339,7 @@ class Engines:
         changed = model.fingerprint not in ("", engine.encoder.fingerprint)
         with self._lock:
             model.loading = None
-            if changed:  # who holds the old one must not get vectors of other weights
+            if changed:  # requests that use the old one must not get vectors of other weights
                 old, model = model, Model(model.source, self)
                 self._models[model.source], model.size, old.size = model, old.size, 0
             model.engine = engine

@@ -14,8 +14,8 @@ from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from nnclr_hub.cores import usable_cores
-from nnclr_hub.encoder.decoding_pool import DecodingLimits, parse_bytes
 from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.images.pool import DecodingLimits, parse_bytes
 
 from .keys import WRITE, Keys
 
@@ -36,9 +36,7 @@ class Settings(BaseSettings):
         description="images decoded at once, each in its own process; by default one per core",
     )
     decode_cpu_s: float = Field(
-        DecodingLimits.cpu_s,
-        gt=0,
-        description="CPU seconds to decode an image of 40 megapixels; a smaller one has less in proportion",
+        2.0, gt=0, description="CPU seconds to decode an image; others wait at most that long for one that takes more"
     )
     decode_memory: int = Field(
         DecodingLimits.memory, ge=1, description="memory to decode one image in bytes, or like 2GB (Linux)"

@@ -107,12 +107,10 @@ class Metrics:
         )
         self.images_in_work = Gauge("nnclr_images_in_work", "Images in progress.", **on)
         self.bytes_in_work = Gauge("nnclr_bytes_in_work", "Bytes of the images in progress.", **on)
-        self.undecoded = Gauge(
-            "nnclr_undecoded_images", "Images that wait for decoding, by lane: quick, heavy.", ("lane",), **on
-        )
+        self.undecoded = Gauge("nnclr_undecoded_images", "Images that wait for decoding.", **on)
         self.decoders_killed = Counter(
             "nnclr_decoders_killed",
-            "Decoding processes that ended early, by reason: cpu, time, stalled, crash, withdrawn.",
+            "Decoding processes that ended early, by reason: cpu, time, crash.",
             ("reason",),
             **on,
         )

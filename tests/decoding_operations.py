@@ -8,39 +8,37 @@ from pathlib import Path
 
 import numpy as np
 
-from nnclr_hub.encoder import decoding
-
 
 def describe(source):
-    """Return the process, its priority, and whether it has loaded a large library."""
-    return (os.getpid(), os.nice(0), bool({"torch", "faiss", "fastapi", "timm"} & set(sys.modules)))
+    """Return the process, and whether it has loaded a large library."""
+    return os.getpid(), bool({"torch", "faiss", "fastapi", "timm"} & set(sys.modules))
 
 
 def echo(source):
-    return (np.frombuffer(source, np.uint8), len(source))
+    return np.frombuffer(source, np.uint8), len(source)
 
 
 def sleep(source, begun):
     """Sleep for a minute after the file `begun` was made."""
     Path(begun).touch()
     time.sleep(60)
-    return ()
 
 
 def outlive(source, begun):
     """Return when the parent that made the call has ended, after the file `begun` was made."""
-    parent = os.getppid()
     Path(begun).touch()
-    while os.getppid() == parent:
-        time.sleep(0.02)
-    return ()
+    time.sleep(0.5)
 
 
-def spin(source, pixels):
-    """Compute for ever, for an image of so many pixels."""
-    decoding.announce_pixels(pixels)
+def spin(source):
+    """Compute for ever."""
     while True:
         pass
+
+
+def spin_if_asked(source):
+    """Compute for ever for the source b"spin"."""
+    return spin(source) if source == b"spin" else len(source)
 
 
 def crash(source):
@@ -48,7 +46,7 @@ def crash(source):
 
 
 def exhaust(source):
-    return (np.ones(3_000_000_000, np.uint8),)
+    return np.ones(3_000_000_000, np.uint8)
 
 
 def killed_once(source, begun):
@@ -56,7 +54,7 @@ def killed_once(source, begun):
     if not Path(begun).exists():
         Path(begun).touch()
         os.kill(os.getpid(), signal.SIGKILL)
-    return (True,)
+    return True
 
 
 def killed_always(source):

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from nnclr_hub.encoder.decoding import attempt_each
-from nnclr_hub.encoder.image_reading import PLAIN
 from nnclr_hub.errors import ImageError
+from nnclr_hub.images.pool import attempt_each
+from nnclr_hub.images.reading import PLAIN
 from serving.engine import Engine
 
 SIDE = 4

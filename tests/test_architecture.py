@@ -22,13 +22,14 @@ FLOORS: dict[str, set[str]] = {
     "store": set(),
     "probe": set(),
     "inspect": {"store", "probe"},
-    "encoder": {"hub"},
-    "publish": {"hub", "encoder"},
-    "torch_hub": {"hub", "encoder"},
-    "workbench": {"hub", "store", "probe", "inspect", "encoder"},
-    "bulk": {"hub", "store", "encoder", "workbench"},
-    "client": {"store", "probe", "encoder", "workbench"},
-    "cli": {"hub", "store", "probe", "inspect", "encoder", "publish", "workbench", "bulk", "client"},
+    "images": {"hub"},
+    "encoder": {"hub", "images"},
+    "publish": {"hub", "images", "encoder"},
+    "torch_hub": {"hub", "images", "encoder"},
+    "workbench": {"hub", "store", "probe", "inspect", "images", "encoder"},
+    "bulk": {"hub", "store", "images", "encoder", "workbench"},
+    "client": {"store", "probe", "images", "encoder", "workbench"},
+    "cli": {"hub", "store", "probe", "inspect", "images", "encoder", "publish", "workbench", "bulk", "client"},
 }
 # Imports of files that close a circle today, by the row of house.md, 3.1, that opens it. This list may only shrink.
 CIRCLES: dict[tuple[str, str], int] = {
@@ -38,9 +39,6 @@ CIRCLES: dict[tuple[str, str], int] = {
     ("encoder.exported", "encoder.encoder"): 1,
     ("encoder.exported", ""): 1,  # nnclr_hub/__init__.py, for the version
     ("encoder.attention.query", "encoder.attention.network"): 2,
-    ("encoder.decoding", "encoder.decoding_pool"): 3,
-    ("encoder.decoding", "encoder.decoding_worker"): 3,
-    ("encoder.decoding", "encoder.tiles"): 3,
     ("workbench.inspection.findings", "workbench.inspections"): 7,
     ("workbench.inspection_fields", "workbench.inspections"): 7,
 }

@@ -11,8 +11,8 @@ EXCUSED = {
     "training/checkpoint.py": {"pickle.UnpicklingError"},
     "nnclr_hub/publish/checkpoints.py": {"pickle.UnpicklingError"},
     # a decoding process reads what its parent sent; what it answers, after an image may have taken it over, is JSON
-    "nnclr_hub/encoder/decoding_process.py": {"pickle.dumps", "pickle.HIGHEST_PROTOCOL"},
-    "nnclr_hub/encoder/decoding_worker.py": {"pickle.loads"},
+    "nnclr_hub/images/decoding_process.py": {"pickle.dumps", "pickle.HIGHEST_PROTOCOL"},
+    "nnclr_hub/images/decoding_worker.py": {"pickle.loads"},
 }
 
 

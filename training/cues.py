@@ -9,7 +9,7 @@ from rich.console import Console
 
 from nnclr_hub.encoder.features import extract_features, unit_rows
 from nnclr_hub.encoder.hand_crafted import FLOORS
-from nnclr_hub.encoder.image_reading import PLAIN, ImageReading
+from nnclr_hub.images.reading import PLAIN, ImageReading
 from nnclr_hub.probe.cross_validation import FOLDS, out_of_fold
 from nnclr_hub.probe.uncertainty import paired_difference
 from nnclr_hub.progress import bar

@@ -14,10 +14,10 @@ import torch
 from rich.console import Console
 
 from nnclr_hub.encoder.encoder import Encoder
-from nnclr_hub.encoder.image_list import is_packed
 from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.hub.layout import HELD_OUT
+from nnclr_hub.images.listing import is_packed
 from nnclr_hub.method import Learner
 from nnclr_hub.progress import bar
 from nnclr_hub.table_rows import LabelTable

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nnclr_hub.encoder.channel_image import for_people
-from nnclr_hub.encoder.readers.stack import as_image
 from nnclr_hub.file_replacement import replace_file
+from nnclr_hub.images.channels import for_people
+from nnclr_hub.images.readers.stack import as_image
 from nnclr_hub.method import Learner
 
 from .data.augment import make_views

@@ -17,12 +17,12 @@ from rich.console import Console
 from nnclr_hub.cache import cache_folder
 from nnclr_hub.encoder.features import FeatureSource, extract_features, unit_rows
 from nnclr_hub.encoder.hand_crafted import FLOORS
-from nnclr_hub.encoder.image_reading import PLAIN, ImageReading
 from nnclr_hub.encoder.loader import load_encoder
 from nnclr_hub.errors import ModelError
 from nnclr_hub.file_replacement import replace_file
 from nnclr_hub.hub.layout import HELD_OUT, WEIGHTS
 from nnclr_hub.hub.registry import MODELS, default_model
+from nnclr_hub.images.reading import PLAIN, ImageReading
 from nnclr_hub.probe.cross_validation import FOLDS, K, out_of_fold
 from nnclr_hub.probe.knn import knn_classify
 from nnclr_hub.progress import bar

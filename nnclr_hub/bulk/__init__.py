@@ -4,7 +4,7 @@
     for shard in open_shards(Path("vectors")):
         shard.vectors, shard.paths                                                  # (n, D) float32, n names
 
-`encoder/image_list.py` lists the images, `plan.py` divides them into shards, and `shards.py` reads and writes shards.
+`images/listing.py` lists the images, `plan.py` divides them into shards, and `shards.py` reads and writes shards.
 `local.py` runs on this machine and `ray.py` on a cluster. `joined_file.py` makes one file of the shards, and
 `collection_import.py` a collection. A shard is written as a whole or not at all and records its plan, so existing
 shards need no further work.

@@ -17,9 +17,9 @@ import numpy as np
 
 from nnclr_hub.bulk.plan import ShardPlan
 from nnclr_hub.bulk.shards import Shards
-from nnclr_hub.encoder.image_list import named
-from nnclr_hub.encoder.packed_image import ImageSource, ListedImage
 from nnclr_hub.errors import CollectionExists, CollectionNotFound, InvalidRequest
+from nnclr_hub.images.listing import named
+from nnclr_hub.images.source import ImageSource, ListedImage
 from nnclr_hub.store.base import Collection, CollectionSpec, Item, Progress, VectorStore
 from nnclr_hub.store.where import MAX_IN
 from nnclr_hub.workbench.folder_changes import BOX, item_id

@@ -19,13 +19,13 @@ import numpy as np
 from nnclr_hub.bulk.atomic_file import sweep
 from nnclr_hub.bulk.plan import SHARD_SIZE, ShardPlan, check_part
 from nnclr_hub.bulk.shards import Shard, Shards, find_shard, write_shard
-from nnclr_hub.encoder.decoding_pool import decoding_processes
-from nnclr_hub.encoder.image_list import contents, find_images, in_tiles, named
-from nnclr_hub.encoder.image_reading import PLAIN
 from nnclr_hub.encoder.inputs import ImageLike
-from nnclr_hub.encoder.packed_image import ImageSource, ListedImage
-from nnclr_hub.encoder.tiles import Tiling
 from nnclr_hub.errors import ImageError
+from nnclr_hub.images.listing import contents, find_images, in_tiles, named
+from nnclr_hub.images.pool import decoding_processes
+from nnclr_hub.images.reading import PLAIN
+from nnclr_hub.images.source import ImageSource, ListedImage
+from nnclr_hub.images.tiles import Tiling
 from nnclr_hub.progress import Advance
 from nnclr_hub.store.spec import Embeds
 from nnclr_hub.workbench.sample_metadata import metadata_of

@@ -18,9 +18,9 @@ from typing import Any, Self
 import numpy as np
 
 from nnclr_hub.bulk.atomic_file import written_whole
-from nnclr_hub.encoder.image_list import digest_of
-from nnclr_hub.encoder.packed_image import ImageSource, ListedImage
 from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.images.listing import digest_of
+from nnclr_hub.images.source import ImageSource, ListedImage
 from nnclr_hub.store.spec import Embeds
 
 PLAN = "plan.json"

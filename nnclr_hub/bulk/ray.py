@@ -25,9 +25,9 @@ import numpy as np
 
 from nnclr_hub.bulk.local import Embedded, fill, shards_to_make, summarize
 from nnclr_hub.bulk.plan import SHARD_SIZE, ShardPlan
-from nnclr_hub.encoder.image_list import find_images
-from nnclr_hub.encoder.packed_image import ImageSource, ListedImage
 from nnclr_hub.errors import BY_CODE, InvalidRequest, MissingDependency, NNCLRHubError
+from nnclr_hub.images.listing import find_images
+from nnclr_hub.images.source import ImageSource, ListedImage
 from nnclr_hub.progress import Advance
 
 if TYPE_CHECKING:

@@ -26,9 +26,9 @@ from safetensors.numpy import save
 
 from nnclr_hub.bulk.atomic_file import written_whole
 from nnclr_hub.bulk.plan import PRECISIONS, ShardPlan
-from nnclr_hub.encoder.image_list import named
-from nnclr_hub.encoder.packed_image import ListedImage
 from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.images.listing import named
+from nnclr_hub.images.source import ListedImage
 from nnclr_hub.missing_values import is_missing
 
 VECTORS, BROKEN, METADATA = "vectors", "broken", "metadata"

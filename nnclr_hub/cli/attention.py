@@ -128,9 +128,9 @@ def attention_grid(
 
 def _read(path: Path, model: str | None = None) -> Image.Image:
     """Return an image as an encoder reads it, for people; errors are reported before torch is loaded."""
-    from nnclr_hub.encoder.channel_image import for_people
-    from nnclr_hub.encoder.decoding import decode_any
-    from nnclr_hub.encoder.image_reading import ImageReading
+    from nnclr_hub.images.channels import for_people
+    from nnclr_hub.images.decode import decode_any
+    from nnclr_hub.images.reading import ImageReading
 
     try:
         return for_people(decode_any(path, ImageReading.of_source(model or "")))

@@ -112,7 +112,7 @@ def _check_inputs(images: list[str], to: Path | None, how: dict[str, Any]) -> No
     """Report what `embed_shards` would refuse, as far as it is known before an encoder is loaded."""
     from nnclr_hub.bulk.joined_file import check_format
     from nnclr_hub.bulk.plan import check_folder, check_form, check_part
-    from nnclr_hub.encoder.image_list import find_images, find_places
+    from nnclr_hub.images.listing import find_images, find_places
 
     check_form(how["precision"], how["shard_size"])
     check_part(how.get("part", (1, 1)))
@@ -132,7 +132,7 @@ def _count(images: list[str]) -> int | None:
 
 def _print_lines(images: list[str], encoder: Encoder, tiling: Any) -> None:
     """Print a line for each image as soon as it is embedded; list unreadable images at the end."""
-    from nnclr_hub.encoder.image_list import contents, find_images, in_tiles, named
+    from nnclr_hub.images.listing import contents, find_images, in_tiles, named
     from nnclr_hub.workbench.sample_metadata import metadata_of
 
     sources, listed = find_images(images)

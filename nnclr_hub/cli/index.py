@@ -304,7 +304,7 @@ def _check_model(
     reading.check(spec.model, collection)
     if model is None:
         return
-    from nnclr_hub.encoder.image_reading import ImageReading
+    from nnclr_hub.images.reading import ImageReading
 
     source = ImageReading.of_source(spec.model).within(model)
     same: dict[str, Any] = {

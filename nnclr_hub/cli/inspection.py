@@ -176,7 +176,7 @@ def _remote(
 
 def _folder_and_encoders(given: list[str], labels: LabelTable | None) -> tuple[str, list[str]]:
     """Tell the images, whose folder has no config.json, from model folders and names; default: that of the table."""
-    from nnclr_hub.encoder.image_list import is_packed
+    from nnclr_hub.images.listing import is_packed
 
     def is_model(one: str) -> bool:
         return one.endswith(".safetensors") or Path(one.removeprefix("file://"), "config.json").exists()
@@ -203,7 +203,7 @@ def _is_collection(what: str, store: str | None) -> bool:
         store: None: the default; a folder of the name is then preferred to a collection, with a note. If the store
             that the caller named has no such collection, a note says that the folder is inspected.
     """
-    from nnclr_hub.encoder.image_list import is_packed
+    from nnclr_hub.images.listing import is_packed
     from nnclr_hub.store import open_store
 
     if not (Path(what).exists() or is_packed(what)):
@@ -243,7 +243,7 @@ def _local(
     report: Report,
 ) -> Findings:
     """Inspect a folder, or a collection of a local store."""
-    from nnclr_hub.encoder.image_list import image_files, is_packed
+    from nnclr_hub.images.listing import image_files, is_packed
 
     if not collection and (Path(what).is_dir() or is_packed(what)):
         if write_fields:
@@ -298,7 +298,7 @@ def _source(model: str | None, reading: ReadingOptions, backend: str | None = No
     """
     if model in HAND_CRAFTED:
         from nnclr_hub.encoder.hand_crafted import FLOORS
-        from nnclr_hub.encoder.image_reading import PLAIN
+        from nnclr_hub.images.reading import PLAIN
 
         return replace(FLOORS[model], reading=reading.over(PLAIN))
     source = chosen_model(reading.within(model))

@@ -91,7 +91,7 @@ def pretrain(
         raise InvalidRequest("Name a recipe, for example auto; `nnclr pretrain --recipes` lists them.")
     _load_plugins(plugins)
     if reading.given:
-        from nnclr_hub.encoder.image_reading import PLAIN
+        from nnclr_hub.images.reading import PLAIN
 
         settings = [f"reading={reading.over(PLAIN)}", *settings]
     chosen = program.find_recipe(recipe).with_settings(settings)

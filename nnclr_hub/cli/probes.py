@@ -60,7 +60,7 @@ def fit(
 
     Example: nnclr probe fit labeled --out probe --threshold 0.5
     """
-    from nnclr_hub.encoder.labeled import first_names, read_labeled
+    from nnclr_hub.images.labels import first_names, read_labeled
     from nnclr_hub.progress import bar
 
     if to.exists() and not to.is_dir():
@@ -112,7 +112,7 @@ def evaluate(
 
     Example: nnclr probe eval others --probe probe
     """
-    from nnclr_hub.encoder.labeled import first_names
+    from nnclr_hub.images.labels import first_names
     from nnclr_hub.progress import bar
     from nnclr_hub.workbench.folder_probes import evaluate_probe
 
@@ -157,7 +157,7 @@ def predict(
 
     Example: nnclr probe predict --collection photos --probe probe --out predicted.csv
     """
-    from nnclr_hub.encoder.image_list import image_files
+    from nnclr_hub.images.listing import image_files
     from nnclr_hub.progress import bar
     from nnclr_hub.workbench.folder_probes import predict_collection, predict_labels
 

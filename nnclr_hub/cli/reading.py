@@ -17,8 +17,8 @@ import typer
 from nnclr_hub.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from nnclr_hub.encoder.image_reading import ImageReading
-    from nnclr_hub.encoder.tiles import Tiling
+    from nnclr_hub.images.reading import ImageReading
+    from nnclr_hub.images.tiles import Tiling
     from nnclr_hub.table_rows import LabelTable
 
 _PANEL = "Images of several pages or channels"
@@ -73,7 +73,7 @@ class ReadingOptions:
         Raises:
             InvalidRequest: it reads them differently.
         """
-        from nnclr_hub.encoder.image_reading import ImageReading
+        from nnclr_hub.images.reading import ImageReading
 
         existing = ImageReading.of_source(source)
         if self.over(existing) != existing:
@@ -86,8 +86,8 @@ class ReadingOptions:
         """Return the source of an encoder that reads images in this way; without options, the source as it is."""
         if not self.given:
             return model
-        from nnclr_hub.encoder.image_reading import ImageReading
         from nnclr_hub.hub.registry import default_model
+        from nnclr_hub.images.reading import ImageReading
 
         source = model or default_model()
         return self.over(ImageReading.of_source(source)).within(source)
@@ -116,7 +116,7 @@ def reads_tiles(verb: Callable[..., None]) -> Callable[..., None]:
             if overlap is not None or skip_empty:
                 raise InvalidRequest("--overlap and --skip-empty need --tile, such as --tile 512.")
             return None
-        from nnclr_hub.encoder.tiles import Tiling
+        from nnclr_hub.images.tiles import Tiling
 
         return Tiling(side, overlap or 0, skip_empty)
 

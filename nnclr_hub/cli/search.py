@@ -35,7 +35,7 @@ from nnclr_hub.errors import ImageError, InvalidRequest, NNCLRHubError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from nnclr_hub.encoder.image_reading import ImageReading
+    from nnclr_hub.images.reading import ImageReading
     from nnclr_hub.workbench import SearchQuery
     from nnclr_hub.workbench.search_batch import Answer
 
@@ -163,7 +163,7 @@ def _local(
     store: str, collection: str, model: str | None, backend: str, queries: Sequence[SearchQuery]
 ) -> Iterator[Searcher]:
     """Open the store of this machine for reading. torch is imported only to embed images that can be read."""
-    from nnclr_hub.encoder.image_reading import ImageReading
+    from nnclr_hub.images.reading import ImageReading
     from nnclr_hub.store import open_store
     from nnclr_hub.workbench.search_batch import attempt, run_each
 
@@ -190,7 +190,7 @@ def _local(
 
 def _read_images(query: SearchQuery, reading: ImageReading) -> int:
     """Return the number of images of a query, after a check that each can be read and contains its box."""
-    from nnclr_hub.encoder.decoding import decode_any
+    from nnclr_hub.images.decode import decode_any
     from nnclr_hub.workbench.search_query import crop_to_box
 
     images = [(example.image, example.box) for example in query.examples if example.image is not None]
@@ -204,7 +204,7 @@ def _read_images(query: SearchQuery, reading: ImageReading) -> int:
 @contextmanager
 def _remote(server: str, api_key_env: str, collection: str) -> Iterator[Searcher]:
     """Connect to `nnclr serve`."""
-    from nnclr_hub.encoder.image_reading import ImageReading
+    from nnclr_hub.images.reading import ImageReading
 
     with connected(server, api_key_env) as client:
         there = client.collection(collection)
@@ -221,8 +221,8 @@ def _image(path: Path, reading: ReadingOptions) -> Any:
     """Return a query image: its path, which the encoder reads as the collection's images, or the part chosen here."""
     if not reading.given:
         return path
-    from nnclr_hub.encoder.decoding import decode_any
-    from nnclr_hub.encoder.image_reading import PLAIN
+    from nnclr_hub.images.decode import decode_any
+    from nnclr_hub.images.reading import PLAIN
 
     try:
         return decode_any(path, reading.over(PLAIN))

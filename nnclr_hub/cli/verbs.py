@@ -87,7 +87,6 @@ CONTINUE = {
 }
 
 
-PAGES = "nnclr_hub.encoder.several_pages"
 MISMATCH = "The installed torch and torchvision are not made for each other."
 
 
@@ -97,12 +96,7 @@ class ErrorMessages(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         show_warnings_safely()
         try:
-            if noted := sys.modules.get(PAGES):  # of an earlier verb in this process
-                noted.forget()
-            try:
-                return super().invoke(ctx)
-            finally:  # also if some images could not be read, which ends a verb with an exit status
-                _report_pages()
+            return super().invoke(ctx)
         except NNCLRHubError as error:
             fail(error)
         except KeyboardInterrupt:
@@ -133,14 +127,6 @@ def fail(*errors: NNCLRHubError) -> None:
     for error in errors:
         err.print(f"{prefix}Error: {error}", style="red", soft_wrap=True)
     raise typer.Exit(2 if isinstance(errors[0], InvalidRequest | UnknownModel) else 1)
-
-
-def _report_pages() -> None:
-    """Report the number of files of which only the first page was read; a warning has named the first file."""
-    noted = sys.modules.get(PAGES)
-    for folder, count in noted.counts().items() if noted else ():
-        if count > 1:
-            err.print(f"{count} files of {folder} have several pages, of which the first was read.")
 
 
 def _of_the_system(error: OSError) -> NNCLRHubError:

@@ -46,7 +46,7 @@ def shrunk(data: bytes, side: int) -> bytes:
     Raises:
         ImageError: if the image cannot be read.
     """
-    from nnclr_hub.encoder.decoding import decode_image
+    from nnclr_hub.images.decode import decode_image
 
     image = decode_image(data)
     if max(image.size) <= side:

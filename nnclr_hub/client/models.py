@@ -230,7 +230,7 @@ def _map(body: dict[str, Any], data: bytes) -> AttentionMap:
     """Return the map in a response, with the image, which the response does not contain."""
     from nnclr_hub.encoder.attention.geometry import Axis, Grid
     from nnclr_hub.encoder.attention.maps import AttentionMap
-    from nnclr_hub.encoder.decoding import decode_image
+    from nnclr_hub.images.decode import decode_image
 
     values = np.array(body["values"], np.float32)
     across, down = (

@@ -20,8 +20,8 @@ from nnclr_hub.client.collections import PAGE, ROOT, delete, describe, scroll, u
 from nnclr_hub.client.images import MOST, bounded, shrunk
 from nnclr_hub.client.models import image_error, reports_each
 from nnclr_hub.client.steps import Answer, Call, Steps, for_each, in_thread, perform, to_json
-from nnclr_hub.encoder.packed_image import ImageSource
 from nnclr_hub.errors import ImageError, ImageTooLarge, InvalidRequest, RequestTooLarge
+from nnclr_hub.images.source import ImageSource
 from nnclr_hub.store.checks import check_collection_name
 from nnclr_hub.table_rows import LabelTable
 from nnclr_hub.workbench.add_request import AddRequest, NewImage

@@ -16,9 +16,9 @@ import numpy as np
 from PIL import Image
 
 from nnclr_hub.cores import usable_cores
-from nnclr_hub.encoder.channel_image import AnyImage
 from nnclr_hub.encoder.inputs import ImageLike, as_source, as_tensor
 from nnclr_hub.errors import ImageError, InvalidRequest
+from nnclr_hub.images.channels import AnyImage
 from nnclr_hub.read_ahead import batches, read_ahead
 
 if TYPE_CHECKING:

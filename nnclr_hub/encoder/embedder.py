@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from nnclr_hub.encoder.image_reading import ImageReading
 from nnclr_hub.encoder.inputs import ImageLike
 from nnclr_hub.errors import ImageError
+from nnclr_hub.images.reading import ImageReading
 
 if TYPE_CHECKING:  # programs without a model need not import torch
     from torch import Tensor

@@ -23,12 +23,10 @@ from nnclr_hub.encoder.attention import MAX_SIDE, AttentionMap, AttentionSetting
 from nnclr_hub.encoder.backends import Backend, parse_backend
 from nnclr_hub.encoder.backends.choice import open_backend
 from nnclr_hub.encoder.crops import embed_crops
-from nnclr_hub.encoder.decoding import attempt_each
 from nnclr_hub.encoder.embedder import ImageLike
 from nnclr_hub.encoder.exported import DeferredBackbone
 from nnclr_hub.encoder.features import unit_rows
 from nnclr_hub.encoder.fingerprint import fingerprint_of, with_reading
-from nnclr_hub.encoder.image_reading import ImageReading
 from nnclr_hub.encoder.inputs import (
     as_list,
     as_source,
@@ -43,6 +41,8 @@ from nnclr_hub.encoder.preprocessing import EvalTransform, Preprocessing, Transf
 from nnclr_hub.errors import ImageError, InvalidRequest
 from nnclr_hub.html_table import html_table
 from nnclr_hub.hub.layout import ModelConfig
+from nnclr_hub.images.pool import attempt_each
+from nnclr_hub.images.reading import ImageReading
 
 if TYPE_CHECKING:  # an encoder with an exported network embeds without torch
     import torch

@@ -25,9 +25,9 @@ import numpy as np
 
 from nnclr_hub.cache import cache_folder
 from nnclr_hub.encoder.embedder import ImageLike
-from nnclr_hub.encoder.packed_image import PackedImage
-from nnclr_hub.encoder.tile import Tile
 from nnclr_hub.errors import DiskFull, ImageError, NoImages, StoreLocked
+from nnclr_hub.images.source import PackedImage, file_key
+from nnclr_hub.images.tile import Tile
 
 ImageFile = Path | Tile | PackedImage
 CHUNK = 512  # images between two commits
@@ -175,20 +175,6 @@ def _fill(
             kept.commit()
             progress(there + start + len(chunk), len(paths))
     return broken
-
-
-def file_key(path: ImageFile, part: str = "") -> bytes:
-    """Return the identity of an image: a hash of its path, size and modification time, and the part that is read."""
-    if isinstance(path, PackedImage):
-        return hashlib.sha256(f"{path.identity}{part}".encode("utf-8", "surrogateescape")).digest()[:16]
-    if isinstance(path, Tile):
-        path, part = Path(path.path), f"{part}{path.box}{path.window or ''}"
-    try:
-        stat = os.stat(path)
-        identity = f"{stat.st_size} {stat.st_mtime_ns}"
-    except OSError:
-        identity = "-"
-    return hashlib.sha256(f"{Path(path).resolve()} {identity}{part}".encode("utf-8", "surrogateescape")).digest()[:16]
 
 
 def _read(kept: sqlite3.Connection, key: bytes, row: np.ndarray) -> bool:

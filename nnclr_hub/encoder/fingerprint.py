@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nnclr_hub.encoder.image_reading import PLAIN, ImageReading
 from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.hub.layout import ModelConfig
+from nnclr_hub.images.reading import PLAIN, ImageReading
 
 if TYPE_CHECKING:
     from torch import nn

@@ -21,16 +21,16 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-from nnclr_hub.encoder.channel_image import for_people
-from nnclr_hub.encoder.decoding import decode_any
 from nnclr_hub.encoder.descriptors import HOG, PARTS, SIDE, Part
 from nnclr_hub.encoder.embedder import ImageLike
 from nnclr_hub.encoder.features import unit_rows
 from nnclr_hub.encoder.fingerprint import with_reading
-from nnclr_hub.encoder.image_reading import PLAIN, ImageReading
 from nnclr_hub.encoder.inputs import as_source
-from nnclr_hub.encoder.readers.stack import as_image
 from nnclr_hub.errors import ImageError
+from nnclr_hub.images.channels import for_people
+from nnclr_hub.images.decode import decode_any
+from nnclr_hub.images.readers.stack import as_image
+from nnclr_hub.images.reading import PLAIN, ImageReading
 
 PIXELS_SIDE = 16
 

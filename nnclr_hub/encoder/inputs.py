@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from PIL import Image
 
-from nnclr_hub.encoder.channel_image import ChannelImage
-from nnclr_hub.encoder.decoding import DecodableImage, StoredImage, loaded
-from nnclr_hub.encoder.image_reading import MAX_CHANNELS
 from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.images.channels import ChannelImage
+from nnclr_hub.images.decode import DecodableImage
+from nnclr_hub.images.pool import read_stored
+from nnclr_hub.images.reading import MAX_CHANNELS
 
 if TYPE_CHECKING:  # only the functions for tensors need torch, and importing it takes seconds
     from torch import Tensor, nn
@@ -46,10 +47,8 @@ def as_source(image: ImageLike) -> DecodableImage:
     Raises:
         InvalidRequest: an array is not an image.
     """
-    if isinstance(image, StoredImage):
-        return loaded(image)
     if not isinstance(image, np.ndarray):
-        return image
+        return read_stored(image)
     if image.ndim == 2 and image.dtype.kind in "uif" and image.size:  # gray, like a TIFF of that type
         wider = np.int32 if np.can_cast(image.dtype, np.int32) else np.float32
         return Image.fromarray(image if image.dtype in _GRAY else image.astype(wider))

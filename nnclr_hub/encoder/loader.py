@@ -16,11 +16,11 @@ from nnclr_hub.encoder.backends.choice import MIN_COSINE, candidates, open_backe
 from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.encoder.exported import RUNTIMES, DeferredBackbone, ExportedNetwork, find_exported, save_exported
 from nnclr_hub.encoder.fingerprint import fingerprint_of
-from nnclr_hub.encoder.image_reading import ImageReading
 from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.errors import MissingDependency, NNCLRHubError, TamperedModel
 from nnclr_hub.hub.layout import GRAPH, ModelConfig, read_weights
 from nnclr_hub.hub.sources import PYTHON, Resolved, resolve, split_appended, split_reading
+from nnclr_hub.images.reading import ImageReading
 
 if TYPE_CHECKING:
     from torch import nn

@@ -11,12 +11,10 @@ from typing import cast
 import numpy as np
 
 from nnclr_hub.cores import usable_cores
-from nnclr_hub.encoder.decoding_pool import active_pool
-from nnclr_hub.encoder.inputs import ImageLike, StoredImage
+from nnclr_hub.encoder.inputs import ImageLike
 from nnclr_hub.errors import ImageError
+from nnclr_hub.images.pool import LIGHT, TOGETHER, active_pool
 from nnclr_hub.read_ahead import batches, read_ahead
-
-DECODED_TOGETHER, LIGHT = 8, 200_000  # images and bytes that a decoding process takes at a time
 
 
 def prepared_batches(
@@ -40,7 +38,7 @@ def prepared_batches(
         return cast(list[np.ndarray | ImageError], crops)
 
     # processes take several small images at a time, which saves messages
-    most = DECODED_TOGETHER if active_pool() is not None else 1
+    most = TOGETHER if active_pool() is not None else 1
     parts = (list(batches(batch, most, _weight, LIGHT)) for batch in batches(images, batch_size))
     for _, results in read_ahead(parts, attempt, usable_cores()):
         yield list(chain.from_iterable(results))
@@ -72,4 +70,4 @@ def _weight(image: ImageLike) -> int:
             return len(image) if isinstance(image, bytes) else os.path.getsize(image)
     except (OSError, ValueError):  # decoding reports the error
         return 0
-    return LIGHT // DECODED_TOGETHER if isinstance(image, StoredImage) else LIGHT + 1
+    return LIGHT // TOGETHER if hasattr(image, "read") else LIGHT + 1

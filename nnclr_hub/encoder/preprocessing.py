@@ -11,19 +11,12 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import numpy as np
 from PIL import Image
 
-from nnclr_hub.encoder.channel_image import AnyImage
-from nnclr_hub.encoder.decoding import (
-    DecodableImage,
-    DecodedImage,
-    decode_scaled,
-    fitted,
-    image_of,
-    run_isolated,
-    run_isolated_each,
-)
-from nnclr_hub.encoder.image_reading import MAX_CHANNELS, PLAIN, ImageReading
-from nnclr_hub.encoder.readers.stack import check_fit
 from nnclr_hub.errors import InvalidRequest, UnsupportedImage, WeightsMismatch
+from nnclr_hub.images.channels import AnyImage
+from nnclr_hub.images.decode import DecodableImage, DecodedImage, decode_any, decode_scaled, with_bands
+from nnclr_hub.images.pool import run_isolated, run_isolated_each
+from nnclr_hub.images.readers.stack import check_fit
+from nnclr_hub.images.reading import MAX_CHANNELS, PLAIN, ImageReading
 
 if TYPE_CHECKING:  # decoding processes use the crop, and importing torch would make them slow to start
     from torch import Tensor
@@ -198,11 +191,11 @@ class EvalTransform:
 
     def read(self, source: DecodableImage) -> np.ndarray:
         """Return (S, S, C) uint8 of any source that `decode_image` reads; a large JPEG is not decoded in full."""
-        return run_isolated(_crop_of, source, self.preprocessing, take=np.array)
+        return run_isolated(_crop_of, source, self.preprocessing)
 
     def crop(self, image: AnyImage) -> np.ndarray:
         """Return (S, S, C) uint8 of an upright image that `read_image` returned, or a part of it."""
-        return self._crop(DecodedImage(fitted(image, self.preprocessing.in_chans), image.size))
+        return self._crop(DecodedImage(with_bands(image, self.preprocessing.in_chans), image.size))
 
     def resized(self, image: AnyImage, size: tuple[int, int]) -> np.ndarray:
         """Return (h, w, C) uint8 of an upright image, resized to a width and height without a crop."""
@@ -215,7 +208,7 @@ class EvalTransform:
 
     def read_each(self, sources: Sequence[DecodableImage]) -> list[np.ndarray | Exception]:
         """Return for each source what `read` returns, or the exception that it raises."""
-        return run_isolated_each(_crop_of, sources, self.preprocessing, take=np.array)
+        return run_isolated_each(_crop_of, sources, self.preprocessing)
 
     def decoded(self, source: DecodableImage) -> np.ndarray:
         """Return what `read` does, decoded in this process."""
@@ -278,12 +271,8 @@ class EvalTransform:
 
 def read_channels(source: DecodableImage, preprocessing: Preprocessing) -> AnyImage:
     """Return the upright image of a source, read for an encoder with this preprocessing."""
-    return run_isolated(_image_of, source, preprocessing, take=image_of)
+    return decode_any(source, preprocessing.reading, preprocessing.in_chans)
 
 
-def _image_of(source: DecodableImage, preprocessing: Preprocessing) -> tuple[AnyImage]:
-    return (decode_scaled(source, None, preprocessing.reading, preprocessing.in_chans).image,)
-
-
-def _crop_of(source: DecodableImage, preprocessing: Preprocessing) -> tuple[np.ndarray]:
-    return (EvalTransform(preprocessing).decoded(source),)
+def _crop_of(source: DecodableImage, preprocessing: Preprocessing) -> np.ndarray:
+    return EvalTransform(preprocessing).decoded(source)

@@ -22,13 +22,14 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from nnclr_hub.encoder.channel_image import AnyImage
-from nnclr_hub.encoder.decoding import DecodableImage, attempt_each, decode_image, fitted
 from nnclr_hub.encoder.encoder import BATCH, Encoder
 from nnclr_hub.encoder.fingerprint import hash_state
 from nnclr_hub.encoder.preprocessing import EvalTransform, Preprocessing
 from nnclr_hub.errors import InvalidRequest, NNCLRHubError, UnknownModel
 from nnclr_hub.hub.sources import PYTHON
+from nnclr_hub.images.channels import AnyImage
+from nnclr_hub.images.decode import DecodableImage, decode_image, with_bands
+from nnclr_hub.images.pool import attempt_each
 
 PROBE = 96  # pixels of the image that a transform is tried on
 
@@ -68,7 +69,7 @@ class WrappedTransform:
 
     def crop(self, image: AnyImage) -> np.ndarray:
         """Return (S, S, 3) float32 of an upright RGB image."""
-        result = self._function(fitted(image, 3))  # type: ignore[arg-type]
+        result = self._function(with_bands(image, 3))  # type: ignore[arg-type]
         result = result.numpy(force=True) if isinstance(result, Tensor) else np.asarray(result)
         if result.ndim != 3 or result.dtype.kind != "f":
             raise InvalidRequest(

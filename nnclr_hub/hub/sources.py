@@ -11,7 +11,7 @@
 
 Any of them may be followed by +shape, +color or both, which the vectors then describe too (see
 `nnclr_hub.encoder.appended`), and by ?channels=0,2,1&page=3, the pixels that the encoder reads of an image file (see
-`nnclr_hub.encoder.image_reading`).
+`nnclr_hub.images.reading`).
 
 `resolve` returns local files with verified hashes: those that the registry or the address pins, or else those that the
 folder's config.json records (see `nnclr_hub.hub.integrity`).

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from nnclr_hub.encoder.backbones import backbone_with_weights, default_side, sized, timm_name
 from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.encoder.exported import described
-from nnclr_hub.encoder.image_reading import PLAIN
 from nnclr_hub.encoder.network_output import pooling, vector_length
 from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.errors import InvalidRequest, ModelError, ModelFilesMissing, WeightsMismatch
@@ -36,6 +35,7 @@ from nnclr_hub.hub.layout import (
     sha256_of,
 )
 from nnclr_hub.hub.sources import resolve
+from nnclr_hub.images.reading import PLAIN
 from nnclr_hub.publish.card import is_edited, model_card
 from nnclr_hub.publish.onnx_file import write_graph
 from nnclr_hub.publish.provenance import NO_LICENSE, check_license, check_terms, license_of, record_forced

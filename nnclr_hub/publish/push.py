@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from nnclr_hub.encoder.encoder import Encoder
-from nnclr_hub.encoder.image_reading import PLAIN
 from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.errors import ModelError
 from nnclr_hub.hub.layout import read_weights
 from nnclr_hub.hub.sources import resolve
+from nnclr_hub.images.reading import PLAIN
 from nnclr_hub.publish.export import export_model, export_run
 from nnclr_hub.publish.provenance import INHERITED, NO_LICENSE, check_license, license_of, parent_record, record_forced
 from nnclr_hub.publish.upload import Published, check_options, publish_model

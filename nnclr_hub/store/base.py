@@ -428,7 +428,7 @@ class VectorStore(Protocol):
         """Make `to`, and all aliases of its collection, mean the collection `name`, in one step.
 
         If a collection itself is called `to`, it becomes `to.old`, `to.old2`, ..., and `name` is renamed to `to`.
-        Otherwise `to` becomes an alias.
+        Otherwise `to` becomes an alias. Promoting `to.old` to `to` swaps the two.
 
         Args:
             finish: called before, while writes to the old collection wait; if it raises, nothing changes. It must not

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from nnclr_hub.errors import DiskFull, StoreClosed, StoreCorrupt
 from nnclr_hub.store.commit_record import CommitRecord
-from nnclr_hub.store.folder import check_process, fsync_folder, make_folder
+from nnclr_hub.store.disk import check_process, fsync_folder, make_folder
 from nnclr_hub.store.sqlite import connect, format_of, quick_check, remove_files, replace_damaged, with_hint
 
 _COMMITS = "CREATE TABLE commits (n INTEGER NOT NULL) STRICT; INSERT INTO commits VALUES (0);"

@@ -34,7 +34,7 @@ from nnclr_hub.errors import (
 from nnclr_hub.file_replacement import replace_file
 from nnclr_hub.store.base import Collection, Item, Progress, VectorStore
 from nnclr_hub.store.checks import metadata_json
-from nnclr_hub.store.folder import written_whole
+from nnclr_hub.store.disk import written_whole
 from nnclr_hub.store.spec import CollectionSpec
 
 MANIFEST, FORMAT, VERSION = "collection.json", "nnclr_hub collection", 3

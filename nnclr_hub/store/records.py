@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 
 from nnclr_hub.errors import OpenedForReading, StoreClosed, StoreCorrupt
 from nnclr_hub.store.database import Database, replacement
-from nnclr_hub.store.folder import check_process, give_back, take_lock
+from nnclr_hub.store.disk import check_process, give_back, take_lock
 from nnclr_hub.store.sqlite import check_space, connect, with_hint
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from nnclr_hub.errors import DiskFull, StoreCorrupt, StoreError, StoreReadOnly, StoreTooNew
-from nnclr_hub.store.folder import NO_SPACE, TOO_MANY_FILES, fsync_folder, make_folder
+from nnclr_hub.store.disk import NO_SPACE, TOO_MANY_FILES, fsync_folder, make_folder
 
 PAGE_SIZE = 16_384
 BUSY_SECONDS = 5.0

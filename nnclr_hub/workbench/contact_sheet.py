@@ -17,8 +17,8 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nnclr_hub.encoder.image_reading import PLAIN, ImageReading
 from nnclr_hub.errors import InvalidRequest, ItemNotFound
+from nnclr_hub.images.reading import PLAIN, ImageReading
 from nnclr_hub.store.base import Match
 from nnclr_hub.store.items import percent_text
 
@@ -165,8 +165,8 @@ def _img(jpeg: bytes, alt: str) -> str:
 
 def _query_jpeg(row: SheetRow, reading: ImageReading) -> bytes | None:
     """Return the image of a query as a small JPEG; None for an item or a vector."""
-    from nnclr_hub.encoder.decoding import decode_any
     from nnclr_hub.encoder.inputs import as_source
+    from nnclr_hub.images.decode import decode_any
     from nnclr_hub.workbench.image_record import make_thumbnail
 
     return None if row.image is None else make_thumbnail(decode_any(as_source(row.image), reading))

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from nnclr_hub.encoder.image_zip import MOST_IMAGE
 from nnclr_hub.errors import ImageError, InvalidRequest
+from nnclr_hub.images.zip import MOST_IMAGE
 from nnclr_hub.store.base import Item, Progress
 from nnclr_hub.store.checks import check_items
 from nnclr_hub.store.exchange import same_item

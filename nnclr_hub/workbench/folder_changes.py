@@ -18,19 +18,19 @@ from itertools import starmap
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from nnclr_hub.encoder.image_folder import left_out
-from nnclr_hub.encoder.image_list import find_images, find_places, in_tiles, is_archive, is_packed, named
-from nnclr_hub.encoder.image_reading import PLAIN, ImageReading
-from nnclr_hub.encoder.labeled import find_table, table_labels
-from nnclr_hub.encoder.packed_image import ImageSource, ListedImage, PackedImage
-from nnclr_hub.encoder.tile import Tile
 from nnclr_hub.errors import InvalidRequest, NoImages
+from nnclr_hub.images.folder import left_out
+from nnclr_hub.images.labels import find_table, table_labels
+from nnclr_hub.images.listing import find_images, find_places, in_tiles, is_archive, is_packed, named
+from nnclr_hub.images.reading import PLAIN, ImageReading
+from nnclr_hub.images.source import ImageSource, ListedImage, PackedImage
+from nnclr_hub.images.tile import Tile
 from nnclr_hub.table_rows import LabelTable, read_rows
 from nnclr_hub.workbench.index_report import IndexReport, why_hidden
 from nnclr_hub.workbench.sample_metadata import metadata_of
 
 if TYPE_CHECKING:
-    from nnclr_hub.encoder.tiles import Tiling
+    from nnclr_hub.images.tiles import Tiling
 
 log = logging.getLogger(__name__)
 BOX, WINDOW = "box", "window"  # metadata of a tile; see `Tile`

@@ -12,13 +12,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from nnclr_hub.encoder.channel_image import AnyImage
-from nnclr_hub.encoder.decoding_pool import decoding_processes
 from nnclr_hub.encoder.embedder import Embedder
-from nnclr_hub.encoder.image_reading import ImageReading
-from nnclr_hub.encoder.tile import Tile
-from nnclr_hub.encoder.tiles import Tiling, is_empty
 from nnclr_hub.errors import ImageError, InvalidRequest
+from nnclr_hub.images.channels import AnyImage
+from nnclr_hub.images.pool import decoding_processes
+from nnclr_hub.images.reading import ImageReading
+from nnclr_hub.images.tile import Tile
+from nnclr_hub.images.tiles import Tiling, is_empty
 from nnclr_hub.read_ahead import batches, read_ahead
 from nnclr_hub.remote_files import is_address
 from nnclr_hub.store.base import Collection, Progress

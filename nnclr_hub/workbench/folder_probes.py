@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from nnclr_hub.encoder.features import FeatureSource, ImageFile, extract_features, unit_rows
-from nnclr_hub.encoder.labeled import LabeledImages, first_names, read_labeled, read_splits
 from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.images.labels import LabeledImages, first_names, read_labeled, read_splits
 from nnclr_hub.probe.linear_probe import LinearProbe, Prediction
 from nnclr_hub.store.base import Collection, Progress
 from nnclr_hub.store.pages import pages

@@ -8,13 +8,12 @@ from __future__ import annotations
 import hashlib
 import io
 
-import numpy as np
 from PIL import Image
 
-from nnclr_hub.encoder.channel_image import AnyImage, ChannelImage, for_people
-from nnclr_hub.encoder.color import LOST
-from nnclr_hub.encoder.decoding import DecodableImage, decode_any
-from nnclr_hub.encoder.image_reading import ImageReading
+from nnclr_hub.images.channels import AnyImage, ChannelImage, for_people
+from nnclr_hub.images.color import LOST
+from nnclr_hub.images.decode import DecodableImage, decode_any
+from nnclr_hub.images.reading import ImageReading
 from nnclr_hub.store.checks import MAX_THUMBNAIL
 
 # metadata key of every indexed image: SHA-256 of its size and upright RGB pixels
@@ -29,10 +28,10 @@ QUALITIES = (85, 60, 30, 10)
 
 def record(
     source: DecodableImage, reading: ImageReading, with_thumbnail: bool, with_image: bool
-) -> tuple[str, np.ndarray | None, AnyImage | None]:
-    """Decode an image; return its hash, its thumbnail as (N,) uint8, and itself."""
+) -> tuple[str, bytes | None, AnyImage | None]:
+    """Decode an image; return its hash, its thumbnail, and itself."""
     image = decode_any(source, reading)
-    thumbnail = np.frombuffer(make_thumbnail(image), np.uint8) if with_thumbnail else None
+    thumbnail = make_thumbnail(image) if with_thumbnail else None
     return pixel_hash(image), thumbnail, image if with_image else None
 
 

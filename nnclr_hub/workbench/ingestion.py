@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from nnclr_hub.encoder.channel_image import AnyImage
-from nnclr_hub.encoder.decoding import image_of, run_isolated
 from nnclr_hub.encoder.embedder import Embedder
-from nnclr_hub.encoder.image_reading import ImageReading
 from nnclr_hub.encoder.inputs import as_source
 from nnclr_hub.errors import ImageError, ModelError
+from nnclr_hub.images.channels import AnyImage
+from nnclr_hub.images.pool import run_isolated
+from nnclr_hub.images.reading import ImageReading
 from nnclr_hub.read_ahead import batches, read_ahead
 from nnclr_hub.store.base import Collection, Item
 from nnclr_hub.workbench.add_request import NewImage
@@ -63,18 +63,12 @@ def read_image(
         with_image: False: return None instead of the image.
     """
 
-    def take(
-        pixel_hash: str, thumbnail: np.ndarray | None, image: np.ndarray | AnyImage | None
-    ) -> tuple[AnyImage | None, Draft]:
-        jpeg = None if thumbnail is None else thumbnail.tobytes()
-        metadata = {key: value for key, value in new.metadata.items() if key != FILE_HASH}
-        draft = Draft(new.item_id, {**metadata, PIXEL_HASH: pixel_hash}, jpeg)
-        return None if image is None else image_of(image), draft
-
     try:
-        return run_isolated(record, as_source(new.image), reading, new.thumbnail, with_image, take=take)
+        pixel_hash, thumbnail, image = run_isolated(record, as_source(new.image), reading, new.thumbnail, with_image)
     except ImageError as error:
         return error
+    metadata = {key: value for key, value in new.metadata.items() if key != FILE_HASH}
+    return image, Draft(new.item_id, {**metadata, PIXEL_HASH: pixel_hash}, thumbnail)
 
 
 def embed_images(images: Sequence[NewImage], embedder: Embedder) -> list[Item | ImageError]:

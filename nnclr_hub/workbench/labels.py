@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from nnclr_hub.encoder.features import unit_rows
-from nnclr_hub.encoder.labeled import first_names
 from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.images.labels import first_names
 from nnclr_hub.missing_values import is_missing
 from nnclr_hub.probe.linear_probe import Label
 from nnclr_hub.store.base import Collection, Progress, Where

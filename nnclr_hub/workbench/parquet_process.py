@@ -20,8 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from nnclr_hub.encoder.process_memory import limit_memory
 from nnclr_hub.errors import InvalidRequest, ServiceError
+from nnclr_hub.images.pool import limit_memory
 from nnclr_hub.workbench.table_limits import check_batch
 
 TEXTS = ("STRING", "JSON", "ENUM", "NONE")

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nnclr_hub.encoder.packed_image import PackedImage
 from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.images.source import PackedImage
 
 if TYPE_CHECKING:
     from nnclr_hub.encoder.embedder import ImageLike
@@ -129,7 +129,7 @@ def _png(image: Any) -> bytes:
         image = Image.fromarray(image)
     if not isinstance(image, Image.Image):
         raise InvalidRequest(f"{type(image).__name__} is not an image; give a path, bytes, a PIL image or an array.")
-    from nnclr_hub.encoder.decoding import decode_image
+    from nnclr_hub.images.decode import decode_image
 
     file = io.BytesIO()
     # a PNG has no CMYK, and Pillow does not write the orientation

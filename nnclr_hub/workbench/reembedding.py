@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nnclr_hub.encoder.channel_image import AnyImage
-from nnclr_hub.encoder.decoding_pool import decoding_processes
 from nnclr_hub.encoder.embedder import Embedder
-from nnclr_hub.encoder.image_reading import ImageReading
 from nnclr_hub.errors import ChangesUnavailable, CollectionNotFound, InvalidRequest, StoreError
+from nnclr_hub.images.channels import AnyImage
+from nnclr_hub.images.pool import decoding_processes
+from nnclr_hub.images.reading import ImageReading
 from nnclr_hub.read_ahead import batches, read_ahead
 from nnclr_hub.store.base import Collection, Item, Progress, VectorStore
 from nnclr_hub.store.pages import pages

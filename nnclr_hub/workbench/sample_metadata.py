@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from nnclr_hub.encoder.packed_image import ImageSource, ListedImage, PackedImage
 from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.images.source import ImageSource, ListedImage, PackedImage
 from nnclr_hub.store.base import Item
 from nnclr_hub.store.checks import metadata_json
 

@@ -32,9 +32,9 @@ from nnclr_hub.store.where import parse
 from nnclr_hub.workbench.payload import decode_base64, decode_vector, encode_image, encode_vector
 
 if TYPE_CHECKING:
-    from nnclr_hub.encoder.channel_image import AnyImage
     from nnclr_hub.encoder.embedder import ImageLike
-    from nnclr_hub.encoder.image_reading import ImageReading
+    from nnclr_hub.images.channels import AnyImage
+    from nnclr_hub.images.reading import ImageReading
 
 Box = tuple[float, float, float, float]
 _SHORT_FORM = ("id", "image", "vector", "box")
@@ -89,9 +89,9 @@ class Example:
         assert self.image is not None
         if self.box is None:
             return self.image  # decoded by the embedder, in its own threads
-        from nnclr_hub.encoder.decoding import decode_any
-        from nnclr_hub.encoder.image_reading import PLAIN
         from nnclr_hub.encoder.inputs import as_source
+        from nnclr_hub.images.decode import decode_any
+        from nnclr_hub.images.reading import PLAIN
 
         return crop_to_box(decode_any(as_source(self.image), reading or PLAIN), self.box)
 

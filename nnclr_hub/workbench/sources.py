@@ -16,12 +16,12 @@ from typing import Any, Literal
 
 from PIL import Image, UnidentifiedImageError
 
-from nnclr_hub.encoder.channel_image import AnyImage, for_people
-from nnclr_hub.encoder.decoding import image_of, run_isolated
-from nnclr_hub.encoder.image_reading import PLAIN, ImageReading
-from nnclr_hub.encoder.packed_image import ImageSource, ListedImage, PackedImage
-from nnclr_hub.encoder.tile import Tile
 from nnclr_hub.errors import ImageError, InvalidRequest, ItemNotFound
+from nnclr_hub.images.channels import AnyImage, for_people
+from nnclr_hub.images.pool import run_isolated
+from nnclr_hub.images.reading import PLAIN, ImageReading
+from nnclr_hub.images.source import ImageSource, ListedImage, PackedImage
+from nnclr_hub.images.tile import Tile
 from nnclr_hub.store.base import Collection
 from nnclr_hub.workbench.folder_changes import BOX, OFFSET, WINDOW
 from nnclr_hub.workbench.image_record import FILE_HASH, PIXEL_HASH, record
@@ -129,15 +129,11 @@ def _tile(tile: Tile, metadata: Mapping[str, Any], reading: ImageReading) -> tup
 
 def _checked(source: bytes | Tile, metadata: Mapping[str, Any], reading: ImageReading) -> tuple[bytes, AnyImage] | str:
     try:
-        found, image = run_isolated(record, source, reading, False, True, take=_hash_and_image)
+        found, _, image = run_isolated(record, source, reading, False, True)
     except ImageError as error:
         return str(error)
     data = source if isinstance(source, bytes) else b""
     return (data, image) if metadata.get(PIXEL_HASH) in (None, found) else "its file has changed"
-
-
-def _hash_and_image(pixel_hash: str, _: object, image: Any) -> tuple[str, AnyImage]:
-    return pixel_hash, image_of(image)
 
 
 def _shown(data: bytes, image: AnyImage) -> Original:

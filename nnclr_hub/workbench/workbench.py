@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from nnclr_hub.encoder.embedder import Embedder
-from nnclr_hub.encoder.tiles import Tiling
 from nnclr_hub.errors import (
     CollectionNotFound,
     FingerprintMismatch,
@@ -29,6 +28,7 @@ from nnclr_hub.errors import (
     StoreError,
     UnknownModel,
 )
+from nnclr_hub.images.tiles import Tiling
 from nnclr_hub.probe.labeling import Labeling
 from nnclr_hub.store.base import ById, Collection, CollectionSpec, Item, Match, Progress, VectorStore, Where
 from nnclr_hub.table_rows import LabelTable

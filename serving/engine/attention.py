@@ -15,9 +15,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nnclr_hub.encoder.attention import AttentionMap, AttentionSettings
-from nnclr_hub.encoder.decoding import MAX_PIXELS
 from nnclr_hub.encoder.embedder import ImageLike
 from nnclr_hub.errors import ImageError, RequestTooLarge
+from nnclr_hub.images.decode import MAX_PIXELS
 
 from .request import ImageTask
 

@@ -167,7 +167,7 @@ class Engine:
         self._admission.wait_until_empty(self._settings.deadline_s if timeout is None else timeout)
         self._watchdog.close()
         deadline = time.monotonic() + (JOIN_S if timeout is None else min(JOIN_S, timeout))
-        for queue in (*self._decode_workers.queues, self._device.queue):
+        for queue in (self._decode_workers.queue, self._device.queue):
             queue.close()
             for item in queue.clear():
                 item.fail(shutting_down())
@@ -225,7 +225,7 @@ class Engine:
 
     def _withdraw(self, request: Request) -> None:
         """Remove a request that is over from the queues, so that its permits come back at once."""
-        for queue in (*self._decode_workers.queues, self._device.queue):
+        for queue in (self._decode_workers.queue, self._device.queue):
             for item in queue.remove(request):
                 item.drop()
 

@@ -11,12 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from nnclr_hub.encoder.decoding import attempt_each
-from nnclr_hub.encoder.decoding_pool import Lane, Withdrawn, lane
-from nnclr_hub.encoder.decoding_worker import HeavyImage
 from nnclr_hub.encoder.encoder import Encoder
-from nnclr_hub.encoder.prepared_batches import DECODED_TOGETHER, LIGHT
 from nnclr_hub.errors import ImageError, NNCLRHubError, ServiceError
+from nnclr_hub.images.pool import LIGHT, TOGETHER, attempt_each
 from nnclr_hub.workbench.privacy import public_name
 
 from ..telemetry import Metrics
@@ -29,14 +26,13 @@ log = logging.getLogger(__name__)
 
 
 class DecodeWorkers:
-    """The queues of images as they were given, and the threads that wait for the decoding processes.
+    """The queue of images as they were given, and the threads that wait for the decoding processes.
 
-    An unreadable image is its own error. An image that exceeds the limit of the quick lane waits in the second queue,
-    whose threads use the heavy lane; see `nnclr_hub.encoder.decoding_pool`.
+    An unreadable image is its own error.
 
     Args:
         encoder: its `prepare` decodes.
-        threads: number of images decoded at once, in each lane.
+        threads: number of images decoded at once.
         decoded: the queue for decoded items.
     """
 
@@ -44,20 +40,15 @@ class DecodeWorkers:
         self._encoder = encoder
         self._decoded = decoded
         self._decode_seconds = metrics.stage_seconds.labels("decode")
-        self._queue, self._heavy = (BatchQueue(metrics.undecoded.labels(lane)) for lane in ("quick", "heavy"))
-        self.queues = (self._queue, self._heavy)
+        self.queue = BatchQueue(metrics.undecoded)
         self._working: set[WorkItem] = set()
-        self._threads = [
-            threading.Thread(target=self._run, args=(queue,), name="decode worker", daemon=True)
-            for queue in self.queues
-            for _ in range(threads)
-        ]
+        self._threads = [threading.Thread(target=self._run, name="decode worker", daemon=True) for _ in range(threads)]
         for thread in self._threads:
             thread.start()
 
     def put(self, items: Sequence[WorkItem]) -> bool:
         """Add items together; return False if the queue is closed and nothing was added."""
-        return self._queue.put(items)
+        return self.queue.put(items)
 
     def close(self, deadline: float) -> None:
         """Wait for the threads to end, and fail what still runs at the deadline, by time.monotonic()."""
@@ -66,12 +57,10 @@ class DecodeWorkers:
         for item in tuple(self._working):
             item.fail(shutting_down())
 
-    def _run(self, queue: BatchQueue) -> None:
-        heavy = queue is self._heavy
-        while items := queue.take(1 if heavy else self._share(), max_bytes=LIGHT):
+    def _run(self) -> None:
+        while items := self.queue.take(self._share(), max_bytes=LIGHT):
             items = [item for item in items if item.is_wanted()]
             self._working.update(items)
-            lane.set(Lane(heavy, lambda items=items: not all(item.request.over for item in items)))  # type: ignore[misc]
             try:
                 self._decode([item for item in items if item.request.task is None], self._encoder.prepare_each)
                 for item in items:
@@ -86,7 +75,7 @@ class DecodeWorkers:
 
     def _share(self) -> int:
         """Return how many images a thread takes, so that all threads have work."""
-        return min(DECODED_TOGETHER, 1 + 2 * len(self._queue) // len(self._threads))
+        return min(TOGETHER, 1 + 2 * len(self.queue) // len(self._threads))
 
     def _decode(self, items: Sequence[WorkItem], prepare_each: Callable[[list[Any]], list[Any]]) -> None:
         if not items:
@@ -99,11 +88,6 @@ class DecodeWorkers:
             item.request.add_seconds("decode", seconds)
         for item, result in zip(items, results, strict=True):
             match result:
-                case HeavyImage():
-                    if not self._heavy.put([item]):
-                        item.fail(shutting_down())
-                case Withdrawn():
-                    item.drop()
                 case ImageError():
                     item.finish(result)
                 case NNCLRHubError():

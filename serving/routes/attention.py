@@ -23,7 +23,6 @@ from nnclr_hub.encoder.attention import (
     check_opacity,
 )
 from nnclr_hub.encoder.attention import Box as ImageBox
-from nnclr_hub.encoder.decoding import MAX_PIXELS
 from nnclr_hub.errors import (
     CollectionNotFound,
     FingerprintMismatch,
@@ -33,6 +32,7 @@ from nnclr_hub.errors import (
     RequestTooLarge,
     UnknownModel,
 )
+from nnclr_hub.images.decode import MAX_PIXELS
 from nnclr_hub.workbench import Workbench
 
 from ..keys import READ

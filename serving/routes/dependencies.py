@@ -7,9 +7,9 @@ from typing import Annotated, Any
 from anyio import CapacityLimiter
 from fastapi import Depends, Request
 
-from nnclr_hub.encoder.image_reading import ImageReading
 from nnclr_hub.errors import InvalidRequest, UnknownModel
 from nnclr_hub.hub.sources import split_reading
+from nnclr_hub.images.reading import ImageReading
 from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.privacy import public_name
 

@@ -33,7 +33,7 @@ from nnclr_hub.errors import (
     RequestTooLarge,
     StoreReadOnly,
 )
-from nnclr_hub.store.folder import NO_SPACE
+from nnclr_hub.store.disk import NO_SPACE
 from nnclr_hub.store.sqlite import check_space
 from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.import_format import FORMATS, ImportFormat

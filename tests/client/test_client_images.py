@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nnclr_hub.encoder.decoding import decode_image
+from nnclr_hub.images.decode import decode_image
 from nnclr_hub.workbench.payload import image_file
 
 

@@ -93,15 +93,6 @@ def test_the_floors_of_the_registry_are_those_of_the_readme():
             assert float(row.strip("| ").split("|")[number]) == value
 
 
-def test_the_default_starters_figures_are_the_last_that_its_run_logged():
-    """Of data without val/, for which the run and the registry look at the same images; the others have no log."""
-    log = (Path(__file__).parents[2] / "docs/results/logs/small_cpu_nnclr.jsonl").read_text()
-    logged = json.loads(log.splitlines()[-1])
-    metrics = MODELS["nnclr_resnet18_small_cpu_starter"].metrics
-    for name in ("knn20/imagenette128", "knn20/mix128"):
-        assert metrics[name] == round(logged[name], 4)
-
-
 @pytest.fixture
 def copy(model, tmp_path):
     return shutil.copytree(model, tmp_path / "copy")
@@ -213,7 +204,7 @@ def test_a_pickle_is_never_read(model, tmp_path, name):
     with pytest.raises(InvalidRequest):
         load_encoder(folder / name)
     load_encoder(folder, device="cpu")
-    entry_points()["nnclr_resnet18_small_cpu_starter"](weights=folder, num_classes=10)
+    entry_points()["nnclr_resnet18_free_starter"](weights=folder, num_classes=10)
     (folder / "model.safetensors").unlink()
     with pytest.raises(ModelFilesMissing):
         load_encoder(folder)
@@ -253,7 +244,7 @@ def test_a_config_may_not_bring_other_weights(copy, tmp_path, argument):
     with pytest.raises(InvalidRequest):
         load_encoder(copy)
     with pytest.raises(InvalidRequest, match=argument):
-        entry_points()["nnclr_resnet18_small_cpu_starter"](weights=copy, num_classes=10)
+        entry_points()["nnclr_resnet18_free_starter"](weights=copy, num_classes=10)
     assert not trace.exists()
 
 

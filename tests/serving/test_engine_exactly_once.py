@@ -12,8 +12,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from waiting import PATIENCE_S
 
-from nnclr_hub.encoder.decoding_pool import lane
-from nnclr_hub.encoder.decoding_worker import HeavyImage
 from nnclr_hub.errors import DeadlineExceeded, ImageError, NotReady, Overloaded, RequestTooLarge, ServiceError
 from serving.engine import Engine
 from serving.settings import Settings
@@ -21,7 +19,7 @@ from serving.telemetry import Metrics
 
 CAPACITY = 12
 GOOD = st.integers(1, 99).map(str)
-FAULTY = st.sampled_from(["bad", "crash", "exit", "heavy", "poison", "deadly", "endless", "sleepy"])
+FAULTY = st.sampled_from(["bad", "crash", "exit", "poison", "deadly", "endless", "sleepy"])
 
 
 @dataclass(frozen=True)
@@ -51,11 +49,6 @@ def leave():
     raise SystemExit
 
 
-def change_lane():
-    if not lane.get().heavy:
-        raise HeavyImage
-
-
 def sometimes_slow():
     time.sleep(0.01)
 
@@ -65,7 +58,7 @@ def sometimes_slow():
 def test_every_image_leaves_exactly_once(plan, threads, max_batch, max_wait_ms):
     release = threading.Event()
     encoder = FakeEncoder(
-        decoding={"crash": crash, "exit": leave, "heavy": change_lane, "sleepy": sometimes_slow},
+        decoding={"crash": crash, "exit": leave, "sleepy": sometimes_slow},
         forwarding={"poison": crash, "deadly": leave, "endless": lambda: release.wait(5), "sleepy": sometimes_slow},
     )
     options = Settings(

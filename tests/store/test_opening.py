@@ -25,7 +25,7 @@ from nnclr_hub.errors import (
 from nnclr_hub.store import failpoints, open_store
 from nnclr_hub.store import sqlite as files
 from nnclr_hub.store.base import CollectionSpec, Item
-from nnclr_hub.store.embedded.names import rebuild_catalog
+from nnclr_hub.store.folder.names import rebuild_catalog
 from nnclr_hub.store.settings import StoreSettings
 
 ONE = np.array([1.0, 0.0], np.float32)

@@ -24,8 +24,8 @@ from torchvision.transforms.functional import resized_crop
 
 import nnclr_hub
 from nnclr_hub.cache import cache_folder
-from nnclr_hub.encoder.image_reading import PLAIN
 from nnclr_hub.errors import InvalidRequest, TrainingError
+from nnclr_hub.images.reading import PLAIN
 from training.data import originals as originals_module
 from training.data.augment import make_views
 from training.data.batches import Batches

@@ -8,9 +8,9 @@ from PIL import Image
 from rich.console import Console
 
 from nnclr_hub import cores, model_info
-from nnclr_hub.encoder.decoding_pool import active_pool
 from nnclr_hub.errors import InvalidRequest, UnknownSetting
 from nnclr_hub.hub.layout import read_config
+from nnclr_hub.images.pool import active_pool
 from nnclr_hub.method import METHODS
 from training.ablate import for_data
 from training.assemble import build_learner, fit_to_data

@@ -16,12 +16,12 @@ import pytest
 from nnclr_hub.bulk import embed_shards, open_shards
 from nnclr_hub.bulk.collection_import import collect
 from nnclr_hub.encoder.hand_crafted import FLOORS
-from nnclr_hub.encoder.image_list import contents, find_images, image_files, is_packed
-from nnclr_hub.encoder.image_parquet import ParquetImage
-from nnclr_hub.encoder.labeled import read_labeled
 from nnclr_hub.encoder.loader import load_encoder
-from nnclr_hub.encoder.packed_image import PackedImage
 from nnclr_hub.errors import ImageError, InvalidRequest, NNCLRHubError, NoImages
+from nnclr_hub.images.labels import read_labeled
+from nnclr_hub.images.listing import contents, find_images, image_files, is_packed
+from nnclr_hub.images.parquet import ParquetImage
+from nnclr_hub.images.source import PackedImage
 from nnclr_hub.remote_files import RemoteBytes
 from nnclr_hub.table_rows import LabelTable
 from nnclr_hub.workbench.folder_changes import list_images_of

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nnclr_hub.encoder.image_list import find_images
-from nnclr_hub.encoder.labeled import read_labeled
-from nnclr_hub.encoder.packed_image import PackedImage
 from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.images.labels import read_labeled
+from nnclr_hub.images.listing import find_images
+from nnclr_hub.images.source import PackedImage
 from nnclr_hub.workbench.folder_changes import list_images_of
 from nnclr_hub.workbench.inspection.files import inspected_files
 from training.data.datasets import training_files

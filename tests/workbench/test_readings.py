@@ -5,9 +5,9 @@ import pytest
 import tifffile
 from PIL import Image
 
-from nnclr_hub.encoder.image_reading import ImageReading
 from nnclr_hub.encoder.loader import load_encoder
 from nnclr_hub.errors import FingerprintMismatch, InvalidRequest
+from nnclr_hub.images.reading import ImageReading
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.workbench import Encoders, SearchQuery, Workbench

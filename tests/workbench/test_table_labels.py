@@ -17,8 +17,8 @@ from PIL import Image
 from pyarrow import parquet
 
 from nnclr_hub import open_store
-from nnclr_hub.encoder.labeled import read_labeled
 from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.images.labels import read_labeled
 from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.store.pages import pages
 from nnclr_hub.table_rows import LabelTable, read_rows

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from nnclr_hub.encoder.channel_image import AnyImage
-from nnclr_hub.encoder.decoding import DecodedImage, decode_scaled
-from nnclr_hub.encoder.image_reading import ImageReading
-from nnclr_hub.encoder.packed_image import PackedImage
+from nnclr_hub.images.channels import AnyImage
+from nnclr_hub.images.decode import DecodedImage, decode_scaled
+from nnclr_hub.images.reading import ImageReading
+from nnclr_hub.images.source import PackedImage
 
 from .crop_boxes import CROP_NUMBERS, crop_boxes
 
@@ -57,8 +57,8 @@ def cut_views(request: CutRequest, shapes: Sequence[CutShape], reading: ImageRea
     A JPEG is scaled down by its decoder as long as each crop has as many pixels as its view along each side.
 
     Returns:
-        request.slot, height and width of the original, and for each view an image of (size, size), mirrored if its
-        number is below `flip`.
+        Height and width of the original, and for each view an image of (size, size), mirrored if its number is below
+        `flip`.
     """
     scale, ratio = (np.array([getattr(one, name) for one in shapes]) for name in ("scale", "ratio"))
 
@@ -76,8 +76,8 @@ def cut_views(request: CutRequest, shapes: Sequence[CutShape], reading: ImageRea
     crops = []
     for box, shape, number in zip(boxes_of(width, height), shapes, request.numbers[:, -1], strict=True):
         crop = _crop(decoded, box, shape.size)
-        crops.append(crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if number < shape.flip else crop)
-    return request.slot, height, width, *crops
+        crops.append(np.asarray(crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if number < shape.flip else crop))
+    return height, width, *crops
 
 
 def decode_reduced(

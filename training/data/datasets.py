@@ -19,8 +19,10 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from nnclr_hub.encoder.decoding import image_size
-from nnclr_hub.encoder.image_folder import (
+from nnclr_hub.errors import ImageError, NoImages
+from nnclr_hub.hub.layout import HELD_OUT, VALIDATION
+from nnclr_hub.images.decode import image_size
+from nnclr_hub.images.folder import (
     UNLABELED,
     find_splits,
     image_suffixes,
@@ -28,12 +30,10 @@ from nnclr_hub.encoder.image_folder import (
     splits_in,
     walk,
 )
-from nnclr_hub.encoder.image_list import archives_in, find_places, sources_at
-from nnclr_hub.encoder.image_reading import PLAIN, ImageReading
-from nnclr_hub.encoder.labeled import LabeledImages, find_table, read_labeled, table_labels
-from nnclr_hub.encoder.packed_image import ImageSource, ListedImage, PackedImage
-from nnclr_hub.errors import ImageError, NoImages
-from nnclr_hub.hub.layout import HELD_OUT, VALIDATION
+from nnclr_hub.images.labels import LabeledImages, find_table, read_labeled, table_labels
+from nnclr_hub.images.listing import archives_in, find_places, sources_at
+from nnclr_hub.images.reading import PLAIN, ImageReading
+from nnclr_hub.images.source import ImageSource, ListedImage, PackedImage
 from nnclr_hub.probe.cross_validation import stratified_folds
 from nnclr_hub.remote_files import is_address, open_file_system, reading
 from nnclr_hub.table_rows import read_rows

@@ -8,11 +8,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from nnclr_hub.encoder.decoding import run_isolated
-from nnclr_hub.encoder.decoding_pool import decoding_processes
-from nnclr_hub.encoder.image_reading import PLAIN, ImageReading
-from nnclr_hub.encoder.packed_image import PackedImage
 from nnclr_hub.errors import ImageError
+from nnclr_hub.images.pool import decoding_processes, run_isolated
+from nnclr_hub.images.reading import PLAIN, ImageReading
+from nnclr_hub.images.source import PackedImage
 
 from .cutting import decode_reduced
 
@@ -36,17 +35,13 @@ def kept_contrast(
             if isinstance(path, Path) and not path.is_file():  # opening a named pipe would block
                 continue
             try:
-                gray = run_isolated(decode_reduced, path, FULL, 4 * FULL, reading, channels, take=_gray)
+                pixels, _, _ = run_isolated(decode_reduced, path, FULL, 4 * FULL, reading, channels)
             except (ImageError, OSError):
                 continue  # decoding will report the reason
+            gray = pixels.mean(axis=2, dtype=np.float32)
             if gray.var() > 1:  # else an empty image
                 shares.append([_kept(gray, side) for side in SIDES])
     return dict(zip(SIDES, np.median(shares, axis=0).tolist(), strict=True)) if shares else {}
-
-
-def _gray(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Return the mean over channels, which is not a view of the decoding process's memory."""
-    return pixels.mean(axis=2, dtype=np.float32)
 
 
 def _kept(gray: np.ndarray, side: int) -> float:

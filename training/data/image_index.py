@@ -23,9 +23,9 @@ from typing import Any, overload
 import numpy as np
 
 from nnclr_hub.cache import cache_folder, lock_folder, not_writable
-from nnclr_hub.encoder import image_parquet
-from nnclr_hub.encoder.packed_image import ImageSource, ListedImage, PackedImage
 from nnclr_hub.errors import NoRoom
+from nnclr_hub.images import parquet as image_parquet
+from nnclr_hub.images.source import ImageSource, ListedImage, PackedImage
 
 FORMAT = 1
 COLUMNS = {"source": np.int32, "offset": np.int64, "size": np.int64, "label": np.int32, "name_end": np.int64}

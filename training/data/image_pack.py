@@ -22,11 +22,10 @@ from torch import Tensor
 
 from nnclr_hub.cache import cache_folder, lock_folder
 from nnclr_hub.cores import usable_cores
-from nnclr_hub.encoder.decoding import run_isolated
-from nnclr_hub.encoder.decoding_pool import decoding_processes
-from nnclr_hub.encoder.image_reading import PLAIN, ImageReading
-from nnclr_hub.encoder.packed_image import PackedImage
 from nnclr_hub.errors import ImageError, NNCLRHubError, NoImages, NoRoom
+from nnclr_hub.images.pool import decoding_processes, run_isolated
+from nnclr_hub.images.reading import PLAIN, ImageReading
+from nnclr_hub.images.source import PackedImage
 
 from .augment import StoredImages, copy_boxes
 from .cutting import decode_reduced
@@ -333,12 +332,9 @@ def _journal(half: Path) -> Iterator[tuple[int, Shape | None, str]]:
 def _reduced(image: Path | PackedImage, form: Form) -> tuple[bytes, Shape] | NNCLRHubError:
     size, reading, channels = form
     try:
-        return run_isolated(decode_reduced, image, size, MOST_LONG * size, reading, channels, take=_bytes_and_shape)
+        pixels, height, width = run_isolated(decode_reduced, image, size, MOST_LONG * size, reading, channels)
+        return pixels.tobytes(), (pixels.shape[0], pixels.shape[1], height, width)
     except NNCLRHubError as error:
         return error
     except OSError as error:
         return ImageError(f"The file cannot be read: {error.strerror or error}.")
-
-
-def _bytes_and_shape(pixels: np.ndarray, height: int, width: int) -> tuple[bytes, Shape]:
-    return pixels.tobytes(), (pixels.shape[0], pixels.shape[1], height, width)

@@ -1,6 +1,6 @@
 """Originals: views cut from the original images at each step, by several decoding processes.
 
-A thread per process hands it a few images at a time and copies the views from shared memory into the batch. Several
+A thread per process hands it a few images at a time and copies the views into the batch. Several
 steps are in work ahead of the one that trains. An image that cannot be read is logged and replaced.
 """
 
@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nnclr_hub.encoder.byte_cache import ByteCache
-from nnclr_hub.encoder.decoding_pool import DecodingLimits, DecodingPool
-from nnclr_hub.encoder.image_parquet import is_table
-from nnclr_hub.encoder.image_reading import PLAIN, ImageReading
-from nnclr_hub.encoder.packed_image import PackedImage, is_zip
 from nnclr_hub.errors import InvalidRequest, NNCLRHubError, TrainingError
+from nnclr_hub.images.byte_cache import ByteCache
+from nnclr_hub.images.parquet import is_table
+from nnclr_hub.images.pool import DecodingLimits, DecodingPool
+from nnclr_hub.images.reading import PLAIN, ImageReading
+from nnclr_hub.images.source import PackedImage, is_zip
 from nnclr_hub.remote_files import RemoteBytes
 
 from .augment import FLIP, CutViews
@@ -141,11 +141,6 @@ class Originals:
     ) -> None:
         """Cut the views at some slots of a batch into `crops`; write into `rows` which images were read."""
 
-        def take(slot: int, height: int, width: int, *views: np.ndarray) -> None:
-            sizes[slot] = height, width
-            for crop, view in zip(crops, views, strict=True):
-                crop[slot] = np.asarray(view).reshape(crop.shape[1:])
-
         wanted, failed = {slot: int(rows[slot]) for slot in slots}, dict[int, str]()
         for attempt in range(REPLACEMENTS + 1):
             requests = []
@@ -155,10 +150,14 @@ class Originals:
                     requests.append(CutRequest(self._source(row), slot, numbers[slot]))
                 except (NNCLRHubError, OSError) as error:
                     failed[slot] = _reason(error)
-            results = self._pool.run_each(cut_views, requests, (shapes, *self._form), take)
+            results = self._pool.run_each(cut_views, requests, shapes, *self._form)
             for request, result in zip(requests, results, strict=True):
                 if isinstance(result, Exception):
                     failed[request.slot] = _reason(result)
+                    continue
+                sizes[request.slot] = result[:2]
+                for crop, view in zip(crops, result[2:], strict=True):
+                    crop[request.slot] = np.asarray(view).reshape(crop.shape[1:])
             for slot in set(wanted) - set(failed):
                 rows[slot] = wanted[slot]
             if not failed:

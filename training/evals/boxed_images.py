@@ -20,9 +20,9 @@ import numpy as np
 from PIL import Image
 
 from nnclr_hub.encoder.attention.geometry import MAX_SIDE, MIN_SIDE
-from nnclr_hub.encoder.decoding import decode_image
-from nnclr_hub.encoder.labeled import first_names
 from nnclr_hub.errors import ImageError, InvalidRequest
+from nnclr_hub.images.decode import decode_image
+from nnclr_hub.images.labels import first_names
 
 from .task import add_files
 

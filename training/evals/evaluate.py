@@ -19,12 +19,12 @@ from nnclr_hub.encoder.crops import CropMean
 from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.encoder.features import FeatureSource
 from nnclr_hub.encoder.hand_crafted import FLOORS
-from nnclr_hub.encoder.image_list import is_packed
-from nnclr_hub.encoder.image_reading import ImageReading
-from nnclr_hub.encoder.labeled import first_names
 from nnclr_hub.encoder.loader import load_encoder
 from nnclr_hub.errors import InvalidRequest, ModelFilesMissing, NNCLRHubError
 from nnclr_hub.hub.sources import split_reading
+from nnclr_hub.images.labels import first_names
+from nnclr_hub.images.listing import is_packed
+from nnclr_hub.images.reading import ImageReading
 from nnclr_hub.probe.uncertainty import confidence_interval
 from nnclr_hub.progress import bar
 from nnclr_hub.table_rows import LabelTable

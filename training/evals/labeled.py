@@ -16,9 +16,9 @@ import numpy as np
 from nnclr_hub.cores import usable_cores
 from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.encoder.hand_crafted import HandCrafted
-from nnclr_hub.encoder.packed_image import PackedImage
 from nnclr_hub.encoder.preprocessing import EvalTransform, Preprocessing
 from nnclr_hub.errors import ImageError, NoImages
+from nnclr_hub.images.source import PackedImage
 
 from ..data.datasets import EvaluationSet, ImageFiles
 from ..distributed import Ranks

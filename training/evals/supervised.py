@@ -23,11 +23,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from nnclr_hub.cores import usable_cores
-from nnclr_hub.encoder.decoding import decode_image
-from nnclr_hub.encoder.image_reading import ImageReading
 from nnclr_hub.encoder.network_output import vector_length
 from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.errors import ImageError, NoImages, TrainingDiverged
+from nnclr_hub.images.decode import decode_image
+from nnclr_hub.images.reading import ImageReading
 from nnclr_hub.progress import bar
 
 from ..assemble import choose_precision

@@ -14,12 +14,11 @@ from typing import Protocol
 
 import numpy as np
 
-from nnclr_hub.encoder.features import file_key
-from nnclr_hub.encoder.image_folder import splits_in
-from nnclr_hub.encoder.image_list import is_packed
-from nnclr_hub.encoder.labeled import LabeledImages, find_table, first_names, read_from_table, read_labeled, read_splits
-from nnclr_hub.encoder.packed_image import PackedImage
 from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.images.folder import splits_in
+from nnclr_hub.images.labels import LabeledImages, find_table, first_names, read_from_table, read_labeled, read_splits
+from nnclr_hub.images.listing import is_packed
+from nnclr_hub.images.source import PackedImage, file_key
 from nnclr_hub.probe.cross_validation import stratified_folds
 from nnclr_hub.probe.metrics import mean_average_precision_11, top_k_accuracy
 from nnclr_hub.table_rows import LabelTable

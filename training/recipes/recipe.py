@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 from nnclr_hub import method
-from nnclr_hub.encoder.image_reading import MAX_CHANNELS, ImageReading
 from nnclr_hub.encoder.preprocessing import Preprocessing
+from nnclr_hub.images.reading import MAX_CHANNELS, ImageReading
 from nnclr_hub.method import METHODS, PREDICTIONS, PROJECTIONS
 
 from ..callbacks import CALLBACKS

@@ -31,11 +31,11 @@ from nnclr_hub.encoder.attention.maps import AttentionMap, on_one_scale
 from nnclr_hub.encoder.attention.network import NetworkTraits, accept_any_size, last_attention, traits_of
 from nnclr_hub.encoder.attention.query import AttentionSettings, require_inside
 from nnclr_hub.encoder.backends.with_torch import memory_errors
-from nnclr_hub.encoder.channel_image import for_people
 from nnclr_hub.encoder.inputs import ImageLike, as_source
 from nnclr_hub.encoder.network_output import feature_map
 from nnclr_hub.encoder.preprocessing import Transform
 from nnclr_hub.errors import ImageError, InvalidRequest
+from nnclr_hub.images.channels import for_people
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nnclr_hub.encoder.backends.base import cpu_threads
-from nnclr_hub.encoder.warning_filters import ignore_warnings
 from nnclr_hub.errors import InvalidRequest, MissingDependency
 from nnclr_hub.hub.layout import GRAPH, tensor_ranges
 
@@ -89,7 +89,7 @@ def _exported(network: Network) -> Any:
     from nnclr_hub.encoder.backends.network import WithUnitRows
 
     try:
-        with ignore_warnings(), _silent_loggers(), torch.no_grad():
+        with warnings.catch_warnings(action="ignore"), _silent_loggers(), torch.no_grad():
             program = torch.onnx.export(
                 WithUnitRows(network).eval(),
                 (network.example(),),

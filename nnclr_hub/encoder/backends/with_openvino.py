@@ -11,6 +11,7 @@ import shutil
 import sys
 import tempfile
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -20,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nnclr_hub.encoder.backends.base import GRAPHS, cpu_threads, full_name
-from nnclr_hub.encoder.warning_filters import ignore_warnings
 from nnclr_hub.errors import InvalidRequest, MissingDependency
 from nnclr_hub.hub.layout import WEIGHTS
 
@@ -152,7 +152,7 @@ def _trace(network: Network) -> Any:
     with _without_telemetry():
         from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
 
-    with ignore_warnings(), torch.no_grad():
+    with warnings.catch_warnings(action="ignore"), torch.no_grad():
         traced = torch.jit.trace(network, network.example(), check_trace=False)
         decoder = TorchScriptPythonDecoder(traced, example_input=network.example())
         front_end = FrontEndManager().load_by_framework("pytorch")

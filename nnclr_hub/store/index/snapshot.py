@@ -30,8 +30,8 @@ import faiss
 import numpy as np
 
 from nnclr_hub.errors import DiskFull, StoreError
+from nnclr_hub.store.disk import NO_SPACE, fsync_folder
 from nnclr_hub.store.failpoints import reached
-from nnclr_hub.store.folder import NO_SPACE, fsync_folder
 from nnclr_hub.store.index.main_index import FAISS, MainIndex
 from nnclr_hub.store.index_kinds import FLAT, INDEX_KINDS
 from nnclr_hub.store.spec import CollectionSpec

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from nnclr_hub.encoder.decoding import decode_image
 from nnclr_hub.encoder.embedder import Embedder
 from nnclr_hub.encoder.features import FeatureSource, extract_features, unit_rows
 from nnclr_hub.encoder.hand_crafted import HandCrafted
 from nnclr_hub.errors import ImageError, InvalidRequest
+from nnclr_hub.images.decode import decode_image
 from nnclr_hub.inspect.neighbors import nearest
 from nnclr_hub.probe.cross_validation import FOLDS, out_of_fold
 from nnclr_hub.probe.uncertainty import Difference, confidence_interval, paired_difference

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from nnclr_hub.encoder.features import ImageFile
-from nnclr_hub.encoder.image_folder import left_out
-from nnclr_hub.encoder.image_list import contents, find_images, in_tiles
-from nnclr_hub.encoder.image_reading import PLAIN, ImageReading
-from nnclr_hub.encoder.labeled import find_table, table_labels
-from nnclr_hub.encoder.packed_image import ImageSource, PackedImage
-from nnclr_hub.encoder.tiles import Tiling
 from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.images.folder import left_out
+from nnclr_hub.images.labels import find_table, table_labels
+from nnclr_hub.images.listing import contents, find_images, in_tiles
+from nnclr_hub.images.reading import PLAIN, ImageReading
+from nnclr_hub.images.source import ImageSource, PackedImage
+from nnclr_hub.images.tiles import Tiling
 from nnclr_hub.table_rows import LabelTable, TableRows, read_rows
 
 LEAST_PER_CLASS = 5  # images per folder name, on average, for folder names to be labels

@@ -11,18 +11,19 @@ import json
 import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from nnclr_hub.encoder.channel_image import for_people
-from nnclr_hub.encoder.decoding import DecodableImage, decode_any, run_isolated
-from nnclr_hub.encoder.decoding_pool import decoding_processes
-from nnclr_hub.encoder.features import ImageFile, file_key
-from nnclr_hub.encoder.image_reading import PLAIN, ImageReading
+from nnclr_hub.encoder.features import ImageFile
 from nnclr_hub.errors import ImageError
+from nnclr_hub.images.channels import for_people
+from nnclr_hub.images.decode import DecodableImage, decode_any
+from nnclr_hub.images.pool import decoding_processes, run_isolated
+from nnclr_hub.images.reading import PLAIN, ImageReading
+from nnclr_hub.images.source import file_key
 from nnclr_hub.inspect.alignment import COLOR_SIDE, SIDE
 from nnclr_hub.inspect.facts import ImageFacts, image_facts
 from nnclr_hub.read_ahead import batches, read_ahead
@@ -93,18 +94,14 @@ def scan_image(source: DecodableImage, reading: ImageReading = PLAIN, *, origina
         original: False: the source is a thumbnail, which says nothing about the original's pixels.
     """
 
-    def take(digest: str, small: np.ndarray, color: np.ndarray, tile: np.ndarray, facts: np.ndarray) -> Scanned:
-        width, height, *rest = facts.tolist()
-        known = ImageFacts(int(width), int(height), *rest)
-        return Scanned(digest if original else None, small.copy(), color.copy(), tile.tobytes(), known)
-
     try:
-        return run_isolated(_read, source, reading, take=take)
+        scanned = run_isolated(_read, source, reading)
     except ImageError as error:
         return error
+    return scanned if original else replace(scanned, pixel_hash=None)
 
 
-def _read(source: DecodableImage, reading: ImageReading) -> tuple[str, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def _read(source: DecodableImage, reading: ImageReading) -> Scanned:
     whole = decode_any(source, reading)
     digest, image = pixel_hash(whole), for_people(whole)
     gray = image.convert("L")
@@ -115,14 +112,7 @@ def _read(source: DecodableImage, reading: ImageReading) -> tuple[str, np.ndarra
     cells = image.convert("YCbCr").resize((COLOR_SIDE, COLOR_SIDE), Image.Resampling.BOX)
     file = io.BytesIO()
     image.save(file, "JPEG", quality=QUALITY)
-    tile = np.frombuffer(file.getvalue(), np.uint8)
-    return (
-        digest,
-        np.asarray(squashed),
-        np.asarray(cells)[:, :, 1:],
-        tile,
-        np.array(list(asdict(facts).values()), np.float64),
-    )
+    return Scanned(digest, np.asarray(squashed), np.asarray(cells)[:, :, 1:], file.getvalue(), facts)
 
 
 # ---- the cache

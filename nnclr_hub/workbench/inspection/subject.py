@@ -10,10 +10,10 @@ from typing import Literal
 import numpy as np
 
 from nnclr_hub.encoder.features import FeatureSource, extract_features, unit_rows
-from nnclr_hub.encoder.image_folder import find_splits
-from nnclr_hub.encoder.image_reading import PLAIN
-from nnclr_hub.encoder.tiles import Tiling
 from nnclr_hub.errors import InvalidRequest, NoImages
+from nnclr_hub.images.folder import find_splits
+from nnclr_hub.images.reading import PLAIN
+from nnclr_hub.images.tiles import Tiling
 from nnclr_hub.store.base import Collection
 from nnclr_hub.store.pages import pages
 from nnclr_hub.table_rows import LabelTable, TableRows

@@ -1,0 +1,332 @@
+"""The same images are listed in the same order, from folders and from archives."""
+
+import io
+import os
+import shutil
+import subprocess
+import tarfile
+import tracemalloc
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from PIL import Image
+
+from nnclr_hub import Item
+from nnclr_hub.errors import InvalidRequest, NNCLRHubError, NoImages
+from nnclr_hub.images.folder import list_images
+from nnclr_hub.images.listing import contents, digest_of, find_images, named
+from nnclr_hub.images.source import PackedImage
+from nnclr_hub.remote_files import expand
+from nnclr_hub.store.checks import metadata_json
+from nnclr_hub.workbench.sample_metadata import metadata_of
+
+
+@pytest.fixture
+def archive(photos, image_files, tmp_path):
+    """The photos in an archive, with a text file and a hidden file that are not listed."""
+    (tmp_path / "note.txt").write_text("no image")
+    with tarfile.open(tmp_path / "photos.tar", "w") as tar:
+        tar.add(tmp_path / "note.txt", "note.txt")
+        tar.add(image_files[0], ".hidden/00.jpg")
+        for path in image_files:
+            tar.add(path, f"./{path.relative_to(photos)}")
+    return tmp_path / "photos.tar"
+
+
+def test_a_folder_is_listed_as_indexing_lists_it(photos):
+    sources, found = find_images([photos])
+    assert [named(sources, one) for one in found] == [str(path) for path in list_images(photos)]
+    assert list(contents(sources, found)) == [str(path.resolve()) for path in list_images(photos)]
+
+
+def test_images_in_an_archive_have_the_bytes_of_the_files(archive, photos, image_files):
+    sources, found = find_images([archive])
+    assert [one.path for one in found] == [path.relative_to(photos).as_posix() for path in image_files]
+    assert [one.read() for one in contents(sources, found)] == [path.read_bytes() for path in image_files]
+    with tarfile.open(archive) as tar:
+        assert [one.mtime for one in found[:3]] == [tar.getmember(f"./{one.path}").mtime for one in found[:3]]
+
+
+def test_several_sources_keep_their_order(archive, photos, image_files):
+    sources, found = find_images([image_files[5], archive, photos])
+    assert [one.source for one in found] == [0] + [1] * 60 + [2] * 60
+    read = list(contents(sources, found))
+    assert read[0] == str(image_files[5].resolve())
+    assert read[1].read() == image_files[0].read_bytes()
+    assert read[61] == str(image_files[0].resolve())
+
+
+def test_the_digest_of_a_listing_does_not_depend_on_its_location(photos, tmp_path):
+    copy = tmp_path / "elsewhere"
+    shutil.copytree(photos, copy)
+    here, there = (digest_of(*find_images([folder])) for folder in (photos, copy))
+    assert here == there
+    (copy / "cat" / "01.jpg").write_bytes(b"another image")
+    assert digest_of(*find_images([copy])) != here
+
+
+def test_folders_of_equal_names_and_sizes_have_different_digests(tmp_path):
+    """Two series of a microscope look like this."""
+    for series, level in (("a", 10), ("b", 200)):
+        (tmp_path / series).mkdir()
+        for number in range(8):
+            Image.new("RGB", (8, 8), (level, 0, 0)).save(tmp_path / series / f"{number}.bmp")
+    one, other = (digest_of(*find_images([tmp_path / series])) for series in ("a", "b"))
+    assert one != other
+
+
+def test_a_folder_of_archives_lists_the_images_in_them(archive, tmp_path):
+    (tmp_path / "set").mkdir()
+    for name in ("00001.tar", "00000.tar"):
+        shutil.copy(archive, tmp_path / "set" / name)
+    (tmp_path / "set" / "00000.json").write_text("{}")
+    sources, found = find_images([tmp_path / "set"])
+    assert [Path(one.given).name for one in sources] == ["00000.tar", "00001.tar"]
+    assert len(found) == 120
+
+
+@pytest.fixture
+def webdataset(image_files, tmp_path) -> list[Path]:
+    """Two archives as WebDataset and img2dataset write them; the last sample has two images."""
+    archives = []
+    for shard in range(2):
+        archives.append(tmp_path / f"data-{shard:03}.tar")
+        with tarfile.open(archives[-1], "w") as tar:
+            for number in range(3):
+                key = f"{shard:03}/{number:04}"
+                files = {
+                    "cls": b"7\n",
+                    "json": b'{"caption": "a cat", "width": 64}',
+                    "jpg": image_files[number].read_bytes(),
+                }
+                files |= {"txt": "ein Bär".encode(), "seg.png": b""} if number == 1 else {}
+                files |= {"b.jpg": files["jpg"]} if number == 2 else {}
+                for suffix, data in files.items():
+                    member = tarfile.TarInfo(f"{key}.{suffix}")
+                    member.size = len(data)
+                    tar.addfile(member, io.BytesIO(data))
+    return archives
+
+
+def test_images_of_webdataset_keep_their_keys_captions_and_labels(webdataset, tmp_path):
+    sources, found = find_images([str(tmp_path / "data-{000..001}.tar")])
+    assert [one.given for one in sources] == [str(path) for path in webdataset]
+    about = [metadata_of(sources[one.source], one) for one in found[:5]]
+    common = {"cls": 7, "caption": "a cat", "width": 64}
+    assert about[0] == {**common, "__key__": "000/0000"}
+    # the texts are those of the image with their name, not of the mask
+    assert [one.path for one in found[1:5]] == ["000/0001.jpg", "000/0001.seg.png", "000/0002.jpg", "000/0002.b.jpg"]
+    assert about[1:] == [{**common, "txt": "ein Bär", "__key__": "000/0001"}, {}, {**common, "__key__": "000/0002"}, {}]
+    assert [PackedImage(sources[one.source], one).label for one in found[:5]] == ["7", "7", None, "7", None]
+
+
+def pack(archive: Path, files: dict[str, bytes]) -> None:
+    with tarfile.open(archive, "w") as tar:
+        for name, data in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+
+
+def test_texts_that_no_collection_stores_are_left_out_and_named(tmp_path, caplog):
+    texts = {
+        "finite": b'{"caption": 1}',
+        "nan": b'{"caption": NaN}',
+        "huge": b'{"caption": 1e999}',
+        "deep": b'{"a": ' * 200 + b"1" + b"}" * 200,
+        "nul": b'{"caption": "\\u0000"}',
+    }
+    pack(tmp_path / "a.tar", {f"{k}.{s}": t for k, text in texts.items() for s, t in (("jpg", b""), ("json", text))})
+    sources, found = find_images([tmp_path / "a.tar"])
+    kept = [metadata_of(sources[one.source], one) for one in found]
+    as_text = [{"json": texts[key].decode(), "__key__": key} for key in ("nan", "huge", "deep", "nul")]
+    assert kept == [{"caption": 1, "__key__": "finite"}, *as_text]
+    for about in kept:
+        metadata_json(Item("id", np.zeros(2), about))
+    assert {name for name in texts if f"a.tar/{name}.jpg" in caplog.text} == {"nan", "huge", "deep", "nul"}
+    pack(tmp_path / "b.tar", {"k.jpg": b"", "k.txt": b"a\0b"})
+    sources, found = find_images([tmp_path / "b.tar"])
+    assert metadata_of(sources[found[0].source], found[0]) == {"__key__": "k"}
+
+
+def test_keys_that_repeat_get_the_name_of_their_archive(tmp_path):
+    pack(tmp_path / "a.tar", {"0.jpg": b"", "1.jpg": b"", "2.jpg": b""})
+    pack(tmp_path / "b.tar", {"0.jpg": b"", "1.jpg": b"", "3.jpg": b"", "1.png": b""})
+    (tmp_path / "c").mkdir()
+    pack(tmp_path / "c" / "d.tar", {"4.jpg": b"", "0.jpg": b"", "4.png": b""})
+    given = [tmp_path / "a.tar", tmp_path / "b.tar", tmp_path / "c"]
+    keys = [one.key for one in find_images(given)[1]]
+    assert keys == ["a.tar/0", "1", "2", "b.tar/0", "", "3", "", "", "d.tar/0", ""]
+    assert [one.key for one in find_images(given[:1])[1]] == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("d-{000..002}.tar", ["d-000.tar", "d-001.tar", "d-002.tar"]),
+        ("d-{8..11}{a,b}", ["d-8a", "d-8b", "d-9a", "d-9b", "d-10a", "d-10b", "d-11a", "d-11b"]),
+        ("{one}.tar", ["{one}.tar"]),
+        ("memory://nowhere/*.tar", []),
+        ("s3://b/{a,b}.tar", ["s3://b/a.tar", "s3://b/b.tar"]),
+    ],
+)
+def test_patterns_name_several_files(pattern, names):
+    assert expand(pattern) == names
+
+
+def test_patterns_that_name_too_much_or_nothing_are_refused(tmp_path):
+    for pattern in ("d-{0..100000000}.tar", "{0..999}{0..999}", "{a,b}" * 20, "d-{9..0}.tar"):
+        with pytest.raises(InvalidRequest):
+            expand(pattern)
+    for pattern in (tmp_path / "d-{0..1}.tar", tmp_path / "*.tar"):
+        with pytest.raises(NoImages):
+            find_images([pattern])
+
+
+def test_an_address_lists_and_reads_the_images_that_a_folder_has(photos, image_files, webdataset):
+    files = fsspec.filesystem("memory")
+    files.put(str(photos), "/lake/photos", recursive=True)
+    files.pipe("/lake/photos/notes.txt", b"no image")
+    files.pipe("/lake/photos/.hidden/a.jpg", b"hidden")
+    for path in webdataset:
+        files.put(str(path), f"/lake/shards/{path.name}")
+    sources, found = find_images(["memory://lake/photos"])
+    assert [one.path for one in found] == [path.relative_to(photos).as_posix() for path in image_files]
+    assert [one.read() for one in contents(sources, found)] == [path.read_bytes() for path in image_files]
+    assert named(sources, found[0]) == f"memory://lake/photos/{found[0].path}"
+    local = find_images(webdataset)
+    for given in (["memory://lake/shards"], ["memory://lake/shards/data-*.tar"]):
+        sources, found = find_images(given)
+        assert [(one.path, one.key, one.offset) for one in found] == [(i.path, i.key, i.offset) for i in local[1]]
+        about, expected = (
+            [metadata_of(places[one.source], one) for one in listed] for places, listed in ((sources, found), local)
+        )
+        assert about == expected
+        read, wanted = ([one.read() for one in contents(*listed)] for listed in ((sources, found), local))
+        assert read == wanted
+    assert digest_of(sources, found) == digest_of(*local)
+    for nothing in ("memory://lake/nowhere", "memory://lake/photos/none/"):
+        with pytest.raises(NoImages):
+            find_images([nothing])
+
+
+def test_an_unreachable_or_unknown_address_is_one_sentence(monkeypatch):
+    class Broken(MemoryFileSystem):
+        def info(self, path, **options):
+            raise RuntimeError("Could not connect\n to the endpoint")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("nnclr_hub.images.listing.open_file_system", lambda address: (Broken(), "/bucket"))
+        with pytest.raises(NNCLRHubError) as caught:
+            find_images(["memory://bucket"])
+        assert "\n" not in str(caught.value)
+    with pytest.raises(InvalidRequest):
+        find_images(["nothing://bucket/photos"])
+
+
+def test_invalid_paths_and_archives_are_refused(photos, tmp_path, archive):
+    with pytest.raises(NoImages):
+        find_images([tmp_path / "nowhere"])
+    with tarfile.open(tmp_path / "packed.tar.gz", "w:gz") as tar:
+        tar.add(photos, "photos")
+    with pytest.raises(InvalidRequest):
+        find_images([tmp_path / "packed.tar.gz"])
+    (tmp_path / "no.tar").write_bytes(b"something else, and long enough to be a header of an archive" * 20)
+    with pytest.raises(InvalidRequest):
+        find_images([tmp_path / "no.tar"])
+    with tarfile.open(tmp_path / "empty.tar", "w") as tar:
+        tar.add(tmp_path / "note.txt", "note.txt")
+    with pytest.raises(NoImages):
+        find_images([tmp_path / "empty.tar"])
+
+
+@pytest.mark.parametrize("at", ["in an image", "before a header", "in a header", "before the end"])
+def test_a_truncated_archive_is_refused_before_embedding(archive, tmp_path, at):
+    with tarfile.open(archive) as tar:
+        member, last = tar.getmembers()[20], tar.getmembers()[-1]
+    end = -(-(last.offset_data + last.size) // 512) * 512
+    where = {
+        "in an image": member.offset_data + 100,
+        "before a header": member.offset,
+        "in a header": member.offset + 100,
+        "before the end": end,
+    }
+    cut = tmp_path / "cut.tar"
+    cut.write_bytes(archive.read_bytes()[: where[at]])
+    with pytest.raises(InvalidRequest):
+        find_images([cut])
+
+
+def test_data_after_damage_or_after_the_end_of_an_archive_is_refused(archive, tmp_path):
+    with tarfile.open(archive) as tar:
+        header = tar.getmembers()[20].offset
+    content = bytearray(archive.read_bytes())
+    (tmp_path / "two.tar").write_bytes(content * 2)
+    for name, damage in (("ff.tar", b"\xff" * 512), ("00.tar", bytes(512))):
+        (tmp_path / name).write_bytes(content[:header] + damage + content[header + 512 :])
+    for name in ("two.tar", "ff.tar", "00.tar"):
+        with pytest.raises(InvalidRequest):
+            find_images([tmp_path / name])
+
+
+def test_paths_in_an_archive_stay_inside_it(image_files, tmp_path):
+    with tarfile.open(tmp_path / "odd.tar", "w") as tar:
+        for name in ("/abs/x.jpg", ".//z.jpg", "../up.jpg", "a/../b.jpg"):
+            member = tarfile.TarInfo(name)
+            member.size = image_files[0].stat().st_size
+            with image_files[0].open("rb") as file:
+                tar.addfile(member, file)
+    assert [one.path for one in find_images([tmp_path / "odd.tar"])[1]] == ["abs/x.jpg", "z.jpg", "up.jpg", "a/b.jpg"]
+
+
+def test_a_sparse_file_in_an_archive_is_refused(tmp_path):
+    with (tmp_path / "holes.bmp").open("wb") as file:
+        file.seek(1 << 20)
+        file.write(b"end")
+    subprocess.run(["tar", "cSf", "sparse.tar", "holes.bmp"], cwd=tmp_path, check=True)
+    with pytest.raises(InvalidRequest):
+        find_images([tmp_path / "sparse.tar"])
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"GNU.sparse.map": "1,x"},
+        {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "?"},
+        {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"},
+        {"GNU.sparse.size": "ten", "GNU.sparse.map": "1"},
+    ],
+)
+def test_a_tar_with_a_damaged_sparse_header_is_refused_with_a_sentence(tmp_path, headers):
+    with tarfile.open(tmp_path / "bad.tar", "w", format=tarfile.PAX_FORMAT) as tar:
+        member = tarfile.TarInfo("a.bmp")
+        member.pax_headers, member.size = headers, 600
+        tar.addfile(member, io.BytesIO(b"x" * 600))
+    with pytest.raises(InvalidRequest):
+        find_images([tmp_path / "bad.tar"])
+
+
+def test_an_archive_that_changed_after_listing_is_refused(archive):
+    sources, found = find_images([archive])
+    os.utime(archive, (1, 1))
+    with pytest.raises(InvalidRequest):
+        next(iter(contents(sources, found))).read()
+
+
+@pytest.mark.parametrize("kind", [tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE])
+def test_a_header_of_an_archive_that_is_too_large_is_refused_before_it_is_read(tmp_path, kind):
+    header = tarfile.TarInfo("a.jpg")
+    header.type, header.size = kind, 200_000_000
+    path = tmp_path / "large.tar"
+    path.write_bytes(header.tobuf(tarfile.GNU_FORMAT))
+    os.truncate(path, header.size + 10 * 512)
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidRequest):
+            find_images([path])
+        assert tracemalloc.get_traced_memory()[1] < 20_000_000
+    finally:
+        tracemalloc.stop()
