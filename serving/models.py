@@ -114,10 +114,14 @@ class Model:
 
     # ---- from a thread
 
-    def embed_each(self, images: Iterable[ImageLike]) -> list[Result]:  # type: ignore[override]
-        """Return one entry per image: its (D,) float32 unit vector, or its ImageError."""
+    def embed_each(self, images: Iterable[ImageLike], *, background: bool = False) -> list[Result]:  # type: ignore[override]
+        """Return one entry per image: its (D,) float32 unit vector, or its ImageError.
+
+        Args:
+            background: see `Admission.enter`.
+        """
         with self.held() as engine:
-            return engine.run(list(images))
+            return engine.run(list(images), background=background)
 
     def embed(self, images: Iterable[ImageLike]) -> np.ndarray:  # type: ignore[override]
         """Return (N, D) float32 unit rows; raise the first ImageError."""
