@@ -82,7 +82,7 @@ def _exported(network: Network) -> Any:
         import onnxscript.optimizer
     except ImportError as error:
         raise MissingDependency(
-            f"The package {error.name}, which ONNX models need, is not installed; pip install 'nnclr_hub[onnx]'."
+            f"The package {error.name}, which ONNX models need, is not installed; pip install 'nnclr_hub[torch]'."
         ) from error
     import torch
 
