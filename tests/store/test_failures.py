@@ -309,14 +309,14 @@ def test_rows_that_arrive_at_the_end_of_a_fit_have_the_new_transform(tmp_path):
     rows = np.random.default_rng(0).normal(size=(400, DIM)).astype(np.float32) + 1
     with EmbeddedStore(tmp_path, settings=StoreSettings(idle_seconds=3600.0)) as store:
         collection = store.create("c", CollectionSpec(DIM, vectors="center"))
-        collection.upsert([Item(f"i{i}", row) for i, row in enumerate(rows[:300])])
         late = iter(range(300, 400, 10))
 
         def write() -> None:
             for start in late:
                 collection.upsert([Item(f"i{i}", rows[i]) for i in range(start, start + 10)])
 
-        with failpoints.at("fold.built", write):
+        with failpoints.at("fold.built", write):  # also of a fold in the background
+            collection.upsert([Item(f"i{i}", row) for i, row in enumerate(rows[:300])])
             collection.compact()
         assert collection.search(rows[350], 1)[0].id == "i350"
         assert collection.verify().ok
