@@ -114,10 +114,14 @@ class Model:
 
     # ---- from a thread
 
-    def embed_each(self, images: Iterable[ImageLike]) -> list[Result]:  # type: ignore[override]
-        """Return one entry per image: its (D,) float32 unit vector, or its ImageError."""
+    def embed_each(self, images: Iterable[ImageLike], *, background: bool = False) -> list[Result]:  # type: ignore[override]
+        """Return one entry per image: its (D,) float32 unit vector, or its ImageError.
+
+        Args:
+            background: see `Admission.enter`.
+        """
         with self.held() as engine:
-            return engine.run(list(images))
+            return engine.run(list(images), background=background)
 
     def embed(self, images: Iterable[ImageLike]) -> np.ndarray:  # type: ignore[override]
         """Return (N, D) float32 unit rows; raise the first ImageError."""
@@ -335,7 +339,7 @@ class Engines:
         changed = model.fingerprint not in ("", engine.encoder.fingerprint)
         with self._lock:
             model.loading = None
-            if changed:  # who holds the old one must not get vectors of other weights
+            if changed:  # requests that use the old one must not get vectors of other weights
                 old, model = model, Model(model.source, self)
                 self._models[model.source], model.size, old.size = model, old.size, 0
             model.engine = engine
