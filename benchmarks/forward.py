@@ -27,10 +27,9 @@ import torch
 from torch import nn
 
 from nnclr_hub.encoder.backbones import create_backbone, is_convolutional
-from nnclr_hub.encoder.backends import Backend
-from nnclr_hub.encoder.backends.choice import open_backend, worst_cosine
+from nnclr_hub.encoder.backends import Backend, open_backend
 from nnclr_hub.encoder.backends.network import Network
-from nnclr_hub.encoder.backends.probe_batch import probe_images
+from nnclr_hub.encoder.backends.probe_batch import probe_images, worst_cosine
 from nnclr_hub.encoder.device import find_device
 from nnclr_hub.encoder.loader import load_encoder
 from nnclr_hub.encoder.preprocessing import Preprocessing

@@ -94,11 +94,10 @@ class MissingDependency(NNCLRHubError):
 
 # module -> the extra that installs it
 EXTRAS = {
-    **dict.fromkeys(("torch", "torchvision", "timm", "matplotlib"), "torch"),
+    **dict.fromkeys(("torch", "torchvision", "timm", "matplotlib", "onnx", "onnxscript"), "torch"),
     **dict.fromkeys(("fastapi", "starlette", "uvicorn", "pydantic", "pydantic_settings"), "serve"),
     **dict.fromkeys(("prometheus_client", "python_multipart"), "serve"),
     **dict.fromkeys(("gradio", "skimage"), "demo"),
-    **dict.fromkeys(("onnx", "onnxscript"), "onnx"),
     **dict.fromkeys(("ray", "pymilvus", "milvus_lite"), "scale"),
     "opentelemetry": "tracing",
     "openvino": "openvino",

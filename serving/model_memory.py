@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
-from nnclr_hub.encoder.backends.choice import MANY
 from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.encoder.loader import load_encoder
 from nnclr_hub.errors import ModelError, Overloaded
@@ -71,7 +70,7 @@ class ModelMemory:
     ) -> None:
         self.settings = settings
         self._metrics = metrics
-        self._load = load or partial(load_encoder, backend=settings.backend, images=MANY)
+        self._load = load or partial(load_encoder, backend=settings.backend)
         self._weigh = weigh or weight_of
         self._slots: dict[str, _Slot] = {}
         self._bytes = 0
