@@ -55,9 +55,9 @@ soak: $(VENV)/.dev  ## load a server for MINUTES with damaged images and cancele
 	$(BIN)/python benchmarks/soak.py --minutes $(or $(MINUTES),10) --plot $(or $(PLOT),soak.png) $(ARGS)
 
 bench: $(VENV)/.dev  ## run the main benchmarks; each prints its command and its baseline
-	$(BIN)/python benchmarks/store.py --items 100000
-	$(BIN)/python benchmarks/linear_probe.py
-	$(BIN)/python benchmarks/queue_overhead.py
+	$(BIN)/python benchmarks/folder.py
+	$(BIN)/python benchmarks/store.py
+	$(BIN)/python benchmarks/startup.py
 
 # uv resolves in seconds, and picks the CPU build of torch where there is no NVIDIA GPU. Where it cannot be installed, or
 # pytorch.org cannot be reached, pip installs the build of PyPI. A second call of a target installs nothing.

@@ -3,7 +3,7 @@
     python .ci/lint_prose.py                     # everything that git tracks
     python .ci/lint_prose.py nnclr_hub/store     # files or folders
 
-The rules are those of CONTRIBUTING.md, "Language". There is no list of exceptions: a finding is fixed by rewriting.
+Plain American technical English, one idea in a sentence. There is no list of exceptions: rewrite what it finds.
 """
 
 from __future__ import annotations

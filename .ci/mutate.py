@@ -7,7 +7,7 @@
     python .ci/mutate.py --report                         # the scores of what ran so far
 
 Results are kept in mutants/, so a run that was interrupted continues, and changed functions are tested again.
-`mutmut show NAME` prints a mutant. docs/decisions/0029-mutation.md says what is left out.
+`mutmut show NAME` prints a mutant. docs/results/mutation.md says what is left out.
 """
 
 from __future__ import annotations

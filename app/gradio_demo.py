@@ -164,7 +164,7 @@ def serve(url: str, collection: str | None, port: int, host: str) -> None:
     page = build(Demo(client, collection)).queue(default_concurrency_limit=2, max_size=64)
     served = gr.mount_gradio_app(FastAPI(), page, path="/", server_name=host, server_port=port, ssr_mode=False)
     # uvicorn's other parser, which `page.launch` would choose, executes the body of a request with `Upgrade` as a
-    # request; see serving/edge/request_parser.py. Gradio has no web sockets.
+    # request; see serving/http_protocol.py. Gradio has no web sockets.
     uvicorn.run(served, host=host, port=port, log_level="warning", http="h11", ws="none")
 
 

@@ -35,7 +35,7 @@ REQUIREMENTS = (
     *("torch", "torchvision", "timm", "matplotlib", "numpy", "pillow", "safetensors", "huggingface-hub", "httpx"),
     *("faiss-cpu", "fsspec", "onnxruntime"),
     *("typer", "rich", "fastapi", "uvicorn", "uvloop", "httptools", "orjson", "pydantic-settings"),
-    *("python-multipart", "prometheus-client"),
+    *("python-multipart", "prometheus-client", "itsdangerous", "asgi-correlation-id", "fastapi-offline"),
 )
 README = """---
 title: nnclr_hub

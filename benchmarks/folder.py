@@ -1,7 +1,7 @@
 """Encoder.embed on a folder, compared with the loop that a user would write: timm, Pillow, torchvision, a DataLoader.
 
     python benchmarks/folder.py                                        # images made from scikit-image's photos
-    python benchmarks/folder.py --images photos --source nnclr_resnet18_small_cpu_starter
+    python benchmarks/folder.py --images photos --source nnclr_resnet18_free_starter
     OMP_NUM_THREADS=1 python benchmarks/folder.py --cpu-time           # CPU seconds, for a busy machine
     python benchmarks/folder.py --size 4000 3000 --count 24            # images of a camera's size
 

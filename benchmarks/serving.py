@@ -1,4 +1,4 @@
-"""The server against the library's own bulk embedding, LitServe, and a plain FastAPI handler.
+"""The server against the library's own bulk embedding and a plain FastAPI handler.
 
     python benchmarks/serving.py                                                # ResNet-50 at 224, everything
     python benchmarks/serving.py --model random:test_resnet --requests 64 --turns 1 --only embed
@@ -10,9 +10,6 @@ suspended. Images: 64 crops of 480 x 360 from scikit-image's photos as JPEG. Sec
 
     embed     images/s, one a request at concurrency 32, over Encoder.embed on the same images        at least 0.9
               ... 64 a request at concurrency 2                                                         at least 0.95
-              ... one a request, over LitServe with the same decoding, forward pass and batching        at least 1.0
-              p99 over that LitServe's p99                                                              at most 1.0
-              images/s over LitServe the way its examples do it: timm, torch fp32                       at least 1.3
               images/s over a FastAPI handler with timm, torch fp32                                  at least 1.3
     latency   p99 / p50 at 70% of the images/s above, requests at random moments                        at most 3
     search    p50 by a vector over REST less p50 of the bare store call, 100,000 items                  at most 3 ms
@@ -36,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 from PIL import Image
-from serving_processes import HERE, Side, free_port, load, ours, peer, plain
+from serving_processes import HERE, Side, free_port, load, ours, plain
 from store_data import Clusters
 from store_report import Report, seconds, spread, versions
 
@@ -44,7 +41,7 @@ from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec, Item
 
 SECTIONS = ("embed", "latency", "search", "ready")
-PACKAGES = ("torch", "timm", "litserve", "fastapi", "uvicorn", "uvloop", "httptools", "openvino")
+PACKAGES = ("torch", "timm", "fastapi", "uvicorn", "uvloop", "httptools", "openvino")
 TINY = "random:test_resnet@0"  # where the model does not matter
 ITEMS, DIM, QUERIES = 100_000, 256, 300
 
@@ -81,8 +78,6 @@ def embed(report: Report, chosen: argparse.Namespace, images: Path, folder: Path
     model = chosen.model
     bulk = Side([str(HERE / "serving_sides.py"), "bulk", model, str(images)])
     sides = {"bulk": (bulk, "")}
-    for name, kind in (("litserve", "same"), ("usual", "usual")):
-        sides[name] = (peer(kind, model, free_port()), "/health")
     sides["plain"] = (plain(model, free_port()), "/health")
     sides["ours"] = (ours(model, str(folder / "store"), free_port()), "/readyz")
     try:
@@ -91,8 +86,7 @@ def embed(report: Report, chosen: argparse.Namespace, images: Path, folder: Path
             side.sleep()
         speed = throughput(report, chosen, images, {name: side for name, (side, _) in sides.items()})
         if "latency" in wanted:
-            for name in ("ours", "litserve"):
-                latency(report, name, sides[name][0], images, 0.7 * speed, chosen)
+            latency(report, "ours", sides["ours"][0], images, 0.7 * speed, chosen)
     finally:
         for side, _ in sides.values():
             side.end()
@@ -107,7 +101,7 @@ def throughput(report: Report, chosen: argparse.Namespace, images: Path, sides: 
         with sides["bulk"].awake():
             sides["bulk"].say(str(count))
             speed["bulk"] = float(sides["bulk"].line())
-        for name in ("ours", "litserve", "usual", "plain"):
+        for name in ("ours", "plain"):
             with sides[name].awake():
                 found = load(sides[name].url, images, sides[name].form, requests=count, concurrency=32)
             speed[name], tail[name] = found["images_per_s"], found["p99"]
@@ -120,16 +114,10 @@ def throughput(report: Report, chosen: argparse.Namespace, images: Path, sides: 
     for name, above, below in (
         ("one a request over bulk", "ours", "bulk"),
         ("64 a request over bulk", "ours, 64", "bulk"),
-        ("one a request over LitServe, same forward pass", "ours", "litserve"),
-        ("one a request over LitServe, timm fp32", "ours", "usual"),
         ("one a request over FastAPI and timm fp32", "ours", "plain"),
     ):
         ratios = [speed[above] / speed[below] for speed in speeds]
         report.say(name, ratios, f"images/s, {name}: {spread(ratios)}")
-    ratios = [tail["ours"] / tail["litserve"] for tail in tails]
-    report.say(
-        "p99 over LitServe", ratios, f"p99 at concurrency 32 over LitServe's, same forward pass: {spread(ratios)}"
-    )
     return statistics.median(speed["ours"] for speed in speeds)
 
 

@@ -90,12 +90,6 @@ def ours(model: str, store: str, port: int, *, page: bool = False) -> Side:
     return Side([*command, *([] if page else ["--no-page"])], port, f"http://127.0.0.1:{port}/api/v1/embed")
 
 
-def peer(side: str, model: str, port: int) -> Side:
-    """Start LitServe, "same" or "usual"."""
-    command = [str(HERE / "serving_litserve.py"), side, model, str(port)]
-    return Side(command, port, f"http://127.0.0.1:{port}/predict", "json")
-
-
 def plain(model: str, port: int) -> Side:
     """Start the FastAPI handler around timm."""
     return Side([str(HERE / "serving_plain.py"), model, str(port)], port, f"http://127.0.0.1:{port}/predict")

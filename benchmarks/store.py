@@ -1,126 +1,270 @@
-"""The embedded store against what it is made of: bare SQLite, bare faiss, the bytes of the vectors.
+"""The store in a folder next to what it is made of: SQLite, faiss, and the bytes of the vectors.
 
-    python benchmarks/store.py                                      # 1,000,000 x 256, everything
-    python benchmarks/store.py --items 100000 --dim 2048
-    python benchmarks/store.py --items 20000 --dim 64 --only ingest,search --json figures.json
-    python benchmarks/store.py --folder /data/bench --only filter   # the store that an earlier run left there
+    python benchmarks/store.py                                   # 100,000 x 256
+    python benchmarks/store.py --items 1000000 --dim 128 --json figures.json
+    python benchmarks/store.py --only search,filter --folder /data/bench    # reuses the store in that folder
 
-Ratios are the result, both sides measured in this run. Sections:
+Both sides of a ratio are measured in this run, in CPU time and with one thread where that is possible. Sections:
 
-    ingest   durable upserts over bare SQLite inserts of the same rows            at least 0.8
-    search   queries/s over bare faiss on the same index: in batches of 64        at least 0.8
-             one by one                                                           at least 0.7, toward 0.9
-             recall@10 of the default                                             at least 0.98
-    filter   recall@10 at 50%, 1% and 0.01% selectivity                           at least 0.98
-    open     seconds from a snapshot over seconds of a rebuild                    at most 0.1
-    memory   over the bytes of the vectors as f32: steady, while compacting       at most 1.45 and 2.7
-    half     ingest and memory with precision="f16"                               at most 0.725 and 1.35
+    ingest   durable upserts next to SQLite inserts of the same rows, 100 and 1,000 a request
+    search   one query at a time and 64 at a time next to faiss's HNSW at the same recall
+    filter   filters that 50%, 1% and .01% pass: the first time, again, and after a write; recall
+    open     a new process until its first answer, next to one that loads the vectors into a flat faiss index
+    memory   anonymous memory of a process that opens, searches and compacts; bytes on disk; over the vectors' bytes
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import shutil
+import sqlite3
+import statistics
 import subprocess
 import sys
 import tempfile
-from contextlib import nullcontext
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing, nullcontext
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from store_data import Clusters
-from store_ingest import NAME, ingest_large, ingest_small
-from store_report import Report
-from store_search import filtered, search
+import faiss
+import numpy as np
+from store_data import FILTERS, Clusters, Rows, exact, item_id, recall
+from store_report import Report, cpu_seconds, seconds, spread
 
-from nnclr_hub.store import open_store
+from nnclr_hub import CollectionSpec, Item, open_store
 
-SECTIONS = ("ingest", "search", "filter", "open", "memory", "half")
+SECTIONS = ("ingest", "search", "filter", "open", "memory")
+NAME, K, BATCH, SMALL = "bench", 10, 64, 20_000
+SPEC = {"indexed": ("label",), "vectors": "raw"}
+
+
+def items_of(rows: Rows) -> list[Item]:
+    return [Item(*item) for item in zip(rows.ids(), rows.vectors, rows.metadata(), strict=True)]
+
+
+def fill(folder: Path, data: Clusters, batch: int) -> float:
+    """Fill a new collection; return the CPU seconds spent in upserts."""
+    spent = 0.0
+    with open_store(str(folder)) as store:
+        collection = store.create(NAME, CollectionSpec(data.dim, **SPEC))
+        for rows in data.chunks():
+            items = items_of(rows)
+            for start in range(0, len(items), batch):
+                part = items[start : start + batch]
+                spent += cpu_seconds(lambda part=part: collection.upsert(part))
+        collection.compact()
+    return spent
+
+
+def fill_sqlite(file: Path, data: Clusters, batch: int) -> float:
+    """Insert the same rows into SQLite with the same durability and one index; return the CPU seconds."""
+    spent = 0.0
+    with closing(sqlite3.connect(file, isolation_level=None)) as connection:
+        connection.executescript(
+            "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL;"
+            "CREATE TABLE items(rid INTEGER PRIMARY KEY, id TEXT UNIQUE, metadata TEXT, vector BLOB);"
+            "CREATE INDEX labels ON items(json_extract(metadata, '$.label'))"
+        )
+
+        def insert(items: list[Item]) -> None:
+            rows = [(item.id, json.dumps(item.metadata), np.asarray(item.vector).tobytes()) for item in items]
+            connection.execute("BEGIN IMMEDIATE")
+            connection.executemany("INSERT INTO items(id, metadata, vector) VALUES (?, ?, ?)", rows)
+            connection.execute("COMMIT")
+
+        for rows in data.chunks():
+            items = items_of(rows)
+            for start in range(0, len(items), batch):
+                part = items[start : start + batch]
+                spent += cpu_seconds(lambda part=part: insert(part))
+    return spent
+
+
+def ingest(report: Report, data: Clusters, turns: int) -> None:
+    small = Clusters(min(SMALL, data.items), data.dim)
+    for batch in (100, 1000):
+        ratios = []
+        for _ in range(turns):
+            with tempfile.TemporaryDirectory() as scratch:
+                theirs = fill_sqlite(Path(scratch) / "bare.sqlite", small, batch)
+                ours = fill(Path(scratch) / "store", small, batch)
+            ratios.append(ours / theirs)
+        report.say(f"ingest_{batch}", ratios, f"ingest, {batch} a request: {spread(ratios)} times the CPU of SQLite")
+
+
+def ids(matches: list[list[Any]]) -> list[list[str]]:
+    return [[match.id for match in row] for row in matches]
+
+
+def search(report: Report, collection: Any, data: Clusters, queries: int, turns: int) -> None:
+    asked = data.queries(queries)
+    truth = exact(data, asked, K)[""]
+    found = recall(ids([collection.search(query, k=K) for query in asked]), truth)
+    index = faiss.IndexHNSWFlat(data.dim, 32, faiss.METRIC_INNER_PRODUCT)
+    for rows in data.chunks():
+        index.add(rows.vectors)
+    for effort in (16, 32, 64, 128, 256, 512):
+        index.hnsw.efSearch = effort
+        bare = recall([[item_id(row) for row in rows] for rows in index.search(asked, K)[1].tolist()], truth)
+        if bare >= found:
+            break
+    report.say(
+        "recall",
+        {"store": found, "faiss": bare, "efSearch": effort, "index": collection.info().index},
+        f"recall@{K}: store {found:.4f} ({collection.info().index}), faiss {bare:.4f} (HNSW, efSearch {effort})",
+    )
+    faiss.omp_set_num_threads(1)
+    blocks = [asked[start : start + BATCH] for start in range(0, len(asked), BATCH)]
+    compare(
+        report,
+        "search_one",
+        lambda: [collection.search(query, k=K) for query in asked],
+        lambda: [index.search(query[None], K) for query in asked],
+        turns,
+        len(asked),
+    )
+    compare(
+        report,
+        "search_batch",
+        lambda: [collection.search_batch(block, k=K) for block in blocks],
+        lambda: [index.search(block, K) for block in blocks],
+        turns,
+        len(asked),
+    )
+
+
+def compare(report: Report, name: str, ours: Callable, theirs: Callable, turns: int, queries: int) -> None:
+    pairs = [(cpu_seconds(ours), cpu_seconds(theirs)) for _ in range(turns + 1)][1:]  # the first turn warms up
+    ratios = [our / their for our, their in pairs]
+    times = [1000 * our / queries for our, _ in pairs]
+    report.say(name, ratios, f"{name}: {spread(times)} ms a query, {spread(ratios)} times faiss's HNSW")
+
+
+def filters(report: Report, collection: Any, data: Clusters, queries: int) -> None:
+    asked = data.queries(queries)
+    truth = exact(data, asked, K, tuple(FILTERS))
+    plain = statistics.median(cpu_seconds(lambda query=query: collection.search(query, k=K)) for query in asked)
+    for name, where in FILTERS.items():
+        first = cpu_seconds(lambda where=where: collection.search(asked[0], k=K, where=where))
+        again, written, found = [], [], []
+        for query in asked:
+            again.append(cpu_seconds(lambda query=query, where=where: collection.search(query, k=K, where=where)))
+            found.append(collection.search(query, k=K, where=where))
+        for query in asked[:20]:
+            collection.update_metadata({"seen": name}, ids=[item_id(1)])
+            written.append(cpu_seconds(lambda query=query, where=where: collection.search(query, k=K, where=where)))
+        figures = {
+            "first_ms": 1000 * first,
+            "again_ms": 1000 * statistics.median(again),
+            "after_a_write_ms": 1000 * statistics.median(written),
+            "unfiltered_ms": 1000 * plain,
+            "recall": recall(ids(found), truth[name]),
+        }
+        shown = ", ".join(f"{key} {value:.3g}" for key, value in figures.items())
+        report.say(f"filter {name}", figures, f"filter, {name} pass: {shown}")
+
+
+def opening(report: Report, folder: Path, data: Clusters, turns: int) -> None:
+    flat = folder.parent / "vectors.npy"
+    np.save(flat, np.concatenate([rows.vectors for rows in data.chunks()]))
+    theirs = (
+        "import sys, numpy, faiss; vectors = numpy.load(sys.argv[1]); index = faiss.IndexFlatIP(vectors.shape[1]); "
+        "index.add(vectors); index.search(vectors[:1], 10)"
+    )
+    process = [sys.executable, __file__, "--process", str(folder)]
+    ratios, times = [], []
+    for _ in range(turns):
+        times.append(seconds(lambda: subprocess.run([*process, "open"], check=True, capture_output=True)))
+        bare = seconds(lambda: subprocess.run([sys.executable, "-c", theirs, str(flat)], check=True))
+        ratios.append(times[-1] / bare)
+    flat.unlink()
+    report.say("open", {"s": times, "ratios": ratios}, f"open: {spread(times)} s, {spread(ratios)} times a flat index")
+
+
+def memory(report: Report, folder: Path, data: Clusters) -> None:
+    command = [sys.executable, __file__, "--process", str(folder), "memory"]
+    lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    figures = json.loads(lines[-1])
+    figures["disk"] = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    figures = {name: size / (data.items * data.dim * 4) for name, size in figures.items()}
+    shown = ", ".join(f"{name} {times:.2f}" for name, times in figures.items())
+    report.say("memory", figures, f"times the vectors' bytes as float32: {shown}")
+
+
+def anonymous() -> int:
+    """Return the bytes of this process's anonymous memory, without pages of files."""
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return 1024 * int(status["RssAnon"].split()[0])
+
+
+def process(folder: str, what: str) -> None:
+    """Open the store in this new process; for "memory", print its memory while it searches and compacts."""
+    before, peak, done = anonymous(), [0], threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.01):
+            peak[0] = max(peak[0], anonymous())
+
+    with open_store(folder) as store:
+        collection = store.get(NAME)
+        vector = collection.scroll(limit=1).items[0].vector
+        collection.search(vector, k=K)
+        if what == "memory":
+            steady = anonymous() - before
+            collection.delete([collection.scroll(limit=1).items[0].id])  # so that there is something to compact
+            thread = threading.Thread(target=watch)
+            thread.start()
+            collection.compact()
+            done.set()
+            thread.join()
+            print(json.dumps({"steady": steady, "peak": peak[0] - before}))
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-    arguments.add_argument("--items", type=int, default=1_000_000)
-    arguments.add_argument("--dim", type=int, default=256)
-    arguments.add_argument("--only", default=",".join(SECTIONS), help="comma-separated sections")
-    arguments.add_argument("--queries", type=int, default=1024, help="for recall and speed; filters take a quarter")
-    arguments.add_argument("--turns", type=int, default=5, help="repetitions of each comparison")
-    arguments.add_argument("--folder", type=Path, help="folder for the store; an existing store is used")
-    arguments.add_argument("--json", type=Path, help="write all figures to this file")
-    chosen = arguments.parse_args()
+    if sys.argv[1:2] == ["--process"]:
+        return process(*sys.argv[2:])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--items", type=int, default=100_000)
+    parser.add_argument("--dim", type=int, default=256)
+    parser.add_argument("--only", default=",".join(SECTIONS), help="comma-separated sections")
+    parser.add_argument("--queries", type=int, default=256)
+    parser.add_argument("--turns", type=int, default=3, help="repetitions of each comparison")
+    parser.add_argument("--folder", type=Path, help="folder for the store; an existing store is used")
+    parser.add_argument("--json", type=Path, help="write all figures to this file")
+    chosen = parser.parse_args()
     sections = chosen.only.split(",")
     if unknown := set(sections) - set(SECTIONS):
-        arguments.error(f"--only takes some of {', '.join(SECTIONS)}; got {', '.join(sorted(unknown))}")
+        parser.error(f"--only takes some of {', '.join(SECTIONS)}; got {', '.join(sorted(unknown))}")
     report = Report(chosen.json)
     report.begin(items=chosen.items, dim=chosen.dim, turns=chosen.turns)
     data = Clusters(chosen.items, chosen.dim)
     if "ingest" in sections:
-        for batch in (1000, 100):
-            ingest_small(report, chosen.dim, chosen.items, batch, chosen.turns)
+        ingest(report, data, chosen.turns)
     with tempfile.TemporaryDirectory() if chosen.folder is None else nullcontext(chosen.folder) as place:
-        folder = Path(place) / "f32"
-        if set(sections) - {"half"} and not folder.exists():
-            ingest_large(report, folder, data, "f32")
+        folder = Path(place) / "store"
+        if set(sections) - {"ingest"} and not folder.exists():
+            began = time.perf_counter()
+            spent = fill(folder, data, 1000)
+            report.say(
+                "fill",
+                spent,
+                f"filled and compacted: {spent:.1f} CPU s of upserts, {time.perf_counter() - began:.1f} s",
+            )
         if {"search", "filter"} & set(sections):
             with open_store(str(folder)) as store:
-                collection = store.get(NAME)
                 if "search" in sections:
-                    search(report, collection, data, chosen.queries, chosen.turns)
+                    search(report, store.get(NAME), data, chosen.queries, chosen.turns)
                 if "filter" in sections:
-                    filtered(report, collection, data, max(1, chosen.queries // 4))
-        if "memory" in sections:
-            memory(report, folder)
-        if "half" in sections:
-            half = folder.with_name("f16")
-            if not half.exists():
-                ingest_large(report, half, data, "f16")
-            memory(report, half)
+                    filters(report, store.get(NAME), data, max(1, chosen.queries // 4))
         if "open" in sections:
-            opening(report, folder)
-
-
-def opening(report: Report, folder: Path) -> None:
-    """Measure opening from the snapshot three times, then without one."""
-    with open_store(str(folder)) as store:
-        kind = store.get(NAME).info().index
-    snapshot = [_process("open", folder, kind)["answers"] for _ in range(3)]
-    lost = Path(tempfile.mkdtemp(dir=folder.parent))
-    for file in folder.rglob("index-*"):
-        shutil.move(file, lost)
-    rebuilt = _process("open", folder, kind)
-    shutil.rmtree(lost)
-    median = sorted(snapshot)[1]
-    ratio = median / rebuilt["answers"]
-    report.say(
-        "open",
-        {"ratio": ratio, "snapshot": snapshot, "rebuild": rebuilt["answers"], "rebuild_there": rebuilt["there"]},
-        f"open: from a snapshot over a rebuild to the same {kind} index {ratio:.3f}; {median:.1f} s, median of 3, "
-        f"and {rebuilt['answers']:.1f} s, of which {rebuilt['there']:.1f} s until searches are answered at all",
-    )
-
-
-def memory(report: Report, folder: Path) -> None:
-    """Measure a process that opens the store, searches, compacts and searches again."""
-    found = _process("memory", folder)
-    steady, peak, after = (found[name] / found["vectors"] for name in ("steady", "peak", "after"))
-    report.say(
-        f"memory_{folder.name}",
-        {"steady": steady, "peak": peak, "after_compacting": after, "bytes": found},
-        f"memory, {folder.name}, {found['index']}, over the {found['vectors'] / 2**20:.0f} MiB of the vectors as f32: "
-        f"{steady:.2f} steady, {peak:.2f} at most while compacting, {after:.2f} after it",
-    )
-
-
-def _process(what: str, folder: Path, *more: str) -> dict:
-    script = Path(__file__).with_name("store_process.py")
-    done = subprocess.run(
-        [sys.executable, str(script), what, str(folder), *more], check=True, stdout=subprocess.PIPE, text=True
-    )
-    return json.loads(done.stdout.splitlines()[-1])
+            opening(report, folder, data, chosen.turns)
+        if "memory" in sections:
+            memory(report, folder, data)
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ _load = lazy_names(
         "publish.upload": ("publish_model", "push_to_hub"),
         "store": ("open_store",),
         "store.base": ("CollectionSpec", "Item", "Match"),
-        "store.embedded": ("EmbeddedStore",),
+        "store.folder": ("EmbeddedStore",),
         "store.milvus": ("MilvusStore",),
         "workbench.search_query": ("Example", "SearchQuery"),
     },
@@ -123,7 +123,7 @@ if TYPE_CHECKING:
     from nnclr_hub.publish.upload import publish_model, push_to_hub
     from nnclr_hub.store import open_store
     from nnclr_hub.store.base import CollectionSpec, Item, Match
-    from nnclr_hub.store.embedded.store import EmbeddedStore
+    from nnclr_hub.store.folder.store import EmbeddedStore
     from nnclr_hub.store.milvus.store import MilvusStore
     from nnclr_hub.workbench.search_query import Example, SearchQuery
 

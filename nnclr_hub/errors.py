@@ -44,7 +44,6 @@
     ├── ServiceError                the server cannot handle a request now
     │   ├── NotReady
     │   ├── Overloaded
-    │   │   └── RateLimited
     │   ├── DeadlineExceeded
     │   ├── JobNotFound
     │   ├── RunNotFound
@@ -333,10 +332,6 @@ class Overloaded(ServiceError):
     def __init__(self, message: str, retry_after: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after = retry_after
-
-
-class RateLimited(Overloaded):
-    """Raised when a client sent more requests in the last minute than its limit."""
 
 
 class DeadlineExceeded(ServiceError):

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 from anyio import CapacityLimiter
-from fastapi import APIRouter, Depends, FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.responses import RedirectResponse, Response
 from starlette.types import ASGIApp
 
@@ -25,26 +25,23 @@ from nnclr_hub.errors import NNCLRHubError
 from nnclr_hub.store import open_store
 from nnclr_hub.workbench import Workbench
 
-from . import docs_page, edge, openapi, problems
+from . import docs, openapi, problems
 from .answers import Answers
+from .body_limits import BodyLimitsLayer
 from .deadline import Deadline
-from .engine.attention import Slots
-from .idempotency import Idempotency
 from .ingest import Ingest
 from .jobs import Jobs
 from .models import Engines
 from .process_metrics import register_collectors
 from .readiness import Startup
-from .replies import Replies
-from .request_bodies import known_query
-from .request_log import RequestLog
-from .responses import HeadRequests
+from .request_log import observed
 from .routes import ROUTERS, embed, metadata, search
 from .routes import openai as openai_routes
-from .routes.attention import AT_ONCE, WAITING
+from .routes.attention import AT_ONCE
 from .security.access import APP, AccessRules, requires
 from .security.access_control import AccessControl
 from .settings import Settings
+from .url_fetcher import Fetcher
 
 log = logging.getLogger(__name__)
 SEARCHES_PER_CORE = 2  # one may wait for the disk; more would only take memory
@@ -55,7 +52,7 @@ class Service(FastAPI):
 
     def build_middleware_stack(self) -> ASGIApp:
         state = self.state
-        return RequestLog(super().build_middleware_stack(), state.metrics, lambda: state.readiness.stopping)
+        return observed(super().build_middleware_stack(), state.metrics, lambda: state.readiness.stopping)
 
 
 @contextmanager
@@ -90,8 +87,8 @@ def create_app(settings: Settings, engines: Engines, workbench: Workbench) -> Fa
         title=openapi.TITLE,
         version=nnclr_hub.__version__,
         lifespan=lifespan,
-        openapi_url=None,  # served by docs_page, as both of these pages are
-        docs_url=None,  # both pages of the framework load their scripts from elsewhere
+        openapi_url=None,  # served by docs
+        docs_url=None,  # the page of the framework loads its scripts from elsewhere
         redoc_url=None,
         # recent versions trace requests, too; `tracing` does, with our stages. Older versions ignore it
         telemetry={"tracing": False, "metrics": False, "logs": False},
@@ -99,12 +96,8 @@ def create_app(settings: Settings, engines: Engines, workbench: Workbench) -> Fa
     _equip(app, settings, engines, workbench)
     problems.install(app)
     access = _route(app)
-    app.add_middleware(HeadRequests)
     app.add_middleware(Deadline, seconds=settings.deadline_s)
-    if settings.replies_kept and not workbench.store.records.read_only:
-        replies = Replies(workbench.store.records, settings.replies_kept, settings.replies_bytes)
-        app.add_middleware(Idempotency, replies=replies, access=access)
-    edge.install(app, settings)
+    app.add_middleware(BodyLimitsLayer, settings=settings)
     app.add_middleware(AccessControl, access=access, settings=settings, read_only=workbench.read_only)
     return app
 
@@ -137,11 +130,11 @@ def _equip(app: FastAPI, settings: Settings, engines: Engines, workbench: Workbe
         backup_to=settings.backup_to,
     )
     state.readiness = Startup(engines, workbench, state.jobs)
-    state.fetcher = None  # set by `edge` if web addresses are allowed
+    state.fetcher = Fetcher(settings, metrics=state.metrics) if settings.allow_urls else None
     state.box_threads = CapacityLimiter(settings.decode_threads)
     state.answers = Answers(settings, state.metrics)
     state.search_threads = CapacityLimiter(SEARCHES_PER_CORE * usable_cores())
-    state.attention_slots = Slots(AT_ONCE, waiting=WAITING, metrics=state.metrics)
+    state.attention_slots = CapacityLimiter(AT_ONCE)
     state.waiting_for_changes = set()  # of the long polls of changes
     state.ingest = Ingest(settings.decode_threads)
     state.health_threads, state.long_threads = CapacityLimiter(2), CapacityLimiter(2)
@@ -152,26 +145,25 @@ def _route(app: FastAPI) -> AccessRules:
     pages = APIRouter(include_in_schema=False)
 
     @pages.get("/")
-    @requires(None, counted=False)
+    @requires(None)
     def root() -> Response:
         return app.state.start_page()
 
     @pages.get(APP)
     @pages.get(f"{APP}/")
-    @requires(None, counted=False)
+    @requires(None)
     def app_folder() -> RedirectResponse:
         return RedirectResponse("/")
 
     @pages.get("/favicon.ico")
-    @requires(None, counted=False)
+    @requires(None)
     def favicon() -> Response:
         return Response(status_code=204)
 
     # the most frequent requests first: each router that is tried before costs 20 us
     frequent = (search.router, embed.router, openai_routes.router, metadata.router)
-    for router in (*frequent, *(one for one in ROUTERS if one not in frequent)):
-        app.include_router(router, dependencies=[Depends(known_query)])
-    for router in (docs_page.router, pages):
+    routers = (*frequent, *(one for one in ROUTERS if one not in frequent), docs.router, pages)
+    for router in routers:
         app.include_router(router)
     app.openapi = openapi.document
-    return AccessRules((*ROUTERS, docs_page.router, pages))
+    return AccessRules(routers)

@@ -6,7 +6,7 @@
     with loading():                         # a model: the time starts again when it is loaded
 
 `Deadline` is the ASGI layer around the routes. The time starts when the body is complete, because uploads have separate
-limits (see `edge/limits.py`), and again when a model that the request loads is ready. It ends when the answer starts.
+limits (see `body_limits.py`), and again when a model that the request loads is ready. It ends when the answer starts.
 At the deadline the client gets 504 at once. Awaited work is cancelled. Work in a thread stops at its next check, which
 the store makes all the time (see `nnclr_hub/store/cancellation.py`); a write that has begun is finished. The page has
 its own event streams, and no deadline.

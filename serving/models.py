@@ -1,15 +1,27 @@
-"""The models of a server: embedders whose engines are loaded when they are needed.
+"""The models of a server: embedders whose engines are loaded when they are needed, as many as fit into memory.
 
 engines = Engines("nnclr_resnet18_starter", Settings(model_memory="4GB"))
-model = engines.get("local-dir:/models/mine")
+model = engines.get("local-dir:/models/mine")       # loads it, while others continue
 model.embed_each([data])
+with model.held() as engine:                        # stays in memory
+    engine.run([data])
+
+Of the engines that nobody holds, the one that was released first is unloaded, and loads again when it is needed.
+Space is reserved by the size of the weights file before a model loads, and corrected when the memory of its backend is
+known.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import ExitStack, asynccontextmanager
+import gc
+import logging
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from functools import partial
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -17,71 +29,111 @@ import numpy as np
 from nnclr_hub.encoder.attention import AttentionMap, AttentionSettings
 from nnclr_hub.encoder.embedder import ImageLike
 from nnclr_hub.encoder.encoder import Encoder
+from nnclr_hub.encoder.loader import load_encoder
 from nnclr_hub.encoder.preprocessing import EvalTransform
 from nnclr_hub.errors import ImageError, InvalidRequest, ModelError, Overloaded
 from nnclr_hub.hub.registry import MODELS, default_model
+from nnclr_hub.hub.sources import PYTHON, resolve, split_appended
 from nnclr_hub.images.pool import DecodingLimits, decoding_processes
 
 from .deadline import loading
-from .edge.limits import charge_images
 from .engine import Engine, ImageTask, Result
+from .engine.admission import shutting_down
 from .engine.attention import AttentionQuery
-from .model_memory import ModelMemory
 from .settings import Settings
 from .telemetry import Metrics
 
+log = logging.getLogger(__name__)
+
 
 class Model:
-    """An `Embedder` on an engine that may be unloaded and loaded again. A Model stays valid throughout.
+    """An `Embedder`, and its engine while it is in memory. A Model stays valid when the engine is unloaded.
 
     Its errors are those of `Engine.run`, and ModelError if the files of the model changed while it was unloaded.
 
     config: the model folder's config.json, if there is one.
-    preprocessing: of its encoder.
     own_transform: whether a function of the user prepares its input, which `preprocessing` does not describe.
+    released: increases with each release, so that the smallest is the least recently used.
+    size: bytes that are reserved for its weights.
 
     Args:
-        memory: loads the engine.
-        source: its name there.
-        engine: the loaded engine.
+        source: where it is loaded from.
+        engines: loads it.
     """
 
-    def __init__(self, memory: ModelMemory, source: str, engine: Engine) -> None:
-        encoder = engine.encoder
-        self.name = encoder.reading.within(source)
-        self._source = source
-        self.config = encoder.config
+    def __init__(self, source: str, engines: Engines) -> None:
+        self.source = self.name = source
+        self.fingerprint = ""  # until it was loaded once, as the other facts
+        self._engines = engines
+        self.engine: Engine | None = None
+        self.loading: Future[Engine] | None = None
+        self.holders = self.released = self.size = 0
+
+    def describe(self, encoder: Encoder) -> None:
+        """Take over the facts of the encoder."""
+        self.name = encoder.reading.within(self.source)
+        self.config, self.reading = encoder.config, encoder.reading
         self.preprocessing = encoder.transform.preprocessing
         self.own_transform = not isinstance(encoder.transform, EvalTransform)
-        self._memory = memory
-        self.reading = encoder.reading
         self.fingerprint, self.embed_dim = encoder.fingerprint, encoder.embed_dim
 
     @property
     def heads(self) -> int | None:
         """Number of attention heads that `head` selects from; None for networks without them."""
-        with self._memory.held(self._source) as engine:
+        with self.held() as engine:
             return engine.encoder.heads
 
-    # ---- from a thread: images count against the rate of the request that the thread works for
+    @contextmanager
+    def held(self) -> Iterator[Engine]:
+        """Hold the engine in memory. Blocks while it loads.
 
-    def embed_each(self, images: Iterable[ImageLike]) -> list[Result]:  # type: ignore[override]
-        """Return one entry per image: its (D,) float32 unit vector, or its ImageError."""
-        return self._run(images)
+        Raises:
+            ModelError: the encoder is unavailable, has changed, or is larger than the memory for models.
+            Overloaded: that memory is full of models that are in use.
+        """
+        engine = self._engines.hold(self)
+        try:
+            yield engine
+        finally:
+            self._engines.release(self)
+
+    @asynccontextmanager
+    async def held_async(self) -> AsyncIterator[Engine]:
+        """Hold the engine, for the event loop."""
+        while (engine := self._engines.hold_loaded(self)) is None:
+            await asyncio.to_thread(self._load)  # another model may unload it before it is held
+        try:
+            yield engine
+        finally:
+            self._engines.release(self)
+
+    def _load(self) -> None:
+        with self.held():
+            pass
+
+    # ---- from a thread
+
+    def embed_each(self, images: Iterable[ImageLike], *, background: bool = False) -> list[Result]:  # type: ignore[override]
+        """Return one entry per image: its (D,) float32 unit vector, or its ImageError.
+
+        Args:
+            background: see `Admission.enter`.
+        """
+        with self.held() as engine:
+            return engine.run(list(images), background=background)
 
     def embed(self, images: Iterable[ImageLike]) -> np.ndarray:  # type: ignore[override]
         """Return (N, D) float32 unit rows; raise the first ImageError."""
-        vectors = _require_all(self._run(images))
+        vectors = _require_all(self.embed_each(images))
         return np.stack(vectors) if vectors else np.zeros((0, self.embed_dim), np.float32)
 
     def tokens(self, images: Iterable[ImageLike]) -> np.ndarray:  # type: ignore[override]
         """Return (N, h, w, D) float32 feature maps; raise the first ImageError."""
-
-        def task(encoder: Encoder) -> ImageTask:
-            transform = encoder.transform
-            return ImageTask(encoder.prepare, lambda crop: encoder.tokens(transform.normalize(crop[np.newaxis]))[0])
-
-        maps = _require_all(self._run(images, task))
+        with self.held() as engine:
+            encoder = engine.encoder
+            normalize = encoder.transform.normalize
+            task = ImageTask(encoder.prepare, lambda crop: encoder.tokens(normalize(crop[np.newaxis]))[0])
+            maps = _require_all(engine.run(list(images), task))
         if not maps:
             raise InvalidRequest("tokens needs at least one image.")
         return np.stack(maps)
@@ -90,12 +142,11 @@ class Model:
         self, settings: AttentionSettings, image: ImageLike, targets: Sequence[ImageLike] = ()
     ) -> list[AttentionMap]:
         """Return attention maps; see `Encoder.attention_maps`. Too many pixels together raise RequestTooLarge."""
-        charge_images(1 + len(targets))
-        with self._memory.held(self._source) as engine:
+        with self.held() as engine:
             query = self._attention_query(engine, settings, image, targets)
             return query.maps(engine.run(query.images, query.task))
 
-    # ---- from the event loop: the route has counted the images when it read them
+    # ---- from the event loop
 
     async def embed_each_async(self, images: Sequence[ImageLike]) -> list[Result]:
         """Return what `embed_each` does, for the event loop. Cancelling it drops the images that have not started.
@@ -103,10 +154,10 @@ class Model:
         More than a request's usual number of images go through the engine in parts, two at a time. The first part is
         refused if the server is overloaded; the others wait for permits until the deadline.
         """
-        settings = self._memory.settings
-        # two parts run at a time; a part of the whole capacity would be refused while another image is in progress
+        settings = self._engines.settings
+        # two parts run at a time, and a part of the whole capacity would be refused while another image is in progress
         part = min(settings.max_images, max(1, settings.capacity // 2))
-        async with self._held_async() as engine:
+        async with self.held_async() as engine:
             if len(images) <= part:
                 return await engine.run_async(images)
             parts = [images[i : i + part] for i in range(0, len(images), part)]
@@ -114,7 +165,7 @@ class Model:
 
     async def load_attention_async(self) -> None:
         """Build the network that attention needs, which takes seconds the first time."""
-        async with self._held_async() as engine:
+        async with self.held_async() as engine:
             with loading():
                 await engine.build_async()
 
@@ -127,56 +178,27 @@ class Model:
         deadline_s: float | None = None,
     ) -> list[AttentionMap]:
         """Return what `attention_maps` does, for the event loop."""
-        async with self._held_async() as engine:
+        async with self.held_async() as engine:
             query = await asyncio.to_thread(self._attention_query, engine, settings, image, targets)
             results = await engine.run_async(query.images, query.task, deadline_s=deadline_s)
             return await asyncio.to_thread(query.maps, results)
 
-    # ---- internal
-
-    def _run(self, images: Iterable[ImageLike], task: Callable[[Encoder], ImageTask] | None = None) -> list[Any]:
-        images = list(images)
-        charge_images(len(images))
-        with self._memory.held(self._source) as engine:
-            self._check_same(engine)
-            return engine.run(images, task and task(engine.encoder))
-
     def _attention_query(
         self, engine: Engine, settings: AttentionSettings, image: ImageLike, targets: Sequence[ImageLike]
     ) -> AttentionQuery:
-        self._check_same(engine)
-        return AttentionQuery(
-            engine.encoder.attention_extractor, self._memory.settings.attention_side, settings, image, targets
-        )
-
-    @asynccontextmanager
-    async def _held_async(self) -> AsyncIterator[Engine]:
-        while (engine := self._memory.hold_loaded(self._source)) is None:
-            await asyncio.to_thread(self._load)
-        try:
-            self._check_same(engine)
-            yield engine
-        finally:
-            self._memory.release(self._source)
-
-    def _load(self) -> None:
-        with self._memory.held(self._source):
-            pass
-
-    def _check_same(self, engine: Engine) -> None:
-        """Raise ModelError if the engine was loaded again with other weights."""
-        if engine.encoder.fingerprint != self.fingerprint:
-            raise ModelError("The files of this model changed while it was unloaded; repeat the request.")
+        extractor = engine.encoder.attention_extractor
+        return AttentionQuery(extractor, self._engines.settings.attention_side, settings, image, targets)
 
 
 class Engines:
-    """The models of a server, as many of them in memory as fit.
+    """The models of a server.
 
     Args:
         default: source of the default model; None means the best starter.
         settings: for the engines, and model_memory.
         metrics: receives counts and times.
-        load, weigh: see `ModelMemory`.
+        load: makes the encoder of a source; by default `load_encoder` with the backend of the settings.
+        weigh: returns the bytes that a source takes at least; by default `weight_of`.
     """
 
     def __init__(
@@ -189,8 +211,17 @@ class Engines:
         weigh: Callable[[str], int] | None = None,
     ) -> None:
         self.default = default or default_model()
+        self.settings = settings
         self.metrics = metrics or Metrics()
-        self._memory = ModelMemory(settings, self.metrics, load, weigh)
+        # looked up on the disk once: requests ask for the names of all models
+        self._published = [name for name, model in MODELS.items() if model.available]
+        self._load = load or partial(load_encoder, backend=settings.backend)
+        self._weigh = weigh or weight_of
+        self._models: dict[str, Model] = {}
+        self._bytes = 0
+        self._lock = threading.Lock()
+        self._releases = count(1)
+        self._closed = False
         # from here on, this process decodes no image itself
         self._decoding = ExitStack()
         limits = DecodingLimits(settings.decode_cpu_s, settings.decode_memory)
@@ -201,60 +232,198 @@ class Engines:
         """Return the model of a source. Block while it loads; other models continue.
 
         Raises:
-            ModelError: the model is unavailable, or larger than the memory for models.
-            Overloaded: that memory is full of models that are in use.
+            ModelError, Overloaded: see `Model.held`.
         """
-        source = source or self.default
-        with self._memory.held(source) as engine:
-            return Model(self._memory, source, engine)
-
-    def loaded(self, source: str) -> Model | None:
-        """Return the model of a source if it is in memory."""
-        engine = self._memory.hold_loaded(source)
-        if engine is None:
-            return None
-        try:
-            return Model(self._memory, source, engine)
-        finally:
-            self._memory.release(source)
+        model = self._model(source or self.default)
+        with model.held():
+            return model
 
     async def get_async(self, source: str | None = None) -> Model:
         """Return what `get` does, for the event loop."""
-        source = source or self.default
-        return self.loaded(source) or await asyncio.to_thread(self.get, source)
+        return self.loaded(source or self.default) or await asyncio.to_thread(self.get, source)
+
+    def loaded(self, source: str) -> Model | None:
+        """Return the model of a source if it is in memory."""
+        model = self._models.get(source)
+        return model if model is not None and model.engine is not None else None
 
     def by_fingerprint(self, fingerprint: str) -> Model | None:
         """Return the model with this fingerprint if it was ever loaded, from whatever source."""
-        for source, known in self._memory.fingerprints.items():
-            if known == fingerprint:
-                return self.get(source)
-        return None
+        with self._lock:
+            found = [model for model in self._models.values() if model.fingerprint == fingerprint]
+        return self.get(min(found, key=lambda model: model.engine is None).source) if found else None
 
     def served(self) -> list[str]:
         """Return the sources that requests may name: the default, those ever loaded, and the published encoders."""
-        published = (name for name, model in MODELS.items() if model.available)
-        return list(dict.fromkeys([self.default, *self._memory.fingerprints, *published]))
+        with self._lock:
+            ever_loaded = [source for source, model in self._models.items() if model.fingerprint]
+        return list(dict.fromkeys([self.default, *ever_loaded, *self._published]))
+
+    @property
+    def engines(self) -> list[Engine]:
+        """The engines in memory."""
+        with self._lock:
+            return [model.engine for model in self._models.values() if model.engine is not None]
 
     @property
     def fault(self) -> str | None:
         """What is wrong with any model; None if all threads work."""
-        return "; ".join(engine.fault for engine in self._memory.engines if engine.fault is not None) or None
+        return "; ".join(engine.fault for engine in self.engines if engine.fault is not None) or None
 
     @property
     def default_works(self) -> bool:
         """Whether the default model has no fault. Faults of other models do not make the server unready."""
-        engine = self._memory.engine(self.default)
-        return engine is None or engine.fault is None
+        model = self.loaded(self.default)
+        return model is None or model.engine is None or model.engine.fault is None
 
     @property
     def in_work(self) -> int:
         """Images that hold a permit."""
-        return sum(engine.in_work for engine in self._memory.engines)
+        return sum(engine.in_work for engine in self.engines)
 
     def close(self, timeout: float | None = None) -> None:
-        """Finish what is in progress, and end every engine; see `Engine.close`."""
-        self._memory.close(timeout)
+        """Refuse new work in all engines, then finish what is in progress and end them; see `Engine.close`."""
+        with self._lock:
+            self._closed = True
+        for engine in self.engines:
+            engine.drain()
+        for engine in self.engines:
+            engine.close(timeout)
         self._decoding.close()
+
+    # ---- memory
+
+    def _model(self, source: str) -> Model:
+        with self._lock:
+            return self._models.setdefault(source, Model(source, self))
+
+    def hold_loaded(self, model: Model) -> Engine | None:
+        """Return the engine of a model if it is in memory, held until `release`."""
+        with self._lock:
+            model.holders += model.engine is not None
+            return model.engine
+
+    def release(self, model: Model) -> None:
+        """Undo one hold."""
+        with self._lock:
+            model.holders -= 1
+            model.released = next(self._releases)
+
+    def hold(self, model: Model) -> Engine:
+        """Load the engine of a model, or wait while another thread does; held until `release`."""
+        with self._lock:
+            model.holders += 1
+            if model.engine is not None:
+                return model.engine
+            is_first = model.loading is None
+            future = model.loading = model.loading or Future()
+        try:
+            with loading():
+                if is_first:
+                    self._fill(model, future)
+                return future.result()
+        except BaseException:
+            self.release(model)
+            raise
+
+    def _fill(self, model: Model, future: Future[Engine]) -> None:
+        """Load for all callers that wait. A failure is raised in each of them; the next caller tries again."""
+        try:
+            engine = self._start(model)
+        except BaseException as error:  # noqa: BLE001  # waiting callers must see any error
+            with self._lock:
+                model.loading = None
+            future.set_exception(error)
+            return
+        changed = model.fingerprint not in ("", engine.encoder.fingerprint)
+        with self._lock:
+            model.loading = None
+            if changed:  # requests that use the old one must not get vectors of other weights
+                old, model = model, Model(model.source, self)
+                self._models[model.source], model.size, old.size = model, old.size, 0
+            model.engine = engine
+            model.describe(engine.encoder)
+        if changed:
+            message = "The files of this model changed while it was unloaded; repeat the request."
+            future.set_exception(ModelError(message))
+        else:
+            future.set_result(engine)
+
+    def _start(self, model: Model) -> Engine:
+        self._check_open()
+        model.size = 0
+        try:
+            self._reserve(model, self._weigh(model.source))
+            encoder = self._load(model.source)
+            self._reserve(model, encoder.weight_bytes + (encoder.backend.memory or 0))
+            engine = Engine(encoder, self.settings, self.metrics)
+            try:
+                engine.warm_up()
+                self._check_open()
+            except BaseException:
+                engine.close(0)
+                raise
+        except BaseException:
+            with self._lock:
+                self._account(-model.size)
+            raise
+        self.metrics.models_loaded.inc()
+        log.info("%s loaded on %s", model.source, encoder.backend.name)
+        return engine
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise shutting_down()
+
+    def _reserve(self, model: Model, size: int) -> None:
+        """Reserve memory for a model in place of what it has, and unload idle models if needed."""
+        limit = self.settings.model_memory
+        if limit is not None and size > limit:
+            raise ModelError(
+                f"The model takes {size:,} bytes and NNCLR_MODEL_MEMORY is {limit:,}; raise it to load this model."
+            )
+        unloaded: list[Engine] = []
+        with self._lock:
+            idle = sorted(
+                (one for one in self._models.values() if one.engine and not one.holders), key=lambda one: one.released
+            )
+            more = size - model.size
+            # check first: unloading models does not help if the rest is still too large
+            if limit is not None and self._bytes - sum(one.size for one in idle) + more > limit:
+                raise Overloaded("The memory for models is full of models that are in use; try again in a moment.")
+            for one in idle:
+                if limit is not None and self._bytes + more > limit and one.engine is not None:
+                    unloaded.append(one.engine)
+                    one.engine = None
+                    self._account(-one.size)
+            self._account(more)
+            model.size = size
+        for engine in unloaded:
+            log.info("%s unloaded to make space for %s", engine.encoder.name, model.source)
+            self.metrics.evictions.inc()
+            self.metrics.models_loaded.dec()
+            engine.close()
+        if unloaded:
+            gc.unfreeze()  # `run` freezes all objects at the start; the unloaded weights must be collected again
+
+    def _account(self, size: int) -> None:
+        self._bytes += size
+        self.metrics.model_bytes.inc(size)
+
+
+def weight_of(source: str) -> int:
+    """Return the bytes of a source's weights file, downloaded if needed; 0 for random weights and the user's own code.
+
+    Raises:
+        ModelError: the source is unavailable.
+    """
+    plain = split_appended(source)[0]
+    if plain.startswith(PYTHON):
+        return 0
+    found = resolve(plain)
+    if found.folder is None or found.seed is not None:
+        return 0
+    return (found.folder / found.weights).stat().st_size
 
 
 async def _run_in_parts(engine: Engine, parts: Sequence[Sequence[ImageLike]], seconds: float) -> list[Result]:

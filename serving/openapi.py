@@ -18,7 +18,6 @@ from pydantic.json_schema import models_json_schema
 import nnclr_hub
 from nnclr_hub.errors import NNCLRHubError, OpenedForReading
 
-from .examples import EXAMPLES
 from .keys import WRITE
 from .problems import answers, problem_kind
 from .request_bodies import JSONBody
@@ -48,12 +47,6 @@ TAGS = {
     "runs": "Pretraining runs in the configured folder, and their reports.",
 }
 NAMED = ("collections", "aliases", "items", "search", "probes", "inspections")  # whose parameters in the path are names
-KEY_HEADER = "Idempotency-Key"
-KEY_MEANING = (
-    "A request that is sent again with the same key within 24 hours gets the same response and is not executed again."
-)
-KEY_PATTERN = "^[!-~]{1,255}$"
-KEY_REFUSALS = ("idempotency_in_flight", "idempotency_mismatch", "idempotency_key_invalid")
 ANSWER_HEADERS = {
     "X-Request-ID": {"description": "Id of the request.", "schema": {"type": "string"}},
     "Server-Timing": {"description": "Milliseconds by stage.", "schema": {"type": "string"}},
@@ -87,22 +80,12 @@ def document() -> dict[str, Any]:
     components = found["components"]
     components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     found["security"] = [{}, {"key": []}]  # keys are optional
-    writes = {
-        route.operation_id: "POST" in (route.methods or ()) for route in routes if access_of(route).scope == WRITE
-    }
+    writes = {route.operation_id for route in routes if access_of(route).scope == WRITE}
     for name, operation in operations(found).items():
         for parameter in operation.get("parameters", ()):
             if parameter["in"] == "path" and operation["tags"][0] in NAMED:
                 of_collection = parameter["name"] in ("name", "alias") and operation["tags"][0] != "probes"
                 parameter["schema"].setdefault("pattern", COLLECTION_PATTERN if of_collection else NAME_PATTERN)
-        operation["x-codeSamples"] = [
-            {"lang": language, "label": label, "source": source}
-            for known, example in EXAMPLES
-            if known == name
-            for language, label, source in (("Shell", "curl", example.curl()), ("Python", "Python", example.python()))
-        ]
-        if writes.get(name):
-            _describe_key(operation)
         if name in writes:
             _add_refusals(operation, OpenedForReading)
         for answer in operation["responses"].values():
@@ -126,13 +109,6 @@ def _name_schema(document: dict[str, Any], name: str, schema: dict[str, Any]) ->
 
 def _first_sentence(text: str) -> str:
     return " ".join(text.split("\n\n")[0].split()).split(". ")[0].removesuffix(".")
-
-
-def _describe_key(operation: dict[str, Any]) -> None:
-    """Describe the Idempotency-Key, which a POST that changes something may have, and its errors."""
-    about = {"name": KEY_HEADER, "in": "header", "required": False, "description": KEY_MEANING}
-    operation.setdefault("parameters", []).append({**about, "schema": {"type": "string", "pattern": KEY_PATTERN}})
-    _add_refusals(operation, *KEY_REFUSALS)
 
 
 def _add_refusals(operation: dict[str, Any], *kinds: str | type[NNCLRHubError]) -> None:

@@ -17,6 +17,7 @@ from itertools import islice
 from typing import Any
 from urllib.parse import quote
 
+from asgi_correlation_id.context import correlation_id
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
@@ -27,8 +28,7 @@ from nnclr_hub import errors
 from nnclr_hub.errors import InvalidRequest, NNCLRHubError
 from nnclr_hub.workbench.privacy import without_paths
 
-from .telemetry import current, request_id
-from .validation_errors import clauses
+from .telemetry import current
 
 log = logging.getLogger(__name__)
 PROBLEM = "application/problem+json"
@@ -99,12 +99,6 @@ HTTP_KINDS: dict[str, ProblemKind] = {
         ProblemKind(415, "unsupported_media_type", "The path does not support the media type of the body."),
         ProblemKind(415, "unsupported_encoding", "The body is compressed; send it uncompressed."),
         ProblemKind(429, "too_many_wrong_keys", "Too many wrong API keys were sent from this address."),
-        ProblemKind(
-            409, "idempotency_in_flight", "The first request with this Idempotency-Key is still being processed."
-        ),
-        ProblemKind(422, "idempotency_mismatch", "The Idempotency-Key was used for a different request."),
-        ProblemKind(422, "idempotency_key_invalid", "The Idempotency-Key is not 1 to 255 visible ASCII characters."),
-        ProblemKind(503, "too_many_connections", "The server has reached its limit of connections."),
         ProblemKind(500, "internal", "The server failed; the reason is in its log."),
     )
 }
@@ -120,11 +114,9 @@ ANYWHERE: tuple[str | type[NNCLRHubError], ...] = (
     InvalidRequest,
     "unsupported_encoding",
     "too_many_wrong_keys",
-    "too_many_connections",
     errors.RequestTooLarge,
     errors.RequestTooSlow,
     errors.DeadlineExceeded,
-    errors.RateLimited,
     errors.Overloaded,
     errors.NotReady,
 )
@@ -217,7 +209,7 @@ def problem(
         kind = "invalid_request_error" if status < 500 and status != 429 else "server_error"
         body: dict[str, Any] = {"error": {"message": detail, "type": kind, "param": param, "code": code}}
         return _SafeJSON(body, status, headers=headers)
-    instance = quote(path, errors="replace") + (f"#{request_id.get()}" if request_id.get() else "")
+    instance = quote(path, errors="replace") + (f"#{correlation_id.get()}" if correlation_id.get() else "")
     body = {"type": f"urn:nnclr-hub:{code}", "title": code.replace("_", " ").capitalize(), "status": status}
     body |= {"detail": detail, "instance": instance, "code": code}
     if items:
@@ -267,12 +259,13 @@ async def _invalid(request: Request, error: Exception) -> JSONResponse:
         place = broken["loc"][0]  # the body, or a field of a form
         what = "body" if place == "body" else f"field {place}"
         return problem(path, 400, "malformed", f"The {what} is not valid JSON.")
-    found = clauses(parts)
-    detail = f"Invalid request: {'; '.join(clause.text for clause in found[:5])}."
-    if path.startswith("/v1/"):
-        return problem(path, 400, "invalid_request", detail, param=found[0].name or None)
-    items = [{"loc": clause.place, "msg": clause.text} for clause in found]
-    return problem(path, 422, "invalid_request", detail, items=items)
+    items = [
+        {"loc": ".".join(map(str, part["loc"])), "msg": part["msg"].removeprefix("Value error, ")} for part in parts
+    ]
+    detail = "; ".join(f"{one['loc']}: {one['msg']}" for one in items[:5])
+    param = items[0]["loc"].partition(".")[2] or None
+    status = 400 if path.startswith("/v1/") else 422
+    return problem(path, status, "invalid_request", f"Invalid request: {detail}.", items=items, param=param)
 
 
 async def _http(request: Request, error: Exception) -> JSONResponse:

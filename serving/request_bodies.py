@@ -16,7 +16,6 @@ import numpy as np
 from anyio import CapacityLimiter, to_thread
 from anyio.lowlevel import RunVar
 from fastapi import Depends, Request
-from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from starlette.exceptions import HTTPException
@@ -24,10 +23,9 @@ from starlette.exceptions import HTTPException
 from nnclr_hub.errors import ImageError, InvalidRequest, RequestTooLarge
 from nnclr_hub.workbench.payload import decode_base64
 
-from .edge.limits import charge_images
-from .edge.url_fetcher import Fetched, Fetcher
 from .multipart import MalformedForm, parse_form
 from .telemetry import note_images
+from .url_fetcher import Fetched, Fetcher
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -83,33 +81,6 @@ def unsupported(request: Request, *supported: str) -> HTTPException:
     """Return the error for a body of another media type."""
     given = f"{media_type(request)!r:.100}" if media_type(request) else "missing"
     return HTTPException(415, f"Content-Type is {given}; send {' or '.join(supported)}")
-
-
-# ---- query parameters
-
-
-async def known_query(request: Request) -> None:
-    """Check the query parameters against those that the route declares, so that no misspelled one is ignored.
-
-    Raises:
-        InvalidRequest: a parameter is unknown, or is given twice.
-    """
-    given = request.query_params
-    if not given:
-        return
-    known = _names(request.scope["route"].dependant)
-    for name in given:
-        if name not in known:
-            expected = f"expected {', '.join(known)}" if known else "it has no parameters"
-            raise InvalidRequest(f"This path has no query parameter {name!r:.100}; {expected}.")
-        if len(given.getlist(name)) > 1:
-            raise InvalidRequest(f"The query parameter {name} is given {len(given.getlist(name))} times; give it once.")
-
-
-def _names(dependant: Dependant) -> list[str]:
-    """Return the parameters of a route, including those of its dependencies."""
-    own = [param.alias for param in dependant.query_params]
-    return own + [name for inner in dependant.dependencies for name in _names(inner)]
 
 
 # ---- JSON
@@ -314,7 +285,6 @@ async def decode_each(texts: Sequence[str], what: str, limit: int, fetcher: Fetc
 
     Raises:
         RequestTooLarge: there are more than the limit.
-        RateLimited: there are more than the key may send in a minute.
     """
     check_count(len(texts), limit)
     fetched = await fetch_each(texts, fetcher)
@@ -330,13 +300,11 @@ async def decode_each(texts: Sequence[str], what: str, limit: int, fetcher: Fetc
 
 
 def check_count(count: int, limit: int) -> None:
-    """Record how many images a request has, and count them against the rate limit of its key.
+    """Record how many images a request has.
 
     Raises:
         RequestTooLarge: more than `limit`.
-        RateLimited: more than the key may send in a minute.
     """
     if count > limit:
         raise RequestTooLarge(f"{count} images exceed the limit of {limit} per request; split the request.")
-    charge_images(count)
     note_images(count)

@@ -1,7 +1,4 @@
-"""RequestLog: gives every request an id, timings, a metric and one line in the log.
-
-It is the outermost layer, so that refused and failed requests have them too. The id is the client's X-Request-ID
-if it is valid, or a new one.
+"""RequestLog: gives every request timings, a metric and one line in the log. It is outside all other layers.
 
 Lines are text or, with NNCLR_LOG_FORMAT=json, JSON:
 
@@ -9,12 +6,13 @@ Lines are text or, with NNCLR_LOG_FORMAT=json, JSON:
      "message": "POST /api/v1/embed 200", "id": "...", "method": "POST", "route": "/api/v1/embed", "status": 200,
      "ms": 31.7, "images": 8}
 
-They never contain keys, bodies or file names.
-
-Each write that succeeded has a second line, by the logger nnclr_hub.audit: who changed how many items of what.
+They never contain keys, bodies or file names. Each write that succeeded has a second line, by the logger
+nnclr_hub.audit: who changed how many items of what.
 
     {"logger": "nnclr_hub.audit", "message": "PUT /api/v1/collections/{name}/items", "id": "...", "key": "ci",
      "method": "PUT", "route": "...", "collection": "photos", "count": 64}
+
+The id is the client's X-Request-ID if it is valid, or a new one.
 """
 
 from __future__ import annotations
@@ -25,17 +23,19 @@ import random
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Literal
+from urllib.parse import urlsplit
 
+from asgi_correlation_id import CorrelationIdMiddleware
+from asgi_correlation_id.context import correlation_id
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nnclr_hub.errors import Overloaded
 
-from .responses import relative_location
-from .telemetry import Metrics, Timings, current, request_id
-from .tracing import RequestSpan
+from .telemetry import Metrics, Timings, current
+from .tracing import name_span, traced
 
 log = logging.getLogger("nnclr_hub.access")
 audit = logging.getLogger("nnclr_hub.audit")
@@ -47,8 +47,18 @@ NO_RESPONSE = 499  # the client disconnected, or the server was stopped
 _ID = re.compile(r"[A-Za-z0-9._~:-]{1,128}")
 
 
+def observed(app: ASGIApp, metrics: Metrics, stopping: Callable[[], bool] = lambda: False) -> ASGIApp:
+    """Return the app with all layers that observe requests: traces, ids and the log; see `RequestLog`."""
+    logged = RequestLog(app, metrics, stopping)
+    # not a secret; `os.urandom` would release the interpreter's lock, which the event loop then waits for
+    new_id = lambda: f"{random.getrandbits(128):032x}"  # noqa: E731
+    valid = lambda id: _ID.fullmatch(id) is not None  # noqa: E731
+    logging.getLogger("asgi_correlation_id").setLevel(logging.ERROR)
+    return traced(CorrelationIdMiddleware(logged, "X-Request-ID", False, new_id, valid, None))
+
+
 class RequestLog:
-    """The layer around the whole app.
+    """The layer around the whole app. It also answers HEAD as GET: uvicorn leaves out the body.
 
     Args:
         app: the app inside.
@@ -56,7 +66,7 @@ class RequestLog:
         stopping: returns whether the server will stop, so that responses must close their connections.
     """
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, stopping: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, stopping: Callable[[], bool]) -> None:
         self._app = app
         self._metrics = metrics
         self._stopping = stopping
@@ -65,130 +75,114 @@ class RequestLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request = _ObservedRequest(scope, receive, send, self._metrics, self._stopping)
-        tokens = current.set(request.timings), request_id.set(request.id)
+        is_head = scope["method"] == "HEAD"
+        scope = {**scope, "method": "GET"} if is_head else scope
+        begun, reading, status, answered = time.perf_counter(), 0.0, NO_RESPONSE, False
+        timings = Timings(metrics=self._metrics)
+
+        async def timed_receive() -> Message:
+            nonlocal reading
+            started = time.perf_counter()
+            message = await receive()
+            if message["type"] == "http.request" and (message.get("body") or reading):
+                reading += time.perf_counter() - started
+                if not message.get("more_body", False):
+                    timings.add("body", reading)
+                    self._metrics.stage("body", reading)
+                    reading = 0.0
+            return message
+
+        async def noted_send(message: Message) -> None:
+            nonlocal status, answered
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = list(message.get("headers", ()))
+                name_span(scope, route_of(scope), status)
+                if 300 <= status < 400:
+                    headers = relative_location(scope["raw_path"], headers)
+                total = Timings({**timings.seconds, "total": time.perf_counter() - begun}).header()
+                headers.append((b"server-timing", total.encode("latin-1")))
+                if self._stopping():
+                    headers.append((b"connection", b"close"))
+                message["headers"] = headers
+            elif answered:
+                return  # to HEAD, before the end of a stream
+            elif is_head:
+                answered, message = True, {"type": "http.response.body", "body": b""}
+            elif not message.get("more_body", False):
+                answered = True
+            await send(message)
+
+        token = current.set(timings)
         self._metrics.requests_in_work.inc()
         try:
-            await self._app(scope, request.receive, request.send)
+            await self._app(scope, timed_receive, noted_send)
         except Exception:
             # After a complete response the error is logged already. Otherwise uvicorn must close the connection.
-            if not request.answered:
+            if not answered:
                 raise
         finally:
             self._metrics.requests_in_work.dec()
-            request.record()
-            current.reset(tokens[0])
-            request_id.reset(tokens[1])
+            self._record(scope, timings, status, time.perf_counter() - begun)
+            current.reset(token)
 
-
-class _ObservedRequest:
-    """One request on its way through the app."""
-
-    def __init__(
-        self, scope: Scope, receive: Receive, send: Send, metrics: Metrics, stopping: Callable[[], bool]
-    ) -> None:
-        header = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"").decode("latin-1")
-        # not a secret; `os.urandom` would release the interpreter's lock, which the event loop then waits for
-        self.id = header if _ID.fullmatch(header) else f"{random.getrandbits(128):032x}"
-        self._span = RequestSpan(scope)
-        self.timings = Timings(on_stage=self._span.stage, metrics=metrics)
-        self.answered = False
-        self._scope, self._receive, self._send, self._metrics = scope, receive, send, metrics
-        self._stopping = stopping
-        self._begun = time.perf_counter()
-        self._reading = 0.0
-        self._status = NO_RESPONSE
-
-    async def receive(self) -> Message:
-        """Receive a message, and time the body until it is complete."""
-        begun = time.perf_counter()
-        message = await self._receive()
-        if message["type"] == "http.request" and (message.get("body") or self._reading):
-            self._reading += time.perf_counter() - begun
-            if not message.get("more_body", False):
-                self.timings.add("body", self._reading)
-                self._metrics.stage("body", self._reading)
-                self._reading = 0.0
-        return message
-
-    async def send(self, message: Message) -> None:
-        """Send a message, and add the headers to the first one."""
-        if message["type"] == "http.response.start":
-            self._status = message["status"]
-            total = Timings({**self.timings.seconds, "total": time.perf_counter() - self._begun}).header()
-            added = [(b"x-request-id", self.id.encode()), (b"server-timing", total.encode("latin-1"))]
-            if 300 <= self._status < 400:
-                message["headers"] = relative_location(self._scope["raw_path"], message.get("headers", ()))
-            if self._stopping():
-                added.append((b"connection", b"close"))
-            names = {name for name, _ in added}
-            message["headers"] = [one for one in message.get("headers", ()) if one[0].lower() not in names] + added
-        elif message["type"] == "http.response.body" and not message.get("more_body", False):
-            self.answered = True
-        await self._send(message)
-
-    def record(self) -> None:
+    def _record(self, scope: Scope, timings: Timings, status: int, seconds: float) -> None:
         """Count and log the request."""
-        seconds = time.perf_counter() - self._begun
-        method = self._scope["method"] if self._scope["method"] in METHODS else "OTHER"
-        route = route_of(self._scope)
-        self._metrics.request(method, route, self._status, seconds)
-        if self._status in REFUSED and self.timings.refusal != Overloaded.code:  # the engine counts overload
-            self._metrics.refused.labels(self.timings.refusal or "other").inc()
-        ms = round(1000 * seconds, 2)
-        fields = {"id": self.id, "method": method, "route": route, "status": self._status, "ms": ms}
-        optional = {
-            "images": self.timings.images,
-            "code": self.timings.refusal,
-            "key": self._scope.get("state", {}).get("key_name"),
-        }
-        fields |= {name: value for name, value in optional.items() if value}
-        self._span.end(method, route, self._status)
-        self._audit(method, route)
-        frequent = method == "GET" and self._status < 400 and (route in FREQUENT or route.startswith("/app"))
+        method = scope["method"] if scope["method"] in METHODS else "OTHER"
+        route = route_of(scope)
+        self._metrics.request(method, route, status, seconds)
+        if status in REFUSED and timings.refusal != Overloaded.code:  # the engine counts overload
+            self._metrics.refused.labels(timings.refusal or "other").inc()
+        state = scope.get("state", {})
+        if state.get("writes") and 200 <= status < 300:
+            target = scope.get("path_params", {})
+            fields = {
+                "id": correlation_id.get(),
+                "key": scope["user"].display_name,  # without a key, the address of the client
+                "method": method,
+                "route": route,
+                "collection": target.get("name") if route.startswith("/api/v1/collections/") else None,
+                "count": timings.changed,
+            }
+            fields = {name: value for name, value in fields.items() if value is not None}
+            audit.info("%s %s", method, route, extra={"fields": fields})
+        frequent = method == "GET" and status < 400 and (route in FREQUENT or route.startswith("/app"))
         level = logging.DEBUG if frequent else logging.INFO
         if log.isEnabledFor(level):
+            fields = {"id": correlation_id.get(), "method": method, "route": route, "status": status}
+            fields["ms"] = round(1000 * seconds, 2)
+            optional = {"images": timings.images, "code": timings.refusal, "key": state.get("key_name")}
+            fields |= {name: value for name, value in optional.items() if value}
             # `log.log` would search the stack for the caller, which takes longer than the rest of the line
-            record = logging.LogRecord(
-                log.name, level, __file__, 0, "%s %s %s", (method, route, self._status), None, "record"
-            )
+            record = logging.LogRecord(log.name, level, __file__, 0, "%s %s %s", (method, route, status), None)
             record.fields = fields
             log.handle(record)
 
-    def _audit(self, method: str, route: str) -> None:
-        """Log a write that succeeded. A key that was not needed is named by the address of the client."""
-        state = self._scope.get("state", {})
-        if not state.get("writes") or not 200 <= self._status < 300:
-            return
-        target = self._scope.get("path_params", {})
-        fields = {
-            "id": self.id,
-            "key": self._scope["user"].display_name,
-            "method": method,
-            "route": route,
-            "collection": target.get("name") if route.startswith("/api/v1/collections/") else None,
-            "count": self.timings.changed,
-        }
-        fields = {name: value for name, value in fields.items() if value is not None}
-        audit.info("%s %s", method, route, extra={"fields": fields})
+
+def relative_location(path: bytes, headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Make the target of a redirect relative to the path of the request.
+
+    A reverse proxy may add a prefix to all paths, which the server does not know. All targets are on this server.
+    """
+    up = "../" * (path.count(b"/") - 1) or "./"
+
+    def relative(target: str) -> bytes:
+        parts = urlsplit(target)
+        return (up + parts._replace(scheme="", netloc="").geturl().lstrip("/")).encode("latin-1")
+
+    return [(name, relative(value.decode("latin-1")) if name == b"location" else value) for name, value in headers]
 
 
 def route_of(scope: Scope) -> str:
     """Return the template of the route that answered. Metrics must have few labels, however many paths there are."""
     template = getattr(scope.get("route"), "path", None)
     if isinstance(template, str) and scope.get("endpoint") is not None:
-        return f"{_mounted_at(scope)}{template}"
+        mounted = scope.get("root_path", "").removeprefix(scope["app_root_path"]) if "app_root_path" in scope else ""
+        return f"{mounted}{template}"
     if refused := scope.get("state", {}).get("route"):  # before it reached its route
         return refused
     root = scope.get("app_root_path") or scope.get("root_path") or ""
     return f"{root}/*" if root else "none"
-
-
-def _mounted_at(scope: Scope) -> str:
-    """Return the path of the mounted app that answered, such as the page's; empty if it was this app."""
-    if "app_root_path" not in scope:
-        return ""
-    return scope.get("root_path", "").removeprefix(scope["app_root_path"])
 
 
 # ---- the format of all log lines

@@ -22,6 +22,7 @@ from fastapi import FastAPI
 
 from nnclr_hub.workbench.source_folders import SourceFolders
 
+from .http_protocol import GuardedProtocol
 from .request_log import configure_logging
 from .settings import Settings
 from .tracing import configure_tracing
@@ -117,7 +118,7 @@ def server_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
         app,
         host=settings.host,
         port=settings.port,
-        http=getattr(app.state, "http_protocol", "auto"),  # set by `edge`
+        http=GuardedProtocol,
         ws="none",
         log_config=None,  # `configure_logging` formats uvicorn's lines too
         log_level="warning",

@@ -76,8 +76,6 @@ class Settings(BaseSettings):
     allowed_hosts: tuple[str, ...] = Field((), description="more names allowed in the Host header, as a JSON list")
     cors_origins: tuple[str, ...] = Field((), description="other origins that may use the API (CORS), as a JSON list")
     trusted_proxies: tuple[str, ...] = Field((), description="proxies whose X-Forwarded headers count, as a JSON list")
-    rate_requests: int = Field(0, ge=0, description="requests per minute and key; 0 means no limit")
-    rate_images: int = Field(0, ge=0, description="images per minute and key; 0 means no limit")
     allow_urls: bool = Field(False, description="fetch images that are given as URLs")
     url_domains: tuple[str, ...] = Field((), description="domains to fetch from, as a JSON list; empty means any")
     url_ports: tuple[int, ...] = Field((80, 443), description="ports to fetch from, as a JSON list")
@@ -93,8 +91,6 @@ class Settings(BaseSettings):
     )
     backup_to: str | None = Field(None, description="folder or address for the backups that clients may start")
     runs: Path | None = Field(None, description="folder of pretraining runs whose reports are served")
-    replies_kept: int = Field(10_000, ge=0, description="responses to keep for Idempotency-Key; 0 means none")
-    replies_bytes: int = Field(200_000_000, ge=0, description="bytes of the kept responses")
 
     @field_validator("model_memory", "decode_memory", "originals_bytes", mode="before")
     @classmethod

@@ -10,13 +10,15 @@ Server-Timing header.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from .tracing import record_stage
 
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 IMAGES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -30,7 +32,6 @@ class Timings:
     images: images in its body.
     refusal: the error code that it was refused with, or "".
     changed: items that it added, replaced or deleted; None if the route does not count them.
-    on_stage: called with each stage and its seconds when it ends.
     metrics: of the server.
     """
 
@@ -38,13 +39,12 @@ class Timings:
     images: int = 0
     refusal: str = ""
     changed: int | None = None
-    on_stage: Callable[[str, float], None] = lambda stage, seconds: None
     metrics: Metrics | None = None
 
     def add(self, stage: str, seconds: float) -> None:
         """Add to a stage."""
         self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
-        self.on_stage(stage, seconds)
+        record_stage(stage, seconds)
 
     def header(self) -> str:
         """Return the Server-Timing header, in milliseconds."""
@@ -52,7 +52,6 @@ class Timings:
 
 
 current: ContextVar[Timings | None] = ContextVar("timings", default=None)
-request_id: ContextVar[str] = ContextVar("request_id", default="")
 
 
 def note_images(count: int) -> None:
@@ -116,9 +115,7 @@ class Metrics:
             **on,
         )
         self.searches_in_work = Gauge("nnclr_searches_in_work", "Search queries and listings in progress.", **on)
-        self.answer_bytes_in_work = Gauge(
-            "nnclr_answer_bytes_in_work", "Estimated bytes of the answers in progress.", **on
-        )
+        self.answer_bytes_in_work = Gauge("nnclr_answer_bytes_in_work", "Bytes of the answers in progress.", **on)
         self.queued = Gauge("nnclr_queued_images", "Decoded images that wait for the device.", ("model",), **on)
         self.batch_images = Histogram(
             "nnclr_batch_images", "Images per forward pass.", ("model",), buckets=IMAGES, **on

@@ -1,8 +1,4 @@
-"""OpenTelemetry traces: a span for each request, and a child for each of its stages.
-
-    span = RequestSpan(scope)           # continues the trace of the header traceparent
-    span.stage("search", 0.012)         # a child that ends now and began 0.012 s ago
-    span.end("POST", "/api/v1/collections/{name}/search", 200)
+"""OpenTelemetry traces: a span for each request, by OpenTelemetry's ASGI middleware, and a child for each stage.
 
 Needs the extra `tracing`; without it, or without an exporter, nothing is recorded. `nnclr serve` exports to
 OTEL_EXPORTER_OTLP_ENDPOINT if that is set. The other OTEL_* variables work as OpenTelemetry describes them.
@@ -14,8 +10,7 @@ import logging
 import os
 import time
 
-from starlette.datastructures import Headers
-from starlette.types import Scope
+from starlette.types import ASGIApp, Scope
 
 try:
     from opentelemetry import trace
@@ -26,42 +21,27 @@ log = logging.getLogger(__name__)
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 
 
-class RequestSpan:
-    """The span of one request; does nothing if traces are not recorded.
+def traced(app: ASGIApp) -> ASGIApp:
+    """Return the app with a span around each request, if traces are recorded."""
+    if trace is None or isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+        return app
+    from opentelemetry.instrumentation.asgi import OpenTelemetryMiddleware
 
-    Args:
-        scope: of the request; only its headers are read.
-    """
+    return OpenTelemetryMiddleware(app, exclude_spans=["receive", "send"])
 
-    def __init__(self, scope: Scope) -> None:
-        self._span = None
-        if trace is None or isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
-            return  # nothing records, and reading the headers takes as long as the rest of the log
-        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        parent = TraceContextTextMapPropagator().extract(dict(Headers(scope=scope)))
-        span = trace.get_tracer("nnclr_hub").start_span("request", parent, trace.SpanKind.SERVER)
-        self._span = span if span.is_recording() else None
-
-    def stage(self, name: str, seconds: float) -> None:
-        """Record a stage that has just ended."""
-        if self._span is None or trace is None:
-            return
+def record_stage(name: str, seconds: float) -> None:
+    """Record a stage of the current request that has just ended."""
+    if trace is not None and trace.get_current_span().is_recording():
         end = time.time_ns()
-        context = trace.set_span_in_context(self._span)
-        trace.get_tracer("nnclr_hub").start_span(name, context, start_time=end - int(1e9 * seconds)).end(end)
+        trace.get_tracer("nnclr_hub").start_span(name, start_time=end - int(1e9 * seconds)).end(end)
 
-    def end(self, method: str, route: str, status: int) -> None:
-        """Name the span by its route and end it."""
-        if self._span is None or trace is None:
-            return
-        self._span.update_name(f"{method} {route}")
-        self._span.set_attributes(
-            {"http.request.method": method, "http.route": route, "http.response.status_code": status}
-        )
-        if status >= 500:
-            self._span.set_status(trace.StatusCode.ERROR)
-        self._span.end()
+
+def name_span(scope: Scope, route: str, status: int) -> None:
+    """Name the span of the current request by its route."""
+    if trace is not None and (span := trace.get_current_span()).is_recording():
+        span.update_name(f"{scope['method']} {route}")
+        span.set_attributes({"http.route": route, "http.response.status_code": status})
 
 
 def configure_tracing() -> None:

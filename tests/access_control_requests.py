@@ -1,8 +1,8 @@
-"""Requests to access control and the edge limits, with nothing behind them but an app that answers 200."""
+"""Requests to access control and the limits of bodies, with nothing behind them but an app that answers 200."""
 
 import asyncio
 
-from serving.edge.limits import EdgeLimits
+from serving.body_limits import BodyLimitsLayer
 from serving.routes import ROUTERS
 from serving.security.access import AccessRules
 from serving.security.access_control import AccessControl
@@ -22,7 +22,13 @@ class Answer:
 
 
 async def send_request(
-    control: AccessControl, path: str, method: str, headers: list[tuple[str, str]], client: str
+    control: AccessControl,
+    path: str,
+    method: str,
+    headers: list[tuple[str, str]],
+    client: str,
+    body: bytes = b"",
+    scheme: str = "http",
 ) -> Answer:
     sent: list[dict] = []
 
@@ -30,11 +36,11 @@ async def send_request(
         sent.append(message)
 
     async def receive():
-        return {"type": "http.request", "body": b""}
+        return {"type": "http.request", "body": body}
 
     pairs = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers]
     scope = {"type": "http", "path": path, "method": method, "headers": pairs, "query_string": b""}
-    scope |= {"client": (client, 1), "scheme": "http"}
+    scope |= {"client": (client, 1), "scheme": scheme}
     await control(scope, receive, send)
     return Answer(sent, scope)
 
@@ -44,7 +50,7 @@ def control_of(settings: Settings) -> AccessControl:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
-    return AccessControl(EdgeLimits(app, settings), AccessRules(ROUTERS), settings)
+    return AccessControl(BodyLimitsLayer(app, settings), AccessRules(ROUTERS), settings)
 
 
 def ask(

@@ -39,7 +39,7 @@ class Running:
     @property
     def engine(self) -> Engine:
         """The only engine that is loaded."""
-        (engine,) = self.engines._memory.engines
+        (engine,) = self.engines.engines
         return engine
 
 

@@ -36,7 +36,6 @@ CODES = {
     "probe_not_found": "ProbeNotFound",
     "inspection_not_found": "InspectionNotFound",
     "publishing_error": "PublishingError",
-    "rate_limited": "RateLimited",
     "read_only": "OpenedForReading",
     "request_too_large": "RequestTooLarge",
     "request_too_slow": "RequestTooSlow",

@@ -9,10 +9,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from nnclr_hub.errors import InvalidRequest
-from serving.edge import url_fetcher
-from serving.edge.url_fetcher import Fetcher
+from serving import url_fetcher
 from serving.request_bodies import decode_text
 from serving.settings import Settings
+from serving.url_fetcher import Fetcher
 
 LOOPBACK = ipaddress.ip_address("127.0.0.1")
 

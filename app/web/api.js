@@ -1,7 +1,7 @@
 // The REST client: the only way in which this page reads and writes.
 //
-// A request that fails because the server is away waits until it is back and is sent again: a read as it is, a write
-// with the same Idempotency-Key, so that it is done once. An ended session asks for the key, then repeats the request.
+// A request that fails because the server is away waits until it is back and is sent again: a repeated write has the
+// effect of one. An ended session asks for the key, then repeats the request.
 import {make, openDialog} from './dom.js';
 
 export const ROOT = new URL('../', import.meta.url);
@@ -60,7 +60,6 @@ export async function rest(method, path, options = {}) {
   /** @type {Record<string, string>} */
   const headers = {Accept: as === 'json' ? 'application/json' : '*/*'};
   if (json !== undefined) headers['Content-Type'] = 'application/json';
-  if (method !== 'GET') headers['Idempotency-Key'] = newKey();
   Object.assign(headers, options.headers);
   if (noted) note(method, url, noted === true ? json : noted, form, downloads);
   const init = {method, headers, signal, body: form ?? body ?? (json === undefined ? undefined : JSON.stringify(json))};

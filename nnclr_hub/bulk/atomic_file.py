@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from nnclr_hub.errors import DiskFull
-from nnclr_hub.store.folder import fsync_folder
+from nnclr_hub.store.disk import fsync_folder
 
 UNFINISHED = ".unfinished"
 ABANDONED_S = 24 * 3600  # after this time, the temporary file of another machine counts as abandoned

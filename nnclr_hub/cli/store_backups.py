@@ -33,7 +33,8 @@ def backup(
 ) -> None:
     """Back up all collections, aliases, jobs and probes. Works while a server uses the store.
 
-    Backups to the same destination copy only what is new.
+    Backups to the same destination copy only what is new. The exit code is 1 if a collection is damaged: then the
+    backup has all others, and no older backup is removed.
 
     Example: nnclr store backup /mnt/backups/nnclr --keep 30
     """
@@ -55,7 +56,7 @@ def backup(
 
 
 def backups(source: Source, as_json: Json = False) -> None:
-    """List the backups, oldest first.
+    """List the backups, oldest first. Ids are times in UTC.
 
     Example: nnclr store backups /mnt/backups/nnclr
     """
@@ -79,7 +80,8 @@ def restore(
     at: Annotated[
         str | None,
         typer.Option(
-            help="Id of a backup, or a time such as 2026-05-01T12:00: the last backup until then. Default: the newest."
+            help="Id of a backup, or a time such as 2026-05-01T12:00 in the time zone of this machine, or "
+            "2026-05-01T12:00Z in UTC: the last backup until then. Default: the newest."
         ),
     ] = None,
     as_json: Json = False,

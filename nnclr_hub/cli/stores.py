@@ -156,7 +156,7 @@ def repair(
     Example: nnclr store repair photos
     """
     from nnclr_hub.progress import bar
-    from nnclr_hub.store.embedded.store import EmbeddedStore
+    from nnclr_hub.store.folder.store import EmbeddedStore
 
     if name is None:
         _repair_catalog(store, as_json)
@@ -180,7 +180,7 @@ def repair(
 
 
 def _repair_catalog(store: str, as_json: bool) -> None:
-    from nnclr_hub.store.embedded.names import rebuild_catalog
+    from nnclr_hub.store.folder.catalog import rebuild_catalog
     from nnclr_hub.store.records import RECORDS, repair_records
 
     try:

@@ -10,7 +10,7 @@
         vectors = await client.embed(["cat.jpg", "dog.jpg"])
 
 Results are the library's dataclasses and arrays, errors are its exceptions. Temporary refusals (429, 503) and lost
-connections are retried until the timeout; an upload carries an Idempotency-Key, so a retry never adds an image twice.
+connections are retried until the timeout. An item has the id that its image has, so a retry never adds an image twice.
 """
 
 from nnclr_hub.client.client import AsyncClient, Client

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -234,8 +233,7 @@ def read_job(body: dict[str, Any]) -> Job:
 
 
 def _start(path: str, body: Mapping[str, Any] | None = None, params: Mapping[str, str] | None = None) -> Steps[Job]:
-    key = {"Idempotency-Key": uuid.uuid4().hex}  # a lost answer must not start a second job
-    return perform(Call("POST", path, lambda answer: read_job(answer.json()), params or {}, json=body, headers=key))
+    return perform(Call("POST", path, lambda answer: read_job(answer.json()), params or {}, json=body))
 
 
 def _path(id: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import uuid
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -96,8 +95,7 @@ def fit(
             vectors = yield from embed(images, model=body["model"])
         rows = zip(vectors, known, strict=True) if vectors is not None else ()
         body["items"] = [{"vector": encode_vector(row), "label": label} for row, label in rows]
-    key = {"Idempotency-Key": uuid.uuid4().hex}
-    return (yield from perform(Call("POST", ROOT, lambda answer: read_job(answer.json()), json=body, headers=key)))
+    return (yield from perform(Call("POST", ROOT, lambda answer: read_job(answer.json()), json=body)))
 
 
 def get(name: str) -> Steps[ProbeInfo]:

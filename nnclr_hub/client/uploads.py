@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import socket
 import threading
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
@@ -185,14 +184,12 @@ def _upload(name: str, files: list[tuple[str, bytes]], notes: list[dict[str, Any
         errors = [one.get("error") for one in answer.json()["results"]]
         return [None if one is None else image_error(make_error(one["code"], one["detail"])) for one in errors]
 
-    key = uuid.uuid4().hex  # also the boundary: a retry then has the same bytes, by which the server recognizes it
     return Call(
         "POST",
         f"{ROOT}/{check_collection_name(name)}/items",
         read,
         files=[("files", file) for file in files],
         fields={"items": to_json(notes)},
-        headers={"Idempotency-Key": key, "Content-Type": f"multipart/form-data; boundary={key}"},
         takes=reports_each(len(files)),
         patience=PATIENCE_S,
     )

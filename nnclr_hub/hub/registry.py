@@ -161,31 +161,6 @@ MODELS: dict[str, ModelInfo] = {
             },
         ),
         ModelInfo(
-            name="nnclr_resnet18_small_cpu_starter",
-            architecture="resnet18",
-            embed_dim=256,
-            parameters=2_814_976,
-            input=InputContract(48, crop_pct=1.0),
-            sha256={
-                "config.json": "5197b8f0daf6f22ba88cc3054c34df363b082e72bcd25f9326735c565a07c2c0",
-                "model.safetensors": "daf4950de2e95d9ee67ba6cfb1a120372a1490b329244044df16d3f8d7a49a23",
-                "nnclr_heads.safetensors": "49bf0a6473c8b8f2047db8cd6e731b004d233c1e993b2d0b51a89bf55ecf2e32",
-                "network.onnx": "c6514404815864bd07f7bdac4f183e82d810d691b45dc78655510ca5e74e55eb",
-            },
-            license="cc-by-nc-4.0",
-            data=(
-                "imagenette128 (ImageNet's terms: research only) and mix128 (Caltech-101, CC BY 4.0; ImageNet "
-                "images, research only), train splits and unlabeled"
-            ),
-            recipe="small_cpu, 50 epochs",
-            metrics={
-                "knn20/imagenette128": 0.6413,
-                "knn20/mix128": 0.4132,
-                "knn20/clothing160": 0.4220,
-                "knn20/grocery128": 0.1662,
-            },
-        ),
-        ModelInfo(
             name="nnclr_resnet18_free_starter",
             architecture="resnet18",
             embed_dim=512,
@@ -217,9 +192,8 @@ MODELS: dict[str, ModelInfo] = {
             parameters=23_508_032,
             input=InputContract(128, crop_pct=1.0),
             sha256={
-                "config.json": "c1ab33cc31a60ecfb3cce12d84bfbf86e6a575216c685e0e6b26a22b2fbf3b6a",
+                "config.json": "0b9371d8833f76c4df9b0ffc31d998fa9742216e2449eeb9c1cfda96263d9370",
                 "model.safetensors": "b690d744db2b0655aa0888abfd495347e03aa5985172e760db614a0643c27833",
-                "nnclr_heads.safetensors": "79082271d512d5a8bc9ed3ed643dba4d254939b9ffb59dfb4c12bfd3a7612eae",
                 "network.onnx": "52252f5d32a4701b55b0549fbc9e6bb77903a52c05087de5078e6bc7d7791ef5",
             },
             license="cc-by-nc-4.0",
@@ -236,7 +210,7 @@ MODELS: dict[str, ModelInfo] = {
             },
             limits=(
                 "It is weaker than nnclr_resnet18_starter, which saw 8 times as many images. It is meant for "
-                "continued training and for comparing networks, not for search."
+                "comparing networks, not for search."
             ),
         ),
         ModelInfo(
@@ -246,9 +220,8 @@ MODELS: dict[str, ModelInfo] = {
             parameters=21_424_512,
             input=InputContract(96, crop_pct=1.0),
             sha256={
-                "config.json": "feac6dc2a3962a9661f21170c3abc4adcd271c14f9344f6b9f2642ce0e5ba8f1",
+                "config.json": "ac56ce860a491d5f21048c4d848d219db812af3c0e1254a4524560ab2c712123",
                 "model.safetensors": "f3c01d1b0d8ef4d936f977920853edd3b04e824072b84110ae5ce1f47ea7774b",
-                "nnclr_heads.safetensors": "54c13c56b1d2c04cfd2da2da992a781506b12b5d83369b0a78265dfe72be02cf",
                 "network.onnx": "b45fb08bf228bd4f82422e0c4dbaa76b0c81fa5c4b73748fb3db414df9524df3",
             },
             license="cc-by-nc-4.0",
@@ -265,7 +238,7 @@ MODELS: dict[str, ModelInfo] = {
             },
             limits=(
                 "It is weaker than nnclr_resnet18_starter, which saw 15 times as many images. It is meant for "
-                "continued training and for comparing networks, not for search."
+                "comparing networks, not for search."
             ),
         ),
     )

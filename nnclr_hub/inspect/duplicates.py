@@ -29,7 +29,7 @@ from nnclr_hub.store.percentiles import random_pairs
 from nnclr_hub.store.vector_transform import Kind, VectorTransform
 
 CANDIDATES = 5  # neighbors of each row that are compared by pixels
-LEAST_ALIGNED = 0.88  # at this correlation of details, people see the same photo; benchmarks/inspect.py measures it
+LEAST_ALIGNED = 0.88  # at this correlation of details, people see the same photo; see docs/results/inspect.md
 USUAL = 0.1  # share of random pairs below the score whose distance from the median is that of usual high scores
 ROUNDS = 5  # of grouping again with another threshold, or with representatives of groups
 RANDOM_PAIRS, RANDOM_ALIGNED = 200_000, 1_000

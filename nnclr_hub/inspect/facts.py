@@ -12,7 +12,7 @@ import numpy as np
 
 EMPTY = 2.0  # standard deviation of gray values below which an image shows nothing
 DARK, BRIGHT = 20.0, 235.0  # mean gray value
-# sharpness below it looks blurred at 256 pixels; benchmarks/inspect.py measures it on blurred copies
+# sharpness below it looks blurred at 256 pixels; see docs/results/inspect.md on blurred copies
 BLURRED = 30.0
 ODD_ASPECT = 4.0  # long side / short side
 TINY_SIDE = 32  # pixels

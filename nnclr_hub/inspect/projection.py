@@ -5,7 +5,7 @@
     found.place(more)               # (M, 2) float32: where new vectors belong on the same map
 
 "pca" is a linear map that takes milliseconds. "tsne" arranges neighbors (van der Maaten and Hinton, JMLR 2008) by
-openTSNE, with the interpolation of Linderman et al. (Nature Methods 2019). Decision 0019 compares it with UMAP.
+openTSNE, with the interpolation of Linderman et al. (Nature Methods 2019); see docs/results/inspect.md for UMAP.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def open_store(uri: str, read_only: bool = False, *, memory: int | None = None, 
 
         return MilvusStore(uri, read_only=read_only)
     try:
-        from nnclr_hub.store.embedded.store import EmbeddedStore
+        from nnclr_hub.store.folder.store import EmbeddedStore
     except ModuleNotFoundError as error:
         if error.name != "faiss":
             raise

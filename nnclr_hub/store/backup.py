@@ -1,15 +1,15 @@
-"""Backups of an embedded store, in a folder or at any address of fsspec. Each one copies only pages that are new.
+"""Backups of a store in a folder, at any address of fsspec. Each one copies only the pages of files that are new.
 
 back_up(store, "s3://bucket/nnclr", keep=30)
 restore("s3://bucket/nnclr", Path("restored"), at="2026-05-01T12:00")
 
-backups/TIME.json   one backup: its files as lists of chunks. It is written last, and makes the backup valid
-chunks/SHA256       up to 1024 pages of an SQLite file, or the index of a file: where each of its pages is
-lock                held while a backup is made, so that no other backup removes a chunk that this one shares
+backups/TIME.json   one backup: of each file of the store, the chunk with the hashes of its pages, then those with its
+                    pages. It is written last, and makes the backup valid
+chunks/SHA256       the hashes of all pages of an SQLite file in order, 16 bytes each; or up to 1024 pages
 
 SQLite copies each file to a temporary file in one read transaction: one state, while others write. A change of a few
-items touches few pages, but these are spread over the whole file. So pages are compared with the previous backup one by
-one, and only new ones are packed into chunks.
+items touches few pages, but these are spread over the whole file. So pages are looked up by their hashes, and only
+those that the previous backup does not have are packed into new chunks.
 """
 
 from __future__ import annotations
@@ -25,36 +25,31 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
 
-import numpy as np
-
-from nnclr_hub.errors import InvalidRequest, NNCLRHubError, StoreCorrupt, StoreError, StoreLocked, StoreTooNew
+from nnclr_hub.errors import DiskFull, InvalidRequest, NNCLRHubError, StoreCorrupt, StoreError, StoreLocked, StoreTooNew
 from nnclr_hub.file_replacement import replace_file
 from nnclr_hub.remote_files import open_file_system, reading
 from nnclr_hub.store import records
 from nnclr_hub.store.base import Progress, VectorStore
-from nnclr_hub.store.embedded import catalog
-from nnclr_hub.store.embedded.names import CATALOG
-from nnclr_hub.store.embedded.store import EmbeddedStore
+from nnclr_hub.store.disk import PAGE_SIZE, fsync_folder, make_folder, read_id, translated, write_id, written_whole
 from nnclr_hub.store.failpoints import reached
-from nnclr_hub.store.folder import disk_errors, fsync_folder, make_folder, read_id, write_id, written_whole
-from nnclr_hub.store.sqlite import PAGE_SIZE, connect, quick_check, translated
+from nnclr_hub.store.folder import schema
+from nnclr_hub.store.folder.catalog import CATALOG
+from nnclr_hub.store.folder.store import EmbeddedStore
+from nnclr_hub.store.records import RECORDS
+from nnclr_hub.store.sqlite import connect, quick_check
 
 log = logging.getLogger(__name__)
-FORMAT = "nnclr_hub backup, version 3"
+FORMAT = "nnclr_hub backup, version 4"
 CHUNK_PAGES = 1024  # 16 MiB
-SMALL_CHUNKS = 64  # of a file; if more are less than half full, they are packed again
-LOCK_SECONDS = 86_400.0  # after which the lock of a process that crashed ends, where the system does not release it
+MOST_CHUNKS = 1000  # of a file, beyond those that are full
+HASH = 16  # bytes of the SHA-256 of a page
 ATTEMPTS = 20  # to read a store whose collections are dropped while they are read
-SCRATCH = ".copy-"  # begins the names of temporary files
-OTHERS = ("lock", "lost+found")  # names next to backups and chunks
-# of each page: its chunk, its place in it, and the first 16 bytes of its SHA-256
-INDEX = np.dtype([("chunk", "<u4"), ("page", "<u4"), ("hash", "<u8", (2,))])
 _ID = re.compile(r"\d{8}T\d{6}\.\d{6}Z")
 _CHUNK = re.compile(r"\.?[0-9a-f]{64}(\..*part)?")  # a chunk, or one that was not written completely
 Chunk = tuple[str, int]  # SHA-256 in hex, and bytes
@@ -68,7 +63,7 @@ class Backup:
     store: the id of the store; None if it had none, because its disk was full.
     collections: number of items by name.
     aliases: names by alias.
-    files: by path in the store's folder, the chunk with the index of the file, and those with its pages.
+    files: by path in the store's folder, the chunk with the hashes of its pages, then those with its pages.
     """
 
     id: str
@@ -92,7 +87,6 @@ class Backup:
 class BackupReport:
     """The result of a backup.
 
-    id: of the backup.
     collections, items: how many it contains.
     written: bytes that were copied.
     size: bytes of all its chunks.
@@ -117,20 +111,21 @@ def back_up(
     """Add a backup of a store, each collection as it was at one moment, to those at an address.
 
     This process or another one may write to the store at the same time. A temporary copy of the largest collection
-    needs space in the destination if that is a folder, otherwise in the folder for temporary files (TMPDIR).
+    needs space in the destination if that is a folder, otherwise in the folder for temporary files (TMPDIR). Make only
+    one backup at a time to an address.
 
     Args:
         store: with a folder; it may be open read-only.
-        to: a folder, or an address of fsspec such as s3://bucket/folder. It is new, empty, or has backups.
+        to: a folder, or an address of fsspec such as s3://bucket/folder.
         keep: the number of backups to keep, at least 1; older ones are removed afterwards. None: all.
         progress: called with (done, total) in bytes.
 
     Raises:
-        InvalidRequest: the store is not in a folder; the destination is inside of it, or has other files, or
-            backups of another store; or `keep` is invalid.
+        InvalidRequest: the store is not in a folder; the destination is inside of it, or has backups of another store;
+            or `keep` is invalid.
         MissingDependency: the driver for the address is not installed.
-        StoreLocked: another backup to the destination is running.
-        StoreCorrupt: a file of the store is damaged; older backups are kept.
+        StoreLocked: another backup to the folder is running.
+        StoreCorrupt: a collection is damaged. The backup has the others, and no older backup was removed.
         DiskFull, StoreError: the destination cannot be written; older backups stay usable.
     """
     if not isinstance(store, EmbeddedStore):
@@ -138,8 +133,7 @@ def back_up(
     if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 1):
         raise InvalidRequest(f"keep must be a whole number from 1, got {keep!r}.")
     place = _Place(to)
-    place.refuse_unsuitable(store.folder)
-    with place.locked():
+    with place.locked(store.folder):
         ids, own = place.ids(), read_id(store.folder)
         previous = place.sound_backup(ids[-1]) if ids else None
         if previous is not None and None not in (previous.store, own) and previous.store != own:
@@ -147,123 +141,110 @@ def back_up(
                 f"{to} has backups of another store; use one destination for each store, because old backups are "
                 "removed by their age."
             )
-        writer = _Writer(place, previous, sum(path.stat().st_size for path in store.files().values()), progress)
-        copied = _copy_store(store, writer)
+        total = sum(path.stat().st_size for path in store.files().values() if path.exists())
+        copy = _Copy(place, previous, total, progress)
+        copy.read(store)
         reached("backup.chunks")
         # ids ascend even if the clock is set back
         last = datetime.fromisoformat(ids[-1]).timestamp() + 1e-5 if ids else 0.0
-        backup = replace(copied, id=_id(datetime.fromtimestamp(max(time.time(), last), UTC)), store=own)
+        id = _id(datetime.fromtimestamp(max(time.time(), last), UTC))
+        backup = Backup(id, own, copy.collections, copy.aliases, copy.files)
         content = {"format": FORMAT, **asdict(backup)}
-        described = json.dumps({"sha256": _checksum(content), **content}, indent=1)
-        place.check_lock()
-        place.write(f"backups/{backup.id}.json", described.encode())
+        place.write(f"backups/{id}.json", json.dumps({"sha256": _checksum(content), **content}, indent=1).encode())
         reached("backup.done")
+        if copy.damaged:
+            raise StoreCorrupt(
+                f"Backup {id} has the rest of the store, but not {', '.join(copy.damaged)}; no older backup was "
+                f"removed. {next(iter(copy.damaged.values()))}"
+            )
         try:
             removed, freed = (0, 0) if keep is None else _prune(place, keep)
         except NNCLRHubError as error:
-            raise StoreError(f"Backup {backup.id} is complete, but older ones were not removed. {error}") from error
+            raise StoreError(f"Backup {id} is complete, but older ones were not removed. {error}") from error
     items = sum(backup.collections.values())
-    return BackupReport(backup.id, len(backup.collections), items, writer.written, backup.size, removed, freed)
+    return BackupReport(id, len(backup.collections), items, copy.written, backup.size, removed, freed)
 
 
-def _copy_store(store: EmbeddedStore, writer: _Writer) -> Backup:
-    for _ in range(ATTEMPTS):
-        files = set(store.files().values())
-        try:
-            return _copy_files(store.folder, writer)
-        except StoreError:
-            if files <= set(store.files().values()):  # otherwise a collection was dropped before it was read
-                raise
-    raise StoreError("Collections are dropped too often for a backup; repeat it later.")
-
-
-def _copy_files(folder: Path, writer: _Writer) -> Backup:
-    # names first: an alias that is moved later must not point to a collection that was not complete yet
-    with _reading(folder / CATALOG, catalog.SCHEMA) as root:
-        keys = dict(root.execute("SELECT name, uuid FROM collections ORDER BY name"))
-        aliases = dict(root.execute("SELECT alias, name FROM aliases ORDER BY alias"))
-        files, collections = {CATALOG: writer.save(root, CATALOG)}, {}
-    if (folder / records.RECORDS).is_file():
-        with _reading(folder / records.RECORDS, records.SCHEMA) as connection:
-            files[records.RECORDS] = writer.save(connection, records.RECORDS)
-    for name, key in keys.items():
-        file = f"collections/{key}.sqlite"
-        with _reading(folder / file, catalog.SCHEMA) as connection:
-            collections[name] = connection.execute("SELECT count(*) FROM items").fetchone()[0]
-            files[file] = writer.save(connection, file)
-    return Backup("", None, collections, aliases, files)
-
-
-@contextmanager
-def _reading(path: Path, format: int) -> Iterator[sqlite3.Connection]:
-    with closing(connect(path, format, read_only=True)) as connection, translated(path):
-        quick_check(connection, path)  # copies of damage must not replace sound backups
-        connection.execute("BEGIN")
-        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()  # the first read begins the transaction
-        yield connection
-
-
-class _Writer:
-    """Writes files as chunks, and shares those of the previous backup."""
+class _Copy:
+    """Copies the files of a store as chunks, and shares those of the previous backup."""
 
     def __init__(self, place: _Place, previous: Backup | None, total: int, progress: Progress) -> None:
-        self._place, self._progress = place, progress
-        self._existing = place.chunks()
-        self._previous = previous.files if previous else {}
-        self._done, self._total = 0, total
+        self._place, self._progress, self._done, self._total = place, progress, 0, total
+        self._existing, self._previous = place.chunks(), previous.files if previous else {}
         self.written = 0
 
-    def save(self, connection: sqlite3.Connection, name: str) -> list[Chunk]:
-        """Copy a file as its read transaction has it, and end that."""
+    def read(self, store: EmbeddedStore) -> None:
+        """Copy all files; again if one is dropped before it is read, so that all names belong to one moment."""
+        for _ in range(ATTEMPTS):
+            self.files: dict[str, list[Chunk]] = {}
+            self.collections: dict[str, int] = {}
+            self.damaged: dict[str, StoreError] = {}  # by name
+            before = store.files()
+            # names first: an alias that is moved later must not point to a collection that was not complete yet
+            with _reading(store.folder / CATALOG, schema.SCHEMA) as root:
+                keys = dict(root.execute("SELECT name, uuid FROM collections ORDER BY name"))
+                self.aliases = dict(root.execute("SELECT alias, name FROM aliases ORDER BY alias"))
+                self._save(root, CATALOG)
+            if (store.folder / RECORDS).is_file():
+                with self._noting_damage(RECORDS), _reading(store.folder / RECORDS, records.SCHEMA) as connection:
+                    self._save(connection, RECORDS)
+            for name, key in keys.items():
+                file = f"collections/{key}.sqlite"
+                with self._noting_damage(name), _reading(store.folder / file, schema.SCHEMA) as connection:
+                    items = connection.execute("SELECT count(*) FROM items").fetchone()[0]
+                    self._save(connection, file)
+                    self.collections[name] = items
+            if not self.damaged or set(before.values()) <= set(store.files().values()):
+                return
+        raise StoreError("Collections are dropped too often for a backup; repeat it later.")
+
+    @contextmanager
+    def _noting_damage(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except DiskFull:
+            raise
+        except StoreError as error:
+            self.damaged[name] = error
+
+    def _save(self, connection: sqlite3.Connection, name: str) -> None:
         # the copy is complete before the first upload, because SQLite's log grows until the transaction ends
-        with NamedTemporaryFile(prefix=SCRATCH, dir=self._place.folder) as copy, translated(Path(copy.name)):
+        with NamedTemporaryFile(dir=self._place.folder, delete=False) as copy:
             with closing(sqlite3.connect(copy.name, isolation_level=None)) as target:
+                os.unlink(copy.name)  # so that a crash leaves nothing
                 target.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;")
                 connection.backup(target, pages=CHUNK_PAGES)
             connection.execute("COMMIT")
-            return self._save_pages(copy.fileno(), name)
+            self.files[name] = self._chunks(copy.fileno(), name)
 
-    def _save_pages(self, copy: int, name: str) -> list[Chunk]:
-        index, hashes = np.zeros(os.fstat(copy).st_size // PAGE_SIZE, INDEX), []
-        for start in range(0, len(index), CHUNK_PAGES):
-            pages = _pages(os.pread(copy, CHUNK_PAGES * PAGE_SIZE, start * PAGE_SIZE))
-            hashes += [hashlib.sha256(page).digest()[:16] for page in pages]
-            self._done += len(pages) * PAGE_SIZE
-            self._progress(self._done, max(self._done, self._total))
-        index["hash"] = np.frombuffer(b"".join(hashes), "<u8").reshape(-1, 2)
-        new, chunks = self._share(index, name)
+    def _chunks(self, copy: int, name: str) -> list[Chunk]:
+        hashes: list[bytes] = []
+        for start in range(0, os.fstat(copy).st_size, CHUNK_PAGES * PAGE_SIZE):
+            hashes += map(_hash, _parts(os.pread(copy, CHUNK_PAGES * PAGE_SIZE, start), PAGE_SIZE))
+            self._done += CHUNK_PAGES * PAGE_SIZE
+            self._progress(min(self._done, self._total), self._total)
+        known, chunks = self._shared(name, set(hashes))
+        new = list({page: number for number, page in enumerate(hashes) if page not in known}.values())
         for start in range(0, len(new), CHUNK_PAGES):
-            places = new[start : start + CHUNK_PAGES]
-            index["chunk"][places], index["page"][places] = len(chunks), np.arange(len(places))
-            chunks.append(self._put(b"".join(os.pread(copy, PAGE_SIZE, at * PAGE_SIZE) for at in places.tolist())))
-        return [self._put(index.tobytes()), *chunks]
+            pages = [os.pread(copy, PAGE_SIZE, number * PAGE_SIZE) for number in new[start : start + CHUNK_PAGES]]
+            chunks.append(self._put(b"".join(pages)))
+        return [self._put(b"".join(hashes)), *chunks]
 
-    def _share(self, index: np.ndarray, name: str) -> tuple[np.ndarray, list[Chunk]]:
-        """Enter pages that the previous backup has at the same place; return the numbers of the others, and chunks."""
-        everything = np.arange(len(index))
-        if name not in self._previous:
-            return everything, []
-        described, *chunks = self._previous[name]
+    def _shared(self, name: str, wanted: set[bytes]) -> tuple[set[bytes], list[Chunk]]:
+        """Return the pages that the previous backup has of a file, and its chunks; nothing if that is not worth it."""
+        chunks = self._previous.get(name, [])
+        if not chunks or any(self._existing.get(sha256) != size for sha256, size in chunks):
+            return set(), []
+        size = sum(size for _, size in chunks[1:])
         try:
-            old = np.frombuffer(self._place.read(described), INDEX)[: len(index)]
+            known = wanted & set(_parts(self._place.read(chunks[0]), HASH))
         except StoreCorrupt as error:
             log.warning("%s is copied completely (%s)", name, error)
-            self._existing.pop(described[0], None)
-            return everything, []
-        same = np.flatnonzero((old["hash"] == index["hash"][: len(old)]).all(axis=1))
-        used = np.bincount(old["chunk"][same], minlength=len(chunks)).tolist()
+            self._existing.pop(chunks[0][0])
+            return set(), []
         # neither unused pages nor the number of chunks may grow with the number of backups
-        kept = [
-            number
-            for number, (sha256, size) in enumerate(chunks)
-            if self._existing.get(sha256) == size and 2 * used[number] >= size // PAGE_SIZE
-        ]
-        small = {number for number in kept if chunks[number][1] < CHUNK_PAGES * PAGE_SIZE // 2}
-        kept = [number for number in kept if number not in small or len(small) <= SMALL_CHUNKS]
-        same = same[np.isin(old["chunk"][same], kept)]
-        index[same] = old[same]
-        index["chunk"][same] = np.searchsorted(kept, old["chunk"][same])
-        return np.setdiff1d(everything, same), [chunks[number] for number in kept]
+        worn = size > 2 * PAGE_SIZE * len(known) or len(chunks) > MOST_CHUNKS + size // (CHUNK_PAGES * PAGE_SIZE)
+        return (set(), []) if worn else (known, chunks[1:])
 
     def _put(self, data: bytes) -> Chunk:
         sha256 = hashlib.sha256(data).hexdigest()
@@ -275,27 +256,28 @@ class _Writer:
         return sha256, len(data)
 
 
+@contextmanager
+def _reading(path: Path, format: int) -> Iterator[sqlite3.Connection]:
+    with closing(connect(path, format, read_only=True)) as connection, translated(path):
+        quick_check(connection, path)  # copies of damage must not replace sound backups
+        connection.execute("BEGIN")
+        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()  # the first read begins the transaction
+        yield connection
+
+
 def _prune(place: _Place, keep: int) -> tuple[int, int]:
     """Remove all backups but the newest ones; return how many, and the bytes of the chunks that were removed.
 
-    A crash may leave chunks that no backup uses; the next call removes them. Backups with a damaged description do not
-    count. As long as one is among the newest, no chunk is removed, because it may use it.
+    Backups that cannot be read do not count. As long as there is one, no chunk is removed, because it may use it.
     """
-    ids, sound, damaged = place.ids(), [], 0
-    for id in reversed(ids):
-        if len(sound) == keep:
-            break
-        try:
-            sound.append(place.backup(id))
-        except (StoreCorrupt, StoreTooNew) as error:
-            damaged += 1
-            log.warning("no chunk is removed, because a backup that cannot be read may use it (%s)", error)
-    old = ids[: len(ids) - len(sound) - damaged]
-    place.remove("backups", [f"{id}.json" for id in old])
-    used = {sha256 for backup in sound for sha256, _ in backup.chunks}
-    unused = {} if damaged else {name: size for name, size in place.chunks().items() if name not in used}
-    place.remove("chunks", list(unused))
-    return len(old), sum(unused.values())
+    ids = place.ids()
+    sound = [backup for id in ids if (backup := place.sound_backup(id)) is not None]
+    place.remove([f"backups/{backup.id}.json" for backup in sound[:-keep]])
+    used = {sha256 for backup in sound[-keep:] for sha256, _ in backup.chunks}
+    # also those that a crash has left
+    unused = {} if len(sound) < len(ids) else {name: size for name, size in place.chunks().items() if name not in used}
+    place.remove([f"chunks/{name}" for name in unused])
+    return len(sound[:-keep]), sum(unused.values())
 
 
 # ------------------------------------------------------------------------------ list, verify and restore
@@ -310,8 +292,6 @@ def list_backups(source: str | Path) -> list[Backup]:
 def verify_backups(source: str | Path, *, progress: Progress = lambda done, total: None) -> dict[str, str | None]:
     """Read every chunk of the backups back; return for each backup None, or what is wrong with it.
 
-    A chunk that is damaged whenever it is read is removed, so that the next backup writes it again.
-
     Args:
         source: see `back_up`.
         progress: called with (done, total) in bytes.
@@ -319,35 +299,24 @@ def verify_backups(source: str | Path, *, progress: Progress = lambda done, tota
     Raises:
         InvalidRequest: there is no backup.
     """
-    place, found = _Place(source), {}
-    backups: list[Backup] = []
-    for id in place.existing_ids():
+    place, backups, problems, read = _Place(source), {}, {}, {}
+    for id in place.ids(some=True):
         try:
-            backups.append(place.backup(id))
+            backups[id] = place.backup(id)
         except StoreError as error:
-            found[id] = str(error)
-    chunks, problems, done = {chunk for backup in backups for chunk in backup.chunks}, {}, 0
-    total = sum(size for _, size in chunks)
-    for chunk in chunks:
-        if (problem := _problem(place, chunk)) and _problem(place, chunk):  # the second time, it was not the connection
-            problems[chunk] = problem
-            if chunk[0] in place.chunks():
-                place.remove("chunks", [chunk[0]])
-        done += chunk[1]
-        progress(done, total)
-    for backup in backups:
-        found[backup.id] = next((problems[chunk] for chunk in backup.chunks if chunk in problems), None)
+            problems[id] = str(error)
+    total = sum(size for _, size in {chunk for backup in backups.values() for chunk in backup.chunks})
+    for id, backup in backups.items():
+        for chunk in backup.chunks - read.keys():
+            try:
+                place.read(chunk)
+                read[chunk] = None
+            except StoreCorrupt as error:
+                read[chunk] = str(error)
+            progress(sum(size for _, size in read), total)
+        problems[id] = next((read[chunk] for chunk in backup.chunks if read[chunk]), None)
     # another process may have removed old ones while they were read
-    return {id: found[id] for id in place.ids() if id in found}
-
-
-def _problem(place: _Place, chunk: tuple[str, int]) -> str | None:
-    """Return what is wrong with a chunk."""
-    try:
-        place.read(chunk)
-    except StoreCorrupt as error:
-        return str(error)
-    return None
+    return {id: problems[id] for id in place.ids() if id in problems}
 
 
 def restore(
@@ -362,8 +331,8 @@ def restore(
     Args:
         source: see `back_up`.
         folder: does not exist, or is empty.
-        at: the id of a backup, or a time: the newest backup at or before it. A time without a zone is local. None:
-            the newest backup.
+        at: the id of a backup, or a time: the newest backup at or before it. A time without an offset is in the time
+            zone of this machine. None: the newest backup.
         progress: called with (done, total) in bytes.
 
     Returns:
@@ -377,28 +346,32 @@ def restore(
     folder, place = Path(folder), _Place(source)
     if folder.is_symlink() or (folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))):
         raise InvalidRequest(f"{folder} exists already; choose a new folder, because a restore overwrites nothing.")
-    backup = place.backup_at(at)
+    backup = place.backup(_select(place.ids(some=True), at))
     done = 0
 
     def write(name: str, path: Path) -> None:
         nonlocal done
-        for size in _restored_pages(place, backup.files[name], path):
+        for size in _write_pages(place, backup.files[name], path):
             done += size
             progress(done, backup.size)
 
     with translated(folder), written_whole(folder) as partial:
         (partial / "collections").mkdir()
-        write(CATALOG, partial / CATALOG)
-        if records.RECORDS in backup.files:
-            write(records.RECORDS, partial / records.RECORDS)
-        with closing(connect(partial / CATALOG, catalog.SCHEMA)) as root:
+        for name in (CATALOG, RECORDS):
+            if name in backup.files:
+                write(name, partial / name)
+        with closing(connect(partial / CATALOG, schema.SCHEMA)) as root:
             root.execute("BEGIN")
             for name, key in root.execute("SELECT name, uuid FROM collections").fetchall():
+                if name not in backup.collections:  # it was damaged
+                    root.execute("DELETE FROM aliases WHERE name = ?", [name])
+                    root.execute("DELETE FROM collections WHERE name = ?", [name])
+                    continue
                 # a new key: from here on, its row ids and changes are not those of the original any more
                 path = partial / "collections" / f"{uuid.uuid4().hex}.sqlite"
                 root.execute("UPDATE collections SET uuid = ? WHERE name = ?", [path.stem, name])
                 write(f"collections/{key}.sqlite", path)
-                with closing(connect(path, catalog.SCHEMA)) as connection:
+                with closing(connect(path, schema.SCHEMA)) as connection:
                     connection.execute("DELETE FROM snapshot")  # of the index, which a backup does not have
             root.execute("COMMIT")
         fsync_folder(partial / "collections")
@@ -406,22 +379,45 @@ def restore(
     return backup
 
 
-def _restored_pages(place: _Place, chunks: list[Chunk], path: Path) -> Iterator[int]:
+def _select(ids: list[str], at: str | datetime | None) -> str:
+    """Return the id of the backup that `at` of `restore` means."""
+    if at is None:
+        return ids[-1]
+    if isinstance(at, str) and _ID.fullmatch(at):
+        found = at if at in ids else None
+    else:
+        try:
+            moment = _id(at if isinstance(at, datetime) else datetime.fromisoformat(at))
+        except (ValueError, OverflowError) as error:
+            raise InvalidRequest(
+                f"{at!r} is neither a time such as 2026-05-01T12:00 nor the id of a backup such as {ids[-1]}."
+            ) from error
+        found = max((id for id in ids if id <= moment), default=None)
+    if found is None:
+        raise InvalidRequest(f"There is no backup {at}; the first is {ids[0]}, the last {ids[-1]} (ids are in UTC).")
+    return found
+
+
+def _write_pages(place: _Place, chunks: list[Chunk], path: Path) -> Iterator[int]:
     """Write a file; yield the size of each chunk when its pages are written."""
-    index, chunks = np.frombuffer(place.read(chunks[0]), INDEX), chunks[1:]
-    order = np.argsort(index["chunk"], kind="stable")
-    bounds = np.searchsorted(index["chunk"], np.arange(len(chunks) + 1), sorter=order)
+    numbers: dict[bytes, list[int]] = {}
+    for number, page in enumerate(_parts(place.read(chunks[0]), HASH)):
+        numbers.setdefault(page, []).append(number)
     with path.open("xb") as target:
-        for number, chunk in enumerate(chunks):
-            pages = _pages(place.read(chunk))
-            for at in order[bounds[number] : bounds[number + 1]].tolist():
-                os.pwrite(target.fileno(), pages[index["page"][at]], at * PAGE_SIZE)
+        for chunk in chunks[1:]:
+            for page in _parts(place.read(chunk), PAGE_SIZE):
+                for number in numbers.pop(_hash(page), ()):
+                    os.pwrite(target.fileno(), page, number * PAGE_SIZE)
             yield chunk[1]
         os.fsync(target.fileno())
 
 
-def _pages(data: bytes) -> list[memoryview]:
-    return [memoryview(data)[start : start + PAGE_SIZE] for start in range(0, len(data), PAGE_SIZE)]
+def _parts(data: bytes, size: int) -> list[bytes]:
+    return [data[start : start + size] for start in range(0, len(data), size)]
+
+
+def _hash(page: bytes) -> bytes:
+    return hashlib.sha256(page).digest()[:HASH]
 
 
 def _id(moment: datetime) -> str:
@@ -446,39 +442,18 @@ class _Place:
         files, root = open_file_system(self._address)
         self.folder = Path(root) if isinstance(files, LocalFileSystem) else None
         self._fs = DirFileSystem(root, files)
-        self._lock = b""  # what this process wrote to the lock of an address
-
-    def refuse_unsuitable(self, store: Path) -> None:
-        """Raise InvalidRequest for the store, for a folder in it, and for one that has other files but no backups."""
-        if self.folder is not None:
-            root = self.folder.resolve()
-            if root.exists() and not root.is_dir():
-                raise StoreError(f"{self._address} is not a folder; choose another destination.")
-            if any(folder.exists() and folder.samefile(store) for folder in (root, *root.parents)):
-                raise InvalidRequest(
-                    f"{self._address} is in the folder of the store, so backups there would be lost with it; choose "
-                    "a folder on another disk."
-                )
-        others = {name for name in self._names("") if name not in OTHERS and not name.startswith(".")}
-        if others and not self.ids() and not self.chunks():
-            raise InvalidRequest(
-                f"{self._address} has other files, for example {min(others)}; choose a new or an empty folder."
-            )
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Let no other process make or remove backups here during the block."""
+    def locked(self, store: Path) -> Iterator[None]:
+        """Make the folder, and let no other process make or remove backups in it during the block."""
         if self.folder is None:
-            if self._holder():
-                raise self._refusal(f" If none is running, delete {self._address}/lock.")
-            self._lock = str(time.time()).encode()
-            self.write("lock", self._lock)
-            try:
-                yield
-            finally:
-                if self._holder() == self._lock:
-                    self.write("lock", b"")  # an object store may forbid deletion
+            yield
             return
+        if any(parent.exists() and parent.samefile(store) for parent in (self.folder / "x").resolve().parents):
+            raise InvalidRequest(
+                f"{self._address} is in the folder of the store, so backups there would be lost with it; choose a "
+                "folder on another disk."
+            )
         with self._used():
             make_folder(self.folder)
             handle = (self.folder / "lock").open("ab")
@@ -486,55 +461,19 @@ class _Place:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise self._refusal() from error
+                raise StoreLocked(
+                    f"Another backup to {self._address} is running; repeat this one when it has ended."
+                ) from error
             except OSError:
                 log.warning("%s cannot be locked, so make only one backup to it at a time", self._address)
-            for left in self.folder.glob(f"{SCRATCH}*"):
-                left.unlink(missing_ok=True)
             yield
 
-    def check_lock(self) -> None:
-        """Refuse to continue if another process has taken the lock, because two began at once or this one took long."""
-        if self.folder is None and self._holder() != self._lock:
-            raise self._refusal()
-
-    def _holder(self) -> bytes:
-        """Return the content of the lock of an address; b"" if nobody holds it."""
-        try:
-            content = self._read("lock")
-            return content if time.time() - float(content) < LOCK_SECONDS else b""
-        except (StoreCorrupt, ValueError):  # it is missing, or empty
-            return b""
-
-    def _refusal(self, hint: str = "") -> StoreLocked:
-        return StoreLocked(f"Another backup to {self._address} is running; repeat this one when it has ended.{hint}")
-
-    def ids(self) -> list[str]:
-        """Return the ids of the backups, oldest first."""
-        return sorted(name[:-5] for name in self._names("backups") if _ID.fullmatch(name[:-5]) and name[-5:] == ".json")
-
-    def existing_ids(self) -> list[str]:
-        """Return the ids of the backups, at least one."""
-        if not (ids := self.ids()):
+    def ids(self, *, some: bool = False) -> list[str]:
+        """Return the ids of the backups, oldest first; with `some`, at least one."""
+        ids = sorted(name[:-5] for name in self._sizes("backups") if name[-5:] == ".json" and _ID.fullmatch(name[:-5]))
+        if some and not ids:
             raise InvalidRequest(f"{self._address} has no backup; check the address.")
         return ids
-
-    def backup_at(self, at: str | datetime | None) -> Backup:
-        """Return the backup that `at` of `restore` selects."""
-        ids = self.existing_ids()
-        if at is None:
-            at = ids[-1]
-        elif isinstance(at, datetime) or not _ID.fullmatch(at):
-            try:
-                moment = _id(at if isinstance(at, datetime) else datetime.fromisoformat(at))
-            except (ValueError, OverflowError) as error:
-                raise InvalidRequest(
-                    f"{at!r} is neither a time such as 2026-05-01T12:00 nor the id of a backup such as {ids[-1]}."
-                ) from error
-            at = max((id for id in ids if id <= moment), default=moment)
-        if at not in ids:
-            raise InvalidRequest(f"{self._address} has no backup {at}; it has {ids[0]} to {ids[-1]}.")
-        return self.backup(at)
 
     def backup(self, id: str) -> Backup:
         """Return a backup; raise StoreCorrupt if its description is missing or damaged."""
@@ -551,20 +490,16 @@ class _Place:
             raise StoreCorrupt(f"{name} is damaged ({error}); use another backup.") from error
 
     def sound_backup(self, id: str) -> Backup | None:
-        """Return a backup; None if its description is damaged."""
+        """Return a backup; None if its description cannot be read."""
         try:
             return self.backup(id)
-        except StoreCorrupt as error:
-            log.warning("a damaged backup is skipped (%s)", error)
+        except (StoreCorrupt, StoreTooNew) as error:
+            log.warning("a backup is skipped (%s)", error)
             return None
 
     def chunks(self) -> dict[str, int]:
         """Return the sizes of all chunks in bytes, by hash, and of files that were not written completely."""
-        with self._used():
-            self._fs.invalidate_cache()
-            found: Any = self._fs.find("chunks", detail=True)
-        sizes = {name.rsplit("/", 1)[-1]: info["size"] for name, info in found.items()}
-        return {name: size for name, size in sizes.items() if _CHUNK.fullmatch(name)}
+        return {name: size for name, size in self._sizes("chunks").items() if _CHUNK.fullmatch(name)}
 
     def read(self, chunk: Chunk) -> bytes:
         """Return the content of a chunk; raise StoreCorrupt if it is missing or damaged."""
@@ -587,14 +522,14 @@ class _Place:
             self._fs.makedirs(name.rpartition("/")[0], exist_ok=True)
             self._fs.pipe_file(name, data)  # half a file has another size or checksum
 
-    def remove(self, folder: str, names: list[str]) -> None:
-        """Remove files; durable when this returns."""
+    def remove(self, names: list[str]) -> None:
+        """Remove files of one folder; durable when this returns."""
         with self._used():
             for name in names:
-                self._fs.rm_file(f"{folder}/{name}")
+                self._fs.rm_file(name)
                 reached("backup.removed")
-            if self.folder is not None:
-                fsync_folder(self.folder / folder)
+            if names and self.folder is not None:
+                fsync_folder((self.folder / names[0]).parent)
 
     def _read(self, name: str) -> bytes:
         with self._used():
@@ -603,13 +538,11 @@ class _Place:
             except FileNotFoundError as error:
                 raise StoreCorrupt(f"{self._address}/{name} is missing; use another backup.") from error
 
-    def _names(self, folder: str) -> list[str]:
+    def _sizes(self, folder: str) -> dict[str, int]:
         with self._used():
             self._fs.invalidate_cache()
-            try:
-                return [str(name).rstrip("/").rsplit("/", 1)[-1] for name in self._fs.ls(folder, detail=False)]
-            except FileNotFoundError:
-                return []
+            found: Any = self._fs.find(folder, detail=True)
+        return {name.rsplit("/", 1)[-1]: info["size"] for name, info in found.items()}
 
     def _used(self) -> AbstractContextManager[None]:
-        return reading(self._address) if self.folder is None else disk_errors(self.folder)
+        return reading(self._address) if self.folder is None else translated(self.folder)

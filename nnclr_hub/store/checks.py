@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
+import math
 import re
-import sys
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -30,11 +30,8 @@ MAX_METADATA = 64 * 1024
 MAX_THUMBNAIL = 32 * 1024
 MAX_NAME = 128
 _NAME = re.compile(rf"[A-Za-z0-9._~-]{{1,{MAX_NAME}}}")
-# circular metadata fails by the depth of recursion, so the check for it can be skipped
-_JSON = json.JSONEncoder(allow_nan=False, ensure_ascii=False, check_circular=False, separators=(",", ":"))
-# refuse dataclasses, dates and subclasses; a UUID becomes a text, and a member of an Enum its value
-_STRICT = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
-_HUGE = re.compile("[0-9]{309}")  # digits of an integer that no float can hold
+# refuse dataclasses and dates; a UUID becomes a text, and a member of an Enum its value
+_STRICT = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
 _MAX_F16 = float(np.finfo(np.float16).max)
 
 
@@ -119,19 +116,8 @@ def check_threshold(threshold: float | None) -> float | None:
     return threshold
 
 
-def check_vector(vector: np.ndarray, spec: CollectionSpec, what: str) -> np.ndarray:
-    """Return a vector (D,) float32 as the collection compares it: normalized if the metric is cosine."""
-    if _is_row(vector, spec):  # one query should not pay for the checks that a thousand vectors need
-        square = float(np.dot(vector, vector))
-        if 1e-12 < square < 1e12 and (spec.precision == "f32" or spec.metric == "cosine"):
-            if spec.metric != "cosine" or abs(square - 1) < UNIT_TOLERANCE:
-                return vector
-            return vector / np.float32(np.sqrt(square))
-    return check_vectors([vector], spec, lambda _: what)[0]
-
-
 def check_vectors(vectors: Sequence[np.ndarray] | np.ndarray, spec: CollectionSpec, what: Any) -> np.ndarray:
-    """Return vectors (n, D) float32, each checked as by `check_vector`, but all at once.
+    """Return vectors (n, D) float32 as the collection compares them: normalized if the metric is cosine.
 
     Args:
         vectors: n vectors of D numbers.
@@ -145,12 +131,6 @@ def check_vectors(vectors: Sequence[np.ndarray] | np.ndarray, spec: CollectionSp
     if empty:
         return np.zeros((0, spec.dim), np.float32)
     rows = _stacked(vectors, spec, what)
-    if spec.metric == "cosine":
-        # most vectors are unit vectors, which float32 is enough to see
-        with np.errstate(over="ignore", invalid="ignore"):
-            unit = np.abs(np.einsum("ij,ij->i", rows, rows) - 1) < UNIT_TOLERANCE / 2
-        if unit.all():
-            return rows
     largest = _MAX_F16 if spec.precision == "f16" and spec.metric != "cosine" else np.inf
     with np.errstate(over="ignore", invalid="ignore"):
         squares = np.einsum("ij,ij->i", rows, rows, dtype=np.float64)
@@ -172,17 +152,15 @@ def check_vectors(vectors: Sequence[np.ndarray] | np.ndarray, spec: CollectionSp
 
 
 def check_queries(vectors: Sequence[np.ndarray] | np.ndarray, spec: CollectionSpec) -> np.ndarray:
-    """Return queries (n, D) float32 as `check_vector` does."""
-    if isinstance(vectors, list) and len(vectors) == 1:
-        return check_vector(vectors[0], spec, "the query")[None]
-    return check_vectors(vectors, spec, lambda i: f"query {i}")
+    """Return queries (n, D) float32 as `check_vectors` does."""
+    return check_vectors(vectors, spec, lambda i: "the query" if len(vectors) == 1 else f"query {i}")
 
 
 def check_items(items: Sequence[Item], spec: CollectionSpec) -> tuple[list[Item], list[str], np.ndarray]:
-    """Check what an upsert will write.
+    """Check items; of those with the same id, keep the last.
 
     Returns:
-        The last item of each id, the JSON of their metadata, and their vectors (n, D).
+        The items that were kept, the JSON of their metadata, and their vectors (n, D).
     """
     if isinstance(items, Item) or not isinstance(items, Sequence):
         raise InvalidRequest(f"Items must be a list, got {type(items).__name__}.")
@@ -190,10 +168,9 @@ def check_items(items: Sequence[Item], spec: CollectionSpec) -> tuple[list[Item]
         if not isinstance(item, Item):
             raise InvalidRequest(f"Each item must be an Item(id, vector, metadata, thumbnail), got {item!r:.80}.")
         if item.thumbnail is not None:
-            check_thumbnail(item)
-    ids = [item.id for item in items]
-    _check_item_ids(ids)
-    texts = _metadata_texts(items)
+            _check_thumbnail(item)
+    ids = check_ids([item.id for item in items])
+    texts = list(map(metadata_json, items))
     vectors = check_vectors([item.vector for item in items], spec, lambda i: f"item {ids[i]!r}")
     if len(set(ids)) == len(ids):
         return list(items), texts, vectors
@@ -201,33 +178,7 @@ def check_items(items: Sequence[Item], spec: CollectionSpec) -> tuple[list[Item]
     return [items[i] for i in last], [texts[i] for i in last], vectors[last]
 
 
-def _check_item_ids(ids: Sequence[str]) -> None:
-    if not set(map(type, ids)) <= {str} or not all(map(_NAME.fullmatch, ids)) or "." in ids or ".." in ids:
-        check_ids(ids)  # one by one, to name the first invalid one
-
-
-def _metadata_texts(items: Sequence[Item]) -> list[str]:
-    """Return the JSON of each item's metadata, as `metadata_json` does, but of simple ones together."""
-    metadata = [item.metadata for item in items]
-    if set(map(type, metadata)) == {dict}:
-        try:
-            encoded = [orjson.dumps(one, option=_STRICT) for one in metadata]
-        except TypeError:
-            encoded = [b"null"]
-        data = b"\n".join(encoded)  # which is not in JSON: strings have it as \\n
-        brackets = data.count(b"{") + data.count(b"[")
-        if (
-            b"null" not in data
-            and b"\\u0000" not in data
-            and brackets < len(items) + MAX_DEPTH
-            and max(map(len, encoded)) <= MAX_METADATA
-        ):
-            return data.decode().split("\n")
-    return [metadata_json(item) for item in items]
-
-
-def check_thumbnail(item: Item) -> None:
-    """Check that a thumbnail is bytes, and not too many."""
+def _check_thumbnail(item: Item) -> None:
     if not isinstance(item.thumbnail, bytes):
         raise InvalidRequest(f"The thumbnail of item {item.id!r} must be bytes, got {type(item.thumbnail).__name__}.")
     if len(item.thumbnail) > MAX_THUMBNAIL:
@@ -238,53 +189,60 @@ def check_thumbnail(item: Item) -> None:
 
 def metadata_json(item: Item) -> str:
     """Return the JSON that is stored of an item's metadata."""
-    metadata = item.metadata
-    if not isinstance(metadata, dict):  # first, because a test for Mapping takes as long as making the JSON
-        if not isinstance(metadata, Mapping):
-            raise InvalidRequest(f"The metadata of item {item.id!r} must be an object, got {metadata!r:.80}.")
-        metadata = dict(metadata)
+    what = f"The metadata of item {item.id!r}"
+    if not isinstance(item.metadata, dict) and not isinstance(item.metadata, Mapping):  # the former is much faster
+        raise InvalidRequest(f"{what} must be an object, got {item.metadata!r:.80}.")
     try:
-        text, size = _encoded(metadata)
-    except UnicodeEncodeError:
-        # file names may contain half surrogates, which UTF-8 cannot encode
-        return metadata_json(Item(item.id, item.vector, _without_surrogates(item.metadata)))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidRequest(f"The metadata of item {item.id!r} is not JSON ({error}).") from error
-    # cheap tests first: this runs for every item
-    if size > 2 * MAX_DEPTH and text.count("{") + text.count("[") > MAX_DEPTH and _depth(item.metadata) > MAX_DEPTH:
-        raise InvalidRequest(f"The metadata of item {item.id!r} must not be nested deeper than {MAX_DEPTH} levels.")
-    if size > MAX_METADATA:
-        raise InvalidRequest(
-            f"The metadata of item {item.id!r} must be at most {MAX_METADATA} bytes as JSON, got {size}."
-        )
-    # in the text, because a member of an Enum may contain one
-    if "\\u0000" in text and _contains(json.loads(text), _has_nul):
-        raise InvalidRequest(f"The metadata of item {item.id!r} must not contain NUL characters.")
-    if _HUGE.search(text) and _contains(metadata, _is_beyond_floats):
-        raise InvalidRequest(
-            f"The metadata of item {item.id!r} must not contain integers beyond 1.8e308, which filters cannot compare; "
-            "store such a number as a string."
-        )
-    return text
+        data = orjson.dumps(item.metadata, _plain, _STRICT)
+    except TypeError as error:
+        if "surrogates" in str(error):  # file names may contain half of one, which UTF-8 cannot encode
+            return metadata_json(Item(item.id, item.vector, _without_surrogates(item.metadata)))
+        raise InvalidRequest(f"{what} is not JSON with integers of at most 64 bits ({error}).") from error
+    if len(data) > MAX_METADATA:
+        raise InvalidRequest(f"{what} must be at most {MAX_METADATA} bytes as JSON, got {len(data)}.")
+    # cheap tests first, because this runs for every item; orjson writes NaN as null
+    suspicious = b"null" in data or b"\\u0000" in data or data.count(b"{") + data.count(b"[") > MAX_DEPTH
+    if suspicious and (refusal := _refusal(item.metadata)):
+        raise InvalidRequest(f"{what} {refusal}.")
+    return data.decode()
 
 
-def _encoded(metadata: dict[str, Any]) -> tuple[str, int]:
-    try:
-        data = orjson.dumps(metadata, option=_STRICT)
-    except TypeError:  # such as keys that are numbers and numbers of more than 64 bits, which JSON has
-        data = b"null"
-    if b"null" in data:  # which orjson writes for NaN, too
-        data = _JSON.encode(metadata).encode()
-    return data.decode(), len(data)
+def _plain(value: Any) -> Any:
+    """Return what orjson encodes instead of a value that it does not know."""
+    if isinstance(value, float):  # such as np.float64
+        return float(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} cannot be stored")
+
+
+def _refusal(value: Any, depth: int = 1) -> str | None:
+    """Return why a value of metadata cannot be stored, although orjson encodes it."""
+    if isinstance(value, Enum):
+        value = value.value
+    if isinstance(value, float) and not math.isfinite(value):
+        return "must not contain NaN or infinity"
+    if isinstance(value, str) and "\0" in value:
+        return "must not contain NUL characters"
+    if not isinstance(value, Mapping | list | tuple):
+        return None
+    if depth > MAX_DEPTH:
+        return f"must not be nested deeper than {MAX_DEPTH} levels"
+    inner = [*value, *value.values()] if isinstance(value, Mapping) else value
+    return next(filter(None, (_refusal(one, depth + 1) for one in inner)), None)
+
+
+def _without_surrogates(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, Mapping):
+        return {_without_surrogates(key): _without_surrogates(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_surrogates(one) for one in value]
+    return value
 
 
 def _stacked(vectors: Sequence[np.ndarray] | np.ndarray, spec: CollectionSpec, what: Any) -> np.ndarray:
-    if (
-        not isinstance(vectors, np.ndarray)
-        and set(map(type, vectors)) == {np.ndarray}
-        and {(vector.shape, vector.dtype) for vector in vectors} == {((spec.dim,), np.dtype(np.float32))}
-    ):
-        return np.concatenate(vectors).reshape(len(vectors), spec.dim)  # much faster than an array of arrays
     try:
         with np.errstate(over="ignore"):  # numbers above float32 become infinite, and are refused later
             rows = np.asarray(vectors, np.float32)
@@ -302,44 +260,6 @@ def _stacked(vectors: Sequence[np.ndarray] | np.ndarray, spec: CollectionSpec, w
     raise InvalidRequest(f"The vectors must be an array of numbers with {spec.dim} columns.")
 
 
-def _is_row(vector: Any, spec: CollectionSpec) -> bool:
-    return isinstance(vector, np.ndarray) and vector.dtype == np.float32 and vector.shape == (spec.dim,)
-
-
 def _refuse_row(bad: Any, what: Any, sentence: str) -> None:
     if bad.any():
         raise InvalidRequest(f"The vector of {what(int(bad.argmax()))} {sentence}.")
-
-
-def _without_surrogates(value: Any) -> Any:
-    if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode()
-    if isinstance(value, Mapping):
-        return {_without_surrogates(key): _without_surrogates(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_surrogates(one) for one in value]
-    return value
-
-
-def _contains(value: Any, bad: Callable[[Any], bool]) -> bool:
-    if isinstance(value, Mapping):
-        return any(map(bad, value)) or any(_contains(one, bad) for one in value.values())
-    if isinstance(value, list | tuple):
-        return any(_contains(one, bad) for one in value)
-    return bad(value)
-
-
-def _has_nul(value: Any) -> bool:
-    return isinstance(value, str) and "\0" in value
-
-
-def _is_beyond_floats(value: Any) -> bool:
-    return isinstance(value, int) and abs(value) > sys.float_info.max
-
-
-def _depth(value: Any) -> int:
-    deepest, level = 0, [value]
-    while level := [one for one in level if isinstance(one, Mapping | list | tuple)]:
-        deepest += 1
-        level = [inner for one in level for inner in (one.values() if isinstance(one, Mapping) else one)]
-    return deepest

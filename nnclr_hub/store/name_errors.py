@@ -1,10 +1,16 @@
-"""Errors about names of collections and aliases, worded alike by every store."""
+"""What every store says about names of collections and aliases, and how it calls a collection that was replaced."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from nnclr_hub.errors import CollectionExists, CollectionNotFound, InvalidRequest
+
+
+def replaced_name(to: str, taken: Iterable[str]) -> str:
+    """Return `to.old`, or the first of `to.old2`, ... that is not taken."""
+    known = set(taken)
+    return next(free for n in range(1, len(known) + 2) if (free := f"{to}.old{n if n > 1 else ''}") not in known)
 
 
 def collection_not_found(name: str, existing: Iterable[str]) -> CollectionNotFound:

@@ -17,15 +17,14 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 
 from nnclr_hub.errors import InvalidRequest, StoreError
-from nnclr_hub.store.cancellation import check_cancelled
 from nnclr_hub.store.distinct import distinct_rows
 from nnclr_hub.store.items import Match
-from nnclr_hub.store.spec import CollectionSpec, Metric
+from nnclr_hub.store.spec import Metric
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +34,6 @@ NUMBERS = 1 << 22  # of the vectors in memory, 16 MiB: fewer items if they are l
 RENEWED = 0.1  # of the items may change until the pairs are sampled again
 ROUNDING = 1e-6  # by which scores of equal pairs may differ, relative to numbers above 1
 SEED = 0
-POLL_SECONDS = 0.05  # between two checks whether a call that waits for a sample is cancelled
 
 
 @dataclass(frozen=True)
@@ -52,19 +50,6 @@ class RandomVectors:
     changes: tuple[int, ...]
 
 
-class ScoreSource(Protocol):
-    """What of a collection percentiles need; see `store.base.Collection`."""
-
-    name: str
-
-    @property
-    def spec(self) -> CollectionSpec: ...
-    @property
-    def basis(self) -> object: ...
-    def random_vectors(self) -> RandomVectors: ...
-    def vector_changes(self) -> tuple[int, ...]: ...
-
-
 @dataclass(frozen=True)
 class _Sample:
     """Scores of random pairs, ascending (P,) float32, and the basis, items and changes they were computed at."""
@@ -73,11 +58,6 @@ class _Sample:
     basis: object
     items: int
     changes: tuple[int, ...]
-
-    def outdated(self, changes: tuple[int, ...]) -> bool:
-        """Return whether more than a tenth of the items changed since."""
-        moved = max(abs(now - before) for before, now in zip(self.changes, changes, strict=True))
-        return moved > RENEWED * self.items
 
     def shares(self, scores: np.ndarray) -> list[float] | None:
         """Return the share of pairs that score lower than each of scores (n,) float64; None without pairs."""
@@ -94,7 +74,7 @@ class RandomScores:
         source: the collection.
     """
 
-    def __init__(self, source: ScoreSource) -> None:
+    def __init__(self, source: Any) -> None:
         self._source = source
         self._sampling = threading.Lock()
         self._sample: _Sample | None = None
@@ -102,7 +82,7 @@ class RandomScores:
     def percentiles(self, scores: Sequence[float]) -> list[float] | None:
         """See `Collection.percentiles`."""
         given = _finite(scores)
-        return self._present().shares(given)
+        return self._sampled().shares(given)
 
     def with_percentiles(self, search: Callable[[], list[list[Match]]]) -> list[list[Match]]:
         """Return the matches of a search with their percentiles, or without if the vectors cannot be read.
@@ -113,37 +93,34 @@ class RandomScores:
         while True:
             basis = self._source.basis
             answers = search()
-            scores = np.array([match.score for found in answers for match in found])
             try:
-                sample = self._present()
+                sample = self._sampled()
             except StoreError as error:
                 log.warning("the percentiles of collection %r are unknown: %s", self._source.name, error)
                 return answers
-            if (shares := sample.shares(scores)) is None:
-                return answers
             if sample.basis is basis:
-                remaining = iter(shares)
-                return [[replace(match, percentile=next(remaining)) for match in found] for found in answers]
+                break
+        shares = sample.shares(np.array([match.score for found in answers for match in found]))
+        if shares is None:
+            return answers
+        remaining = iter(shares)
+        return [[replace(match, percentile=next(remaining)) for match in found] for found in answers]
 
-    def _present(self) -> _Sample:
-        """Return the sample; first a new one if it is of another basis, or more than a tenth of the items changed.
-
-        Raises:
-            StoreError: the vectors cannot be read.
-        """
+    def _sampled(self) -> _Sample:
+        """Return the sample; first a new one if it is of another basis, or more than a tenth of the items changed."""
         source = self._source
-        while not self._sampling.acquire(timeout=POLL_SECONDS):
-            check_cancelled()
-        try:
+        with self._sampling:  # else threads would have different samples while others write
             sample = self._sample
-            while sample is None or sample.basis is not source.basis or sample.outdated(source.vector_changes()):
+            while sample is None or sample.basis is not source.basis or _outdated(sample, source.vector_changes()):
                 basis, found = source.basis, source.random_vectors()
                 vectors = found.vectors[~np.isnan(found.vectors).any(axis=1)]
-                scores = _pair_scores(vectors, source.spec.metric)
-                sample = self._sample = _Sample(scores, basis, found.items, found.changes)
+                sample = _Sample(_pair_scores(vectors, source.spec.metric), basis, found.items, found.changes)
+                self._sample = sample
             return sample
-        finally:
-            self._sampling.release()
+
+
+def _outdated(sample: _Sample, changes: tuple[int, ...]) -> bool:
+    return max(abs(now - before) for before, now in zip(sample.changes, changes, strict=True)) > RENEWED * sample.items
 
 
 def random_items(count: int, dim: int) -> np.ndarray:

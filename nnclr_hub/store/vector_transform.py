@@ -40,7 +40,7 @@ class VectorTransform:
     matrix: np.ndarray | None = None
 
     @classmethod
-    def fit(cls, vectors: np.ndarray, kind: Kind) -> Self:
+    def fit(cls, vectors: np.ndarray, kind: str) -> Self:
         """Fit a transform on vectors (N, D), which are normalized first.
 
         Raises:

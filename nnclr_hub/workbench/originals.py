@@ -25,7 +25,7 @@ from pathlib import Path
 from nnclr_hub.errors import DiskFull, NNCLRHubError
 from nnclr_hub.read_ahead import batches
 from nnclr_hub.store.base import Collection, VectorStore, Where
-from nnclr_hub.store.folder import NO_SPACE, fsync_folder
+from nnclr_hub.store.disk import NO_SPACE, fsync_folder
 from nnclr_hub.store.pages import pages
 from nnclr_hub.store.where import MAX_IN
 from nnclr_hub.workbench.image_record import FILE_HASH

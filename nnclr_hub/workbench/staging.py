@@ -36,7 +36,7 @@ from nnclr_hub.errors import InvalidRequest, Overloaded
 from nnclr_hub.images.folder import folder_labels
 from nnclr_hub.images.tar import REPEATED, TarMember, members
 from nnclr_hub.images.zip import MOST_FILES, SUFFIX, Zipped, too_large, unzipped, zip_members
-from nnclr_hub.store.folder import fsync_folder
+from nnclr_hub.store.disk import fsync_folder
 
 KEPT_S = 7 * 24 * 3600
 PARTIAL_S = 24 * 3600  # since the last bytes of an upload that is not complete

@@ -122,8 +122,7 @@ class Jobs:
         Args:
             params: JSON.
             input: bytes for the work; kept until the job ends.
-            mark: identifies the request. If it submitted a job before, and the server crashed before it answered,
-                that job is returned.
+            mark: identifies the request. A job with this mark that has not ended is returned.
 
         Raises:
             Overloaded: too many jobs wait.
@@ -132,7 +131,7 @@ class Jobs:
         active = self._started()
         with active.lock:
             existing = active.records.find_mark(mark)
-            if existing is not None:
+            if existing is not None and not existing.has_ended:
                 return active.current(existing)
             if active.waiting >= self._max_waiting:
                 raise Overloaded(f"{self._max_waiting} jobs are waiting already; try again when some are done.", 10.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, cast
@@ -36,7 +35,6 @@ from nnclr_hub.errors import (
 from nnclr_hub.images.decode import MAX_PIXELS
 from nnclr_hub.workbench import Workbench
 
-from ..edge.url_fetcher import Fetcher
 from ..keys import READ
 from ..models import Engines, Model
 from ..problems import UNREADABLE, answers
@@ -53,6 +51,7 @@ from ..request_bodies import (
 from ..responses import NPY, PNG, VectorResponse, array_response, wanted, while_connected
 from ..security.access import requires
 from ..telemetry import measured
+from ..url_fetcher import Fetcher
 from .bodies import FIRST_WRONG, Box, CollectionName, ImageText, Integer, Strict, binary, form_body
 from .dependencies import (
     AppAttentionSlots,
@@ -122,7 +121,6 @@ class AttentionResponse(BaseModel):
 
 router = APIRouter(prefix="/api/v1", tags=["attention"])
 AT_ONCE = 3  # one is decoded, one is on the device, one is rendered; each holds all its images in memory
-WAITING = 64
 MAX_RENDERED_PIXELS = MAX_PIXELS  # of all PNGs in one JSON response
 
 
@@ -189,9 +187,8 @@ async def attention(
 
     async def answer() -> Response:
         await model.load_attention_async()
-        end = time.monotonic() + settings.deadline_s
-        async with slots.slot(settings.deadline_s):
-            left = max(end - time.monotonic(), 0.001)
+        async with slots:
+            left = max(request.state.budget.left, 0.001)
             maps = await model.attention_maps_async(attention_settings, query.image, query.targets, deadline_s=left)
             return await run_in_threadpool(render, maps)
 

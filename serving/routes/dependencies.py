@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
 from typing import Annotated, Any
 
 from anyio import CapacityLimiter
 from fastapi import Depends, Request
-from fastapi.responses import Response
-from fastapi.routing import APIRoute
 
 from nnclr_hub.errors import InvalidRequest, UnknownModel
 from nnclr_hub.hub.sources import split_reading
@@ -17,31 +14,14 @@ from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.privacy import public_name
 
 from ..answers import Answers
-from ..edge.url_fetcher import Fetcher
-from ..engine.attention import Slots
 from ..ingest import Ingest
 from ..models import Engines, Model
 from ..settings import Settings
 from ..telemetry import Metrics
+from ..url_fetcher import Fetcher
 
 DEFAULT = "default"
 MAX_READINGS = 32
-
-
-class DirectRoute(APIRoute):
-    """A route whose endpoint needs only the request, and is called directly if there are no query parameters.
-
-    Its other parameters are in the query and have defaults, and it returns a Response. FastAPI's resolution
-    takes 0.1 ms of CPU, as much as all layers around the routes.
-    """
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        resolved, endpoint = super().get_route_handler(), self.endpoint
-
-        async def handle(request: Request) -> Response:
-            return await (resolved if request.scope["query_string"] else endpoint)(request)
-
-        return handle
 
 
 def _state(name: str) -> Any:
@@ -62,7 +42,7 @@ AppMetrics = Annotated[Metrics, _state("metrics")]
 AppIngest = Annotated[Ingest, _state("ingest")]
 AppAnswers = Annotated[Answers, _state("answers")]
 # attention requests in work at once
-AppAttentionSlots = Annotated[Slots, _state("attention_slots")]
+AppAttentionSlots = Annotated[CapacityLimiter, _state("attention_slots")]
 # separate threads for health checks, which must not wait for other requests
 AppHealthThreads = Annotated[CapacityLimiter, _state("health_threads")]
 # separate threads for work on a whole collection, which must not block other requests

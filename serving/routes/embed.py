@@ -13,7 +13,6 @@ from nnclr_hub.errors import ImageError, ModelError, UnknownModel
 from nnclr_hub.workbench.payload import encode_vector
 
 from ..answers import NUMBER_BYTES, PartsResponse
-from ..edge.url_fetcher import Fetcher
 from ..keys import READ
 from ..models import Engines
 from ..problems import UNREADABLE, answers, problem
@@ -30,8 +29,9 @@ from ..request_bodies import (
 )
 from ..responses import BYTES, JSON, NPY, DType, array_response, encoded, wanted, while_connected
 from ..security.access import requires
+from ..url_fetcher import Fetcher
 from .bodies import FIRST_WRONG, ImageText, ItemError, Strict, binary, form_body
-from .dependencies import DirectRoute, name_of, served_engine_async
+from .dependencies import name_of, served_engine_async
 
 
 class EmbedRequest(Strict):
@@ -54,7 +54,7 @@ class EmbedResponse(BaseModel):
     data: list[EmbedEntry]
 
 
-router = APIRouter(prefix="/api/v1", tags=["embed"], route_class=DirectRoute)
+router = APIRouter(prefix="/api/v1", tags=["embed"])
 _BODY = form_body(
     {"files": "many", "model": "an id from GET /v1/models; default: the default model"},
     required=["files"],
@@ -118,7 +118,7 @@ async def embed(
                 entry["embedding"] = encode_vector(result) if encoding_format == "base64" else result
             data.append(entry)
         head = encoded({"model": name_of(engines, engine), "dim": engine.embed_dim})[:-1]
-        return PartsResponse([head, b',"data":', *state.answers.encoder().list(data), b"}"])
+        return PartsResponse([head, b',"data":', *state.answers.open(request.state.budget, 0).list(data), b"}"])
 
     return await in_thread_if_large(len(good) * engine.embed_dim * NUMBER_BYTES, response)
 

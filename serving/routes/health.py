@@ -17,7 +17,7 @@ router = APIRouter(tags=["health"])
 
 
 @router.get("/healthz", responses=answers())
-@requires(None, counted=False)
+@requires(None)
 async def healthz() -> dict[str, str]:
     """Report that the process is alive; it may still be loading."""
     return {"status": "ok"}
@@ -27,7 +27,7 @@ async def healthz() -> dict[str, str]:
     "/readyz",
     responses={**answers(), 503: {"model": Readiness, "description": "The server is still loading, or it has failed."}},
 )
-@requires(None, counted=False)
+@requires(None)
 async def readyz(request: Request, threads: AppHealthThreads) -> Readiness:
     """Report whether the model and the collections are loaded; 503 with the progress until then."""
     found: Readiness = await to_thread.run_sync(request.app.state.readiness.report, limiter=threads)
@@ -41,7 +41,7 @@ async def readyz(request: Request, threads: AppHealthThreads) -> Readiness:
     response_class=Response,
     responses={**answers(), 200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
 )
-@requires(READ, counted=False)
+@requires(READ)
 async def metrics(metrics: AppMetrics, threads: AppHealthThreads) -> Response:
     """Return the metrics in the format of Prometheus."""
     content = await to_thread.run_sync(generate_latest, metrics.registry, limiter=threads)

@@ -12,6 +12,7 @@ arrived, and the next POST with `Upload-Offset` continues there. A file may also
 from __future__ import annotations
 
 import hashlib
+import re
 import secrets
 import threading
 from email.message import Message
@@ -32,13 +33,11 @@ from nnclr_hub.errors import (
     RequestTooLarge,
     StoreReadOnly,
 )
-from nnclr_hub.store.folder import NO_SPACE
-from nnclr_hub.store.sqlite import check_space
+from nnclr_hub.store.disk import NO_SPACE, check_space
 from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.import_format import FORMATS, ImportFormat
 from nnclr_hub.workbench.staging import complete, partial_file, partial_size, unstage
 
-from ..idempotency import INVALID_KEY, KEY
 from ..jobs import Jobs, JobStatus
 from ..jobs.context import UPLOAD
 from ..keys import READ, WRITE
@@ -133,7 +132,7 @@ async def import_file(
 
 
 @router.get("/{key}", responses=answers(CollectionNotFound))
-@requires(READ, counted=False)
+@requires(READ)
 def import_state(
     name: str,
     key: Annotated[str, Path(json_schema_extra={"pattern": "^[A-Za-z0-9_-]{1,255}$"})],
@@ -184,8 +183,8 @@ def _ticket(request: Request, name: str, key: str | None) -> str:
     """Return the ticket of an upload; without a key, nobody can continue it."""
     if key is None:
         return secrets.token_hex(16)
-    if not KEY.fullmatch(key):
-        raise InvalidRequest(INVALID_KEY)
+    if not re.fullmatch(r"[!-~]{1,255}", key):
+        raise InvalidRequest("Idempotency-Key must be 1 to 255 visible ASCII characters, such as a UUID.")
     caller = request.scope["state"].get("key_name") or request.headers.get("authorization", "")
     return hashlib.sha256(repr((caller, name, key)).encode()).hexdigest()[:32]
 

@@ -34,7 +34,6 @@ from nnclr_hub.workbench.privacy import public_metadata
 from nnclr_hub.workbench.sources import read_original
 
 from ..answers import PartsResponse
-from ..edge.url_fetcher import Fetcher
 from ..keys import READ, WRITE
 from ..problems import answers, problem
 from ..request_bodies import (
@@ -50,6 +49,7 @@ from ..request_bodies import (
 from ..responses import VectorResponse, encoded
 from ..security.access import requires
 from ..telemetry import measured, note_change
+from ..url_fetcher import Fetcher
 from .bodies import FIRST_WRONG, ImageText, ItemError, Metadata, Name, Strict, Vector, binary, form_body
 from .dependencies import AppAnswers, AppFetcher, AppIngest, AppSettings, AppWorkbench
 from .listings import WhereText, read_cursor, read_where, write_cursor
@@ -202,10 +202,10 @@ def list_items(
     last = None if cursor is None else read_cursor(name, condition, cursor)
     with measured("store"):
         collection = bench.collection(name)
-        limits.admit(request.state.budget, collection, rows=limit, with_vector=with_vector)
+        answer = limits.open(request.state.budget)
         page = collection.scroll(last, limit, condition, with_vector=with_vector)
     following = None if page.cursor is None else write_cursor(name, condition, page.cursor)
-    items = limits.encoder().list(response_of_item(item, with_vector) for item in page.items)
+    items = answer.list(response_of_item(item, with_vector) for item in page.items)
     return PartsResponse([b'{"items":', *items, b',"cursor":', encoded(following), b"}"])
 
 
@@ -245,7 +245,7 @@ def delete_item(name: str, id: str, bench: AppWorkbench) -> None:
         304: {"description": "The thumbnail matches If-None-Match."},
     },
 )
-@requires(READ, counted=False)
+@requires(READ)
 def thumbnail(
     name: str,
     id: str,

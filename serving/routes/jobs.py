@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
+import orjson
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
@@ -27,7 +29,6 @@ from nnclr_hub.workbench.duplicates import check_pair_score
 from nnclr_hub.workbench.reembedding import abandon
 from nnclr_hub.workbench.source_folders import SourceFolders
 
-from ..idempotency import STATE_NAME
 from ..jobs import Jobs, JobStatus
 from ..jobs.context import ROOT, UPLOAD
 from ..jobs.events import is_over, stream
@@ -164,14 +165,14 @@ LOCATION = {"Location": {"description": "Path of the job.", "schema": {"type": "
 
 
 class Submission:
-    """A dependency of routes that start a job. A repeated request with the same Idempotency-Key gets the same job."""
+    """A dependency of routes that start a job. A request for what a job waits to do, or does, gets that job."""
 
     def __init__(self, request: Request, response: Response) -> None:
         self._request, self._response = request, response
 
     def __call__(self, kind: str, params: Mapping[str, Any], input: bytes | None = None) -> JobResponse:
         """Submit a job, and return the response of the route; see `Jobs.submit`."""
-        mark = getattr(self._request.state, STATE_NAME, "")
+        mark = hashlib.sha256(orjson.dumps([kind, params]) + (input or b"")).hexdigest()
         job = _jobs(self._request).submit(kind, params, input, mark=mark)
         self._response.headers["Location"] = f"/api/v1/jobs/{job.id}"
         return JobResponse.of(job)

@@ -14,7 +14,6 @@ from nnclr_hub.hub.registry import MODELS
 from nnclr_hub.workbench.payload import encode_vector
 
 from ..answers import NUMBER_BYTES, PartsResponse
-from ..edge.url_fetcher import Fetched, Fetcher
 from ..keys import READ
 from ..models import Engines, Model
 from ..problems import InvalidInput, answers
@@ -22,6 +21,7 @@ from ..request_bodies import check_count, decode_text, fetch_each, in_thread_if_
 from ..responses import encoded, while_connected
 from ..security.access import requires
 from ..settings import Settings
+from ..url_fetcher import Fetched, Fetcher
 from .bodies import Integer
 from .dependencies import (
     DEFAULT,
@@ -148,7 +148,7 @@ async def embeddings(
         entries = ({"object": "embedding", "index": i, "embedding": encode(one)} for i, one in enumerate(vectors))
         usage = {"prompt_tokens": len(inputs), "total_tokens": len(inputs)}
         head = encoded({"object": "list", "model": name_of(engines, engine), "usage": usage})[:-1]
-        return PartsResponse([head, b',"data":', *limits.encoder().list(entries), b"}"])
+        return PartsResponse([head, b',"data":', *limits.open(request.state.budget, 0).list(entries), b"}"])
 
     return await in_thread_if_large(len(vectors) * engine.embed_dim * NUMBER_BYTES, response)
 
@@ -171,12 +171,12 @@ async def embed_listed(
 
     Raises:
         InvalidInput: the list is empty, an image cannot be read, or the vectors have another length.
-        RequestTooLarge: more than `LISTED` images, or than the caller's rate ever allows.
+        RequestTooLarge: more than `LISTED` images.
     """
     if not texts:
         reason = InvalidRequest("the list is empty; send an image as a data URI or base64, or a list of them.")
         raise InvalidInput(field, reason)
-    check_count(len(texts), max(settings.max_images, min(LISTED, settings.rate_images or LISTED)))
+    check_count(len(texts), max(settings.max_images, LISTED))
     if dimensions is not None and dimensions != engine.embed_dim:
         reason = InvalidRequest(f"must be {engine.embed_dim}, the length of the model's vectors, got {dimensions}.")
         raise InvalidInput("dimensions", reason)

@@ -30,20 +30,19 @@ from nnclr_hub.workbench.payload import decode_vector
 from nnclr_hub.workbench.privacy import without_paths
 
 from ..answers import AnswerEncoder, PartsResponse
-from ..edge.url_fetcher import Fetcher
 from ..keys import READ
 from ..models import Model
 from ..problems import UNREADABLE, answers, problem
 from ..request_bodies import UploadedImage, decode_each, is_form, parse, read_form, read_json
 from ..responses import encoded, in_thread_while_connected, while_connected
 from ..security.access import requires
+from ..url_fetcher import Fetcher
 from .bodies import CollectionName, ImageText, Integer, ItemError, Strict, form_body, one_of
 from .dependencies import AppAnswers, AppFetcher, AppSettings, AppWorkbench
 from .probes import Label
 
 router = APIRouter(prefix="/api/v1/probes", tags=["probes"])
 MOST_TOP = 100
-ROW_BYTES, CLASS_BYTES = 200, 60  # of an entry, and of each of its probabilities
 TOP = 5
 
 
@@ -132,10 +131,9 @@ async def predict(
     vectors = await _embedded(request, bench, name, images) if images else []
 
     def labeled() -> Response:
-        rows = len(query.ids or query.vectors or images)
-        limits.admit_rows(request.state.budget, rows, ROW_BYTES + query.top * CLASS_BYTES)
+        answer = limits.open(request.state.budget)
         results = _of_images(bench, name, vectors, query.top) if images else _of_others(bench, name, query)
-        return _response(request.url.path, name, query, images, results, limits.encoder())
+        return _response(request.url.path, name, query, images, results, answer)
 
     return await in_thread_while_connected(request, labeled, request.app.state.search_threads)
 

@@ -25,7 +25,7 @@ router = APIRouter(prefix="/api/v1/session", tags=["health"])
 
 
 @router.get("", responses=answers())
-@requires(READ, counted=False)
+@requires(READ)
 def session(request: Request, settings: AppSettings, bench: AppWorkbench) -> SessionResponse:
     """Describe what the caller may do: the name and the scopes of its key, and the limits of a request."""
     return SessionResponse(

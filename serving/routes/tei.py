@@ -84,9 +84,9 @@ async def embed(
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     engine = await served_engine_async(engines, None)
     vectors = await embed_listed(request, engine, texts, "inputs", body.dimensions, settings, fetcher)
-    return await in_thread_if_large(
-        len(vectors) * engine.embed_dim * NUMBER_BYTES, lambda: PartsResponse(limits.encoder().list(vectors))
-    )
+    answer = limits.open(request.state.budget, 0)
+    size = len(vectors) * engine.embed_dim * NUMBER_BYTES
+    return await in_thread_if_large(size, lambda: PartsResponse(answer.list(vectors)))
 
 
 @router.get("/info", responses=answers(ModelError))
@@ -107,7 +107,7 @@ async def info(engines: AppEngines, settings: AppSettings) -> TEIInfo:
 
 
 @router.get("/health", response_class=Response, responses=answers(NotReady))
-@requires(None, counted=False)
+@requires(None)
 async def health(request: Request, threads: AppHealthThreads) -> Response:
     """Answer 200 without a body if the server is ready, and 503 otherwise; /readyz has the reason."""
     found = await to_thread.run_sync(request.app.state.readiness.report, limiter=threads)

@@ -15,7 +15,6 @@ from nnclr_hub.errors import RequestTooSlow
 
 from ..keys import Key
 from .access import LOGIN, LOGOUT, Refusal
-from .authentication import Sessions
 
 MAX_FORM = 4096  # bytes
 FORM_S = 10.0
@@ -73,20 +72,6 @@ def refused(refusal: Refusal, target: str) -> Response:
     page = _page(f'<p role="alert">{html.escape(refusal.detail)}</p>' + _key_form(target), refusal.status)
     page.headers.update(refusal.headers)
     return page
-
-
-def log_in(sessions: Sessions, key: Key, request: Request, target: str) -> Response:
-    """Start a session."""
-    cookie = sessions.begin(key, secure=request.url.scheme == "https")
-    return RedirectResponse(target, 303, {"Set-Cookie": cookie})
-
-
-def log_out(sessions: Sessions, request: Request) -> Response:
-    """End the session. Only a POST does: otherwise any web page could log a user out by a link."""
-    if request.method != "POST":
-        return RedirectResponse(LOGIN, 303)
-    cookie = sessions.end(request.headers, secure=request.url.scheme == "https")
-    return RedirectResponse(LOGIN, 303, {"Set-Cookie": cookie, "Clear-Site-Data": '"cache"'})
 
 
 def _next(path: str) -> str:

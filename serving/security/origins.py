@@ -7,7 +7,8 @@ A browser sends requests of any page to any address, including servers on its ow
 - writes must come from our own origin, or from one that the settings list;
 - requests that the browser labels as cross-site (Sec-Fetch-Site) are refused.
 
-Programs send neither Origin nor Sec-Fetch-Site and are not affected.
+Programs send neither Origin nor Sec-Fetch-Site and are not affected. Starlette's TrustedHostMiddleware answers without
+a code, takes the first of two Host headers, and cannot allow IP addresses alone.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
-from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
+from ..settings import Settings, is_loopback
 from .access import SAFE, Refusal
 
 LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]")
@@ -32,28 +33,34 @@ class OriginPolicy:
     """Check Host, Origin and Sec-Fetch-Site.
 
     Args:
-        hosts: names that the Host header may have; None allows any.
-        literals: whether IP addresses are allowed too, because no page can rebind one.
-        origins: other origins that may use the API (CORS), such as `https://example.com`.
+        settings: host, allowed_hosts, keys and cors_origins.
     """
 
-    def __init__(self, hosts: Iterable[str] | None, *, literals: bool = False, origins: Iterable[str] = ()) -> None:
-        self._hosts = None if hosts is None else {name.lower() for name in hosts}
-        self._literals = literals
-        self._origins = frozenset(origins)
+    def __init__(self, settings: Settings) -> None:
+        local = is_loopback(settings.host)
+        # a public server cannot know all of its names, and a page that rebinds one of them has no key
+        self._checked = local or bool(settings.allowed_hosts) or not settings.has_keys
+        own = (settings.host, f"[{settings.host}]", socket.gethostname(), *LOCAL_NAMES, *settings.allowed_hosts)
+        self._hosts = {name.lower() for name in own}
+        self._literals = not local  # no page can rebind an IP address
+        self._listed = frozenset(settings.cors_origins)
+
+    def lists(self, headers: Headers) -> bool:
+        """Return whether the settings allow the request's origin to use the API."""
+        return headers.get("origin") in self._listed
 
     def refusal(self, scope: Scope, headers: Headers) -> Refusal | None:
         """Return why the request is refused, or None."""
         values = headers.getlist("host")
         host = _HOST.fullmatch(values[0].lower()) if len(values) == 1 else None
-        if self._hosts is not None and not (host and self._is_allowed(host[1])):
+        if self._checked and not (host and self._is_allowed(host[1])):
             return Refusal(
                 403,
                 "host_not_allowed",
                 f"The host {', '.join(values)!r:.100} is not allowed; the operator of this server can add it to "
                 "NNCLR_ALLOWED_HOSTS.",
             )
-        if self.cors(headers) is not None:
+        if self.lists(headers):
             return None
         origin = headers.get("origin")
         writes = scope["type"] == "websocket" or scope["method"] not in SAFE
@@ -69,26 +76,13 @@ class OriginPolicy:
             )
         return None
 
-    def cors(self, headers: Headers) -> str | None:
-        """Return the request's origin if the settings allow it to use the API, or None."""
-        origin = headers.get("origin")
-        return origin if origin in self._origins else None
-
     def _is_allowed(self, name: str) -> bool:
-        return self._hosts is not None and (name in self._hosts or (self._literals and _is_literal(name)))
-
-
-def own_names(host: str, allowed: Iterable[str]) -> set[str]:
-    """Return the names that the Host header may have: those of this machine, and the allowed ones."""
-    return {host, f"[{host}]", socket.gethostname(), *LOCAL_NAMES, *allowed}
-
-
-def _is_literal(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name.strip("[]"))
-    except ValueError:
-        return False
-    return True
+        if name in self._hosts:
+            return True
+        try:
+            return self._literals and bool(ipaddress.ip_address(name.strip("[]")))
+        except ValueError:
+            return False
 
 
 def _is_own(origin: str, host: re.Match[str]) -> bool:

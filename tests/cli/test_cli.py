@@ -13,7 +13,7 @@ from commands import nnclr, output_of, refused
 
 from nnclr_hub import load_encoder
 from nnclr_hub.store import open_store
-from nnclr_hub.store.embedded.collection import EmbeddedCollection
+from nnclr_hub.store.folder.collection import EmbeddedCollection
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from nnclr_hub import Client
 from nnclr_hub.client.client import RemoteJobs
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import Item
-from nnclr_hub.store.embedded.collection import EmbeddedCollection
+from nnclr_hub.store.folder.collection import EmbeddedCollection
 from nnclr_hub.store.reports import VerifyReport
 from nnclr_hub.workbench.image_record import PIXEL_HASH
 from serving.jobs import kinds

@@ -13,7 +13,7 @@ from nnclr_hub import Client
 from nnclr_hub.client.client import RemoteCollection
 from nnclr_hub.encoder.loader import load_encoder
 from nnclr_hub.errors import ImageError, InvalidRequest, ServerUnreachable, StoreCorrupt, UnknownModel
-from nnclr_hub.store.embedded.collection import EmbeddedCollection
+from nnclr_hub.store.folder.collection import EmbeddedCollection
 from nnclr_hub.workbench import Workbench
 
 KEY = "0123456789abcdefghijklmnop"

@@ -1,7 +1,6 @@
 """Percentiles of scores, on every store, against all pairs of the collection by numpy."""
 
 import logging
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -11,7 +10,6 @@ from contract.places import refused, scores
 from nnclr_hub.errors import StoreUnreachable
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import Collection, CollectionSpec, Item, Match, SearchOptions
-from nnclr_hub.store.cancellation import cancellable
 from nnclr_hub.store.items import percent_text
 from nnclr_hub.store.percentiles import RandomScores, RandomVectors
 from nnclr_hub.store.queries import best_per_group
@@ -154,14 +152,12 @@ def test_threads_that_search_while_others_write_have_one_sample(folder):
 
 
 class Line(Collection):
-    """A back end of ten items, four of them far from all others, whose vectors can be read when `go` is set."""
+    """A back end of ten items, four of them far from all others."""
 
     def __init__(self) -> None:
         self.name, self.spec = "c", CollectionSpec(10, "l2")
         self.random_scores = RandomScores(self)
-        self.step, self.present, self.reads, self.broken = 1.0, object(), 0, False
-        self.reading, self.go = threading.Event(), threading.Event()
-        self.go.set()
+        self.step, self.present, self.broken = 1.0, object(), False
 
     @property
     def basis(self):
@@ -171,9 +167,6 @@ class Line(Collection):
         return (0,)
 
     def random_vectors(self):
-        self.reads += 1
-        self.reading.set()
-        assert self.go.wait(60)
         if self.broken:
             raise StoreUnreachable("no answer")
         return RandomVectors(self.step * np.diag(np.repeat([1, 10], [6, 4])).astype(np.float32), 10, (0,))
@@ -186,28 +179,6 @@ class Line(Collection):
 
 
 FAR = 30 / 45  # pairs with an item that is far from all others
-
-
-def test_threads_wait_for_the_one_that_samples_and_can_be_cancelled():
-    line = Line()
-    line.go.clear()
-    with ThreadPoolExecutor(8) as threads:
-        answers = [threads.submit(line.share) for _ in range(6)]
-        assert line.reading.wait(60)
-
-        def cancelled() -> None:
-            raise TimeoutError
-
-        def waiting() -> None:
-            with cancellable(cancelled), pytest.raises(TimeoutError):
-                line.percentiles([0.5])
-
-        try:
-            threads.submit(waiting).result(60)
-        finally:
-            line.go.set()
-        assert [answer.result(60) for answer in answers] == [FAR] * 6
-    assert line.reads == 1
 
 
 def test_a_transform_that_is_fitted_during_a_search_is_noticed():

@@ -51,6 +51,6 @@ def test_the_guide_is_right_about_a_box_in_other_images(folder):
     """The table's row: on images that are one and the same, the map is the same."""
     from nnclr_hub import Box
 
-    encoder = load_encoder("nnclr_resnet18_small_cpu_starter")
+    encoder = load_encoder("nnclr_resnet18_free_starter")
     first, second = encoder.attention("dog.jpg", Box(40, 60, 200, 220), target=["park.jpg", "beach.jpg"])
     assert (first.values == second.values).all()

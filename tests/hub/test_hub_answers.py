@@ -114,7 +114,7 @@ def test_cached_files_need_no_network(hub, answers, cache, want):
     assert dead["org/name"] == want
     for source in ("org/new", f"org/new@{commit}"):
         assert dead[source].startswith("ModelFilesMissing: ")
-        assert "http://127.0.0.1:9 cannot be reached: connect, check HF_ENDPOINT and HTTPS_PROXY" in dead[source]
+        assert "http://127.0.0.1:9 cannot be reached" in dead[source]
 
 
 def test_a_proxy_is_used(hub, tmp_path, want):

@@ -54,7 +54,7 @@ def job(name: str, folder: Path, image: Path) -> dict[str, object]:
     return {
         "folder": str(folder),
         "hub": f"org/{name}@{TAG}",
-        "entry": "nnclr_vit_small" if vit else "nnclr_resnet18_small_cpu_starter",
+        "entry": "nnclr_vit_small" if vit else "nnclr_resnet18_free_starter",
         "size": 64 if vit else 48,
         "sized": vit,
         "jpeg": str(image),

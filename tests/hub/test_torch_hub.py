@@ -18,7 +18,7 @@ from nnclr_hub.hub.layout import CONFIG, WEIGHTS, sha256_of
 from nnclr_hub.hub.registry import ARCHITECTURES, list_models
 from nnclr_hub.torch_hub import entry_points
 
-STARTER = "nnclr_resnet18_small_cpu_starter"
+STARTER = "nnclr_resnet18_free_starter"
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_without_published_weights_the_default_is_refused_and_not_random(name):
 
 def test_a_fresh_network_is_had_by_asking_for_it(load):
     assert load(pretrained=False, num_classes=10)(torch.zeros(1, 3, 48, 48)).shape == (1, 10)
-    assert load(pretrained=False)(torch.zeros(1, 3, 48, 48)).shape == (1, 256)
+    assert load(pretrained=False)(torch.zeros(1, 3, 48, 48)).shape == (1, 512)
 
 
 def test_named_weights_win_over_pretrained_false(make_model):

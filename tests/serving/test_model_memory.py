@@ -10,7 +10,7 @@ from waiting import until
 
 from nnclr_hub import load_encoder
 from nnclr_hub.errors import InvalidRequest, ModelError, Overloaded, UnknownModel
-from serving.model_memory import weight_of
+from serving.models import weight_of
 from serving.settings import Settings
 
 

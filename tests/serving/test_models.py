@@ -1,7 +1,6 @@
 """Models: each is loaded once, failures can be retried, and collections find their model."""
 
 import asyncio
-import contextvars
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -9,13 +8,11 @@ import pytest
 from model_shelf import KB, Shelf, sample
 from waiting import until
 
-from nnclr_hub.errors import FingerprintMismatch, NotReady, RateLimited, UnknownModel
+from nnclr_hub.errors import FingerprintMismatch, NotReady, UnknownModel
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec
 from nnclr_hub.workbench import Workbench
-from serving.edge.limits import Allowance, use
 from serving.models import Engines
-from serving.security.authentication import TokenBuckets
 from serving.settings import Settings
 
 
@@ -70,22 +67,6 @@ def test_a_failed_load_raises_in_all_callers_and_can_be_retried(make_engines):
     assert asyncio.run(first_number(engines, "b")) == 1
     assert shelf.loads == ["b"]
     assert "b" in engines.served()
-
-
-def test_images_of_a_thread_count_against_the_rate_of_its_request(make_engines):
-    """The page works in such threads. A job has no request, and its images do not count."""
-    engines = make_engines(Shelf(a=KB))
-    model, allowed = engines.get("a"), Allowance("x", TokenBuckets(0), TokenBuckets(3))
-
-    def work() -> None:
-        use(allowed)
-        model.embed_each([b"1", b"2"])
-        with pytest.raises(RateLimited, match="3 images"):
-            model.tokens([b"1", b"2"])
-        model.embed([b"1"])
-
-    contextvars.copy_context().run(work)
-    assert len(model.embed([b"1"] * 5)) == 5
 
 
 def test_after_closing_no_model_works_or_loads(make_engines):

@@ -21,7 +21,7 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def exported() -> InMemorySpanExporter:
     exporter = InMemorySpanExporter()
     provider = TracerProvider()

@@ -14,7 +14,7 @@ from rest_requests import upload
 from starlette.testclient import TestClient
 
 from serving import problems
-from serving.request_log import Json, RequestLog, Text
+from serving.request_log import Json, Text, observed
 from serving.telemetry import Metrics
 
 TIMING = re.compile(r"(?:[a-z]+;dur=[\d.]+, )*total;dur=[\d.]+")
@@ -74,7 +74,7 @@ def failing():
     def fails(secret: str):
         raise RuntimeError("only in the log")
 
-    return TestClient(RequestLog(app, metrics), raise_server_exceptions=True), metrics
+    return TestClient(observed(app, metrics), raise_server_exceptions=True), metrics
 
 
 def test_a_failure_is_answered_counted_and_logged_once(failing, caplog):
@@ -97,7 +97,7 @@ def test_routes_of_a_mounted_app_are_logged_under_its_path_at_debug_level(root, 
     inner.get("/queue/{event}")(lambda event: event)
     app.get("/own/{name}")(lambda name: name)
     app.mount("/app", inner)
-    client = TestClient(RequestLog(app, metrics), root_path=root)
+    client = TestClient(observed(app, metrics), root_path=root)
     with caplog.at_level(logging.INFO, "nnclr_hub.access"):
         assert [client.get(root + path).status_code for path in ("/app/queue/secret", "/own/a")] == [200, 200]
     assert [record.fields["route"] for record in caplog.records if hasattr(record, "fields")] == ["/own/{name}"]

@@ -30,7 +30,7 @@ def probe(server) -> str:
 def held_up(server, monkeypatch) -> Iterator[threading.Event]:
     """Block decoding until the context ends; yield an event that is set at the first attempt."""
     begun, release = threading.Event(), threading.Event()
-    engine = server.engines._memory.engines[0]
+    engine = server.engines.engines[0]
     real = engine.encoder.prepare_each
 
     def prepare_each(images):
@@ -76,20 +76,6 @@ def test_images_of_a_disconnected_client_are_not_embedded(server, client, probe,
     assert images_by(server, "embedded") == embedded
     assert images_by(server, "cancelled") - cancelled == COUNT
     assert client.post("/api/v1/embed", files=upload(image_files[:2])).status_code == 200
-
-
-def test_a_retry_with_the_same_key_finishes_an_interrupted_request(server, client, image_files, monkeypatch):
-    asked = client.build_request(
-        "POST", "/api/v1/embed", files=upload(image_files[:COUNT]), headers={"Idempotency-Key": "left-and-came-back"}
-    )
-    cancelled = images_by(server, "cancelled")
-    with held_up(server, monkeypatch) as begun:
-        ask_and_leave(asked, begun)
-        until(lambda: images_by(server, "cancelled") > cancelled)  # the server has noticed
-    answer = client.send(asked)
-    assert answer.status_code == 200
-    assert "idempotency-replayed" not in answer.headers
-    assert len(answer.json()["data"]) == COUNT
 
 
 def test_predictions_do_not_block_other_requests(server, client, collection, probe, image_files, monkeypatch):

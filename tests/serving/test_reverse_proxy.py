@@ -32,6 +32,7 @@ http {{
     access_log off;
     client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy; fastcgi_temp_path {folder}/fastcgi;
     uwsgi_temp_path {folder}/uwsgi; scgi_temp_path {folder}/scgi;
+    {limits}
     map $http_upgrade $connection_upgrade {{ default upgrade; '' close; }}
     server {{
         listen 127.0.0.1:{port};
@@ -71,7 +72,7 @@ def proxied(model, tmp_path_factory, serve) -> Iterator[Proxied]:
     folder = tmp_path_factory.mktemp("nginx")
     keys = {"write_keys": [f"ci:{WRITER}"], "trusted_proxies": ["127.0.0.1"]}
     for server in serve(model, folder / "store", page=True, **keys):
-        (block,) = re.findall(r"```nginx\n(.*?)```", SECURITY_PAGE.read_text(), re.DOTALL)
+        limits, block = re.findall(r"```nginx\n(.*?)```", SECURITY_PAGE.read_text(), re.DOTALL)
         documented = block.replace("http://127.0.0.1:8000", server.url)
         below_prefix = documented.replace("location /", "location /some/images/").replace(server.url, f"{server.url}/")
         port, narrow_port = free_port(), free_port()
@@ -83,6 +84,7 @@ def proxied(model, tmp_path_factory, serve) -> Iterator[Proxied]:
                 narrow_port=narrow_port,
                 upstream=server.url,
                 documented=documented,
+                limits=limits,
                 below_prefix=below_prefix,
                 websockets=WEBSOCKETS,
             )
@@ -159,3 +161,10 @@ def test_a_body_cannot_reach_a_path_that_the_proxy_forbids(proxied, offer):
     assert httpx.post(search, content=body, headers=offered, timeout=60).status_code == 200
     victim = f"{proxied.server}/api/v1/collections/victim"
     assert httpx.get(victim, headers=headers, timeout=60).status_code == 200
+
+
+def test_the_proxy_refuses_more_requests_than_its_rate(proxied):
+    with httpx.Client(timeout=60) as client:
+        statuses = [client.get(f"{proxied.root}/healthz").status_code for _ in range(600)]
+    assert 429 in statuses
+    assert statuses.count(200) >= 200

@@ -16,7 +16,7 @@ FIELDS = (
         "cors_origins",
         "trusted_proxies",
     ),
-    *("session_hours", "rate_requests", "rate_images", "max_bytes", "max_images", "body_idle_s", "body_s"),
+    *("session_hours", "max_bytes", "max_images", "body_idle_s", "body_s"),
     *("bodies_bytes", "connections"),
     *("allow_urls", "url_domains", "url_ports", "url_s"),
 )

@@ -18,9 +18,9 @@ import pytest
 from url_site import GENERIC, LOOPBACK, Site, fetch, fetcher, refused
 
 from nnclr_hub.errors import InvalidRequest, Overloaded, RequestTooLarge
-from serving.edge import url_fetcher
-from serving.edge.url_fetcher import Fetcher, is_public
+from serving import url_fetcher
 from serving.settings import Settings
+from serving.url_fetcher import Fetcher, is_public
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 SCALARS: list[Any] = [
-    None, True, False, 0, 1, 1.0, 2, -3, 0.5, 2.5, -1.0, 2**53 + 1, 2**62, 10**30, "", "a", "ab", "b'x", "é", "1",
+    None, True, False, 0, 1, 1.0, 2, -3, 0.5, 2.5, -1.0, 2**53 + 1, 2**62, 2**63, "", "a", "ab", "b'x", "é", "1",
     "x" * 130, "x" * 130 + "y", "2024-02-29", "2024-02-29T12:00:00Z", "2024-02-29T13:00:00.000001+01:00", "2024-13-01",
 ]  # fmt: skip
 NUMBERS = [0, 1, 1.0, 2, -3, 0.5, 2.5, 2**53 + 1, 2**62]
@@ -67,7 +67,7 @@ class Dice:
         return {self.one(list(COMPARE)): self.one(values) for _ in range(1 + self.below(2))}
 
     def condition(self, ids: list[str]) -> dict[str, Any]:
-        scalars = [one for one in SCALARS if one != 10**30]
+        scalars = [one for one in SCALARS if one != 2**63]
         values: dict[str, Any] = {
             "match": self.one(scalars),
             "in": self.some(scalars, 12),

@@ -2,11 +2,12 @@
 
 import random
 import resource
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -217,7 +218,7 @@ def test_damage_of_a_backup_is_reported_and_restores_nothing(tmp_path):
         back_up(store, to)
         saved = contents(collection)
     files = [path for path in to.rglob("*") if path.is_file() and path.name != "lock"]
-    assert len(files) == 7  # an index and a chunk of catalog, records and collection; description
+    assert len(files) == 7  # hashes and pages of catalog, records and collection; description
     for number, file in enumerate(files):
         data = file.read_bytes()
         flipped = bytearray(data)
@@ -231,8 +232,7 @@ def test_damage_of_a_backup_is_reported_and_restores_nothing(tmp_path):
             assert not (tmp_path / f"r{number}").exists()
             if file.suffix != ".json" or changed is not None:
                 assert None not in verify_backups(to).values(), file
-            if file.suffix == ".json":
-                file.unlink(missing_ok=True)
+            file.unlink(missing_ok=True)  # as the message says
             with open_store(str(tmp_path / "store")) as store:  # the next one does not need it
                 again = back_up(store, to)
             assert verify_backups(to)[again.id] is None
@@ -252,10 +252,41 @@ def test_a_damaged_description_blocks_only_its_own_backup(three_backups, tmp_pat
     assert restored(destination, tmp_path / first, at=first)["c"] == three_backups[first]
     before = chunks_at(destination)
     with open_small_store(tmp_path / "store") as store:
-        report = back_up(store, destination, keep=2)  # the damaged one does not count
-    assert report.freed == 0
+        assert back_up(store, destination, keep=2).freed == 0  # the damaged one does not count
     assert before.keys() <= chunks_at(destination).keys()
     assert [problem is None for problem in verify_backups(destination).values()] == [True, False, True]
+
+
+@pytest.mark.parametrize("fault", ["damaged", "missing", "later format"])
+def test_a_collection_that_cannot_be_read_does_not_block_the_others(fault, tmp_path):
+    to = tmp_path / "backups"
+    with open_small_store(tmp_path / "store") as store:
+        for name in "abc":
+            filled(store, name)
+        store.alias("broken", "b")
+        store.records.put(Record("probe", "p", {}))
+        wanted = {name: contents(store.get(name)) for name in "ac"}
+        back_up(store, to)
+        file = store.files()["b"]
+    if fault == "damaged":
+        data = bytearray(file.read_bytes())
+        data[16384 : 2 * 16384] = b"\xa5" * 16384
+        file.write_bytes(data)
+    elif fault == "missing":
+        file.unlink()
+    else:
+        with closing(sqlite3.connect(file)) as connection:
+            connection.execute("PRAGMA user_version = 99")
+    command = [sys.executable, "-m", "nnclr_hub.cli", "store", "backup", str(to), "--keep", "1"]
+    said = subprocess.run([*command, "--store", str(tmp_path / "store")], capture_output=True, text=True, timeout=60)
+    assert said.returncode == 1
+    assert "not b;" in " ".join(said.stderr.split())
+    first, last = list_backups(to)  # the old one has what is damaged now, so it is kept
+    assert (len(first.collections), last.collections) == (3, {"a": 30, "c": 30})
+    assert restored(to, tmp_path / "new") == wanted
+    with open_store(str(tmp_path / "new")) as store:
+        assert store.aliases() == {}
+        assert [record.name for record in store.records.list("probe")] == ["p"]
 
 
 def test_a_full_disk_keeps_older_backups_and_leaves_no_part_of_a_restore(tmp_path):
@@ -275,53 +306,45 @@ def test_a_full_disk_keeps_older_backups_and_leaves_no_part_of_a_restore(tmp_pat
 # ------------------------------------------------------------------------------ destinations and requests
 
 
-def test_two_backups_to_one_destination_do_not_run_at_once(destination, tmp_path):
+def test_two_backups_to_one_folder_do_not_run_at_once(tmp_path):
     with open_small_store(tmp_path / "store") as store:
         filled(store)
         refused = []
 
         def concurrently() -> None:
             with pytest.raises(StoreLocked):
-                back_up(store, destination, keep=1)
+                back_up(store, tmp_path / "backups", keep=1)
             refused.append(True)
 
         with failpoints.at("backup.chunks", concurrently):
-            first = back_up(store, destination)
+            first = back_up(store, tmp_path / "backups")
         assert refused
-        assert list(verify_backups(destination)) == [first.id]
+        assert list(verify_backups(tmp_path / "backups")) == [first.id]
         with failpoints.at("backup.chunks", lambda: 1 / 0), pytest.raises(ZeroDivisionError):
-            back_up(store, destination)
-        back_up(store, destination)  # the lock was released
-        if destination.startswith("memory"):  # a process that crashed leaves one
-            files, path = url_to_fs(f"{destination}/lock")
-            files.pipe_file(path, str(time.time()).encode())
-            with pytest.raises(StoreLocked):
-                back_up(store, destination)
-            files.pipe_file(path, str(time.time() - 90_000).encode())
-            back_up(store, destination)
+            back_up(store, tmp_path / "backups")
+        back_up(store, tmp_path / "backups")  # the lock was released
 
 
-def test_a_destination_with_other_files_is_refused_and_left_alone(tmp_path):
+def test_a_destination_that_is_not_suitable_is_refused_and_left_alone(tmp_path):
     with open_small_store(tmp_path / "here" / "store") as store, open_small_store(tmp_path / "second") as second:
         filled(store)
-        images = tmp_path / "images"
-        (images / "chunks").mkdir(parents=True)
-        (images / "cat.jpg").write_bytes(b"cat")
         (tmp_path / "link").symlink_to(store.folder / "inner")
         (tmp_path / "file").write_text("")
         before = sorted(tmp_path.rglob("*"))
-        inside = (store.folder, store.folder / "backups", tmp_path / "link")
-        for wrong in (*inside, store.folder.parent, images, tmp_path / "file"):
+        for wrong in (store.folder, store.folder / "backups", tmp_path / "link", tmp_path / "file"):
             with pytest.raises((InvalidRequest, StoreError)):
                 back_up(store, wrong)
         assert sorted(tmp_path.rglob("*")) == before
-        mounted = tmp_path / "disk"
-        (mounted / "lost+found").mkdir(parents=True)
-        back_up(store, mounted)
-        (mounted / "README").write_text("backups of the laptop")
-        assert back_up(store, mounted).written == 0
+        shared = tmp_path / "disk"  # with other files, which no backup touches
+        (shared / "chunks").mkdir(parents=True)
+        (shared / "chunks" / "cat.jpg").write_bytes(b"cat")
+        for n in range(2):
+            store.get("c").upsert([Item("i", vectors(1, n)[0])])
+            back_up(store, shared, keep=1)
+        assert (shared / "chunks" / "cat.jpg").read_bytes() == b"cat"
+        assert back_up(store, shared).written == 0
         with pytest.raises(InvalidRequest):
-            back_up(second, mounted)
+            back_up(second, shared)
 
 
 def test_impossible_requests_are_refused(three_backups, destination, tmp_path):

@@ -2,15 +2,16 @@
 
 import random
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from store.crash.small import LONG, WITHOUT_SNAPSHOTS, open_small_store
+from store.crash.small import LONG, SEED, WITHOUT_SNAPSHOTS, open_small_store, repeated
 
 from nnclr_hub.errors import StoreError
 from nnclr_hub.store.base import CollectionSpec, Item
-from nnclr_hub.store.commit_record import CommitRecord
+from nnclr_hub.store.sqlite import CommitRecord
 
 N, DIM = 500, 4
 VECTORS = np.random.default_rng(0).normal(size=(N, DIM)).astype(np.float32)
@@ -43,15 +44,18 @@ def damaged_store(request, tmp_path_factory) -> tuple[Path, dict]:
     return folder.with_name("killed") if request.param == "killed" else folder, held
 
 
-def flips(files: list[Path], rng: random.Random) -> list[tuple[Path, int]]:
-    """Return files and bit numbers: some in the first 100 bytes, and one in each region of a file."""
-    chosen = []
-    for file in files:
-        size = file.stat().st_size
-        regions = 500 if LONG else 5 if "sqlite" in file.name else 1
-        some = [*range(0, 100, 1 if LONG else 60), *(int(size * (n + rng.random()) / regions) for n in range(regions))]
-        chosen += [(file, 8 * byte + rng.randrange(8)) for byte in some]
-    return chosen
+def flips(files: list[Path], rng: random.Random) -> Iterator[tuple[Path, int]]:
+    """Yield files and numbers of bits: some in the first 100 bytes, and one in each region of a file."""
+    for _ in repeated(0.5):
+        for file in files:
+            regions = 5 if "sqlite" in file.name else 1
+            size = file.stat().st_size
+            some = [
+                rng.randrange(60),
+                rng.randrange(60, 100),
+                *(int(size * (n + rng.random()) / regions) for n in range(regions)),
+            ]
+            yield from ((file, 8 * byte + rng.randrange(8)) for byte in some)
 
 
 def test_a_flipped_bit_is_reported_or_changes_nothing(damaged_store, tmp_path):
@@ -61,7 +65,7 @@ def test_a_flipped_bit_is_reported_or_changes_nothing(damaged_store, tmp_path):
     if source.name == "killed" and not LONG:
         files = [path for path in files if path.suffix == ".sqlite-wal"]
     reported = 0
-    for number, (file, bit) in enumerate(flips(files, random.Random(0))):
+    for number, (file, bit) in enumerate(flips(files, random.Random(SEED))):
         folder = tmp_path / str(number)
         shutil.copytree(source, folder)
         target = folder / file.relative_to(source)

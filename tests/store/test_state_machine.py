@@ -17,14 +17,14 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from store.crash.small import LONG, open_small_store
+from store.crash.small import LONG, open_small_store, repeated
 from store.crash.world import scores
 
 from nnclr_hub.errors import CollectionNotFound, ItemNotFound
 from nnclr_hub.store.base import Item
 from nnclr_hub.store.spec import CollectionSpec, IndexName
 
-EXAMPLES = 300 if LONG else 6
+EXAMPLES = 6
 DIM = 6
 LABELS = ("cat", "dog", "catfish")
 ids = st.integers(0, 80).map("i{}".format)
@@ -244,13 +244,14 @@ SLOW = [pytest.param(index, marks=pytest.mark.slow) for index in ("flat", "ivf")
 @pytest.mark.parametrize("index", ["hnsw", "ivf_pq", "auto", *SLOW])
 def test_the_store_does_what_a_dict_and_numpy_do(index):
     machine = type("StoreMachine", (StoreMachine,), {"index": index})
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            max_examples=EXAMPLES,
-            stateful_step_count=30,
-            deadline=None,
-            derandomize=not LONG,
-            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
-        ),
-    )
+    for _ in repeated(0.2):
+        run_state_machine_as_test(
+            machine,
+            settings=settings(
+                max_examples=EXAMPLES,
+                stateful_step_count=30,
+                deadline=None,
+                derandomize=not LONG,
+                suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
+            ),
+        )

@@ -31,7 +31,7 @@ def test_paths_are_shortened_to_their_last_name(sentence, expected):
 @pytest.mark.parametrize(
     ("source", "name"),
     [
-        ("nnclr_resnet18_small_cpu_starter", "nnclr_resnet18_small_cpu_starter"),
+        ("nnclr_resnet18_free_starter", "nnclr_resnet18_free_starter"),
         ("/srv/models/mine", "mine"),
         ("./mine", "mine"),
         ("https://host/mine-01234567.safetensors?signature=1", "https://host/mine-01234567.safetensors"),

@@ -16,7 +16,7 @@ import pytest
 from nnclr_hub.errors import CollectionNotFound, FingerprintMismatch, InvalidRequest, NNCLRHubError, StoreError
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import Item
-from nnclr_hub.store.embedded.store import EmbeddedStore
+from nnclr_hub.store.folder.store import EmbeddedStore
 from nnclr_hub.store.settings import StoreSettings
 from nnclr_hub.workbench import Encoders, NewImage, SearchQuery, Workbench, reembedding
 from nnclr_hub.workbench.duplicates import exact_duplicates

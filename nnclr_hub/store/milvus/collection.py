@@ -27,7 +27,7 @@ BATCH = 500  # items per request: 64 KiB of metadata each make 32 MiB
 IDS = 10_000  # from which items are sampled: Milvus has no random order, and returns at most 16,384 by one request
 NEIGHBORS, QUERIES = 10, 32  # of `verify`
 MAX_K = 16_384  # Milvus's limit
-MATCHES = 1000  # per request that includes their metadata
+MATCHES = 1000  # per request with several queries
 TIES = 8  # further matches per query, so that the order of equally near ones does not depend on k
 TOLERANCE = 1e-3
 ALL_COLUMNS = ["id", "vector", "metadata", "terms", "ranges", "thumbnail"]
@@ -56,10 +56,6 @@ class MilvusCollection(Collection):
         self._index = rows.index_of(spec, connection)
         self._changes = self._vector_changes = 0
         self._recall = None if self._index.effort else 1.0
-        # Milvus guarantees that a session sees its upserts, but not its deletes, nor earlier items. After those, the
-        # next read waits for everything that the server has accepted (Strong), which takes 0.2 s
-        self._unseen = 1
-        self._seen = 0
         self.random_scores = RandomScores(self)
 
     def __repr__(self) -> str:
@@ -71,9 +67,9 @@ class MilvusCollection(Collection):
 
     def upsert(self, items: Sequence[Item]) -> int:
         self._refuse_if_read_only()
-        requests = rows.to_requests(items, self.spec)
+        made = rows.to_rows(items, self.spec)
         with self.connection.writing:
-            self._changed(self._upsert(requests, f"{len(items)} items are stored"), vectors=True)
+            self._vector_changes += self._upsert(made, f"{len(made)} items are stored")
             return self._changes
 
     def delete(self, ids: Sequence[str] | None = None, *, where: Where | None = None) -> int:
@@ -81,11 +77,12 @@ class MilvusCollection(Collection):
         existing = 0
         with self.connection.writing:
             for batch in _batches(self._select(ids, where)):
-                existing += len(self._query(_among(batch), ["id"]))
+                existing += len(self._query(rows.among(batch), ["id"]))
                 # all ids, not only the existing ones: another client may just have added one
                 self._call("delete", ids=batch, timeout=WRITE_TIMEOUT)
-                self.refresh()
-            self._changed(existing, vectors=True)
+            self.see_all()
+            self._changes += existing
+            self._vector_changes += existing
         return existing
 
     def update_metadata(
@@ -164,7 +161,7 @@ class MilvusCollection(Collection):
         return RandomVectors(self._sample(), changes[1], changes)
 
     def vector_changes(self) -> tuple[int, ...]:
-        return self._vector_changes, self._count("", "Session")  # other clients change the number of items
+        return self._vector_changes, self._count("")  # other clients change the number of items
 
     def thumbnail(self, id: str) -> bytes | None:
         stored = self._rows([check_name(id, "Item id")], ["id", "thumbnail"])
@@ -175,13 +172,11 @@ class MilvusCollection(Collection):
     # ---- state and maintenance
 
     def info(self) -> CollectionInfo:
-        return self.listed(self.count())
-
-    def listed(self, count: int | None = None) -> CollectionInfo:
-        """Return `info` by one request; a count may lag by a second."""
         state = "read-only: opened read-only" if self._read_only else "ready"
-        count, index = self._count("", "Session") if count is None else count, self._index.kind.lower()
-        return CollectionInfo(self.name, self.spec, count, self._changes, self._changes, state, index, self._recall)
+        index = self._index.kind.lower()
+        return CollectionInfo(
+            self.name, self.spec, self._count(""), self._changes, self._changes, state, index, self._recall
+        )
 
     def snapshot(self) -> None:
         """Let Milvus seal and store what it holds in memory (`flush`)."""
@@ -195,26 +190,21 @@ class MilvusCollection(Collection):
         progress(1, 1)  # Milvus reports no progress
 
     def verify(self, progress: Progress = lambda done, total: None) -> VerifyReport:
-        """Read a sample of at most 1,000 vectors back, and search for 32 of them.
+        """Read a sample of at most 1,000 vectors back, and search for 32 of them with eight times the effort, too.
 
-        Milvus checks its own files, so `damaged` and `missing` stay empty. The recall is compared with searches of
-        eight times the effort.
+        Milvus checks its own files, so only the recall is measured.
         """
         sample = self._sample()
-        queries = sample[:QUERIES]
-        found = self.search_batch(queries, NEIGHBORS, with_vector=True)
-        thorough = self.search_batch(queries, NEIGHBORS, effort=8 * self._index.default or None)
-        wrong: set[str] = set()
+        found = self.search_batch(sample[:QUERIES], NEIGHBORS)
+        thorough = self.search_batch(sample[:QUERIES], NEIGHBORS, effort=8 * self._index.default or None)
         hits = 0
-        for query, matches, best in zip(queries, found, thorough, strict=True):
-            scores = _scores(query, [match.vector for match in matches], self.spec)
-            wrong |= {match.id for match, score in zip(matches, scores, strict=True) if _differ(match.score, score)}
+        for matches, best in zip(found, thorough, strict=True):
             # an equally near item in a neighbor's place is as good: copies of an image are equal
-            least = best[-1].score if best else -np.inf
-            hits += sum(match.score > least or not _differ(match.score, least) for match in matches)
-        self._recall = min(1.0, hits / max(1, sum(map(len, thorough)))) if len(queries) else 1.0
+            least = best[-1].score - TOLERANCE * max(1.0, abs(best[-1].score)) if best else -np.inf
+            hits += sum(match.score >= least for match in matches)
+        self._recall = min(1.0, hits / max(1, sum(map(len, thorough)))) if len(sample) else 1.0
         progress(len(sample), len(sample))
-        return VerifyReport(len(sample), (), tuple(sorted(wrong)), (), self._recall)
+        return VerifyReport(len(sample), (), (), (), self._recall)
 
     def repair(self, progress: Progress = lambda done, total: None) -> RepairReport:
         """Let Milvus build its index again; searches fail until it is built."""
@@ -238,10 +228,16 @@ class MilvusCollection(Collection):
             sync = wait and not self.connection.is_lite  # which builds the index when it loads the collection
             self._call("create_index", params, timeout=SLOW_TIMEOUT, sync=sync)
         self._call("load_collection", timeout=SLOW_TIMEOUT)
+        self.see_all()
 
-    def refresh(self) -> None:
-        """Make the next read see everything that any client has written so far."""
-        self._unseen += 1
+    def see_all(self) -> None:
+        """Make the next reads see everything that any client has written so far.
+
+        Milvus guarantees that a session sees its upserts, but not its deletes, nor what was written before it began.
+        A Strong read waits for everything that the server has accepted, which takes 0.2 s; Session reads after it see
+        the same.
+        """
+        self._call("query", filter='id == ""', output_fields=["id"], consistency_level="Strong")
 
     # ---- writing, inside
 
@@ -256,50 +252,36 @@ class MilvusCollection(Collection):
     def _edit(self, ids: list[str], edit: Edit, expected: ById | None = None) -> int:
         before = {id: row["metadata"] for id, row in self._rows(ids, ["id", "metadata"]).items()}
         check_unchanged(expected, ((id, json.loads(text)) for id, text in before.items()))
-        # all are checked before the first is written
         edits = {id: edit(id, json.loads(text)) for id, text in before.items()}
-        for id, text in edits.items():
-            rows.metadata_columns(id, text, self.spec)
+        # all are checked before the first is written
+        columns = {id: rows.metadata_columns(id, text, self.spec) for id, text in edits.items()}
         edited = [id for id, text in edits.items() if json.loads(text) != json.loads(before[id])]
         stored = 0
         for batch in _batches(edited):
-            current = self._rows(batch, ALL_COLUMNS)
-            requests = rows.in_requests([self._rewritten(current[id], edits[id]) for id in batch if id in current])
-            stored += self._upsert(requests, f"{len(edited)} items are changed", stored)
-        self._changed(stored, vectors=False)
+            made = [
+                {**row, "vector": rows.stored_vector(rows.to_vector(row), self.spec), **columns[id]}
+                for id, row in self._rows(batch, ALL_COLUMNS).items()
+            ]
+            stored += self._upsert(made, f"{len(edited)} items are changed", stored)
         return len(before)
 
-    def _rewritten(self, row: Mapping[str, Any], text: str) -> dict[str, Any]:
-        vector = rows.stored_vector(rows.to_vector(row), self.spec)
-        return {**row, "vector": vector, **rows.metadata_columns(row["id"], text, self.spec)}
-
-    def _upsert(self, requests: Iterator[list[dict[str, Any]]], done: str = "", stored: int = 0) -> int:
+    def _upsert(self, made: list[dict[str, Any]], done: str, stored: int = 0) -> int:
         begun = stored
-        for request in requests:
+        for request in rows.in_requests(made):
             try:
                 self._call("upsert", request, timeout=WRITE_TIMEOUT)
             except StoreError as error:
-                if stored and done:
+                if stored:
                     error.args = (f"{error} The first {stored} of {done}.",)
                 raise
             stored += len(request)
+            self._changes += len(request)
         return stored - begun
-
-    def _changed(self, items: int, *, vectors: bool) -> None:
-        self._changes += items
-        self._vector_changes += items if vectors else 0
 
     # ---- reading, inside
 
     def _call(self, method: str, *args: Any, **options: Any) -> Any:
         return self.connection.call(method, encode(self.name), *args, **options)
-
-    def _read(self, method: str, level: str = "", **options: Any) -> Any:
-        unseen = self._seen if level else self._unseen
-        level = level or ("Strong" if unseen > self._seen else "Session")
-        answer = self._call(method, consistency_level=level, **options)
-        self._seen = max(self._seen, unseen)
-        return answer
 
     def _expression(self, where: Where | None) -> str:
         return rows.expression(parse(where), self.spec.indexed, self.name)
@@ -309,11 +291,11 @@ class MilvusCollection(Collection):
         if limit is not None:  # makes the server return the first rows; Milvus Lite has another name for it
             option = "iterator" if self.connection.is_lite else "reduce_stop_for_best"
             options = {"limit": limit, option: "True"}
-        return list(self._read("query", filter=expression, output_fields=fields, **options))
+        return list(self._call("query", filter=expression, output_fields=fields, **options))
 
     def _rows(self, ids: Sequence[str], fields: list[str]) -> dict[str, dict[str, Any]]:
         unique = list(dict.fromkeys(ids))
-        return {row["id"]: row for batch in _batches(unique) for row in self._query(_among(batch), fields)}
+        return {row["id"]: row for batch in _batches(unique) for row in self._query(rows.among(batch), fields)}
 
     def _scan(self, expression: str, fields: list[str], after: str = "", hint: int = BATCH) -> Iterator[dict[str, Any]]:
         size = min(BATCH, hint)
@@ -326,47 +308,43 @@ class MilvusCollection(Collection):
                 return
             after, size = page[-1]["id"], BATCH
 
-    def _count(self, expression: str, level: str = "") -> int:
-        return int(self._read("query", level, filter=expression, output_fields=["count(*)"])[0]["count(*)"])
+    def _count(self, expression: str) -> int:
+        return int(self._call("query", filter=expression, output_fields=["count(*)"])[0]["count(*)"])
 
     def _indexed(self, queries: np.ndarray, k: int, expression: str, options: SearchOptions) -> list[list[Match]]:
         """Return the matches that Milvus's index finds."""
         # of compressed vectors, more candidates are compared exactly
         limit = k + TIES if self._index.lossless else min(MAX_K, 4 * k + 64)
         fields = ["metadata"] if self._index.lossless and not options.with_vector else ["metadata", "vector"]
-        whole = limit <= MATCHES
         params = self._index.search_params(self.spec, limit, options.effort, filtered=bool(expression))
         answers: list[list[Match]] = []
         for queries_at_once in _batches(list(queries), max(1, MATCHES // limit)):
-            results = self._read(
+            results = self._call(
                 "search",
                 data=[rows.stored_vector(query, self.spec) for query in queries_at_once],
                 anns_field="vector",
                 limit=limit,
                 filter=expression,
-                output_fields=fields if whole else [],
+                output_fields=fields,
                 search_params=params,
             )
-            for query, hits in zip(queries_at_once, results, strict=True):
-                distances = {hit["id"]: hit["distance"] for hit in hits}
-                entities = (
-                    {hit["id"]: hit["entity"] for hit in hits}
-                    if whole
-                    else self._rows(list(distances), ["id", *fields])
-                )
-                answers.append(self._matches(query, entities, distances)[:k])
+            answers += [self._matches(query, hits)[:k] for query, hits in zip(queries_at_once, results, strict=True)]
         return answers
 
-    def _matches(self, query: np.ndarray, entities: Mapping[str, Any], distances: Mapping[str, float]) -> list[Match]:
-        vectors = {id: rows.to_vector(row) for id, row in entities.items() if "vector" in row}
-        if entities and not self._index.lossless:
-            scores = _scores(query, list(vectors.values()), self.spec).tolist()
-        elif self.spec.metric == "l2":  # Milvus returns the square
-            scores = [-float(np.sqrt(max(0.0, distances[id]))) for id in entities]
+    def _matches(self, query: np.ndarray, hits: Sequence[Mapping[str, Any]]) -> list[Match]:
+        vectors = [rows.to_vector(hit["entity"]) if "vector" in hit["entity"] else None for hit in hits]
+        if hits and not self._index.lossless:
+            stacked = np.array(vectors, np.float32)
+            # the difference itself: the expanded square loses near neighbors to rounding
+            scores = -np.linalg.norm(stacked - query, axis=1) if self.spec.metric == "l2" else stacked @ query
         else:
-            scores = [float(distances[id]) for id in entities]
-        pairs = zip(entities.items(), scores, strict=True)
-        made = [Match(id, score, json.loads(row["metadata"]), vectors.get(id)) for (id, row), score in pairs]
+            scores = np.array([hit["distance"] for hit in hits])
+            if self.spec.metric == "l2":  # Milvus returns the square
+                scores = -np.sqrt(np.maximum(0.0, scores))
+        made = [
+            Match(hit["id"], score, json.loads(hit["entity"]["metadata"]), vector)
+            for hit, score, vector in zip(hits, scores.tolist(), vectors, strict=True)
+        ]
         return sorted(made, key=lambda match: (-match.score, match.id))
 
     def _sample(self) -> np.ndarray:
@@ -374,26 +352,9 @@ class MilvusCollection(Collection):
         vectors: list[np.ndarray] = []
         for batch in _batches([ids[place] for place in random_items(len(ids), self.spec.dim)]):
             check_cancelled()
-            vectors += [rows.to_vector(row) for row in self._query(_among(batch), ["vector"])]
+            vectors += [rows.to_vector(row) for row in self._query(rows.among(batch), ["vector"])]
         return np.array(vectors, np.float32).reshape(-1, self.spec.dim)
 
 
 def _batches(values: list[Any], size: int = BATCH) -> Iterator[list[Any]]:
     return (values[start : start + size] for start in range(0, len(values), size))
-
-
-def _among(ids: Sequence[str]) -> str:
-    # ids are checked, so they contain nothing that needs an escape
-    return f"id in {json.dumps(list(ids))}"
-
-
-def _scores(query: np.ndarray, vectors: Sequence[Any], spec: CollectionSpec) -> np.ndarray:
-    stacked = np.array(vectors, np.float32).reshape(-1, spec.dim)
-    if spec.metric != "l2":
-        return stacked @ query
-    # the difference itself: the expanded square loses near neighbors to rounding
-    return -np.linalg.norm(stacked - query, axis=1)
-
-
-def _differ(score: float, other: float) -> bool:
-    return abs(score - other) > TOLERANCE * max(1.0, abs(other))

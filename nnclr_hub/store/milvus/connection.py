@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import logging
 import re
 import threading
@@ -32,21 +31,50 @@ ADDRESS = "milvus://HOST:PORT/DATABASE, or milvus+tls:// for a server with TLS"
 # parameters of an index that an address may set, as Milvus calls them
 INDEX_PARAMETERS = ("M", "efConstruction", "nlist", "m", "nbits")
 # a server that has just started answers, but cannot use its collections yet
-_PAUSES = (0.1, 0.3, 1.0, 3.0, 5.0)
-_RETRY_SECONDS = 9.0
+PAUSES = (0.1, 0.3, 1.0, 3.0, 5.0)
+RETRY_SECONDS = 9.0
 # by default gRPC waits up to two minutes before it reconnects, and all channels to one address wait together
-_RECONNECTING = {
+RECONNECTING = {
     "grpc.initial_reconnect_backoff_ms": 100,
     "grpc.min_reconnect_backoff_ms": 100,
     "grpc.max_reconnect_backoff_ms": 1000,
     "grpc.use_local_subchannel_pool": 1,
 }
-_CONNECT_FAILED, _NOT_FOUND, _NOT_LOADED, _NO_DATABASE = 2, 100, 101, 800
-_STARTING = ("not fully loaded", "not ready", "no available", "not available", "lack", "is not healthy", "not serving")
-# names: ASCII letters and digits stay, these are escaped, all else is base32
-_PLAIN, _LONG = "nnclr_", "nnclrx_"
-_ESCAPES = {"_": "__", ".": "_d", "~": "_t", "-": "_m"}
-_MAX_NAME = 255  # bytes, Milvus's limit
+PREFIX = "nnclr_"  # of our collections in Milvus
+MAX_NAME = 255  # Milvus's limit
+SAFE = " Upserts and deletes can be repeated safely."
+# what an error contains (its type, code and texts), what it means, and whether the same call may succeed soon
+FAULTS: tuple[tuple[str, type[NNCLRHubError], str, bool], ...] = (
+    ("UNAUTHENTICATED", InvalidRequest, "refuses the user, password or token; correct them in the address.", False),
+    (
+        "DEADLINE_EXCEEDED|timeout",
+        StoreUnreachable,
+        f"did not answer `{{method}}` in time; check whether it is overloaded, and repeat the request.{SAFE}",
+        False,
+    ),
+    ("UNIMPLEMENTED", StoreUnreachable, f"is not Milvus; give the address of its gRPC port ({ADDRESS}).", False),
+    (
+        r"\(800\)|database not found",
+        InvalidRequest,
+        "has no database {database!r}; create it there, or leave it out of the address.",
+        False,
+    ),
+    (
+        r"\(2\)|UNAVAILABLE|StatusCode|FutureTimeoutError|ValueError",
+        StoreUnreachable,
+        f"cannot be reached; start it, or correct the address ({ADDRESS}).{SAFE}",
+        True,
+    ),
+    (r"\(100\)", CollectionNotFound, "no longer has that collection; open it again by name.", False),
+    (r"\(101\)|not loaded", StoreError, "has not loaded the collection ({text}); open the store again.", True),
+    (
+        "not fully loaded|not ready|no available|not available|lack|is not healthy|not serving",
+        StoreUnreachable,
+        "has started, but is not ready ({text}); retry later.",
+        True,
+    ),
+    ("", StoreError, "refuses `{method}`: {text}", False),
+)
 
 
 def import_pymilvus() -> ModuleType:
@@ -60,9 +88,6 @@ def import_pymilvus() -> ModuleType:
     # it logs each failure with a traceback before it raises
     logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
     return pymilvus
-
-
-# ------------------------------------------------------------------------------ addresses
 
 
 class Address(NamedTuple):
@@ -100,47 +125,36 @@ def parse_address(text: str) -> Address:
             f"{ADDRESS}, with USER:PASSWORD@ or ?token=TOKEN if it needs them. Index parameters are whole numbers: "
             f"{', '.join(INDEX_PARAMETERS)}."
         )
-    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    host = f"[{parts.hostname}]:{port}" if ":" in parts.hostname else f"{parts.hostname}:{port}"
     secrets = {"user": unquote(parts.username or ""), "password": unquote(parts.password or ""), "token": token}
-    return Address(
-        f"{parts.scheme}://{host}:{port}" + (f"/{database}" if database else ""),
-        f"{'https' if parts.scheme == 'milvus+tls' else 'http'}://{host}:{port}",
-        database,
-        secrets,
-        parameters,
-    )
+    name = f"{parts.scheme}://{host}" + (f"/{database}" if database else "")
+    uri = f"{'https' if parts.scheme == 'milvus+tls' else 'http'}://{host}"
+    return Address(name, uri, database, secrets, parameters)
 
 
-# ------------------------------------------------------------------------------ names
+def escape(text: str, keep: str = "") -> str:
+    """Return the text with ASCII letters, digits and `keep`; every other byte becomes _xx."""
+    safe = re.compile(f"[^A-Za-z0-9{re.escape(keep)}]".encode())
+    return safe.sub(lambda byte: b"_%02x" % byte[0][0], text.encode()).decode()
 
 
 def encode(name: str) -> str:
-    """Return the name in Milvus of a collection or alias: "photos.v2" -> "nnclr_photos_dv2".
+    """Return the name in Milvus of a collection or alias: "photos.v2" -> "nnclr_photos_2ev2".
 
     Milvus allows A-Z a-z 0-9 _. The prefix separates our collections from those of other programs.
     """
-    escaped = _PLAIN + "".join(_ESCAPES.get(character, character) for character in name)
-    if len(escaped) <= _MAX_NAME and name.isascii() and " " not in name:
-        return escaped
-    # 128 bytes that nearly all need an escape are too long; base32 takes at most 205
-    return _LONG + base64.b32encode(name.encode()).decode().rstrip("=").lower()
+    if len(coded := PREFIX + escape(name)) > MAX_NAME:
+        raise InvalidRequest(f"{name!r} is too long for Milvus, which takes 3 bytes for each that is not A-Z a-z 0-9.")
+    return coded
 
 
 def decode(name: str) -> str | None:
     """Return the name that was encoded; None for a collection of another program."""
-    if name.startswith(_LONG):
-        text = name.removeprefix(_LONG).upper()
-        try:
-            return base64.b32decode(text + "=" * (-len(text) % 8)).decode()
-        except ValueError:
-            return None
-    if not name.startswith(_PLAIN) or not re.fullmatch(r"([A-Za-z0-9]|_[_dtm])+", name.removeprefix(_PLAIN)):
+    try:
+        text = re.sub("_(..)", lambda byte: chr(int(byte[1], 16)), name.removeprefix(PREFIX)).encode("latin-1").decode()
+        return text if text and encode(text) == name else None
+    except (ValueError, InvalidRequest):
         return None
-    meanings = {escape[1]: character for character, escape in _ESCAPES.items()}
-    return re.sub("_(.)", lambda escape: meanings[escape[1]], name.removeprefix(_PLAIN))
-
-
-# ------------------------------------------------------------------------------ calls
 
 
 class Connection:
@@ -198,8 +212,6 @@ class Connection:
             self.client.close()
             self._stop_lite()
 
-    # ---- inside
-
     def _stop_lite(self) -> None:
         if self._lite is not None:
             server, database, _ = self._lite
@@ -212,72 +224,33 @@ class Connection:
             db_name=self.address.database,
             dedicated=True,
             timeout=CONNECT_TIMEOUT,
-            grpc_options=_RECONNECTING,
+            grpc_options=RECONNECTING,
             **self.address.secrets,
         )
 
     def _guarded(self, method: str, attempt: Callable[[], Any], args: tuple[Any, ...] = ()) -> Any:
         import grpc
 
-        begun = time.monotonic()
-        pauses = iter(_PAUSES)
+        begun, pauses = time.monotonic(), iter(PAUSES)
         while True:
             try:
                 return attempt()
             except (self.pymilvus.MilvusException, grpc.RpcError, grpc.FutureTimeoutError, ValueError) as error:
-                fault = _fault(error)
+                code = getattr(error, "code", None)
+                text = " ".join(str(getattr(error, "message", error)).split())
+                # pymilvus says about a wrong password that it cannot connect; the cause says why
+                signs = f"{type(error).__name__} ({code() if callable(code) else code}) {text} {error.__cause__}"
+                _, kind, sentence, soon = next(fault for fault in FAULTS if re.search(fault[0], signs))
                 pause = next(pauses, None)
                 # a first connection fails at once, because the address is probably wrong
-                retry = fault in ("starting", "unloaded") or (fault == "unreachable" and method != "connect")
-                if pause is None or not retry or time.monotonic() - begun + pause > _RETRY_SECONDS:
-                    raise self._translated(method, fault, error) from error
+                wrong = not soon or (method == "connect" and kind is StoreUnreachable)
+                if wrong or pause is None or time.monotonic() - begun + pause > RETRY_SECONDS:
+                    said = sentence.format(method=method, text=text[:300], database=self.address.database)
+                    said = said.removesuffix(SAFE) if method == "connect" else said  # nothing was sent
+                    raise kind(f"Milvus at {self.name} {said}") from error
                 time.sleep(pause)
-                if fault == "unloaded":  # after a restart Milvus Lite no longer knows which collections were loaded
+                if kind is StoreError:  # after a restart Milvus Lite no longer knows which collections were loaded
                     self._guarded("load", lambda: self.client.load_collection(args[0], timeout=WRITE_TIMEOUT))
-
-    def _translated(self, method: str, fault: str, error: Exception) -> NNCLRHubError:
-        text = " ".join(str(getattr(error, "message", error)).split())
-        database = self.address.database
-        # while connecting, nothing has been sent yet that could be lost
-        safe = "" if method == "connect" else " Upserts and deletes can be repeated safely."
-        sentence = {
-            "slow": f"did not answer `{method}` in time; check whether it is overloaded, and repeat the request.{safe}",
-            "unreachable": f"cannot be reached; start it, or correct the address ({ADDRESS}).{safe}",
-            "not milvus": f"is not Milvus; give the address of its gRPC port ({ADDRESS}).",
-            "starting": f"has started, but is not ready ({text:.300}); retry later.",
-            "not found": "no longer has that collection; open it again by name.",
-            "unauthenticated": "refuses the user, password or token; correct them in the address.",
-            "no database": f"has no database {database!r}; create it there, or leave it out of the address.",
-        }.get(fault, f"refuses `{method}`: {text:.300}")
-        kinds = {"not found": CollectionNotFound, "refused": StoreError, "unloaded": StoreError}
-        kinds |= {"no database": InvalidRequest, "unauthenticated": InvalidRequest}
-        return kinds.get(fault, StoreUnreachable)(f"Milvus at {self.name} {sentence}")
-
-
-def _fault(error: Exception) -> str:
-    """Classify a failure, by a name that `_translated` knows."""
-    import grpc
-
-    text = str(getattr(error, "message", error))
-    code = getattr(error, "code", None)
-    code = code() if callable(code) else code
-    if "UNAUTHENTICATED" in f"{error} {error.__cause__}":  # pymilvus says that it cannot connect
-        return "unauthenticated"
-    if code is grpc.StatusCode.DEADLINE_EXCEEDED or "DEADLINE_EXCEEDED" in text or "timeout" in text:
-        return "slow"
-    if code is grpc.StatusCode.UNIMPLEMENTED or "UNIMPLEMENTED" in text:
-        return "not milvus"
-    if isinstance(code, grpc.StatusCode) or isinstance(error, grpc.FutureTimeoutError | ValueError):
-        return "unreachable"
-    if code == _NO_DATABASE or "database not found" in text:
-        return "no database"
-    if code == _CONNECT_FAILED or "UNAVAILABLE" in text:
-        return "unreachable"
-    if code == _NOT_FOUND:
-        return "not found"
-    if code == _NOT_LOADED or "not loaded" in text:
-        return "unloaded"
-    return "starting" if any(sign in text for sign in _STARTING) else "refused"
 
 
 def _lite_server(path: Path, *, create: bool) -> tuple[Any, Any, int]:

@@ -12,16 +12,15 @@ An item with {"label": "cat", "n": 5, "tags": ["a"]} has
 terms      ["label?", "label:cat", "n?", "n=5", "tags?", "tags[]:a"]
 ranges     {"label:": "636174", "n=": 5.0, "tags[]": 1}
 
-Strings in `ranges` are the hex of their first 120 bytes, which keeps order and prefixes. Keys and terms that contain
-anything but letters, digits and a few signs are hashed. So nothing in an expression needs an escape, in which the
-versions of Milvus differ, and nothing can be injected.
+Strings in `ranges` are the hex of their first 120 bytes, which keeps order and prefixes. In terms and keys, bytes other
+than letters, digits and a few signs are escaped, and those that are then too long are hashed. So nothing in an
+expression needs an escape of Milvus, in which its versions differ, and nothing can be injected.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
@@ -32,12 +31,12 @@ import numpy as np
 from nnclr_hub.errors import InvalidFilter, InvalidRequest, StoreCorrupt, StoreTooNew
 from nnclr_hub.store.base import Item
 from nnclr_hub.store.checks import check_items
-from nnclr_hub.store.milvus.connection import Connection
+from nnclr_hub.store.milvus.connection import Connection, escape
 from nnclr_hub.store.spec import CollectionSpec
 from nnclr_hub.store.where import ABSENT, EVERYTHING, Condition, Group, Node, instant, is_number, rounded, value_of
 
-FORMAT = 4  # of terms and ranges
-# for cosine, vectors are stored normalized, as in EmbeddedStore; COSINE would normalize them again after rounding
+FORMAT = 5  # of names, terms and ranges
+# for cosine, vectors are stored normalized, as in a folder; COSINE would normalize them again after rounding
 METRICS = {"cosine": "IP", "dot": "IP", "l2": "L2"}
 SPEC_PROPERTY = "nnclr_spec"
 # keys by which this package itself filters; they are always declared
@@ -46,11 +45,9 @@ KEPT = 120  # bytes of a string in `ranges`
 EXACT = 2**53  # from here on, neighboring integers are equal as floats
 MAX_TERMS, MAX_TERM = 4096, 128  # Milvus's limit of an array; characters of a term
 MAX_TEXT = 65_535  # bytes of a VARCHAR
-_MAX_DIM = 32_768
-_REQUEST = 8 * 2**20  # bytes per request: Milvus accepts 64 MiB, but holds several copies of it
-_OVERHEAD = 256  # bytes of a row besides vector and texts, generously
-_SAFE_KEY = re.compile(r"[A-Za-z0-9_./-]{1,40}")
-_SAFE_VALUE = re.compile(r"[A-Za-z0-9_./: @+-]{0,80}")
+MAX_DIM = 32_768
+REQUEST = 8 * 2**20  # bytes per request: Milvus accepts 64 MiB, but holds several copies of it
+OVERHEAD = 256  # bytes of a row besides vector and texts, generously
 
 
 # ------------------------------------------------------------------------------ kinds of index
@@ -109,9 +106,8 @@ def build_params(spec: CollectionSpec, connection: Connection) -> dict[str, Any]
     build = dict(index.build)
     if index.kind == "IVF_PQ":  # a divisor of the dimension, four numbers per code or as near to that as possible
         build["m"] = max(m for m in range(1, max(1, spec.dim // 4) + 1) if spec.dim % m == 0)
-    given = connection.address.parameters
-    params = {**build, **{name: value for name, value in given.items() if name in build}}
-    return {"index_type": index.kind, "metric_type": METRICS[spec.metric], "params": params}
+    build |= {name: value for name, value in connection.address.parameters.items() if name in build}
+    return {"index_type": index.kind, "metric_type": METRICS[spec.metric], "params": build}
 
 
 # ------------------------------------------------------------------------------ schema
@@ -119,11 +115,15 @@ def build_params(spec: CollectionSpec, connection: Connection) -> dict[str, Any]
 
 def schema_of(connection: Connection, spec: CollectionSpec) -> Any:
     """Return the schema of a collection."""
-    if spec.dim > _MAX_DIM:
-        raise InvalidRequest(f"dim must be at most {_MAX_DIM} in Milvus, got {spec.dim}.")
-    modern = connection.is_at_least(2, 5)
+    if spec.dim > MAX_DIM:
+        raise InvalidRequest(f"dim must be at most {MAX_DIM} in Milvus, got {spec.dim}.")
+    if spec.vectors != "raw":
+        raise InvalidRequest(
+            f"vectors={spec.vectors!r} needs a store in a folder, because Milvus compares the vectors that it stores; "
+            "create the collection with vectors='raw'."
+        )
     for name, value, instead in (("precision", "f16", "f32"), ("index", "diskann", "hnsw")):
-        if getattr(spec, name) == value and not modern:
+        if getattr(spec, name) == value and not connection.is_at_least(2, 5):
             raise InvalidRequest(
                 f"{name}={value!r} needs a Milvus server of version 2.5 or later, and {connection.name} is "
                 f"{connection.version}; use {instead!r}."
@@ -163,22 +163,21 @@ def spec_of(described: Mapping[str, Any], name: str) -> CollectionSpec:
     )
 
 
-# ------------------------------------------------------------------------------ write
+# ------------------------------------------------------------------------------ rows
 
 
-def to_requests(items: Sequence[Item], spec: CollectionSpec) -> Iterator[list[dict[str, Any]]]:
-    """Yield rows of all items, the last of each id, in lists that fit into a request."""
+def to_rows(items: Sequence[Item], spec: CollectionSpec) -> list[dict[str, Any]]:
+    """Return the rows of all items, the last of each id."""
     chosen, texts, vectors = check_items(items, spec)
-    rows = []
-    for item, text, vector in zip(chosen, texts, vectors, strict=True):
-        thumbnail = "" if item.thumbnail is None else "=" + base64.b64encode(item.thumbnail).decode()
-        stored = stored_vector(vector, spec)
-        rows.append({"id": item.id, "vector": stored, "thumbnail": thumbnail, **metadata_columns(item.id, text, spec)})
-    return in_requests(rows)
-
-
-def stored_vector(vector: np.ndarray, spec: CollectionSpec) -> np.ndarray:
-    return vector.astype(np.float16) if spec.precision == "f16" else vector
+    return [
+        {
+            "id": item.id,
+            "vector": stored_vector(vector, spec),
+            "thumbnail": "" if item.thumbnail is None else "=" + base64.b64encode(item.thumbnail).decode(),
+            **metadata_columns(item.id, text, spec),
+        }
+        for item, text, vector in zip(chosen, texts, vectors, strict=True)
+    ]
 
 
 def in_requests(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
@@ -187,8 +186,8 @@ def in_requests(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]
     size = 0
     for row in rows:
         texts = len(row["metadata"]) + sum(map(len, row["terms"])) + len(str(row["ranges"]))
-        takes = 4 * len(row["vector"]) + 3 * texts + len(row["thumbnail"]) + _OVERHEAD
-        if request and size + takes > _REQUEST:
+        takes = 4 * len(row["vector"]) + 3 * texts + len(row["thumbnail"]) + OVERHEAD
+        if request and size + takes > REQUEST:
             yield request
             request, size = [], 0
         request.append(row)
@@ -208,20 +207,18 @@ def metadata_columns(id: str, text: str, spec: CollectionSpec) -> dict[str, Any]
         value = value_of(metadata, key)
         if value is ABSENT:
             continue
-        terms[_term(key, "?")] = None
+        terms[_coded(key, "?")] = None
         if isinstance(value, list):
-            terms |= dict.fromkeys(
-                _value_term(key, "[]", element) for element in value if not isinstance(element, list | dict)
-            )
-            ranges[_path(key, "[]")] = len(value)
+            terms |= dict.fromkeys(_term(key, "[]", one) for one in value if not isinstance(one, list | dict))
+            ranges[_coded(key, "[]")] = len(value)
         elif not isinstance(value, dict):
-            terms[_value_term(key, "", value)] = None
+            terms[_term(key, "", value)] = None
         if is_number(value):
-            ranges[_path(key, "=")] = float(rounded(value))
+            ranges[_coded(key, "=")] = float(rounded(value))
         if isinstance(value, str):
-            ranges[_path(key, ":")] = value.encode()[:KEPT].hex()
+            ranges[_coded(key, ":")] = value.encode()[:KEPT].hex()
             if (moment := instant(value)) is not None:
-                ranges[_path(key, "@")] = min(max(moment, -EXACT), EXACT)
+                ranges[_coded(key, "@")] = min(max(moment, -EXACT), EXACT)
     if len(terms) > MAX_TERMS:  # `ranges` of at most 36 keys always fit
         raise InvalidRequest(
             f"The metadata of item {id!r} have {len(terms)} values under the indexed keys, more than Milvus can filter "
@@ -230,27 +227,8 @@ def metadata_columns(id: str, text: str, spec: CollectionSpec) -> dict[str, Any]
     return {"metadata": text, "terms": list(terms), "ranges": ranges}
 
 
-def _term(key: str, value: str) -> str:
-    if _SAFE_KEY.fullmatch(key) and _SAFE_VALUE.fullmatch(value.lstrip("[]?=!")):
-        return key + value
-    return "#" + blake2b(f"{key}\0{value}".encode(), digest_size=16).hexdigest()
-
-
-def _value_term(key: str, inside: str, value: Any) -> str:
-    if isinstance(value, str):
-        return _term(key, f"{inside}:{value}")
-    if not is_number(value):
-        return _term(key, f"{inside}!{json.dumps(value)}")
-    value = rounded(value)
-    whole = float(value).is_integer() and abs(value) < 2**63
-    return _term(key, f"{inside}={int(value) if whole else repr(value)}")
-
-
-def _path(key: str, kind: str) -> str:
-    return (key if _SAFE_KEY.fullmatch(key) else "#" + blake2b(key.encode(), digest_size=16).hexdigest()) + kind
-
-
-# ------------------------------------------------------------------------------ read
+def stored_vector(vector: np.ndarray, spec: CollectionSpec) -> np.ndarray:
+    return vector.astype(np.float16) if spec.precision == "f16" else vector
 
 
 def to_vector(row: Mapping[str, Any]) -> np.ndarray:
@@ -295,6 +273,11 @@ def expression(group: Group, declared: Iterable[str], collection: str) -> str:
     return _group(group)
 
 
+def among(ids: Sequence[str]) -> str:
+    """Return the expression for some ids; they are checked, so they contain nothing that needs an escape."""
+    return f"(id in {json.dumps(list(ids))})" if ids else _any([])
+
+
 def _group(group: Group) -> str:
     def compiled(node: Node) -> str:
         return _group(node) if isinstance(node, Group) else _condition(node)
@@ -316,47 +299,62 @@ def _any(clauses: Iterable[str]) -> str:
 
 def _condition(condition: Condition) -> str:
     key, kind, operand = condition.key, condition.kind, condition.value
+    inside = "[]" if kind.startswith("contains") else ""
     if kind == "ids":
-        return f"(id in {json.dumps(operand)})" if operand else _any([])
+        return among(operand)
     if kind == "exists":
-        return _has(_term(key, "?")) if operand else f"(not {_has(_term(key, '?'))})"
-    if kind in ("match", "in"):
-        return _has(*(_value_term(key, "", value) for value in (operand if kind == "in" else [operand])))
+        return _has(_coded(key, "?")) if operand else f"(not {_has(_coded(key, '?'))})"
     if kind == "contains_all":  # a list without elements contains all of nothing
-        return _all([_guarded(_path(key, "[]"), ">= 0"), *(_has(_value_term(key, "[]", value)) for value in operand)])
-    if kind in ("contains", "contains_any"):
-        return _has(*(_value_term(key, "[]", value) for value in (operand if kind == "contains_any" else [operand])))
+        return _all([_compared(key, "[]", ">= 0"), *(_has(_term(key, inside, value)) for value in operand)])
+    if kind in ("match", "contains"):
+        return _has(_term(key, inside, operand))
+    if kind in ("in", "contains_any"):
+        return _has(*(_term(key, inside, value) for value in operand))
     if kind == "prefix":
-        _refuse_long(operand, KEPT, "A prefix")
-        return _guarded(_path(key, ":"), f'like "{operand.encode().hex()}%"')
-    return _all(_compared(key, kind, name, bound) for name, bound in operand)
+        return _compared(key, ":", f'like "{_hex(operand, KEPT, "A prefix")}%"')
+    return _all(_bounded(key, kind, name, bound) for name, bound in operand)
 
 
-def _compared(key: str, kind: str, name: str, bound: Any) -> str:
+def _bounded(key: str, kind: str, name: str, bound: Any) -> str:
     operator = {"gt": ">", "gte": ">=", "lt": "<", "lte": "<="}[name]
     if isinstance(bound, str):
-        _refuse_long(bound, KEPT - 1, "A bound of a range of strings")
-        return _guarded(_path(key, ":"), f'{operator} "{bound.encode().hex()}"')
+        return _compared(key, ":", f'{operator} "{_hex(bound, KEPT - 1, "A bound of a range of strings")}"')
     if abs(bound) >= EXACT:
         exact = "dates from 1685 to 2255" if kind == "date" else "numbers below 2**53"
         raise InvalidFilter(f"Milvus compares {exact} exactly; use a bound among them instead of {bound!r:.80}.")
-    return _guarded(_path(key, {"length": "[]", "date": "@", "range": "="}[kind]), f"{operator} {bound!r}")
+    return _compared(key, {"length": "[]", "date": "@", "range": "="}[kind], f"{operator} {bound!r}")
 
 
-def _refuse_long(text: str, most: int, what: str) -> None:
+def _hex(text: str, most: int, what: str) -> str:
     if len(text.encode()) > most:
         raise InvalidFilter(
             f"{what} has at most {most} bytes in Milvus, got {text!r:.80}; use a shorter one, or `match`."
         )
+    return text.encode().hex()
 
 
 def _has(*terms: str) -> str:
-    unique = list(dict.fromkeys(terms))
+    unique = list(dict.fromkeys(terms))  # `array_contains_any` of one or no term is an error on some servers
     if len(unique) > 1:
         return f"array_contains_any(terms, {json.dumps(unique)})"
     return f'array_contains(terms, "{unique[0]}")' if unique else _any([])
 
 
-def _guarded(path: str, comparison: str) -> str:
-    # false, not unknown, for items without the value
-    return f'((exists ranges["{path}"]) and (ranges["{path}"] {comparison}))'
+def _compared(key: str, kind: str, comparison: str) -> str:
+    path = f'ranges["{_coded(key, kind)}"]'
+    return f"((exists {path}) and ({path} {comparison}))"  # false, not unknown, for items without the value
+
+
+def _term(key: str, inside: str, value: Any) -> str:
+    if isinstance(value, str):
+        return _coded(key, f"{inside}:", value)
+    if not is_number(value):
+        return _coded(key, f"{inside}!", json.dumps(value))
+    value = rounded(value)
+    whole = float(value).is_integer() and abs(value) < 2**63
+    return _coded(key, f"{inside}=", str(int(value)) if whole else repr(value))
+
+
+def _coded(key: str, kind: str, value: str = "") -> str:
+    text = escape(key, "./-") + kind + escape(value, "./-:@+ ")
+    return text if len(text) <= MAX_TERM else "#" + blake2b(text.encode(), digest_size=16).hexdigest()

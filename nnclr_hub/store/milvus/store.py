@@ -32,6 +32,7 @@ from nnclr_hub.store.name_errors import (
     is_alias,
     is_collection,
     is_own_name,
+    replaced_name,
 )
 from nnclr_hub.store.records import RECORDS, Records
 from nnclr_hub.store.reports import CollectionInfo
@@ -65,11 +66,6 @@ class MilvusStore(VectorStore):
         check_collection_name(name)
         self.refuse_if_read_only()
         spec = spec.decided(transforms=False)
-        if spec.vectors != "raw":
-            raise InvalidRequest(
-                f"vectors={spec.vectors!r} needs a store in a folder, because Milvus compares the vectors that it "
-                "stores; create the collection with vectors='raw'."
-            )
         schema = rows.schema_of(self.connection, spec)
         with self._names:
             self._refuse_if_taken(name)
@@ -112,14 +108,14 @@ class MilvusStore(VectorStore):
             if name in self._open:
                 self._open[to] = self._open.pop(name)
                 self._open[to].name = to
-                self._open[to].refresh()  # Milvus's session has seen nothing under the new name
+                self._open[to].see_all()  # Milvus's session has seen nothing under the new name
 
     def list(self) -> list[CollectionInfo]:
         """Return the state of each collection, by name; changes of the last second may be missing from the counts."""
         infos = []
         for name in self._collections():
             with suppress(CollectionNotFound):  # another client has just dropped it
-                infos.append(self._looked_up(name).listed())
+                infos.append(self._looked_up(name).info())
         return infos
 
     # ---- aliases
@@ -133,9 +129,6 @@ class MilvusStore(VectorStore):
                 raise is_collection(alias)
             method = "alter_alias" if alias in self.aliases() else "create_alias"
             self.connection.call(method, encode(real), encode(alias), timeout=WRITE_TIMEOUT)
-            # other clients find collections by name: the client that moves one relies on seeing all their writes
-            for opened in self._open.values():
-                opened.refresh()
 
     def unalias(self, alias: str) -> None:
         self.refuse_if_read_only()
@@ -166,11 +159,15 @@ class MilvusStore(VectorStore):
             if finish is not None:
                 finish()
             known = self.aliases()
-            kept = self._free(f"{to}.old") if to in self._collections() else None
+            collections = self._collections()
+            # the promoted one gives up its name, so `c` and `c.old` can be swapped, and swapped back
+            kept = replaced_name(to, {*collections, *known} - {real}) if to in collections else None
             others = [alias for alias, target in known.items() if target == known.get(to, to) and alias != to]
             if kept is None:
                 self.alias(to, real)
             else:
+                if kept == real:
+                    self.rename(real, real := replaced_name(kept, {*collections, *known}))
                 self.rename(to, kept)
                 self.rename(real, to)
             for alias in others:
@@ -225,15 +222,6 @@ class MilvusStore(VectorStore):
         described = self._described(name)
         if described is not None:
             raise collection_exists(name) if decode(described["collection_name"]) == name else alias_exists(name)
-
-    def _free(self, name: str) -> str:
-        taken = {*self._collections(), *self.aliases()}
-        number = 2
-        free = name
-        while free in taken:
-            free = f"{name}{number}"
-            number += 1
-        return free
 
 
 def records_of(uri: str, connection: Connection, *, read_only: bool) -> Records:

@@ -16,7 +16,7 @@ from typing import Any
 
 from store.crash.script import operations, run
 
-import nnclr_hub.store.embedded  # noqa: F401 - so that the forks need not
+import nnclr_hub.store.folder  # noqa: F401 - so that the forks need not
 from nnclr_hub.store import failpoints
 
 NEVER = 10**9

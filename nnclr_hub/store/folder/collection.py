@@ -1,0 +1,465 @@
+"""EmbeddedCollection: one collection of an embedded store, catalog and index together."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import replace as replace_fields
+from functools import wraps
+from itertools import islice
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import numpy as np
+
+from nnclr_hub.errors import CollectionNotFound, ItemNotFound, NNCLRHubError
+from nnclr_hub.store import checks
+from nnclr_hub.store.base import Collection
+from nnclr_hub.store.disk import LOW_WATER, check_process, free_bytes, translated
+from nnclr_hub.store.edits import Edit, check_choice, check_expected, check_unchanged, each_editor, editor, only_removes
+from nnclr_hub.store.facets import Facet, check_facets, facet
+from nnclr_hub.store.folder import verify
+from nnclr_hub.store.folder.filter_sql import filter_sql
+from nnclr_hub.store.folder.filters import count_facets, rows_that_pass
+from nnclr_hub.store.folder.log import read_changes
+from nnclr_hub.store.folder.resources import Resources
+from nnclr_hub.store.folder.rows import (
+    ONE_OF,
+    Changes,
+    delete_rows,
+    edit_items,
+    fetch_vectors,
+    parse_metadata,
+    read_rows,
+    rows_by_id,
+    to_items,
+    to_vector,
+    write_items,
+)
+from nnclr_hub.store.folder.schema import change_indexed, check_indexed, last_seq
+from nnclr_hub.store.folder.writer import Apply, Writer, closed_error
+from nnclr_hub.store.index.state import RowSet, State
+from nnclr_hub.store.items import ById, Item, Match, Page, Progress, SearchOptions, Where
+from nnclr_hub.store.percentiles import RandomScores, RandomVectors, random_items
+from nnclr_hub.store.reports import ChangePage, CollectionInfo, RepairReport, Statistics, VerifyReport
+from nnclr_hub.store.settings import StoreSettings
+from nnclr_hub.store.where import EVERYTHING, parse
+
+POLL_SECONDS = 0.1  # between two looks at what another process writes
+MAX_TIES = 1024  # rows beyond the k-th that are looked at because they may have its score
+# whether the name that a write was addressed to means the same collection still; see `EmbeddedStore.write`
+IS_MEANT: ContextVar[Callable[[], bool]] = ContextVar("is_meant", default=lambda: True)
+LIFE_SECONDS = 0.2  # for which calls wait that must not wait for files, which take long to open if they are large
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _in_use(method: Callable[Concatenate[EmbeddedCollection, P], T]) -> Callable[Concatenate[EmbeddedCollection, P], T]:
+    """Make a method open the files if they are closed, and keep them open while it runs."""
+
+    @wraps(method)
+    def call(self: EmbeddedCollection, *arguments: P.args, **options: P.kwargs) -> T:
+        with self._using():
+            return method(self, *arguments, **options)
+
+    return call
+
+
+class EmbeddedCollection(Collection):
+    """See `store.base.Collection` for what the methods promise.
+
+    Args:
+        name: in the root catalog.
+        path: its SQLite file; the index snapshot is in the folder with the same stem.
+        lost: folder for stray files.
+        settings: of the store.
+        read_only: start no writer thread; the next call sees what another process has committed.
+        make_room: called before the files are opened, to close those of other collections.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        path: Path,
+        lost: Path,
+        settings: StoreSettings,
+        *,
+        read_only: bool = False,
+        make_room: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.name = name
+        self._path = path
+        self._lost = lost
+        self._settings = settings
+        self._read_only = read_only
+        self._make_room = make_room
+        self._life = threading.RLock()  # held while the files are opened or closed
+        self._users = 0  # calls that run now
+        self._suspended: Statistics | None = None
+        self._closed = self._dropped = False
+        self.last_used = time.monotonic()
+        self._pid = os.getpid()
+        self._files = self._opened()
+        self.spec = self._files.spec
+        self.random_scores = RandomScores(self)
+
+    def _opened(self) -> Resources:
+        self._make_room()
+        return Resources(self._path, self._lost, self._settings, read_only=self._read_only)
+
+    def __repr__(self) -> str:
+        try:
+            items = "closed" if self._closed else f"{self.statistics().items:,} items"
+        except NNCLRHubError:
+            items = "unreadable"
+        index = self._files.states.latest.main.kind.name
+        return f"<EmbeddedCollection {self.name!r}: {items}, dim {self.spec.dim}, {index} index>"
+
+    # ---- writing
+
+    @_in_use
+    def upsert(self, items: Sequence[Item]) -> int:
+        writer = self._writable()
+        kept, metadata, vectors = checks.check_items(items, self.spec)
+        self._files.maintenance.wait_for_fold()
+        self._submit(lambda connection, changes: write_items(connection, changes, kept, metadata, vectors, self.spec))
+        return writer.last.seq
+
+    @_in_use
+    def delete(self, ids: Sequence[str] | None = None, *, where: Where | None = None) -> int:
+        find = _finder(ids, where)
+
+        def apply(connection: sqlite3.Connection, changes: Changes) -> int:
+            return delete_rows(connection, changes, [row[:2] for row in find(connection)])
+
+        return self._submit(apply, frees=True)
+
+    @_in_use
+    def update_metadata(
+        self,
+        metadata: Mapping[str, Any],
+        *,
+        ids: Sequence[str] | None = None,
+        where: Where | None = None,
+        replace: bool = False,
+        keep: Sequence[str] = (),
+    ) -> int:
+        edit = editor(metadata, replace=replace, keep=keep)
+        return self._update(edit, ids, where, frees=not replace and only_removes(metadata))
+
+    @_in_use
+    def update_each(self, metadata: ById, *, expected: ById | None = None, keep: Sequence[str] = ()) -> int:
+        edit = each_editor(metadata, keep=keep)
+        check_expected(expected, metadata)
+        return self._update(edit, list(metadata), None, expected, frees=all(map(only_removes, metadata.values())))
+
+    def _update(
+        self, edit: Edit, ids: Sequence[str] | None, where: Where | None, expected: ById | None = None, *, frees: bool
+    ) -> int:
+        find = _finder(ids, where)
+
+        def apply(connection: sqlite3.Connection, changes: Changes) -> int:
+            rows = find(connection)
+            metadata = parse_metadata([row[1:] for row in rows])
+            check_unchanged(expected, [(row[1], values) for row, values in zip(rows, metadata, strict=True)])
+            texts = {row[0]: edit(row[1], values) for row, values in zip(rows, metadata, strict=True)}
+            edit_items(connection, {rid: texts[rid] for rid, _, before in rows if texts[rid] != before})
+            return len(rows)
+
+        return self._submit(apply, frees=frees)
+
+    @_in_use
+    def change_indexed(self, keys: Sequence[str]) -> None:
+        spec = replace_fields(self.spec, indexed=tuple(keys))
+        check_indexed(spec)
+        self._writable().submit(lambda connection, _: change_indexed(connection, spec))
+        self.spec = self._files.spec = spec
+
+    @_in_use
+    def hold_writes(self, work: Callable[[], T]) -> T:
+        """Run work, which must not write here, while writes wait; they are done afterwards."""
+
+        def run(connection: sqlite3.Connection, changes: Changes) -> T | Exception:
+            try:
+                return work()
+            except Exception as error:  # noqa: BLE001 - raised below: it is not an error of this collection
+                return error
+
+        result = self._writable().submit(run, frees=True, alone=True)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    # ---- reading
+
+    @_in_use
+    def get(self, ids: Sequence[str]) -> list[Item]:
+        wanted = checks.check_ids(ids)
+        with self._files.connections.reader() as connection:
+            rows = list(read_rows(connection, f"id {ONE_OF}", [json.dumps(wanted)]))
+        items = {item.id: item for item in to_items(rows, self.spec)}
+        return [items[id] for id in wanted if id in items]
+
+    @_in_use
+    def count(self, where: Where | None = None) -> int:
+        group = parse(where)
+        if group == EVERYTHING:
+            return self._files.read(lambda connection, state: len(state.alive))
+        return self._files.read(lambda connection, state: len(self._files.filters.passing(connection, state, group)))
+
+    @_in_use
+    def facets(
+        self, keys: Sequence[str], where: Where | None = None, limit: int = 10, *, bins: int = 10
+    ) -> dict[str, Facet]:
+        wanted, group = check_facets(keys, limit, bins), parse(where)
+        with self._files.connections.reader() as connection:
+            counts = count_facets(connection, group, wanted)
+        return {key: facet(key, *counted, limit, bins) for key, counted in counts.items()}
+
+    @_in_use
+    def scroll(
+        self, cursor: str | None = None, limit: int = 100, where: Where | None = None, *, with_vector: bool = True
+    ) -> Page:
+        checks.check_limit(limit)
+        after = "" if cursor is None else checks.check_name(cursor, "Cursor")
+        condition, parameters = filter_sql(parse(where))
+        page = [f"id > ? AND ({condition}) ORDER BY id LIMIT ?", [after, *parameters, limit + 1]]
+        with self._files.connections.reader() as connection:
+            items = to_items(list(read_rows(connection, *page, vectors=with_vector)), self.spec, thumbnails=False)
+        return Page(items[:limit], items[limit - 1].id if len(items) > limit else None)
+
+    @_in_use
+    def nearest(self, vectors: Sequence[np.ndarray] | np.ndarray, k: int, options: SearchOptions) -> list[list[Match]]:
+        queries = checks.check_queries(vectors, self.spec)
+        checks.check_options(options)
+        checks.check_k(k)
+        group, filters = parse(options.where), self._files.filters
+
+        def find(connection: sqlite3.Connection, state: State) -> list[list[Match]]:
+            chosen = None if group == EVERYTHING else filters.passing(connection, state, group)
+            return self._search(connection, state, queries, k, options, chosen)
+
+        return self._files.read(find) if len(queries) else []
+
+    def _search(
+        self,
+        connection: sqlite3.Connection,
+        state: State,
+        queries: np.ndarray,
+        k: int,
+        options: SearchOptions,
+        chosen: RowSet | None,
+    ) -> list[list[Match]]:
+        """Return the k nearest matches of each query, best first, and equally near ones by id."""
+        fetch = lambda rids: fetch_vectors(connection, self.spec, rids)  # noqa: E731
+        ties = 1  # shows whether the k-th has the same score as the next
+        while True:
+            scores, rids = state.search(queries, k + ties, fetch, chosen, exact=options.exact, effort=options.effort)
+            if scores.shape[1] < k + ties or ties >= MAX_TIES:
+                break
+            if not ((scores[:, -1] == scores[:, k - 1]) & (rids[:, -1] >= 0)).any():
+                break
+            ties = min(8 * ties, MAX_TIES)
+        wanted = json.dumps(np.unique(rids[rids >= 0]).tolist())
+        rows = list(read_rows(connection, f"rid {ONE_OF}", [wanted], vectors=options.with_vector))
+        metadata = parse_metadata([row[1:3] for row in rows])
+        known = {row[0]: (row[1], values, row[3]) for row, values in zip(rows, metadata, strict=True)}
+        least = -np.inf if options.score_threshold is None else options.score_threshold
+        answers = []
+        for row_scores, row_rids in zip(scores.tolist(), rids.tolist(), strict=True):
+            matches = []
+            for score, rid in zip(row_scores, row_rids, strict=True):
+                if rid >= 0 and score >= least:
+                    id, values, blob = known[rid]
+                    matches.append(Match(id, score, values, None if blob is None else to_vector(id, blob, self.spec)))
+            answers.append(sorted(matches, key=lambda match: (-match.score, match.id))[:k])
+        return answers
+
+    @_in_use
+    def random_vectors(self) -> RandomVectors:
+        def read(connection: sqlite3.Connection, state: State) -> RandomVectors:
+            changes = self.vector_changes()
+            rids = state.live_rids()
+            vectors = fetch_vectors(connection, self.spec, rids[random_items(len(rids), self.spec.dim)])
+            return RandomVectors(state.main.compared(vectors), len(rids), changes)
+
+        return self._files.read(read)
+
+    @_in_use
+    def vector_changes(self) -> tuple[int, ...]:
+        return self._files.states.added, self._files.states.deleted
+
+    @property
+    def basis(self) -> object:
+        return self._files.states.latest.main.transform or self._files.states
+
+    @_in_use
+    def compared(self, vectors: np.ndarray) -> np.ndarray:
+        return self._files.states.latest.main.compared(vectors)
+
+    @_in_use
+    def thumbnail(self, id: str) -> bytes | None:
+        checks.check_name(id, "Item id")
+        with self._files.connections.reader() as connection:
+            row = next(read_rows(connection, "id = ?", [id], vectors=False), None)
+        if row is None:
+            raise ItemNotFound(f"Collection {self.name!r} has no item {id!r}.")
+        return row[4]
+
+    def read_all(self, limit: int = 1000, *, thumbnails: bool = True) -> Iterator[list[Item]]:
+        with self._using(), self._files.connections.reader() as connection:
+            rows = read_rows(connection, "true ORDER BY id", [])
+            while page := list(islice(rows, limit)):
+                yield to_items(page, self.spec, thumbnails=thumbnails)
+
+    @_in_use
+    def changes(self, since: int = 0, limit: int = 1000, *, wait: float = 0.0, log: str | None = None) -> ChangePage:
+        until = time.monotonic() + wait
+        while True:
+            with self._files.connections.reader() as connection:
+                page = read_changes(connection, since, limit, self._path.stem, log)
+            left = until - time.monotonic()
+            if page.changes or left <= 0:
+                return page
+            if self._files.writer is None:
+                time.sleep(min(left, POLL_SECONDS))
+            else:
+                self._files.states.wait_for(since + 1, left)
+
+    # ---- state and maintenance
+
+    @_in_use
+    def info(self) -> CollectionInfo:
+        def read(connection: sqlite3.Connection, state: State) -> CollectionInfo:
+            count, durable = connection.execute("SELECT count(*) FROM items").fetchone()[0], last_seq(connection)
+            index, indexed = self._files.states.latest.main, self._files.states.latest.seq
+            words = self._files.state, index.kind.name
+            return CollectionInfo(self.name, self.spec, count, durable, indexed, *words, index.recall)
+
+        return self._files.read(read)
+
+    def info_if_open(self) -> CollectionInfo | None:
+        """Return `info`, or None if the files are closed, which they stay, or are being opened or closed now."""
+        if not self._life.acquire(timeout=LIFE_SECONDS):
+            return None
+        try:
+            return None if self._closed or self._suspended is not None else self.info()
+        finally:
+            self._life.release()
+
+    def statistics(self) -> Statistics:
+        return self._suspended or self._files.statistics()  # read once: another thread may open the files now
+
+    @_in_use
+    def snapshot(self) -> None:
+        self._writable()
+        self._files.maintenance.snapshot()
+
+    @_in_use
+    def compact(self, progress: Progress = lambda done, total: None) -> None:
+        self._writable().refuse_failed()
+        self._files.maintenance.compact(progress)
+
+    @_in_use
+    def verify(self, progress: Progress = lambda done, total: None) -> VerifyReport:
+        return verify.verify(self._files, self._path, progress)
+
+    @_in_use
+    def repair(self, progress: Progress = lambda done, total: None) -> RepairReport:
+        self._writable()
+        removed, kept_in = verify.repair(self._files, self._path, self._lost, progress)
+        return RepairReport(self.count(), removed, kept_in)
+
+    # ---- life
+
+    def close(self, *, keep: bool = True, dropped: bool = False) -> None:
+        """Save the index if enough has changed, and close the files.
+
+        Args:
+            keep: False: the files will be deleted, so write nothing more.
+            dropped: later calls raise CollectionNotFound instead of StoreReadOnly.
+        """
+        check_process(self._pid)  # first: a thread that the fork has not copied may hold the lock for ever
+        with self._life:
+            if self._closed:
+                return
+            self._closed, self._dropped = True, dropped
+            if self._suspended is None:
+                self._files.close(keep=keep, dropped=dropped)
+
+    @property
+    def suspended(self) -> bool:
+        """Whether its files are closed until the next call."""
+        return self._suspended is not None
+
+    def suspend(self) -> bool:
+        """Close the files until the next call, unless a call runs now; return whether they are closed."""
+        check_process(self._pid)
+        if not self._life.acquire(blocking=False):
+            return False
+        try:
+            writer = self._files.writer
+            # after the disk failed, writes are refused until the process ends: files that are opened again allow them
+            if self._users or self._closed or self._files.maintenance.busy or (writer is not None and writer.failure):
+                return False
+            if self._suspended is None:
+                known = self.statistics()
+                try:
+                    with translated(self._path):
+                        self._files.close(keep=True, dropped=False)
+                finally:  # half closed files are of no use: the next call opens them again
+                    self._suspended = replace_fields(known, index="closed", index_bytes=0)
+            return True
+        finally:
+            self._life.release()
+
+    @contextmanager
+    def _using(self) -> Iterator[None]:
+        """Keep the files open during the block."""
+        check_process(self._pid)
+        with self._life:
+            if self._closed:
+                raise closed_error(self._dropped)
+            if self._files.writer is None and not self._read_only and free_bytes(self._path) > LOW_WATER:
+                self.suspend()  # the disk was full when the files were opened, and has space again
+            if self._suspended is not None:
+                self._files = self._opened()
+                self._suspended = None
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._life:
+                self._users -= 1
+                self.last_used = time.monotonic()
+
+    def _submit(self, apply: Apply[T], *, frees: bool = False) -> T:
+        is_meant = IS_MEANT.get()
+
+        def run(connection: sqlite3.Connection, changes: Changes) -> T:
+            if not is_meant():  # asked in the thread that also runs `hold_writes`
+                raise CollectionNotFound(f"{self.name!r} was replaced by another collection.")
+            return apply(connection, changes)
+
+        return self._writable().submit(run, frees=frees)
+
+    def _writable(self) -> Writer:
+        if self._files.writer is None:
+            raise self._files.refusal
+        return self._files.writer
+
+
+def _finder(
+    ids: Sequence[str] | None, where: Where | None
+) -> Callable[[sqlite3.Connection], list[tuple[int, str, str]]]:
+    """Return a function that returns row id, id and JSON of the metadata of the items to change."""
+    wanted, group = check_choice(ids, where)
+    if group is not None:
+        return lambda connection: rows_that_pass(connection, group)
+    return lambda connection: rows_by_id(connection, wanted or [])
