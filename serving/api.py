@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 from anyio import CapacityLimiter
-from fastapi import APIRouter, Depends, FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.responses import RedirectResponse, Response
 from starlette.types import ASGIApp
 
@@ -29,17 +29,15 @@ from . import docs, openapi, problems
 from .answers import Answers
 from .body_limits import BodyLimitsLayer
 from .deadline import Deadline
-from .engine.attention import Slots
 from .ingest import Ingest
 from .jobs import Jobs
 from .models import Engines
 from .process_metrics import register_collectors
 from .readiness import Startup
-from .request_bodies import known_query
 from .request_log import observed
 from .routes import ROUTERS, embed, metadata, search
 from .routes import openai as openai_routes
-from .routes.attention import AT_ONCE, WAITING
+from .routes.attention import AT_ONCE
 from .security.access import APP, AccessRules, requires
 from .security.access_control import AccessControl
 from .settings import Settings
@@ -136,7 +134,7 @@ def _equip(app: FastAPI, settings: Settings, engines: Engines, workbench: Workbe
     state.box_threads = CapacityLimiter(settings.decode_threads)
     state.answers = Answers(settings, state.metrics)
     state.search_threads = CapacityLimiter(SEARCHES_PER_CORE * usable_cores())
-    state.attention_slots = Slots(AT_ONCE, waiting=WAITING, metrics=state.metrics)
+    state.attention_slots = CapacityLimiter(AT_ONCE)
     state.waiting_for_changes = set()  # of the long polls of changes
     state.ingest = Ingest(settings.decode_threads)
     state.health_threads, state.long_threads = CapacityLimiter(2), CapacityLimiter(2)
@@ -164,9 +162,8 @@ def _route(app: FastAPI) -> AccessRules:
 
     # the most frequent requests first: each router that is tried before costs 20 us
     frequent = (search.router, embed.router, openai_routes.router, metadata.router)
-    for router in (*frequent, *(one for one in ROUTERS if one not in frequent)):
-        app.include_router(router, dependencies=[Depends(known_query)])
-    for router in (docs.router, pages):
+    routers = (*frequent, *(one for one in ROUTERS if one not in frequent), docs.router, pages)
+    for router in routers:
         app.include_router(router)
     app.openapi = openapi.document
-    return AccessRules((*ROUTERS, docs.router, pages))
+    return AccessRules(routers)

@@ -16,7 +16,6 @@ import numpy as np
 from anyio import CapacityLimiter, to_thread
 from anyio.lowlevel import RunVar
 from fastapi import Depends, Request
-from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from starlette.exceptions import HTTPException
@@ -82,33 +81,6 @@ def unsupported(request: Request, *supported: str) -> HTTPException:
     """Return the error for a body of another media type."""
     given = f"{media_type(request)!r:.100}" if media_type(request) else "missing"
     return HTTPException(415, f"Content-Type is {given}; send {' or '.join(supported)}")
-
-
-# ---- query parameters
-
-
-async def known_query(request: Request) -> None:
-    """Check the query parameters against those that the route declares, so that no misspelled one is ignored.
-
-    Raises:
-        InvalidRequest: a parameter is unknown, or is given twice.
-    """
-    given = request.query_params
-    if not given:
-        return
-    known = _names(request.scope["route"].dependant)
-    for name in given:
-        if name not in known:
-            expected = f"expected {', '.join(known)}" if known else "it has no parameters"
-            raise InvalidRequest(f"This path has no query parameter {name!r:.100}; {expected}.")
-        if len(given.getlist(name)) > 1:
-            raise InvalidRequest(f"The query parameter {name} is given {len(given.getlist(name))} times; give it once.")
-
-
-def _names(dependant: Dependant) -> list[str]:
-    """Return the parameters of a route, including those of its dependencies."""
-    own = [param.alias for param in dependant.query_params]
-    return own + [name for inner in dependant.dependencies for name in _names(inner)]
 
 
 # ---- JSON

@@ -75,7 +75,8 @@ class RequestLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        scope = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
+        is_head = scope["method"] == "HEAD"
+        scope = {**scope, "method": "GET"} if is_head else scope
         begun, reading, status, answered = time.perf_counter(), 0.0, NO_RESPONSE, False
         timings = Timings(metrics=self._metrics)
 
@@ -104,6 +105,10 @@ class RequestLog:
                 if self._stopping():
                     headers.append((b"connection", b"close"))
                 message["headers"] = headers
+            elif answered:
+                return  # to HEAD, before the end of a stream
+            elif is_head:
+                answered, message = True, {"type": "http.response.body", "body": b""}
             elif not message.get("more_body", False):
                 answered = True
             await send(message)

@@ -11,7 +11,7 @@ import asyncio
 import io
 import json
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from functools import lru_cache
 from typing import Any, Literal, TypeVar
 
@@ -90,16 +90,39 @@ def array_response(vectors: np.ndarray, kind: str, dtype: DType = "float32") -> 
     return Response(file.getvalue(), media_type=NPY, headers=headers)
 
 
-async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+async def while_connected(
+    request: Request, work: Awaitable[T], stop: Callable[[], object] = lambda: None, after_s: float = WATCH_AFTER_S
+) -> T:
     """Return the result of `work`; cancel it as soon as the client disconnects.
 
     Only for work that may be cancelled anywhere, after the whole body was read. Never for a write to the store.
 
+    Args:
+        stop: called as soon as the client disconnects.
+
     Raises:
         ClientDisconnect: the client has disconnected.
     """
-    working = asyncio.create_task(work)
-    return await _while_connected(request, working, working.cancel)
+    watching: list[asyncio.Task[None]] = []
+
+    async def watch() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        stop()
+        scope.cancel()
+
+    # a request that is answered earlier does not pay for watching its connection
+    timer = asyncio.get_running_loop().call_later(after_s, lambda: watching.append(asyncio.create_task(watch())))
+    try:
+        with CancelScope() as scope:
+            return await work
+        raise ClientDisconnect
+    finally:
+        timer.cancel()
+        for task in watching:
+            task.cancel()
+            with CancelScope(shield=True):
+                await asyncio.gather(task, return_exceptions=True)
 
 
 async def in_thread_while_connected(
@@ -120,32 +143,4 @@ async def in_thread_while_connected(
         budget.check()  # it may have waited for the thread
         return work()
 
-    working = asyncio.create_task(to_thread.run_sync(checked, limiter=limiter))
-    return await _while_connected(request, working, budget.abandon)
-
-
-async def _while_connected(request: Request, working: asyncio.Task[T], stop: Callable[[], object]) -> T:
-    tasks: list[asyncio.Task[Any]] = [working]
-    try:
-        await asyncio.wait(tasks, timeout=WATCH_AFTER_S)
-        if not working.done():
-            tasks.append(leaving := asyncio.create_task(_disconnected(request)))
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if not working.done():
-                leaving.result()  # raises if the connection itself failed
-                raise ClientDisconnect
-        return working.result()
-    finally:
-        if not working.done():
-            stop()
-        for leaving in tasks[1:]:
-            leaving.cancel()
-        if len(tasks) > 1 or not working.done():
-            with CancelScope(shield=True):
-                await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _disconnected(request: Request) -> None:
-    """Return when the client has disconnected."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+    return await while_connected(request, to_thread.run_sync(checked, limiter=limiter), budget.abandon)

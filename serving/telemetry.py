@@ -115,9 +115,7 @@ class Metrics:
             **on,
         )
         self.searches_in_work = Gauge("nnclr_searches_in_work", "Search queries and listings in progress.", **on)
-        self.answer_bytes_in_work = Gauge(
-            "nnclr_answer_bytes_in_work", "Estimated bytes of the answers in progress.", **on
-        )
+        self.answer_bytes_in_work = Gauge("nnclr_answer_bytes_in_work", "Bytes of the answers in progress.", **on)
         self.queued = Gauge("nnclr_queued_images", "Decoded images that wait for the device.", ("model",), **on)
         self.batch_images = Histogram(
             "nnclr_batch_images", "Images per forward pass.", ("model",), buckets=IMAGES, **on

@@ -86,7 +86,7 @@ def require_parquet() -> None:
         import pyarrow.parquet  # noqa: F401
     except ModuleNotFoundError as error:
         raise MissingDependency(
-            "Arrow and Parquet files need pyarrow, which is not installed: pip install 'nnclr_hub[parquet]'."
+            "Arrow and Parquet files need pyarrow, which is not installed: pip install 'nnclr_hub[formats]'."
         ) from error
 
 

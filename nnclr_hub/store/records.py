@@ -17,12 +17,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from nnclr_hub.errors import OpenedForReading, StoreClosed, StoreCorrupt
-from nnclr_hub.store.database import Database, replacement
-from nnclr_hub.store.disk import check_process, give_back, take_lock
-from nnclr_hub.store.sqlite import check_space, connect, with_hint
+from nnclr_hub.store.disk import check_process, check_space, give_back, take_lock
+from nnclr_hub.store.sqlite import Database, connect, replacement, with_hint
 
 log = logging.getLogger(__name__)
 RECORDS = "records.sqlite"
@@ -69,7 +68,7 @@ class Records:
         self._read_only = read_only
         self._locked = locked
         self._opening = threading.RLock()
-        self._folder_lock: BinaryIO | None = None
+        self._folder_lock: int | None = None
         self._database: Database | None = None
         self._closed = False
         self._pid = os.getpid()

@@ -1,4 +1,4 @@
-"""Admission: how many images and bytes may be in progress at once.
+"""Admission: how much may be in progress at once.
 
 A request gets permits for all of its images and bytes, or none. Requests that held half of their permits could wait
 for each other for ever.
@@ -7,7 +7,6 @@ for each other for ever.
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,7 @@ from nnclr_hub.errors import NotReady, Overloaded, RequestTooLarge
 
 from ..telemetry import Metrics
 
-MAX_WAIT_S = 60.0
+RETRY_S = 1.0  # clients that are refused again wait longer by themselves
 
 
 class Admission:
@@ -47,19 +46,21 @@ class Admission:
         self._images = self._bytes = 0
         self._changed = threading.Condition()
         self._closed = False
-        self._throughput = _Throughput()
 
     @property
     def images(self) -> int:
         """Images in progress."""
         return self._images
 
-    def enter(self, images: int, size: int) -> None:
+    def enter(self, images: int, size: int, *, background: bool = False) -> None:
         """Take permits.
+
+        Args:
+            background: take them only while half of all permits stay free for requests; the caller tries again later.
 
         Raises:
             RequestTooLarge: the request needs more permits than exist, so a retry would not help.
-            Overloaded: too much is in progress; `retry_after` estimates when there is space.
+            Overloaded: too much is in progress.
             NotReady: the server is shutting down.
         """
         with self._changed:
@@ -70,14 +71,11 @@ class Admission:
                     f"The request has {images} {self._what} and {size:,} bytes; the limit is {self._max_images} "
                     f"{self._what} and {self._max_bytes:,} bytes."
                 )
-            excess, excess_bytes = self._images + images - self._max_images, self._bytes + size - self._max_bytes
-            if excess > 0 or excess_bytes > 0:
-                wait = min(MAX_WAIT_S, self._throughput.seconds_for(excess, excess_bytes))
-                self._metrics.refused.labels("overloaded").inc()
-                raise Overloaded(f"The server is overloaded; try again in {max(1, round(wait))} s.", wait)
-            if not self._images:
-                # after an idle time the old throughput says nothing, and its clock must not count the idle time
-                self._throughput = _Throughput()
+            images_free = self._max_images // (2 if background and self._images else 1) - self._images
+            bytes_free = self._max_bytes // (2 if background and self._images else 1) - self._bytes
+            if images > images_free or size > bytes_free:
+                self._metrics.refused.labels("overloaded").inc(not background)
+                raise Overloaded("The server is overloaded; try again in a moment.", RETRY_S)
             self._images += images
             self._bytes += size
         self._in_work.inc(images)
@@ -88,7 +86,6 @@ class Admission:
         with self._changed:
             self._images -= images
             self._bytes -= size
-            self._throughput.add(images, size)
             self._changed.notify_all()
         self._in_work.dec(images)
         self._bytes_in_work.dec(size)
@@ -102,32 +99,6 @@ class Admission:
         """Return whether all permits came back within the timeout, in seconds."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._images, timeout)
-
-
-class _Throughput:
-    """How fast work completes, over the last one to two minutes."""
-
-    WINDOW_S = 60.0
-
-    def __init__(self) -> None:
-        self._since = time.monotonic()
-        self._images = self._bytes = 0.0
-
-    def add(self, images: int, size: int) -> None:
-        self._images += images
-        self._bytes += size
-        now = time.monotonic()
-        if now - self._since > 2 * self.WINDOW_S:  # forget the older half, so that a slow start does not count for ever
-            self._since = now - self.WINDOW_S
-            self._images, self._bytes = self._images / 2, self._bytes / 2
-
-    def seconds_for(self, images: int, size: int) -> float:
-        """Return the seconds until so much has completed; 1 if nothing has completed yet."""
-        if not self._images:
-            return 1.0
-        elapsed = time.monotonic() - self._since
-        needed = max(images / self._images, size / self._bytes if self._bytes else 0.0)
-        return max(0.1, needed * elapsed)
 
 
 def shutting_down() -> NotReady:

@@ -10,25 +10,20 @@ The caller's thread makes the maps from what the network returned.
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from anyio import CapacityLimiter, fail_after
-
 from nnclr_hub.encoder.attention import AttentionMap, AttentionSettings
 from nnclr_hub.encoder.embedder import ImageLike
-from nnclr_hub.errors import DeadlineExceeded, ImageError, Overloaded, RequestTooLarge
+from nnclr_hub.errors import ImageError, RequestTooLarge
 from nnclr_hub.images.decode import MAX_PIXELS
 
-from ..telemetry import Metrics
 from .request import ImageTask
 
 if TYPE_CHECKING:  # they import torch, which a server needs for its first map only
     from nnclr_hub.encoder.attention.extractor import AttentionExtractor, ImageFeatures, PreparedImage
 
-RETRY_S = 2.0
 MAX_TOTAL_PIXELS = 3 * MAX_PIXELS  # of all originals, which stay in memory until the answer
 
 
@@ -93,39 +88,3 @@ class AttentionQuery:
                     "targets."
                 )
         return prepared
-
-
-class Slots:
-    """At most `count` requests in progress, because each holds all its images in memory, and a bounded queue.
-
-    Args:
-        count: requests that hold a slot at once.
-        waiting: requests that may wait for one; any above that are refused at once.
-        metrics: counts the refusals.
-    """
-
-    def __init__(self, count: int, *, waiting: int, metrics: Metrics) -> None:
-        self._limiter = CapacityLimiter(count)
-        self._waiting = waiting
-        self._metrics = metrics
-
-    @asynccontextmanager
-    async def slot(self, seconds: float) -> AsyncIterator[None]:
-        """Hold a slot inside the block.
-
-        Raises:
-            Overloaded: too many requests wait already.
-            DeadlineExceeded: no slot became free within so many seconds.
-        """
-        if self._limiter.statistics().tasks_waiting >= self._waiting:
-            self._metrics.refused.labels("overloaded").inc()
-            raise Overloaded(f"Too many requests wait for an attention map; retry in {RETRY_S:g} s.", RETRY_S)
-        try:
-            with fail_after(seconds):
-                await self._limiter.acquire()
-        except TimeoutError as error:
-            raise DeadlineExceeded("The request did not start before its deadline; retry later.") from error
-        try:
-            yield
-        finally:
-            self._limiter.release()

@@ -67,13 +67,19 @@ class Engine:
     # ---- requests
 
     def run(
-        self, images: Iterable[ImageLike], task: ImageTask | None = None, *, deadline_s: float | None = None
+        self,
+        images: Iterable[ImageLike],
+        task: ImageTask | None = None,
+        *,
+        deadline_s: float | None = None,
+        background: bool = False,
     ) -> list[Any]:
         """Return one result per image: its (D,) float32 unit vector, or its ImageError. Blocks the thread.
 
         Args:
             task: what to do with each image instead of embedding it.
             deadline_s: seconds after which the request expires; at most the server's own limit.
+            background: see `Admission.enter`.
 
         Raises:
             Overloaded: too much is in progress.
@@ -86,7 +92,7 @@ class Engine:
         if not images:
             return []
         with measured("embed" if task is None else "map", self.metrics):
-            request = self._submit(images, task, deadline_s)
+            request = self._submit(images, task, deadline_s, background=background)
             try:
                 return request.answer.result(request.remaining)
             except TimeoutError:
@@ -175,7 +181,14 @@ class Engine:
         preprocessing = self.encoder.transform.preprocessing
         return np.zeros((preprocessing.input_size,) * 2 + (preprocessing.in_chans,), np.uint8)
 
-    def _submit(self, images: Sequence[ImageLike], task: ImageTask | None, deadline_s: float | None) -> Request:
+    def _submit(
+        self,
+        images: Sequence[ImageLike],
+        task: ImageTask | None,
+        deadline_s: float | None,
+        *,
+        background: bool = False,
+    ) -> Request:
         """Take all permits of a request and send it to the decode workers."""
         seconds = self._settings.deadline_s
         if deadline_s is not None:
@@ -185,7 +198,7 @@ class Engine:
         if self.fault is not None:
             raise NotReady(f"The server has a fault ({self.fault}); try again in a moment.")
         size = sum(map(size_of, images))
-        self._admission.enter(len(images), size)
+        self._admission.enter(len(images), size, background=background)
         images_by_outcome = self.metrics.images
         name = public_name(self.encoder.name)
         request = Request(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, cast
@@ -122,7 +121,6 @@ class AttentionResponse(BaseModel):
 
 router = APIRouter(prefix="/api/v1", tags=["attention"])
 AT_ONCE = 3  # one is decoded, one is on the device, one is rendered; each holds all its images in memory
-WAITING = 64
 MAX_RENDERED_PIXELS = MAX_PIXELS  # of all PNGs in one JSON response
 
 
@@ -189,9 +187,8 @@ async def attention(
 
     async def answer() -> Response:
         await model.load_attention_async()
-        end = time.monotonic() + settings.deadline_s
-        async with slots.slot(settings.deadline_s):
-            left = max(end - time.monotonic(), 0.001)
+        async with slots:
+            left = max(request.state.budget.left, 0.001)
             maps = await model.attention_maps_async(attention_settings, query.image, query.targets, deadline_s=left)
             return await run_in_threadpool(render, maps)
 

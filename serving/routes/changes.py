@@ -27,7 +27,6 @@ MAX_WAIT = 30.0  # seconds; clients and proxies close connections that are silen
 WAIT_SHARE = 0.8  # of the deadline of a request
 POLL_SECONDS = 0.1
 POLLS_PER_SECOND = 200  # of all waiting clients together: more clients wait longer between their polls
-CHANGE_BYTES = 150  # of a change as JSON
 
 router = APIRouter(prefix="/api/v1/collections", tags=["collections"])
 
@@ -77,9 +76,9 @@ async def changes(
         return bench.collection(name).changes(since, 1, log=log).next > since
 
     def answer() -> Response:
-        limits.admit_rows(budget, limit, CHANGE_BYTES)
+        encoder = limits.open(budget)
         page = bench.collection(name).changes(since, limit, log=log)
-        parts = [b'{"changes":', *limits.encoder().list(vars(one) for one in page.changes)]
+        parts = [b'{"changes":', *encoder.list(vars(one) for one in page.changes)]
         for field in ("next", "last", "log"):
             parts.append(b',"%b":%b' % (field.encode(), encoded(getattr(page, field))))
         return PartsResponse([*parts, b"}"])

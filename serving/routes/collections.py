@@ -176,7 +176,7 @@ def count(
     condition = read_where(where)
     with measured("store"):
         collection = bench.collection(name)
-        limits.admit(request.state.budget, collection)
+        limits.open(request.state.budget)
         return CountResponse(count=collection.count(condition))
 
 

@@ -14,7 +14,6 @@ from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.privacy import public_name
 
 from ..answers import Answers
-from ..engine.attention import Slots
 from ..ingest import Ingest
 from ..models import Engines, Model
 from ..settings import Settings
@@ -43,7 +42,7 @@ AppMetrics = Annotated[Metrics, _state("metrics")]
 AppIngest = Annotated[Ingest, _state("ingest")]
 AppAnswers = Annotated[Answers, _state("answers")]
 # attention requests in work at once
-AppAttentionSlots = Annotated[Slots, _state("attention_slots")]
+AppAttentionSlots = Annotated[CapacityLimiter, _state("attention_slots")]
 # separate threads for health checks, which must not wait for other requests
 AppHealthThreads = Annotated[CapacityLimiter, _state("health_threads")]
 # separate threads for work on a whole collection, which must not block other requests

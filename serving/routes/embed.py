@@ -118,7 +118,7 @@ async def embed(
                 entry["embedding"] = encode_vector(result) if encoding_format == "base64" else result
             data.append(entry)
         head = encoded({"model": name_of(engines, engine), "dim": engine.embed_dim})[:-1]
-        return PartsResponse([head, b',"data":', *state.answers.encoder().list(data), b"}"])
+        return PartsResponse([head, b',"data":', *state.answers.open(request.state.budget, 0).list(data), b"}"])
 
     return await in_thread_if_large(len(good) * engine.embed_dim * NUMBER_BYTES, response)
 

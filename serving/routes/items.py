@@ -202,10 +202,10 @@ def list_items(
     last = None if cursor is None else read_cursor(name, condition, cursor)
     with measured("store"):
         collection = bench.collection(name)
-        limits.admit(request.state.budget, collection, rows=limit, with_vector=with_vector)
+        answer = limits.open(request.state.budget)
         page = collection.scroll(last, limit, condition, with_vector=with_vector)
     following = None if page.cursor is None else write_cursor(name, condition, page.cursor)
-    items = limits.encoder().list(response_of_item(item, with_vector) for item in page.items)
+    items = answer.list(response_of_item(item, with_vector) for item in page.items)
     return PartsResponse([b'{"items":', *items, b',"cursor":', encoded(following), b"}"])
 
 

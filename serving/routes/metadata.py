@@ -189,9 +189,9 @@ def get_items(
     """Return many items by their ids; ids that do not exist are left out."""
     with measured("store"):
         collection = bench.collection(name)
-        limits.admit(request.state.budget, collection, rows=len(body.ids), with_vector=body.with_vector)
+        answer = limits.open(request.state.budget)
         found = collection.get(body.ids)
-    items = limits.encoder().list(response_of_item(item, body.with_vector) for item in found)
+    items = answer.list(response_of_item(item, body.with_vector) for item in found)
     return PartsResponse([b'{"items":', *items, b"}"])
 
 
@@ -295,7 +295,7 @@ def label_items(
         )
     with measured("store"):
         collection = bench.collection(name)
-        limits.admit(request.state.budget, collection)
+        limits.open(request.state.budget)
         found = table_values(collection, rows, key)
         updated = 0 if dry_run else bench.update_each(name, found.values, by_path=True)
     note_changes(bench, name, updated)
@@ -325,9 +325,9 @@ def facets(
     """Count the values of metadata keys among all items, or those that pass a filter."""
     with measured("store"):
         collection = bench.collection(name)
-        limits.admit(request.state.budget, collection, queries=len(body.keys))
+        answer = limits.open(request.state.budget, len(body.keys))
         found = collection.facets(body.keys, body.where, body.limit, bins=body.bins)
-    listed = limits.encoder().list(
+    listed = answer.list(
         {
             "key": key,
             "items": one.items,
@@ -357,7 +357,7 @@ def change_indexed(
 
 def _admit(limits: AppAnswers, request: Request, collection: Collection, chosen: Selection) -> None:
     """Take permits, and refuse a filter that selects too many items."""
-    limits.admit(request.state.budget, collection)
+    limits.open(request.state.budget)
     if chosen.where is not None and (count := collection.count(chosen.where)) > MAX_WRITTEN:
         raise RequestTooLarge(
             f"The filter selects {count:,} items, and one request changes at most {MAX_WRITTEN:,}; narrow it."

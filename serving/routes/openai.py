@@ -148,7 +148,7 @@ async def embeddings(
         entries = ({"object": "embedding", "index": i, "embedding": encode(one)} for i, one in enumerate(vectors))
         usage = {"prompt_tokens": len(inputs), "total_tokens": len(inputs)}
         head = encoded({"object": "list", "model": name_of(engines, engine), "usage": usage})[:-1]
-        return PartsResponse([head, b',"data":', *limits.encoder().list(entries), b"}"])
+        return PartsResponse([head, b',"data":', *limits.open(request.state.budget, 0).list(entries), b"}"])
 
     return await in_thread_if_large(len(vectors) * engine.embed_dim * NUMBER_BYTES, response)
 

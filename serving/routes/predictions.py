@@ -43,7 +43,6 @@ from .probes import Label
 
 router = APIRouter(prefix="/api/v1/probes", tags=["probes"])
 MOST_TOP = 100
-ROW_BYTES, CLASS_BYTES = 200, 60  # of an entry, and of each of its probabilities
 TOP = 5
 
 
@@ -132,10 +131,9 @@ async def predict(
     vectors = await _embedded(request, bench, name, images) if images else []
 
     def labeled() -> Response:
-        rows = len(query.ids or query.vectors or images)
-        limits.admit_rows(request.state.budget, rows, ROW_BYTES + query.top * CLASS_BYTES)
+        answer = limits.open(request.state.budget)
         results = _of_images(bench, name, vectors, query.top) if images else _of_others(bench, name, query)
-        return _response(request.url.path, name, query, images, results, limits.encoder())
+        return _response(request.url.path, name, query, images, results, answer)
 
     return await in_thread_while_connected(request, labeled, request.app.state.search_threads)
 

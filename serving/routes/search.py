@@ -30,8 +30,7 @@ from nnclr_hub.workbench import SearchQuery, Workbench
 from nnclr_hub.workbench.privacy import public_metadata, without_paths
 from nnclr_hub.workbench.search_batch import attempt, resolve_each, run_in_turn
 
-from ..answers import AnswerEncoder, Answers, PartsResponse
-from ..deadline import Budget
+from ..answers import AnswerEncoder, PartsResponse
 from ..keys import READ
 from ..models import Model
 from ..problems import UNREADABLE, answers
@@ -226,12 +225,8 @@ async def _search_each(request: Request, name: str, queries: Sequence[SearchRequ
 
     def prepare() -> tuple[_Batch, _Found | None]:
         batch = _Batch(state.workbench, name, queries, fetched)
-        batch.admit(state.answers, request.state.budget)
-        return batch, None if batch.model is not None else answer(batch, ())
-
-    def answer(batch: _Batch, vectors: Sequence[Any]) -> _Found:
-        with measured("search"):
-            return batch.run(vectors, state.answers.encoder())
+        batch.encoder = state.answers.open(request.state.budget, len(queries))
+        return batch, None if batch.model is not None else batch.run(())
 
     # to cut out a box, the image is decoded here: up to 120 MB each, so few at once
     boxes = any(one.box is not None for one in images)
@@ -240,7 +235,7 @@ async def _search_each(request: Request, name: str, queries: Sequence[SearchRequ
     if batch.model is None:
         return cast(_Found, found)
     vectors = await while_connected(request, batch.model.embed_each_async(batch.all_images))
-    return await in_thread_while_connected(request, partial(answer, batch, vectors), state.search_threads)
+    return await in_thread_while_connected(request, partial(batch.run, vectors), state.search_threads)
 
 
 class _Batch:
@@ -250,6 +245,8 @@ class _Batch:
     model: embeds the images; None if there are no images.
     """
 
+    encoder: AnswerEncoder
+
     def __init__(self, bench: Workbench, name: str, requests: Sequence[SearchRequest], fetched: Fetched) -> None:
         decode = partial(decode_text, what="image", fetched=fetched)
         self.collection = bench.collection(name)
@@ -258,21 +255,15 @@ class _Batch:
         self.all_images = [image for own in self.images if not isinstance(own, NNCLRHubError) for image in own]
         self.model = cast(Model, bench.embedder_of(self.collection)) if self.all_images else None
 
-    def admit(self, answers: Answers, budget: Budget) -> None:
-        """Take permits for all queries and their answers; see `Answers.admit`."""
-        sound = [query for query in self.queries if isinstance(query, SearchQuery)]
-        rows = sum(query.k for query in sound)
-        with_vector = any(query.with_vector for query in sound)
-        answers.admit(budget, self.collection, queries=len(self.queries), rows=rows, with_vector=with_vector)
-
-    def run(self, vectors: Sequence[Any], encoder: AnswerEncoder) -> _Found:
+    def run(self, vectors: Sequence[Any]) -> _Found:
         """Return the matches of each query as parts of JSON, or its error."""
         found: dict[int, list[bytes] | NNCLRHubError] = {}
-        for i, answer in run_in_turn(self.collection, resolve_each(self.queries, self.images, vectors)):
-            if isinstance(answer, NNCLRHubError):
-                found[i] = answer
-            else:
-                found[i] = [b'{"matches":', *encoder.list(map(_match, answer)), b"}"]
+        with measured("search"):
+            for i, answer in run_in_turn(self.collection, resolve_each(self.queries, self.images, vectors)):
+                if isinstance(answer, NNCLRHubError):
+                    found[i] = answer
+                else:
+                    found[i] = [b'{"matches":', *self.encoder.list(map(_match, answer)), b"}"]
         return [found[i] for i in range(len(self.queries))]
 
 

@@ -18,8 +18,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from fastapi import APIRouter
+from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
+from starlette.datastructures import QueryParams
 from starlette.responses import Response
+
+from nnclr_hub.errors import InvalidRequest
 
 from ..keys import READ, WRITE
 from ..problems import problem
@@ -39,11 +43,30 @@ class Access:
     scope: READ or WRITE, which the key must have; None: no key needed.
     streamed: whether the route writes the body to disk as it arrives, so that it may be large and take long.
     route: template of the path; "" outside of the API's routes.
+    query: names of the query parameters; None: any.
     """
 
     scope: str | None
     streamed: bool = False
     route: str = ""
+    query: tuple[str, ...] | None = None
+
+    def check_query(self, text: bytes) -> None:
+        """Check the query parameters, so that no misspelled one is ignored.
+
+        Raises:
+            InvalidRequest: a parameter is unknown, or is given twice.
+        """
+        if not text or self.query is None:
+            return
+        given = QueryParams(text)
+        for name in given:
+            if name not in self.query:
+                expected = f"expected {', '.join(self.query)}" if self.query else "it has no parameters"
+                raise InvalidRequest(f"This path has no query parameter {name!r:.100}; {expected}.")
+            if len(given.getlist(name)) > 1:
+                count = len(given.getlist(name))
+                raise InvalidRequest(f"The query parameter {name} is given {count} times; give it once.")
 
 
 UNKNOWN_SAFE, UNKNOWN = Access(READ), Access(WRITE)
@@ -88,9 +111,7 @@ class AccessRules:
 
     def __init__(self, routers: Iterable[APIRouter] = ()) -> None:
         routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
-        self._routes = [
-            (route.methods or set(), route.path_regex, replace(access_of(route), route=route.path)) for route in routes
-        ]
+        self._routes = [(route.methods or set(), route.path_regex, _access(route)) for route in routes]
         # most paths have no parameters; a dictionary saves trying all patterns
         fixed = [(methods, route.path) for (methods, *_), route in zip(self._routes, routes, strict=True)]
         self._fixed = {
@@ -111,6 +132,17 @@ class AccessRules:
             if method in methods and pattern.fullmatch(path):
                 return access
         return None
+
+
+def _access(route: APIRoute) -> Access:
+    query = _names(route.dependant) if route.include_in_schema else None
+    return replace(access_of(route), route=route.path, query=query)
+
+
+def _names(dependant: Dependant) -> tuple[str, ...]:
+    """Return the query parameters of a route, including those of its dependencies."""
+    own = [param.alias for param in dependant.query_params]
+    return (*own, *(name for inner in dependant.dependencies for name in _names(inner)))
 
 
 def _outside_routes(method: str, path: str) -> Access:

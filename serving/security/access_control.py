@@ -106,6 +106,11 @@ class AccessControl:
         else:
             state["key_name"] = key.name  # for the request log
             scope["user"], scope["auth"] = SimpleUser(key.name or address), AuthCredentials(list(key.scopes))
+            try:
+                state["required"].check_query(scope["query_string"])
+            except NNCLRHubError as error:  # the error handlers of the routes do not run here
+                await error_response(scope["path"], error)(scope, receive, send)
+                return
             await self._app(scope, receive, send)
 
     def _key(self, scope: Scope, headers: Headers, required: Access, address: str) -> Key | Refusal:
@@ -141,7 +146,7 @@ class AccessControl:
             return login.form(request, self._keyholders.of_session(request.session))
         try:
             secret, target = await login.read_form(request)
-        except NNCLRHubError as error:  # the error handlers of the routes do not run here
+        except NNCLRHubError as error:
             return error_response(request.url.path, error)
         key = self._keyholders.of_secret(secret, address)
         if isinstance(key, Refusal):

@@ -151,13 +151,16 @@ def test_a_client_may_disconnect_from_a_stream(client, server, steps):
 def test_cancelling_is_idempotent_and_too_many_are_refused(client, steps):
     jobs = [client.post(JOBS, json=steps.body).json()]
     until(lambda: client.get(f"{JOBS}/{jobs[0]['id']}").json()["state"] == "running")
-    jobs += [client.post(JOBS, json=steps.body).json() for _ in range(2)]
-    refused = client.post(JOBS, json=steps.body)
+    bodies = [{**steps.body, "collection": name} for name in ("one", "two", "three")]
+    for body in bodies:
+        client.put(f"/api/v1/aliases/{body['collection']}", json={"collection": steps.body["collection"]})
+    jobs += [client.post(JOBS, json=body).json() for body in bodies[:2]]
+    refused = client.post(JOBS, json=bodies[2])
     assert (refused.status_code, refused.json()["code"]) == (429, "overloaded")
     assert int(refused.headers["retry-after"]) > 0
     assert client.delete(f"{JOBS}/{jobs[2]['id']}").json()["state"] == "cancelled"
     assert client.delete(f"{JOBS}/{jobs[2]['id']}").json()["state"] == "cancelled"
-    assert client.post(JOBS, json=steps.body).status_code == 202
+    assert client.post(JOBS, json=bodies[2]).status_code == 202
     client.delete(f"{JOBS}/{jobs[0]['id']}")
     assert finished(client, f"{JOBS}/{jobs[0]['id']}")["state"] == "cancelled"
 

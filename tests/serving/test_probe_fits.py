@@ -22,7 +22,7 @@ def test_an_existing_probe_is_replaced_only_if_requested(client, pets, photos_in
 
 def test_two_fits_of_one_name_at_once_keep_the_first(client, photos_in):
     body = {"name": "twice", "collection": photos_in, "field": "label"}
-    answers = [client.post(PROBES, json=body) for _ in range(2)]
+    answers = [client.post(PROBES, json={**body, "l2": l2}) for l2 in (1.0, 2.0)]
     if answers[1].status_code == 409:  # the first was quick
         answers.pop()
     states = [ended(client, answer) for answer in answers]

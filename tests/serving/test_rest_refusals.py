@@ -58,7 +58,7 @@ def test_validation_errors_name_the_place_and_the_expected_value(client, collect
         ({"id": 5}, "body.id", "string"),
         ({"id": "a", "more": 1}, "body.more", "not permitted"),
         ({"id": "a", "k": "5"}, "body.k", "integer"),
-        ({"vector": {}}, "body.vector", "list"),
+        ({"vector": {}}, "body.vector", "array"),
         ({"vector": [1.0, "x"]}, "body.vector", "number"),
         ({"image": "x", "box": [1, 2]}, "body.box.2", "required"),
         ({"id": "a", "where": {"must": [{"key": "root", "exists": True}]}}, "body.where", "'root'"),
