@@ -237,5 +237,5 @@ def test_an_invalid_manifest_is_refused(exported, tmp_path, change, code):
 def test_without_pyarrow_the_error_names_the_extra(exported, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(MissingDependency, match=r"nnclr_hub\[parquet\]"):
+    with pytest.raises(MissingDependency, match=r"nnclr_hub\[formats\]"):
         export_collection(exported.get("photos"), tmp_path / "again")
