@@ -180,7 +180,7 @@ def repair(
 
 
 def _repair_catalog(store: str, as_json: bool) -> None:
-    from nnclr_hub.store.folder.names import rebuild_catalog
+    from nnclr_hub.store.folder.catalog import rebuild_catalog
     from nnclr_hub.store.records import RECORDS, repair_records
 
     try:

@@ -28,7 +28,10 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from pebble import ProcessExpired, ProcessPool
+try:
+    from pebble import ProcessExpired, ProcessPool
+except ImportError:  # a machine that only trains: it decodes the files of its user in threads
+    ProcessPool = None  # type: ignore[assignment, misc]
 
 from nnclr_hub.cores import usable_cores
 from nnclr_hub.errors import ImageError, ImageTooExpensive, InvalidRequest, NNCLRHubError, NotReady, ServiceError
@@ -159,6 +162,8 @@ class DecodingPool:
     ) -> list[Any]:
         if not sources:
             return []
+        if ProcessPool is None:
+            return attempt_each(lambda source: operation(source, *arguments), sources)
         limit = cpu_s or self._limits.cpu_s
         failure: Exception = NotReady("The decoding processes are closed.")
         crashes = 0

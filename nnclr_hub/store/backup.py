@@ -36,13 +36,13 @@ from nnclr_hub.file_replacement import replace_file
 from nnclr_hub.remote_files import open_file_system, reading
 from nnclr_hub.store import records
 from nnclr_hub.store.base import Progress, VectorStore
-from nnclr_hub.store.disk import disk_errors, fsync_folder, make_folder, read_id, write_id, written_whole
+from nnclr_hub.store.disk import PAGE_SIZE, fsync_folder, make_folder, read_id, translated, write_id, written_whole
 from nnclr_hub.store.failpoints import reached
-from nnclr_hub.store.folder import catalog
-from nnclr_hub.store.folder.names import CATALOG
+from nnclr_hub.store.folder import schema
+from nnclr_hub.store.folder.catalog import CATALOG
 from nnclr_hub.store.folder.store import EmbeddedStore
 from nnclr_hub.store.records import RECORDS
-from nnclr_hub.store.sqlite import PAGE_SIZE, connect, quick_check, translated
+from nnclr_hub.store.sqlite import connect, quick_check
 
 log = logging.getLogger(__name__)
 FORMAT = "nnclr_hub backup, version 4"
@@ -181,7 +181,7 @@ class _Copy:
             self.damaged: dict[str, StoreError] = {}  # by name
             before = store.files()
             # names first: an alias that is moved later must not point to a collection that was not complete yet
-            with _reading(store.folder / CATALOG, catalog.SCHEMA) as root:
+            with _reading(store.folder / CATALOG, schema.SCHEMA) as root:
                 keys = dict(root.execute("SELECT name, uuid FROM collections ORDER BY name"))
                 self.aliases = dict(root.execute("SELECT alias, name FROM aliases ORDER BY alias"))
                 self._save(root, CATALOG)
@@ -190,7 +190,7 @@ class _Copy:
                     self._save(connection, RECORDS)
             for name, key in keys.items():
                 file = f"collections/{key}.sqlite"
-                with self._noting_damage(name), _reading(store.folder / file, catalog.SCHEMA) as connection:
+                with self._noting_damage(name), _reading(store.folder / file, schema.SCHEMA) as connection:
                     items = connection.execute("SELECT count(*) FROM items").fetchone()[0]
                     self._save(connection, file)
                     self.collections[name] = items
@@ -360,7 +360,7 @@ def restore(
         for name in (CATALOG, RECORDS):
             if name in backup.files:
                 write(name, partial / name)
-        with closing(connect(partial / CATALOG, catalog.SCHEMA)) as root:
+        with closing(connect(partial / CATALOG, schema.SCHEMA)) as root:
             root.execute("BEGIN")
             for name, key in root.execute("SELECT name, uuid FROM collections").fetchall():
                 if name not in backup.collections:  # it was damaged
@@ -371,7 +371,7 @@ def restore(
                 path = partial / "collections" / f"{uuid.uuid4().hex}.sqlite"
                 root.execute("UPDATE collections SET uuid = ? WHERE name = ?", [path.stem, name])
                 write(f"collections/{key}.sqlite", path)
-                with closing(connect(path, catalog.SCHEMA)) as connection:
+                with closing(connect(path, schema.SCHEMA)) as connection:
                     connection.execute("DELETE FROM snapshot")  # of the index, which a backup does not have
             root.execute("COMMIT")
         fsync_folder(partial / "collections")
@@ -545,4 +545,4 @@ class _Place:
         return {name.rsplit("/", 1)[-1]: info["size"] for name, info in found.items()}
 
     def _used(self) -> AbstractContextManager[None]:
-        return reading(self._address) if self.folder is None else disk_errors(self.folder)
+        return reading(self._address) if self.folder is None else translated(self.folder)

@@ -32,26 +32,22 @@ T = TypeVar("T")
 
 
 class Collection(Protocol):
-    """A named set of items under one specification."""
+    """A named set of items under one specification.
+
+    Every change is durable when it returns, and is done for all items or for none. Changes raise DiskFull or
+    StoreReadOnly if nothing could be written, and InvalidRequest for an invalid item or argument.
+    """
 
     name: str
     spec: CollectionSpec
     random_scores: RandomScores  # for percentiles; each collection makes RandomScores(self)
 
     def upsert(self, items: Sequence[Item]) -> int:
-        """Add items, or replace those with the same ids; all or none.
-
-        Returns:
-            The number of the change, when it is durable.
-
-        Raises:
-            InvalidRequest: an item is invalid; the message names it.
-            DiskFull, StoreReadOnly: nothing was written.
-        """
+        """Add items, or replace those with the same ids; return the number of the change."""
         ...
 
     def delete(self, ids: Sequence[str] | None = None, *, where: Where | None = None) -> int:
-        """Delete items by ids, or those that pass a filter; all or none. Return how many existed."""
+        """Delete items by ids, or those that pass a filter; return how many existed."""
         ...
 
     def update_metadata(
@@ -63,21 +59,17 @@ class Collection(Protocol):
         replace: bool = False,
         keep: Sequence[str] = (),
     ) -> int:
-        """Change the metadata of items, all or none; vectors and the index stay as they are.
+        """Change the metadata of items by ids or by a filter; vectors and the index stay as they are.
 
         Args:
             metadata: a merge patch (RFC 7396): null removes a key, objects are merged, other values replace the old.
-            ids: of the items; those that do not exist are left out.
+            ids: those that do not exist are left out.
             where: instead of ids, a filter; it is evaluated in the transaction that changes the items.
             replace: `metadata` replaces all metadata instead.
             keep: keys whose value stays, whatever `metadata` says, in items that have them.
 
         Returns:
             The number of items that were found.
-
-        Raises:
-            InvalidRequest: neither or both of ids and where are given, or the metadata of an item would be too large.
-            DiskFull, StoreReadOnly: nothing was changed.
         """
         ...
 
@@ -87,28 +79,14 @@ class Collection(Protocol):
         Args:
             metadata: patches by id; items that do not exist are left out.
             expected: by id, the values that keys of the item must have now; None: the item must not have the key.
-                Objects are compared by their expected keys only. Milvus has no transactions: there, a write of another
-                client between the comparison and the edit goes unnoticed.
+                Objects are compared by their expected keys only. MetadataConflict is raised if an item differs. Milvus
+                has no transactions: there, a write of another client in between goes unnoticed.
             keep: see `update_metadata`.
-
-        Returns:
-            The number of items that were found.
-
-        Raises:
-            MetadataConflict: an item does not have the expected values; nothing was changed.
-            InvalidRequest: a patch is not valid, or the metadata of an item would be too large.
-            DiskFull, StoreReadOnly: nothing was changed.
         """
         ...
 
     def change_indexed(self, keys: Sequence[str]) -> None:
-        """Index these metadata keys and no others.
-
-        An indexed key is an index on an expression in SQLite. A new filter on another key reads all metadata.
-
-        Raises:
-            InvalidRequest, InvalidFilter: there are too many keys, or one cannot be filtered by.
-        """
+        """Index these metadata keys and no others. A new filter on another key reads all metadata."""
         ...
 
     def get(self, ids: Sequence[str]) -> list[Item]:
@@ -189,17 +167,8 @@ class Collection(Protocol):
             offset: how many of the nearest to skip; k + offset is at most 10,000.
             with_percentile: matches carry the percentiles of their scores; see `percentiles`.
         """
-        return self.search_batch(
-            [vector],
-            k,
-            where,
-            exact=exact,
-            score_threshold=score_threshold,
-            with_vector=with_vector,
-            effort=effort,
-            offset=offset,
-            with_percentile=with_percentile,
-        )[0]
+        options = SearchOptions(where, exact, score_threshold, with_vector, effort, with_percentile)
+        return self._skip([vector], k, offset, options)[0]
 
     def search_batch(
         self,
@@ -216,6 +185,11 @@ class Collection(Protocol):
     ) -> list[list[Match]]:
         """Run `search` for each row of vectors (n, D), several at a time."""
         options = SearchOptions(where, exact, score_threshold, with_vector, effort, with_percentile)
+        return self._skip(vectors, k, offset, options)
+
+    def _skip(
+        self, vectors: Sequence[np.ndarray] | np.ndarray, k: int, offset: int, options: SearchOptions
+    ) -> list[list[Match]]:
         if isinstance(offset, bool) or not isinstance(offset, int | np.integer) or offset < 0:
             raise InvalidRequest(f"offset must be a whole number of at least 0, got {offset!r:.80}.")
         if not offset:  # k is checked by the collection
@@ -231,25 +205,18 @@ class Collection(Protocol):
         return self.random_scores.with_percentiles(lambda: self.nearest(vectors, k, options))
 
     def nearest(self, vectors: Sequence[np.ndarray] | np.ndarray, k: int, options: SearchOptions) -> list[list[Match]]:
-        """Return the matches of `search_each`, without percentiles. Back ends implement this for it."""
+        """Return the matches of `search_each`, without percentiles: the one search that a back end implements."""
         ...
 
     def percentiles(self, scores: Sequence[float]) -> list[float] | None:
         """Return for each score the share of random pairs of different items that score lower, 0 to 1.
 
         Pairs are scored as searches score them, by the metric and the present transform. Unlike scores, percentiles can
-        be compared between collections.
+        be compared between collections. None is returned for a collection of fewer than 10 different images.
 
         The pairs are sampled at the first call, and again when the vectors of a tenth of the items or the transform
         have changed: all pairs of up to 100 items, else 5,000 pairs of 1,000 items, on Milvus of the first 10,000 in
         the order of their ids. Shares above 0.999 differ by a few pairs only. Copies of an image count once.
-
-        Returns:
-            None for a collection of fewer than 10 different images.
-
-        Raises:
-            InvalidRequest: `scores` is not a list of finite numbers.
-            StoreError: the vectors cannot be read. A search then returns matches without percentiles instead.
         """
         return self.random_scores.percentiles(scores)
 
@@ -258,10 +225,7 @@ class Collection(Protocol):
         ...
 
     def vector_changes(self) -> tuple[int, ...]:
-        """Return counters of which at least one moves by n when n items or their vectors change; for percentiles.
-
-        The number of items may be one of them. Changes of metadata do not count.
-        """
+        """Return counters of which at least one moves by n when n items or their vectors change; for percentiles."""
         ...
 
     def compared(self, vectors: np.ndarray) -> np.ndarray:
@@ -274,11 +238,7 @@ class Collection(Protocol):
         return None
 
     def thumbnail(self, id: str) -> bytes | None:
-        """Return the item's JPEG; None if it has none.
-
-        Raises:
-            ItemNotFound: the item does not exist.
-        """
+        """Return the item's JPEG; None if it has none. ItemNotFound is raised if the item does not exist."""
         ...
 
     def info(self) -> CollectionInfo:
@@ -297,16 +257,14 @@ class Collection(Protocol):
     def changes(self, since: int = 0, limit: int = 1000, *, wait: float = 0.0, log: str | None = None) -> ChangePage:
         """Return what changed after a change; all of a commit is on one page if it has at most `limit` changes.
 
+        ChangesUnavailable is raised if the log does not reach back to `since`, or is not `log`, or the collection was
+        restored to an earlier state. Read all items then, and continue after the page's `last` of a call before that.
+
         Args:
             since: number of a change that is known already; 0: from the first.
             limit: 1 to 10,000.
             wait: seconds to wait for a change if there is none yet.
             log: that of the page that `since` is from. None: do not notice that the collection was created again.
-
-        Raises:
-            ChangesUnavailable: the log does not reach back to `since`, or is not `log`, or the collection was restored
-                to an earlier state. Read all items, then continue after the page's `last` of a call before that.
-            InvalidRequest: an argument is invalid, or the store keeps no log.
         """
         raise InvalidRequest("Only a store in a folder keeps a log of changes.")
 
@@ -331,38 +289,28 @@ class Collection(Protocol):
             info = self.info()
         except NNCLRHubError as error:
             return html_table({"collection": self.name, "state": error})
+        model, items = self.spec.model or "unknown", f"{info.count:,}"
         return html_table(
-            {
-                "collection": info.name,
-                "items": f"{info.count:,}",
-                "dim": info.spec.dim,
-                "model": info.spec.model or "unknown",
-                "index": info.index,
-            }
+            {"collection": info.name, "items": items, "dim": self.spec.dim, "model": model, "index": info.index}
         )
 
 
 class VectorStore(Protocol):
-    """Collections by name, and aliases for them; `records` holds jobs, probes and the like."""
+    """Collections by name, and aliases for them; `records` holds jobs, probes and the like.
+
+    Methods raise CollectionNotFound for a name that does not exist, CollectionExists for a new name that a collection
+    or an alias has, and InvalidRequest for an invalid name, or for an alias where a collection's own name is needed.
+    """
 
     records: Records
     read_only: bool  # every change raises OpenedForReading
 
     def create(self, name: str, spec: CollectionSpec) -> Collection:
-        """Create an empty collection.
-
-        Raises:
-            CollectionExists: a collection or an alias has that name.
-            InvalidRequest: the name is not valid.
-        """
+        """Create an empty collection."""
         ...
 
     def get(self, name: str) -> Collection:
-        """Return the collection with that name or alias.
-
-        Raises:
-            CollectionNotFound: it does not exist; the message lists those that do.
-        """
+        """Return the collection with that name or alias."""
         ...
 
     def write(self, name: str, work: Callable[[Collection], T]) -> T:
@@ -370,29 +318,15 @@ class VectorStore(Protocol):
 
         If another collection is promoted to the name while work runs, nothing is written to the old one, and work is
         called again with the new one. It should write once. On Milvus, work is called once.
-
-        Raises:
-            CollectionNotFound: the collection does not exist.
         """
         return work(self.get(name))
 
     def drop(self, name: str) -> None:
-        """Delete a collection with everything in it, and its aliases.
-
-        Raises:
-            CollectionNotFound: it does not exist.
-            InvalidRequest: the name is an alias.
-        """
+        """Delete a collection with everything in it, and its aliases."""
         ...
 
     def rename(self, name: str, to: str) -> None:
-        """Rename a collection; its aliases follow.
-
-        Raises:
-            CollectionNotFound: it does not exist.
-            CollectionExists: a collection or an alias has the new name.
-            InvalidRequest: `name` is an alias, or `to` is not a valid name.
-        """
+        """Rename a collection; its aliases follow."""
         ...
 
     def list(self) -> list[CollectionInfo]:
@@ -404,20 +338,11 @@ class VectorStore(Protocol):
         return {}
 
     def alias(self, alias: str, name: str) -> None:
-        """Point an alias to a collection, whatever it pointed to before.
-
-        Raises:
-            CollectionExists: a collection itself has that name.
-            CollectionNotFound: the collection does not exist.
-        """
+        """Point an alias to a collection, whatever it pointed to before."""
         ...
 
     def unalias(self, alias: str) -> None:
-        """Remove an alias.
-
-        Raises:
-            CollectionNotFound: it does not exist.
-        """
+        """Remove an alias."""
         ...
 
     def aliases(self) -> dict[str, str]:
@@ -436,10 +361,6 @@ class VectorStore(Protocol):
 
         Returns:
             The new name of the old collection, if it was called `to` itself.
-
-        Raises:
-            CollectionNotFound: the collection does not exist.
-            InvalidRequest: `to` is the collection's own name.
         """
         ...
 

@@ -3,8 +3,7 @@
     with cancellable(check):            # check() raises if nobody waits for the result any more
         collection.search(vector, k=10)
 
-The store calls `check_cancelled` between the blocks of a scan, between the queries of a batch, and now and then inside
-an SQL query. Writes are never cancelled halfway: they run in the writer's thread, which has no check.
+Writes are never cancelled halfway: they run in the writer's thread, which has no check.
 """
 
 from __future__ import annotations

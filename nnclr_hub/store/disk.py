@@ -1,4 +1,4 @@
-"""Folders that survive a loss of power, and the lock by which one process at a time writes to a store."""
+"""Folders that survive a loss of power, the lock of a store, and the errors of a disk."""
 
 from __future__ import annotations
 
@@ -6,19 +6,26 @@ import errno
 import fcntl
 import os
 import re
+import resource
 import shutil
+import sqlite3
+import sys
 import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
 
-from nnclr_hub.errors import DiskFull, StoreClosed, StoreError, StoreLocked
+from nnclr_hub.errors import DiskFull, StoreClosed, StoreCorrupt, StoreError, StoreLocked, StoreReadOnly
 
 ID = "ID"
-TOO_MANY_FILES = "This process has too many open files; close some, or raise its limit (`ulimit -n`), then repeat."
+PAGE_SIZE = 16_384
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# a commit is refused if less than this would be left on the disk: merging SQLite's log needs space as well
+LOW_WATER = 64 << 20
+TOO_MANY_FILES = "This process has too many open files; close some, or raise its limit (`ulimit -n`), then repeat."
+HINT = "restore a backup, save what is readable with `nnclr store repair COLLECTION`, or import an export"
+_FILES = 4  # a database, its log, the index of the log, and a folder
 
 
 def make_folder(folder: Path) -> None:
@@ -30,7 +37,7 @@ def make_folder(folder: Path) -> None:
 
 
 def fsync_folder(folder: Path) -> None:
-    """Make the names of new, renamed and deleted files in a folder durable."""
+    """Make the names of new, renamed and deleted files in a folder durable; or the content of a file."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -41,7 +48,7 @@ def fsync_folder(folder: Path) -> None:
 @contextmanager
 def written_whole(folder: Path) -> Iterator[Path]:
     """Provide a temporary folder that is renamed to `folder` after the block, and removed if the block fails."""
-    with disk_errors(folder):
+    with translated(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         # inside of mkdtemp's folder, which only the owner can enter: the folder gets the usual mode
         outer = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".partial", dir=folder.parent))
@@ -55,19 +62,113 @@ def written_whole(folder: Path) -> Iterator[Path]:
             shutil.rmtree(outer, ignore_errors=True)
 
 
+def size_of_file(path: Path) -> int:
+    """Return the bytes of a file; 0 if it does not exist, as a log that another thread removes now."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+# ------------------------------------------------------------------------------ free space
+
+
+def free_bytes(path: Path) -> int:
+    """Return how many bytes are free on the disk of a file."""
+    with translated(path):
+        return shutil.disk_usage(path.parent).free
+
+
+def check_space(path: Path, need: int = 0) -> None:
+    """Refuse to write `need` bytes when the disk is nearly full; reading and deleting are still possible then."""
+    free = free_bytes(path)
+    if free - need < LOW_WATER:
+        raise DiskFull(
+            f"The disk of {path} has {free >> 20} MiB free, and {need + LOW_WATER >> 20} MiB are needed "
+            f"({LOW_WATER >> 20} MiB stay free); nothing was written. "
+            "Free some space (items can be deleted), then repeat."
+        )
+
+
+# ------------------------------------------------------------------------------ errors
+
+
 @contextmanager
-def disk_errors(folder: Path) -> Iterator[None]:
-    """Translate errors of the system about the files of a folder."""
+def translated(path: Path) -> Iterator[None]:
+    """Translate errors of SQLite and of the system."""
     try:
         yield
+    except sqlite3.Error as error:
+        raise _of_sqlite(path, error) from error
     except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise StoreError(TOO_MANY_FILES) from error
         if error.errno in NO_SPACE:
-            raise DiskFull(
-                f"{folder} does not fit on the disk; nothing of this call was kept. Free some space, and retry."
-            ) from error
-        raise StoreError(
-            f"{folder} cannot be used ({error.strerror or error}); check the folder and its permissions."
-        ) from error
+            raise DiskFull(f"The disk of {path} is full; free some space, then repeat.") from error
+        raise StoreError(f"{path} cannot be used ({error}); check the disk and the permissions.") from error
+
+
+def _of_sqlite(path: Path, error: sqlite3.Error) -> StoreError:
+    code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF  # the primary code of an extended one
+    # SQLite has no separate code for these
+    unreadable = str(error).startswith(("malformed JSON", "Could not decode to UTF-8"))
+    if unreadable or code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        return StoreCorrupt(f"{path} is damaged ({error}); {HINT}.")
+    if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and _no_space(path)):
+        return DiskFull(f"The disk of {path} is full; nothing was written. Free some space, then repeat.")
+    if code == sqlite3.SQLITE_READONLY:
+        return StoreReadOnly(
+            f"{path} cannot be written ({error}); allow this user to write its folder. Even reading needs that while "
+            "the file has a log."
+        )
+    if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR) and _no_descriptors():
+        return StoreError(TOO_MANY_FILES)
+    if code == sqlite3.SQLITE_IOERR:
+        return StoreReadOnly(
+            f"The disk failed while writing {path} ({error}); check the disk, then open the store again."
+        )
+    if code == sqlite3.SQLITE_CANTOPEN:
+        return StoreError(f"{path} cannot be opened ({error}); check the folder and its permissions.")
+    return StoreError(f"{path}: {error}.")
+
+
+def _no_space(path: Path) -> bool:
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    largest = max(size_of_file(path), size_of_file(Path(f"{path}-wal")))
+    if limit != resource.RLIM_INFINITY and largest + 2 * PAGE_SIZE > limit:
+        return True
+    try:
+        with tempfile.TemporaryFile(dir=path.parent, buffering=0) as probe:
+            probe.write(bytes(PAGE_SIZE))
+    except OSError as error:  # a disk that was removed raises something else
+        return error.errno in NO_SPACE
+    return False
+
+
+def _no_descriptors() -> bool:
+    opened: list[int] = []
+    try:
+        for _ in range(_FILES):
+            opened.append(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        return error.errno in (errno.EMFILE, errno.ENFILE)
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+    return False
+
+
+def spare_files() -> int:
+    """Return how many more files this process may open."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    limit = sys.maxsize if limit == resource.RLIM_INFINITY else limit
+    try:
+        return limit - len(os.listdir("/proc/self/fd" if sys.platform == "linux" else "/dev/fd"))
+    except OSError:  # no file is left to list them with
+        return 0
+
+
+# ------------------------------------------------------------------------------ a store's folder
 
 
 def check_process(pid: int) -> None:
@@ -98,11 +199,11 @@ def write_id(folder: Path, id: str | None = None) -> None:
             fsync_folder(folder)
 
 
-def take_lock(folder: Path) -> BinaryIO:
+def take_lock(folder: Path) -> int:
     """Lock a folder for writing, until `give_back` or the end of the process; make it if it does not exist."""
     try:
         make_folder(folder)
-        handle = (folder / "LOCK").open("ab")
+        handle = os.open(folder, os.O_RDONLY)  # of the folder itself: a file in it could be removed
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise StoreError(TOO_MANY_FILES) from error
@@ -112,10 +213,8 @@ def take_lock(folder: Path) -> BinaryIO:
         ) from error
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # the folder itself is locked, too: if the file is removed, a second writer is still refused
-        _lock_folder(folder, handle)
     except OSError as error:
-        handle.close()
+        os.close(handle)
         raise StoreLocked(
             f"The store {folder} is already open for writing, in this process or another. Stop the other one "
             "(a server, or an `nnclr index`), or send your request to that server."
@@ -123,27 +222,7 @@ def take_lock(folder: Path) -> BinaryIO:
     return handle
 
 
-_folders: dict[BinaryIO, int] = {}  # descriptors of locked folders
-
-
-def _lock_folder(folder: Path, handle: BinaryIO) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(descriptor)
-        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-            raise
-        return  # network file systems lock only files
-    _folders[handle] = descriptor
-
-
-def give_back(handle: BinaryIO) -> None:
-    """Release a lock."""
-    descriptor = _folders.pop(handle, None)
-    # closing is not enough while a forked child has the files open
-    if descriptor is not None:
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
-        os.close(descriptor)
+def give_back(handle: int) -> None:
+    """Release a lock; closing is not enough while a forked child has the folder open."""
     fcntl.flock(handle, fcntl.LOCK_UN)
-    handle.close()
+    os.close(handle)

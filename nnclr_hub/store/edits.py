@@ -12,7 +12,8 @@ from nnclr_hub.store.checks import check_ids, metadata_json
 from nnclr_hub.store.items import ById, Item, Where
 from nnclr_hub.store.where import Group, parse
 
-Edit = Callable[[str, Mapping[str, Any]], str]
+Edit = Callable[[str, Mapping[str, Any]], str]  # takes an item's id and metadata, returns the JSON of its new metadata
+NOTHING = np.zeros(0, np.float32)
 
 
 def check_choice(ids: Sequence[str] | None, where: Where | None) -> tuple[list[str] | None, Group | None]:
@@ -23,27 +24,20 @@ def check_choice(ids: Sequence[str] | None, where: Where | None) -> tuple[list[s
 
 
 def editor(patch: Mapping[str, Any], *, replace: bool, keep: Sequence[str] = ()) -> Edit:
-    """Return a function that takes an item's id and metadata, and returns the JSON of its new metadata.
-
-    Args:
-        patch: merged into the metadata, see `merged`; or the new metadata.
-        replace: which of both.
-        keep: keys whose value stays if the item has them.
-    """
+    """Return an edit that merges a patch, or sets it as the new metadata; keys in `keep` stay if the item has them."""
     if not isinstance(patch, Mapping):
         raise InvalidRequest(f"The metadata to set must be an object, got {patch!r:.80}.")
-    nothing = np.zeros(0, np.float32)
-    metadata_json(Item("of the request", nothing, patch))  # also if no item is found
+    metadata_json(Item("of the request", NOTHING, patch))  # also if no item is found
 
     def edit(id: str, metadata: Mapping[str, Any]) -> str:
         kept = {key: metadata[key] for key in keep if key in metadata}
-        return metadata_json(Item(id, nothing, {**(patch if replace else merged(metadata, patch)), **kept}))
+        return metadata_json(Item(id, NOTHING, {**(patch if replace else merged(metadata, patch)), **kept}))
 
     return edit
 
 
 def each_editor(patches: ById, *, keep: Sequence[str] = ()) -> Edit:
-    """Return a function as `editor` does, with a merge patch for each id."""
+    """Return an edit with a merge patch for each id."""
     if not isinstance(patches, Mapping):
         raise InvalidRequest(f"The patches must be an object with ids as its keys, got {patches!r:.80}.")
     check_ids(list(patches))
@@ -55,7 +49,7 @@ def check_expected(expected: ById | None, patches: Mapping[str, Any]) -> None:
     """Check the condition of an edit before any item is read."""
     if expected is None:
         return
-    if not isinstance(expected, Mapping) or not all(isinstance(one, Mapping) for one in expected.values()):
+    if not isinstance(expected, Mapping) or not all(isinstance(values, Mapping) for values in expected.values()):
         raise InvalidRequest(f"expected must be an object with an object for each id, got {expected!r:.80}.")
     if strangers := [id for id in expected if id not in patches]:
         raise InvalidRequest(f"expected names {strangers[0]!r:.140}, which has no patch; leave it out.")
@@ -82,7 +76,7 @@ def check_unchanged(expected: ById | None, items: Iterable[tuple[str, Mapping[st
 def _matches(value: Any, expected: Any) -> bool:
     if isinstance(expected, Mapping):
         inner = {} if value is None else value
-        return isinstance(inner, Mapping) and all(_matches(inner.get(key), one) for key, one in expected.items())
+        return isinstance(inner, Mapping) and all(_matches(inner.get(key), part) for key, part in expected.items())
     if isinstance(expected, list | tuple):
         return isinstance(value, list) and len(value) == len(expected) and all(map(_matches, value, expected))
     return isinstance(value, bool) == isinstance(expected, bool) and value == expected

@@ -43,22 +43,14 @@ class VectorFormat(Protocol):
 
 
 class IndexKind:
-    """A kind of index. The defaults describe one that is built from the vectors alone and holds them.
+    """A kind of index. The defaults describe one that is built from the vectors alone and holds them."""
 
-    name: as it is stored and as users write it.
-    next: the kind that "auto" tries when this one does not fit into memory; None: the last resort.
-    lossless: whether the index holds the vectors themselves; otherwise exact scores need the catalog.
-    min_rows: with fewer rows a flat index is used instead.
-    efforts: values of efSearch or nprobe, ascending, that calibration tries; () if every search is exact.
-    parameters: faiss's class of search parameters.
-    """
-
-    name: ClassVar[str]
-    next: ClassVar[str | None] = None
-    lossless: ClassVar[bool] = True
-    min_rows: ClassVar[int] = 0
-    efforts: ClassVar[tuple[int, ...]] = ()
-    parameters: ClassVar[str] = "SearchParameters"
+    name: ClassVar[str]  # as it is stored and as users write it
+    next: ClassVar[str | None] = None  # what "auto" tries when this does not fit into memory; None: the last resort
+    lossless: ClassVar[bool] = True  # whether it holds the vectors; otherwise exact scores need the catalog
+    min_rows: ClassVar[int] = 0  # with fewer rows a flat index is used instead
+    efforts: ClassVar[tuple[int, ...]] = ()  # of efSearch or nprobe, ascending, for calibration; (): exact
+    parameters: ClassVar[str] = "SearchParameters"  # faiss's class
 
     def bytes_per_vector(self, spec: VectorFormat) -> int:
         """Return the memory that the index uses per vector."""
@@ -263,14 +255,7 @@ INDEX_KINDS: dict[str, IndexKind] = {kind.name: kind for kind in (FLAT, HNSW, Iv
 
 
 def choose_kind(index: str, spec: VectorFormat, rows: int, settings: StoreSettings) -> IndexKind:
-    """Return the kind of index for this many rows.
-
-    Args:
-        index: a kind, or "auto".
-        spec: format of the vectors.
-        rows: number of vectors.
-        settings: `flat_below` and `memory`.
-    """
+    """Return the kind of index for this many rows; `index` is the name of a kind, or "auto"."""
     if rows < settings.flat_below:
         return FLAT
     if index != AUTO:

@@ -44,11 +44,28 @@ def search_like(
         k: 1 to 10,000 together with the number of examples given by id, which are never among the results.
         options: see `Collection.search`.
     """
-    ids = _ids_among(positive, negative)
+    for examples in (positive, negative):
+        if isinstance(examples, str):  # would be taken for a list of letters
+            raise InvalidRequest(f"Examples must be a list of ids or vectors, got the string {examples!r:.150}.")
+    if len(positive) == 0:
+        raise InvalidRequest("A search by examples needs at least one positive example; give an id or a vector.")
+    ids = list(dict.fromkeys(example for example in (*positive, *negative) if isinstance(example, str)))
     if check_k(k) + len(ids) > MAX_K:
         raise InvalidRequest(f"k plus the number of examples by id must be at most {MAX_K}, got {k} + {len(ids)}.")
-    known = _vectors_of(collection, ids)
-    query = _away_from(collection, positive, negative, known)
+    known = {item.id: item.vector for item in collection.get(ids)} if ids else {}
+    if missing := [id for id in ids if id not in known]:
+        names = ", ".join(map(repr, missing[:5])) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
+        raise ItemNotFound(f"Collection {collection.name!r} has no item {names:.400}; use ids of search results.")
+
+    def mean(examples: Sequence[str | np.ndarray], which: str) -> np.ndarray:
+        vectors = [known[example] if isinstance(example, str) else example for example in examples]
+        return check_vectors(vectors, collection.spec, lambda i: f"{which} example {i + 1}").mean(axis=0)
+
+    query = mean(positive, "positive")
+    if len(negative):
+        query = query + (query - mean(negative, "negative"))
+    if collection.spec.metric == "cosine" and np.linalg.norm(query) < 1e-6:
+        raise InvalidRequest("The examples cancel out, which leaves no direction to search in; give other examples.")
     [matches] = collection.search_each([query], k + len(ids), options)
     return [match for match in matches if match.id not in known][:k]
 
@@ -72,16 +89,21 @@ def best_per_group(
     grouped = _also(options.where, must=[{"key": key, "exists": True}], must_not=[{"key": key, "match": None}])
 
     def search(wanted: int, excluded: list[Any]) -> list[Match]:
-        remaining = replace(options, where=_also(grouped, must_not=_none_of(key, excluded)))
+        parts = [{"key": key, "in": excluded[i : i + MAX_IN]} for i in range(0, len(excluded), MAX_IN)]
+        assert len(parts) < MAX_CONDITIONS  # at most MAX_K values make 20 conditions
         # vectors and percentiles only of the matches that are returned: the search goes through many more
-        remaining = replace(remaining, with_vector=False, with_percentile=False)
+        where = _also(grouped, must_not=parts)
+        remaining = replace(options, where=where, with_vector=False, with_percentile=False)
         return collection.search_each([vector], wanted, remaining)[0]
 
     def best() -> list[list[Match]]:
         return [_first_of_groups(search, key, k)]
 
-    [found] = collection.random_scores.with_percentiles(best) if options.with_percentile else best()
-    return _with_vectors(collection, found) if options.with_vector else found
+    [matches] = collection.random_scores.with_percentiles(best) if options.with_percentile else best()
+    if not options.with_vector:
+        return matches
+    vectors = {item.id: item.vector for item in collection.get([match.id for match in matches])}
+    return [replace(match, vector=vectors[match.id]) for match in matches if match.id in vectors]
 
 
 def group_key(value: Any) -> str:
@@ -89,33 +111,6 @@ def group_key(value: Any) -> str:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return json.dumps(value, sort_keys=True)
-
-
-# ---- inside
-
-
-def _ids_among(positive: Sequence[str | np.ndarray], negative: Sequence[str | np.ndarray]) -> list[str]:
-    for examples in (positive, negative):
-        if isinstance(examples, str):  # would be taken for a list of letters
-            raise InvalidRequest(f"Examples must be a list of ids or vectors, got the string {examples!r:.150}.")
-    if len(positive) == 0:
-        raise InvalidRequest("A search by examples needs at least one positive example; give an id or a vector.")
-    return list(dict.fromkeys(one for one in (*positive, *negative) if isinstance(one, str)))
-
-
-def _away_from(
-    collection: Collection,
-    positive: Sequence[str | np.ndarray],
-    negative: Sequence[str | np.ndarray],
-    known: Mapping[str, np.ndarray],
-) -> np.ndarray:
-    """Return the query (D,), p + (p - n)."""
-    query = _mean(collection, positive, known, "positive")
-    if len(negative):
-        query = query + (query - _mean(collection, negative, known, "negative"))
-    if collection.spec.metric == "cosine" and np.linalg.norm(query) < 1e-6:
-        raise InvalidRequest("The examples cancel out, which leaves no direction to search in; give other examples.")
-    return query
 
 
 def _first_of_groups(search: Callable[[int, list[Any]], list[Match]], key: str, k: int) -> list[Match]:
@@ -149,23 +144,8 @@ def _first_of_groups(search: Callable[[int, list[Any]], list[Match]], key: str, 
             )
 
 
-def _vectors_of(collection: Collection, ids: Sequence[str]) -> dict[str, np.ndarray]:
-    found = {item.id: item.vector for item in collection.get(ids)} if ids else {}
-    missing = [id for id in ids if id not in found]
-    if missing:
-        names = ", ".join(map(repr, missing[:5])) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
-        raise ItemNotFound(f"Collection {collection.name!r} has no item {names:.400}; use ids of search results.")
-    return found
-
-
-def _mean(
-    collection: Collection, examples: Sequence[str | np.ndarray], known: Mapping[str, np.ndarray], which: str
-) -> np.ndarray:
-    vectors: list[np.ndarray] = [known[one] if isinstance(one, str) else one for one in examples]
-    return check_vectors(vectors, collection.spec, lambda i: f"{which} example {i + 1}").mean(axis=0)
-
-
 def _also(where: Where | None, **conditions: list[dict[str, Any]]) -> Where:
+    """Return a filter with further conditions; one that is not valid stays as it is, and is refused by the search."""
     if where is not None and not isinstance(where, Mapping):
         return where
     joined = dict(where or {})
@@ -177,18 +157,4 @@ def _also(where: Where | None, **conditions: list[dict[str, Any]]) -> Where:
 
 
 def _can_filter(value: Any) -> bool:
-    if isinstance(value, int | float):
-        return abs(value) < MAX_INTEGER
-    return isinstance(value, str)
-
-
-def _none_of(key: str, values: list[Any]) -> list[dict[str, Any]]:
-    parts = [values[i : i + MAX_IN] for i in range(0, len(values), MAX_IN)]
-    # at most MAX_K values make 20 conditions
-    assert len(parts) < MAX_CONDITIONS
-    return [{"key": key, "in": part} for part in parts]
-
-
-def _with_vectors(collection: Collection, matches: list[Match]) -> list[Match]:
-    vectors = {item.id: item.vector for item in collection.get([match.id for match in matches])}
-    return [replace(match, vector=vectors[match.id]) for match in matches if match.id in vectors]
+    return isinstance(value, str) or (isinstance(value, int | float) and abs(value) < MAX_INTEGER)

@@ -17,12 +17,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from nnclr_hub.errors import OpenedForReading, StoreClosed, StoreCorrupt
-from nnclr_hub.store.database import Database, replacement
-from nnclr_hub.store.disk import check_process, give_back, take_lock
-from nnclr_hub.store.sqlite import check_space, connect, with_hint
+from nnclr_hub.store.disk import check_process, check_space, give_back, take_lock
+from nnclr_hub.store.sqlite import Database, connect, replacement, with_hint
 
 log = logging.getLogger(__name__)
 RECORDS = "records.sqlite"
@@ -69,7 +68,7 @@ class Records:
         self._read_only = read_only
         self._locked = locked
         self._opening = threading.RLock()
-        self._folder_lock: BinaryIO | None = None
+        self._folder_lock: int | None = None
         self._database: Database | None = None
         self._closed = False
         self._pid = os.getpid()
@@ -99,7 +98,6 @@ class Records:
         """Return records of a kind in the order of their names, without their bytes.
 
         Args:
-            kind: of the records.
             after: only those after this name.
             limit: at most this many; None: all.
             descending: the last name first.
@@ -157,7 +155,7 @@ class Records:
 
 
 def repair_records(path: Path) -> int | None:
-    """Move what is readable of a damaged file into a new one; the damaged one is kept in lost+found.
+    """Move the readable rows of a damaged file into a new one; the damaged one is kept in lost+found.
 
     Returns:
         The number of records saved; None if the file is intact or does not exist.
@@ -166,36 +164,27 @@ def repair_records(path: Path) -> int | None:
         return None
     lock = take_lock(path.parent)
     try:
-        return _repair(path)
-    finally:
-        give_back(lock)
-
-
-def _repair(path: Path) -> int | None:
-    try:
         with closing(Database(path, SCHEMA, _TABLES, HINT, read_only=False)):
             return None
     except StoreCorrupt as error:
         log.warning("%s", error)
-    with replacement(path, SCHEMA, _TABLES, HINT, path.parent / "lost+found") as new, new.changing() as to:
-        return _rescue(path, to)
+        with replacement(path, SCHEMA, _TABLES, HINT, path.parent / "lost+found") as new, new.changing() as to:
+            return sum(
+                to.execute("INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?)", row).rowcount for row in _rows(path)
+            )
+    finally:
+        give_back(lock)
 
 
-def _rescue(path: Path, to: sqlite3.Connection) -> int:
-    """Copy row by row and skip rows that cannot be read; return the number of rows copied."""
-    saved = row = 0
+def _rows(path: Path) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows that can be read, each by its own statement."""
     try:
         with with_hint(path, HINT), closing(connect(path, SCHEMA, read_only=True)) as old:
             last = old.execute("SELECT max(rowid) FROM records").fetchone()[0] or 0
-            while row < last:
-                row += 1
+            for row in range(1, last + 1):
                 try:
-                    found = old.execute("SELECT * FROM records WHERE rowid = ?", [row]).fetchone()
+                    yield from old.execute("SELECT * FROM records WHERE rowid = ?", [row]).fetchall()
                 except sqlite3.DatabaseError as error:
                     log.warning("row %d of the records cannot be read (%s)", row, error)
-                    continue
-                if found is not None:
-                    saved += to.execute("INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?)", found).rowcount
     except StoreCorrupt as error:
         log.warning("the records are only partly readable (%s)", error)
-    return saved

@@ -12,62 +12,46 @@ MIN_RECALL = 0.9
 
 @dataclass(frozen=True)
 class CollectionInfo:
-    """The state of a collection.
-
-    count: number of items.
-    durable_seq: number of the last change on disk.
-    indexed_seq: number of the last change that searches see.
-    state: "ready"; "building", with how far; "degraded", "read-only" or "damaged", with the reason.
-    index: the kind of index that answers searches now; "closed" for a closed collection, "none" for a damaged one.
-    recall_estimate: share of the ten nearest items that searches find, measured on a sample; 1.0 for an exact index,
-        None if it is unknown.
-    """
+    """The state of a collection."""
 
     name: str
     spec: CollectionSpec
-    count: int
-    durable_seq: int
-    indexed_seq: int
-    state: str
+    count: int  # items
+    durable_seq: int  # the last change on disk
+    indexed_seq: int  # the last change that searches see
+    state: str  # "ready"; "building", with how far; "degraded", "read-only" or "damaged", with the reason
+    # the kind of index that answers searches now; "closed" for a closed collection, "none" for a damaged one
     index: str = "flat"
+    # share of the ten nearest items that searches find, measured on a sample; 1.0 for an exact index
     recall_estimate: float | None = None
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """Numbers of an open collection for monitoring, which cost neither a query nor a lock.
-
-    items, durable_seq, indexed_seq, index, state: as in `CollectionInfo`.
-    index_bytes: approximate memory of the index.
-    file_bytes: size of the collection's file and its log on disk.
-    disk_free: bytes that are free on that disk.
-    commits: number of commits since the collection was opened.
-    commit_seconds: duration of the last commit; 0.0 before the first.
-    """
+    """Numbers of an open collection for monitoring, which cost neither a query nor a lock."""
 
     items: int
     durable_seq: int
     indexed_seq: int
     index: str
     state: str
-    index_bytes: int = 0
-    file_bytes: int = 0
-    disk_free: int = 0
-    commits: int = 0
-    commit_seconds: float = 0.0
+    index_bytes: int = 0  # approximate memory of the index
+    file_bytes: int = 0  # the collection's file and its log
+    disk_free: int = 0  # bytes
+    commits: int = 0  # since the collection was opened
+    commit_seconds: float = 0.0  # duration of the last commit; 0.0 before the first
 
 
 @dataclass(frozen=True)
 class VerifyReport:
     """The result of `verify`.
 
-    items: number of vectors that were read back.
     damaged: ids that fail a checksum, or whose metadata is not a JSON object.
-    parts: for each of them what is damaged: "vector", "metadata", "id", or "id, metadata or thumbnail" if only their
-        common checksum is wrong; empty if the store does not say.
-    missing: ids that the index lacks.
     disagreements: ids of the sample for which the index returns other scores than an exhaustive search.
+    missing: ids that the index lacks.
     recall: share of the sample's ten nearest that the index finds; an approximate one may miss a few.
+    parts: what is damaged, for each id of `damaged`: "vector", "metadata", "id", or "id, metadata or thumbnail" if only
+        their common checksum is wrong; empty if the store does not say.
     """
 
     items: int
@@ -85,34 +69,22 @@ class VerifyReport:
 
 @dataclass(frozen=True)
 class RepairReport:
-    """The result of `repair`.
+    """The result of `repair`."""
 
-    items: number of items in the collection afterwards.
-    removed: ids that were removed because their vector or their metadata was damaged.
-    kept_in: file with what could be read of their metadata; None if nothing was removed.
-    """
-
-    items: int
-    removed: tuple[str, ...]
-    kept_in: str | None = None
+    items: int  # in the collection afterwards
+    removed: tuple[str, ...]  # ids of items whose vector or metadata was damaged
+    kept_in: str | None = None  # file with what could be read of their metadata
 
 
 @dataclass(frozen=True)
 class SalvageReport:
-    """The result of `salvage`.
+    """The result of `salvage`."""
 
-    saved: number of items in the new file.
-    lost: ids of items that certainly existed and could not be saved; "row N" where the id is unknown.
-    suspected: number of unreadable rows that may have held an item.
-    thumbnails: number of items that were saved without a thumbnail that they may have had.
-    original: path of the damaged file.
-    """
-
-    saved: int
-    lost: tuple[str, ...]
-    suspected: int
-    thumbnails: int
-    original: str
+    saved: int  # items in the new file
+    lost: tuple[str, ...]  # ids of items that certainly existed; "row N" where the id is unknown
+    suspected: int  # unreadable rows that may have held an item
+    thumbnails: int  # items that were saved without a thumbnail that they may have had
+    original: str  # path of the damaged file
 
     @property
     def complete(self) -> bool:
@@ -122,31 +94,20 @@ class SalvageReport:
 
 @dataclass(frozen=True)
 class Change:
-    """One change of an item. An upsert says nothing of its content, which `Collection.get` returns.
-
-    seq: number of the change.
-    commit: number of the last change of the same commit. A request is always in one commit.
-    at: time of the commit, seconds since 1970.
-    """
+    """One change of an item. An upsert says nothing of its content, which `Collection.get` returns."""
 
     seq: int
     op: Literal["upsert", "delete"]
     id: str
-    commit: int
-    at: float
+    commit: int  # the last change of the same commit; a request is always in one commit
+    at: float  # time of the commit, seconds since 1970
 
 
 @dataclass(frozen=True)
 class ChangePage:
-    """Part of the log of changes.
+    """Part of the log of changes."""
 
-    changes: in their order; of each item only the last one of a commit.
-    next: the number to continue after, although there may be no change with that number.
-    last: number of the collection's last change.
-    log: identifies the log that the numbers belong to; a collection that is created again or restored has another.
-    """
-
-    changes: list[Change]
-    next: int
-    last: int
-    log: str = ""
+    changes: list[Change]  # in their order; of each item only the last one of a commit
+    next: int  # the number to continue after, although there may be no change with that number
+    last: int  # the collection's last change
+    log: str = ""  # identifies the log; a collection that is created again or restored has another

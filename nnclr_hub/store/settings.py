@@ -1,4 +1,4 @@
-"""Sizes and times by which an embedded store decides when to build, fold and save an index."""
+"""Sizes and times by which a store in a folder decides when to build, fold and save an index."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from pathlib import Path
 
 def default_index_memory() -> int:
     """Return half of the memory of the machine, or of the container if that has less, in bytes."""
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limits = [machine]
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for name in ("memory.max", "memory/memory.limit_in_bytes"):  # of cgroup 2 and 1
         with suppress(OSError, ValueError):  # the file does not exist, or contains "max"
             limits.append(int(Path("/sys/fs/cgroup", name).read_text()))
@@ -20,44 +19,36 @@ def default_index_memory() -> int:
 
 @dataclass(frozen=True)
 class StoreSettings:
-    """The defaults suit collections of any size; tests use smaller values.
+    """The defaults suit collections of any size; tests use smaller values. Recent rows are not in the index yet."""
 
-    memory: bytes that the index of one collection may use.
-    total_memory: bytes that the indexes of all open collections should use; if they use more, those that were not used
-        for the longest time are closed, until the next call opens them again.
-    flat_below: collections with fewer items are searched exhaustively, which is fast enough and exact.
-    fit_from: the transform of a collection that does not compare raw vectors is fitted on at least so many items: the
-        mean and the variances of fewer say little about the next ones.
-    points_per_list: k-means of an inverted file samples this many vectors per list.
-    delta_chunk: rows per block of the delta.
-    batch: rows between two checks whether a build should stop, and rows per read of vectors.
-    idle_delta: a delta of this size is folded when nothing is written.
-    min_delta: while writes continue, the delta of a small index is folded at this size, and that of a larger one at a
-        128th of its rows. A flat index is folded at flat_below rows: its delta is searched like its main part.
-    max_delta: a delta of this size is always folded, because every search scans it row by row.
-    coarse_from: so many new rows, if that is more than a quarter of a graph, become an inverted file first, which takes
-        a tenth of the time. The graph is built when nothing is written.
-    snapshot_on_close: changes since the last snapshot that justify a new one at closing.
-    snapshot_after: the same before closing; a quarter of the rows if that is more. A flat index is read from the
-        catalog as fast as from a snapshot, so only its transform is saved.
-    kept_changes: changes that the log keeps, for `Collection.changes`.
-    idle_seconds: time without a change after which maintenance does work that is not urgent.
-    pause_seconds: time between a failure of maintenance and the next attempt.
-    """
-
+    # bytes that the index of one collection may use
     memory: int = field(default_factory=default_index_memory)
+    # bytes for the indexes of all collections: if they use more, the least recently used are closed until their next
+    # call
     total_memory: int = field(default_factory=lambda: default_index_memory() * 3 // 2)
+    # smaller collections are searched exhaustively, which is fast enough and exact
     flat_below: int = 50_000
+    # smaller collections have no transform: the mean and the variances of fewer vectors say little about the next ones
     fit_from: int = 256
+    # k-means of an inverted file samples this many vectors per list
     points_per_list: int = 64
-    delta_chunk: int = 4096
+    # rows between two checks whether a build should stop, and rows per read of vectors
     batch: int = 10_000
-    idle_delta: int = 512
-    min_delta: int = 4096
-    max_delta: int = 16_384
+    # recent rows that are folded when nothing is written
+    idle_recent: int = 512
+    # recent rows that are folded while writes continue; more for an index of more than 128 times as many rows
+    min_recent: int = 4096
+    # recent rows that are always folded, because every search compares with each of them
+    max_recent: int = 16_384
+    # so many recent rows, if that is more than a quarter of a graph, become an inverted file first, which takes a tenth
+    # of the time; the graph is built when nothing is written
     coarse_from: int = 50_000
+    # unsaved rows that justify a snapshot at closing, and before: then a quarter of the rows if that is more
     snapshot_on_close: int = 1000
     snapshot_after: int = 20_000
+    # changes that the log keeps, for `Collection.changes`
     kept_changes: int = 1_000_000
+    # time without a change after which maintenance does work that is not urgent
     idle_seconds: float = 3.0
+    # time between a failure of maintenance and the next attempt
     pause_seconds: float = 30.0

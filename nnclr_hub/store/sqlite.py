@@ -1,4 +1,4 @@
-"""How SQLite files are opened, and their errors translated.
+"""SQLite files: how they are opened, and the small ones of a store, its names and its records.
 
 A write-ahead log with synchronous=FULL: a COMMIT that returned survives kill -9, a crash of the system and, if the disk
 honors fsync, the loss of power.
@@ -6,28 +6,20 @@ honors fsync, the loss of power.
 
 from __future__ import annotations
 
-import errno
 import os
-import resource
 import shutil
 import sqlite3
-import sys
-import tempfile
+import struct
+import threading
+import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
-from nnclr_hub.errors import DiskFull, StoreCorrupt, StoreError, StoreReadOnly, StoreTooNew
-from nnclr_hub.store.disk import NO_SPACE, TOO_MANY_FILES, fsync_folder, make_folder
+from nnclr_hub.errors import DiskFull, StoreClosed, StoreCorrupt, StoreTooNew
+from nnclr_hub.store.disk import HINT, PAGE_SIZE, check_process, fsync_folder, make_folder, size_of_file, translated
 
-PAGE_SIZE = 16_384
 BUSY_SECONDS = 5.0
-
-# a commit is refused if less than this would be left on the disk: merging SQLite's log needs space as well
-LOW_WATER = 64 << 20
-
-_FILES = 4  # a database, its log, the index of the log, and a folder
-HINT = "restore a backup, save what is readable with `nnclr store repair COLLECTION`, or import an export"
 
 
 def connect(path: Path, format: int, *, read_only: bool = False, create: bool = False) -> sqlite3.Connection:
@@ -46,7 +38,7 @@ def connect(path: Path, format: int, *, read_only: bool = False, create: bool = 
     try:
         return _connected(path, format, "ro" if read_only else "rwc" if create else "rw", read_only)
     except DiskFull:
-        if not read_only or _size(Path(f"{path}-wal")):
+        if not read_only or size_of_file(Path(f"{path}-wal")):
             raise
         return _connected(path, format, "ro&immutable=1", read_only)
 
@@ -99,51 +91,18 @@ def format_of(connection: sqlite3.Connection) -> int:
 def check_size(connection: sqlite3.Connection, path: Path) -> None:
     """Check that the file ends with a page: SQLite reads the missing rest of a truncated page as zeros."""
     page = connection.execute("PRAGMA page_size").fetchone()[0]
-    log = Path(f"{path}-wal")
     # checked twice: a process that closes the file first writes the last page and then removes the log
-    if path.stat().st_size % page and not _size(log) and path.stat().st_size % page:
+    if path.stat().st_size % page and not size_of_file(Path(f"{path}-wal")) and path.stat().st_size % page:
         raise StoreCorrupt(f"{path} is damaged (it is truncated; nothing was changed); {HINT}.")
 
 
 def quick_check(connection: sqlite3.Connection, path: Path, check: str = "quick_check") -> None:
-    """Run SQLite's check of the file, and check its size.
-
-    Args:
-        connection: to the file.
-        path: of the file.
-        check: "integrity_check" compares every index with its table, too.
-    """
+    """Check the size of the file, and run SQLite's check of it; "integrity_check" compares indexes, too."""
     with translated(path):
         check_size(connection, path)
         found = connection.execute(f"PRAGMA {check}(1)").fetchone()[0]
     if found != "ok":
         raise StoreCorrupt(f"{path} is damaged ({found}; nothing was changed); {HINT}.")
-
-
-def free_bytes(path: Path) -> int:
-    """Return how many bytes are free on the disk of a file."""
-    with translated(path):
-        return shutil.disk_usage(path.parent).free
-
-
-def check_space(path: Path, need: int = 0) -> int:
-    """Refuse to write when the disk is nearly full; reading and deleting are still possible then.
-
-    Args:
-        path: of the file.
-        need: bytes that will be written.
-
-    Returns:
-        The number of free bytes.
-    """
-    free = free_bytes(path)
-    if free - need < LOW_WATER:
-        raise DiskFull(
-            f"The disk of {path} has {free >> 20} MiB free, and {need + LOW_WATER >> 20} MiB are needed "
-            f"({LOW_WATER >> 20} MiB stay free); nothing was written. "
-            "Free some space (items can be deleted), then repeat."
-        )
-    return free
 
 
 @contextmanager
@@ -154,41 +113,6 @@ def reading(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
         yield connection
     finally:
         connection.execute("COMMIT")
-
-
-@contextmanager
-def translated(path: Path) -> Iterator[None]:
-    """Translate errors of SQLite and of the system."""
-    try:
-        yield
-    except sqlite3.Error as error:
-        code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF  # the primary code of an extended one
-        if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and _no_space(path)):
-            raise DiskFull(f"The disk of {path} is full; nothing was written. Free some space, then repeat.") from error
-        if code == sqlite3.SQLITE_READONLY:
-            raise StoreReadOnly(
-                f"{path} cannot be written ({error}); allow this user to write its folder. Even reading needs that "
-                "while the file has a log."
-            ) from error
-        if code == sqlite3.SQLITE_IOERR and not _no_descriptors():
-            raise StoreReadOnly(
-                f"The disk failed while writing {path} ({error}); check the disk, then open the store again."
-            ) from error
-        # SQLite has no separate code for these
-        unreadable = str(error).startswith(("malformed JSON", "Could not decode to UTF-8"))
-        if unreadable or code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-            raise StoreCorrupt(f"{path} is damaged ({error}); {HINT}.") from error
-        if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR) and _no_descriptors():
-            raise StoreError(TOO_MANY_FILES) from error
-        if code == sqlite3.SQLITE_CANTOPEN:
-            raise StoreError(f"{path} cannot be opened ({error}); check the folder and its permissions.") from error
-        raise StoreError(f"{path}: {error}.") from error
-    except OSError as error:
-        if error.errno in (errno.EMFILE, errno.ENFILE):
-            raise StoreError(TOO_MANY_FILES) from error
-        if error.errno in NO_SPACE:
-            raise DiskFull(f"The disk of {path} is full; free some space, then repeat.") from error
-        raise StoreError(f"{path} cannot be used ({error}); check the disk and the permissions.") from error
 
 
 @contextmanager
@@ -218,8 +142,8 @@ def replace_damaged(path: Path, new: Path, lost: Path) -> Path:
     for suffix in ("", "-wal"):
         if Path(f"{path}{suffix}").exists():
             shutil.copy2(f"{path}{suffix}", f"{kept}{suffix}")
-            _fsync(Path(f"{kept}{suffix}"))
-    _fsync(new)
+            fsync_folder(Path(f"{kept}{suffix}"))
+    fsync_folder(new)
     fsync_folder(lost)
     for suffix in ("-wal", "-shm"):  # before the new file gets its name: the old log must never be applied to it
         Path(f"{path}{suffix}").unlink(missing_ok=True)
@@ -229,53 +153,175 @@ def replace_damaged(path: Path, new: Path, lost: Path) -> Path:
     return kept
 
 
-def _fsync(file: Path) -> None:
-    with file.open("rb") as handle:
-        os.fsync(handle.fileno())
+# ------------------------------------------------------------------------------ lost commits
 
 
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
+class CommitRecord:
+    """A record of the last commit of an SQLite file, in another file.
+
+    SQLite drops the rest of its log after the first damaged frame, so damage at the end of a log would lose commits
+    silently. The record is written after each commit without a separate sync. After a crash of the process it is exact.
+    After a loss of power it may be older than the SQLite file, never newer, because that is synced first.
+    """
+
+    _FORM = struct.Struct("<8sqq")
+    _MAGIC = b"nnclrhu2"
+    _SLOT = 512  # bytes; two sectors, written in turn, so that one is always whole
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: int | None = None
+        self._slot = 0
+
+    def read(self) -> tuple[int, int] | None:
+        """Return change and number of items of the newest commit that it records; None if it records none."""
+        try:
+            data = self._path.read_bytes()
+        except OSError:
+            return None
+        found = []
+        for start in (0, self._SLOT):
+            packed, crc = data[start : start + self._FORM.size], data[start + self._FORM.size :][:4]
+            if len(crc) == 4 and packed[:8] == self._MAGIC and crc == struct.pack("<I", zlib.crc32(packed)):
+                found.append(self._FORM.unpack(packed)[1:])
+        return max(found, default=None)
+
+    def write(self, seq: int, items: int = 0) -> None:
+        """Record a commit; a disk that is full or fails is ignored, because the SQLite file has it."""
+        packed = self._FORM.pack(self._MAGIC, seq, items)
+        try:
+            if self._file is None:
+                self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+            os.pwrite(self._file, packed + struct.pack("<I", zlib.crc32(packed)), self._slot)
+        except OSError:
+            return
+        self._slot = self._SLOT - self._slot
+
+    def remove(self) -> None:
+        """Delete the record, for a file that may lack what is recorded."""
+        self.close()
+        self._path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
 
 
-def _no_descriptors() -> bool:
-    opened: list[int] = []
-    try:
-        for _ in range(_FILES):
-            opened.append(os.open(os.devnull, os.O_RDONLY))
-    except OSError as error:
-        return error.errno in (errno.EMFILE, errno.ENFILE)
-    finally:
-        for descriptor in opened:
-            os.close(descriptor)
-    return False
+# ------------------------------------------------------------------------------ small files
 
 
-def _no_space(path: Path) -> bool:
-    try:
-        if shutil.disk_usage(path.parent).free < PAGE_SIZE or _largest_file(path) + 2 * PAGE_SIZE > _max_file_size():
-            return True
-        with tempfile.TemporaryFile(dir=path.parent) as probe:
-            probe.write(bytes(PAGE_SIZE))
-    except OSError as error:  # a disk that was removed raises something else
-        return error.errno in NO_SPACE
-    return False
+_COMMITS = "CREATE TABLE commits (n INTEGER NOT NULL) STRICT; INSERT INTO commits VALUES (0);"
 
 
-def _largest_file(path: Path) -> int:
-    files = (path, path.with_name(f"{path.name}-wal"))
-    return max((file.stat().st_size for file in files if file.exists()), default=0)
+class Database:
+    """A small file of a store: the names of its collections, or its records. Safe to call from many threads.
+
+    Each change counts as one commit, in the file and in a `CommitRecord`, so that a lost one is noticed.
+
+        with database.changing() as connection:
+            connection.execute(...)             # durable when the block ends
+
+    Args:
+        path: of the file, which is created unless it is read-only.
+        format: its version.
+        tables: SQL that creates them.
+        hint: what to do if the file is damaged.
+        read_only: for a store that another process writes; `connection` is None while the file does not exist.
+    """
+
+    def __init__(self, path: Path, format: int, tables: str, hint: str, *, read_only: bool) -> None:
+        self.path = path
+        self._format, self._hint = format, hint
+        self._lock = threading.RLock()
+        self._record = CommitRecord(path.with_name(f"{path.name}.commit"))
+        self._changing = self._closed = False
+        self._pid = os.getpid()
+        recorded = self._record.read()  # before the file, which another process may write
+        with with_hint(self.path, self._hint):
+            self.connection = None if read_only and not path.is_file() else self._opened(read_only)
+            try:
+                if self.connection is not None and not self._read_only:
+                    quick_check(self.connection, path)  # a page that cannot be read would look like missing rows
+                    if format_of(self.connection) == 0:
+                        version = f"PRAGMA user_version = {format};"
+                        self.connection.executescript(f"BEGIN IMMEDIATE; {_COMMITS} {tables} {version} COMMIT;")
+                        fsync_folder(path.parent)
+                missing = 0 if recorded is None else recorded[0] - self._count()
+                if missing > 0:
+                    reason = f"it lacks {missing} acknowledged changes, because its log is damaged or missing"
+                    raise StoreCorrupt(reason) from ValueError(reason)
+            except BaseException:
+                self.close()
+                raise
+
+    def _opened(self, read_only: bool) -> sqlite3.Connection:
+        self._read_only = read_only
+        if not read_only:
+            make_folder(self.path.parent)
+        try:
+            return connect(self.path, self._format, read_only=read_only, create=not read_only)
+        except DiskFull:
+            if read_only or not size_of_file(self.path):  # nothing can be read
+                raise
+            self._read_only = True
+            return connect(self.path, self._format, read_only=True)
+
+    @contextmanager
+    def using(self) -> Iterator[sqlite3.Connection | None]:
+        """Provide the connection for reading; None while the file does not exist."""
+        check_process(self._pid)
+        with self._lock:
+            if self._closed:
+                raise StoreClosed(f"The store {self.path.parent} is closed; open it again.")
+            with with_hint(self.path, self._hint):
+                yield self.connection
+
+    @contextmanager
+    def changing(self) -> Iterator[sqlite3.Connection]:
+        """Run the block as one transaction, or as a part of the one that surrounds it; an exception undoes it."""
+        with self.using() as connection:
+            assert connection is not None
+            if self._changing:
+                yield connection
+                return
+            connection.execute("BEGIN IMMEDIATE")
+            self._changing = True
+            try:
+                yield connection
+                number = connection.execute("UPDATE commits SET n = n + 1 RETURNING n").fetchone()[0]
+                connection.execute("COMMIT")
+                self._record.write(number)
+            except BaseException:
+                if connection.in_transaction:  # a full disk rolls it back
+                    connection.execute("ROLLBACK")
+                raise
+            finally:
+                self._changing = False
+
+    def _count(self) -> int:
+        if self.connection is None or format_of(self.connection) == 0:  # a file that a crash left empty
+            return 0
+        return self.connection.execute("SELECT n FROM commits").fetchone()[0]
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            self._closed = True
+            if self.connection is not None:
+                self.connection.close()
+            self._record.close()
 
 
-def open_files_limit() -> int:
-    """Return how many files the process may have open."""
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return sys.maxsize if limit == resource.RLIM_INFINITY else limit
-
-
-def _max_file_size() -> float:
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-    return float("inf") if limit == resource.RLIM_INFINITY else limit
+@contextmanager
+def replacement(path: Path, format: int, tables: str, hint: str, lost: Path) -> Iterator[Database]:
+    """Provide a new file that takes the place of a damaged one after the block; that is kept in the folder `lost`."""
+    new = path.with_name(f"{path.name}.new")
+    for file in (new, new.with_name(f"{new.name}.commit")):  # of an interrupted attempt
+        remove_files(file)
+    with closing(Database(new, format, tables, hint, read_only=False)) as database:
+        yield database
+    for of in (path, new):  # the new file may lack commits of the old one
+        CommitRecord(of.with_name(f"{of.name}.commit")).remove()
+    replace_damaged(path, new, lost)

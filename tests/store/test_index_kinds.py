@@ -15,7 +15,7 @@ from nnclr_hub.store.settings import StoreSettings
 
 ROWS, DIM, K = 3000, 24, 10
 # a few thousand rows are enough for a trained index
-SMALL = StoreSettings(memory=1 << 30, flat_below=1000, min_delta=300, max_delta=600)
+SMALL = StoreSettings(memory=1 << 30, flat_below=1000, min_recent=300, max_recent=600)
 
 
 def clustered(n: int, seed: int) -> np.ndarray:
@@ -151,45 +151,10 @@ def test_a_kind_is_added_by_one_object(tmp_path, monkeypatch):
         assert store.get("c").search(vectors[7], 1)[0].id == "i7"
 
 
-def test_effort_travels_with_every_search(tmp_path):
-    """faiss forgets an index's own efSearch next to a selector; so every search passes one."""
-    with EmbeddedStore(tmp_path, settings=SMALL) as store:
-        collection = store.create("c", CollectionSpec(DIM, index="hnsw"))
-        rng = np.random.default_rng(0)
-        vectors = rng.normal(size=(ROWS, DIM)).astype(np.float32)  # without clusters: hard for a graph
-        collection.upsert([Item(f"i{i}", vector, {"half": i % 2}) for i, vector in enumerate(vectors)])
-        collection.compact()
-        queries = rng.normal(size=(50, DIM)).astype(np.float32)
-        made = {f"i{i}": vectors[i] for i in range(ROWS)}
-        odd = {id: vector for i, (id, vector) in enumerate(made.items()) if i % 2}
-        where = {"must": [{"key": "half", "match": 1}]}
-        truth = truly_nearest(odd, queries, "cosine")
-        assert recall(collection.search_batch(queries, K, where), truth) >= 0.97
-        low = recall(collection.search_batch(queries, K, effort=1), truly_nearest(made, queries, "cosine"))
-        high = recall(collection.search_batch(queries, K, effort=800), truly_nearest(made, queries, "cosine"))
-        assert high > low
-        assert high >= 0.99
-
-
-def test_many_deleted_neighbors_hide_no_live_one(tmp_path):
-    """Few of all rows, but all of the nearest: they are dropped at first, and skipped at the second attempt."""
-    rng = np.random.default_rng(0)
-    far, near = rng.normal(size=(4000, 4)) + 10, rng.normal(size=(150, 4)) * 1e-3
-    with EmbeddedStore(tmp_path, settings=StoreSettings(memory=1 << 30, flat_below=500)) as store:
-        collection = store.create("c", CollectionSpec(4, "l2", index="hnsw"))
-        collection.upsert([Item(f"far{i}", vector) for i, vector in enumerate(far)])
-        collection.upsert([Item(f"near{i}", vector) for i, vector in enumerate(near)])
-        collection.compact()
-        collection.delete([f"near{i}" for i in range(149)])
-        found = collection.search(np.zeros(4), 10)
-        assert found[0].id == "near149"
-        assert len(found) == 10
-
-
 def test_writes_wait_while_a_build_is_slower_than_they_are(tmp_path):
     """Otherwise all vectors would be in memory, whatever the limit. Edits of metadata neither wait nor build."""
     go, built, written = threading.Event(), [], []
-    vectors, most = clustered(ROWS, 1), 2 * SMALL.max_delta
+    vectors, most = clustered(ROWS, 1), 2 * SMALL.max_recent
 
     def hold() -> None:
         built.append(1)

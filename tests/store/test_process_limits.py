@@ -7,17 +7,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 
 import pytest
 from store.crash.small import environment
 from store.exhaustive import DIM, vectors
 
-from nnclr_hub import EmbeddedStore
 from nnclr_hub.errors import StoreClosed, StoreError, StoreLocked
-from nnclr_hub.store import failpoints, open_store
+from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec, Item
-from nnclr_hub.store.settings import StoreSettings
 
 
 def in_child(work) -> str:
@@ -159,34 +156,3 @@ def test_more_collections_than_open_files_are_used_at_once(number):
     assert (answer["found"], answer["list"], answer["late"], answer["backup"]) == (True, number, 2, number + 1)
     assert ["ulimit" in error for error in answer["errors"]] == [True, True]
     assert answer["threads"] < 40
-
-
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_a_child_that_is_forked_while_files_are_opened_is_refused(tmp_path):
-    opening, forked = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        opening.set()
-        assert forked.wait(60)
-
-    def limited(use):
-        signal.alarm(60)  # ends a child that hangs
-        return use()
-
-    with EmbeddedStore(tmp_path, settings=StoreSettings(flat_below=1)) as store:
-        collection = store.create("c", CollectionSpec(DIM, index="hnsw"))
-        collection.upsert([Item("a", vectors(1)[0])])
-        collection.compact()
-        collection.snapshot()
-        assert collection.suspend()
-        with failpoints.at("recover.loaded", hold):
-            user = threading.Thread(target=collection.count)
-            user.start()
-            assert opening.wait(60)
-            try:
-                uses = (collection.count, collection.suspend, collection.close)
-                answers = [in_child(lambda use=use: limited(use)) for use in uses]
-            finally:
-                forked.set()
-                user.join()
-    assert answers == [StoreClosed.__name__] * 3

@@ -17,9 +17,9 @@ from nnclr_hub.cli.app import app
 from nnclr_hub.errors import DiskFull, StoreCorrupt, StoreLocked, StoreReadOnly, StoreTooNew
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec
+from nnclr_hub.store.disk import LOW_WATER
 from nnclr_hub.store.milvus.store import records_of
 from nnclr_hub.store.records import RECORDS, Record, Records, repair_records
-from nnclr_hub.store.sqlite import LOW_WATER
 
 
 @pytest.fixture(params=["folder", "milvus lite"])

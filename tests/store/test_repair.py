@@ -2,7 +2,6 @@
 
 import json
 import sqlite3
-import threading
 from contextlib import closing
 from pathlib import Path
 
@@ -89,29 +88,6 @@ def test_repair_keeps_an_item_that_was_indexed_during_the_repair(folder):
         repaired = collection.repair(meanwhile)
         assert (repaired.items, repaired.removed) == (301, ())
         assert collection.get(["i007"])[0].metadata["again"]
-
-
-def test_verify_during_writes_sees_one_state(folder):
-    """The search and the truth it is compared with are of the same view of the catalog."""
-    with open_store(str(folder)) as store:
-        collection = store.get("c")
-        stop = threading.Event()
-
-        def write() -> None:
-            while not stop.is_set():
-                collection.upsert([Item(f"copy{j}", VECTORS[j]) for j in range(0, 300, 5)])
-                collection.delete([f"copy{j}" for j in range(0, 300, 5)])
-
-        writer = threading.Thread(target=write)
-        writer.start()
-        try:
-            for _ in range(10):
-                report = collection.verify()
-                assert (report.disagreements, report.missing) == ((), ())
-                assert report.ok
-        finally:
-            stop.set()
-            writer.join()
 
 
 def test_an_id_that_is_not_the_one_in_the_index_is_damage_of_the_file(folder):

@@ -13,7 +13,7 @@ from nnclr_hub.cli.app import app
 from nnclr_hub.errors import InvalidRequest, StoreCorrupt, StoreLocked
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec, Item
-from nnclr_hub.store.folder.names import rebuild_catalog
+from nnclr_hub.store.folder.catalog import rebuild_catalog
 from nnclr_hub.store.records import Record, repair_records
 
 ONE = np.array([1.0, 0.0], np.float32)

@@ -21,7 +21,7 @@ from nnclr_hub.errors import InvalidRequest
 
 log = logging.getLogger(__name__)
 
-os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))  # see `store.index.main_index`
+os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))  # see `store.index.main`
 GRAPHS = (1, 4, 16, 64)  # batch sizes with a CUDA graph each
 
 

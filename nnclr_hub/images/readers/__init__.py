@@ -51,9 +51,8 @@ class ImageReader(Protocol):
 @cache
 def readers() -> tuple[ImageReader, ...]:
     """Return all readers: those of other packages first, then those of this library."""
-    from nnclr_hub.images.readers.czi import CziReader
     from nnclr_hub.images.readers.dicom import DicomReader
-    from nnclr_hub.images.readers.nd2 import Nd2Reader
+    from nnclr_hub.images.readers.microscopes import CziReader, Nd2Reader
     from nnclr_hub.images.readers.raw import RawReader
     from nnclr_hub.images.readers.tiff import TiffReader
 

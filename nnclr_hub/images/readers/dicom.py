@@ -9,8 +9,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from nnclr_hub.errors import UnsupportedImage
-from nnclr_hub.images.readers.package_import import load
-from nnclr_hub.images.readers.stack import Box, ImageStack
+from nnclr_hub.images.readers.stack import Box, ImageStack, load
 
 _PREAMBLE, _MAGIC = 128, b"DICM"
 

@@ -10,8 +10,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from PIL import Image, ImageOps
 
-from nnclr_hub.images.readers.package_import import load
-from nnclr_hub.images.readers.stack import Box, ImageStack
+from nnclr_hub.images.readers.stack import Box, ImageStack, load
 
 _MARKS = (b"FUJIFILMCCD-RAW", b"IIRO", b"IIRS", b"MMOR", b"IIU\0", b"FOVb")  # of RAF, ORF, RW2 and X3F
 _ORIENTATION = 0x0112  # EXIF tag

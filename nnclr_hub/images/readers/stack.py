@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -153,3 +155,24 @@ def as_image(pixels: np.ndarray) -> AnyImage:
     if pixels.shape[2] == 3:
         return Image.fromarray(np.ascontiguousarray(pixels))
     return ChannelImage(np.ascontiguousarray(pixels))
+
+
+def paste(result: np.ndarray, block: np.ndarray, corner: tuple[int, int]) -> None:
+    """Copy a block (h, w, C) to its place (x, y), as far as it is inside the result."""
+    x, y = corner
+    height, width = result.shape[:2]
+    inside = result[max(0, y) : min(height, y + block.shape[0]), max(0, x) : min(width, x + block.shape[1])]
+    inside[:] = block[max(0, -y) :, max(0, -x) :][: inside.shape[0], : inside.shape[1]]
+
+
+def load(module: str) -> Any:
+    """Import a package. Its CPU seconds do not count against the limit of the image that needs it first.
+
+    Raises:
+        ImportError: it is not installed.
+    """
+    remaining = signal.setitimer(signal.ITIMER_PROF, 0)
+    try:
+        return import_module(module)
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, *remaining)

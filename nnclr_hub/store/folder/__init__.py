@@ -1,12 +1,11 @@
 """The store in a folder: SQLite is the truth, the index its cache.
 
-store.py         EmbeddedStore
-names.py         names and aliases of collections, in the root catalog
-collection.py    EmbeddedCollection
-catalog.py       the SQLite files; rows.py: items in their tables; connections.py: for reading; writer.py: for writing
-search.py        a search in one view of the catalog
-snapshots.py     the index on disk; recovery.py: how it is restored; maintenance.py: when it is folded and saved
-verification.py  checks of a collection; salvage.py: recovery from a damaged file
+store.py         EmbeddedStore; catalog.py: names and aliases of its collections
+collection.py    EmbeddedCollection; resources.py: what an open one has
+schema.py        the SQLite file of a collection; rows.py: items in its tables; log.py: its changes
+connections.py   connections for reading; writer.py: the thread that writes; filters.py: rows that pass a filter
+recovery.py      how an index is restored; maintenance.py: the thread that folds and saves it
+verify.py        checks of a collection; salvage.py: recovery from a damaged file
 """
 
 from nnclr_hub.store.folder.store import EmbeddedStore

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 import threading
@@ -20,37 +21,38 @@ import numpy as np
 from nnclr_hub.errors import CollectionNotFound, ItemNotFound, NNCLRHubError
 from nnclr_hub.store import checks
 from nnclr_hub.store.base import Collection
-from nnclr_hub.store.disk import check_process
+from nnclr_hub.store.disk import LOW_WATER, check_process, free_bytes, translated
 from nnclr_hub.store.edits import Edit, check_choice, check_expected, check_unchanged, each_editor, editor, only_removes
 from nnclr_hub.store.facets import Facet, check_facets, facet
-from nnclr_hub.store.folder import verification
-from nnclr_hub.store.folder.catalog import change_indexed, check_indexed, closed_error, last_seq, trim_log
-from nnclr_hub.store.folder.changes import read_changes
-from nnclr_hub.store.folder.filters import count_facets, page_sql, rows_that_pass
+from nnclr_hub.store.folder import verify
+from nnclr_hub.store.folder.filter_sql import filter_sql
+from nnclr_hub.store.folder.filters import count_facets, rows_that_pass
+from nnclr_hub.store.folder.log import read_changes
 from nnclr_hub.store.folder.resources import Resources
 from nnclr_hub.store.folder.rows import (
+    ONE_OF,
     Changes,
-    checked_rows,
-    delete_items,
+    delete_rows,
     edit_items,
     fetch_vectors,
-    items_with,
     parse_metadata,
+    read_rows,
     rows_by_id,
-    to_item,
+    to_items,
+    to_vector,
     write_items,
 )
-from nnclr_hub.store.folder.search import search
-from nnclr_hub.store.folder.writer import Apply, Writer
-from nnclr_hub.store.index.transform import compared
+from nnclr_hub.store.folder.schema import change_indexed, check_indexed, last_seq
+from nnclr_hub.store.folder.writer import Apply, Writer, closed_error
+from nnclr_hub.store.index.state import RowSet, State
 from nnclr_hub.store.items import ById, Item, Match, Page, Progress, SearchOptions, Where
 from nnclr_hub.store.percentiles import RandomScores, RandomVectors, random_items
 from nnclr_hub.store.reports import ChangePage, CollectionInfo, RepairReport, Statistics, VerifyReport
 from nnclr_hub.store.settings import StoreSettings
-from nnclr_hub.store.sqlite import LOW_WATER, free_bytes, translated
 from nnclr_hub.store.where import EVERYTHING, parse
 
 POLL_SECONDS = 0.1  # between two looks at what another process writes
+MAX_TIES = 1024  # rows beyond the k-th that are looked at because they may have its score
 # whether the name that a write was addressed to means the same collection still; see `EmbeddedStore.write`
 IS_MEANT: ContextVar[Callable[[], bool]] = ContextVar("is_meant", default=lambda: True)
 LIFE_SECONDS = 0.2  # for which calls wait that must not wait for files, which take long to open if they are large
@@ -116,7 +118,7 @@ class EmbeddedCollection(Collection):
             items = "closed" if self._closed else f"{self.statistics().items:,} items"
         except NNCLRHubError:
             items = "unreadable"
-        index = self._files.states.latest.kind.name
+        index = self._files.states.latest.main.kind.name
         return f"<EmbeddedCollection {self.name!r}: {items}, dim {self.spec.dim}, {index} index>"
 
     # ---- writing
@@ -127,15 +129,14 @@ class EmbeddedCollection(Collection):
         kept, metadata, vectors = checks.check_items(items, self.spec)
         self._files.maintenance.wait_for_fold()
         self._submit(lambda connection, changes: write_items(connection, changes, kept, metadata, vectors, self.spec))
-        return writer.durable_seq
+        return writer.last.seq
 
     @_in_use
     def delete(self, ids: Sequence[str] | None = None, *, where: Where | None = None) -> int:
-        wanted, group = check_choice(ids, where)
+        find = _finder(ids, where)
 
         def apply(connection: sqlite3.Connection, changes: Changes) -> int:
-            chosen = wanted if group is None else [id for _, id, _ in rows_that_pass(connection, group)]
-            return delete_items(connection, changes, chosen or [])
+            return delete_rows(connection, changes, [row[:2] for row in find(connection)])
 
         return self._submit(apply, frees=True)
 
@@ -161,16 +162,14 @@ class EmbeddedCollection(Collection):
     def _update(
         self, edit: Edit, ids: Sequence[str] | None, where: Where | None, expected: ById | None = None, *, frees: bool
     ) -> int:
-        wanted, group = check_choice(ids, where)
+        find = _finder(ids, where)
 
         def apply(connection: sqlite3.Connection, changes: Changes) -> int:
-            rows = rows_by_id(connection, wanted or []) if group is None else rows_that_pass(connection, group)
-            known = [(row[1], about) for row, about in zip(rows, parse_metadata([r[1:] for r in rows]), strict=True)]
-            check_unchanged(expected, known)
-            texts = [edit(id, about) for id, about in known]
-            edit_items(
-                connection, [(rid, text) for (rid, _, old), text in zip(rows, texts, strict=True) if text != old]
-            )
+            rows = find(connection)
+            metadata = parse_metadata([row[1:] for row in rows])
+            check_unchanged(expected, [(row[1], values) for row, values in zip(rows, metadata, strict=True)])
+            texts = {row[0]: edit(row[1], values) for row, values in zip(rows, metadata, strict=True)}
+            edit_items(connection, {rid: texts[rid] for rid, _, before in rows if texts[rid] != before})
             return len(rows)
 
         return self._submit(apply, frees=frees)
@@ -178,24 +177,21 @@ class EmbeddedCollection(Collection):
     @_in_use
     def change_indexed(self, keys: Sequence[str]) -> None:
         spec = replace_fields(self.spec, indexed=tuple(keys))
-        for key in spec.indexed:
-            check_indexed(key)
-        writer = self._writable()
-        writer.refuse_failed()
-        writer.exclusively(lambda connection: change_indexed(connection, spec))
+        check_indexed(spec)
+        self._writable().submit(lambda connection, _: change_indexed(connection, spec))
         self.spec = self._files.spec = spec
 
     @_in_use
     def hold_writes(self, work: Callable[[], T]) -> T:
         """Run work, which must not write here, while writes wait; they are done afterwards."""
 
-        def run(connection: sqlite3.Connection) -> T | Exception:
+        def run(connection: sqlite3.Connection, changes: Changes) -> T | Exception:
             try:
                 return work()
             except Exception as error:  # noqa: BLE001 - raised below: it is not an error of this collection
                 return error
 
-        result = self._writable().exclusively(run)
+        result = self._writable().submit(run, frees=True, alone=True)
         if isinstance(result, Exception):
             raise result
         return result
@@ -206,17 +202,16 @@ class EmbeddedCollection(Collection):
     def get(self, ids: Sequence[str]) -> list[Item]:
         wanted = checks.check_ids(ids)
         with self._files.connections.reader() as connection:
-            found = items_with(connection, wanted, self.spec)
-        return [found[id] for id in wanted if id in found]
+            rows = list(read_rows(connection, f"id {ONE_OF}", [json.dumps(wanted)]))
+        items = {item.id: item for item in to_items(rows, self.spec)}
+        return [items[id] for id in wanted if id in items]
 
     @_in_use
     def count(self, where: Where | None = None) -> int:
         group = parse(where)
         if group == EVERYTHING:
-            with self._files.connections.reader() as connection:
-                return connection.execute("SELECT count(*) FROM items").fetchone()[0]
-        filters = self._files.filters
-        return self._files.read(lambda connection, state: len(filters.passing(connection, state, group)))
+            return self._files.read(lambda connection, state: len(state.alive))
+        return self._files.read(lambda connection, state: len(self._files.filters.passing(connection, state, group)))
 
     @_in_use
     def facets(
@@ -224,8 +219,8 @@ class EmbeddedCollection(Collection):
     ) -> dict[str, Facet]:
         wanted, group = check_facets(keys, limit, bins), parse(where)
         with self._files.connections.reader() as connection:
-            found = count_facets(connection, group, wanted)
-        return {key: facet(key, *counted, limit, bins) for key, counted in found.items()}
+            counts = count_facets(connection, group, wanted)
+        return {key: facet(key, *counted, limit, bins) for key, counted in counts.items()}
 
     @_in_use
     def scroll(
@@ -233,10 +228,10 @@ class EmbeddedCollection(Collection):
     ) -> Page:
         checks.check_limit(limit)
         after = "" if cursor is None else checks.check_name(cursor, "Cursor")
-        chosen = page_sql(parse(where), after, limit + 1)
+        condition, parameters = filter_sql(parse(where))
+        page = [f"id > ? AND ({condition}) ORDER BY id LIMIT ?", [after, *parameters, limit + 1]]
         with self._files.connections.reader() as connection:
-            rows = checked_rows(connection, *chosen, vectors=with_vector)
-            items = [to_item(row, self.spec, thumbnail=False) for row in rows]
+            items = to_items(list(read_rows(connection, *page, vectors=with_vector)), self.spec, thumbnails=False)
         return Page(items[:limit], items[limit - 1].id if len(items) > limit else None)
 
     @_in_use
@@ -245,22 +240,54 @@ class EmbeddedCollection(Collection):
         checks.check_options(options)
         checks.check_k(k)
         group, filters = parse(options.where), self._files.filters
-        if not len(queries):
-            return []
 
-        def find(connection: sqlite3.Connection, state: Any) -> list[list[Match]]:
+        def find(connection: sqlite3.Connection, state: State) -> list[list[Match]]:
             chosen = None if group == EVERYTHING else filters.passing(connection, state, group)
-            return search(connection, state, queries, k, options, chosen)
+            return self._search(connection, state, queries, k, options, chosen)
 
-        return self._files.read(find)
+        return self._files.read(find) if len(queries) else []
+
+    def _search(
+        self,
+        connection: sqlite3.Connection,
+        state: State,
+        queries: np.ndarray,
+        k: int,
+        options: SearchOptions,
+        chosen: RowSet | None,
+    ) -> list[list[Match]]:
+        """Return the k nearest matches of each query, best first, and equally near ones by id."""
+        fetch = lambda rids: fetch_vectors(connection, self.spec, rids)  # noqa: E731
+        ties = 1  # shows whether the k-th has the same score as the next
+        while True:
+            scores, rids = state.search(queries, k + ties, fetch, chosen, exact=options.exact, effort=options.effort)
+            if scores.shape[1] < k + ties or ties >= MAX_TIES:
+                break
+            if not ((scores[:, -1] == scores[:, k - 1]) & (rids[:, -1] >= 0)).any():
+                break
+            ties = min(8 * ties, MAX_TIES)
+        wanted = json.dumps(np.unique(rids[rids >= 0]).tolist())
+        rows = list(read_rows(connection, f"rid {ONE_OF}", [wanted], vectors=options.with_vector))
+        metadata = parse_metadata([row[1:3] for row in rows])
+        known = {row[0]: (row[1], values, row[3]) for row, values in zip(rows, metadata, strict=True)}
+        least = -np.inf if options.score_threshold is None else options.score_threshold
+        answers = []
+        for row_scores, row_rids in zip(scores.tolist(), rids.tolist(), strict=True):
+            matches = []
+            for score, rid in zip(row_scores, row_rids, strict=True):
+                if rid >= 0 and score >= least:
+                    id, values, blob = known[rid]
+                    matches.append(Match(id, score, values, None if blob is None else to_vector(id, blob, self.spec)))
+            answers.append(sorted(matches, key=lambda match: (-match.score, match.id))[:k])
+        return answers
 
     @_in_use
     def random_vectors(self) -> RandomVectors:
-        def read(connection: sqlite3.Connection, state: Any) -> RandomVectors:
-            changes = self._files.states.added, self._files.states.deleted
+        def read(connection: sqlite3.Connection, state: State) -> RandomVectors:
+            changes = self.vector_changes()
             rids = state.live_rids()
             vectors = fetch_vectors(connection, self.spec, rids[random_items(len(rids), self.spec.dim)])
-            return RandomVectors(compared(state.transform, vectors), len(rids), changes)
+            return RandomVectors(state.main.compared(vectors), len(rids), changes)
 
         return self._files.read(read)
 
@@ -270,26 +297,26 @@ class EmbeddedCollection(Collection):
 
     @property
     def basis(self) -> object:
-        return self._files.states.latest.transform or self._files.states
+        return self._files.states.latest.main.transform or self._files.states
 
     @_in_use
     def compared(self, vectors: np.ndarray) -> np.ndarray:
-        return compared(self._files.states.latest.transform, vectors)
+        return self._files.states.latest.main.compared(vectors)
 
     @_in_use
     def thumbnail(self, id: str) -> bytes | None:
         checks.check_name(id, "Item id")
         with self._files.connections.reader() as connection:
-            row = next(checked_rows(connection, "id = ?", [id], vectors=False), None)
+            row = next(read_rows(connection, "id = ?", [id], vectors=False), None)
         if row is None:
             raise ItemNotFound(f"Collection {self.name!r} has no item {id!r}.")
         return row[4]
 
     def read_all(self, limit: int = 1000, *, thumbnails: bool = True) -> Iterator[list[Item]]:
         with self._using(), self._files.connections.reader() as connection:
-            rows = checked_rows(connection, "true ORDER BY id", [])
-            while some := list(islice(rows, limit)):
-                yield [to_item(row, self.spec, thumbnail=thumbnails) for row in some]
+            rows = read_rows(connection, "true ORDER BY id", [])
+            while page := list(islice(rows, limit)):
+                yield to_items(page, self.spec, thumbnails=thumbnails)
 
     @_in_use
     def changes(self, since: int = 0, limit: int = 1000, *, wait: float = 0.0, log: str | None = None) -> ChangePage:
@@ -309,12 +336,13 @@ class EmbeddedCollection(Collection):
 
     @_in_use
     def info(self) -> CollectionInfo:
-        with self._files.connections.reader() as connection:
-            count = connection.execute("SELECT count(*) FROM items").fetchone()[0]
-            durable = last_seq(connection)
-            index, state = self._files.states.latest, self._files.state
-            recall = 1.0 if index.main is None else index.main.recall
-            return CollectionInfo(self.name, self.spec, count, durable, index.seq, state, index.kind.name, recall)
+        def read(connection: sqlite3.Connection, state: State) -> CollectionInfo:
+            count, durable = connection.execute("SELECT count(*) FROM items").fetchone()[0], last_seq(connection)
+            index, indexed = self._files.states.latest.main, self._files.states.latest.seq
+            words = self._files.state, index.kind.name
+            return CollectionInfo(self.name, self.spec, count, durable, indexed, *words, index.recall)
+
+        return self._files.read(read)
 
     def info_if_open(self) -> CollectionInfo | None:
         """Return `info`, or None if the files are closed, which they stay, or are being opened or closed now."""
@@ -335,22 +363,17 @@ class EmbeddedCollection(Collection):
 
     @_in_use
     def compact(self, progress: Progress = lambda done, total: None) -> None:
-        writer = self._writable()
-        writer.refuse_failed()
+        self._writable().refuse_failed()
         self._files.maintenance.compact(progress)
-        with translated(self._path):
-            writer.exclusively(lambda connection: trim_log(connection, self._settings.kept_changes))
-            self._files.maintenance.give_back_all()
-            writer.exclusively(lambda connection: connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall())
 
     @_in_use
     def verify(self, progress: Progress = lambda done, total: None) -> VerifyReport:
-        return verification.verify(self._files, self._path, progress)
+        return verify.verify(self._files, self._path, progress)
 
     @_in_use
     def repair(self, progress: Progress = lambda done, total: None) -> RepairReport:
         self._writable()
-        removed, kept_in = verification.repair(self._files, self._path, self._lost, progress)
+        removed, kept_in = verify.repair(self._files, self._path, self._lost, progress)
         return RepairReport(self.count(), removed, kept_in)
 
     # ---- life
@@ -381,8 +404,9 @@ class EmbeddedCollection(Collection):
         if not self._life.acquire(blocking=False):
             return False
         try:
+            writer = self._files.writer
             # after the disk failed, writes are refused until the process ends: files that are opened again allow them
-            if self._users or self._closed or self._files.failed or self._files.maintenance.busy:
+            if self._users or self._closed or self._files.maintenance.busy or (writer is not None and writer.failure):
                 return False
             if self._suspended is None:
                 known = self.statistics()
@@ -429,3 +453,13 @@ class EmbeddedCollection(Collection):
         if self._files.writer is None:
             raise self._files.refusal
         return self._files.writer
+
+
+def _finder(
+    ids: Sequence[str] | None, where: Where | None
+) -> Callable[[sqlite3.Connection], list[tuple[int, str, str]]]:
+    """Return a function that returns row id, id and JSON of the metadata of the items to change."""
+    wanted, group = check_choice(ids, where)
+    if group is not None:
+        return lambda connection: rows_that_pass(connection, group)
+    return lambda connection: rows_by_id(connection, wanted or [])

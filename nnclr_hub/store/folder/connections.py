@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from nnclr_hub.store.cancellation import cancellable_queries
-from nnclr_hub.store.disk import check_process
-from nnclr_hub.store.folder.catalog import closed_error, connect
-from nnclr_hub.store.sqlite import reading, translated
+from nnclr_hub.store.disk import check_process, translated
+from nnclr_hub.store.folder.schema import connect
+from nnclr_hub.store.folder.writer import closed_error
+from nnclr_hub.store.sqlite import reading
 
 # page cache of the first connection, by precision; each further one gets a smaller share. It holds the items of a
 # million rows, whose matches are spread over the whole file; f16 is chosen to save memory, and reads pages again
@@ -28,19 +29,11 @@ class Connections:
         path: of the file.
         memory: of the index, which bounds the caches too.
         precision: of the collection.
-        on_begin: called with a connection whose read transaction has just begun.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        memory: int,
-        precision: str,
-        on_begin: Callable[[sqlite3.Connection], None] = lambda connection: None,
-    ) -> None:
+    def __init__(self, path: Path, memory: int, precision: str) -> None:
         self._path = path
         self._cache_kib = min(CACHE_BYTES[precision], memory // CACHE_SHARE) >> 10
-        self._on_begin = on_begin
         self._idle: deque[sqlite3.Connection] = deque()  # used from the end, where the caches are the warmest
         self._open = 0
         self._pid = os.getpid()
@@ -48,12 +41,7 @@ class Connections:
 
     @contextmanager
     def reader(self) -> Iterator[sqlite3.Connection]:
-        """Provide a connection in a read transaction: everything in the block sees the same state.
-
-        Raises:
-            StoreClosed, CollectionNotFound: the collection is closed, or was dropped.
-            StoreError: SQLite failed.
-        """
+        """Provide a connection in a read transaction: everything in the block sees the same state."""
         check_process(self._pid)
         if self.closed:
             raise closed_error(self._dropped)
@@ -65,7 +53,6 @@ class Connections:
             connection.execute(f"PRAGMA cache_size = -{self._cache_kib // self._open}")
         try:
             with translated(self._path), cancellable_queries(connection), reading(connection):
-                self._on_begin(connection)
                 yield connection
         finally:
             if self.closed or len(self._idle) >= MAX_IDLE:

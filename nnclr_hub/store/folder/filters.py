@@ -6,7 +6,7 @@ import sqlite3
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 import orjson
@@ -15,18 +15,22 @@ from nnclr_hub.store.cancellation import check_cancelled
 from nnclr_hub.store.facets import Counts, count_values
 from nnclr_hub.store.folder.filter_sql import filter_sql
 from nnclr_hub.store.folder.rows import parse_metadata
-from nnclr_hub.store.index.state import RowSet, State, positions
-from nnclr_hub.store.where import ABSENT, EVERYTHING, Group, value_of
+from nnclr_hub.store.index.state import RowSet, State
+from nnclr_hub.store.where import ABSENT, Group, value_of
 
 KEPT = 32  # filters
 MAX_CHANGES = 5000  # after more of them, the filter is evaluated again
 BATCH = 1000  # rows whose metadata are parsed together
 
 
-class _Answer(NamedTuple):
-    seq: int  # of the state
-    rids: np.ndarray  # of the main part that the set is of
+@dataclass(frozen=True)
+class _Answer:
+    """The rows that pass, the number of their state, and its row ids."""
+
     rows: RowSet
+    seq: int
+    main_rids: np.ndarray
+    recent_rids: np.ndarray
 
 
 class Filters:
@@ -37,38 +41,59 @@ class Filters:
         self._lock = threading.Lock()
 
     def passing(self, connection: sqlite3.Connection, state: State, group: Group) -> RowSet:
-        """Return the rows that pass a filter.
-
-        Args:
-            connection: in a read transaction.
-            state: the index as that transaction sees it.
-            group: the filter.
-        """
+        """Return the rows that pass a filter, in a read transaction and the state that it sees."""
         before = self._answers.get(group.name)
-        if before is not None and before.seq == state.seq and before.rids is state.rids:
-            with self._lock:
-                if group.name in self._answers:
-                    self._answers.move_to_end(group.name)
+        if before is not None and before.seq == state.seq and before.main_rids is state.main.rids:
             return before.rows
         changed = None if before is None else _changes(connection, before.seq, state.seq)
         if before is None or changed is None:
-            rows = RowSet.of(_select(connection, group), state.rids)
+            flags = state.flags(_select(connection, group))
         else:
-            rows = before.rows
-            if before.rids is not state.rids:
-                rows = RowSet.of(np.concatenate([before.rids[rows.rows], rows.recent]), state.rids)
+            if before.main_rids is state.main.rids:
+                flags = np.zeros(len(state.alive.flags), bool)
+                flags[: len(before.rows.flags)] = before.rows.flags
+            else:  # a fold gave rows other positions
+                recent = before.recent_rids[before.rows.recent]
+                flags = state.flags(np.concatenate([before.main_rids[before.rows.rows], recent]))
             if len(changed):
-                rows = _renewed(rows, state.rids, changed, _select(connection, group, changed))
+                flags[state.rows(changed)] = False
+                flags[state.rows(_select(connection, group, changed))] = True
+        rows = RowSet(flags, len(state.main))
         with self._lock:
             if before is None or before.seq <= state.seq:
-                self._answers[group.name] = _Answer(state.seq, state.rids, rows)
+                self._answers[group.name] = _Answer(rows, state.seq, state.main.rids, state.recent_rids)
                 self._answers.move_to_end(group.name)
             # an answer that is too old to be brought up to date would only keep a former main part's row ids
-            for name in [one for one, answer in self._answers.items() if state.seq - answer.seq > MAX_CHANGES]:
+            for name in [name for name, answer in self._answers.items() if state.seq - answer.seq > MAX_CHANGES]:
                 del self._answers[name]
             while len(self._answers) > KEPT:
                 self._answers.popitem(last=False)
         return rows
+
+
+def _changes(connection: sqlite3.Connection, before: int, seq: int) -> np.ndarray | None:
+    """Return the row ids (n,) int64 ascending that changed between two changes; None if those are not known."""
+    if not 0 <= seq - before <= MAX_CHANGES:
+        return None
+    rows = connection.execute("SELECT rid FROM oplog WHERE seq > ?", [before]).fetchall()
+    if len(rows) != seq - before:  # the log was trimmed
+        return None
+    return np.unique(np.array(rows, np.int64).reshape(-1))
+
+
+def _select(connection: sqlite3.Connection, group: Group, among: np.ndarray | None = None) -> np.ndarray:
+    """Return the row ids (n,) int64 ascending that pass a filter, of all or of some rows."""
+    condition, parameters = filter_sql(group)
+    if among is not None:
+        condition = f"rid IN ({','.join(map(str, among.tolist()))}) AND ({condition})"
+    rows = connection.execute(f"SELECT rid FROM items WHERE {condition}", parameters)
+    return np.sort(np.fromiter((row[0] for row in rows), np.int64))
+
+
+def rows_that_pass(connection: sqlite3.Connection, group: Group) -> list[tuple[int, str, str]]:
+    """Return row id, id and JSON of the metadata of the rows that pass a filter."""
+    condition, parameters = filter_sql(group)
+    return connection.execute(f"SELECT rid, id, metadata FROM items WHERE {condition}", parameters).fetchall()
 
 
 def count_facets(connection: sqlite3.Connection, group: Group, keys: Sequence[str]) -> dict[str, tuple[int, Counts]]:
@@ -89,50 +114,8 @@ def count_facets(connection: sqlite3.Connection, group: Group, keys: Sequence[st
             metadata = parse_metadata(rows)  # which names the item that is damaged
         for key in keys:
             if "." in key:
-                values = [value_of(about, key) for about in metadata]
+                values = [value_of(metadatum, key) for metadatum in metadata]
             else:  # which is not a path; much faster
-                values = [about.get(key, ABSENT) for about in metadata]
+                values = [metadatum.get(key, ABSENT) for metadatum in metadata]
             items[key] += count_values(counts[key], values)
     return {key: (items[key], counts[key]) for key in keys}
-
-
-def rows_that_pass(connection: sqlite3.Connection, group: Group) -> list[tuple[int, str, str]]:
-    """Return row id, id and JSON of the metadata of the rows that pass a filter."""
-    condition, parameters = filter_sql(group)
-    return connection.execute(f"SELECT rid, id, metadata FROM items WHERE {condition}", parameters).fetchall()
-
-
-def _select(connection: sqlite3.Connection, group: Group, among: np.ndarray | None = None) -> np.ndarray:
-    """Return the row ids (n,) int64 ascending that pass a filter, of all or of some rows."""
-    condition, parameters = filter_sql(group)
-    if among is not None:
-        condition = f"rid IN ({','.join(map(str, among.tolist()))}) AND ({condition})"
-    found = connection.execute(f"SELECT rid FROM items WHERE {condition}", parameters)
-    return np.sort(np.fromiter((row[0] for row in found), np.int64))
-
-
-def _changes(connection: sqlite3.Connection, before: int, seq: int) -> np.ndarray | None:
-    """Return the row ids (n,) int64 ascending that changed between two changes; None if those are not known."""
-    if not 0 <= seq - before <= MAX_CHANGES:
-        return None
-    rows = connection.execute("SELECT rid FROM oplog WHERE seq > ?", [before]).fetchall()
-    if len(rows) != seq - before:  # the log was trimmed
-        return None
-    return np.unique(np.array(rows, np.int64).reshape(-1))
-
-
-def _renewed(rows: RowSet, rids: np.ndarray, changed: np.ndarray, passed: np.ndarray) -> RowSet:
-    """Return a set after some rows changed, of which `passed` pass the filter now."""
-    flags = rows.flags.copy()
-    flags[positions(rids, changed)] = False
-    flags[positions(rids, passed)] = True
-    above = passed[np.searchsorted(passed, rids[-1], "right") :] if len(rids) else passed
-    return RowSet(flags, np.union1d(np.setdiff1d(rows.recent, changed, assume_unique=True), above))
-
-
-def page_sql(group: Group, after: str, limit: int) -> tuple[str, Sequence[Any]]:
-    """Return SQL after WHERE for the first rows behind an id that pass a filter, and its parameters."""
-    if group == EVERYTHING:
-        return "id > ? ORDER BY id LIMIT ?", [after, limit]
-    condition, parameters = filter_sql(group)
-    return f"id > ? AND ({condition}) ORDER BY id LIMIT ?", [after, *parameters, limit]

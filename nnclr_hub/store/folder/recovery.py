@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import logging
 import sqlite3
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from nnclr_hub.store.failpoints import reached
-from nnclr_hub.store.folder.catalog import last_seq
-from nnclr_hub.store.folder.rows import all_vectors, fetch_vectors
+from nnclr_hub.store.folder.rows import all_rids, fetch_vectors
+from nnclr_hub.store.folder.schema import last_seq
 from nnclr_hub.store.index.fold import load
-from nnclr_hub.store.index.main_index import MainIndex
-from nnclr_hub.store.index.snapshot import Saved, load_snapshot
-from nnclr_hub.store.index.state import NO_ROWS, State, States, empty_state
+from nnclr_hub.store.index.main import NO_ROWS, Main
+from nnclr_hub.store.index.snapshot import load_snapshot
+from nnclr_hub.store.index.state import State, States
 from nnclr_hub.store.index_kinds import FLAT
 from nnclr_hub.store.settings import StoreSettings
 from nnclr_hub.store.spec import CollectionSpec
@@ -30,30 +31,31 @@ MAX_FOLLOWED = 50_000  # changes; of more, not all vectors are read at once
 
 def recover(
     connection: sqlite3.Connection, spec: CollectionSpec, settings: StoreSettings, folder: Path
-) -> tuple[State, MainIndex | None]:
+) -> tuple[State, Main | None]:
     """Return the state of the catalog that a read transaction sees, and the main part that is on disk."""
     saved = load_snapshot(connection, spec, folder)
-    if saved is not None:
-        reached("recover.loaded")
-    if saved is not None and saved.main.kind is not FLAT:
+    if saved is None:
+        return rebuild(connection, spec, settings), None
+    reached("recover.loaded")
+    if saved.kind is FLAT:
+        state = rebuild(connection, spec, settings, saved)
+        saved = state.main
+    else:
         state = _with_snapshot(connection, spec, settings, saved)
-        if state is not None:
-            reached("recover.replayed")
-            return state, state.main
+    if state is None:
         log.warning("the index in %s does not agree with the catalog; building it again", folder)
-    state = rebuild(connection, spec, settings, saved)
-    if saved is not None:
-        reached("recover.replayed")
-    return state, state.main if saved is not None and saved.main.kind is FLAT else None
+        state, saved = rebuild(connection, spec, settings, saved), None
+    reached("recover.replayed")
+    return state, saved
 
 
 def rebuild(
-    connection: sqlite3.Connection, spec: CollectionSpec, settings: StoreSettings, saved: Saved | None = None
+    connection: sqlite3.Connection, spec: CollectionSpec, settings: StoreSettings, saved: Main | None = None
 ) -> State:
     """Return a state that is built from the catalog in the caller's read transaction, with a saved transform."""
-    total = connection.execute("SELECT count(*) FROM vectors").fetchone()[0]
-    known = None if saved is None else (saved.main.transform, saved.main.fitted_rows)
-    return load(spec, settings, lambda: all_vectors(connection, spec), total, last_seq(connection), known)
+    known = None if saved is None else (saved.transform, saved.fitted_rows)
+    main = load(spec, settings, all_rids(connection), partial(fetch_vectors, connection, spec), known)
+    return State.of(last_seq(connection), main)
 
 
 def follow(
@@ -64,42 +66,30 @@ def follow(
     A file that was salvaged from a damaged one may restart its numbers; then, too, everything is read again.
     """
     before, last = states.latest.seq, last_seq(connection)
-    if last - before > MAX_FOLLOWED:  # the snapshot of the process that writes is newer
-        state, _ = recover(connection, spec, settings, folder)
-        states.replace(lambda latest: state if latest.seq < state.seq else None)
-        return
-    changes = connection.execute("SELECT op, rid FROM oplog WHERE seq > ? ORDER BY seq", [before]).fetchall()
-    if last < before or len(changes) != last - before:
-        state, _ = recover(connection, spec, settings, folder)
-        states.replace(lambda _: state)
-        return
-    deleted = np.array(sorted(rid for op, rid in changes if op == "-"), np.int64)
-    added = np.array(sorted(rid for op, rid in changes if op == "+"), np.int64)
-    added = np.setdiff1d(added, deleted, assume_unique=True)  # rows that were added and deleted are in no table
-    added, vectors = _read(connection, spec, added)
-    states.advance(last, deleted, added, vectors, since=before)
+    if 0 <= last - before <= MAX_FOLLOWED:  # of more, the snapshot of the process that writes is newer
+        changes = connection.execute("SELECT op, rid FROM oplog WHERE seq > ? ORDER BY seq", [before]).fetchall()
+        if len(changes) == last - before:
+            deleted = np.unique(np.array([rid for op, rid in changes if op == "-"], np.int64))
+            added = np.unique(np.array([rid for op, rid in changes if op == "+"], np.int64))
+            added = np.setdiff1d(added, deleted, assume_unique=True)  # others are in no table
+            vectors = np.nan_to_num(fetch_vectors(connection, spec, added))
+            states.advance(last, deleted, added, vectors, since=before)
+            return
+    state, _ = recover(connection, spec, settings, folder)
+    states.replace(lambda latest: state if last < before or latest.seq < state.seq else None)
 
 
 def _with_snapshot(
-    connection: sqlite3.Connection, spec: CollectionSpec, settings: StoreSettings, saved: Saved
+    connection: sqlite3.Connection, spec: CollectionSpec, settings: StoreSettings, saved: Main
 ) -> State | None:
     """Return a state with a saved main part; None if the catalog has rows that it should have and lacks."""
-    truth = np.fromiter((row[0] for row in connection.execute("SELECT rid FROM items ORDER BY rid")), np.int64)
-    place = int(np.searchsorted(truth, saved.rids[-1], "right"))
-    flags = np.isin(saved.rids, truth[:place], assume_unique=True)
-    if np.count_nonzero(flags) != place:
+    truth = all_rids(connection)
+    later = int(np.searchsorted(truth, saved.rids[-1], "right"))
+    alive = np.isin(saved.rids, truth[:later], assume_unique=True)
+    if np.count_nonzero(alive) != later:
         return None
-    state = empty_state(spec, settings.delta_chunk)
-    live = None if flags.all() else np.packbits(flags, bitorder="little")
-    dead = len(flags) - place
-    state = State(0, spec, saved.main, saved.rids, state.recent, live, dead)
-    for start in range(place, len(truth), settings.batch):
-        state = state.after(0, NO_ROWS, *_read(connection, spec, truth[start : start + settings.batch]))
-    return State(last_seq(connection), spec, saved.main, saved.rids, state.recent, live, dead, state.count)
-
-
-def _read(connection: sqlite3.Connection, spec: CollectionSpec, rids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows (n,) whose vectors are not damaged, and these (n, D)."""
-    vectors = fetch_vectors(connection, spec, rids)
-    intact = ~np.isnan(vectors).any(axis=1)
-    return (rids, vectors) if intact.all() else (rids[intact], vectors[intact])
+    state = State.of(last_seq(connection), saved, alive)
+    for start in range(later, len(truth), settings.batch):
+        rids = truth[start : start + settings.batch]
+        state = state.after(state.seq, NO_ROWS, rids, np.nan_to_num(fetch_vectors(connection, spec, rids)))
+    return state

@@ -9,19 +9,19 @@ from pathlib import Path
 from typing import TypeVar
 
 from nnclr_hub.errors import DiskFull, OpenedForReading, StoreError
-from nnclr_hub.store.commit_record import CommitRecord
-from nnclr_hub.store.folder import recovery
-from nnclr_hub.store.folder.catalog import connect, last_seq, read_spec
+from nnclr_hub.store.disk import free_bytes, size_of_file, translated
 from nnclr_hub.store.folder.connections import Connections
 from nnclr_hub.store.folder.filters import Filters
-from nnclr_hub.store.folder.integrity import check_meta
-from nnclr_hub.store.folder.maintenance import IndexMaintenance, is_clean
+from nnclr_hub.store.folder.maintenance import Maintenance
+from nnclr_hub.store.folder.recovery import follow, recover
+from nnclr_hub.store.folder.schema import check_meta, connect, last_seq, read_spec
 from nnclr_hub.store.folder.writer import Writer
+from nnclr_hub.store.index.main import Main
 from nnclr_hub.store.index.snapshot import clear_leftovers
-from nnclr_hub.store.index.state import State, States, empty_state
+from nnclr_hub.store.index.state import State, States
 from nnclr_hub.store.reports import Statistics
 from nnclr_hub.store.settings import StoreSettings
-from nnclr_hub.store.sqlite import check_size, free_bytes, quick_check, reading, translated
+from nnclr_hub.store.sqlite import CommitRecord, check_size, quick_check, reading
 
 T = TypeVar("T")
 
@@ -53,19 +53,20 @@ class Resources:
                     check_meta(self._connection, path, recorded)
                 if not read_only:
                     self._folder.mkdir(exist_ok=True)
-                    if not is_clean(self._connection):
+                    # the last writer did not close the file
+                    if self._connection.execute("SELECT 1 FROM meta WHERE key = 'clean'").fetchone() is None:
                         quick_check(self._connection, path)
                     clear_leftovers(self._connection, self._folder, lost)
                 with reading(self._connection):
-                    state, saved = recovery.recover(self._connection, self.spec, settings, self._folder)
+                    state, saved = recover(self._connection, self.spec, settings, self._folder)
         except BaseException:
             self._connection.close()
             raise
         self.states = States(state)
         self.filters = Filters()
         self.writer: Writer | None = None
-        self.connections = Connections(path, settings.memory, self.spec.precision, self._follow)
-        self.maintenance = IndexMaintenance(self.states, settings, path, self.connections, saved)
+        self.connections = Connections(path, settings.memory, self.spec.precision)
+        self.maintenance = Maintenance(self.states, settings, path, self.connections, saved)
         if not read_only:
             self.writer = Writer(self._connection, self.states, path, self.record, self.maintenance.wake)
         self.maintenance.writer = self.writer
@@ -82,36 +83,28 @@ class Resources:
             self._connection.close()  # last, so that SQLite merges its log into the file
             self.record.close()
             # code that still holds the closed collection need not hold its vectors
-            self.states.replace(lambda _: empty_state(self.spec, 1, -1))
+            self.states.replace(lambda _: State.of(-1, Main.empty(self.spec)))
             self.filters = Filters()
-
-    @property
-    def failed(self) -> bool:
-        """Whether the disk failed during a write."""
-        return self.writer is not None and self.writer.failure is not None
 
     @property
     def state(self) -> str:
         """As `CollectionInfo.state` has it."""
-        if isinstance(self.refusal, DiskFull):
-            return f"read-only: {self.refusal}"
-        return self.maintenance.state
+        return f"read-only: {self.refusal}" if isinstance(self.refusal, DiskFull) else self.maintenance.state
 
     def statistics(self) -> Statistics:
         """See `Collection.statistics`."""
         index, writer = self.states.latest, self.writer
         with translated(self._path):
-            file_bytes = sum(map(_size, (self._path, Path(f"{self._path}-wal"))))
-            disk_free = free_bytes(self._path)
+            file_bytes = sum(map(size_of_file, (self._path, Path(f"{self._path}-wal"))))
         return Statistics(
-            items=index.live_count if writer is None else writer.last.items,
-            durable_seq=index.seq if writer is None else writer.durable_seq,
+            items=len(index.alive) if writer is None else writer.last.items,
+            durable_seq=index.seq if writer is None else writer.last.seq,
             indexed_seq=index.seq,
-            index=index.kind.name,
+            index=index.main.kind.name,
             state="closed" if self.connections.closed else self.state,
             index_bytes=index.nbytes,
             file_bytes=file_bytes,
-            disk_free=disk_free,
+            disk_free=free_bytes(self._path),
             commits=0 if writer is None else writer.commits,
             commit_seconds=0.0 if writer is None else writer.commit_seconds,
         )
@@ -120,6 +113,7 @@ class Resources:
         """Run a read in a transaction with the index state of its commit; again if that state is forgotten."""
         while True:
             with self.connections.reader() as connection:
+                self._follow(connection)
                 state = self.states.at(last_seq(connection))
                 if state is not None:
                     return work(connection, state)
@@ -135,13 +129,5 @@ class Resources:
                 connection.execute("BEGIN")
                 last = last_seq(connection)
             if last > self.states.latest.seq or (last < self.states.latest.seq and writer is None):
-                recovery.follow(connection, self.states, self.spec, self._settings, self._folder)
+                follow(connection, self.states, self.spec, self._settings, self._folder)
         self.maintenance.wake()
-
-
-def _size(file: Path) -> int:
-    """Return the bytes of a file; 0 if it does not exist, as the log of a file that another thread closes now."""
-    try:
-        return file.stat().st_size
-    except FileNotFoundError:
-        return 0

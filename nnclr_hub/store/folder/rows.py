@@ -1,11 +1,11 @@
-"""Conversion between items and the rows of a collection's tables."""
+"""Items as rows of a collection's tables."""
 
 from __future__ import annotations
 
 import json
 import sqlite3
 import zlib
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,23 +13,20 @@ import numpy as np
 
 from nnclr_hub.errors import StoreCorrupt
 from nnclr_hub.store.cancellation import check_cancelled
-from nnclr_hub.store.folder.catalog import without_indexes
-from nnclr_hub.store.folder.integrity import row_crc, sequence
+from nnclr_hub.store.folder.schema import row_crc, sequence, without_indexes
 from nnclr_hub.store.items import Item
 from nnclr_hub.store.spec import CollectionSpec
 
-# parameters per statement, below SQLite's limit
-MAX_IN = 10_000
+ONE_OF = "IN (SELECT value FROM json_each(?))"  # whose parameter is `json.dumps` of a list
 PARSED = 64  # metadata that are parsed in one call, which keeps all other threads waiting
-BATCH = 10_000
-Matched = tuple[str, dict[str, Any], bytes | None]  # id, metadata, vector
+DENSE = 2  # row ids that are so many times fewer than the range they are in are read as a range
 Row = tuple[int, str, str, bytes | None, bytes | None]  # row id, id, JSON of the metadata, vector, thumbnail
 _HINT = "remove it with `nnclr store repair COLLECTION`, then index it again"
 
 
 @dataclass
 class Changes:
-    """What a request changed: row ids deleted and added, and the vectors of the added ones."""
+    """What a transaction changes: row ids deleted and added, and the vectors of the added ones."""
 
     deleted: list[int] = field(default_factory=list)
     added: list[np.ndarray] = field(default_factory=list)
@@ -37,7 +34,7 @@ class Changes:
 
     @property
     def difference(self) -> int:
-        """By how much the number of items changed."""
+        """By how much the number of items changes."""
         return sum(map(len, self.added)) - len(self.deleted)
 
 
@@ -64,7 +61,7 @@ def write_items(
     """
     ids = [item.id for item in items]
     thumbnails = [item.thumbnail for item in items]
-    delete_items(connection, changes, ids)
+    delete_rows(connection, changes, [row[:2] for row in rows_by_id(connection, ids)])
     first = sequence(connection, "items") + 1
     rids = range(first, first + len(items))
     stored = np.ascontiguousarray(vectors, stored_type(spec))
@@ -90,8 +87,8 @@ def _insert(connection: sqlite3.Connection, table: str, together: int, *columns:
     """
     width, rows = len(columns), len(columns[0])
     values: list[Any] = [None] * (width * rows)
-    for place, column in enumerate(columns):
-        values[place::width] = column
+    for position, column in enumerate(columns):
+        values[position::width] = column
     row = f"({','.join('?' * width)})"
     statement = f"INSERT OR FAIL INTO {table} VALUES {row}"
     several = ",".join([statement, *[row] * (together - 1)])
@@ -102,91 +99,53 @@ def _insert(connection: sqlite3.Connection, table: str, together: int, *columns:
     connection.executemany(statement, zip(*[iter(values[whole:])] * width, strict=True))
 
 
-def delete_items(connection: sqlite3.Connection, changes: Changes, ids: Sequence[str]) -> int:
-    """Delete the items with these ids that exist; return how many."""
-    found: list[tuple[int, str]] = []
-    for start in range(0, len(ids), MAX_IN):
-        some = ids[start : start + MAX_IN]
-        statement = f"SELECT rid, id FROM items WHERE id IN ({_placeholders(some)})"
-        found += connection.execute(statement, some).fetchall()
-    if found:
-        connection.executemany("DELETE FROM items WHERE rid = ?", ((rid,) for rid, _ in found))
-        _log_deleted(connection, changes, found)
-    return len(found)
+def delete_rows(connection: sqlite3.Connection, changes: Changes, rows: Sequence[tuple[int, str]]) -> int:
+    """Delete rows (row id, id) that exist; return how many."""
+    if rows:  # one by one: SQLite would prepare for undoing one statement, see `_insert`
+        connection.executemany("DELETE FROM items WHERE rid = ?", ((rid,) for rid, _ in rows))
+        connection.executemany("INSERT INTO oplog (op, rid, id) VALUES ('-', ?, ?)", rows)
+        changes.deleted += [rid for rid, _ in rows]
+    return len(rows)
 
 
-def edit_items(connection: sqlite3.Connection, edits: Sequence[tuple[int, str]]) -> None:
-    """Replace the JSON of the metadata of rows (row id, text) that exist; vectors and thumbnails stay."""
-    for start in range(0, len(edits), MAX_IN):
-        texts = dict(edits[start : start + MAX_IN])
-        rows = connection.execute(
-            "SELECT rid, id, vectors.crc, jpeg FROM items JOIN vectors USING (rid) LEFT JOIN thumbnails USING (rid) "
-            f"WHERE rid IN ({_placeholders(texts)}) ORDER BY rid",
-            list(texts),
-        ).fetchall()
-        edited = [(texts[rid], row_crc(rid, id, texts[rid], vector, jpeg), rid) for rid, id, vector, jpeg in rows]
-        connection.executemany("UPDATE items SET metadata = ?, crc = ? WHERE rid = ?", edited)
-        connection.executemany("INSERT INTO oplog (op, rid, id) VALUES ('=', ?, ?)", (row[:2] for row in rows))
-
-
-def _log_deleted(connection: sqlite3.Connection, changes: Changes, rows: Sequence[tuple[int, str]]) -> None:
-    """Record the deletion of rows (row id, id)."""
-    connection.executemany("INSERT INTO oplog (op, rid, id) VALUES ('-', ?, ?)", rows)
-    changes.deleted += [rid for rid, _ in rows]
-
-
-def delete_rows(connection: sqlite3.Connection, changes: Changes, rids: Sequence[int]) -> list[int]:
-    """Delete rows by their ids, whatever they contain; return those that still existed."""
-    ids = {rid: _readable_id(connection, rid) for rid in rids}
+def delete_damaged(connection: sqlite3.Connection, changes: Changes, rids: Sequence[int]) -> set[int]:
+    """Delete rows whatever they contain; return those that still existed."""
+    statement = f"SELECT rid, CAST(id AS BLOB) FROM items NOT INDEXED WHERE rid {ONE_OF}"
+    rows = [(rid, id.decode(errors="replace")) for rid, id in connection.execute(statement, [json.dumps(rids)])]
     with without_indexes(connection):  # SQLite cannot remove metadata that are not JSON from an index on them
-        deleted = [rid for rid in rids if connection.execute("DELETE FROM items WHERE rid = ?", [rid]).rowcount]
-    _log_deleted(connection, changes, [(rid, ids[rid]) for rid in deleted])
-    return deleted
+        delete_rows(connection, changes, rows)
+    return {rid for rid, _ in rows}
 
 
-def _readable_id(connection: sqlite3.Connection, rid: int) -> str:
-    """Return the id of a row that may be damaged; "" if it is not text."""
-    row = connection.execute("SELECT CAST(id AS BLOB) FROM items WHERE rid = ?", [rid]).fetchone()
-    return row[0].decode(errors="replace") if row else ""
+def edit_items(connection: sqlite3.Connection, texts: dict[int, str]) -> None:
+    """Replace the JSON of the metadata of rows, by row id, that exist; vectors and thumbnails stay."""
+    rows = connection.execute(
+        "SELECT rid, id, vectors.crc, jpeg FROM items JOIN vectors USING (rid) LEFT JOIN thumbnails USING (rid) "
+        f"WHERE rid {ONE_OF} ORDER BY rid",
+        [json.dumps(list(texts))],
+    ).fetchall()
+    edited = [(texts[rid], row_crc(rid, id, texts[rid], vector, jpeg), rid) for rid, id, vector, jpeg in rows]
+    connection.executemany("UPDATE items SET metadata = ?, crc = ? WHERE rid = ?", edited)
+    connection.executemany("INSERT INTO oplog (op, rid, id) VALUES ('=', ?, ?)", (row[:2] for row in rows))
 
 
 # ------------------------------------------------------------------------------ reading
 
 
-def matched_rows(
-    connection: sqlite3.Connection, rids: Sequence[int], spec: CollectionSpec | None
-) -> dict[int, Matched]:
-    """Look rows up in the catalog, which decides what exists; with their vectors if `spec` says how to read them.
-
-    Raises:
-        StoreCorrupt: a row is damaged.
-    """
-    found: list[tuple[int, str, str, bytes | None]] = []
-    for start in range(0, len(rids), MAX_IN):
-        some = rids[start : start + MAX_IN]
-        rows = checked_rows(connection, f"rid IN ({_placeholders(some)})", some, vectors=spec is not None)
-        found += [row[:4] for row in rows]  # without thumbnails, which only the checksum needs
-    metadata = parse_metadata([row[1:3] for row in found])
-    return {row[0]: (row[1], about, row[3]) for row, about in zip(found, metadata, strict=True)}
-
-
-def checked_rows(
-    connection: sqlite3.Connection, chosen: str, parameters: Sequence[Any], *, vectors: bool = True
+def read_rows(
+    connection: sqlite3.Connection, condition: str, parameters: Sequence[Any], *, vectors: bool = True
 ) -> Iterator[Row]:
-    """Yield rows after their checksums were compared.
+    """Yield rows, with or without vectors, after their checksums were compared.
 
     Args:
         connection: in a read transaction.
-        chosen: SQL after WHERE.
+        condition: SQL after WHERE.
         parameters: of it.
         vectors: read the vectors, too.
-
-    Raises:
-        StoreCorrupt: a row is damaged.
     """
     statement = (
         f"SELECT rid, id, metadata, {'vector' if vectors else 'NULL'}, jpeg, items.crc, vectors.crc FROM items "
-        f"LEFT JOIN vectors USING (rid) LEFT JOIN thumbnails USING (rid) WHERE {chosen}"
+        f"LEFT JOIN vectors USING (rid) LEFT JOIN thumbnails USING (rid) WHERE {condition}"
     )
     for rid, id, metadata, vector, jpeg, crc, vector_crc in connection.execute(statement, parameters):
         if row_crc(rid, id, metadata, vector_crc, jpeg) != crc or (
@@ -196,48 +155,24 @@ def checked_rows(
         yield rid, id, metadata, vector, jpeg
 
 
-def rows_by_id(connection: sqlite3.Connection, ids: Sequence[str]) -> list[tuple[int, str, str]]:
+def rows_by_id(connection: sqlite3.Connection, ids: Iterable[str]) -> list[tuple[int, str, str]]:
     """Return row id, id and JSON of the metadata of the items with these ids that exist."""
-    found: list[tuple[int, str, str]] = []
-    for start in range(0, len(ids), MAX_IN):
-        some = ids[start : start + MAX_IN]
-        statement = f"SELECT rid, id, metadata FROM items WHERE id IN ({_placeholders(some)})"
-        found += connection.execute(statement, some).fetchall()
-    return found
+    statement = f"SELECT rid, id, metadata FROM items WHERE id {ONE_OF}"
+    return connection.execute(statement, [json.dumps(list(ids))]).fetchall()
 
 
-def items_with(connection: sqlite3.Connection, ids: Sequence[str], spec: CollectionSpec) -> dict[str, Item]:
-    """Return the items with these ids that exist, with thumbnails, by id.
-
-    Raises:
-        StoreCorrupt: the metadata or the vector of one is damaged.
-    """
-    found: dict[str, Item] = {}
-    for start in range(0, len(ids), MAX_IN):
-        some = ids[start : start + MAX_IN]
-        rows = checked_rows(connection, f"id IN ({_placeholders(some)})", some)
-        found |= {row[1]: to_item(row, spec) for row in rows}
-    return found
+def to_items(rows: Sequence[Row], spec: CollectionSpec, *, thumbnails: bool = True) -> list[Item]:
+    """Return items from rows."""
+    metadata = parse_metadata([row[1:3] for row in rows])
+    items = []
+    for (_, id, _, blob, jpeg), values in zip(rows, metadata, strict=True):
+        vector = np.zeros(0, np.float32) if blob is None else to_vector(id, blob, spec)
+        items.append(Item(id, vector, values, jpeg if thumbnails else None))
+    return items
 
 
-def to_item(row: Row, spec: CollectionSpec, *, thumbnail: bool = True) -> Item:
-    """Return an item from a row.
-
-    Raises:
-        StoreCorrupt: the metadata or the vector is damaged.
-    """
-    _, id, metadata, blob, jpeg = row
-    vector = np.zeros(0, np.float32) if blob is None else to_vector(id, blob, spec)
-    return Item(id, vector, parse_metadata([(id, metadata)])[0], jpeg if thumbnail else None)
-
-
-def to_vector(id: str, blob: bytes, spec: CollectionSpec | None) -> np.ndarray:
-    """Return a vector (D,) float32 from its bytes.
-
-    Raises:
-        StoreCorrupt: the number of bytes is wrong.
-    """
-    assert spec is not None
+def to_vector(id: str, blob: bytes, spec: CollectionSpec) -> np.ndarray:
+    """Return a vector (D,) float32 from its bytes."""
     if len(blob) != size_of(spec):
         raise StoreCorrupt(f"The vector of item {id!r} is damaged ({len(blob)} bytes, not {size_of(spec)}); {_HINT}.")
     return np.frombuffer(blob, stored_type(spec)).astype(np.float32)
@@ -251,63 +186,49 @@ def is_metadata(text: object) -> bool:
         return False
 
 
-def parse_metadata(found: list[tuple[str, str]]) -> list[dict[str, Any]]:
-    """Parse the metadata of pairs (id, JSON).
-
-    Raises:
-        StoreCorrupt: an item's metadata is not JSON; the message names it.
-    """
+def parse_metadata(rows: list[tuple[str, str]]) -> list[dict[str, Any]]:
+    """Parse the metadata of pairs (id, JSON); StoreCorrupt names an item whose metadata is not an object."""
     metadata: list[dict[str, Any]] = []
-    for start in range(0, len(found), PARSED):
+    for start in range(0, len(rows), PARSED):
         check_cancelled()
-        metadata += _parsed_together(found[start : start + PARSED])
+        part = rows[start : start + PARSED]
+        try:
+            parsed = json.loads(f"[{','.join([text for _, text in part])}]")  # much faster than one by one
+        except (TypeError, ValueError):
+            parsed = []
+        if len(parsed) != len(part) or any(type(values) is not dict for values in parsed):
+            for id, text in part:
+                if not is_metadata(text):
+                    raise StoreCorrupt(f"The metadata of item {id!r} is damaged; {_HINT}.")
+            parsed = [json.loads(text) for _, text in part]
+        metadata += parsed
     return metadata
-
-
-def _parsed_together(found: list[tuple[str, str]]) -> list[dict[str, Any]]:
-    try:
-        metadata = json.loads(f"[{','.join([text for _, text in found])}]")  # much faster than one by one
-        if len(metadata) == len(found) and all(type(one) is dict for one in metadata):
-            return metadata
-    except (TypeError, ValueError):
-        pass  # the loop below finds which one is not JSON
-    for id, text in found:
-        if not is_metadata(text):
-            raise StoreCorrupt(f"The metadata of item {id!r} is damaged; {_HINT}.")
-    return [json.loads(text) for _, text in found]
 
 
 def fetch_vectors(connection: sqlite3.Connection, spec: CollectionSpec, rids: np.ndarray) -> np.ndarray:
     """Return vectors (n, D) float32 of rows (n,) int64; NaN for rows that do not exist or have the wrong size."""
-    found = np.full((len(rids), spec.dim), np.nan, np.float32)
-    size = size_of(spec)
+    vectors = np.full((len(rids), spec.dim), np.nan, np.float32)
+    if not len(rids):
+        return vectors
     order = np.argsort(rids, kind="stable")
-    ascending = rids[order]
-    for start in range(0, len(rids), MAX_IN):
-        some = ascending[start : start + MAX_IN].tolist()
-        rows = connection.execute(
-            f"SELECT rid, vector FROM vectors WHERE rid IN ({_placeholders(some)}) ORDER BY rid", some
-        )
-        for rid, blob in rows:
-            if len(blob) == size:
-                found[order[np.searchsorted(ascending, rid)]] = np.frombuffer(blob, stored_type(spec))
-    return found
+    ascending, low, high = rids[order], int(rids.min()), int(rids.max())
+    where, parameters = f"rid {ONE_OF}", [json.dumps(rids.tolist())]
+    if high - low < DENSE * len(rids):
+        where, parameters = "rid BETWEEN ? AND ?", [low, high]
+    rows = connection.execute(
+        f"SELECT rid, vector FROM vectors WHERE {where} AND length(vector) = ?", [*parameters, size_of(spec)]
+    ).fetchall()
+    read = np.fromiter((row[0] for row in rows), np.int64, len(rows))
+    stored = np.frombuffer(b"".join([row[1] for row in rows]), stored_type(spec)).reshape(-1, spec.dim)
+    position = np.minimum(np.searchsorted(ascending, read), len(ascending) - 1)
+    wanted = ascending[position] == read
+    vectors[order[position[wanted]]] = stored[wanted]
+    return vectors
 
 
-def all_vectors(connection: sqlite3.Connection, spec: CollectionSpec) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield all vectors of the right size in batches, ascending: row ids (n,) int64 and vectors (n, D) float32."""
-    size = size_of(spec)
-    cursor = connection.execute("SELECT rid, vector FROM vectors WHERE length(vector) = ? ORDER BY rid", [size])
-    while rows := cursor.fetchmany(BATCH):
-        data = b"".join(blob for _, blob in rows)
-        vectors = np.frombuffer(data, stored_type(spec)).reshape(len(rows), spec.dim).astype(np.float32)
-        yield np.fromiter((rid for rid, _ in rows), np.int64, len(rows)), vectors
-
-
-def id_of(connection: sqlite3.Connection, rid: int) -> str:
-    """Return the id of a row, or its number if it does not exist."""
-    row = connection.execute("SELECT id FROM items WHERE rid = ?", [rid]).fetchone()
-    return row[0] if row else f"row {rid}"
+def all_rids(connection: sqlite3.Connection) -> np.ndarray:
+    """Return the ids of all rows, (n,) int64 ascending."""
+    return np.fromiter((row[0] for row in connection.execute("SELECT rid FROM items ORDER BY rid")), np.int64)
 
 
 def stored_type(spec: CollectionSpec) -> str:
@@ -318,7 +239,3 @@ def stored_type(spec: CollectionSpec) -> str:
 def size_of(spec: CollectionSpec) -> int:
     """Return the size of a stored vector in bytes."""
     return spec.dim * np.dtype(stored_type(spec)).itemsize
-
-
-def _placeholders(values: Sized) -> str:
-    return ",".join("?" * len(values))

@@ -1,7 +1,7 @@
 """Recovery of items from a damaged SQLite file into a new one.
 
-Each table is read separately and in ranges. A range that fails is halved, so a damaged page costs only the rows on it.
-A row is kept if its checksum is right.
+Rows are read in ranges. A range that fails is halved, so a damaged page costs only the rows on it. A row is kept if its
+checksum is right.
 """
 
 from __future__ import annotations
@@ -10,35 +10,26 @@ import logging
 import sqlite3
 import time
 import zlib
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from nnclr_hub.errors import StoreCorrupt
-from nnclr_hub.store.commit_record import CommitRecord
-from nnclr_hub.store.folder.catalog import connect, create_collection, last_seq, read_spec
-from nnclr_hub.store.folder.integrity import Commit, insert_commit, row_crc, sequence
 from nnclr_hub.store.folder.rows import is_metadata, size_of
+from nnclr_hub.store.folder.schema import Commit, connect, create_collection, insert_commit, read_spec, row_crc
 from nnclr_hub.store.items import Progress
 from nnclr_hub.store.reports import SalvageReport
-from nnclr_hub.store.sqlite import remove_files, replace_damaged
+from nnclr_hub.store.sqlite import CommitRecord, remove_files, replace_damaged
 
 log = logging.getLogger(__name__)
-CHUNK = 64
-# a row id this many times above those of all other tables comes from damage
-IMPLAUSIBLE = 16
-_HIGHEST = (
-    "SELECT seq FROM sqlite_sequence WHERE name = 'items'",
-    "SELECT max(rid) FROM items NOT INDEXED",
-    "SELECT max(rid) FROM vectors",
-    "SELECT max(rid) FROM thumbnails",
-    "SELECT max(rid) FROM oplog",
+CHUNK = 64  # row ids
+_ROWS = (
+    "SELECT rid, id, metadata, items.crc, vector, vectors.crc, {} FROM items NOT INDEXED LEFT JOIN vectors USING (rid) "
+    "{} WHERE rid "
 )
-_LAST_CHANGE = (
-    "SELECT seq FROM sqlite_sequence WHERE name = 'oplog'",
-    "SELECT max(seq) FROM oplog",
-    "SELECT max(seq) FROM commits",
-)
+_WITH_THUMBNAILS = _ROWS.format("jpeg", "LEFT JOIN thumbnails USING (rid)")
+_WITHOUT = _ROWS.format("NULL", "")
 
 
 def salvage(path: Path, lost: Path, progress: Progress = lambda done, total: None) -> SalvageReport:
@@ -49,9 +40,9 @@ def salvage(path: Path, lost: Path, progress: Progress = lambda done, total: Non
         with closing(connect(path, read_only=True)) as old:
             spec = read_spec(old)
             with closing(connect(new, create=True)) as target:  # closing merges its log into the file
-                create_collection(target, spec, _name(old))
+                name = _first(old, "SELECT value FROM meta WHERE key = 'name'")  # the root catalog has it as well
+                create_collection(target, spec, name)
                 saved, ids, suspected, thumbnails = _copy(old, target, size_of(spec), progress)
-                insert_commit(target, Commit(last_seq(target), time.time(), saved, sequence(target, "items")))
     except (sqlite3.DatabaseError, StoreCorrupt) as error:
         reason = error.__cause__ if isinstance(error.__cause__, sqlite3.Error) else error
         if reason is error and isinstance(error, StoreCorrupt):
@@ -68,64 +59,56 @@ def salvage(path: Path, lost: Path, progress: Progress = lambda done, total: Non
 def _copy(
     old: sqlite3.Connection, target: sqlite3.Connection, size: int, progress: Progress
 ) -> tuple[int, list[str], int, int]:
-    """Fill the new file; return the number of items saved, ids lost, rows suspected, and thumbnails lost.
-
-    Args:
-        size: bytes of a vector.
-    """
-    ids = _known_ids(old)
-    total = _highest([*_numbers(old, _HIGHEST), *([max(ids)] if ids else [])])
-    # row ids and changes are never reused. Other processes reload everything, because the new file has no log. If no
-    # table shows the last change, each row may have been added and deleted
-    last_change = max(_numbers(old, _LAST_CHANGE), default=2 * total)
-    target.executemany(
-        "UPDATE sqlite_sequence SET seq = ? WHERE name = ?", [(total, "items"), (last_change + 1, "oplog")]
-    )
+    """Fill the new file; return the number of items saved, ids lost, rows suspected, and thumbnails lost."""
+    ids, complete = _known_ids(old)
+    last_change, total = _last_numbers(old, ids)
     saved, lost, suspected, thumbnails = 0, [], 0, 0
     for first in range(1, total + 1, CHUNK):
         last = min(first + CHUNK - 1, total)
-        items, no_items = _read(old, "items", "id, metadata, crc", first, last)
-        vectors, no_vectors = _read(old, "vectors", "vector, crc", first, last)
-        jpegs, no_jpegs = _read(old, "thumbnails", "jpeg", first, last)
         target.execute("BEGIN IMMEDIATE")
-        for rid in range(first, last + 1):
-            whole = (*items.get(rid, ()), *vectors.get(rid, ()), *jpegs.get(rid, (None,)))
-            if _is_intact(rid, whole, size, rid in no_jpegs, ids.get(rid)) and _keep(target, rid, whole):
+        for rid, row, whole in _read(old, first, last):
+            if row is not None and _is_intact(rid, row, size, ids.get(rid), whole) and _keep(target, rid, row):
                 saved += 1
-                thumbnails += rid in no_jpegs
-            elif rid in items or rid in vectors or rid in jpegs or rid in ids:
+                thumbnails += not whole
+            elif row is not None or rid in ids:
                 lost.append(ids.get(rid, f"row {rid}"))
-            else:  # if one table is readable and does not have the row, it never existed
-                suspected += rid in no_items and rid in no_vectors
+            else:
+                suspected += not complete
+            ids.pop(rid, None)
         target.execute("COMMIT")
         progress(last, total)
+    lost += ids.values()  # the index has them, and the table does not
+    # Row ids and changes are never used again. Other processes reload everything, because the new file has no log.
+    numbers = [(total, "items"), (last_change + 1, "oplog")]
+    target.executemany("UPDATE sqlite_sequence SET seq = ? WHERE name = ?", numbers)
+    insert_commit(target, Commit(last_change + 1, time.time(), saved, total))
     return saved, lost, suspected, thumbnails
 
 
-def _read(
-    old: sqlite3.Connection, table: str, columns: str, first: int, last: int
-) -> tuple[dict[int, tuple[Any, ...]], set[int]]:
-    """Return the rows first ... last by row id, and the row ids that cannot be read."""
+def _read(old: sqlite3.Connection, first: int, last: int) -> Iterator[tuple[int, tuple[Any, ...] | None, bool]]:
+    """Yield row id and columns of the rows first ... last, None if it is unreadable; and whether it is complete."""
     # a range scan also reads the row after the last one, which may be on a damaged page
-    wanted, numbers = ("rid = ?", [first]) if first == last else ("rid BETWEEN ? AND ?", [first, last])
-    try:
-        rows = old.execute(f"SELECT rid, {columns} FROM {table} NOT INDEXED WHERE {wanted}", numbers).fetchall()
-        return {row[0]: row[1:] for row in rows if first <= row[0] <= last}, set()
-    except sqlite3.DatabaseError:
-        if first == last:
-            return {}, {first}
-    middle = (first + last) // 2
-    below, above = _read(old, table, columns, first, middle), _read(old, table, columns, middle + 1, last)
-    return below[0] | above[0], below[1] | above[1]
+    where, numbers = ("= ?", [first]) if first == last else ("BETWEEN ? AND ?", [first, last])
+    for statement in (_WITH_THUMBNAILS, _WITHOUT) if first == last else (_WITH_THUMBNAILS,):
+        try:
+            rows = old.execute(statement + where, numbers).fetchall()
+        except sqlite3.DatabaseError:
+            continue
+        yield from ((row[0], row[1:], statement is _WITH_THUMBNAILS) for row in rows)
+        return
+    if first == last:
+        yield first, None, False
+    else:
+        middle = (first + last) // 2
+        yield from _read(old, first, middle)
+        yield from _read(old, middle + 1, last)
 
 
-def _is_intact(rid: int, row: tuple[Any, ...], size: int, no_jpeg: bool, known_id: str | None) -> bool:
-    if len(row) < 6:  # the item or the vector is missing
-        return False
+def _is_intact(rid: int, row: tuple[Any, ...], size: int, known_id: str | None, whole: bool) -> bool:
     id, metadata, crc, vector, vector_crc, jpeg = row
     if not isinstance(vector, bytes) or len(vector) != size or zlib.crc32(vector) != vector_crc:
         return False
-    if no_jpeg:  # which the checksum covers
+    if not whole:  # the checksum covers the thumbnail
         return isinstance(id, str) and known_id in (None, id) and is_metadata(metadata)
     return isinstance(jpeg, bytes | None) and row_crc(rid, id, metadata, vector_crc, jpeg) == crc
 
@@ -143,40 +126,38 @@ def _keep(target: sqlite3.Connection, rid: int, row: tuple[Any, ...]) -> bool:
     return True
 
 
-def _known_ids(old: sqlite3.Connection) -> dict[int, str]:
-    """Return ids by row id from the index on ids, read from both ends as far as possible."""
-    found: dict[int, str] = {}
+def _known_ids(old: sqlite3.Connection) -> tuple[dict[int, str], bool]:
+    """Return ids by row id from the index on ids, read from both ends as far as possible; and whether it is whole."""
+    known: dict[int, str] = {}
     for order in ("ASC", "DESC"):
         try:
             for rid, id in old.execute(f"SELECT rid, CAST(id AS BLOB) FROM items ORDER BY id {order}"):
                 if isinstance(id, bytes) and id.isascii():
-                    found[rid] = id.decode()
-            return found
+                    known[rid] = id.decode()
+            return known, order == "ASC"
         except sqlite3.DatabaseError as error:
             log.warning("the index on ids is only partly readable (%s)", error)
-    return found
+    return known, False
 
 
-def _numbers(old: sqlite3.Connection, statements: tuple[str, ...]) -> list[int]:
-    found = []
-    for statement in statements:
-        try:
-            found += [number for (number,) in old.execute(statement) if isinstance(number, int)]
-        except sqlite3.DatabaseError as error:
-            log.warning("%s: %s", statement, error)
-    return found
-
-
-def _highest(numbers: list[int]) -> int:
-    ascending = sorted(numbers)
-    while len(ascending) > 1 and ascending[-1] > IMPLAUSIBLE * max(ascending[-2], CHUNK):
-        ascending.pop()
-    return ascending[-1] if ascending else 0
-
-
-def _name(old: sqlite3.Connection) -> str | None:
+def _last_numbers(old: sqlite3.Connection, ids: dict[int, str]) -> tuple[int, int]:
+    """Return the last change, and the highest row id: of the newest commit whose checksum is right, or estimates."""
     try:
-        row = old.execute("SELECT value FROM meta WHERE key = 'name'").fetchone()
+        for row in old.execute("SELECT * FROM commits ORDER BY seq DESC"):
+            if row == (commit := Commit(*row[:-1])).row:
+                return commit.seq, commit.rid
+    except sqlite3.DatabaseError as error:
+        log.warning("the commits are unreadable (%s)", error)
+    tables = ("vectors", "items NOT INDEXED", "thumbnails")
+    highest = (_first(old, f"SELECT max(rid) FROM {table}") for table in tables)
+    total = max([rid for rid in highest if isinstance(rid, int)] + list(ids), default=0)
+    # each row may have been added and deleted
+    return _first(old, "SELECT max(seq) FROM oplog") or 2 * total, total
+
+
+def _first(old: sqlite3.Connection, statement: str) -> Any:
+    try:
+        row = old.execute(statement).fetchone()
     except sqlite3.DatabaseError:
-        return None  # the root catalog has it as well
+        return None
     return row[0] if row else None

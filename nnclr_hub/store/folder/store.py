@@ -1,6 +1,6 @@
 """EmbeddedStore: a folder of collections, written by one process at a time.
 
-STORE/LOCK, STORE/ID, STORE/catalog.sqlite, STORE/records.sqlite, STORE/collections/UUID.sqlite and UUID/index-N.faiss
+STORE/ID, STORE/catalog.sqlite, STORE/records.sqlite, STORE/collections/UUID.sqlite and UUID/index-N.faiss
 """
 
 from __future__ import annotations
@@ -8,31 +8,39 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import sys
 import threading
 import uuid
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import TypeVar
 
-from nnclr_hub.errors import CollectionNotFound, DiskFull, InvalidRequest, StoreClosed, StoreError
+from nnclr_hub.errors import CollectionNotFound, DiskFull, InvalidRequest, NNCLRHubError, StoreClosed, StoreError
 from nnclr_hub.store.base import Collection, VectorStore
 from nnclr_hub.store.checks import check_collection_name
-from nnclr_hub.store.disk import fsync_folder, give_back, take_lock, write_id
+from nnclr_hub.store.disk import fsync_folder, give_back, spare_files, take_lock, translated, write_id
 from nnclr_hub.store.failpoints import reached
-from nnclr_hub.store.folder.catalog import connect, create_collection, last_seq, read_spec
+from nnclr_hub.store.folder.catalog import CATALOG, LOST, has_collections, open_catalog
 from nnclr_hub.store.folder.collection import IS_MEANT, EmbeddedCollection
-from nnclr_hub.store.folder.integrity import last_commit
-from nnclr_hub.store.folder.names import CATALOG, LOST, Names, has_collections, write_name
 from nnclr_hub.store.folder.salvage import salvage
+from nnclr_hub.store.folder.schema import connect, create_collection, last_commit, read_spec, write_meta
 from nnclr_hub.store.items import Progress
+from nnclr_hub.store.name_errors import (
+    alias_exists,
+    alias_not_found,
+    collection_exists,
+    collection_not_found,
+    is_alias,
+    is_collection,
+    is_own_name,
+    replaced_name,
+)
 from nnclr_hub.store.records import RECORDS, Records
 from nnclr_hub.store.reports import CollectionInfo, SalvageReport, Statistics
 from nnclr_hub.store.settings import StoreSettings
 from nnclr_hub.store.spec import CollectionSpec
-from nnclr_hub.store.sqlite import open_files_limit, remove_files, translated
+from nnclr_hub.store.sqlite import remove_files
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -74,9 +82,8 @@ class EmbeddedStore(VectorStore):
         self._open: dict[str, EmbeddedCollection] = {}
         self._locks: dict[str, threading.Lock] = {}
         self._changing = threading.RLock()
-        self._promotions = 0  # for `write`
         self._pid = os.getpid()
-        self._lock: BinaryIO | None = None
+        self._lock: int | None = None
         if read_only:
             with translated(self.folder):
                 exists = (self.folder / CATALOG).is_file() or has_collections(self.folder)
@@ -85,7 +92,7 @@ class EmbeddedStore(VectorStore):
         else:
             self._lock = take_lock(self.folder)
         try:
-            self._names = Names(self.folder / CATALOG, read_only=read_only)
+            self._catalog = open_catalog(self.folder, read_only=read_only)
             if not read_only:
                 with translated(self.folder):
                     self._clear_leftovers()
@@ -96,7 +103,7 @@ class EmbeddedStore(VectorStore):
 
     def __repr__(self) -> str:
         try:
-            names = f"collections {', '.join(self._names.collections()) or 'none'}"
+            names = f"collections {', '.join(self._stems()) or 'none'}"
         except StoreError as error:
             names = "closed" if isinstance(error, StoreClosed) else "unreadable"
         return f"<EmbeddedStore {str(self.folder)!r}{', read-only' * self.read_only}: {names}>"
@@ -108,45 +115,47 @@ class EmbeddedStore(VectorStore):
         self.refuse_if_read_only()
         spec = spec.decided(transforms=True)
         with self._changing:
-            self._names.refuse_taken(name)
+            self._refuse_taken(name)
             key = uuid.uuid4().hex
             path = self._path(key)
             with translated(path):
                 path.parent.mkdir(exist_ok=True)
                 fsync_folder(self.folder)
-                connection = connect(path, create=True)
-                try:
+                with closing(connect(path, create=True)) as connection:
                     create_collection(connection, spec, name)
-                finally:
-                    connection.close()
                 fsync_folder(path.parent)
             reached("create.made")
             # a crash before this row exists leaves a file without a name, which the next start moves away
-            self._names.add(name, key)
+            self._change("INSERT INTO collections VALUES (?, ?)", name, key)
             reached("create.recorded")
             return self.get(name)
 
     def get(self, name: str) -> EmbeddedCollection:
         while True:
-            own, key = self._names.resolve(name)
+            own, key = self._resolve(name)
             collection = self._open.get(key)
             if collection is None:
                 with self._opening(key):
-                    if self._names.resolve(name) != (own, key):  # dropped or renamed while this thread waited
+                    if self._resolve(name) != (own, key):  # dropped or renamed while this thread waited
                         continue
-                    collection = self._open.get(key) or self._opened(own, key)
+                    if (collection := self._open.get(key)) is None:
+                        files = self._path(key), self.folder / LOST, self._settings
+                        collection = EmbeddedCollection(
+                            own, *files, read_only=self.read_only, make_room=self._make_room
+                        )
+                        self._open[key] = collection
             if self.read_only:
                 collection.name = own  # another process may have renamed it
             return collection
 
     def write(self, name: str, work: Callable[[Collection], T]) -> T:
         while True:
-            promotions = self._promotions
-            token = IS_MEANT.set(lambda promotions=promotions: self._promotions == promotions)
+            key = self._resolve(name)[1]
+            token = IS_MEANT.set(lambda key=key: self._resolve(name)[1] == key)
             try:
                 return work(self.get(name))
             except CollectionNotFound:
-                if self._promotions == promotions:
+                if self._resolve(name)[1] == key:
                     raise
             finally:
                 IS_MEANT.reset(token)
@@ -154,60 +163,60 @@ class EmbeddedStore(VectorStore):
     def drop(self, name: str) -> None:
         self.refuse_if_read_only()
         with self._changing:
-            name, key = self._names.resolve(name, aliases=False)
-            self._names.remove(name)
+            name, key = self._resolve(name, aliases=False)
+            self._change("DELETE FROM collections WHERE name = ?", name)  # and its aliases
             reached("drop.recorded")
             with self._opening(key):
                 opened = self._open.pop(key, None)
                 if opened is not None:
                     opened.close(keep=False, dropped=True)
-                self._remove_files(key)
+                try:
+                    shutil.rmtree(self._path(key).with_suffix(""), ignore_errors=True)
+                    remove_files(self._path(key))
+                except OSError as error:  # dropped nevertheless; the next start moves away what is left
+                    log.warning("files of a dropped collection could not be deleted (%s)", error)
             self._locks.pop(key, None)  # a thread that waits for it resolves the name again
             reached("drop.removed")
 
     def rename(self, name: str, to: str) -> None:
         self.refuse_if_read_only()
         with self._changing:
-            name, key = self._names.resolve(name, aliases=False)
-            self._names.refuse_taken(check_collection_name(to))
-            self._names.rename(name, to)
+            name, key = self._resolve(name, aliases=False)
+            self._refuse_taken(check_collection_name(to))
+            self._change("UPDATE collections SET name = ? WHERE name = ?", to, name)  # its aliases follow
             self._renamed(key, to)
 
     def list(self) -> list[CollectionInfo]:
         """Return the state of each collection, by name.
 
         A collection that is not open stays closed; its index is "closed". One that cannot be read does not hide the
-        others: its state is "damaged: ...", and if its specification is unreadable, that is of dimension 1.
+        others: its state is "damaged: ...", and its spec is None if that is unreadable.
         """
-        found = [self._info(name) for name in self._names.collections()]
-        return [info for info in found if info is not None]
+        infos = [self._info(name, key) for name, key in self._stems().items()]
+        return [info for info in infos if info is not None]
 
-    def _info(self, name: str) -> CollectionInfo | None:
+    def _info(self, name: str, key: str) -> CollectionInfo | None:
         """Return the state of a collection; None if it was dropped or renamed concurrently."""
         spec = CollectionSpec(1, model="")
         try:
-            key = self._names.resolve(name, aliases=False)[1]
             opened = self._open.get(key)
             if opened is not None and (info := opened.info_if_open()) is not None:
                 return replace(info, name=name)  # another process may have renamed it
             path = self._path(key)
             with closing(connect(path, read_only=True)) as connection, translated(path):
                 spec = read_spec(connection)
-                count = last_commit(connection).items  # counting the rows takes time for each of them
-                last = last_seq(connection)
-            return CollectionInfo(name, spec, count, last, last, "ready", "closed")
-        except (CollectionNotFound, InvalidRequest):
-            return None
+                last = last_commit(connection)  # counting the rows takes time for each of them
+            return CollectionInfo(name, spec, last.items, last.seq, last.seq, "ready", "closed")
         except DiskFull:
             raise
         except StoreError as error:
-            if name not in self._names.collections():
+            if name not in self._stems():
                 return None
             return CollectionInfo(name, spec, 0, 0, 0, f"damaged: {error}", "none")
 
     def files(self) -> dict[str, Path]:
         """Return the SQLite file of each collection, by name."""
-        return {name: self._path(key) for name, key in self._names.files().items()}
+        return {name: self._path(key) for name, key in self._stems().items()}
 
     def statistics(self) -> dict[str, Statistics]:
         found = {}
@@ -222,14 +231,11 @@ class EmbeddedStore(VectorStore):
     def salvage(self, name: str, progress: Progress = lambda done, total: None) -> SalvageReport:
         """Move what is readable of a collection whose file is damaged into a new file.
 
-        The damaged file is kept in lost+found.
-
-        Raises:
-            StoreCorrupt: nothing is readable.
+        The damaged file is kept in lost+found. StoreCorrupt is raised if nothing is readable.
         """
         self.refuse_if_read_only()
         with self._changing:
-            _, key = self._names.resolve(name)
+            _, key = self._resolve(name)
             with self._opening(key):
                 opened = self._open.pop(key, None)
                 if opened is not None:
@@ -241,36 +247,55 @@ class EmbeddedStore(VectorStore):
     def alias(self, alias: str, name: str) -> None:
         self.refuse_if_read_only()
         with self._changing:
-            self._names.alias(check_collection_name(alias, "Alias"), self._names.resolve(name)[0])
+            name = self._resolve(name)[0]
+            if check_collection_name(alias, "Alias") in self._stems():
+                raise is_collection(alias)
+            self._change("INSERT OR REPLACE INTO aliases VALUES (?, ?)", alias, name)
 
     def unalias(self, alias: str) -> None:
         self.refuse_if_read_only()
         with self._changing:
-            self._names.unalias(alias)
+            if alias not in self.aliases():
+                raise alias_not_found(alias, self.aliases())
+            self._change("DELETE FROM aliases WHERE alias = ?", alias)
 
     def aliases(self) -> dict[str, str]:
-        return self._names.aliases()
+        return self._rows("SELECT alias, name FROM aliases ORDER BY alias")
 
     def promote(self, name: str, to: str, finish: Callable[[], None] | None = None) -> str | None:
         self.refuse_if_read_only()
         with self._changing:
             reached("promote.begun")
-            name, key = self._names.resolve(name)
+            name, key = self._resolve(name)
             check_collection_name(to, "Alias")
 
             def change() -> str | None:
                 if finish is not None:
                     finish()
-                kept = self._names.promote(name, to)
-                self._promotions += 1
-                return kept
+                return self._swap(name, to)
 
-            kept = change() if finish is None else self.get(to).hold_writes(change)
+            old = change() if finish is None else self.get(to).hold_writes(change)
             reached("promote.recorded")
-            if kept is not None:
-                self._renamed(self._names.resolve(kept)[1], kept)
+            if old is not None:
+                self._renamed(self._resolve(old)[1], old)
                 self._renamed(key, to)
-            return kept
+            return old
+
+    def _swap(self, name: str, to: str) -> str | None:
+        """Give a collection another's name, in one transaction; see `promote`."""
+        if name == to:
+            raise is_own_name(name)
+        aliases, old = self.aliases(), None
+        with self._catalog.changing() as root:  # aliases follow each change of a name
+            root.execute("UPDATE aliases SET name = ? WHERE name = ?", [name, aliases.get(to, to)])
+            if to in self._stems():
+                # the promoted one gives up its name, so `c` and `c.old` can be swapped, and swapped back
+                old = replaced_name(to, {*self._stems(), *aliases} - {name})
+                for now, then in ((name, ""), (to, old), ("", to)):
+                    root.execute("UPDATE collections SET name = ? WHERE name = ?", [then, now])
+            else:
+                root.execute("INSERT OR REPLACE INTO aliases VALUES (?, ?)", [to, name])
+        return old
 
     # ---- life
 
@@ -279,7 +304,7 @@ class EmbeddedStore(VectorStore):
         if os.getpid() != self._pid:  # a forked child must not unlock the folder of its parent
             return
         with self._changing:
-            self._names.close()  # first: from here on nothing is opened
+            self._catalog.close()  # first: from here on nothing is opened
             for key in list(self._locks):
                 with self._opening(key):  # waits for a collection that another thread is opening
                     opened = self._open.pop(key, None)
@@ -293,21 +318,54 @@ class EmbeddedStore(VectorStore):
 
     # ---- inside
 
+    def _rows(self, statement: str) -> dict[str, str]:
+        with self._catalog.using() as root:
+            assert root is not None
+            return dict(root.execute(statement))
+
+    def _stems(self) -> dict[str, str]:
+        """Return the stems of the collections' files by name, sorted."""
+        return self._rows("SELECT name, uuid FROM collections ORDER BY name")
+
+    def _change(self, statement: str, *parameters: str) -> None:
+        with self._catalog.changing() as root:
+            root.execute(statement, parameters)
+
+    def _resolve(self, name: str, *, aliases: bool = True) -> tuple[str, str]:
+        """Return a collection's own name and the stem of its file; `aliases`: whether an alias is accepted."""
+        own = "coalesce((SELECT name FROM aliases WHERE alias = ?1), ?1)"
+        with self._catalog.using() as root:
+            assert root is not None
+            row = root.execute(f"SELECT name, uuid FROM collections WHERE name = {own}", [name]).fetchone()
+            if row is None:
+                raise collection_not_found(name, [*self._stems(), *self.aliases()])
+        if row[0] != name and not aliases:
+            raise is_alias(name, row[0])
+        return row
+
+    def _refuse_taken(self, name: str) -> None:
+        if name in self._stems():
+            raise collection_exists(name)
+        if name in self.aliases():
+            raise alias_exists(name)
+
     def _make_room(self) -> None:
         """Close the files of the least recently used collections if there are too many, or their indexes too large.
 
         The next call of such a collection opens them again.
         """
-        used = sorted((one for one in list(self._open.values()) if not one.suspended), key=lambda one: one.last_used)
-        sizes = {id(one): one.statistics().index_bytes for one in used}
-        most = max(MIN_OPEN, (open_files_limit() - _open_files()) // FILES_EACH + len(used) - SPARE)
-        total = sum(sizes.values())
-        for number, collection in enumerate(used):
-            if len(used) - number < most and total <= self._settings.total_memory:
+        used = [collection for collection in list(self._open.values()) if not collection.suspended]
+        used.sort(key=lambda collection: collection.last_used)
+        sizes = [collection.statistics().index_bytes for collection in used]
+        most = max(MIN_OPEN, spare_files() // FILES_EACH + len(used) - SPARE)
+        left, total = len(used), sum(sizes)
+        for collection, size in zip(used, sizes, strict=True):
+            if left < most and total <= self._settings.total_memory:
                 return
+            left -= 1
             try:
                 if collection.suspend():
-                    total -= sizes[id(collection)]
+                    total -= size
             except StoreError as error:
                 log.warning("collection %s was not closed cleanly (%s)", collection.name, error)
 
@@ -315,25 +373,18 @@ class EmbeddedStore(VectorStore):
         """Return the lock to hold while a collection is opened or removed; others can be opened at the same time."""
         return self._locks.setdefault(key, threading.Lock())
 
-    def _opened(self, name: str, key: str) -> EmbeddedCollection:
-        collection = EmbeddedCollection(
-            name,
-            self._path(key),
-            self.folder / LOST,
-            self._settings,
-            read_only=self.read_only,
-            make_room=self._make_room,
-        )
-        self._open[key] = collection
-        return collection
-
     def _renamed(self, key: str, name: str) -> None:
         """Give a collection, if it is open, and its file the new name."""
         with self._opening(key):
-            opened = self._open.get(key)
-            if opened is not None:
+            if (opened := self._open.get(key)) is not None:
                 opened.name = name
-            write_name(self._path(key), name)
+            try:
+                with closing(connect(self._path(key))) as connection, translated(self._path(key)):
+                    connection.execute("BEGIN IMMEDIATE")
+                    write_meta(connection, "name", name)
+                    connection.execute("COMMIT")
+            except NNCLRHubError as error:  # harmless: the catalog has the name as well
+                log.warning("the file of collection %s keeps its earlier name (%s)", name, error)
 
     def _path(self, key: str) -> Path:
         return self.folder / "collections" / f"{key}.sqlite"
@@ -345,24 +396,8 @@ class EmbeddedStore(VectorStore):
 
     def _clear_leftovers(self) -> None:
         """Move files that a crash during create or drop has left, and that have no name, to lost+found."""
-        known = set(self._names.files().values())
+        known = set(self._stems().values())
         for file in (self.folder / "collections").glob("*"):
             if file.name.split(".")[0] not in known:
                 (self.folder / LOST).mkdir(exist_ok=True)
                 shutil.move(file, self.folder / LOST / file.name)
-
-    def _remove_files(self, key: str) -> None:
-        path = self._path(key)
-        try:
-            shutil.rmtree(path.with_suffix(""), ignore_errors=True)
-            remove_files(path)
-        except OSError as error:  # the collection is dropped nevertheless; the next start moves away what is left
-            log.warning("files of a dropped collection could not be deleted (%s)", error)
-
-
-def _open_files() -> int:
-    """Return how many files this process has open."""
-    try:
-        return len(os.listdir("/proc/self/fd" if sys.platform == "linux" else "/dev/fd"))
-    except OSError:  # no file is left to list them with
-        return open_files_limit()

@@ -22,7 +22,6 @@ import os
 import shutil
 import sqlite3
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -30,60 +29,39 @@ import faiss
 import numpy as np
 
 from nnclr_hub.errors import DiskFull, StoreError
-from nnclr_hub.store.disk import NO_SPACE, fsync_folder
+from nnclr_hub.store.disk import NO_SPACE, check_space, fsync_folder
 from nnclr_hub.store.failpoints import reached
-from nnclr_hub.store.index.main_index import FAISS, MainIndex
+from nnclr_hub.store.index.main import FAISS, Main
 from nnclr_hub.store.index_kinds import FLAT, INDEX_KINDS
 from nnclr_hub.store.spec import CollectionSpec
-from nnclr_hub.store.sqlite import check_space
 from nnclr_hub.store.vector_transform import VectorTransform
 
 log = logging.getLogger(__name__)
-FORMAT = 4
+FORMAT = 5
 CHUNK = 1 << 20
 MAX_HEADER = 4096
 MAX_OVERHEAD = 272  # bytes of an index per vector, besides the vector
 
-Exclusively = Callable[[Callable[[sqlite3.Connection], None]], None]
+Change = Callable[[Callable[[sqlite3.Connection], object]], object]  # runs a function in a transaction of the writer
 
 
-@dataclass(frozen=True)
-class Saved:
-    """The main part of a snapshot.
-
-    rids: (N,) int64 ascending; empty for a flat index.
-    main: without an index if it is flat.
-    """
-
-    rids: np.ndarray
-    main: MainIndex
-
-
-def write_snapshot(main: MainIndex, rids: np.ndarray, folder: Path, exclusively: Exclusively) -> None:
-    """Do steps b to h.
-
-    Args:
-        main: from step a.
-        rids: (N,) int64 ascending, its rows.
-        folder: of the files.
-        exclusively: runs a function with the connection that writes, while no other write runs.
-
-    Raises:
-        DiskFull, StoreError: it could not be written; the earlier snapshot stays.
-    """
+def write_snapshot(main: Main, folder: Path, change: Change) -> None:
+    """Do steps b to h. If one fails, DiskFull or StoreError is raised, and the earlier snapshot stays."""
     reached("snapshot.taken")
-    check_space(folder, need=_bytes(main))
-    file = folder / f"index-{_number(folder) + 1}.faiss"
+    dim = main.spec.dim
+    check_space(folder, 4 * dim * (dim + 1) + (0 if main.kind is FLAT else len(main) * (4 * dim + MAX_OVERHEAD)))
+    numbers = [path.name.removeprefix("index-").split(".")[0] for path in folder.glob("index-*")]
+    file = folder / f"index-{max((int(number) for number in numbers if number.isdecimal()), default=0) + 1}.faiss"
     half = folder / f"{file.name}.part"
     try:
         with half.open("wb") as handle:  # b
             hashed = _Hashed(handle)
-            _write(main, rids, hashed)
+            _write(main, hashed)
             reached("snapshot.written")
             handle.flush()
             os.fsync(handle.fileno())  # c
         reached("snapshot.synced")
-        digest = hashed.digest
+        digest = hashed.hash.hexdigest()
         if _hash(half) != digest:  # d
             raise OSError("reading it back gave other bytes")
         reached("snapshot.checked")
@@ -96,38 +74,36 @@ def write_snapshot(main: MainIndex, rids: np.ndarray, folder: Path, exclusively:
             raise DiskFull(f"The disk is too full for the index ({file}); nothing is lost. Free some space.") from error
         raise StoreError(f"The index could not be written to {file} ({error}); the previous one stays.") from error
     reached("snapshot.folder_synced")
-
-    def commit(connection: sqlite3.Connection) -> None:  # g
-        connection.execute("BEGIN IMMEDIATE")
-        connection.execute("DELETE FROM snapshot")
-        connection.execute("INSERT INTO snapshot VALUES (?, ?)", [file.name, digest])
-        connection.execute("COMMIT")
-        reached("snapshot.recorded")
-        try:
-            for old in folder.glob("index-*.faiss"):  # h
-                if old.name != file.name:
-                    old.unlink()
-            fsync_folder(folder)
-        except OSError as error:  # the snapshot is valid nevertheless; the next start moves away what is left
-            log.warning("old index snapshots in %s could not be deleted (%s)", folder, error)
-        reached("snapshot.cleaned")
-
-    exclusively(commit)
+    change(lambda connection: _record(connection, (file.name, digest)))  # g
+    reached("snapshot.recorded")
+    _remove_others(folder, file.name)  # h
+    reached("snapshot.cleaned")
 
 
-def remove_snapshot(folder: Path, exclusively: Exclusively) -> None:
+def remove_snapshot(folder: Path, change: Change) -> None:
     """Remove the snapshot; the index is then read from the catalog."""
-
-    def commit(connection: sqlite3.Connection) -> None:
-        connection.execute("DELETE FROM snapshot")
-        for file in folder.glob("index-*.faiss"):
-            file.unlink()
-
-    exclusively(commit)
+    change(lambda connection: _record(connection, None))
+    _remove_others(folder, "")
 
 
-def load_snapshot(connection: sqlite3.Connection, spec: CollectionSpec, folder: Path) -> Saved | None:
-    """Return the snapshot; None if there is none, or it is damaged."""
+def _record(connection: sqlite3.Connection, row: tuple[str, str] | None) -> None:
+    connection.execute("DELETE FROM snapshot")
+    if row is not None:
+        connection.execute("INSERT INTO snapshot VALUES (?, ?)", row)
+
+
+def _remove_others(folder: Path, name: str) -> None:
+    try:
+        for old in folder.glob("index-*.faiss"):
+            if old.name != name:
+                old.unlink()
+        fsync_folder(folder)
+    except OSError as error:  # the next start moves away what is left
+        log.warning("old index snapshots in %s could not be deleted (%s)", folder, error)
+
+
+def load_snapshot(connection: sqlite3.Connection, spec: CollectionSpec, folder: Path) -> Main | None:
+    """Return the main part that the catalog records, without an index if it is flat; None if it is not usable."""
     row = connection.execute("SELECT file, blake2b FROM snapshot").fetchone()
     if row is None:
         return None
@@ -151,12 +127,6 @@ def clear_leftovers(connection: sqlite3.Connection, folder: Path, lost: Path) ->
             shutil.move(file, lost / f"{folder.name}-{file.name}")
 
 
-def _number(folder: Path) -> int:
-    """Return the highest number of an index file."""
-    numbers = [file.name.removeprefix("index-").split(".")[0] for file in folder.glob("index-*")]
-    return max((int(number) for number in numbers if number.isdecimal()), default=0)
-
-
 # ------------------------------------------------------------------------------ the file
 
 
@@ -165,41 +135,29 @@ class _Hashed:
 
     def __init__(self, handle: BinaryIO) -> None:
         self._handle = handle
-        self._hash = hashlib.blake2b()
-
-    @property
-    def digest(self) -> str:
-        return self._hash.hexdigest()
+        self.hash = hashlib.blake2b()
 
     def write(self, data: Any) -> int:
-        self._hash.update(data)
+        self.hash.update(data)
         return self._handle.write(data)
 
 
-def _bytes(main: MainIndex) -> int:
-    """Return the approximate size of the file."""
-    dim = main.index.d
-    matrix = 0 if main.transform is None else 4 * dim * (dim + 1)
-    return matrix + (0 if main.kind is FLAT else len(main) * (4 * dim + MAX_OVERHEAD))
-
-
-def _write(main: MainIndex, rids: np.ndarray, handle: _Hashed) -> None:
-    flat = main.kind is FLAT
-    arrays = [] if flat else [rids]
+def _write(main: Main, handle: _Hashed) -> None:
+    flat, transform = main.kind is FLAT, main.transform
+    arrays = [] if flat else [main.rids]
+    if transform is not None:
+        arrays += [transform.mean] if transform.matrix is None else [transform.mean, transform.matrix]
     about: dict[str, Any] = {
         "format": FORMAT,
         "kind": main.kind.name,
         "effort": main.effort,
-        "judged": main.calibrated_rows,
+        "calibrated": main.calibrated_rows,
         "recall": main.recall,
-        "rows": 0 if flat else len(rids),
+        "rows": 0 if flat else len(main),
         "fitted": main.fitted_rows,
+        "arrays": len(arrays) - (not flat),  # of the transform
         "faiss": faiss.__version__,
     }
-    if main.transform is not None:
-        mean, matrix = main.transform.mean, main.transform.matrix
-        about["matrix"] = matrix is not None
-        arrays += [mean] if matrix is None else [mean, matrix]
     handle.write(json.dumps(about).encode() + b"\n")
     for array in arrays:
         handle.write(np.ascontiguousarray(array).tobytes())
@@ -207,26 +165,24 @@ def _write(main: MainIndex, rids: np.ndarray, handle: _Hashed) -> None:
         faiss.write_index(main.index, FAISS.PyCallbackIOWriter(handle.write, CHUNK))
 
 
-def _read(file: Path, spec: CollectionSpec) -> Saved:
+def _read(file: Path, spec: CollectionSpec) -> Main:
     with file.open("rb") as handle:
         about = json.loads(handle.readline(MAX_HEADER))
         if about["format"] != FORMAT:
             raise ValueError(f"its format is {about['format']}")
         rids = np.fromfile(handle, "<i8", about["rows"])
-        transform = _read_transform(handle, about["matrix"], spec.dim) if "matrix" in about else None
-        kind = INDEX_KINDS[about["kind"]]
-        index: Any = None
+        transform = None
+        if about["arrays"]:
+            mean = np.fromfile(handle, "<f4", spec.dim)
+            matrix = np.fromfile(handle, "<f4", spec.dim**2).reshape(spec.dim, -1) if about["arrays"] > 1 else None
+            transform = VectorTransform(mean, matrix)
+        kind, index = INDEX_KINDS[about["kind"]], None
         if kind is not FLAT:
             index = faiss.read_index(FAISS.PyCallbackIOReader(handle.read, CHUNK))
             if index.d != spec.dim or index.ntotal != len(rids):
                 raise ValueError("it does not fit the collection")
-        main = MainIndex(kind, index, spec.metric, about["effort"], about["judged"], about["recall"])
-        return Saved(rids, replace(main, transform=transform, fitted_rows=about["fitted"]))
-
-
-def _read_transform(handle: BinaryIO, has_matrix: bool, dim: int) -> VectorTransform:
-    mean = np.fromfile(handle, "<f4", dim)
-    return VectorTransform(mean, np.fromfile(handle, "<f4", dim * dim).reshape(dim, dim) if has_matrix else None)
+        numbers = about["effort"], about["calibrated"], about["recall"]
+        return Main(spec, kind, index, rids, *numbers, transform, about["fitted"])
 
 
 def _hash(path: Path) -> str:

@@ -6,27 +6,19 @@ import sqlite3
 
 from nnclr_hub.errors import ChangesUnavailable, InvalidRequest
 from nnclr_hub.store.checks import check_limit
-from nnclr_hub.store.folder.integrity import last_commit
+from nnclr_hub.store.folder.schema import last_commit, last_seq
 from nnclr_hub.store.reports import Change, ChangePage
 
 
-def log_start(connection: sqlite3.Connection) -> int:
-    """Return the number after which all changes are listed."""
-    first = connection.execute("SELECT min(seq) FROM oplog").fetchone()[0]
-    oldest = connection.execute("SELECT min(seq) FROM commits").fetchone()[0]
-    # the first commit's own changes are listed only if nothing before it was trimmed
-    return 0 if first == 1 or oldest is None else oldest
-
-
-def read_changes(
-    connection: sqlite3.Connection, since: int, limit: int, own: str, log: str | None = None
-) -> ChangePage:
+def read_changes(connection: sqlite3.Connection, since: int, limit: int, own: str, log: str | None) -> ChangePage:
     """See `Collection.changes`; in the caller's read transaction. `own` is what `log` must be."""
     check_limit(limit)
     if isinstance(since, bool) or not isinstance(since, int) or since < 0:
         raise InvalidRequest(f"since must be a whole number from 0, got {since!r}.")
     last = last_commit(connection).seq
-    start = log_start(connection)
+    first, oldest = connection.execute("SELECT (SELECT min(seq) FROM oplog), (SELECT min(seq) FROM commits)").fetchone()
+    # the first commit's own changes are listed only if nothing before it was trimmed
+    start = 0 if first == 1 or oldest is None else oldest
     if log not in (None, own):
         raise ChangesUnavailable(
             f"This is not the collection that the changes up to {since} were of: it was created again or restored. "
@@ -45,8 +37,7 @@ def read_changes(
     if len(rows) > limit:
         rows.pop()
         # the last commit is incomplete, unless it is the only one; then it is cut
-        whole = [row for row in rows if row[3] <= rows[-1][0]]
-        rows = whole or rows
+        rows = [row for row in rows if row[3] <= rows[-1][0]] or rows
     times = dict(
         connection.execute(
             "SELECT seq, at FROM commits WHERE seq >= ? AND seq <= ?", [since, rows[-1][3] if rows else 0]
@@ -59,3 +50,11 @@ def read_changes(
         if final[id, commit] == seq
     ]
     return ChangePage(changes, rows[-1][0] if rows else since, last, own)
+
+
+def trim_log(connection: sqlite3.Connection, kept: int) -> None:
+    """Delete all but about the last `kept` changes, so that the log starts right after a commit; in a transaction."""
+    row = connection.execute("SELECT max(seq) FROM commits WHERE seq <= ?", [last_seq(connection) - kept]).fetchone()
+    if row[0] is not None:
+        connection.execute("DELETE FROM commits WHERE seq < ?", row)
+        connection.execute("DELETE FROM oplog WHERE seq <= ?", row)
