@@ -87,8 +87,7 @@ _load = lazy_names(
         "probe.linear_probe": ("LinearProbe",),
         "publish.convert": ("convert_checkpoint",),
         "publish.export": ("export_model",),
-        "publish.push": ("push_to_hub",),
-        "publish.upload": ("publish_model",),
+        "publish.upload": ("publish_model", "push_to_hub"),
         "store": ("open_store",),
         "store.base": ("CollectionSpec", "Item", "Match"),
         "store.folder": ("EmbeddedStore",),
@@ -121,8 +120,7 @@ if TYPE_CHECKING:
     from nnclr_hub.probe.linear_probe import LinearProbe
     from nnclr_hub.publish.convert import convert_checkpoint
     from nnclr_hub.publish.export import export_model
-    from nnclr_hub.publish.push import push_to_hub
-    from nnclr_hub.publish.upload import publish_model
+    from nnclr_hub.publish.upload import publish_model, push_to_hub
     from nnclr_hub.store import open_store
     from nnclr_hub.store.base import CollectionSpec, Item, Match
     from nnclr_hub.store.folder.store import EmbeddedStore

@@ -27,7 +27,6 @@ from typing import Any
 import numpy as np
 
 from nnclr_hub.encoder.attention import AttentionMap, AttentionSettings
-from nnclr_hub.encoder.backends.choice import MANY
 from nnclr_hub.encoder.embedder import ImageLike
 from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.encoder.loader import load_encoder
@@ -216,7 +215,7 @@ class Engines:
         self.metrics = metrics or Metrics()
         # looked up on the disk once: requests ask for the names of all models
         self._published = [name for name, model in MODELS.items() if model.available]
-        self._load = load or partial(load_encoder, backend=settings.backend, images=MANY)
+        self._load = load or partial(load_encoder, backend=settings.backend)
         self._weigh = weigh or weight_of
         self._models: dict[str, Model] = {}
         self._bytes = 0

@@ -62,10 +62,9 @@ class ShardWorker:
     @cached_property
     def encoder(self) -> Encoder:
         """The same encoder as on the driver."""
-        from nnclr_hub.encoder.backends.choice import MANY
         from nnclr_hub.encoder.loader import load_encoder
 
-        encoder = load_encoder(self.job.model, backend=self.job.backend, images=MANY)
+        encoder = load_encoder(self.job.model, backend=self.job.backend)
         if encoder.fingerprint != self.job.plan.fingerprint:
             raise InvalidRequest(
                 f"{self.job.model} is another encoder on a worker ({encoder.fingerprint[:8]}) than on the driver "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from pathlib import Path
@@ -76,7 +75,7 @@ def embed(
         else {"address": ray, "workers": workers, "backend": backend}
     )
     _check_inputs(images, to, how)
-    encoder = loaded_encoder(reading.within(model), backend, images=_count(images))
+    encoder = loaded_encoder(reading.within(model), backend)
     if to is None:
         _print_lines(images, encoder, tiling)
     elif _is_file(to):
@@ -122,12 +121,6 @@ def _check_inputs(images: list[str], to: Path | None, how: dict[str, Any]) -> No
     for place in find_places(images):
         if Path(place).is_dir() and not any(Path(place).iterdir()):
             find_images([place])  # raises; millions of files are listed only by the run itself
-
-
-def _count(images: list[str]) -> int | None:
-    """Return the number of images if it is known before anything is listed."""
-    files = all(os.path.isfile(place) and not place.lower().endswith(".tar") for place in images)
-    return len(images) if files else None
 
 
 def _print_lines(images: list[str], encoder: Encoder, tiling: Any) -> None:

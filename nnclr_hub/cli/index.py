@@ -157,7 +157,7 @@ def _index(
     # a wrong name, folder or model must not leave an empty store behind, and is reported before torch is imported
     check_collection_name(collection)
     exists = "://" in store or Path(store).exists()
-    images = check_images(photos, prune=options["prune"] and exists, labels=options["labels"])
+    check_images(photos, prune=options["prune"] and exists, labels=options["labels"])
     if reading.given and model is None and exists:
         model = _model_of(collection, store)
     model = reading.within(model)
@@ -166,7 +166,7 @@ def _index(
         chosen_model(model, backend)
     from nnclr_hub.workbench import Encoders, Workbench
 
-    encoders = Encoders(model, backend=backend, images=images)
+    encoders = Encoders(model, backend=backend)
     if by_name:
         encoders.get()
     unused = False

@@ -304,7 +304,7 @@ def _source(model: str | None, reading: ReadingOptions, backend: str | None = No
     source = chosen_model(reading.within(model))
     from nnclr_hub.workbench import Encoders
 
-    return Encoders(source, backend=backend, images=images).get()
+    return Encoders(source, backend=backend).get()
 
 
 def _counts(found: Mapping[str, Any]) -> dict[str, Any]:

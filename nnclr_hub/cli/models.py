@@ -69,7 +69,7 @@ def info(source: Source, backend: Backend = "auto", as_json: Json = False) -> No
     found = resolve(split_appended(chosen_model(source, backend))[0])
     from nnclr_hub.encoder.loader import load_encoder  # imports torch, so a wrong source is reported first
 
-    encoder = load_encoder(source, device="cpu", backend=backend, images=1)
+    encoder = load_encoder(source, device="cpu", backend=backend)
     if found.folder is None:
         parameters = sum(one.numel() for one in encoder.backbone.parameters())
     else:  # random weights have as many as the trained ones

@@ -58,14 +58,6 @@ def export(
     force: Annotated[
         bool, typer.Option("--force", help="Export an encoder that is worse than the one it started from.")
     ] = False,
-    graph: Annotated[
-        bool | None,
-        typer.Option(
-            "--graph/--no-graph",
-            help="Include network.onnx, with which the encoder embeds without torch. Default: if the extra onnx is "
-            "installed.",
-        ),
-    ] = None,
     device: Device = None,
     as_json: Json = False,
 ) -> None:
@@ -85,7 +77,7 @@ def export(
         provenance=about,
         force_license=force_license,
         force=force,
-        graph=all(map(find_spec, ("onnx", "onnxscript", "onnxruntime"))) if graph is None else graph,
+        graph=all(map(find_spec, ("onnx", "onnxscript", "onnxruntime"))),  # a GPU machine may lack them
         device=device,
         console=err,
     )
@@ -169,7 +161,7 @@ def publish(
     repository: Annotated[str, typer.Argument(help="ORGANIZATION/NAME on the Hugging Face Hub.")],
     private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
     tag: Annotated[str | None, typer.Option(help="Name of the release, such as v1.0; never moved.")] = None,
-    pr: Annotated[bool, typer.Option("--pr", help="Publish as a pull request; updates your open one.")] = False,
+    pr: Annotated[bool, typer.Option("--pr", help="Publish as a pull request.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and change nothing.")] = False,
     overwrite_card: Annotated[
         bool, typer.Option("--overwrite-card", help="Replace a README on the Hub that was edited.")

@@ -181,9 +181,7 @@ def _local(
         else:
             from nnclr_hub.workbench import Encoders, Workbench
 
-            bench = Workbench(
-                Encoders(model, backend=backend, images=sum(one for one in checked if isinstance(one, int))), opened
-            )
+            bench = Workbench(Encoders(model, backend=backend), opened)
             bench.embedder_of(there, model)
             yield partial(bench.search_each, collection), there.thumbnail, reading
 

@@ -142,7 +142,7 @@ def _import_locally(file: Path, name: str, store: str, format: ImportFormat) -> 
         from nnclr_hub.workbench.file_import import import_file
 
         # about the number of images, which decides whether an export of the network is worth its time
-        bench = Workbench(Encoders(backend="auto", images=file.stat().st_size // 100_000 + 1), there)
+        bench = Workbench(Encoders(backend="auto"), there)
         with bar(err, "importing", unit="images" if format.images else "MB") as advance:
             progress = advance if format.images else in_megabytes(advance)
             return import_file(bench, name, file, format, progress=progress).result(name)

@@ -223,12 +223,12 @@ def chosen_model(model: str | None, backend: str | None = None) -> str:
     return source
 
 
-def loaded_encoder(model: str | None, backend: str | None = None, images: int | None = None) -> Encoder:
-    """Return the encoder of `chosen_model` for a number of images; see `load_encoder`."""
+def loaded_encoder(model: str | None, backend: str | None = None) -> Encoder:
+    """Return the encoder of `chosen_model`; see `load_encoder`."""
     source = chosen_model(model, backend)
     from nnclr_hub.encoder.loader import load_encoder
 
-    return load_encoder(source, backend=backend, images=images)
+    return load_encoder(source, backend=backend)
 
 
 def refuse_server_with_local(server: str | None, *, store: str, model: str | None = None) -> None:

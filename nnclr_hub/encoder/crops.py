@@ -8,23 +8,19 @@ An average over parts of the image is often a better vector than one of its cent
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from nnclr_hub.cores import usable_cores
-from nnclr_hub.encoder.inputs import ImageLike, as_source, as_tensor
+from nnclr_hub.encoder.inputs import ImageLike, as_source
+from nnclr_hub.encoder.preprocessing import Transform
 from nnclr_hub.errors import ImageError, InvalidRequest
 from nnclr_hub.images.channels import AnyImage
 from nnclr_hub.read_ahead import batches, read_ahead
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from nnclr_hub.encoder.encoder import Encoder
 
 MAX_CROPS = 128
 TINY = 1e-12
@@ -35,13 +31,9 @@ BASES = (2, 3, 5)  # of the Halton sequence: area, position across, position dow
 
 @dataclass(frozen=True)
 class CropMean:
-    """A feature source whose vectors are the means over several crops, for evaluations with and without.
+    """A feature source with the means over several crops of an encoder, for evaluations with and without."""
 
-    encoder: of the vectors.
-    crops: per image.
-    """
-
-    encoder: Encoder
+    encoder: Any
     crops: int
 
     @property
@@ -66,42 +58,44 @@ class CropMean:
 
     def features_each(self, images: Iterable[ImageLike]) -> list[np.ndarray | ImageError]:
         """Return (D,) float32 per image, or its ImageError."""
-        return list(embed_crops(self.encoder, images, self.crops, False))
+        return list(self.encoder.embed_in_order(images, unit=False, crops=self.crops))
 
 
 def embed_crops(
-    encoder: Encoder, images: Iterable[ImageLike] | Tensor, crops: int, unit: bool
+    transform: Transform,
+    forward: Callable[..., np.ndarray],
+    images: Iterable[ImageLike],
+    crops: int,
+    unit: bool,
+    size: int,
 ) -> Iterator[np.ndarray | ImageError]:
     """Yield the mean of the unit vectors of several crops of each image, or the ImageError of an image.
 
     Args:
-        encoder: of the vectors.
+        transform: reads images and cuts crops.
+        forward: (N, S, S, C) -> (N, D) unit vectors.
         images: see `Encoder.embed_in_order`; not a tensor.
         crops: per image, 1 to 128.
         unit: whether the mean is normalized.
+        size: crops per forward pass.
 
     Raises:
-        InvalidRequest: `crops` is out of range, or `images` is a tensor.
+        InvalidRequest: `crops` is out of range.
     """
     if not 1 <= crops <= MAX_CROPS:
         raise InvalidRequest(f"crops must be between 1 and {MAX_CROPS}, got {crops}.")
-    images = as_tensor(images)
-    if hasattr(images, "permute"):
-        raise InvalidRequest("crops needs images, not a tensor: pass files, PIL images or arrays (H, W, 3).")
 
     def views(image: ImageLike) -> np.ndarray | ImageError:
         try:
-            decoded = encoder.transform.read_image(as_source(image))
+            decoded = transform.read_image(as_source(image))
         except ImageError as error:
             return error
-        return np.stack([encoder.transform.crop(view) for view in crop_views(decoded, crops)])
+        return np.stack([transform.crop(view) for view in crop_views(decoded, crops)])
 
-    size = encoder.batch_size
-    listed = cast("Iterable[ImageLike]", images)
-    for _, prepared in read_ahead(batches(listed, max(1, size // crops)), views, usable_cores()):
+    for _, prepared in read_ahead(batches(images, max(1, size // crops)), views, usable_cores()):
         good = [one for one in prepared if isinstance(one, np.ndarray)]
         rows = np.concatenate(good) if good else np.zeros((0, 0))
-        vectors = [encoder.forward_crops(rows[start : start + size]) for start in range(0, len(rows), size)]
+        vectors = [forward(rows[start : start + size]) for start in range(0, len(rows), size)]
         means = iter(np.concatenate(vectors).reshape(len(good), crops, -1).mean(axis=1) if good else ())
         for one in prepared:
             if isinstance(one, ImageError):

@@ -3,16 +3,26 @@
 Both take a batch of square RGB images (N, S, S, 3) uint8, and return (N, D) float32. Sources: Dalal and Triggs, CVPR
 2005, with the definitions of scikit-image's `hog`, which the tests compare with; Swain and Ballard, IJCV 1991, for
 histograms of colors.
+
+    encoder = load_encoder("nnclr_resnet18_starter+shape")
+    encoder.embed(["cat.jpg"])      # (1, 512 + 324) float32, unit rows
+
+A network that saw few images does not describe everything that separates yours. Shapes help with clothing, for example,
+and colors with groceries; docs/results/starter.md has the numbers. Feature maps and attention remain those of the
+network.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 from PIL import Image
+
+from nnclr_hub.encoder.features import unit_rows
 
 SIDE = 64  # of the images that are described, in pixels
 ANGLES = 9  # bins of 20 degrees; opposite directions count as one
@@ -114,3 +124,31 @@ PARTS = {
     "color": Part(BINS[0] * BINS[1] * BINS[2], partial(colors, bins=BINS), 2, 0.15),
 }
 HOG = Part(ANGLES * BLOCK**2 * (SIDE // FINE - BLOCK + 1) ** 2, partial(hog, cell=FINE), 1)
+
+
+@dataclass(frozen=True)
+class Appended:
+    """Parts that are appended to the vectors of a network.
+
+    names: keys of PARTS, in their order there; see `nnclr_hub.hub.sources.split_appended`.
+    """
+
+    names: tuple[str, ...]
+
+    @property
+    def dim(self) -> int:
+        """Number of elements that a vector gains."""
+        return sum(PARTS[name].dim for name in self.names)
+
+    def joined_fingerprint(self, fingerprint: str) -> str:
+        """Return the fingerprint of the joined vectors, from that of the network."""
+        parts = [f"{name}-{PARTS[name].version}" for name in self.names]
+        parts += [f"{name}:{PARTS[name].length:g}" for name in self.names if PARTS[name].length != 1]
+        return hashlib.sha256("+".join([fingerprint, *parts]).encode()).hexdigest()[:32]
+
+    def join(self, vectors: np.ndarray, crops: np.ndarray, *, unit: bool) -> np.ndarray:
+        """Return (N, D + dim) float32 from the network's unit vectors (N, D) and its crops (N, S, S, 3) uint8."""
+        images = resized(crops)
+        parts = [PARTS[name] for name in self.names]
+        joined = np.hstack([vectors, *(unit_rows(part.describe(images)) * part.length for part in parts)])
+        return unit_rows(joined) if unit else joined

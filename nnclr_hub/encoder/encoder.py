@@ -10,21 +10,18 @@ encoder.attention("a.jpg", Point(120, 80))      # AttentionMap: similarity of ea
 
 from __future__ import annotations
 
-import re
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, cast, overload
 
 import numpy as np
 
-from nnclr_hub.encoder.appended import Appended
 from nnclr_hub.encoder.attention import MAX_SIDE, AttentionMap, AttentionSettings, Query
-from nnclr_hub.encoder.backends import Backend, parse_backend
-from nnclr_hub.encoder.backends.choice import open_backend
+from nnclr_hub.encoder.backends import Backend, open_backend, parse_backend
 from nnclr_hub.encoder.crops import embed_crops
+from nnclr_hub.encoder.descriptors import Appended
 from nnclr_hub.encoder.embedder import ImageLike
-from nnclr_hub.encoder.exported import DeferredBackbone
 from nnclr_hub.encoder.features import unit_rows
 from nnclr_hub.encoder.fingerprint import fingerprint_of, with_reading
 from nnclr_hub.encoder.inputs import (
@@ -53,6 +50,30 @@ if TYPE_CHECKING:  # an encoder with an exported network embeds without torch
 BATCH = 64
 
 
+class DeferredBackbone:
+    """A backbone that is built in torch only if something other than vectors of images is needed.
+
+    Args:
+        build: returns it.
+        embed_dim: D.
+        heads: number of attention heads; see `Encoder.heads`.
+        weight_bytes: size of its weights.
+    """
+
+    def __init__(self, build: Callable[[], nn.Module], embed_dim: int, heads: int | None, weight_bytes: int) -> None:
+        self.embed_dim, self.heads, self.weight_bytes = embed_dim, heads, weight_bytes
+        self._build = build
+        self._built: nn.Module | None = None
+        self._lock = threading.Lock()
+
+    def build(self) -> nn.Module:
+        """Build it once, whichever thread comes first."""
+        with self._lock:
+            if self._built is None:
+                self._built = self._build()
+            return self._built
+
+
 class Encoder:
     """A backbone with its preprocessing; safe to call from many threads.
 
@@ -65,8 +86,8 @@ class Encoder:
         config: the config.json of its model folder, if any.
         batch_size: images per forward pass.
         backend: the library that runs the network, one of `nnclr_hub.encoder.backends`; "auto" for the one that
-            a rule selects (`backends.choice`); or an open one, or what opens it. Float tensors, `tokens` and attention
-            always run in torch.
+            a rule selects (`backends.rule`); or an open one, or what opens it. Float tensors, `tokens` and
+            attention always run in torch.
         fingerprint: default: a hash of weights and preprocessing.
 
     Raises:
@@ -176,22 +197,10 @@ class Encoder:
 
     @property
     def network_fingerprint(self) -> str:
-        """The fingerprint without `reading` and `appended`, as an exported network serves all of them."""
+        """The fingerprint without `reading` and `appended`, as one network serves all of them."""
         if self._fingerprint is None:
             self._fingerprint = fingerprint_of(self.backbone, self.transform.preprocessing, self.config)
         return self._fingerprint
-
-    @classmethod
-    def from_pretrained(
-        cls, source: str | Path, *, revision: str | None = None, device: str | None = None, precision: str = "fp32"
-    ) -> Encoder:
-        """Call `load_encoder`, but take ORG/NAME from the Hub, at a revision, unless it is a local folder."""
-        from nnclr_hub.encoder.loader import load_encoder  # which builds an Encoder
-
-        name = str(source)
-        if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name) and not Path(name).exists():
-            name = f"hf-hub:{name}"
-        return load_encoder(f"{name}@{revision}" if revision else name, device=device, precision=precision)
 
     # ---- vectors
 
@@ -235,7 +244,10 @@ class Encoder:
             crops: see `embed_each`.
         """
         if crops != 1:
-            yield from embed_crops(self, images, crops, unit)
+            if is_tensor(as_tensor(images)):
+                raise InvalidRequest("crops needs images, not a tensor: pass files, PIL images or arrays (H, W, 3).")
+            listed = cast("Iterable[ImageLike]", images)
+            yield from embed_crops(self.transform, self.forward_crops, listed, crops, unit, self.batch_size)
             return
         images = as_tensor(images, self.transform.preprocessing.in_chans)
         if is_tensor(images):

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nnclr_hub.encoder.appended import Appended, append_parts
-from nnclr_hub.encoder.backends.base import AUTO, Backend, default_backend, full_name, parse_backend
-from nnclr_hub.encoder.backends.choice import MIN_COSINE, candidates, open_backend
-from nnclr_hub.encoder.encoder import Encoder
-from nnclr_hub.encoder.exported import RUNTIMES, DeferredBackbone, ExportedNetwork, find_exported, save_exported
-from nnclr_hub.encoder.fingerprint import fingerprint_of
-from nnclr_hub.encoder.preprocessing import Preprocessing
-from nnclr_hub.errors import MissingDependency, NNCLRHubError, TamperedModel
-from nnclr_hub.hub.layout import GRAPH, ModelConfig, read_weights
+from nnclr_hub.encoder.backends.base import AUTO, RUNTIMES, Backend, default_backend, full_name, parse_backend
+from nnclr_hub.encoder.backends.rule import open_backend, rule
+from nnclr_hub.encoder.descriptors import Appended
+from nnclr_hub.encoder.encoder import DeferredBackbone, Encoder
+from nnclr_hub.encoder.fingerprint import fingerprint_of, fingerprint_of_arrays
+from nnclr_hub.encoder.preprocessing import EvalTransform, Preprocessing
+from nnclr_hub.errors import InvalidRequest, MissingDependency, NNCLRHubError, TamperedModel
+from nnclr_hub.hub.integrity import Pins, check
+from nnclr_hub.hub.layout import ABOUT_GRAPH, CONFIG, GRAPH, WEIGHTS, ModelConfig, read_arrays, read_weights
 from nnclr_hub.hub.sources import PYTHON, Resolved, resolve, split_appended, split_reading
 from nnclr_hub.images.reading import ImageReading
 
 if TYPE_CHECKING:
     from torch import nn
+
+log = logging.getLogger(__name__)
 
 # a driver of NVIDIA, natively or under WSL; without one, torch need not be imported to look for a GPU
 DRIVERS = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
@@ -35,27 +39,22 @@ def load_encoder(
     device: str | None = None,
     backend: str | None = None,
     precision: str | None = None,
-    images: int | None = None,
     reading: ImageReading | None = None,
 ) -> Encoder:
     """Load and verify an encoder from any source that `nnclr_hub.hub.sources` supports.
 
     A model folder with network.onnx embeds in OpenVINO or ONNX Runtime without torch and timm, which are imported only
-    for feature maps, attention and tensors. A network without that file is exported once and cached where a backend is
-    named, or "auto" expects many images. Where torch is not installed, network.onnx is used whatever the backend.
+    for feature maps, attention and tensors. Where torch is not installed, network.onnx is used whatever the backend.
 
     Args:
         source: a registered name, hf-hub:org/repo@rev, a model folder, timm:NAME, random:ARCH@SEED, ...; or
             python:FILE.py:NAME, which runs a file of yours and ignores the other arguments (`encoder.wrapped`).
-            With +shape, +color or both, its vectors also describe shapes and colors (`encoder.appended`).
+            With +shape, +color or both, its vectors also describe shapes and colors (`encoder.descriptors`).
         device: None: the GPU if there is one.
-        backend: the library that runs the network: "torch", whose vectors equal timm's to 1e-5; "openvino",
-            "openvino-bf16", "onnx", "compile", ...; or "auto", whose vectors have a cosine of 0.9999 or more to
-            torch's: on the CPU OpenVINO where it is installed, in bf16 where the processor computes in it, else ONNX
-            Runtime with network.onnx; torch on a GPU, and for a network that would be exported for a few images.
+        backend: the library that runs the network: "torch", "openvino", "openvino-bf16", "onnx", "compile", ...; or
+            "auto", which follows `backends.rule`. All vectors have a cosine of 0.9999 or more to torch's.
             None: the environment variable NNCLR_BACKEND, or "auto".
         precision: "fp32" or "bf16", unless the backend's name contains it; None: fp32, or any under "auto".
-        images: number of images to expect, for "auto"; None: unknown.
         reading: the page and the channels to read of each file; None: as in the source, or as in training.
 
     Raises:
@@ -65,11 +64,11 @@ def load_encoder(
         MissingDependency: the backend's package is not installed.
     """
     backend = backend or default_backend()
+    parse_backend(backend, precision)
     plain, parts = split_appended(str(source))
     if parts:
-        options = {"device": device, "backend": backend, "precision": precision, "images": images, "reading": reading}
-        encoder = load_encoder(plain, **options)
-        append_parts(encoder, Appended(parts))
+        encoder = load_encoder(plain, device=device, backend=backend, precision=precision, reading=reading)
+        _append(encoder, Appended(parts))
         return encoder
     plain, text = split_reading(plain)
     given, reading = reading, reading or ImageReading.parse(text)
@@ -81,53 +80,89 @@ def load_encoder(
         transform.preprocessing = replace(transform.preprocessing, reading=reading)
         encoder.name = reading.within(encoder.name)
         return encoder
-    options: dict[str, Any] = {"name": reading.within(plain), "device": device}
-    opener = partial(open_backend, backend, precision=precision, images=images)
-    parse_backend(backend, precision)
+    opener = partial(open_backend, backend, precision=precision)
     found = resolve(plain)
     if found.folder is None:
-        return _load_from_timm(found.architecture, found.seed, options | {"backend": opener}, reading)
+        backbone = _timm_backbone(found.architecture, found.seed)
+        published = Preprocessing.from_pretrained_cfg(backbone.pretrained_cfg)  # type: ignore[arg-type]
+        preprocessing = replace(published, reading=reading)
+        return Encoder(backbone, preprocessing, name=reading.within(plain), device=device, backend=opener)
     config = found.config if found.seed is None else replace(found.config, nnclr={})  # it describes trained weights
     preprocessing = Preprocessing.of_model(config)
     reading = given or ImageReading.parse(text, preprocessing.reading)
-    options["name"] = reading.within(plain)
     preprocessing = replace(preprocessing, reading=reading)
-    options["config"] = config
-    exportable = found.seed is None and _runs_on_cpu(device)
-    if exportable and (ready := _ready(found, backend, precision)) is not None:
-        exported, opened = ready
-        build = partial(_rebuild, found, config, exported.fingerprint)
-        deferred = DeferredBackbone(build, exported.embed_dim, exported.heads, exported.weight_bytes)
-        options |= {"device": "cpu", "fingerprint": exported.fingerprint}
-        return Encoder(deferred, preprocessing, backend=opened, **options)
-    encoder = Encoder(_build(found, config), preprocessing, backend=opener, **options)
-    runtime = encoder.backend.name.partition("-")[0]
-    if exportable and runtime in RUNTIMES:
-        save_exported(encoder, runtime, found.folder, found.weights)
-    return encoder
+    options: dict[str, Any] = {"name": reading.within(plain), "config": config}
+    if _runs_on_cpu(device) and (ready := _open_graph(found, config, backend, precision)) is not None:
+        opened, about = ready
+        build = partial(_rebuild, found, config, about["fingerprint"])
+        deferred = DeferredBackbone(build, about["embed_dim"], about["heads"], about["weight_bytes"])
+        options["fingerprint"] = about["fingerprint"]
+        return Encoder(deferred, preprocessing, backend=opened, device="cpu", **options)
+    return Encoder(_build(found, config), preprocessing, backend=opener, device=device, **options)
+
+
+def _append(encoder: Encoder, parts: Appended) -> None:
+    """Join descriptors to all vectors of this encoder.
+
+    Raises:
+        InvalidRequest: its crops are not RGB pixels.
+    """
+    if encoder.transform.preprocessing.in_chans != 3 or not isinstance(encoder.transform, EvalTransform):
+        raise InvalidRequest(
+            f"Nothing can be appended to {encoder.name}: its crops are not RGB pixels. Name it without "
+            f"+{'+'.join(parts.names)}."
+        )
+    encoder.appended = parts
+    encoder.name = encoder.reading.within("+".join([split_reading(encoder.name)[0], *parts.names]))
 
 
 def _runs_on_cpu(device: str | None) -> bool:
     return device == "cpu" or (device is None and sys.platform == "linux" and not any(map(os.path.exists, DRIVERS)))
 
 
-def _ready(found: Resolved, backend: str, precision: str | None) -> tuple[ExportedNetwork, Backend] | None:
-    """Return the exported network of a model folder to use, and the backend that runs it; None if torch has to."""
+def _open_graph(
+    found: Resolved, config: ModelConfig, name: str, precision: str | None
+) -> tuple[Backend, Mapping[str, Any]] | None:
+    """Return the backend that runs the folder's network.onnx, and what it records of it; None if torch has to.
+
+    The graph contains the colors of its preprocessing, so it is used only with the preprocessing, weights and
+    architecture that it was exported with.
+
+    Raises:
+        ModelFilesMissing, TamperedModel: the folder records a network.onnx that is missing or differs.
+    """
     assert found.folder is not None
-    kind, wanted = parse_backend(backend, precision)
+    kind, wanted = parse_backend(name, precision)
     if not find_spec("torch"):  # any backend that runs is better than none
         kind, wanted = AUTO, None
-    names = candidates("cpu", wanted, RUNTIMES) if kind == AUTO else [full_name(kind, wanted or "fp32")]
-    for name in names:
-        runtime, used = parse_backend(name)
-        exported = find_exported(runtime, found.folder, found.weights) if runtime in RUNTIMES else None
-        if exported is None or (kind == AUTO and used == "bf16" and exported.cosine < MIN_COSINE):
-            continue
+    names = rule(wanted) if kind == AUTO else [full_name(kind, wanted or "fp32")] * (kind in RUNTIMES)
+    if not names or found.seed is not None or found.weights != WEIGHTS or GRAPH not in config.sha256:
+        return None
+    check(found.folder, Pins(CONFIG, {GRAPH: config.sha256[GRAPH]}))
+    about = {field: config.nnclr["graph"][field] for field in ABOUT_GRAPH}
+    colors = Preprocessing.from_pretrained_cfg(config.pretrained_cfg)
+    if fingerprint_of_arrays(read_arrays(found.folder), colors, config) != about["fingerprint"]:
+        log.warning("%s is not used: it does not belong to the other files of %s", GRAPH, found.folder)
+        return None
+    for one in names:
         try:
-            return exported, exported.open(used or "fp32")
-        except (NNCLRHubError, OSError):  # such as a runtime that is not installed any more; torch does without
-            continue
+            return _open_runtime(one, found.folder / GRAPH, about["weight_bytes"]), about
+        except (NNCLRHubError, OSError) as error:
+            if kind != AUTO:
+                raise
+            log.info("%s cannot run %s: %s", one, found.folder, error)  # torch does
     return None
+
+
+def _open_runtime(name: str, graph: Path, weight_bytes: int) -> Backend:
+    kind, precision = parse_backend(name)
+    if kind == "onnx":
+        from nnclr_hub.encoder.backends.with_onnx import ONNXBackend
+
+        return ONNXBackend(graph, weight_bytes)
+    from nnclr_hub.encoder.backends.with_openvino import OpenVINOBackend
+
+    return OpenVINOBackend(graph, precision or "fp32", weight_bytes)
 
 
 def require_torch(name: str) -> None:
@@ -176,18 +211,15 @@ def _build(found: Resolved, config: ModelConfig) -> nn.Module:
         return create_backbone(config.architecture, model_args=config.model_args)
 
 
-def _load_from_timm(architecture: str, seed: int | None, options: dict[str, Any], reading: ImageReading) -> Encoder:
-    """Load timm's own weights, or random ones from a seed, without advancing the global generator."""
+def _timm_backbone(architecture: str, seed: int | None) -> nn.Module:
+    """Return timm's own weights, or random ones from a seed, without advancing the global generator."""
     require_torch(architecture)
     import torch
 
     from nnclr_hub.encoder.backbones import create_backbone
 
     if seed is None:
-        backbone = create_backbone(architecture, pretrained=True)
-    else:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            backbone = create_backbone(architecture)
-    published = Preprocessing.from_pretrained_cfg(backbone.pretrained_cfg)  # type: ignore[arg-type]
-    return Encoder(backbone, replace(published, reading=reading), **options)
+        return create_backbone(architecture, pretrained=True)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return create_backbone(architecture)

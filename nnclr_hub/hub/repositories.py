@@ -6,19 +6,18 @@ HTTPS_PROXY. Its errors become short messages that name the variable and the cac
 
 from __future__ import annotations
 
-import errno
 import re
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
-from nnclr_hub.errors import InvalidRequest, ModelError, ModelFilesMissing, UnknownModel
+from nnclr_hub.errors import InvalidRequest, ModelError, ModelFilesMissing, NNCLRHubError, UnknownModel
+from nnclr_hub.hub.addresses import FULL
 from nnclr_hub.hub.layout import CARD, CONFIG, GRAPH, HEADS, SUPPORT_SET, WEIGHTS
 
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 _XET = re.compile("xet-(read|write)-token")
 NO_XET = "HF_HUB_DISABLE_XET"
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def download(reference: str, *, progress: bool = True, whole: bool = False) -> Path:
@@ -42,89 +41,127 @@ def download(reference: str, *, progress: bool = True, whole: bool = False) -> P
             f"hf-hub:{reference} is not a valid repository; expected hf-hub:ORGANIZATION/NAME[@REVISION]."
         )
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     require_endpoint()
     try:
-        folder = Path(
-            snapshot_download(
-                repository,
-                revision=revision or None,
-                allow_patterns=[CONFIG, WEIGHTS, HEADS, GRAPH, CARD, *([SUPPORT_SET] if whole else [])],
-                library_name="nnclr_hub",
-                tqdm_class=None if progress else _silent(),
-            )
+        folder = snapshot_download(
+            repository,
+            revision=revision or None,
+            allow_patterns=[CONFIG, WEIGHTS, HEADS, GRAPH, CARD, *([SUPPORT_SET] if whole else [])],
+            library_name="nnclr_hub",
+            tqdm_class=None if progress else _silent(),
         )
-    except HFValidationError as error:
-        raise InvalidRequest(f"hf-hub:{reference} is not a valid repository: {' '.join(str(error).split())}") from error
-    except (HfHubHTTPError, OSError, RuntimeError, ValueError, *network_errors()) as error:
-        raise _as_model_error(repository, revision, error) from error
-    return folder
+    except (OSError, RuntimeError, ValueError, *network_errors()) as error:
+        raise hub_failure(error, reference) from error
+    return Path(folder)
 
 
-def _as_model_error(repository: str, revision: str, error: Exception) -> ModelError:
-    """Turn an error of the client, often of many lines, into one message."""
+def hub_failure(error: Exception, reference: str) -> NNCLRHubError:
+    """Return the error for one of the Hub's client, often of many lines, as one message.
+
+    Returns:
+        InvalidRequest for an invalid name, UnknownModel for a refusal, ModelFilesMissing if no server answered, and
+        ModelError for other failures.
+    """
     from huggingface_hub import constants
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HFValidationError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
 
-    reference = f"{repository}@{revision}" if revision else repository
-    if is_of_xet(error):
-        return ModelError(
-            f"{constants.ENDPOINT} announces the Xet protocol for {reference} but does not support it; set {NO_XET}=1 "
-            "before starting to download over plain HTTP."
-        )
-    if (refused := _refused(repository, revision, error)) is not None:
-        return refused
-    if isinstance(error, OSError) and error.errno in _FULL:
-        return ModelError(
-            f"The disk of the cache {constants.HF_HUB_CACHE} is full, so {reference} was not downloaded; free some "
-            "space, or set HF_HUB_CACHE to a folder on another disk."
-        )
-    if isinstance(error, PermissionError):
-        return ModelError(
-            f"The cache {constants.HF_HUB_CACHE} cannot be written, and {reference} is not in it; set HF_HUB_CACHE to "
-            "a writable folder."
-        )
-    why = _unreachable(error)
-    if why is not None:
-        return ModelFilesMissing(
-            f"{reference} is not completely in the cache {constants.HF_HUB_CACHE} and {why}, set HF_HUB_CACHE to "
-            "a folder that contains it, or use a local model folder."
-        )
+    endpoint, cache = constants.ENDPOINT, constants.HF_HUB_CACHE
     status = _status(error)
-    what = f"the answer was {status}" if status else type(error).__name__
-    hint = "try again later" if status else f"check HF_ENDPOINT and HTTPS_PROXY, set {NO_XET}=1, or try again later"
-    return ModelError(f"{reference} could not be downloaded from {constants.ENDPOINT} ({what}); {hint}.")
+    text = re.sub(r"\?[^\s'\"]+", "", " ".join(str(error).split()))[:200]  # a query may be the signature of an upload
+    causes = {type(one).__name__ for one in (error, error.__cause__) if one is not None}
+    offline = constants.HF_HUB_OFFLINE or isinstance(error, OfflineModeIsEnabled)
+    silent = status is None and (
+        causes & {"ConnectError", "ConnectTimeout", "ReadTimeout", "ConnectionError", "ConnectionRefusedError"}
+        or isinstance(error, ConnectionError | TimeoutError)
+    )
+    here = f"It is not completely in the cache {cache}; set HF_HUB_CACHE to a folder that has it, or use a model folder"
+    rules: tuple[tuple[object, type[NNCLRHubError], str], ...] = (
+        (isinstance(error, HFValidationError), InvalidRequest, f"{reference} is not a valid repository: {text}"),
+        (
+            _is_of_xet(error),
+            ModelError,
+            f"{endpoint} announces the Xet protocol for {reference} but does not support it; set {NO_XET}=1 before "
+            "starting to use plain HTTP.",
+        ),
+        (
+            isinstance(error, UnicodeEncodeError),  # the token is part of a header
+            UnknownModel,
+            f"HF_TOKEN contains invalid characters, so {reference} was not requested; correct it.",
+        ),
+        (
+            isinstance(error, GatedRepoError),
+            UnknownModel,
+            f"{reference} is gated; accept its terms on its page, then log in with `hf auth login` or set HF_TOKEN.",
+        ),
+        (
+            isinstance(error, RevisionNotFoundError),
+            UnknownModel,
+            f"{reference}: there is no such revision; use an existing tag, branch or commit.",
+        ),
+        (
+            isinstance(error, RepositoryNotFoundError),
+            UnknownModel,
+            f"{endpoint} has no repository {reference}, or it is private; check the name and HF_ENDPOINT, or set "
+            "HF_TOKEN.",
+        ),
+        (
+            status == 401,
+            UnknownModel,
+            f"{endpoint} does not accept the token for {reference} (401); set HF_TOKEN to a valid one, or log in with "
+            "`hf auth login`.",
+        ),
+        (
+            status == 403,
+            UnknownModel,
+            f"The token has no permission for this on {reference}; create one that has it, and set HF_TOKEN.",
+        ),
+        (
+            status == 412,
+            ModelError,
+            f"Another commit to {reference} was made during the upload, so nothing was committed; check it, and call "
+            "again.",
+        ),
+        (
+            isinstance(error, OSError) and error.errno in FULL,
+            ModelError,
+            f"The disk of the cache {cache} is full, so {reference} was not downloaded; free some space, or set "
+            "HF_HUB_CACHE to a folder on another disk.",
+        ),
+        (
+            isinstance(error, PermissionError),
+            ModelError,
+            f"The cache {cache} cannot be written, and {reference} is not in it; set HF_HUB_CACHE to another folder.",
+        ),
+        (offline, ModelFilesMissing, f"{reference} needs the network, and HF_HUB_OFFLINE is set; unset it. {here}."),
+        (
+            "ProxyError" in causes,
+            ModelFilesMissing,
+            f"The proxy refuses the connection for {reference}; check HTTPS_PROXY. {here}.",
+        ),
+        (
+            silent,
+            ModelFilesMissing,
+            f"{endpoint} cannot be reached for {reference}; connect, check HF_ENDPOINT and HTTPS_PROXY. {here}.",
+        ),
+    )
+    for applies, kind, message in rules:
+        if applies:
+            return kind(message)
+    what = f"the answer was {status}: {text}" if status else f"{type(error).__name__}: {text}"
+    return ModelError(
+        f"{endpoint} failed for {reference} ({what}); check HF_ENDPOINT and HTTPS_PROXY, set {NO_XET}=1, or try again "
+        "later. Another call transfers only what is missing."
+    )
 
 
-def _refused(repository: str, revision: str, error: Exception) -> UnknownModel | None:
-    """Return the error for a refused token, name or revision; None for other errors."""
-    from huggingface_hub import constants
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
-
-    if isinstance(error, UnicodeEncodeError):  # the token is part of a header
-        return UnknownModel(f"HF_TOKEN contains invalid characters, so {repository} was not requested; correct it.")
-    if isinstance(error, GatedRepoError):
-        return UnknownModel(
-            f"{repository} is gated; accept its terms on its page, then log in with `hf auth login` or set HF_TOKEN."
-        )
-    if isinstance(error, RepositoryNotFoundError):
-        return UnknownModel(
-            f"{constants.ENDPOINT} has no repository {repository}, or it is private; check the name and HF_ENDPOINT, "
-            "or set HF_TOKEN."
-        )
-    if isinstance(error, RevisionNotFoundError):
-        return UnknownModel(
-            f"{repository} does not have a revision {revision!r}; use an existing tag, branch or commit."
-        )
-    if _status(error) == 401:
-        return UnknownModel(
-            f"{constants.ENDPOINT} does not accept the token for {repository} (401); set HF_TOKEN to a valid one, or "
-            "log in with `hf auth login`."
-        )
-    return None
-
-
-def is_of_xet(error: BaseException | None) -> bool:
+def _is_of_xet(error: BaseException | None) -> bool:
     """Return whether the error or its cause comes from a request for a Xet token, which Hubs without Xet refuse."""
     while error is not None:
         if _XET.search(str(error)):
@@ -140,20 +177,6 @@ def _status(error: BaseException | None) -> int | None:
         if response is not None:
             return int(response.status_code)
         error = error.__cause__
-    return None
-
-
-def _unreachable(error: BaseException) -> str | None:
-    """Return why no server answered, and what to do; None if one answered."""
-    from huggingface_hub import constants
-
-    if constants.HF_HUB_OFFLINE:
-        return "HF_HUB_OFFLINE is set; unset it"
-    names = {type(one).__name__ for one in (error, error.__cause__) if one is not None}
-    if "ProxyError" in names:
-        return "the proxy refuses the connection; check HTTPS_PROXY"
-    if names & {"ConnectError", "ConnectTimeout", "ReadTimeout", "ConnectionError"}:
-        return f"{constants.ENDPOINT} cannot be reached; connect, check HF_ENDPOINT and HTTPS_PROXY"
     return None
 
 

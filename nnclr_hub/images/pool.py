@@ -23,18 +23,17 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from multiprocessing import spawn
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
-from typing import Any, Self, TypeVar
-
-try:
-    from pebble import ProcessExpired, ProcessPool
-except ImportError:  # a machine that only trains: it decodes the files of its user in threads
-    ProcessPool = None  # type: ignore[assignment, misc]
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from nnclr_hub.cores import usable_cores
 from nnclr_hub.errors import ImageError, ImageTooExpensive, InvalidRequest, NNCLRHubError, NotReady, ServiceError
+
+if TYPE_CHECKING:  # a machine that only trains decodes the files of its user without it
+    from pebble import ProcessPool
 
 T = TypeVar("T")
 FEW = 200  # below this number of images, starting processes (0.4 s) takes longer than they save
@@ -152,6 +151,8 @@ class DecodingPool:
             if self._closed:
                 raise NotReady("The decoding processes are closed.")
             if self._pool is None:
+                from pebble import ProcessPool
+
                 self._pool = ProcessPool(
                     self._size, initializer=_prepare, initargs=(self._limits.memory,), context=_context()
                 )
@@ -162,8 +163,10 @@ class DecodingPool:
     ) -> list[Any]:
         if not sources:
             return []
-        if ProcessPool is None:
+        if find_spec("pebble") is None:
             return attempt_each(lambda source: operation(source, *arguments), sources)
+        from pebble import ProcessExpired
+
         limit = cpu_s or self._limits.cpu_s
         failure: Exception = NotReady("The decoding processes are closed.")
         crashes = 0

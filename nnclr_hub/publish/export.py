@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from nnclr_hub.encoder.backbones import backbone_with_weights, default_side, sized, timm_name
 from nnclr_hub.encoder.encoder import Encoder
-from nnclr_hub.encoder.exported import described
 from nnclr_hub.encoder.network_output import pooling, vector_length
 from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.errors import InvalidRequest, ModelError, ModelFilesMissing, WeightsMismatch
@@ -37,7 +36,7 @@ from nnclr_hub.hub.layout import (
 from nnclr_hub.hub.sources import resolve
 from nnclr_hub.images.reading import PLAIN
 from nnclr_hub.publish.card import is_edited, model_card
-from nnclr_hub.publish.onnx_file import write_graph
+from nnclr_hub.publish.onnx_file import described, write_graph
 from nnclr_hub.publish.provenance import NO_LICENSE, check_license, check_terms, license_of, record_forced
 
 if TYPE_CHECKING:

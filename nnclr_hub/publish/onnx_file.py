@@ -18,18 +18,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from nnclr_hub.encoder.backends.choice import worst_cosine
 from nnclr_hub.encoder.backends.network import Network
-from nnclr_hub.encoder.backends.probe_batch import probe_images
+from nnclr_hub.encoder.backends.probe_batch import probe_images, worst_cosine
 from nnclr_hub.encoder.backends.with_onnx import EMBEDDING, INPUT, ONNXBackend, onnx_bytes, onnx_graph, onnx_session
 from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.encoder.loader import load_encoder
 from nnclr_hub.errors import InvalidRequest, ModelError, WeightsMismatch
 from nnclr_hub.file_replacement import replace_file
-from nnclr_hub.hub.layout import GRAPH, WEIGHTS
+from nnclr_hub.hub.layout import ABOUT_GRAPH, GRAPH, WEIGHTS
 
 LOWEST_COSINE = 0.9999
 
@@ -88,6 +88,11 @@ def export_onnx(source: str | Path, path: Path) -> ONNXFile:
     except OSError as error:
         raise _unwritable(path, error.strerror) from error
     return ONNXFile(path, cosine)
+
+
+def described(encoder: Encoder) -> dict[str, Any]:
+    """Return what must be known of an encoder whose network is not built: the fields ABOUT_GRAPH."""
+    return {name: getattr(encoder, name) for name in ABOUT_GRAPH} | {"fingerprint": encoder.network_fingerprint}
 
 
 def write_graph(encoder: Encoder, folder: Path) -> None:

@@ -1,31 +1,48 @@
 """Publish a model folder on the Hugging Face Hub: check everything first, then make one commit and its tag.
 
     done = publish_model("models/photos", "org/photos", tag="v1.0")
+    push_to_hub(encoder, "org/photos", tag="v1.0")      # an encoder in memory
     print(done.source)                  # hf-hub:org/photos@<commit>, for load_encoder
 
-Another call sends only missing files, and makes a commit only if something changed. The tests use a local stand-in for
+Another call sends only changed files, and makes a commit only if something changed. The tests use a local stand-in for
 the Hub over plain HTTP; the Hub's own servers and the Xet protocol are not tested.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from nnclr_hub.errors import InvalidRequest, PublishingError
-from nnclr_hub.hub.layout import CARD, OPTIONAL
-from nnclr_hub.hub.repositories import require_endpoint
-from nnclr_hub.publish.card import is_ours, require_repository
-from nnclr_hub.publish.remote import Remote, hub_errors, is_unreachable, look, require_known
-from nnclr_hub.publish.upload_files import OutgoingFile, outgoing, outgoing_card
+from nnclr_hub.encoder.encoder import Encoder
+from nnclr_hub.encoder.loader import load_encoder
+from nnclr_hub.encoder.preprocessing import Preprocessing
+from nnclr_hub.errors import (
+    InvalidRequest,
+    ModelError,
+    ModelFilesMissing,
+    NNCLRHubError,
+    PublishingError,
+    TamperedModel,
+    WeightsMismatch,
+)
+from nnclr_hub.hub.layout import CARD, CONFIG, OPTIONAL, WEIGHTS, read_config, read_weights, sha256_of
+from nnclr_hub.hub.repositories import hub_failure, network_errors, require_endpoint
+from nnclr_hub.hub.sources import resolve
+from nnclr_hub.images.reading import PLAIN
+from nnclr_hub.publish.card import is_ours, model_card, require_repository, sealed
+from nnclr_hub.publish.export import export_model, export_run
+from nnclr_hub.publish.provenance import INHERITED, NO_LICENSE, check_license, license_of, parent_record, record_forced
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
-MAIN = "main"
+LICENSE = "LICENSE"
 # valid in git, and neither the branch nor a commit
 _TAG = re.compile(r"(?!main$|[0-9a-f]{40}$)(?!.*\.\.|.*\.lock$|.*\.$)[A-Za-z0-9][A-Za-z0-9._+-]*")
 
@@ -37,7 +54,7 @@ class Published:
     repository: ORGANIZATION/NAME.
     commit: that contains the model; None for a dry run that would make one.
     tag: of the commit.
-    pull_request: number of the pull request that was opened or continued.
+    pull_request: number of the pull request that was opened.
     created: whether the repository is new.
     tagged: whether the tag is new.
     sent: changed file -> bytes.
@@ -79,7 +96,7 @@ def publish_model(
         repository: ORGANIZATION/NAME, created if necessary.
         private: make it private; a public repository is refused.
         tag: name of the release; never moved.
-        pr: open a pull request, or continue an open one of the same user.
+        pr: open a pull request.
         dry_run: run all checks, but change nothing. Without a token, a private repository counts as missing; without a
             network, every repository does.
         overwrite_card: replace an edited README in the repository.
@@ -91,39 +108,39 @@ def publish_model(
         PublishingError: the tag exists elsewhere, the README was edited, or the Hub refuses.
     """
     check_options(repository, tag, pr)
-    files = outgoing(Path(folder), repository, tag)
-    api, has_token = _client(token, dry_run)
-    try:
-        remote = look(api, repository)
-        if dry_run and has_token:
-            require_known(api, repository)  # without dry_run, the first write reports an unknown repository or token
-    except PublishingError as error:
-        if not dry_run or not is_unreachable(error):
-            raise
-        sizes = {name: file.size() for name, file in files.items()}
-        return Published(repository, None, tag, None, True, tag is not None, sizes, compared=False)
-    number, base = None, remote
-    if pr:
-        if remote.head is None:
+    with tempfile.TemporaryDirectory() as temporary, _hub_errors(repository):
+        staged = _stage(Path(folder), Path(temporary), repository, tag)
+        api = _client(token, dry_run)
+        try:
+            plan, head = _plan(api, staged, repository, tag, private, overwrite_card)
+            if dry_run and api.token is not None:
+                api.whoami()  # without dry_run, the first write reports an unknown token
+        except (ConnectionError, TimeoutError, *network_errors()) as error:
+            if not dry_run or not isinstance(hub_failure(error, repository), ModelFilesMissing):
+                raise
+            return Published(repository, None, tag, None, True, tag is not None, _sizes(staged), compared=False)
+        if pr and plan.created:
             raise PublishingError(f"{repository} does not exist, so a pull request is not possible; leave out --pr.")
-        number = _open_request(api, repository) if has_token else None
-        base = look(api, repository, f"refs/pr/{number}") if number else remote
-    if tag is None:
-        files = _as_released(files, base, Path(folder), repository)
-    changed = {name: file for name, file in files.items() if not _is_there(base, name, file)}
-    gone = [name for name in OPTIONAL if name in base.files and name not in files]
-    _refuse(remote, base, repository, files, bool(changed or gone), private, tag, overwrite_card)
-    plan = Published(
-        repository,
-        base.head if not (changed or gone) else None,
-        tag,
-        number,
-        remote.head is None,
-        tag is not None and tag not in remote.tags,
-        {name: file.size() for name, file in changed.items()},
-        gone,
-    )
-    return plan if dry_run else _carry_out(api, plan, base, changed, private, pr)
+        if dry_run:
+            return plan
+        if plan.created:
+            api.create_repo(repository, private=private)
+            head = api.repo_info(repository).sha
+        if plan.sent or plan.removed:
+            made = api.upload_folder(
+                repo_id=repository,
+                folder_path=staged,
+                allow_patterns=[*plan.sent],
+                delete_patterns=[*plan.removed] or None,
+                commit_message=f"nnclr_hub: {repository.partition('/')[2]}",
+                create_pr=pr,
+                parent_commit=head,
+            )
+            plan = replace(plan, commit=made.oid, pull_request=made.pr_num)
+        if plan.tagged:
+            assert tag is not None
+            api.create_tag(repository, tag=tag, revision=plan.commit)
+    return plan
 
 
 def check_options(repository: str, tag: str | None, pr: bool) -> None:
@@ -142,127 +159,222 @@ def check_options(repository: str, tag: str | None, pr: bool) -> None:
         raise InvalidRequest("A pull request cannot have a tag until it is merged; leave out --tag or --pr.")
 
 
-def _client(token: str | None, dry_run: bool) -> tuple[HfApi, bool]:
-    """Return the client, and whether it has a token; a dry run needs none for what everyone can see."""
+def _client(token: str | None, dry_run: bool) -> HfApi:
+    """Return the client; a dry run needs no token for what everyone can see."""
     from huggingface_hub import HfApi, get_token
 
     require_endpoint()
-    has_token = bool(token or get_token())
-    if not (has_token or dry_run):
+    token = token or get_token()
+    if not (token or dry_run):
         raise PublishingError("No token for the Hub was found; set HF_TOKEN, or log in with `hf auth login`.")
-    return HfApi(token=token, library_name="nnclr_hub"), has_token
+    return HfApi(token=token, library_name="nnclr_hub")
 
 
-def _open_request(api: HfApi, repository: str) -> int | None:
-    """Return the number of an open pull request that the user made with nnclr_hub."""
-    with hub_errors(repository):
-        user = api.whoami()["name"]
-        requests = api.get_repo_discussions(
-            repository, author=user, discussion_type="pull_request", discussion_status="open"
+def _stage(folder: Path, staged: Path, repository: str, revision: str | None) -> Path:
+    """Link the files to upload into a folder, verified: config.json, what it records, LICENSE; and write the card."""
+    config = read_config(folder)
+    recorded = config.sha256
+    if WEIGHTS not in recorded:
+        raise WeightsMismatch(
+            f"{folder} does not record the hash of its weights; make a folder with `nnclr export` to publish it."
         )
-        ours = [request.num for request in requests if request.title == _title(repository)]
-    return max(ours, default=None)
+    for name, digest in recorded.items():
+        if not (folder / name).is_file():
+            raise ModelFilesMissing(f"{folder / name} is listed in {CONFIG} but missing; export the model again.")
+        if sha256_of(folder / name) != digest:  # without the cache of hashes
+            raise TamperedModel(f"{folder / name} differs from its hash in {CONFIG}; export the model again.")
+        if name.endswith(".safetensors"):
+            read_weights(folder, name)  # raises for NaN and infinity
+    encoder = load_encoder(f"local-dir:{folder}", device="cpu", backend="torch")  # checks that every weight fits
+    if encoder.embed_dim != config.num_features:
+        raise WeightsMismatch(
+            f"{folder / CONFIG} records vectors of length {config.num_features}, but the network gives "
+            f"{encoder.embed_dim}; export the model again."
+        )
+    try:
+        card = (folder / CARD).read_text("utf-8") if (folder / CARD).is_file() else None
+    except (UnicodeDecodeError, OSError) as error:
+        raise WeightsMismatch(f"{folder / CARD} cannot be read as UTF-8; save it in this encoding.") from error
+    if card is None or is_ours(card):
+        card = model_card(repository.partition("/")[2], config, repository=repository, revision=revision)
+    (staged / CARD).write_bytes(sealed(card).encode())  # an edited card keeps its text and gets a new seal
+    for name in (CONFIG, *recorded, *([LICENSE] if (folder / LICENSE).is_file() else [])):
+        (staged / name).symlink_to((folder / name).resolve())
+    return staged
 
 
-def _title(repository: str) -> str:
-    return f"nnclr_hub: {repository.partition('/')[2]}"
+def _sizes(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
 
 
-def _is_there(remote: Remote, name: str, file: OutgoingFile) -> bool:
-    return name in remote.files and remote.files[name].is_the_same_as(file)
+def _plan(
+    api: HfApi, staged: Path, repository: str, tag: str | None, private: bool, overwrite_card: bool
+) -> tuple[Published, str | None]:
+    """Compare the repository with the staged files, and run all checks before anything is uploaded.
 
+    Returns:
+        What there is to do, and the head of the repository.
+    """
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
-def _as_released(
-    files: dict[str, OutgoingFile], remote: Remote, folder: Path, repository: str
-) -> dict[str, OutgoingFile]:
-    """Return the files with the card of a tag at the head if they are all published, so that snippets stay pinned."""
-    for tag in (name for name, at in remote.tags.items() if at == remote.head):
-        released = {**files, CARD: outgoing_card(folder, repository, tag)}
-        if all(_is_there(remote, name, file) for name, file in released.items()):
-            return released
-    return files
-
-
-def _refuse(
-    remote: Remote,
-    base: Remote,
-    repository: str,
-    files: Mapping[str, OutgoingFile],
-    changes: bool,
-    private: bool,
-    tag: str | None,
-    overwrite_card: bool,
-) -> None:
-    """Run all checks before anything is uploaded."""
-    if private and remote.head is not None and not remote.private:
+    try:
+        info = api.repo_info(repository)
+    except RepositoryNotFoundError as error:
+        if isinstance(error, GatedRepoError):
+            raise
+        return Published(repository, None, tag, None, True, tag is not None, _sizes(staged)), None
+    if info.sha is None:
+        raise PublishingError(f"{repository} has no commit yet; create one on its page first, such as a README.")
+    if private and not info.private:
         raise PublishingError(
             f"{repository} is public, but --private is set; make it private on its page first, or use another one."
         )
-    if tag in remote.branches:
+    refs = api.list_repo_refs(repository)
+    if tag in {branch.name for branch in refs.branches}:
         raise PublishingError(
             f"{repository} has a branch {tag}, which a tag of that name would shadow; choose another tag."
         )
-    at = remote.tags.get(tag or "")
-    if at is not None and (changes or at != remote.head):
+    # by the commit, because the branch may move between the requests
+    there: dict[str, Any] = {entry.path: entry for entry in api.list_repo_tree(repository, revision=info.sha)}
+    sent = {name: size for name, size in _sizes(staged).items() if not _is_same(there.get(name), staged / name)}
+    removed = [name for name in OPTIONAL if name in there and not (staged / name).exists()]
+    at = {one.name: one.target_commit for one in refs.tags}.get(tag or "")
+    if at is not None and (sent or removed or at != info.sha):
         raise PublishingError(
             f"The tag {tag} of {repository} exists at commit {at[:12]} and is never moved; choose a new tag."
         )
-    if (
-        base.card is not None
-        and not overwrite_card
-        and not is_ours(base.card)
-        and not _is_there(base, CARD, files[CARD])
-    ):
+    if CARD in sent and CARD in there and not overwrite_card and not is_ours(_read_card(api, repository, info.sha)):
         raise PublishingError(
             f"The {CARD} of {repository} was edited; copy the edits into your {CARD}, then use --overwrite-card."
         )
+    commit = None if sent or removed else info.sha
+    return Published(repository, commit, tag, None, False, tag is not None and at is None, sent, removed), info.sha
 
 
-def _carry_out(
-    api: HfApi, plan: Published, base: Remote, changed: Mapping[str, OutgoingFile], private: bool, pr: bool
-) -> Published:
-    """Create repository, commit and tag, in this order, so that the next call can complete an interrupted one."""
-    repository = plan.repository
-    with hub_errors(repository):
-        if plan.created:
-            api.create_repo(repository, private=private, exist_ok=False)
-            base = look(api, repository)
-            plan = replace(plan, commit=base.head if not changed else None)
-        if changed or plan.removed:
-            plan = _commit(api, plan, base, changed, pr)
-        if plan.tagged:
-            _tag(api, plan)
-    return plan
+def _is_same(entry: Any, path: Path) -> bool:
+    """Return whether a file on the Hub has this content; only large files have a sha256."""
+    if entry is None:
+        return False
+    if entry.lfs is not None:
+        return entry.lfs.sha256 == sha256_of(path)
+    data = path.read_bytes()
+    return entry.blob_id == hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
 
 
-def _commit(api: HfApi, plan: Published, base: Remote, changed: Mapping[str, OutgoingFile], pr: bool) -> Published:
-    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
-
-    operations: list[CommitOperationAdd | CommitOperationDelete] = [
-        CommitOperationAdd(name, file.content) for name, file in changed.items()
-    ]
-    operations += [CommitOperationDelete(name) for name in plan.removed]
-    made = api.create_commit(
-        plan.repository,
-        operations,
-        commit_message=_title(plan.repository),
-        revision=f"refs/pr/{plan.pull_request}" if plan.pull_request else MAIN,
-        create_pr=pr and plan.pull_request is None,
-        parent_commit=base.head,
-    )
-    return replace(plan, commit=made.oid, pull_request=plan.pull_request or made.pr_num)
+def _read_card(api: HfApi, repository: str, commit: str) -> str:
+    """Read the README without the cache, so that it does not count as a download of the model."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = api.hf_hub_download(repository, CARD, revision=commit, local_dir=folder)
+        return Path(path).read_text("utf-8", "replace")
 
 
-def _tag(api: HfApi, plan: Published) -> None:
-    from huggingface_hub.errors import HfHubHTTPError
+@contextmanager
+def _hub_errors(repository: str) -> Iterator[None]:
+    """Convert the errors of the Hub's client.
 
-    assert plan.tag is not None
+    Raises:
+        PublishingError: the Hub or the network failed; the message names the next step.
+        InvalidRequest: the name of the repository is invalid.
+    """
     try:
-        api.create_tag(plan.repository, tag=plan.tag, revision=plan.commit)
-    except HfHubHTTPError as error:
-        if error.response.status_code != 409:
-            raise
-        raise PublishingError(
-            f"Another process created the tag {plan.tag} of {plan.repository}. Commit {plan.commit} was uploaded "
-            "without a tag; choose another tag and call again."
-        ) from error
+        yield
+    except NNCLRHubError:
+        raise
+    except (OSError, RuntimeError, ValueError, *network_errors()) as error:
+        failure = hub_failure(error, repository)
+        if isinstance(failure, InvalidRequest):
+            raise failure from error
+        raise PublishingError(str(failure)) from error
+
+
+# ---- an encoder in memory --------------------------------------------------------------------------------------------
+
+
+def push_to_hub(
+    encoder: Encoder,
+    repository: str,
+    *,
+    license: str | None = None,
+    data: str | None = None,
+    private: bool = False,
+    tag: str | None = None,
+    pr: bool = False,
+    token: str | None = None,
+    force_license: bool = False,
+) -> Published:
+    """Publish an encoder: `export_model` and `publish_model` in one.
+
+    Heads and results are included only if weights and preprocessing are those of the model folder that the encoder
+    was loaded from. License, images, terms and parents of that folder are always recorded, and timm as a parent.
+
+    Args:
+        license: of the weights, for the card; None: that of the model folder or of timm.
+        data: the training images and their terms, for the card; None: those of the model folder.
+        private, tag, pr, token: see `publish_model`.
+        force_license: see `export_run`.
+
+    Raises:
+        NNCLRHubError: see `export_run` and `publish_model`.
+    """
+    check_options(repository, tag, pr)
+    about = {key: value for key, value in (("license", license), ("data", data)) if value is not None}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / repository.rpartition("/")[2]
+        origin = _unchanged_origin(encoder)
+        if origin is not None:
+            export_run(origin, folder, provenance=about, force_license=force_license)
+        else:
+            before = _inherited(encoder)
+            with record_forced(force_license, about):
+                if license not in (None, before.get("license")):
+                    check_license(license, {}, before)
+            config, cfg = encoder.config, encoder.backbone.pretrained_cfg
+            export_model(
+                encoder.backbone,
+                folder,
+                provenance={**before, **about},
+                architecture=config.architecture if config else cfg["architecture"],  # type: ignore[index]
+                model_args=config.model_args if config else {},
+                preprocessing=encoder.transform.preprocessing,
+            )
+        return publish_model(folder, repository, private=private, tag=tag, pr=pr, token=token)
+
+
+def _inherited(encoder: Encoder) -> dict[str, Any]:
+    """Return the license, images, terms and parents of the weights that the encoder was loaded with, as far as known.
+
+    They hold for weights that were changed since, but not for random weights in the network of a model folder.
+    """
+    if encoder.name.startswith("random:"):
+        return {}
+    if encoder.config is not None:
+        about, license = encoder.config.nnclr, license_of(encoder.config)
+        found = {name: about[name] for name in INHERITED if name in about}
+    elif encoder.name.startswith("timm:"):
+        parent = parent_record(encoder.name, encoder)
+        license, found = parent["license"], {"parents": [parent]}
+    else:
+        return {}
+    return found if license == NO_LICENSE else {**found, "license": license}
+
+
+def _unchanged_origin(encoder: Encoder) -> Path | None:
+    """Return the model folder of the encoder if its weights and preprocessing have not changed since."""
+    import torch
+
+    if encoder.config is None:
+        return None
+    try:
+        found = resolve(encoder.name)
+    except ModelError:  # deleted since
+        return None
+    if found.folder is None or found.seed is not None:
+        return None
+    published = Preprocessing.from_pretrained_cfg(found.config.pretrained_cfg)
+    if replace(encoder.transform.preprocessing, reading=PLAIN) != published:
+        return None
+    saved, now = read_weights(found.folder, found.weights), encoder.backbone.state_dict()
+    same = saved.keys() == now.keys() and all(
+        torch.equal(value.float(), now[key].float().cpu()) for key, value in saved.items()
+    )
+    return found.folder if same else None

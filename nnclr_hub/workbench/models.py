@@ -55,7 +55,6 @@ class Encoders:
         default: source of the encoder to use if none is named; None: the best starter.
         device: "cpu", "cuda", ...; None: the GPU if there is one.
         backend: what runs the network, as in `load_encoder`.
-        images: number of images to expect, for "auto"; None: unknown.
     """
 
     def __init__(
@@ -64,12 +63,10 @@ class Encoders:
         *,
         device: str | None = None,
         backend: str | None = None,
-        images: int | None = None,
     ) -> None:
         self._default = default
         self._device = device
         self._backend = backend
-        self._images = images
         self._loaded: dict[str, Embedder] = {}
         self._lock = threading.Lock()
 
@@ -90,9 +87,7 @@ class Encoders:
         source = source or self.default
         with self._lock:  # two callers at once must not load it twice
             if source not in self._loaded:
-                self._loaded[source] = load_encoder(
-                    source, device=self._device, backend=self._backend, images=self._images
-                )
+                self._loaded[source] = load_encoder(source, device=self._device, backend=self._backend)
             return self._loaded[source]
 
     def by_fingerprint(self, fingerprint: str) -> Embedder | None:

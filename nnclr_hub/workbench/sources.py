@@ -132,6 +132,7 @@ def _checked(source: bytes | Tile, metadata: Mapping[str, Any], reading: ImageRe
         found, _, image = run_isolated(record, source, reading, False, True)
     except ImageError as error:
         return str(error)
+    assert image is not None
     data = source if isinstance(source, bytes) else b""
     return (data, image) if metadata.get(PIXEL_HASH) in (None, found) else "its file has changed"
 

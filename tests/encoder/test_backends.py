@@ -13,8 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from nnclr_hub import load_encoder
-from nnclr_hub.encoder.backends import choice
-from nnclr_hub.encoder.backends.probe_batch import probe_images
+from nnclr_hub.encoder.backends.probe_batch import probe_images, worst_cosine
 
 CPU = torch.device("cpu")
 EXACT, NEAR = ("openvino", "onnx"), ("torch-bf16", "openvino-bf16")
@@ -161,8 +160,8 @@ def test_vectors_that_are_not_finite_have_the_largest_distance():
     rows = np.ones((2, 3), np.float32)
     broken = rows.copy()
     broken[1, 0] = np.nan
-    assert choice.worst_cosine(broken, rows) == -1
-    assert choice.worst_cosine(rows * 2, rows) == pytest.approx(1)
+    assert worst_cosine(broken, rows) == -1
+    assert worst_cosine(rows * 2, rows) == pytest.approx(1)
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -205,12 +204,3 @@ def test_no_proxy_is_asked_for_this_machine(server, name, monkeypatch):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     monkeypatch.setenv("no_proxy", "")
     assert resolve(f"{server.url}/{name}", progress=False).folder
-
-
-def test_files_of_a_killed_download_are_removed_later(server, name):
-    models = cache_folder() / "models"
-    for left, age in (("old", 2 * 86400), ("young", 60)):
-        (models / f".half-{left}").mkdir(parents=True)
-        os.utime(models / f".half-{left}", (time.time() - age,) * 2)
-    resolve(f"{server.url}/{name}", progress=False)
-    assert [path.name for path in models.glob(".half-*")] == [".half-young"]

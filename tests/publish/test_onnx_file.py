@@ -52,7 +52,7 @@ def test_an_invalid_onnx_export_is_explained(model, tmp_path, monkeypatch):
     with pytest.raises(UnknownModel):
         export_onnx("no_such_model", tmp_path / "model.onnx")
     monkeypatch.setitem(sys.modules, "onnxscript", None)
-    with pytest.raises(MissingDependency, match=r"onnxscript.*nnclr_hub\[onnx\]"):
+    with pytest.raises(MissingDependency, match=r"onnxscript.*nnclr_hub\[torch\]"):
         export_onnx(model, tmp_path / "model.onnx")
     assert not list(tmp_path.iterdir())
 

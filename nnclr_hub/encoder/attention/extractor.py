@@ -127,7 +127,7 @@ class AttentionExtractor:
         Raises:
             InvalidRequest: the network does not support a setting.
         """
-        settings.check(self.traits, self._name, targets)
+        self.traits.check(settings, self._name, targets)
 
     def prepare(self, image: ImageLike, settings: AttentionSettings, *, has_query: bool = True) -> PreparedImage:
         """Decode an image and resize it to the network's input.
@@ -194,7 +194,7 @@ class AttentionExtractor:
             InvalidRequest: the network's output is not finite.
         """
         shown = targets or [image]
-        if settings.uses_class_token_row(self.traits, len(targets)):
+        if self.traits.uses_class_token_row(settings, len(targets)):
             kind, values = "class_token", [_class_token_map(settings, one) for one in shown]
         else:
             query = _query_vector(settings, image)

@@ -18,6 +18,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from nnclr_hub.encoder.attention.geometry import Axis, Grid
+from nnclr_hub.encoder.attention.query import MAX_TARGETS, AttentionSettings
 from nnclr_hub.errors import InvalidRequest
 
 STAGES = ("layer1", "layer2", "layer3", "layer4")
@@ -60,6 +61,37 @@ class NetworkTraits:
             Axis(cells[i], self.first[i], self.stride[i], input_size[1 - i], original_size[1 - i]) for i in (0, 1)
         )
         return Grid(down, across)
+
+    def uses_class_token_row(self, settings: AttentionSettings, targets: int = 0) -> bool:
+        """Return whether the map is the softmax row of [CLS]: of a transformer, for one image, without a query."""
+        return self.transformer and settings.query is None and not targets and settings.similarity == "dot"
+
+    def check(self, settings: AttentionSettings, name: str, targets: int = 0) -> None:
+        """Check that the network can make a map with these settings.
+
+        Raises:
+            InvalidRequest: names the first setting that does not fit.
+        """
+        if targets > MAX_TARGETS:
+            raise InvalidRequest(f"At most {MAX_TARGETS} target images are allowed, got {targets}.")
+        row = self.uses_class_token_row(settings, targets)
+        for value, what in ((settings.head, "head"), (settings.threshold, "threshold")):
+            if value is not None and not row:
+                reason = (
+                    f"this map shows the similarity to a query; leave out query, target and similarity, or {what}"
+                    if self.transformer
+                    else f"{name} is a ResNet; leave {what} out"
+                )
+                raise InvalidRequest(f"{what}={value} applies only to the [CLS] row of a vision transformer: {reason}.")
+        if self.transformer and settings.query is None and not self.class_token:
+            raise InvalidRequest(f"{name} does not have a [CLS] token; give a point or a box as query.")
+        if row and self.heads is None:
+            raise InvalidRequest(
+                f"The last block of {name} uses {self.attention_class}, whose attention rows cannot be read; give a "
+                "point or a box as query."
+            )
+        if row and settings.head is not None and settings.head >= (self.heads or 0):
+            raise InvalidRequest(f"head must be from 0 to {(self.heads or 0) - 1} for {name}, got {settings.head}.")
 
 
 def traits_of(backbone: nn.Module) -> NetworkTraits:

@@ -9,12 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import astuple, dataclass
 from numbers import Integral, Real
-from typing import TYPE_CHECKING
 
 from nnclr_hub.errors import InvalidRequest
-
-if TYPE_CHECKING:  # invalid settings are refused before torch and timm are loaded
-    from nnclr_hub.encoder.attention.network import NetworkTraits
 
 SIMILARITIES = ("dot", "cosine")
 MAX_TARGETS = 6
@@ -96,37 +92,6 @@ class AttentionSettings:
             raise InvalidRequest(f"threshold must be in (0, 1], such as 0.6, got {self.threshold!r}.")
         if not (_is_whole(self.max_side) and self.max_side >= 1):
             raise InvalidRequest(f"max_side must be a whole number of pixels, got {self.max_side!r}.")
-
-    def uses_class_token_row(self, network: NetworkTraits, targets: int = 0) -> bool:
-        """Return whether the map is the softmax row of [CLS]: of a transformer, for one image, without a query."""
-        return network.transformer and self.query is None and not targets and self.similarity == "dot"
-
-    def check(self, network: NetworkTraits, name: str, targets: int = 0) -> None:
-        """Check that a network can make this map.
-
-        Raises:
-            InvalidRequest: names the first setting that does not fit.
-        """
-        if targets > MAX_TARGETS:
-            raise InvalidRequest(f"At most {MAX_TARGETS} target images are allowed, got {targets}.")
-        row = self.uses_class_token_row(network, targets)
-        for value, what in ((self.head, "head"), (self.threshold, "threshold")):
-            if value is not None and not row:
-                reason = (
-                    f"this map shows the similarity to a query; leave out query, target and similarity, or {what}"
-                    if network.transformer
-                    else f"{name} is a ResNet; leave {what} out"
-                )
-                raise InvalidRequest(f"{what}={value} applies only to the [CLS] row of a vision transformer: {reason}.")
-        if network.transformer and self.query is None and not network.class_token:
-            raise InvalidRequest(f"{name} does not have a [CLS] token; give a point or a box as query.")
-        if row and network.heads is None:
-            raise InvalidRequest(
-                f"The last block of {name} uses {network.attention_class}, whose attention rows cannot be read; give a "
-                "point or a box as query."
-            )
-        if row and self.head is not None and self.head >= (network.heads or 0):
-            raise InvalidRequest(f"head must be from 0 to {(network.heads or 0) - 1} for {name}, got {self.head}.")
 
 
 def require_inside(query: Query, size: tuple[int, int]) -> None:

@@ -9,7 +9,6 @@ from typing import Protocol
 import numpy as np
 
 from nnclr_hub.errors import InvalidRequest
-from nnclr_hub.hub.layout import GRAPH
 
 KINDS = {
     "torch": ("fp32", "bf16"),
@@ -17,7 +16,7 @@ KINDS = {
     "openvino": ("fp32", "bf16"),
     "onnx": ("fp32",),
 }
-GRAPHS = {"openvino": "network.xml", "onnx": GRAPH}  # the file of a saved network; OpenVINO's has a network.bin, too
+RUNTIMES = ("openvino", "onnx")  # they open the network.onnx of a model folder, and need no torch
 AUTO = "auto"
 BACKENDS = (AUTO, *(kind if precision == "fp32" else f"{kind}-bf16" for kind in KINDS for precision in KINDS[kind]))
 

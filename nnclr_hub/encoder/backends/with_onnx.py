@@ -14,7 +14,7 @@ import numpy as np
 
 from nnclr_hub.encoder.backends.base import cpu_threads
 from nnclr_hub.errors import InvalidRequest, MissingDependency
-from nnclr_hub.hub.layout import GRAPH, tensor_ranges
+from nnclr_hub.hub.layout import tensor_ranges
 
 if TYPE_CHECKING:  # a saved graph runs without torch
     from torch import device as Device
@@ -82,7 +82,7 @@ def _exported(network: Network) -> Any:
         import onnxscript.optimizer
     except ImportError as error:
         raise MissingDependency(
-            f"The package {error.name}, which ONNX models need, is not installed; pip install 'nnclr_hub[onnx]'."
+            f"The package {error.name}, which ONNX models need, is not installed; pip install 'nnclr_hub[torch]'."
         ) from error
     import torch
 
@@ -183,7 +183,6 @@ class ONNXBackend:
     buckets: tuple[int, ...] | None = None
 
     def __init__(self, model: bytes | Path, memory: int | None = None) -> None:
-        self._model = model
         self.memory = memory
         try:
             self._session = onnx_session(model)
@@ -196,10 +195,6 @@ class ONNXBackend:
     def run(self, crops: np.ndarray) -> np.ndarray:
         """Run the network; see `Backend.run`. Threads may share a session."""
         return self._session.run([FEATURES], {INPUT: np.ascontiguousarray(crops)})[0]
-
-    def save(self, folder: Path) -> None:
-        """Write the model, so that another process can run it without torch and without an export."""
-        (folder / GRAPH).write_bytes(self._model if isinstance(self._model, bytes) else self._model.read_bytes())
 
 
 def open_onnx(network: Network, device: Device, precision: str) -> ONNXBackend:

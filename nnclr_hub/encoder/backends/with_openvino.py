@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nnclr_hub.encoder.backends.base import GRAPHS, cpu_threads, full_name
+from nnclr_hub.encoder.backends.base import cpu_threads, full_name
 from nnclr_hub.errors import InvalidRequest, MissingDependency
 from nnclr_hub.hub.layout import WEIGHTS
 
@@ -34,7 +34,7 @@ class OpenVINOBackend:
     """OpenVINO on the CPU; all batch sizes run fast, because its dynamic graph is as fast as one of fixed size.
 
     Args:
-        source: the network to trace, or the file of an exported one: network.xml or network.onnx.
+        source: the network to trace, or network.onnx of a model folder.
         precision: "fp32" or "bf16".
         weight_bytes: size of the weights in float32.
 
@@ -57,8 +57,8 @@ class OpenVINOBackend:
             "INFERENCE_NUM_THREADS": cpu_threads(),
         }
         try:
-            self._graph = _read(core, source) if isinstance(source, Path) else _trace(source)
-            compiled = core.compile_model(self._graph, "CPU", settings)
+            graph = _read(core, source) if isinstance(source, Path) else _trace(source)
+            compiled = core.compile_model(graph, "CPU", settings)
         except RuntimeError as error:
             reason = " ".join(str(error).split())[:200]
             raise InvalidRequest(f"OpenVINO cannot run this network ({reason}); use backend 'torch'.") from error
@@ -71,12 +71,6 @@ class OpenVINOBackend:
         """Run the network; see `Backend.run`."""
         with self._lock:  # a batch uses all threads, so a second one at the same time would only slow it down
             return self._request.infer([np.ascontiguousarray(crops)])[self._features].copy()
-
-    def save(self, folder: Path) -> None:
-        """Write the graph with its weights in float32, so that another process can run it without torch."""
-        import openvino
-
-        openvino.save_model(self._graph, folder / GRAPHS["openvino"], compress_to_fp16=False)
 
 
 def open_openvino(network: Network, device: Device, precision: str) -> OpenVINOBackend:
@@ -115,7 +109,7 @@ def _openvino() -> Any:
         with _without_telemetry():
             import openvino
     except ImportError as error:
-        raise MissingDependency("OpenVINO is not installed; pip install 'nnclr_hub[openvino]'.") from error
+        raise MissingDependency("OpenVINO is not installed; pip install openvino.") from error
     return openvino
 
 
