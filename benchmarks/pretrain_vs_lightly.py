@@ -1,6 +1,6 @@
 """NNCLR by this project and by lightly: images/s in one run, and 20-NN after the same number of epochs.
 
-    pip install -e '.[bench]'
+    pip install lightly
     python benchmarks/pretrain_vs_lightly.py --data PHOTOS --epochs 10 --out compared
     python benchmarks/pretrain_vs_lightly.py --data imagenette128 --side 128 --pack 128 --epochs 200 --workers 16 \\
         --minutes 60 --out compared          # on a GPU; the same command continues after the time limit
@@ -26,7 +26,7 @@ try:
     from lightly.models.modules import NNCLRPredictionHead, NNCLRProjectionHead, NNMemoryBankModule
     from lightly.transforms.simclr_transform import SimCLRTransform
 except ModuleNotFoundError as error:
-    sys.exit(f"This benchmark needs lightly, and {error.name} is not installed; run pip install -e '.[bench]'.")
+    sys.exit(f"This benchmark needs lightly, and {error.name} is not installed; run pip install lightly.")
 import torch
 from PIL import Image
 from rich.console import Console

@@ -95,28 +95,25 @@ class MissingDependency(NNCLRHubError):
 EXTRAS = {
     **dict.fromkeys(("torch", "torchvision", "timm", "matplotlib", "onnx", "onnxscript"), "torch"),
     **dict.fromkeys(("fastapi", "starlette", "uvicorn", "pydantic", "pydantic_settings"), "serve"),
-    **dict.fromkeys(("prometheus_client", "python_multipart"), "serve"),
+    **dict.fromkeys(("prometheus_client", "python_multipart", "opentelemetry"), "serve"),
     **dict.fromkeys(("gradio", "skimage"), "demo"),
     **dict.fromkeys(("ray", "pymilvus", "milvus_lite"), "scale"),
-    "opentelemetry": "tracing",
-    "openvino": "openvino",
-    "pyarrow": "parquet",
     **dict.fromkeys(("pydicom", "rawpy", "tifffile", "imagecodecs", "nd2", "czifile", "pillow_heif"), "formats"),
-    "openTSNE": "inspect",
+    "pyarrow": "formats",
     "tensorboard": "train",
-    "wandb": "wandb",
-    "mlflow": "mlflow",
 }
+ALONE = {"openvino": "openvino", "openTSNE": "openTSNE", "wandb": "wandb", "mlflow": "mlflow-skinny"}
 
 
 def missing_package(error: ImportError) -> MissingDependency | None:
-    """Return the error of a failed import that names the extra to install; None if no extra has the package."""
+    """Return the error of a failed import that says what to install; None for packages that nnclr_hub does not know."""
     package = (error.name or "").partition(".")[0]
-    if package not in EXTRAS:
+    if package not in EXTRAS and package not in ALONE:
         return None
     absent = isinstance(error, ModuleNotFoundError)
     reason = "which is not installed" if absent else f"which cannot be imported ({error})"
-    return MissingDependency(f"This needs the package {package}, {reason}; pip install 'nnclr_hub[{EXTRAS[package]}]'.")
+    install = ALONE.get(package) or f"'nnclr_hub[{EXTRAS[package]}]'"
+    return MissingDependency(f"This needs the package {package}, {reason}; pip install {install}.")
 
 
 # ---- arguments -------------------------------------------------------------------------------------------------------

@@ -16,13 +16,7 @@ from typing import Any
 
 from nnclr_hub.errors import InvalidRequest, MissingDependency, NNCLRHubError
 
-EXTRAS = {
-    "s3": "s3",
-    "gs": "gcs",
-    "gcs": "gcs",
-    "http": "http",
-    "https": "http",
-}  # protocol: extra that installs its driver
+DRIVERS = {"s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "http": "aiohttp", "https": "aiohttp"}  # protocol: package
 MOST_NAMES = 100_000  # of one pattern
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
@@ -46,10 +40,10 @@ def open_file_system(address: str) -> tuple[Any, str]:
     try:
         return url_to_fs(address)
     except ImportError as error:
-        extra = EXTRAS.get(address.partition("://")[0])
+        driver = DRIVERS.get(address.partition("://")[0])
         raise MissingDependency(
-            f"The driver for {address} is not installed; pip install 'nnclr_hub[{extra}]'."
-            if extra
+            f"The driver for {address} is not installed; pip install {driver}."
+            if driver
             else f"The driver for {address} is not installed ({error}); install the package that it names."
         ) from error
     except ValueError as error:

@@ -54,7 +54,7 @@ def configure_tracing() -> None:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError:
-        log.warning("traces need more packages; install nnclr_hub[tracing], or unset %s", ENDPOINTS[0])
+        log.warning("traces need more packages; install nnclr_hub[serve], or unset %s", ENDPOINTS[0])
         return
     assert trace is not None
     name = os.environ.get("OTEL_SERVICE_NAME", "nnclr_hub")

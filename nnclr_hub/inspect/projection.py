@@ -91,7 +91,7 @@ def project(
     except ImportError as error:
         if method == "auto":
             return pca
-        raise MissingDependency("A t-SNE map needs openTSNE; pip install 'nnclr_hub[inspect]'.") from error
+        raise MissingDependency("A t-SNE map needs openTSNE; pip install openTSNE.") from error
     if len(rows) < FEW:
         raise InvalidRequest(f"A t-SNE map needs at least {FEW} vectors, got {len(rows)}; use pca.")
     laid = _tsne(rows, pca.coordinates, progress)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import chain, islice
@@ -86,7 +86,7 @@ def require_parquet() -> None:
         import pyarrow.parquet  # noqa: F401
     except ModuleNotFoundError as error:
         raise MissingDependency(
-            "Arrow and Parquet files need pyarrow, which is not installed: pip install 'nnclr_hub[parquet]'."
+            "Arrow and Parquet files need pyarrow, which is not installed: pip install 'nnclr_hub[formats]'."
         ) from error
 
 
@@ -172,13 +172,9 @@ def _schema() -> Any:
     return pyarrow.schema({"id": pyarrow.string(), "metadata": pyarrow.string(), "thumbnail": pyarrow.binary()})
 
 
-def _sha256(path: Path, advance: Callable[[int], None] = lambda count: None) -> str:
-    digest = hashlib.sha256()
+def _sha256(path: Path) -> str:
     with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-            advance(len(chunk))
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 # ------------------------------------------------------------------------------ import
@@ -269,16 +265,12 @@ def read_manifest(folder: Path) -> Manifest:
 def _check(manifest: Manifest, folder: Path, progress: Progress) -> None:
     """Compare the size and hash of every file with the manifest."""
     done = 0
-
-    def advance(count: int) -> None:
-        nonlocal done
-        done += count
-        progress(done, manifest.size)
-
     for file in manifest.files:
         with _readable(folder / file["file"]) as path:
-            if path.stat().st_size != file["size"] or _sha256(path, advance) != file["sha256"]:
+            if path.stat().st_size != file["size"] or _sha256(path) != file["sha256"]:
                 raise ValueError(f"its size or SHA-256 differs from {MANIFEST}")
+        done += file["size"]
+        progress(done, manifest.size)
 
 
 def _read_shard(folder: Path, number: int) -> Iterator[list[Item]]:

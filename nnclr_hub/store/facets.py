@@ -30,21 +30,15 @@ class Histogram:
 
 @dataclass(frozen=True)
 class Facet:
-    """What items have under one key.
-
-    key: of the metadata.
-    items: how many items have the key.
-    values: the most frequent scalars, with the number of items that have each; equally frequent ones in the order
-        null, false, true, numbers, strings. An item with a list counts once for each of its distinct elements.
-    distinct: number of distinct scalars.
-    histogram: of all numbers; None if there are none.
-    """
+    """What items have under one key."""
 
     key: str
-    items: int
+    items: int  # that have the key
+    # the most frequent scalars, with the number of items that have each; equally frequent ones in the order null,
+    # false, true, numbers, strings. An item with a list counts once for each of its distinct elements
     values: list[tuple[Any, int]]
-    distinct: int
-    histogram: Histogram | None = None
+    distinct: int  # scalars
+    histogram: Histogram | None = None  # of all numbers
 
 
 def check_facets(keys: Sequence[str], limit: int, bins: int) -> list[str]:

@@ -11,13 +11,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 STEPS = (
-    # a write (writer.py)
     "write.begun",
     "write.applied",
     "write.committed",
     "write.indexing",
     "write.indexed",
-    # a snapshot of the index (snapshots.py)
     "snapshot.taken",
     "snapshot.written",
     "snapshot.synced",
@@ -26,24 +24,19 @@ STEPS = (
     "snapshot.folder_synced",
     "snapshot.recorded",
     "snapshot.cleaned",
-    # a fold of the delta (fold.py)
     "fold.built",
     "fold.swapped",
-    # deleted pages are given back (maintenance.py)
     "vacuum.step",
-    # names (store.py)
     "create.made",
     "create.recorded",
     "drop.recorded",
     "drop.removed",
     "promote.begun",
     "promote.recorded",
-    # a backup (backup.py)
     "backup.chunk",
     "backup.chunks",
     "backup.done",
     "backup.removed",
-    # opening (recovery.py)
     "recover.loaded",
     "recover.replayed",
 )

@@ -105,9 +105,8 @@ class Flat(IndexKind):
 class Hnsw(IndexKind):
     """A navigable graph over the vectors.
 
-    Args:
-        links: per node in the upper layers, by precision; the lowest layer has twice as many. Users choose f16 to save
-            memory, and with half the links a search that looks a little further finds as much.
+    `links` are those of a node in the upper layers, by precision; the lowest layer has twice as many. Users choose f16
+    to save memory, and with half the links a search that looks a little further finds as much.
     """
 
     name = "hnsw"

@@ -19,18 +19,12 @@ SHOWN = 0.999  # the highest percentile that differs reliably from others
 
 @dataclass(frozen=True, repr=False)
 class Item:
-    """One entry of a collection.
+    """One entry of a collection."""
 
-    id: [A-Za-z0-9._~-], 1 to 128 characters.
-    vector: (D,) float32.
-    metadata: JSON values by key, at most 64 KiB as JSON.
-    thumbnail: JPEG bytes to show, at most 32 KiB, or None.
-    """
-
-    id: str
-    vector: np.ndarray
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    thumbnail: bytes | None = None
+    id: str  # [A-Za-z0-9._~-], 1 to 128 characters
+    vector: np.ndarray  # (D,) float32
+    metadata: Mapping[str, Any] = field(default_factory=dict)  # JSON values by key, at most 64 KiB as JSON
+    thumbnail: bytes | None = None  # JPEG to show, at most 32 KiB
 
     def __repr__(self) -> str:
         parts = [f"id={self.id!r}", f"vector={_shape(self.vector)}", f"metadata={_shortened(self.metadata)}"]
@@ -41,16 +35,14 @@ class Item:
 
 @dataclass(frozen=True, repr=False)
 class Match:
-    """One neighbor. A higher score is nearer: cosine, dot product, or minus the L2 distance.
-
-    percentile: share of random pairs of items that score lower, 0 to 1, if the search has `with_percentile`; None for
-        collections of fewer than 10 items, or if the pairs could not be sampled.
-    """
+    """One neighbor. A higher score is nearer: cosine, dot product, or minus the L2 distance."""
 
     id: str
     score: float
     metadata: Mapping[str, Any]
     vector: np.ndarray | None = None
+    # share of random pairs of items that score lower, 0 to 1, if the search has `with_percentile`; None for collections
+    # of fewer than 10 items, or if the pairs could not be sampled
     percentile: float | None = None
 
     def __repr__(self) -> str:

@@ -99,11 +99,7 @@ class CollectionSpec:
         return cls(embedder.embed_dim, fingerprint=embedder.fingerprint, model=embedder.name, vectors=AUTO)
 
     def decided(self, *, transforms: bool) -> Self:
-        """Replace "auto" of `vectors`, for a store in a folder, which can transform vectors, or one in Milvus.
-
-        Raises:
-            InvalidRequest: the store has no such index.
-        """
+        """Replace "auto" of `vectors`, for a store in a folder, which can transform vectors, or one in Milvus."""
         if transforms and self.index == DISKANN:
             raise InvalidRequest(f"index={DISKANN!r} needs a Milvus server; use 'auto' for a store in a folder.")
         if self.vectors != AUTO:
@@ -112,11 +108,7 @@ class CollectionSpec:
         return replace(self, vectors="half_whiten" if whitens else "raw")
 
     def check(self, embedder: Embeds, collection: str) -> None:
-        """Refuse an embedder whose vectors cannot be compared with those of the collection.
-
-        Raises:
-            FingerprintMismatch: the message names the next step.
-        """
+        """Raise FingerprintMismatch if an embedder's vectors cannot be compared with those of the collection."""
         if self.fingerprint and embedder.fingerprint != self.fingerprint:
             names = [(self.model or "").partition("?"), embedder.name.partition("?")]
             step = f"move it to this one with `nnclr store reembed {collection} --model {embedder.name}`"

@@ -30,22 +30,14 @@ LEAST_VARIANCE = 1e-12  # of unit vectors in float32, below which differences ar
 
 @dataclass(frozen=True)
 class VectorTransform:
-    """An affine map of vectors, followed by normalization.
+    """An affine map of vectors, followed by normalization."""
 
-    mean: (D,) float32.
-    matrix: (D, D) float32, applied as (x - mean) @ matrix; None: the identity.
-    """
-
-    mean: np.ndarray
-    matrix: np.ndarray | None = None
+    mean: np.ndarray  # (D,) float32
+    matrix: np.ndarray | None = None  # (D, D) float32, applied as (x - mean) @ matrix; None: the identity
 
     @classmethod
     def fit(cls, vectors: np.ndarray, kind: str) -> Self:
-        """Fit a transform on vectors (N, D), which are normalized first.
-
-        Raises:
-            InvalidRequest: an unknown kind, or no vectors.
-        """
+        """Fit a transform on vectors (N, D), which are normalized first."""
         if kind not in KINDS:
             raise InvalidRequest(f"The transform must be one of {', '.join(KINDS)}, got {kind!r}.")
         if not len(vectors):

@@ -47,15 +47,11 @@ ABSENT: Any = object()  # the value of a key that an item lacks
 
 @dataclass(frozen=True)
 class Condition:
-    """A condition on one key; on the id if `kind` is "ids".
-
-    kind: as in the grammar.
-    value: lists are tuples, ranges are tuples of (comparison, bound), dates are microseconds since 1970.
-    """
+    """A condition on one key; on the id if `kind` is "ids"."""
 
     key: str
-    kind: str
-    value: Any
+    kind: str  # as in the grammar
+    value: Any  # lists are tuples, ranges are tuples of (comparison, bound), dates are microseconds since 1970
 
 
 @dataclass(frozen=True)

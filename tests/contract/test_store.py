@@ -161,6 +161,15 @@ def test_a_write_goes_to_the_collection_that_the_name_means_when_it_is_committed
     writer.join()
     assert (ids(folder, "b"), ids(folder, "c")) == (["2"], [f"{len(calls)}"])
 
+    def write_elsewhere(collection):
+        calls.append(collection.name)
+        folder.promote("a", "live")
+        return collection.upsert([Item("once", ONE)])
+
+    calls.clear()
+    folder.write("b", write_elsewhere)  # a promotion to another name repeats nothing
+    assert (calls, ids(folder, "b")) == (["b"], ["2", "once"])
+
 
 # ------------------------------------------------------------------------------ opening
 

@@ -14,12 +14,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from waiting import free_port
 
 from nnclr_hub.errors import StoreUnreachable
 from nnclr_hub.store.milvus import MilvusStore
+
+T = TypeVar("T")
 
 
 class Server:
@@ -78,6 +81,18 @@ def lists_collections(uri: str) -> bool:
     except StoreUnreachable:
         return False
     return True
+
+
+def patiently(call: Callable[[], T], seconds: float = 60) -> T:
+    """Return what a call returns once the server, which has just started, is ready for it."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            return call()
+        except StoreUnreachable:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.3)
 
 
 def wait_until_free(port: int, patience: float) -> None:

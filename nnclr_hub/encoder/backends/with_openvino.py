@@ -109,7 +109,7 @@ def _openvino() -> Any:
         with _without_telemetry():
             import openvino
     except ImportError as error:
-        raise MissingDependency("OpenVINO is not installed; pip install 'nnclr_hub[openvino]'.") from error
+        raise MissingDependency("OpenVINO is not installed; pip install openvino.") from error
     return openvino
 
 

@@ -1,6 +1,7 @@
 """The root catalog of a store: names of collections, and aliases for them.
 
-Each collection's file also records its name, so that the catalog can be rebuilt after damage.
+It has the specification of each, too, as it was created. Each collection's file records its name and specification, so
+either can be read if the other is damaged.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ CATALOG = "catalog.sqlite"
 LOST = "lost+found"
 HINT = "run `nnclr store repair` without naming a collection to rebuild it from the collections' own files"
 _TABLES = """
-CREATE TABLE collections (name TEXT PRIMARY KEY, uuid TEXT NOT NULL UNIQUE) STRICT;
+CREATE TABLE collections (name TEXT PRIMARY KEY, uuid TEXT NOT NULL UNIQUE, spec TEXT NOT NULL) STRICT;
 CREATE TABLE aliases (
     alias TEXT PRIMARY KEY, name TEXT NOT NULL REFERENCES collections ON DELETE CASCADE ON UPDATE CASCADE) STRICT;
 """
@@ -55,13 +56,16 @@ def rebuild_catalog(folder: Path) -> dict[str, str]:
     try:
         old, names = folder / CATALOG, dict[str, str]()
         known, aliases = dict(_read(old, "SELECT uuid, name FROM collections")), _read(old, "SELECT * FROM aliases")
+        specs = dict(_read(old, "SELECT uuid, spec FROM collections"))
         for path in sorted((folder / "collections").glob("*.sqlite")):
-            recorded = dict(_read(path, "SELECT key, value FROM meta WHERE key = 'name'"))
+            recorded = dict(_read(path, "SELECT key, value FROM meta WHERE key IN ('name', 'spec')"))
+            specs[path.stem] = recorded.get("spec") or specs.get(path.stem, "")
             name = _valid(known.get(path.stem)) or _valid(recorded.get("name")) or f"recovered-{path.stem[:8]}"
             numbered = (name, *(f"{name}.{number}" for number in range(2, len(names) + 3)))
             names[next(free for free in numbered if free not in names)] = path.stem
         with replacement(old, SCHEMA, _TABLES, HINT, folder / LOST) as new, new.changing() as root:
-            root.executemany("INSERT INTO collections VALUES (?, ?)", names.items())
+            rows = [(name, stem, specs[stem]) for name, stem in names.items()]
+            root.executemany("INSERT INTO collections VALUES (?, ?, ?)", rows)
             usable = [pair for pair in aliases if pair[1] in names and _valid(pair[0]) and pair[0] not in names]
             root.executemany("INSERT INTO aliases VALUES (?, ?)", usable)
         return names

@@ -9,7 +9,8 @@ import sqlite3
 import sys
 import threading
 import time
-from contextlib import closing
+from collections.abc import Callable
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,7 @@ from nnclr_hub.errors import StoreError
 from nnclr_hub.store.cancellation import check_cancelled
 from nnclr_hub.store.disk import LOW_WATER, free_bytes, translated
 from nnclr_hub.store.failpoints import reached
-from nnclr_hub.store.folder.connections import Connections
 from nnclr_hub.store.folder.log import trim_log
-from nnclr_hub.store.folder.recovery import rebuild
 from nnclr_hub.store.folder.rows import fetch_vectors
 from nnclr_hub.store.folder.schema import connect, last_seq
 from nnclr_hub.store.folder.writer import Writer, closed_error
@@ -30,7 +29,7 @@ from nnclr_hub.store.index.build import Stopped
 from nnclr_hub.store.index.fold import FITTED, fold, is_due, is_outdated, kind_of_next, most_recent
 from nnclr_hub.store.index.main import Main, threads
 from nnclr_hub.store.index.snapshot import remove_snapshot, write_snapshot
-from nnclr_hub.store.index.state import States
+from nnclr_hub.store.index.state import State, States
 from nnclr_hub.store.index_kinds import COARSE, FLAT
 from nnclr_hub.store.items import Progress
 from nnclr_hub.store.settings import StoreSettings
@@ -53,16 +52,23 @@ class Maintenance:
         states: of the index.
         settings: of the store.
         path: of the collection's file; its snapshot is in the folder with the same stem.
-        connections: for reading the catalog.
+        reader: provides a connection in a read transaction.
+        load: returns a state that is built from the catalog, which a connection sees.
         saved: the main part that is on disk, if any.
     """
 
     writer: Writer | None = None  # None: the store is open read-only
 
     def __init__(
-        self, states: States, settings: StoreSettings, path: Path, connections: Connections, saved: Main | None
+        self,
+        states: States,
+        settings: StoreSettings,
+        path: Path,
+        reader: Callable[[], AbstractContextManager[sqlite3.Connection]],
+        load: Callable[[sqlite3.Connection], State],
+        saved: Main | None,
     ) -> None:
-        self._states, self._settings, self._path, self._connections = states, settings, path, connections
+        self._states, self._settings, self._path, self._reader, self._load = states, settings, path, reader, load
         self._saved = _content(saved)
         self._folding, self._saving = threading.Lock(), threading.Lock()
         self._wake, self._closing = threading.Event(), threading.Event()
@@ -152,7 +158,7 @@ class Maintenance:
         writer, states = self.writer, self._states
 
         def load(connection: sqlite3.Connection, _: Any) -> None:
-            state = rebuild(connection, states.latest.main.spec, self._settings)
+            state = self._load(connection)
             states.replace(lambda latest: state)
             writer.behind = None
 
@@ -227,7 +233,7 @@ class Maintenance:
             self.snapshot(due=True)
             done = True
         kept = self._settings.kept_changes
-        with self._connections.reader() as connection:
+        with self._reader() as connection:
             first = connection.execute("SELECT min(seq) FROM oplog").fetchone()[0]
         if first is not None and writer.last.seq - first >= kept + kept // 4:
             writer.submit(lambda connection, _: trim_log(connection, kept), frees=True)
@@ -238,11 +244,10 @@ class Maintenance:
         return done
 
     def _fold(self, *, rebuild: bool = False, idle: bool = True, progress: Progress = lambda done, total: None) -> None:
-        state = self._states.latest
-        kind = kind_of_next(state, self._settings, idle=idle)
+        kind, before = kind_of_next(self._states.latest, self._settings, idle=idle), self._states.latest.main.kind
 
         def show(done: int, total: int) -> None:
-            if kind is not state.main.kind:
+            if kind is not before:
                 self._building = f"building the {kind.name} index, {done:,} of {total:,} items"
             progress(done, total)
 
@@ -258,7 +263,7 @@ class Maintenance:
         assert self.writer is not None
         left = sys.maxsize
         while not self._closing.is_set():
-            with self._connections.reader() as connection:
+            with self._reader() as connection:
                 names = ("freelist_count", "page_count")
                 free, pages = (connection.execute(f"PRAGMA {name}").fetchone()[0] for name in names)
             # readers may keep the rest for now
@@ -293,7 +298,7 @@ class Maintenance:
         return abs(len(main) - rows) if kind is main.kind else len(main)
 
     def _fetch(self, rids: np.ndarray) -> np.ndarray:
-        with self._connections.reader() as connection:
+        with self._reader() as connection:
             return fetch_vectors(connection, self._states.latest.main.spec, rids)
 
 

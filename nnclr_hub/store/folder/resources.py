@@ -1,29 +1,51 @@
-"""Everything that an open collection has: its file, its index, the thread that writes and the one that maintains."""
+"""Everything that an open collection has: its file, its index, the thread that writes and the one that maintains.
+
+When it is opened, the index is restored. The snapshot has the main part. The catalog has the rows: those of the main
+part that still exist, and those that were added since. If they do not fit together, the index is built from the
+catalog. A damaged or missing snapshot therefore costs time and nothing else.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
+
 from nnclr_hub.errors import DiskFull, OpenedForReading, StoreError
-from nnclr_hub.store.disk import free_bytes, size_of_file, translated
-from nnclr_hub.store.folder.connections import Connections
+from nnclr_hub.store.cancellation import cancellable_queries
+from nnclr_hub.store.disk import check_process, free_bytes, size_of_file, translated
+from nnclr_hub.store.failpoints import reached
 from nnclr_hub.store.folder.filters import Filters
 from nnclr_hub.store.folder.maintenance import Maintenance
-from nnclr_hub.store.folder.recovery import follow, recover
+from nnclr_hub.store.folder.rows import all_rids, fetch_vectors
 from nnclr_hub.store.folder.schema import check_meta, connect, last_seq, read_spec
-from nnclr_hub.store.folder.writer import Writer
-from nnclr_hub.store.index.main import Main
-from nnclr_hub.store.index.snapshot import clear_leftovers
+from nnclr_hub.store.folder.writer import Writer, closed_error
+from nnclr_hub.store.index.fold import load
+from nnclr_hub.store.index.main import NO_ROWS, Main
+from nnclr_hub.store.index.snapshot import clear_leftovers, load_snapshot
 from nnclr_hub.store.index.state import State, States
+from nnclr_hub.store.index_kinds import FLAT
 from nnclr_hub.store.reports import Statistics
 from nnclr_hub.store.settings import StoreSettings
 from nnclr_hub.store.sqlite import CommitRecord, check_size, quick_check, reading
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
+# page cache of the first connection, by precision; each further one gets a smaller share. It holds the items of a
+# million rows, whose matches are spread over the whole file; f16 is chosen to save memory, and reads pages again
+CACHE_BYTES = {"f32": 128 << 20, "f16": 3 << 20}
+CACHE_SHARE = 16  # of the memory of the index, at most
+MAX_IDLE = 8
+MAX_FOLLOWED = 50_000  # changes; of more, not all vectors are read at once
 
 
 class Resources:
@@ -58,7 +80,7 @@ class Resources:
                         quick_check(self._connection, path)
                     clear_leftovers(self._connection, self._folder, lost)
                 with reading(self._connection):
-                    state, saved = recover(self._connection, self.spec, settings, self._folder)
+                    state, saved = self._recover(self._connection)
         except BaseException:
             self._connection.close()
             raise
@@ -66,7 +88,8 @@ class Resources:
         self.filters = Filters()
         self.writer: Writer | None = None
         self.connections = Connections(path, settings.memory, self.spec.precision)
-        self.maintenance = Maintenance(self.states, settings, path, self.connections, saved)
+        reader, load = self.connections.reader, self._rebuild
+        self.maintenance = Maintenance(self.states, settings, path, reader, load, saved)
         if not read_only:
             self.writer = Writer(self._connection, self.states, path, self.record, self.maintenance.wake)
         self.maintenance.writer = self.writer
@@ -129,5 +152,109 @@ class Resources:
                 connection.execute("BEGIN")
                 last = last_seq(connection)
             if last > self.states.latest.seq or (last < self.states.latest.seq and writer is None):
-                follow(connection, self.states, self.spec, self._settings, self._folder)
+                self._catch_up(connection, last)
         self.maintenance.wake()
+
+    def _catch_up(self, connection: sqlite3.Connection, last: int) -> None:
+        """Bring states to the view of a read transaction: by the log, or from the catalog if the log was trimmed.
+
+        A file that was salvaged from a damaged one may restart its numbers; then, too, everything is read again.
+        """
+        before = self.states.latest.seq
+        if 0 <= last - before <= MAX_FOLLOWED:  # of more, the snapshot of the process that writes is newer
+            changes = connection.execute("SELECT op, rid FROM oplog WHERE seq > ? ORDER BY seq", [before]).fetchall()
+            if len(changes) == last - before:
+                deleted = np.unique(np.array([rid for op, rid in changes if op == "-"], np.int64))
+                added = np.unique(np.array([rid for op, rid in changes if op == "+"], np.int64))
+                added = np.setdiff1d(added, deleted, assume_unique=True)  # others are in no table
+                vectors = np.nan_to_num(fetch_vectors(connection, self.spec, added))
+                self.states.advance(last, deleted, added, vectors, since=before)
+                return
+        state, _ = self._recover(connection)
+        self.states.replace(lambda latest: state if last < before or latest.seq < state.seq else None)
+
+    # ---- the index at the start
+
+    def _recover(self, connection: sqlite3.Connection) -> tuple[State, Main | None]:
+        """Return the state of the catalog that a read transaction sees, and the main part that is on disk."""
+        saved = load_snapshot(connection, self.spec, self._folder)
+        if saved is None:
+            return self._rebuild(connection), None
+        reached("recover.loaded")
+        if saved.kind is FLAT:
+            state = self._rebuild(connection, saved)
+            saved = state.main
+        else:
+            state = self._with_snapshot(connection, saved)
+        if state is None:
+            log.warning("the index in %s does not agree with the catalog; building it again", self._folder)
+            state, saved = self._rebuild(connection, saved), None
+        reached("recover.replayed")
+        return state, saved
+
+    def _rebuild(self, connection: sqlite3.Connection, saved: Main | None = None) -> State:
+        """Return a state that is built from the catalog in the caller's transaction, with a saved transform."""
+        known = None if saved is None else (saved.transform, saved.fitted_rows)
+        fetch = partial(fetch_vectors, connection, self.spec)
+        return State.of(last_seq(connection), load(self.spec, self._settings, all_rids(connection), fetch, known))
+
+    def _with_snapshot(self, connection: sqlite3.Connection, saved: Main) -> State | None:
+        """Return a state with a saved main part; None if the catalog has rows that it should have and lacks."""
+        truth = all_rids(connection)
+        later = int(np.searchsorted(truth, saved.rids[-1], "right"))
+        alive = np.isin(saved.rids, truth[:later], assume_unique=True)
+        if np.count_nonzero(alive) != later:
+            return None
+        state = State.of(last_seq(connection), saved, alive)
+        for start in range(later, len(truth), self._settings.batch):
+            rids = truth[start : start + self._settings.batch]
+            vectors = np.nan_to_num(fetch_vectors(connection, self.spec, rids))
+            state = state.after(state.seq, NO_ROWS, rids, vectors)
+        return state
+
+
+class Connections:
+    """Read-only connections to one file.
+
+    Args:
+        path: of the file.
+        memory: of the index, which bounds the caches too.
+        precision: of the collection.
+    """
+
+    def __init__(self, path: Path, memory: int, precision: str) -> None:
+        self._path = path
+        self._cache_kib = min(CACHE_BYTES[precision], memory // CACHE_SHARE) >> 10
+        self._idle: deque[sqlite3.Connection] = deque()  # used from the end, where the caches are the warmest
+        self._open = 0
+        self._pid = os.getpid()
+        self.closed = self._dropped = False
+
+    @contextmanager
+    def reader(self) -> Iterator[sqlite3.Connection]:
+        """Provide a connection in a read transaction: everything in the block sees the same state."""
+        check_process(self._pid)
+        if self.closed:
+            raise closed_error(self._dropped)
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = connect(self._path, read_only=True)
+            self._open += 1
+            connection.execute(f"PRAGMA cache_size = -{self._cache_kib // self._open}")
+        try:
+            with translated(self._path), cancellable_queries(connection), reading(connection):
+                yield connection
+        finally:
+            if self.closed or len(self._idle) >= MAX_IDLE:
+                self._open -= 1
+                connection.close()
+            else:
+                self._idle.append(connection)
+
+    def close(self, *, dropped: bool = False) -> None:
+        """Close idle connections now, and the others when they are returned."""
+        self._dropped = dropped
+        self.closed = True
+        while self._idle:
+            self._idle.pop().close()

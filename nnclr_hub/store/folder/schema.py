@@ -22,7 +22,7 @@ from nnclr_hub.store.spec import CollectionSpec
 from nnclr_hub.store.sqlite import connect as connect_to
 from nnclr_hub.store.where import check_key
 
-SCHEMA = 5
+SCHEMA = 6
 
 # rid: a new number for every upsert, never reused, so a stale index can never confuse two items
 # oplog.op: + stored, - deleted, = metadata edited
@@ -111,12 +111,17 @@ def read_spec(connection: sqlite3.Connection) -> CollectionSpec:
     exists = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone()
     row = connection.execute("SELECT value FROM meta WHERE key = 'spec'").fetchone() if exists else None
     try:
-        return CollectionSpec(**json.loads(row[0] if row else ""))
+        return spec_of(row[0] if row else "")
     except (TypeError, ValueError) as error:  # not JSON, or other fields
         path = connection.execute("PRAGMA database_list").fetchone()[2]
         raise StoreCorrupt(
             f"{path} has lost its specification; import the collection from an export, or index its images again."
         ) from error
+
+
+def spec_of(text: str) -> CollectionSpec:
+    """Return a specification from JSON."""
+    return CollectionSpec(**json.loads(text))
 
 
 def write_meta(connection: sqlite3.Connection, key: str, value: str) -> None:

@@ -5,6 +5,7 @@ STORE/ID, STORE/catalog.sqlite, STORE/records.sqlite, STORE/collections/UUID.sql
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shutil
@@ -12,7 +13,7 @@ import threading
 import uuid
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,7 +25,7 @@ from nnclr_hub.store.failpoints import reached
 from nnclr_hub.store.folder.catalog import CATALOG, LOST, has_collections, open_catalog
 from nnclr_hub.store.folder.collection import IS_MEANT, EmbeddedCollection
 from nnclr_hub.store.folder.salvage import salvage
-from nnclr_hub.store.folder.schema import connect, create_collection, last_commit, read_spec, write_meta
+from nnclr_hub.store.folder.schema import connect, create_collection, last_commit, read_spec, spec_of, write_meta
 from nnclr_hub.store.items import Progress
 from nnclr_hub.store.name_errors import (
     alias_exists,
@@ -126,7 +127,7 @@ class EmbeddedStore(VectorStore):
                 fsync_folder(path.parent)
             reached("create.made")
             # a crash before this row exists leaves a file without a name, which the next start moves away
-            self._change("INSERT INTO collections VALUES (?, ?)", name, key)
+            self._change("INSERT INTO collections VALUES (?, ?, ?)", name, key, json.dumps(asdict(spec)))
             reached("create.recorded")
             return self.get(name)
 
@@ -190,14 +191,14 @@ class EmbeddedStore(VectorStore):
         """Return the state of each collection, by name.
 
         A collection that is not open stays closed; its index is "closed". One that cannot be read does not hide the
-        others: its state is "damaged: ...", and its spec is None if that is unreadable.
+        others: its state is "damaged: ...", and its spec may be the one that it was created with.
         """
         infos = [self._info(name, key) for name, key in self._stems().items()]
         return [info for info in infos if info is not None]
 
     def _info(self, name: str, key: str) -> CollectionInfo | None:
         """Return the state of a collection; None if it was dropped or renamed concurrently."""
-        spec = CollectionSpec(1, model="")
+        spec = None
         try:
             opened = self._open.get(key)
             if opened is not None and (info := opened.info_if_open()) is not None:
@@ -212,6 +213,8 @@ class EmbeddedStore(VectorStore):
         except StoreError as error:
             if name not in self._stems():
                 return None
+            if spec is None:
+                spec = spec_of(self._rows("SELECT name, spec FROM collections")[name])
             return CollectionInfo(name, spec, 0, 0, 0, f"damaged: {error}", "none")
 
     def files(self) -> dict[str, Path]:

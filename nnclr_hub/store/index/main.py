@@ -69,6 +69,7 @@ class Main:
         k: int,
         bitmap: np.ndarray | None = None,
         *,
+        rows: np.ndarray | None = None,
         effort: int = 0,
         exhaustive: bool = False,
     ) -> Found:
@@ -78,6 +79,7 @@ class Main:
             queries: (n, D) float32, transformed.
             k: at least 1.
             bitmap: (N / 8,) uint8, little-endian bits, of the rows to consider; None: all.
+            rows: (m,) int64, instead of a bitmap.
             effort: efSearch or nprobe; 0: the calibrated one.
             exhaustive: look at every row.
         """
@@ -85,8 +87,9 @@ class Main:
         if options is None:
             options = kind.search_options(index, k, effort or self.effort)
         selector = {} if bitmap is None else {"sel": FAISS.IDSelectorBitmap(bitmap)}
+        selector = selector if rows is None else {"sel": FAISS.IDSelectorArray(rows)}
         parameters = getattr(FAISS, kind.parameters)(**selector, **options)
-        parameters.bitmap = bitmap  # faiss reads it by address, so it must live as long as the parameters
+        parameters.chosen = bitmap, rows  # faiss reads them by address, so they must live as long as the parameters
         if self.spec.metric != "l2":
             return index.search(queries, k, params=parameters)
         step = FEW if isinstance(index, faiss.IndexFlat) else len(queries)
@@ -98,6 +101,11 @@ class Main:
         if self._stored is not None:  # faiss takes twenty times as long for f16
             return self._stored[rows].astype(np.float32, copy=False)
         return self.index.reconstruct_batch(np.ascontiguousarray(rows, np.int64))
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether its vectors are in one array of float32, so that some can be compared where they are."""
+        return isinstance(self._exhaustive[0], faiss.IndexFlat)
 
     @cached_property
     def _stored(self) -> np.ndarray | None:

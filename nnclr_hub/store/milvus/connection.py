@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 import threading
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -30,9 +29,6 @@ SLOW_TIMEOUT = 300.0  # building an index, loading a collection, flushing
 ADDRESS = "milvus://HOST:PORT/DATABASE, or milvus+tls:// for a server with TLS"
 # parameters of an index that an address may set, as Milvus calls them
 INDEX_PARAMETERS = ("M", "efConstruction", "nlist", "m", "nbits")
-# a server that has just started answers, but cannot use its collections yet
-PAUSES = (0.1, 0.3, 1.0, 3.0, 5.0)
-RETRY_SECONDS = 9.0
 # by default gRPC waits up to two minutes before it reconnects, and all channels to one address wait together
 RECONNECTING = {
     "grpc.initial_reconnect_backoff_ms": 100,
@@ -43,37 +39,32 @@ RECONNECTING = {
 PREFIX = "nnclr_"  # of our collections in Milvus
 MAX_NAME = 255  # Milvus's limit
 SAFE = " Upserts and deletes can be repeated safely."
-# what an error contains (its type, code and texts), what it means, and whether the same call may succeed soon
-FAULTS: tuple[tuple[str, type[NNCLRHubError], str, bool], ...] = (
-    ("UNAUTHENTICATED", InvalidRequest, "refuses the user, password or token; correct them in the address.", False),
+# what an error contains (its type, code and texts), and what it means
+FAULTS: tuple[tuple[str, type[NNCLRHubError], str], ...] = (
+    ("UNAUTHENTICATED", InvalidRequest, "refuses the user, password or token; correct them in the address."),
     (
         "DEADLINE_EXCEEDED|timeout",
         StoreUnreachable,
         f"did not answer `{{method}}` in time; check whether it is overloaded, and repeat the request.{SAFE}",
-        False,
     ),
-    ("UNIMPLEMENTED", StoreUnreachable, f"is not Milvus; give the address of its gRPC port ({ADDRESS}).", False),
+    ("UNIMPLEMENTED", StoreUnreachable, f"is not Milvus; give the address of its gRPC port ({ADDRESS})."),
     (
         r"\(800\)|database not found",
         InvalidRequest,
         "has no database {database!r}; create it there, or leave it out of the address.",
-        False,
     ),
     (
         r"\(2\)|UNAVAILABLE|StatusCode|FutureTimeoutError|ValueError",
         StoreUnreachable,
         f"cannot be reached; start it, or correct the address ({ADDRESS}).{SAFE}",
-        True,
     ),
-    (r"\(100\)", CollectionNotFound, "no longer has that collection; open it again by name.", False),
-    (r"\(101\)|not loaded", StoreError, "has not loaded the collection ({text}); open the store again.", True),
+    (r"\(100\)", CollectionNotFound, "no longer has that collection; open it again by name."),
     (
-        "not fully loaded|not ready|no available|not available|lack|is not healthy|not serving",
+        r"\(101\)|not (fully )?loaded|not ready|no available|not available|lack|is not healthy|not serving",
         StoreUnreachable,
-        "has started, but is not ready ({text}); retry later.",
-        True,
+        f"has started, but is not ready ({{text}}); repeat the request in some seconds.{SAFE}",
     ),
-    ("", StoreError, "refuses `{method}`: {text}", False),
+    ("", StoreError, "refuses `{method}`: {text}"),
 )
 
 
@@ -178,7 +169,7 @@ class Connection:
             self.address = parse_address(uri)
         self.name = self.address.name
         try:
-            self.client: Any = self._guarded("connect", self._connect)
+            self.client: Any = self._translated("connect", self._connect)
             version = self.call("get_server_version")
             self.call("list_collections")  # fails if the database does not exist, or for a wrong password
         except BaseException:
@@ -196,14 +187,13 @@ class Connection:
     def call(self, method: str, *args: Any, timeout: float | None = None, **options: Any) -> Any:
         """Call a method of pymilvus's client with a time limit.
 
-        All calls here can be repeated safely: reads, upserts and deletes by id, and steps that check whether they are
-        done. pymilvus repeats them while the server cannot be reached and time remains. This method repeats them while
-        a server that has just started has not loaded its collections.
+        pymilvus repeats calls while the server cannot be reached and time remains, and so can callers: these are reads,
+        upserts and deletes by id, and steps that check whether they are done.
         """
         if self._closed:
             raise StoreClosed(f"The store {self.name} is closed; open it again.")
         limit = READ_TIMEOUT if timeout is None else timeout
-        return self._guarded(method, lambda: getattr(self.client, method)(*args, timeout=limit, **options), args)
+        return self._translated(method, lambda: getattr(self.client, method)(*args, timeout=limit, **options))
 
     def close(self) -> None:
         """Close the connection."""
@@ -228,29 +218,20 @@ class Connection:
             **self.address.secrets,
         )
 
-    def _guarded(self, method: str, attempt: Callable[[], Any], args: tuple[Any, ...] = ()) -> Any:
+    def _translated(self, method: str, call: Callable[[], Any]) -> Any:
         import grpc
 
-        begun, pauses = time.monotonic(), iter(PAUSES)
-        while True:
-            try:
-                return attempt()
-            except (self.pymilvus.MilvusException, grpc.RpcError, grpc.FutureTimeoutError, ValueError) as error:
-                code = getattr(error, "code", None)
-                text = " ".join(str(getattr(error, "message", error)).split())
-                # pymilvus says about a wrong password that it cannot connect; the cause says why
-                signs = f"{type(error).__name__} ({code() if callable(code) else code}) {text} {error.__cause__}"
-                _, kind, sentence, soon = next(fault for fault in FAULTS if re.search(fault[0], signs))
-                pause = next(pauses, None)
-                # a first connection fails at once, because the address is probably wrong
-                wrong = not soon or (method == "connect" and kind is StoreUnreachable)
-                if wrong or pause is None or time.monotonic() - begun + pause > RETRY_SECONDS:
-                    said = sentence.format(method=method, text=text[:300], database=self.address.database)
-                    said = said.removesuffix(SAFE) if method == "connect" else said  # nothing was sent
-                    raise kind(f"Milvus at {self.name} {said}") from error
-                time.sleep(pause)
-                if kind is StoreError:  # after a restart Milvus Lite no longer knows which collections were loaded
-                    self._guarded("load", lambda: self.client.load_collection(args[0], timeout=WRITE_TIMEOUT))
+        try:
+            return call()
+        except (self.pymilvus.MilvusException, grpc.RpcError, grpc.FutureTimeoutError, ValueError) as error:
+            code = getattr(error, "code", None)
+            text = " ".join(str(getattr(error, "message", error)).split())
+            # pymilvus says about a wrong password that it cannot connect; the cause says why
+            signs = f"{type(error).__name__} ({code() if callable(code) else code}) {text} {error.__cause__}"
+            _, kind, sentence = next(fault for fault in FAULTS if re.search(fault[0], signs))
+            said = sentence.format(method=method, text=text[:300], database=self.address.database)
+            said = said.removesuffix(SAFE) if method == "connect" else said  # nothing was sent
+            raise kind(f"Milvus at {self.name} {said}") from error
 
 
 def _lite_server(path: Path, *, create: bool) -> tuple[Any, Any, int]:
