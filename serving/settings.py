@@ -31,9 +31,9 @@ class Settings(BaseSettings):
     max_batch: int = Field(32, ge=1, description="images per forward pass")
     max_wait_ms: float = Field(5.0, ge=0, description="milliseconds that a batch may wait for other images in progress")
     decode_threads: int = Field(
-        default_factory=usable_cores,
+        default_factory=lambda: usable_cores() + 2,
         ge=1,
-        description="images decoded at once, each in its own process; by default one per core",
+        description="images decoded at once, each in its own process; two costly images delay no other",
     )
     decode_cpu_s: float = Field(
         2.0, gt=0, description="CPU seconds to decode an image; others wait at most that long for one that takes more"

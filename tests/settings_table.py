@@ -18,7 +18,7 @@ def table() -> str:
     from serving.settings import Settings
 
     rows = ["| variable | what it is | default |", "|---|---|---|"]
-    made = {"decode_threads": "the number of cores", "session_secret": "random"}
+    made = {"decode_threads": "the number of cores + 2", "session_secret": "random"}
     for name, field in Settings.model_fields.items():
         value = list(field.default) if isinstance(field.default, tuple) else field.default
         shown = made[name] if field.default_factory else f"`{value}`" if value not in (None, []) else "none"

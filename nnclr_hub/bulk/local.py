@@ -1,7 +1,7 @@
 """A bulk run on this machine: all shards, or one of several parts that run in parallel.
 
 embed_shards(Path("vectors"), [Path("photos")], encoder)
-embed_shards(Path("vectors"), [Path("photos")], encoder, part=(2, 8))      # shards 1, 9, 17, ... of all
+embed_shards(Path("vectors"), [Path("photos")], encoder, part=(2, 8))      # the second eighth
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from nnclr_hub.bulk.atomic_file import sweep
-from nnclr_hub.bulk.plan import SHARD_SIZE, ShardPlan, check_part
+from nnclr_hub.bulk.plan import SHARD_SIZE, Listing, ShardPlan, check_part
 from nnclr_hub.bulk.shards import Shard, Shards, find_shard, write_shard
 from nnclr_hub.encoder.inputs import ImageLike
 from nnclr_hub.errors import ImageError
-from nnclr_hub.images.listing import contents, find_images, in_tiles, named
+from nnclr_hub.images.listing import contents, named
 from nnclr_hub.images.pool import decoding_processes
 from nnclr_hub.images.reading import PLAIN
 from nnclr_hub.images.source import ImageSource, ListedImage
@@ -86,14 +86,13 @@ def embed_shards(
         DiskFull: a shard does not fit.
     """
     check_part(part)
-    sources, images = find_images(given)
-    if tiling is not None:
-        images = in_tiles(sources, images, tiling, getattr(encoder, "reading", PLAIN))
-    plan = ShardPlan.of(encoder, sources, images, precision=precision, shard_size=shard_size).begin(folder)
-    numbers = range(part[0] - 1, plan.shards, part[1])
+    listing = Listing.of(given, tiling, getattr(encoder, "reading", PLAIN))
+    plan = ShardPlan.of(encoder, listing, precision=precision, shard_size=shard_size).begin(folder)
+    # in a row, so that a part lists few archives
+    numbers = range(plan.shards * (part[0] - 1) // part[1], plan.shards * part[0] // part[1])
     wanted = shards_to_make(folder, plan, numbers)
-    total = sum(len(plan.part(images, number)) for number in numbers)
-    done = total - sum(len(plan.part(images, number)) for number in wanted)
+    total = sum(map(plan.size, numbers))
+    done = total - sum(map(plan.size, wanted))
 
     def advance(count: int) -> None:
         nonlocal done
@@ -101,8 +100,8 @@ def embed_shards(
         progress(done, total)
 
     advance(0)
-    # sources of this call: the plan may have been started on another machine, with other paths
-    fill(folder, plan, sources, [(number, plan.part(images, number)) for number in wanted], encoder, advance)
+    for (sources, _), shards in plan.parts(listing, wanted):
+        fill(folder, plan, sources, shards, encoder, advance)
     return summarize(folder, plan, numbers)
 
 

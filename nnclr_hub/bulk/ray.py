@@ -9,13 +9,12 @@ folder.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
@@ -24,11 +23,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nnclr_hub.bulk.local import Embedded, fill, shards_to_make, summarize
-from nnclr_hub.bulk.plan import SHARD_SIZE, ShardPlan
+from nnclr_hub.bulk.plan import SHARD_SIZE, Listing, ShardPlan
 from nnclr_hub.errors import BY_CODE, InvalidRequest, MissingDependency, NNCLRHubError
-from nnclr_hub.images.listing import find_images
-from nnclr_hub.images.source import ImageSource, ListedImage
 from nnclr_hub.progress import Advance
+from nnclr_hub.remote_files import is_address
 
 if TYPE_CHECKING:
     from nnclr_hub.encoder.encoder import Encoder
@@ -41,14 +39,14 @@ class WorkerTask:
     """The arguments of every worker.
 
     folder, plan: of the shards.
-    sources: of the images.
+    listing: of the images.
     model: source of the encoder.
     backend: of the encoder.
     """
 
     folder: Path
     plan: ShardPlan
-    sources: tuple[ImageSource, ...]
+    listing: Listing
     model: str
     backend: str
 
@@ -76,15 +74,16 @@ class ShardWorker:
         """Make a shard.
 
         Args:
-            batch: of one shard: its number, and its images as JSON.
+            batch: the number of one shard.
 
         Returns:
             The number of images, or the code and message of an error; Ray passes on only the text of exceptions.
         """
-        images = [ListedImage(*one) for one in json.loads(batch["images"][0])]
-        done, error = len(images), ("", "")
+        number = int(batch["number"][0])
+        done, error = self.job.plan.size(number), ("", "")
         try:
-            fill(self.job.folder, self.job.plan, self.job.sources, [(int(batch["number"][0]), images)], self.encoder)
+            for (sources, _), shards in self.job.plan.parts(self.job.listing, [number]):
+                fill(self.job.folder, self.job.plan, sources, shards, self.encoder)
         except NNCLRHubError as caught:
             done, error = 0, (caught.code, str(caught))
         return {"done": np.array([done]), "error": np.array([error[0]]), "message": np.array([error[1]])}
@@ -114,14 +113,14 @@ def embed_shards_by_ray(
         MissingDependency: Ray is not installed.
         NNCLRHubError: an error of `embed_shards` on a worker, or the cluster does not answer.
     """
-    sources, images = find_images(given)
+    listing = Listing.of([one if is_address(str(one)) else Path(one).absolute() for one in given])
     folder = folder.resolve()
-    plan = ShardPlan.of(encoder, sources, images, precision=precision, shard_size=shard_size).begin(folder)
+    plan = ShardPlan.of(encoder, listing, precision=precision, shard_size=shard_size).begin(folder)
     wanted = shards_to_make(folder, plan, range(plan.shards))
     model = str(Path(encoder.name).resolve()) if Path(encoder.name).exists() else encoder.name
-    job = WorkerTask(folder, plan, tuple(sources), model, backend)
-    parts = [{"number": n, "images": json.dumps([astuple(one) for one in plan.part(images, n)])} for n in wanted]
-    done = plan.images - sum(len(plan.part(images, number)) for number in wanted)
+    job = WorkerTask(folder, plan, listing, model, backend)
+    parts = [{"number": number} for number in wanted]
+    done = plan.images - sum(map(plan.size, wanted))
     progress(done, plan.images)
     if wanted:
         with _connected(address) as ray:

@@ -135,6 +135,12 @@ def list_images(folder: Path) -> list[Path]:
     return found
 
 
+def has_images(folder: Path | str) -> bool:
+    """Return whether there is an image below a folder; the walk ends at the first one."""
+    suffixes = image_suffixes()
+    return any(os.path.splitext(name)[1].lower() in suffixes for _, _, files in walk(folder) for name in files)
+
+
 def left_out(folder: Path, without: Sequence[Path] = ()) -> dict[str, int]:
     """Count the files of a folder that are not read as images, by suffix in lower case, the most frequent first.
 

@@ -25,6 +25,7 @@ from nnclr_hub.images.folder import (
     ARCHIVES,
     count_system_files,
     folder_labels,
+    has_images,
     image_suffixes,
     is_hidden,
     list_images,
@@ -69,6 +70,28 @@ def find_images(given: Sequence[str | Path]) -> tuple[list[ImageSource], list[Li
     if not images:
         raise NoImages(f"The list of paths is empty; {EXPECTED}.")
     return list(sources), _with_unique_keys(list(sources), images)
+
+
+def find_units(given: Sequence[str | Path]) -> list[tuple[str, ...]]:
+    """Return groups of places that are listed one after the other: an archive, a folder, or files named one by one.
+
+    A folder with archives but no images is its archives. Nothing is listed but names, so that a caller of millions of
+    images can list one archive at a time, by `find_images` of a group.
+
+    Raises:
+        NoImages, InvalidRequest, MissingDependency: see `find_places`.
+    """
+    units: list[tuple[str, ...]] = []
+    files: list[str] = []
+    for place in find_places(given):
+        if not is_address(place) and os.path.isfile(place) and not is_archive(place):
+            files.append(place)
+            continue
+        units += [tuple(files)] if files else []
+        files = []
+        archives = archives_in(Path(place)) if os.path.isdir(place) and not has_images(place) else []
+        units += [(str(archive),) for archive in archives] or [(place,)]
+    return units + ([tuple(files)] if files else [])
 
 
 def image_files(given: Sequence[str | Path]) -> list[Path | PackedImage]:

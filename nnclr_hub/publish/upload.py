@@ -213,7 +213,7 @@ def _plan(
     """Compare the repository with the staged files, and run all checks before anything is uploaded.
 
     Returns:
-        What there is to do, and the head of the repository.
+        The plan, and the head of the repository.
     """
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -79,7 +80,7 @@ def test_a_second_call_writes_only_missing_shards(encoder, photos, tmp_path):
 
 def test_the_parts_together_are_the_whole_run(encoder, photos, expected, tmp_path):
     left = [embed_shards(tmp_path / "v", [photos], encoder, shard_size=8, part=(k, 3)).missing for k in (1, 2, 3)]
-    assert left == [5, 2, 0]
+    assert left == [6, 3, 0]
     np.testing.assert_allclose(rows(tmp_path / "v"), expected, atol=1e-6)
     with pytest.raises(InvalidRequest):
         embed_shards(tmp_path / "v", [photos], encoder, shard_size=8, part=(4, 3))
@@ -264,3 +265,18 @@ def test_leftover_files_of_an_array_with_any_name_are_removed(tmp_path):
     sweep(tmp_path, "photos [2024].npy")
     sweep(tmp_path, "a*.npy")
     assert list(tmp_path.iterdir()) == [other]
+
+
+def test_a_shard_has_images_of_one_archive(encoder, image_files, expected, tmp_path):
+    for name, part in (("a", slice(0, 7)), ("b", slice(7, 12))):
+        with tarfile.open(tmp_path / f"{name}.tar", "w") as tar:
+            for path in image_files[part]:
+                tar.add(path, path.name)
+    for k in (1, 2):
+        report = embed_shards(
+            tmp_path / "v", [tmp_path / "a.tar", tmp_path / "b.tar"], encoder, shard_size=5, part=(k, 2)
+        )
+    assert report.missing == 0
+    assert [shard.count for shard in open_shards(tmp_path / "v")] == [5, 2, 5]
+    assert [Path(name).parent.name for name in names(tmp_path / "v")] == ["a.tar"] * 7 + ["b.tar"] * 5
+    np.testing.assert_allclose(rows(tmp_path / "v"), expected[:12], atol=1e-6)
