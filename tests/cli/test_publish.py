@@ -19,7 +19,7 @@ def test_export_reports_skipped_checks(model, tmp_path):
     card = (tmp_path / "copy" / "README.md").read_text()
     assert "Weights: mit. Training images: my own." in card
     assert (tmp_path / "copy" / GRAPH).is_file()
-    code, text, _ = nnclr("export", model, tmp_path / "again", "--json", "--no-graph")
+    code, text, _ = nnclr("export", model, tmp_path / "again", "--json")
     assert json.loads(text)["rechecked"] == {"knn20/made_up": None}
     assert not (tmp_path / "again" / GRAPH).exists()
 
