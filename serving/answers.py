@@ -53,7 +53,8 @@ class Answers:
         Raises:
             Overloaded: too many searches are in progress.
         """
-        budget.hold(self._admission, queries, 0)
+        if queries:
+            budget.hold(self._admission, queries, 0)
         return AnswerEncoder(self._admission, budget, self._limit)
 
 
@@ -62,7 +63,7 @@ class AnswerEncoder:
 
     def __init__(self, admission: Admission, budget: Budget, limit: int) -> None:
         self._admission, self._budget, self._limit = admission, budget, limit
-        self._size = self._held = 0
+        self._size, self._held = 0, CHUNK  # most answers are smaller, and take no permits for their bytes
 
     def list(self, values: Iterable[Any]) -> list[bytes]:
         """Return a list as JSON, in parts; each value is encoded alone.

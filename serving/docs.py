@@ -26,7 +26,7 @@ _PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>nnc
 _START = """const here = new URL('.', location.href).href;
 const spec = await (await fetch('openapi.json')).json();
 spec.servers = [{url: here.replace(/[/]$/, '')}];
-SwaggerUIBundle({spec, dom_id: '#ui', deepLinking: true, docExpansion: 'none', filter: true, validatorUrl: null});
+SwaggerUIBundle({spec, dom_id: '#ui', deepLinking: true, docExpansion: 'list', filter: true, validatorUrl: null});
 """
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import json
 import re
 from collections.abc import Awaitable, Callable
 from functools import lru_cache
@@ -35,10 +34,7 @@ WATCH_AFTER_S = 0.05  # a request that is answered earlier does not pay for watc
 
 def encoded(value: Any) -> bytes:
     """Return JSON; NumPy arrays become lists, written with the digits of float32."""
-    try:
-        return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
-    except orjson.JSONEncodeError:  # metadata may hold integers beyond 64 bits
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=np.ndarray.tolist).encode()
+    return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 class VectorResponse(JSONResponse):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from nnclr_hub.method.large_batch import in_chunks
     from nnclr_hub.method.learner import LEARNERS, Learner, Step
     from nnclr_hub.method.lejepa import lejepa_loss, sigreg
+    from nnclr_hub.method.losses import LOSSES, Loss
     from nnclr_hub.method.methods import METHODS, PREDICTIONS, PROJECTIONS, Method
     from nnclr_hub.method.momentum import MomentumEncoder, momentum_at
     from nnclr_hub.method.neighbors import Neighbors, nearest
@@ -36,17 +37,22 @@ if TYPE_CHECKING:
     )
     from nnclr_hub.method.relation import relation_loss
     from nnclr_hub.method.support_set import SUPPORT_SETS, SupportSet
+    from nnclr_hub.method.targets import TARGETS, Batch, Targets
 
 __all__ = [
     "LEARNERS",
+    "LOSSES",
     "METHODS",
     "OBJECTIVES",
     "PREDICTIONS",
     "PROJECTIONS",
     "SUPPORT_SETS",
+    "TARGETS",
+    "Batch",
     "Gather",
     "GatherRanks",
     "Learner",
+    "Loss",
     "Method",
     "MomentumEncoder",
     "Neighbors",
@@ -56,6 +62,7 @@ __all__ = [
     "Prototypes",
     "Step",
     "SupportSet",
+    "Targets",
     "in_chunks",
     "info_nce",
     "lejepa_loss",
@@ -80,11 +87,13 @@ __getattr__, __dir__ = lazy_names(
         "large_batch": ("in_chunks",),
         "learner": ("LEARNERS", "Learner", "Step"),
         "lejepa": ("lejepa_loss", "sigreg"),
+        "losses": ("LOSSES", "Loss"),
         "methods": ("METHODS", "Method", "PREDICTIONS", "PROJECTIONS"),
         "momentum": ("MomentumEncoder", "momentum_at"),
         "neighbors": ("Neighbors", "nearest"),
         "objectives": ("OBJECTIVES", "Objective", "info_nce", "mean_shift", "negative_cosine", "queue_info_nce"),
         "relation": ("relation_loss",),
         "support_set": ("SUPPORT_SETS", "SupportSet"),
+        "targets": ("TARGETS", "Batch", "Targets"),
     },
 )

@@ -1,26 +1,26 @@
 """METHODS: a method is a row of choices (figure "Comparison of self-supervised methods"), together with its heads.
 
-| method          | target encoder | target             | gradient | head g     | objective          | negatives |
-|-----------------|----------------|--------------------|----------|------------|--------------------|-----------|
-| simclr          | online         | view               | yes      | none       | InfoNCE            | batch     |
-| nnclr           | online         | neighbor           | no       | paper's    | InfoNCE            | batch     |
-| queue_nnclr     | online         | neighbor           | no       | paper's    | InfoNCE            | queue     |
-| simsiam         | online         | view               | no       | SimSiam's  | negative cosine    | none      |
-| nnsiam          | online         | neighbor           | no       | SimSiam's  | negative cosine    | none      |
-| byol            | momentum       | view               | no       | paper's    | negative cosine    | none      |
-| momentum_nnclr  | momentum       | neighbor           | no       | paper's    | InfoNCE            | batch     |
-| momentum_simclr | momentum       | view               | no       | none       | InfoNCE            | batch     |
-| moco_v2         | momentum       | view               | no       | none       | InfoNCE            | queue     |
-| moco_v3         | momentum       | view               | no       | paper's    | InfoNCE            | batch     |
-| msf             | momentum       | mean of neighbors  | no       | paper's    | mean shift         | none      |
-| ressl           | momentum       | distribution       | no       | none       | relation           | queue     |
-| sce             | momentum       | view, distribution | no       | none       | relation           | queue     |
-| swav            | online         | assignment         | no       | prototypes | swapped prediction | none      |
-| lejepa          | online         | center             | yes      | none       | SIGReg             | none      |
+| method          | target encoder | target       | gradient | head g     | objective          | negatives |
+|-----------------|----------------|--------------|----------|------------|--------------------|-----------|
+| simclr          | online         | view         | yes      | none       | InfoNCE            | batch     |
+| nnclr           | online         | neighbor     | no       | paper's    | InfoNCE            | batch     |
+| queue_nnclr     | online         | neighbor     | no       | paper's    | queue InfoNCE      | Q         |
+| simsiam         | online         | view         | no       | SimSiam's  | negative cosine    | none      |
+| nnsiam          | online         | neighbor     | no       | SimSiam's  | negative cosine    | none      |
+| byol            | momentum       | view         | no       | paper's    | negative cosine    | none      |
+| momentum_nnclr  | momentum       | neighbor     | no       | paper's    | InfoNCE            | batch     |
+| momentum_simclr | momentum       | view         | no       | none       | InfoNCE            | batch     |
+| moco_v2         | momentum       | view         | no       | none       | queue InfoNCE      | Q         |
+| moco_v3         | momentum       | view         | no       | paper's    | InfoNCE            | batch     |
+| msf             | momentum       | nearest mean | no       | paper's    | mean shift         | none      |
+| ressl           | momentum       | view         | no       | none       | relation to Q      | Q         |
+| sce             | momentum       | view         | no       | none       | relation to Q      | Q         |
+| swav            | online         | assignment   | no       | prototypes | swapped prediction | none      |
+| lejepa          | online         | view         | yes      | none       | SIGReg             | none      |
 
-"gradient" says whether the target passes one; a "center" is the mean of the large views.
-The rows from `moco_v2` on are the methods that NNCLR is compared with at equal cost. Where their papers use other heads
-or schedules, `--set` changes them.
+"gradient" says whether the target passes one. The names of targets and objectives are those of functions in `TARGETS`
+and `LOSSES`, so a new row needs no change of the learner. The rows from `moco_v2` on are the methods that NNCLR is
+compared with at equal cost. Where their papers use other heads or schedules, `--set` changes them.
 """
 
 from __future__ import annotations
@@ -28,11 +28,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from nnclr_hub.errors import InvalidRequest
-
 LastNorm = Literal["affine", "plain", "none"]  # of a projection head
-# of objectives that have any
-NEGATIVES: dict[str, tuple[str, ...]] = {"info_nce": ("batch", "queue"), "relation": ("queue",)}
 
 
 @dataclass(frozen=True)
@@ -40,13 +36,10 @@ class Method:
     """The choices that define one self-supervised method.
 
     target_encoder: network that computes the target: the trained encoder, or its moving average.
-    target: the other view; that view's nearest neighbor in the support set Q; the mean of its k nearest; its
-        distribution of similarities to Q; its assignment to prototypes; or the mean of the large views.
-    stop_gradient: whether the target is a constant. A neighbor always is one, because it is a row of a buffer.
+    target: what predictions are compared with; a name in `TARGETS`.
+    stop_gradient: whether a view is a constant as target. A neighbor always is one, because it is a row of a buffer.
     prediction: the head g between z and p, or none (then p = z); see PREDICTIONS.
-    objective: how targets and predictions are compared.
-    negatives: what a prediction is compared with besides its target. InfoNCE takes the other predictions of the batch
-        or the rows of Q, a relation takes the rows of Q, and the other objectives take none.
+    objective: how predictions are compared with targets; a name in `LOSSES`.
     projection: row of PROJECTIONS with the sizes of the projection head.
     loss_scale: factor of the mean over both views. BYOL sums 2 - 2 cos over the views, which is four times the mean
         of the negative cosines. The factor matters to SGD, and hardly to LARS.
@@ -54,55 +47,54 @@ class Method:
         prediction's, as in MoCo v3.
     positive_weight: share of the other view in the target of the objective "relation"; the rest is the distribution
         over Q.
-
-    Raises:
-        InvalidRequest: the objective does not take these negatives.
+    uses_support_set: whether targets or negatives come from Q.
     """
 
     name: str
     target_encoder: Literal["online", "momentum"]
-    target: Literal["view", "neighbor", "neighbors", "distribution", "assignment", "center"]
+    target: str
     stop_gradient: bool
     prediction: Literal["none", "paper", "simsiam", "prototypes"]
-    objective: Literal["info_nce", "negative_cosine", "mean_shift", "relation", "swapped_prediction", "lejepa"]
-    negatives: Literal["batch", "queue", "none"]
+    objective: str
     projection: Literal["nnclr", "simclr", "simsiam", "byol", "moco_v3", "swav", "lejepa", "none"]
     loss_scale: float = 1.0
     anchor: Literal["target", "prediction"] = "target"
     positive_weight: float = 1.0
-
-    @property
-    def uses_support_set(self) -> bool:
-        """Whether targets or negatives come from Q."""
-        return self.target in ("neighbor", "neighbors", "distribution") or self.negatives == "queue"
-
-    def __post_init__(self) -> None:
-        allowed = NEGATIVES.get(self.objective, ("none",))
-        if self.negatives not in allowed:
-            raise InvalidRequest(
-                f"The objective {self.objective!r} of the method {self.name!r} takes negatives={' or '.join(allowed)}, "
-                f"not {self.negatives!r}."
-            )
+    uses_support_set: bool = False
 
 
 METHODS: dict[str, Method] = {
     row.name: row
     for row in (
-        Method("simclr", "online", "view", False, "none", "info_nce", "batch", "simclr"),
-        Method("nnclr", "online", "neighbor", True, "paper", "info_nce", "batch", "nnclr"),
-        Method("queue_nnclr", "online", "neighbor", True, "paper", "info_nce", "queue", "nnclr"),
-        Method("simsiam", "online", "view", True, "simsiam", "negative_cosine", "none", "simsiam"),
-        Method("nnsiam", "online", "neighbor", True, "simsiam", "negative_cosine", "none", "simsiam"),
-        Method("byol", "momentum", "view", True, "paper", "negative_cosine", "none", "byol", loss_scale=4.0),
-        Method("momentum_nnclr", "momentum", "neighbor", True, "paper", "info_nce", "batch", "nnclr"),
-        Method("momentum_simclr", "momentum", "view", True, "none", "info_nce", "batch", "simclr"),
-        Method("moco_v2", "momentum", "view", True, "none", "info_nce", "queue", "simclr"),
-        Method("moco_v3", "momentum", "view", True, "paper", "info_nce", "batch", "moco_v3", anchor="prediction"),
-        Method("msf", "momentum", "neighbors", True, "paper", "mean_shift", "none", "byol", loss_scale=4.0),
-        Method("ressl", "momentum", "distribution", True, "none", "relation", "queue", "simclr", positive_weight=0.0),
-        Method("sce", "momentum", "distribution", True, "none", "relation", "queue", "simclr", positive_weight=0.5),
-        Method("swav", "online", "assignment", True, "prototypes", "swapped_prediction", "none", "swav"),
-        Method("lejepa", "online", "center", False, "none", "lejepa", "none", "lejepa"),
+        Method("simclr", "online", "view", False, "none", "info_nce", "simclr"),
+        Method("nnclr", "online", "neighbor", True, "paper", "info_nce", "nnclr", uses_support_set=True),
+        Method("queue_nnclr", "online", "neighbor", True, "paper", "queue_info_nce", "nnclr", uses_support_set=True),
+        Method("simsiam", "online", "view", True, "simsiam", "negative_cosine", "simsiam"),
+        Method("nnsiam", "online", "neighbor", True, "simsiam", "negative_cosine", "simsiam", uses_support_set=True),
+        Method("byol", "momentum", "view", True, "paper", "negative_cosine", "byol", loss_scale=4.0),
+        Method("momentum_nnclr", "momentum", "neighbor", True, "paper", "info_nce", "nnclr", uses_support_set=True),
+        Method("momentum_simclr", "momentum", "view", True, "none", "info_nce", "simclr"),
+        Method("moco_v2", "momentum", "view", True, "none", "queue_info_nce", "simclr", uses_support_set=True),
+        Method("moco_v3", "momentum", "view", True, "paper", "info_nce", "moco_v3", anchor="prediction"),
+        Method(
+            "msf",
+            "momentum",
+            "nearest_mean",
+            True,
+            "paper",
+            "mean_shift",
+            "byol",
+            loss_scale=4.0,
+            uses_support_set=True,
+        ),
+        Method(
+            "ressl", "momentum", "view", True, "none", "relation", "simclr", positive_weight=0.0, uses_support_set=True
+        ),
+        Method(
+            "sce", "momentum", "view", True, "none", "relation", "simclr", positive_weight=0.5, uses_support_set=True
+        ),
+        Method("swav", "online", "assignment", True, "prototypes", "swapped_prediction", "swav"),
+        Method("lejepa", "online", "view", False, "none", "lejepa", "lejepa"),
     )
 }
 

@@ -181,41 +181,37 @@ class _Copy:
             self.damaged: dict[str, StoreError] = {}  # by name
             before = store.files()
             # names first: an alias that is moved later must not point to a collection that was not complete yet
-            with _reading(store.folder / CATALOG, schema.SCHEMA) as root:
-                keys = dict(root.execute("SELECT name, uuid FROM collections ORDER BY name"))
-                self.aliases = dict(root.execute("SELECT alias, name FROM aliases ORDER BY alias"))
-                self._save(root, CATALOG)
+            names = "SELECT name, uuid FROM collections ORDER BY name", "SELECT alias, name FROM aliases ORDER BY alias"
+            keys, aliases = self._save(store.folder, CATALOG, schema.SCHEMA, "", *names)
+            self.aliases = dict(aliases)
             if (store.folder / RECORDS).is_file():
-                with self._noting_damage(RECORDS), _reading(store.folder / RECORDS, records.SCHEMA) as connection:
-                    self._save(connection, RECORDS)
-            for name, key in keys.items():
+                self._save(store.folder, RECORDS, records.SCHEMA, "the jobs and probes")
+            for name, key in keys:
                 file = f"collections/{key}.sqlite"
-                with self._noting_damage(name), _reading(store.folder / file, schema.SCHEMA) as connection:
-                    items = connection.execute("SELECT count(*) FROM items").fetchone()[0]
-                    self._save(connection, file)
-                    self.collections[name] = items
+                for counted in self._save(store.folder, file, schema.SCHEMA, name, "SELECT count(*) FROM items"):
+                    self.collections[name] = counted[0][0]
             if not self.damaged or set(before.values()) <= set(store.files().values()):
                 return
         raise StoreError("Collections are dropped too often for a backup; repeat it later.")
 
-    @contextmanager
-    def _noting_damage(self, name: str) -> Iterator[None]:
-        try:
-            yield
-        except DiskFull:
-            raise
-        except StoreError as error:
-            self.damaged[name] = error
-
-    def _save(self, connection: sqlite3.Connection, name: str) -> None:
+    def _save(self, folder: Path, file: str, format: int, name: str, *queries: str) -> list[list[Any]]:
+        """Copy a file, and return what queries find in it; if the collection `name` is damaged, note that instead."""
         # the copy is complete before the first upload, because SQLite's log grows until the transaction ends
         with NamedTemporaryFile(dir=self._place.folder, delete=False) as copy:
-            with closing(sqlite3.connect(copy.name, isolation_level=None)) as target:
-                os.unlink(copy.name)  # so that a crash leaves nothing
-                target.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;")
-                connection.backup(target, pages=CHUNK_PAGES)
-            connection.execute("COMMIT")
-            self.files[name] = self._chunks(copy.fileno(), name)
+            try:
+                with closing(sqlite3.connect(copy.name, isolation_level=None)) as target:
+                    os.unlink(copy.name)  # so that a crash leaves nothing
+                    target.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;")
+                    with _reading(folder / file, format) as connection:
+                        found = [connection.execute(query).fetchall() for query in queries]
+                        connection.backup(target, pages=CHUNK_PAGES)
+            except StoreError as error:
+                if not name or isinstance(error, DiskFull):
+                    raise
+                self.damaged[name] = error
+                return []
+            self.files[file] = self._chunks(copy.fileno(), file)
+            return found
 
     def _chunks(self, copy: int, name: str) -> list[Chunk]:
         hashes: list[bytes] = []

@@ -11,6 +11,8 @@ from torch import nn
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.method import (
     METHODS,
+    TARGETS,
+    Batch,
     Learner,
     PredictionHead,
     ProjectionHead,
@@ -101,8 +103,10 @@ def test_ids_and_labels_reach_the_support_set(views):
         assert torch.equal(support.labels[:10], labels)
         assert support.ids[learner(views).neighbors.index].tolist() == ids.tolist()
         assert (support.ids[learner(views, ids=ids).neighbors.index] != ids).all()
-    learner.support_set.pick = "oracle"
-    learner.method = METHODS["momentum_nnclr"]
+    learner = make("momentum_nnclr")
+    support = learner.support_set
+    learner.enqueue(learner(views, ids=ids), ids, labels)
+    support.pick = "oracle"
     found = learner(views, ids=ids, labels=1 - labels).neighbors
     assert torch.equal(support.labels[found.index], 1 - labels)
 
@@ -321,7 +325,7 @@ def test_the_gate_gives_neighbors_to_the_most_similar(views):
     with torch.no_grad():
         z = learner.projection(learner.backbone(views[0]))
     found = learner.support_set.lookup(z)
-    targets = learner._targets(z, found, 0.3)
+    targets = TARGETS["neighbor"](learner, Batch([z, z], [z, z], neighbor_share=0.3)).of[0]
     takes = (targets == found.embeddings).all(dim=1)
     assert takes.sum() == 3
     assert found.similarity[takes].min() >= found.similarity[~takes].max()

@@ -93,9 +93,11 @@ def test_a_thumbnail_is_cached_by_its_etag(client, collection, image_files):
     assert (first.status_code, again.status_code, again.content) == (200, 304, b"")
 
 
-def test_integers_beyond_64_bits_in_metadata_come_back(client, collection):
-    client.put(f"{collection}/items", json=[{"id": "a", "vector": [1.0] * 32, "metadata": {"n": 2**70}}])
-    assert client.get(f"{collection}/items/a").json()["metadata"] == {"n": 2**70}
+def test_integers_beyond_64_bits_in_metadata_are_refused(client, collection):
+    for number, status in ((2**63 - 1, 200), (2**70, 422)):
+        item = {"id": "a", "vector": [1.0] * 32, "metadata": {"n": number}}
+        assert client.put(f"{collection}/items", json=[item]).status_code == status
+    assert client.get(f"{collection}/items/a").json()["metadata"] == {"n": 2**63 - 1}
 
 
 def test_notes_may_be_as_large_as_a_body(client, collection, image_files):

@@ -306,6 +306,22 @@ def test_a_full_disk_keeps_older_backups_and_leaves_no_part_of_a_restore(tmp_pat
 # ------------------------------------------------------------------------------ destinations and requests
 
 
+def test_a_destination_that_fails_is_not_damage_of_a_collection(tmp_path):
+    chunks = tmp_path / "backups" / "chunks"
+
+    def fail() -> None:
+        if chunks.is_dir() and len(list(chunks.iterdir())) == 2:  # those of the catalog
+            chunks.rename(tmp_path / "gone")
+            chunks.write_text("")
+
+    with open_small_store(tmp_path / "store") as store:
+        filled(store)
+        with failpoints.at("backup.chunk", fail), pytest.raises(StoreError) as refusal:
+            back_up(store, tmp_path / "backups")
+    assert refusal.value.code == "store_error"
+    assert not (tmp_path / "backups" / "backups").exists()
+
+
 def test_two_backups_to_one_folder_do_not_run_at_once(tmp_path):
     with open_small_store(tmp_path / "store") as store:
         filled(store)

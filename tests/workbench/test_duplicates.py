@@ -34,7 +34,7 @@ def collection(tmp_path_factory):
 
 
 def test_values_are_equal_as_json_is(store):
-    values = [1, 1.0, True, "1", None, [1, 2], [1, 2], {"a": 1}, 2**70, 2**70, "x", "x", "x"]
+    values = [1, 1.0, True, "1", None, [1, 2], [1, 2], {"a": 1}, 2**63, 2**63, "x", "x", "x"]
     odd = store.create("odd", CollectionSpec(DIM))
     assert same_value(odd, "v") == near_duplicates(odd, 0.9) == []
     odd.upsert([Item(f"{n:02}", VECTORS[n], {"v": value}) for n, value in enumerate(values)])

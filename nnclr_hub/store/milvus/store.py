@@ -108,7 +108,7 @@ class MilvusStore(VectorStore):
             if name in self._open:
                 self._open[to] = self._open.pop(name)
                 self._open[to].name = to
-                self._open[to].see_all()  # Milvus's session has seen nothing under the new name
+                self._open[to].make_ready()  # Milvus's session has seen nothing under the new name
 
     def list(self) -> list[CollectionInfo]:
         """Return the state of each collection, by name; changes of the last second may be missing from the counts."""

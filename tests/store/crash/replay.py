@@ -41,13 +41,17 @@ class Replay:
 
     def run(self, calls: list[Call]) -> Iterator[Call]:
         """Apply the calls in the order in which they ended, and yield each afterwards."""
-        begins = sorted((call for call in calls if call.name in _SYNCS), key=lambda call: call.begun)
+        early = {*_SYNCS, "close"}
+        begins = sorted((call for call in calls if call.name in early), key=lambda call: call.begun)
         covered: dict[Call, int] = {}
         for call in calls:
-            # an fsync covers what was written before it began, not what other threads wrote while it ran
+            # an fsync covers what was written before it began, not what other threads wrote while it ran; and the number
+            # of a closed file may belong to another thread's file before the close has ended
             while begins and begins[0].begun < call.ended:
                 begun = begins.pop(0)
-                if (opened := self._at(begun.arguments[0])) is not None:
+                if begun.name == "close":
+                    self._open.pop(_number(begun.arguments[0]), None)
+                elif (opened := self._at(begun.arguments[0])) is not None:
                     covered[begun] = opened.inode.changes
             self._apply(call, covered.pop(call, None))
             yield call
@@ -57,8 +61,6 @@ class Replay:
         if name in ("open", "openat", "creat"):
             at, path, flags = given[:3] if name == "openat" else ("", *given, "O_CREAT|O_TRUNC")[:3]
             self._opened(self._place(at, path), str(flags), call.result)
-        elif name == "close":
-            self._open.pop(_number(given[0]), None)
         elif name in ("dup", "dup2", "dup3") or (name == "fcntl" and str(given[1]).startswith("F_DUPFD")):
             if (opened := self._at(given[0])) is not None:
                 self._open[call.result] = opened
@@ -78,7 +80,7 @@ class Replay:
             assert (source is None) == (target is None), f"a rename between disks: {call}"
             if source is not None and target is not None:
                 self.disk.rename(source, target)
-        elif name not in _NOTHING | {"fcntl"}:
+        elif name not in _NOTHING | {"fcntl", "close"}:
             self._refuse(call)
 
     def _opened(self, place: tuple[Inode, str] | None, flags: str, descriptor: int) -> None:

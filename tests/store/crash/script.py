@@ -96,9 +96,10 @@ def foresee(world: World, operation: Operation) -> None:
         world.aliases = {other: name if meant == before else meant for other, meant in aliases.items()}
         if to in collections:
             numbers = ("", *map(str, range(2, 1000)))
-            kept = next(old for n in numbers if (old := f"{to}.old{n}") not in collections)
+            kept = next(old for n in numbers if (old := f"{to}.old{n}") not in collections or old == name)
+            _rename(world, name, "")
             _rename(world, to, kept)
-            _rename(world, name, to)
+            _rename(world, "", to)
         else:
             world.aliases[to] = name
 
