@@ -18,7 +18,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, TimeoutError
+from concurrent.futures import CancelledError, Future, TimeoutError, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -39,6 +39,7 @@ T = TypeVar("T")
 FEW = 200  # below this number of images, starting processes (0.4 s) takes longer than they save
 TOGETHER, LIGHT = 8, 200_000  # images and bytes that a process takes at a time
 WALL_PER_CPU, WALL_S = 30.0, 60.0  # seconds that may pass per CPU second on a busy machine, and at least
+FORGOTTEN_S = 1  # after the end of a pool, for the results of what it had begun
 ATTEMPTS = 3  # pools that are started for one image, if the system kills processes
 PRELOADED = ["nnclr_hub.images.decode"]
 NAME = "nnclr decoder"
@@ -175,7 +176,7 @@ class DecodingPool:
             try:
                 wall = max(WALL_S, WALL_PER_CPU * limit) * len(sources)
                 work = (operation, sources, arguments, limit)
-                return pool.schedule(_work, args=work, timeout=wall).result()
+                return self._wait(pool, pool.schedule(_work, args=work, timeout=wall))
             except (TimeoutError, ProcessExpired) as ended:
                 failure, crashed = self._failure(ended, limit)
             except (BrokenProcessPool, RuntimeError, CancelledError, OSError) as error:
@@ -191,6 +192,14 @@ class DecodingPool:
             if not crashed or (crashes > 1 and not isinstance(failure, NotReady)):
                 break
         return [failure] if len(sources) == 1 else [failure] * len(sources)
+
+    def _wait(self, pool: ProcessPool, future: Future[list[Any]]) -> list[Any]:
+        """Return the result; a pool that was ended meanwhile may have forgotten what was scheduled at that moment."""
+        while not future.done() and self._pool is pool:
+            wait([future], timeout=0.5)
+        if not wait([future], timeout=FORGOTTEN_S).done:
+            raise CancelledError
+        return future.result()
 
     def _failure(self, ended: Exception, limit: float) -> tuple[Exception, bool]:
         """Return the error of the image in the process that ended, and whether another process should try it."""

@@ -204,6 +204,24 @@ def test_closing_ends_what_runs(pool, tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are listed in /proc")
+def test_closing_fails_everything_that_is_decoded_at_that_moment():
+    """pebble forgets what it had begun, and its futures never end."""
+    pool = DecodingPool(2)
+    pool.run(echo, b"first")
+
+    def decode_until_closed():
+        with pytest.raises(NotReady):
+            while True:
+                pool.run(echo, b"again")
+
+    with ThreadPoolExecutor(6) as threads:
+        ends = [threads.submit(decode_until_closed) for _ in range(6)]
+        time.sleep(0.3)
+        pool.close()
+        for end in ends:
+            end.result(timeout=20)
+
+
 def test_a_script_without_a_main_guard_runs_once_and_leaves_no_process(tmp_path):
     """Decoding processes must not import the script of the user, and end with a killed parent."""
     script = tmp_path / "script.py"
