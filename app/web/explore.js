@@ -153,8 +153,8 @@ async function read(explorer, address) {
   explorer.order = address.get('order') ?? 'stored';
   explorer.group = address.get('group') ?? '';
   const key = address.get('finding');
-  if (key !== null) await showFinding(explorer, key);
-  else if (explorer.finding) explorer.within(null);
+  const finding = key === null ? null : await findingOf(explorer, key);
+  if (finding || explorer.finding) [explorer.area, explorer.finding] = [finding?.rows ?? null, finding];
   const where = parsed(address, 'where', value => value);
   const query = {positive: address.getAll('like').map(example), negative: address.getAll('unlike').map(example)};
   if (JSON.stringify(where) !== JSON.stringify(explorer.where)) await explorer.filterBy(where);
@@ -171,11 +171,12 @@ function parsed(address, name, as) {
   }
 }
 
-/** Show the items of a finding of the newest inspection. @param {Explorer} explorer @param {string} key */
-async function showFinding(explorer, key) {
+/** The rows of a finding of the newest inspection; null if it has none of that name, which is reported. @param {Explorer} explorer @param {string} key */
+async function findingOf(explorer, key) {
   const inspection = await newest(explorer.name);
   const found = inspection && await itemsOf(explorer.name, inspection, key);
-  if (found) explorer.within(new Set(found.ids.flatMap(id => explorer.rows.rowOf.get(id) ?? [])), {key, title: found.title});
+  if (!found) return void say('The inspection has no such finding, so the link shows all images.', {error: true});
+  return {key, title: found.title, rows: new Set(found.ids.flatMap(id => explorer.rows.rowOf.get(id) ?? []))};
 }
 
 /** @param {Explorer} explorer @param {import('./viewer.js').ItemViewer} viewer @param {string} id */

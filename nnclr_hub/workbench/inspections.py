@@ -200,8 +200,9 @@ def get_inspection(records: Records, collection: Collection, number: int | None 
 
 
 def is_current(kept: KeptInspection, collection: Collection) -> bool:
-    """Return whether the collection has not changed since, except for the fields of this inspection."""
-    return collection.info().durable_seq in (kept.seq, kept.fields_seq)
+    """Return whether no item was stored or deleted since. Edits of metadata, such as labels, do not matter."""
+    info = collection.info()
+    return info.vectors_seq <= kept.seq <= info.durable_seq  # Milvus counts the changes of one connection
 
 
 def state_of(collection: Collection) -> tuple[str, int]:

@@ -107,11 +107,13 @@ def test_findings_are_fields_that_filters_and_facets_understand(store):
     ]
     collection.update_metadata({KEY: {"reviewed": None}}, ids=["010"])
     keep_inspection(store.records, write_fields(collection, inspect_collection(collection), collection.update_each))
-    # the fields do not make the inspection outdated, another change does, and the next inspection removes them
+    # neither the fields nor labels make the inspection outdated, other items do; the next inspection removes the fields
     assert is_current(get_inspection(store.records, collection), collection)
     collection.update_metadata({"label": "a"}, ids=["010"])
     collection.update_metadata({"label": "b"}, ids=["021"])
     collection.update_metadata({KEY: {"mine": 1}}, ids=["021"])
+    assert is_current(get_inspection(store.records, collection), collection)
+    collection.upsert(collection.get(["021"]))
     assert not is_current(get_inspection(store.records, collection), collection)
     again = write_fields(collection, inspect_collection(collection), collection.update_each)
     assert again.fields_seq == collection.info().durable_seq
