@@ -155,7 +155,7 @@ class LabelKeys extends HTMLElement {
         'aria-pressed': String(chosen.length > 0 && chosen.every(row => explorer.rows.metadata[row][field] === label)), onclick: () => {
           if (rows().length) labels.give(rows(), label).catch(sayError);
         }}, make('kbd', {}, String(place + 1)), ` ${label}`)]));
-      const text = buttons.length ? `${field}${chosen.length > 1 ? ` of ${count(chosen.length, 'image')}` : ''}:` : 'L labels an image. Labels get the keys 1 to 9.';
+      const text = buttons.length ? `${field}${explorer.selected.size && chosen.length ? ` of ${count(chosen.length, explorer.selected.has(chosen[0]) ? 'selected image' : 'image')}` : ''}:` : 'L labels an image. Labels get the keys 1 to 9.';
       this.replaceChildren(make('span', {class: 'note'}, text), ...buttons);
       if (focused > 0) /** @type {HTMLElement} */ (this.children[focused])?.focus();
     };

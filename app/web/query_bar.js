@@ -14,7 +14,7 @@ class QueryBar extends HTMLElement {
     this.explorer = explorer;
     /** Shows an example in the viewer. @type {(example: import('./explorer.js').Example) => void} */
     this.show = () => {};
-    this.file = make('input', {type: 'file', accept: 'image/*', hidden: true, onchange: () => {
+    this.file = make('input', {type: 'file', hidden: true, onchange: () => {
       const [file] = this.file.files;
       if (file) this.searchFile(file);
       this.file.value = '';
