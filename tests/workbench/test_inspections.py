@@ -30,7 +30,11 @@ def fill(store, count: int = 60):
 
 def test_what_is_kept_is_what_was_found(store):
     collection = fill(store)
-    made = inspect_collection(collection)
+    seen: list[tuple[int, int]] = []
+    made = inspect_collection(collection, progress=lambda done, total: seen.append((done, total)))
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen), "one bar that only grows"
+    assert len({total for _, total in seen}) == 1
+    assert seen[-1][0] == seen[-1][1]
     keep_inspection(store.records, made)
     kept = get_inspection(store.records, collection)
     assert kept.ids == made.ids == tuple(f"{i:03}" for i in range(60))
