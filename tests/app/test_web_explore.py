@@ -300,6 +300,56 @@ def test_a_search_stays_within_what_is_shown(explore, served):
     assert found(page)[:12] == [match.id for match in served.bench.search("photos", query)][:12]
 
 
+def test_the_toolbar_of_an_image_stays_under_the_pointer(explore):
+    page = explore()
+    page.locator(".tile[aria-posinset='2']").hover()
+    more = page.locator(".actions button[aria-label='More like this']")
+    more.click()
+    found(page)
+    more.click(timeout=5000)  # it is of the image that came there
+    page.wait_for_function("() => document.querySelectorAll('.example').length === 2")
+
+
+def test_the_map_and_the_grid_are_near_for_the_keyboard(explore, served):
+    page = explore()
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.matches('.sheet')")
+    page.wait_for_selector("item-map .tools:not([hidden])")
+    page.locator(".surface").focus()
+    for key in ("+", "ArrowLeft", "ArrowUp", "-", "ArrowRight", "ArrowDown"):
+        page.keyboard.press(key)
+    page.wait_for_selector("img.preview:not([hidden])")
+    page.keyboard.press("Enter")
+    found(page)
+
+
+def test_a_busy_server_is_reported_while_the_page_waits(explore):
+    page = explore(allowed=("429",))
+    answers: list[Any] = []
+
+    def busy(route: Any) -> None:
+        answers.append(route)
+        route.fulfill(status=429, headers={"Retry-After": "1"}, json={}) if len(answers) < 3 else route.continue_()
+
+    page.route("**/search", busy)
+    page.locator(".tile").first.click()
+    page.locator("#connection:has-text('busy')").wait_for()
+    found(page)
+    assert page.locator("#connection").is_hidden()
+
+
+def test_what_keys_act_on_is_named(explore):
+    page = explore()
+    page.locator(".sheet").focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Space")
+    page.keyboard.press("ArrowRight")
+    assert "1 selected image" in page.locator(".center label-keys .note").inner_text()
+    icons = page.locator("selection-bar .button:has-text('(') path")
+    assert len({path.get_attribute("d") for path in icons.all()}) == 2
+
+
 def test_groups_follow_the_images_and_those_without_a_value_are_last(explore, served):
     page = explore()
     collection = served.bench.collection("photos")
