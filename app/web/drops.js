@@ -19,7 +19,7 @@ document.addEventListener('drop', async event => {
   event.preventDefault();
   document.body.classList.remove('dropping');
   const drop = shown, target = /** @type {Element} */ (event.target);
-  // the items are gone after the event, their entries are not
+  // the browser clears the items after the event, but keeps their entries
   const entries = [...event.dataTransfer?.items ?? []].map(item => item.webkitGetAsEntry?.() ?? item.getAsFile());
   const files = (await Promise.all(entries.map(filesOf))).flat();
   if (files.length) await drop?.take(files, target);
