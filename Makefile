@@ -6,7 +6,7 @@ PORT ?= 8000
 # tests also wait for disks and other processes, so that two do not fill two cores
 WORKERS ?= 3
 CLIENTS = openai langchain-openai llama-index-embeddings-openai litellm haystack-ai requests
-CRASH = $(addprefix tests/store/test_, crash.py power_loss.py file_faults.py disk_full.py sync_order.py state_machine.py \
+CRASH = $(addprefix tests/store/test_, crash.py power_loss.py damage.py disk_full.py state_machine.py \
 	readers_during_compaction.py)
 
 .PHONY: demo test clients slow check docs mutate gpu crash soak bench clean

@@ -110,7 +110,7 @@ class Hnsw(IndexKind):
     """
 
     name = "hnsw"
-    next = "ivf"
+    next = "ivf_sq8"
     efforts = (48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
     parameters = "SearchParametersHNSW"
 
@@ -159,7 +159,6 @@ class Ivf(IndexKind):
     """Lists of vectors around the centroids of a k-means; a search reads the nearest lists."""
 
     name = "ivf"
-    next = "ivf_sq8"
     efforts = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
     parameters = "SearchParametersIVF"
 
@@ -199,14 +198,6 @@ class Ivf(IndexKind):
         return max(1, min(int(4 * np.sqrt(rows)), rows // settings.points_per_list or 1))
 
 
-class Coarse(Ivf):
-    """The same with a quarter of the lists, which takes seconds to build, for the time until a graph is complete."""
-
-    @staticmethod
-    def _lists(rows: int, settings: StoreSettings) -> int:
-        return max(1, int(np.sqrt(rows)))
-
-
 class IvfSq8(Ivf):
     """Lists of vectors with one byte per number: a quarter of the memory, and candidates that are nearly exact.
 
@@ -225,6 +216,17 @@ class IvfSq8(Ivf):
 
     def _codes(self, spec: VectorFormat) -> str:
         return "SQ8"
+
+
+class Coarse(IvfSq8):
+    """The same with a quarter of the lists, which takes seconds to build, for the time until a graph is complete.
+
+    Its vectors are read from the catalog when the graph is built, so that the graph has the memory for itself.
+    """
+
+    @staticmethod
+    def _lists(rows: int, settings: StoreSettings) -> int:
+        return max(1, int(np.sqrt(rows)))
 
 
 class IvfPq(Ivf):

@@ -19,9 +19,8 @@ def test_export_reports_skipped_checks(model, tmp_path):
     card = (tmp_path / "copy" / "README.md").read_text()
     assert "Weights: mit. Training images: my own." in card
     assert (tmp_path / "copy" / GRAPH).is_file()
-    code, text, _ = nnclr("export", model, tmp_path / "again", "--json", "--no-graph")
+    code, text, _ = nnclr("export", model, tmp_path / "again", "--json")
     assert json.loads(text)["rechecked"] == {"knn20/made_up": None}
-    assert not (tmp_path / "again" / GRAPH).exists()
 
 
 def test_card_prints_or_writes_and_keeps_edits(model, tmp_path):

@@ -52,7 +52,6 @@ def test_networks_that_are_weaker_than_the_default_have_it_in_their_limits():
         info = model_info(name)
         assert all(value < best.metrics[metric] for metric, value in info.metrics.items())
         assert f"weaker than {best.name}" in info.limits
-        assert "continued training" in info.limits
 
 
 def test_the_registry_describes_weights_whatever_their_folder_is_called(model):

@@ -130,9 +130,9 @@ def test_export_refuses_a_license_that_is_too_wide_unless_forced(child, tmp_path
     assert code == 2
     assert "--force-license" in err
     assert not (tmp_path / "wide").exists()
-    code, _, err = nnclr("export", child, tmp_path / "narrow", "--license", "cc-by-4.0", "--no-graph")
+    code, _, err = nnclr("export", child, tmp_path / "narrow", "--license", "cc-by-4.0")
     assert code == 0, err
-    forced = ("--license", "apache-2.0", "--force-license", "--no-graph")
+    forced = ("--license", "apache-2.0", "--force-license")
     code, _, err = nnclr("export", child, tmp_path / "forced", *forced)
     assert code == 0, err
     assert read_config(tmp_path / "forced").nnclr[FORCED] is True
@@ -156,13 +156,13 @@ def test_the_encoder_of_a_parent_without_a_license_is_exported_without_one(child
     config = json.loads((run / "encoder" / "config.json").read_text())
     config["nnclr"]["parents"][0]["license"] = "unknown"
     (run / "encoder" / "config.json").write_text(json.dumps(config))
-    code, _, err = nnclr("export", run, tmp_path / "stated", "--license", "cc0-1.0", "--no-graph")
+    code, _, err = nnclr("export", run, tmp_path / "stated", "--license", "cc0-1.0")
     assert code == 2
     assert "--force-license" in err
-    code, _, err = nnclr("export", run, tmp_path / "plain", "--no-graph")
+    code, _, err = nnclr("export", run, tmp_path / "plain")
     assert code == 0, err
     assert "license" not in read_config(tmp_path / "plain").nnclr
-    forced = ("--license", "cc0-1.0", "--force-license", "--no-graph")
+    forced = ("--license", "cc0-1.0", "--force-license")
     code, _, err = nnclr("export", run, tmp_path / "forced", *forced)
     assert code == 0, err
 

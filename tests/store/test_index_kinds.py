@@ -101,8 +101,7 @@ def test_the_kind_depends_on_size_and_memory():
 
     assert chosen("auto", 49_999) == "flat"
     assert chosen("auto", million) == "hnsw"
-    assert chosen("auto", million, 2 * million * HNSW.bytes_per_vector(spec) - 1) == "ivf"
-    assert chosen("auto", million, 2 * million * INDEX_KINDS["ivf"].bytes_per_vector(spec) - 1) == "ivf_sq8"
+    assert chosen("auto", million, 2 * million * HNSW.bytes_per_vector(spec) - 1) == "ivf_sq8"
     assert chosen("auto", million, 2 * million * INDEX_KINDS["ivf_sq8"].bytes_per_vector(spec) - 1) == "ivf_pq"
     # ten million vectors of 512 numbers on a machine with 24 GiB
     assert chosen("auto", 10 * million, 12 << 30, CollectionSpec(512)) == "ivf_sq8"

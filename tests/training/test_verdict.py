@@ -94,9 +94,9 @@ def test_an_encoder_below_its_parent_is_exported_only_with_force(worse, tmp_path
         export(out, tmp_path / "model")
     assert refused.value.code == "invalid_request"
     assert not (tmp_path / "model").exists()
-    code, _, _ = nnclr("export", out, tmp_path / "model", "--no-graph")
+    code, _, _ = nnclr("export", out, tmp_path / "model")
     assert code != 0
-    code, printed, error = nnclr("export", out, tmp_path / "model", "--no-graph", "--force")
+    code, printed, error = nnclr("export", out, tmp_path / "model", "--force")
     assert code == 0, error
     assert printed.startswith("Verdict:")
     card = " ".join((tmp_path / "model" / "README.md").read_text().split())

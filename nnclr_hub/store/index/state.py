@@ -4,8 +4,8 @@
     States    the last 64 by the number of their commit; a reader takes the one that its transaction sees
 
 A commit makes a new state from the one before: rows are appended behind those that older states see, and the flags of
-existing rows are copied. A fold replaces the main part (see `fold.py`). States before it are forgotten, and a reader
-whose transaction is older begins another one.
+existing rows are copied. A fold replaces the main part (see `fold.py`). States before it, or before a larger buffer of
+recent rows, are forgotten, and a reader whose transaction is older begins another one.
 
 Callers pass vectors and queries as the catalog has them. The index holds them after the transform of the main part.
 """
@@ -243,7 +243,10 @@ class States:
             if since in (None, self.latest.seq):
                 self.added += len(added)
                 self.deleted += len(deleted)
-                self._publish(self.latest.after(seq, deleted, added, vectors))
+                state = self.latest.after(seq, deleted, added, vectors)
+                if state.recent.base is not self.latest.recent.base:  # older states would keep the former buffer
+                    self._states.clear()
+                self._publish(state)
 
     def replace(self, change: Callable[[State], State | None]) -> None:
         """Publish a state that has the same rows as the newest in another form, or other rows, and forget all others.

@@ -45,8 +45,8 @@ class Replay:
         begins = sorted((call for call in calls if call.name in early), key=lambda call: call.begun)
         covered: dict[Call, int] = {}
         for call in calls:
-            # an fsync covers what was written before it began, not what other threads wrote while it ran; and the number
-            # of a closed file may belong to another thread's file before the close has ended
+            # an fsync covers what was written before it began, not what other threads wrote while it ran; the number of
+            # a closed file may belong to another thread's file before the close has ended
             while begins and begins[0].begun < call.ended:
                 begun = begins.pop(0)
                 if begun.name == "close":
