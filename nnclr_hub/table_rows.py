@@ -112,11 +112,13 @@ class TableRows:
     table: where they are from.
     rows: at least one.
     several: keys of cells with several values; rows of the same image are then joined.
+    others: columns of the table that were not read.
     """
 
     table: LabelTable
     rows: tuple[Row, ...]
     several: frozenset[str] = frozenset()
+    others: tuple[str, ...] = ()
 
     @property
     def labels_are_lists(self) -> bool:
@@ -259,7 +261,8 @@ def read_rows(table: LabelTable, columns: Sequence[str] | None = None) -> TableR
     joined = tuple(map(made._joined, rows.values()))
     if repeated := sum(map(len, rows.values())) - len(joined):
         log.warning("%s lists some images again in %d rows; each image counts once", table, repeated)
-    return TableRows(table, joined, made.several)
+    read = {"id", "path", table.path_column, *keys.values()}
+    return TableRows(table, joined, made.several, tuple(one for one in existing if one not in read))
 
 
 def _label_columns(table: LabelTable, existing: Sequence[str]) -> tuple[dict[str, str], tuple[str, ...]]:

@@ -77,7 +77,10 @@ export async function rest(method, path, options = {}) {
     if (response.status === 401) {
       await signIn();
     } else if (response.status === 429 && attempt < 5) {
-      await sleep(1000 * (Number(response.headers.get('Retry-After')) || 1));
+      const seconds = Number(response.headers.get('Retry-After')) || 1;
+      const end = notify(`The server is busy. This page tries again in ${seconds} s.`);
+      await sleep(1000 * seconds);
+      end();
     } else if (!response.ok) {
       throw await errorOf(response);
     } else if (response.status === 204) {
@@ -120,15 +123,31 @@ async function errorOf(response) {
 
 // ---- a lost server
 
+/** Why requests wait, the newest last. @type {string[]} */
+const reasons = [];
+
+/** Show why a request waits. @param {string} text @returns {() => void} ends that */
+function notify(text) {
+  const notice = /** @type {HTMLElement} */ (document.getElementById('connection'));
+  const draw = () => {
+    notice.hidden = !reasons.length;
+    notice.textContent = reasons.at(-1) ?? '';
+  };
+  reasons.push(text);
+  draw();
+  return () => {
+    reasons.splice(reasons.indexOf(text), 1);
+    draw();
+  };
+}
+
 /** @type {Promise<void> | null} */
 let waiting = null;
 
 /** Wait until the server answers; an aborted signal ends only this wait. @param {AbortSignal} [signal] */
 async function serverIsBack(signal) {
   waiting ??= (async () => {
-    const notice = /** @type {HTMLElement} */ (document.getElementById('connection'));
-    notice.hidden = false;
-    notice.textContent = 'The server does not answer. This page continues as soon as it does.';
+    const end = notify('The server does not answer. This page continues as soon as it does.');
     try {
       for (let seconds = 1; ; seconds = Math.min(seconds * 1.5, 8)) {
         await sleep(1000 * seconds);
@@ -136,7 +155,7 @@ async function serverIsBack(signal) {
         if (ready?.ok) return;
       }
     } finally {
-      notice.hidden = true;
+      end();
       waiting = null;
     }
   })();

@@ -1,9 +1,11 @@
 // The page Collections: create, fill, look after and delete collections; the jobs of the server.
-import {rest} from './api.js';
+import {path, rest} from './api.js';
 import {create, drop, manage, serverFolder} from './collection_dialogs.js';
+import {createCollection} from './copying.js';
 import {button, count, make, say, sayError} from './dom.js';
+import {onDrop} from './drops.js';
 import {jobList} from './jobs.js';
-import {IMPORTED, cutOff, importFile, shown, uploadImages} from './uploads.js';
+import {IMPORTED, addFiles, cutOff, importFile, shown} from './uploads.js';
 
 const POLL_MS = 1500;
 
@@ -18,8 +20,24 @@ export async function showCollections(main, session) {
   const draw = async () => {
     const [, {aliases}] = await Promise.all([session.changed(), rest('GET', 'aliases')]);
     list.replaceChildren(...session.collections.map(one => card(one, aliases.filter((/** @type {any} */ alias) => alias.collection === one.name), session, draw)));
-    if (!session.collections.length) list.replaceChildren(make('p', {class: 'empty'}, 'There is no collection yet.'));
+    if (!session.collections.length) list.replaceChildren(session.canWrite ? firstVisit(fill, draw) : make('p', {class: 'empty'}, 'There is no collection yet.'));
   };
+  /** Make a collection of dropped or chosen files, show it, and let the server compute its map. @param {File[]} files */
+  const fill = async files => {
+    const name = nameOf(files, session.collections.map(one => one.name)), {data: [first]} = await rest('GET', '../../v1/models');
+    await createCollection(name, first.id, 'auto');
+    await draw();
+    await addFiles(session.collections.find(one => one.name === name), files);
+    await draw();
+    if ((session.collections.find(one => one.name === name)?.count ?? 0) < 2) return;
+    rest('POST', path(name, 'inspections'), {json: {write_fields: true}, noted: true}).catch(sayError);
+    if (!left) location.hash = `#/explore/${encodeURIComponent(name)}`;
+  };
+  const drop = (/** @type {File[]} */ files, /** @type {Element} */ target) => {
+    const own = target.closest('article')?.getAttribute('aria-label'), info = session.collections.find(one => one.name === own);
+    (info ? addFiles(info, files) : fill(files)).catch(sayError);
+  };
+  if (session.canWrite) onDrop({text: 'Drop on a collection to add to it, elsewhere to make a new one', take: drop});
   const redraw = () => { draw().catch(sayError); };
   const backup = () => rest('POST', 'store/backups', {noted: true}).then(() => say('The backup runs as a job.')).catch(sayError);
   const {most, used} = session.originals;
@@ -41,8 +59,29 @@ export async function showCollections(main, session) {
   poll();
   return {go: () => {}, leave: () => {
     left = true;
+    onDrop(null);
     removeEventListener('uploads', redraw);
   }};
+}
+
+/** What an empty store shows. @param {(files: File[]) => Promise<void>} fill @param {() => Promise<void>} draw */
+function firstVisit(fill, draw) {
+  const choose = (/** @type {any} */ options) => {
+    const input = make('input', {type: 'file', hidden: true, ...options, onchange: () => { if (input.files.length) fill([...input.files]).catch(sayError); }});
+    return input;
+  };
+  const files = choose({multiple: true}), folder = choose({webkitdirectory: true});
+  return make('div', {class: 'zone stack'}, make('h2', {}, 'Drop images, a folder or a zip anywhere here'),
+    make('p', {}, 'They become a collection that you can search, with a map of what looks alike. Nothing leaves this server.'), files, folder,
+    make('div', {class: 'tools'}, button('upload', 'Choose images', () => files.click(), {class: 'strong'}), button('upload', 'Choose a folder', () => folder.click(), {class: 'strong'}),
+      button('add', 'Empty collection', () => create(draw))));
+}
+
+/** A name for a collection of files: that of their folder or archive, with a number if it exists. @param {File[]} files @param {string[]} others */
+function nameOf([first], others) {
+  const folder = first.webkitRelativePath.split('/')[0], base = folder || (IMPORTED.split(',').some(one => first.name.endsWith(one)) ? first.name.replace(/\.[^.]*$/, '') : 'images');
+  const names = [base, ...others.map((_, i) => `${base} ${i + 2}`)];
+  return names.find(one => !others.includes(one)) ?? base;
 }
 
 /** @param {any} info @param {any[]} aliases @param {{canWrite: boolean}} session @param {() => Promise<void>} redraw */
@@ -52,8 +91,8 @@ function card(info, aliases, session, redraw) {
     input.value = ''; // so that the same files can be chosen again
     if (files.length) act(files);
   };
-  const files = make('input', {type: 'file', multiple: true, accept: 'image/*', hidden: true, onchange: () => chosen(files, all => uploadImages(info, all))});
-  const folder = make('input', {type: 'file', webkitdirectory: true, hidden: true, onchange: () => chosen(folder, all => uploadImages(info, all))});
+  const files = make('input', {type: 'file', multiple: true, hidden: true, onchange: () => chosen(files, all => addFiles(info, all))});
+  const folder = make('input', {type: 'file', webkitdirectory: true, hidden: true, onchange: () => chosen(folder, all => addFiles(info, all))});
   const file = make('input', {type: 'file', accept: IMPORTED, hidden: true, onchange: () => chosen(file, ([first]) => importFile(info.name, first))});
   const address = `#/explore/${encodeURIComponent(info.name)}`;
   return make('article', {class: 'card', 'aria-label': info.name},

@@ -45,6 +45,12 @@ async function newest(name) {
   return job && (await rest('GET', `jobs/${job.id}`)).result;
 }
 
+/** In percent, with its 95% interval and the chance of it without a difference. @param {{mean: number, low: number, high: number, p: number}} difference */
+function differenceOf({mean, low, high, p}) {
+  const [own, from, to] = [mean, low, high].map(one => `${one >= 0 ? '+' : ''}${(100 * one).toFixed(1)}`);
+  return `${own} (${from} to ${to}), p ${p < 0.001 ? '< .001' : p.toFixed(3).slice(1)}`;
+}
+
 /** @param {string} name @param {any} result @param {string} current encoder of the collection @param {string[]} served @param {boolean} canWrite */
 function table(name, {scores, labels, images, conclusion, field}, current, served, canWrite) {
   const percent = (/** @type {number[] | null} */ score) => {
@@ -61,7 +67,7 @@ function table(name, {scores, labels, images, conclusion, field}, current, serve
     }
   };
   const rows = scores.map((/** @type {any} */ one) => make('tr', {}, make('th', {scope: 'row'}, one.source), make('td', {}, percent(one.linear)), make('td', {}, percent(one.knn)),
-    make('td', {}, one.against_first ? `${one.against_first.mean >= 0 ? '+' : ''}${(100 * one.against_first.mean).toFixed(1)}` : ''), make('td', {}, one.rankme.toFixed(0)),
+    make('td', {}, one.against_first ? differenceOf(one.against_first) : ''), make('td', {}, one.rankme.toFixed(0)),
     make('td', {}, one.source === current ? 'in use' : canWrite && served.includes(one.source) ? make('button', {type: 'button', class: 'button', 'aria-label': `Use ${one.source}`, onclick: use(one.source)}, 'Use') : '')));
   const heads = ['encoder', 'linear probe', 'k-NN', 'points above the first', 'RankMe', ''];
   return [make('p', {class: 'note'}, `${count(images, 'image')}, ${labels ? `${count(labels, 'label')} of ${field}` : 'without labels'}. ${conclusion}`),

@@ -1,7 +1,8 @@
 // The screen Explore: facets, grid and map of one collection, with the query above them. The address keeps its state.
 import {path, rest} from './api.js';
 import {collectionChoice} from './collection_choice.js';
-import {button, make, say, sayError} from './dom.js';
+import {button, count, make, openDialog, say, sayError} from './dom.js';
+import {onDrop} from './drops.js';
 import {Explorer} from './explorer.js';
 import {FacetList} from './facets.js';
 import {itemsOf, newest} from './findings.js';
@@ -20,7 +21,7 @@ const PREVIEWS = 'previews'; // small copies of own query images, by their vecto
  * @param {HTMLElement} main
  * @param {string} name of the collection
  * @param {URLSearchParams} address
- * @param {{canWrite: boolean, collections: any[]}} session
+ * @param {{canWrite: boolean, collections: any[], changed: () => Promise<void>}} session
  * @returns {Promise<{leave: () => void, go: (address: URLSearchParams) => void}>}
  */
 export async function showExplore(main, name, address, session) {
@@ -61,7 +62,9 @@ export async function showExplore(main, name, address, session) {
   const write = () => {
     if (going || left) return;
     const now = addressOf(explorer, viewer);
-    if (location.hash !== now) history.pushState(null, '', now);
+    if (location.hash === now) return;
+    const isStep = [now, location.hash].every(one => /[?&]open=/.test(one)); // to another image in the viewer: Back closes it
+    history[isStep ? 'replaceState' : 'pushState'](null, '', now);
   };
   explorer.addEventListener('query', write);
   explorer.addEventListener('view', write);
@@ -86,18 +89,26 @@ export async function showExplore(main, name, address, session) {
   // ---- images from anywhere
 
   const paste = (/** @type {ClipboardEvent} */ event) => { if (bar.take(event.clipboardData, false)) event.preventDefault(); };
-  const over = (/** @type {DragEvent} */ event) => { event.preventDefault(); document.body.classList.add('dropping'); };
-  const out = (/** @type {DragEvent} */ event) => { if (event.relatedTarget === null) document.body.classList.remove('dropping'); };
-  const drop = (/** @type {DragEvent} */ event) => {
-    event.preventDefault();
-    document.body.classList.remove('dropping');
+  const drop = (/** @type {File[]} */ files) => {
     if (viewer.isOpen) viewer.dialog.close();
-    bar.take(event.dataTransfer);
+    const [file] = files;
+    if (files.length === 1 && !file.webkitRelativePath && !/\.(zip|tar|parquet)$/i.test(file.name)) return bar.searchFile(file);
+    if (!session.canWrite) return say('Drop one image to search with it.', {error: true});
+    const add = button('upload', `Add to ${name}`, async () => {
+      dialog.close();
+      try {
+        const {addFiles} = await import('./uploads.js');
+        await addFiles(info, files);
+        await Promise.all([explorer.load(), session.changed()]);
+      } catch (error) {
+        sayError(error);
+      }
+    }, {class: 'strong'});
+    const dialog = openDialog(`Add ${count(files.length, 'file')}?`, make('div', {class: 'stack'}, make('p', {}, 'To search, drop one image.'), make('div', {class: 'tools'}, add)));
+    add.focus();
   };
+  onDrop({text: `Drop an image to search with it, or several to add them to ${name}`, take: drop});
   document.addEventListener('paste', paste);
-  document.addEventListener('dragover', over);
-  document.addEventListener('dragleave', out);
-  document.addEventListener('drop', drop);
 
   explorer.load().then(() => { fillKeys(explorer, order, group); map.load().catch(sayError); return go(address); }).catch(sayError);
   if (address.size) go(address);
@@ -106,9 +117,7 @@ export async function showExplore(main, name, address, session) {
     if (viewer.isOpen) viewer.dialog.close();
     explorer.close();
     document.removeEventListener('paste', paste);
-    document.removeEventListener('dragover', over);
-    document.removeEventListener('dragleave', out);
-    document.removeEventListener('drop', drop);
+    onDrop(null);
   }};
 }
 
@@ -153,8 +162,8 @@ async function read(explorer, address) {
   explorer.order = address.get('order') ?? 'stored';
   explorer.group = address.get('group') ?? '';
   const key = address.get('finding');
-  if (key !== null) await showFinding(explorer, key);
-  else if (explorer.finding) explorer.within(null);
+  const finding = key === null ? null : await findingOf(explorer, key);
+  if (finding || explorer.finding) [explorer.area, explorer.finding] = [finding?.rows ?? null, finding];
   const where = parsed(address, 'where', value => value);
   const query = {positive: address.getAll('like').map(example), negative: address.getAll('unlike').map(example)};
   if (JSON.stringify(where) !== JSON.stringify(explorer.where)) await explorer.filterBy(where);
@@ -171,11 +180,15 @@ function parsed(address, name, as) {
   }
 }
 
-/** Show the items of a finding of the newest inspection. @param {Explorer} explorer @param {string} key */
-async function showFinding(explorer, key) {
+/** The rows of a finding of the newest inspection; null if it has none of that name, which is reported. @param {Explorer} explorer @param {string} key */
+async function findingOf(explorer, key) {
   const inspection = await newest(explorer.name);
   const found = inspection && await itemsOf(explorer.name, inspection, key);
-  if (found) explorer.within(new Set(found.ids.flatMap(id => explorer.rows.rowOf.get(id) ?? [])), {key, title: found.title});
+  if (!found) {
+    say('The inspection has no such finding, so the link shows all images.', {error: true});
+    return null;
+  }
+  return {key, title: found.title, rows: new Set(found.ids.flatMap(id => explorer.rows.rowOf.get(id) ?? []))};
 }
 
 /** @param {Explorer} explorer @param {import('./viewer.js').ItemViewer} viewer @param {string} id */

@@ -20,7 +20,8 @@ import {Rows} from './rows.js';
 
 const FIRST_MATCHES = 60; // twice what most screens show, because every match costs the server time
 const MORE_MATCHES = 200;
-const MAX_MATCHES = 1000;
+export const MAX_MATCHES = 1000;
+const MAX_IDS = 100_000; // of a filter
 const NONE = 'none'; // group of the images without a value
 
 export class Explorer extends EventTarget {
@@ -109,7 +110,7 @@ export class Explorer extends EventTarget {
   /** End the search, and show the images with these values of their metadata only. @param {Record<string, any>} values */
   async showValues(values) {
     this.filters = new Map(Object.entries(values).map(([key, value]) => [key, {in: [value]}]));
-    this.where = this.passed = this.area = null;
+    this.where = this.passed = this.area = this.finding = null;
     await this.search({positive: [], negative: []});
   }
 
@@ -135,7 +136,14 @@ export class Explorer extends EventTarget {
   within(rows, finding = null) {
     this.area = rows;
     this.finding = finding;
-    this._arrange();
+    return this._refilter();
+  }
+
+  /** The area as a filter of REST, which names at most 100,000 items: those inside, or else those outside. */
+  get _areaFilter() {
+    const {area, rows} = this, ids = (/** @type {number[]} */ chosen) => ({ids: chosen.map(row => rows.ids[row])});
+    if (!area) return null;
+    return area.size <= MAX_IDS ? {must: [ids([...area])]} : {must_not: [ids([...rows.ids.keys()].filter(row => !area.has(row)))]};
   }
 
   /** @param {string} order 'stored', 'similarity', or a key of the metadata, with '-' in front for descending */
@@ -173,7 +181,7 @@ export class Explorer extends EventTarget {
     let view;
     if (this.matches) {
       // the server has filtered the matches; a deleted item is the exception
-      view = [...this.matches.keys()].filter(row => !this.rows.deleted.has(row) && (this.area?.has(row) ?? true));
+      view = [...this.matches.keys()].filter(row => !this.rows.deleted.has(row));
     } else {
       view = this.rows.ids.map((_, row) => row).filter(shown);
     }
@@ -246,7 +254,7 @@ export class Explorer extends EventTarget {
     const examples = (/** @type {Example[]} */ list) => list.map(({id, vector}) => (id === undefined ? {vector} : {id}));
     const json = {
       positive: examples(this.query.positive), negative: examples(this.query.negative), k, offset,
-      where: restFilter(this.filters, this.where), with_percentile: true,
+      where: restFilter(this.filters, merged(this.where, this._areaFilter)), with_percentile: true,
     };
     const {matches} = await rest('POST', path(this.name, 'search'), {json, signal, noted: offset === 0});
     this.hasMore = matches.length === k && offset + k < MAX_MATCHES;
@@ -320,6 +328,11 @@ export class Explorer extends EventTarget {
     this.emit('selection');
     this.emit('rows');
   }
+}
+
+/** Both filters of REST. @param {any} one @param {any} other null for none @returns {any} */
+function merged(one, other) {
+  return one && other ? {must: [one, other]} : one ?? other;
 }
 
 /** Compare values of any type; missing ones are last. @param {any} a @param {any} b */

@@ -31,7 +31,7 @@ class ImageGrid extends HTMLElement {
     this.sheet = make('div', {class: 'sheet', role: 'listbox', tabindex: 0, 'aria-label': 'Images', 'aria-multiselectable': 'true',
       onclick: (/** @type {MouseEvent} */ event) => this._click(event),
       onkeydown: (/** @type {KeyboardEvent} */ event) => this._key(event), oncontextmenu: (/** @type {MouseEvent} */ event) => this._hold(event),
-      onpointerover: (/** @type {PointerEvent} */ event) => this._onRow(event, row => this._showActions(row)),
+      onpointerover: (/** @type {PointerEvent} */ event) => this._onRow(/** @type {Element} */ (event.target), row => this._showActions(row)),
       onfocus: () => { if (explorer.focus === null && explorer.view.length) explorer.setFocus(explorer.view[0]); }});
     this.actions = make('div', {class: 'actions', role: 'toolbar', 'aria-label': 'Actions on an image', hidden: true},
       button('similar', 'Find similar images', () => explorer.similarTo(this.acted), {quiet: true}),
@@ -40,11 +40,15 @@ class ImageGrid extends HTMLElement {
       button('view', 'Open in the viewer', () => open(this.acted), {quiet: true}));
     for (const one of this.actions.children) one.tabIndex = -1; // the keys of the grid do the same
     this.acted = 0;
+    /** Where the pointer is. @type {[number, number] | null} */
+    this.pointer = null;
     /** @type {number[]} */
     this.shown = [];
     this.relaying = false;
     this.empty = make('p', {class: 'empty', hidden: true});
-    this.scroller = make('div', {class: 'scroller', onscroll: () => this._draw(), onpointerleave: () => { this.actions.hidden = true; }},
+    this.scroller = make('div', {class: 'scroller', onscroll: () => this._draw(),
+      onpointermove: (/** @type {PointerEvent} */ event) => { this.pointer = [event.clientX, event.clientY]; },
+      onpointerleave: () => { this.actions.hidden = true; this.pointer = null; }},
       this.sheet, this.actions, this.empty);
     this.replaceChildren(this.scroller);
     const redraw = () => this.relayout();
@@ -121,6 +125,9 @@ class ImageGrid extends HTMLElement {
       tiles.delete(row);
     }
     this._mark();
+    // what is under the pointer now, without a move of it
+    const under = this.pointer && document.elementsFromPoint(...this.pointer).find(one => one.matches('.tile'));
+    if (under) this._onRow(under, row => this._showActions(row));
     if (explorer.hasMore && bottom > scroller.scrollHeight - MARGIN) explorer.more();
   }
 
@@ -186,8 +193,8 @@ class ImageGrid extends HTMLElement {
     this.actions.style.left = `${Math.max(GAP, tile.offsetLeft + (tile.offsetWidth - this.actions.offsetWidth) / 2)}px`;
   }
 
-  /** @param {Event} event @param {(row: number) => void} act @param {Element} [target] */
-  _onRow(event, act, target = /** @type {Element} */ (event.target)) {
+  /** @param {Element} target @param {(row: number) => void} act */
+  _onRow(target, act) {
     const tile = target.closest('.tile');
     if (tile instanceof HTMLElement) act(Number(tile.dataset.row));
   }
@@ -195,7 +202,7 @@ class ImageGrid extends HTMLElement {
   /** @param {MouseEvent} event */
   _click(event) {
     const {explorer} = this, target = pressed(event);
-    this._onRow(event, row => {
+    this._onRow(target, row => {
       const box = target.classList.contains('box');
       if (event.shiftKey) this._selectTo(row);
       else if (box || event.ctrlKey || event.metaKey || explorer.selected.size > 0) this._toggle(row);
@@ -204,14 +211,14 @@ class ImageGrid extends HTMLElement {
         explorer.setFocus(row);
         explorer.similarTo(row);
       }
-    }, target);
+    });
   }
 
   /** A long touch selects. @param {MouseEvent} event */
   _hold(event) {
     if (!matchMedia('(hover: none)').matches) return;
     event.preventDefault();
-    this._onRow(event, row => this._toggle(row));
+    this._onRow(/** @type {Element} */ (event.target), row => this._toggle(row));
   }
 
   /** @param {number} row */

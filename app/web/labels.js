@@ -4,6 +4,7 @@ import {button, count, make, openDialog, sayError} from './dom.js';
 import {write} from './edits.js';
 
 const KEYS = 9;
+const MAX_COLUMNS = 64; // of a table, in one request
 
 export class Labels extends EventTarget {
   /** Events: `keys`. @param {import('./explorer.js').Explorer} explorer */
@@ -87,9 +88,11 @@ export class Labels extends EventTarget {
     const preview = async () => {
       if (!table.files[0]) return;
       found.textContent = 'Reading ...';
-      const own = found.firstChild, {text, give} = await this.readTable(table.files[0], columns[0].value.trim(), columns[1].value.trim()).catch(error => ({text: error.message, give: null}));
+      const own = found.firstChild, {text, columns: others, give} = await this.readTable(table.files[0], columns[0].value.trim(), columns[1].value.trim()).catch(error => ({text: error.message, columns: [], give: null}));
       if (found.firstChild !== own) return; // the file or a column has changed since
-      found.replaceChildren(make('p', {}, text), give ? make('button', {type: 'button', class: 'button strong', onclick: () => { dialog.close(); give(); }}, 'Write the labels') : '');
+      const whole = make('input', {type: 'checkbox', checked: others.length > 0});
+      found.replaceChildren(make('p', {}, text), others.length ? make('label', {class: 'row'}, whole, `Write the other columns, too: ${others.join(', ')}`) : '',
+        give ? make('button', {type: 'button', class: 'button strong', onclick: () => { dialog.close(); give(whole.checked); }}, 'Write the labels') : '');
     };
     const give = (/** @type {any} */ label) => {
       dialog.close();
@@ -122,16 +125,21 @@ export class Labels extends EventTarget {
   /**
    * Let the server find the images that a table names.
    * @param {File} file @param {string} pathColumn of ids or paths, or '' @param {string} labelColumn or ''
-   * @returns {Promise<{text: string, give: (() => void) | null}>} a description, and what gives the labels, if there are any
+   * @returns {Promise<{text: string, columns: string[], give: ((whole: boolean) => void) | null}>} a description, the other columns, and what gives the labels, if there are any
    */
   async readTable(file, pathColumn, labelColumn) {
     const {explorer: {rows: all, name}, field} = this;
     const query = {key: field, path_column: pathColumn || null, label_column: labelColumn || null, file_name: file.name, dry_run: true};
-    const {labels, unmatched_rows: lost, unmatched_items: others, first_unmatched: [first]} = await rest('POST', path(name, 'labels'), {query, body: file, headers: {'Content-Type': 'text/csv'}});
-    const values = new Map(Object.entries(labels).map(([id, label]) => [id, {[field]: label}]));
+    const read = (/** @type {any} */ more) => rest('POST', path(name, 'labels'), {query: {...query, ...more}, body: file, headers: {'Content-Type': 'text/csv'}});
+    const {values: labels, unmatched_rows: lost, unmatched_items: others, first_unmatched: [first], other_columns: columns} = await read({});
+    const more = columns.length ? (await read({label_column: null, columns: columns.slice(0, MAX_COLUMNS)})).values : {};
     const left = lost ? `; ${count(lost, 'line')} of unknown images, such as ${first}` : '';
-    const give = () => write(name, `${count(values.size, 'image')} labeled${left}`, values, id => all.of(id)).catch(sayError);
-    return {text: `${file.name} labels ${count(values.size, 'image')}; ${count(others, 'image')} not in it${left}.`, give: values.size ? give : null};
+    const give = (/** @type {boolean} */ whole) => {
+      const ids = new Set([...Object.keys(labels), ...(whole ? Object.keys(more) : [])]);
+      const values = new Map([...ids].map(id => [id, {...(whole ? more[id] : {}), ...labels[id]}]));
+      write(name, `${count(values.size, 'image')} labeled${left}`, values, id => all.of(id)).catch(sayError);
+    };
+    return {text: `${file.name} labels ${count(Object.keys(labels).length, 'image')}; ${count(others, 'image')} not in it${left}.`, columns, give: Object.keys(labels).length || Object.keys(more).length ? give : null};
   }
 
   /** Give the label of a key. @param {string} key @param {number[]} rows @returns {boolean} whether the key has a label */
@@ -155,7 +163,7 @@ class LabelKeys extends HTMLElement {
         'aria-pressed': String(chosen.length > 0 && chosen.every(row => explorer.rows.metadata[row][field] === label)), onclick: () => {
           if (rows().length) labels.give(rows(), label).catch(sayError);
         }}, make('kbd', {}, String(place + 1)), ` ${label}`)]));
-      const text = buttons.length ? `${field}${chosen.length > 1 ? ` of ${count(chosen.length, 'image')}` : ''}:` : 'L labels an image. Labels get the keys 1 to 9.';
+      const text = buttons.length ? `${field}${explorer.selected.size && chosen.length ? ` of ${count(chosen.length, explorer.selected.has(chosen[0]) ? 'selected image' : 'image')}` : ''}:` : 'L labels an image. Labels get the keys 1 to 9.';
       this.replaceChildren(make('span', {class: 'note'}, text), ...buttons);
       if (focused > 0) /** @type {HTMLElement} */ (this.children[focused])?.focus();
     };

@@ -2,6 +2,7 @@
 import {ROOT, rest} from './api.js';
 import {button, make, sayError} from './dom.js';
 import './double_click.js';
+import './drops.js';
 import {announce, edits, undo, undoable} from './edits.js';
 
 const TABS = {explore: 'Explore', insights: 'Insights', collections: 'Collections', training: 'Training', api: 'API'};
@@ -114,5 +115,9 @@ addEventListener('keydown', event => {
   undo();
 });
 
+document.querySelector('.skip')?.addEventListener('click', event => {
+  event.preventDefault();
+  /** @type {HTMLElement} */ (document.querySelector('.sheet') ?? main).focus();
+});
 addEventListener('unhandledrejection', event => sayError(event.reason)); // of an action whose caller does not wait
 start().catch(sayError);

@@ -8,6 +8,8 @@ import {Scatter} from './scatter.js';
 
 const PLAIN = [128, 132, 140];
 const MOST_ADDED = 10_000; // items that are placed without a new inspection
+const STEP = 40; // pixels, per press of an arrow key
+const NEAR = 12; // pixels from a point to the pointer; the keyboard reaches everything
 const THUMBNAILS = 40; // are shown when no more points than this are on the screen
 
 class ItemMap extends HTMLElement {
@@ -41,7 +43,8 @@ class ItemMap extends HTMLElement {
       this.lassoing = !this.lassoing;
       this.lasso.setAttribute('aria-pressed', String(this.lassoing));
     }, {quiet: true});
-    this.surface = make('div', {class: 'surface', onpointerdown: (/** @type {PointerEvent} */ event) => this._press(event),
+    this.surface = make('div', {class: 'surface', tabindex: 0, role: 'application', 'aria-label': 'Map: arrow keys move it, + and - zoom, Enter searches for the image in the middle',
+      onkeydown: (/** @type {KeyboardEvent} */ event) => this._key(event), onblur: () => { this.preview.hidden = true; }, onpointerdown: (/** @type {PointerEvent} */ event) => this._press(event),
       onpointermove: (/** @type {PointerEvent} */ event) => this._hover(event), onpointerleave: () => { this.preview.hidden = true; },
       onwheel: (/** @type {WheelEvent} */ event) => this._wheel(event)}, this.canvas, this.thumbnails, this.drawing, this.preview);
     this.tools = make('div', {class: 'tools', hidden: true}, this.colorBy, this.lasso, button('view', 'Show the whole map', () => { this.moved = false; this.scatter?.fit(); this._draw(); }, {quiet: true}));
@@ -227,16 +230,37 @@ class ItemMap extends HTMLElement {
     this.lasso.setAttribute('aria-pressed', 'false');
   }
 
-  /** @param {number} x @param {number} y */
-  _click(x, y) {
-    const point = this.scatter?.nearest(x, y) ?? -1;
+  /** @param {number} x @param {number} y @param {number} [reach] in pixels */
+  _click(x, y, reach = NEAR) {
+    const point = this.scatter?.nearest(x, y, reach) ?? -1;
     if (point >= 0 && this.rows[point] >= 0) this.explorer.similarTo(this.rows[point]).catch(sayError);
+  }
+
+  /** @param {KeyboardEvent} event */
+  _key(event) {
+    const {scatter, canvas} = this, [x, y] = [canvas.clientWidth / 2, canvas.clientHeight / 2];
+    /** @type {Record<string, () => void>} */
+    const keys = {
+      ArrowLeft: () => scatter?.pan(STEP, 0), ArrowRight: () => scatter?.pan(-STEP, 0), ArrowUp: () => scatter?.pan(0, STEP), ArrowDown: () => scatter?.pan(0, -STEP),
+      '+': () => scatter?.zoomAt(1.3, x, y), '-': () => scatter?.zoomAt(1 / 1.3, x, y), Enter: () => this._click(x, y, Infinity),
+    };
+    if (!scatter || !keys[event.key] || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    keys[event.key]();
+    this.moved = true;
+    this._draw();
+    this._show(x, y, Infinity);
   }
 
   /** @param {PointerEvent} event */
   _hover(event) {
-    if (!this.scatter || event.buttons) return;
-    const [x, y] = this._at(event), point = this.scatter.nearest(x, y), row = point < 0 ? -1 : this.rows[point];
+    if (!event.buttons) this._show(...this._at(event));
+  }
+
+  /** Show the image of the point nearest to a place. @param {number} x @param {number} y @param {number} [reach] in pixels */
+  _show(x, y, reach = NEAR) {
+    if (!this.scatter) return;
+    const point = this.scatter.nearest(x, y, reach), row = point < 0 ? -1 : this.rows[point];
     this.preview.hidden = row < 0;
     if (row < 0) return;
     this.preview.src = this.explorer.rows.thumbnail(row);

@@ -71,7 +71,7 @@ class Probe {
       apply.disabled = false;
     }}, 'Apply to the whole collection');
     const answer = make('p', {role: 'status'});
-    const file = make('input', {type: 'file', accept: 'image/*', hidden: true, onchange: () => this._try(file.files[0], answer)});
+    const file = make('input', {type: 'file', hidden: true, onchange: () => this._try(file.files[0], answer)});
     const rows = probe.per_class.map((/** @type {any} */ one, /** @type {number} */ code) => {
       const meter = one.score === null ? '' : make('meter', {min: 0, max: 1, value: one.score, 'aria-label': `${one.label}: share that is right`});
       const right = one.score === null ? 'none held out' : probe.several ? `average precision ${one.score.toFixed(2)}` : ` ${Math.round(one.score * one.held_out)} of ${one.held_out}`;

@@ -1,6 +1,7 @@
 // <query-bar>: what is searched for, and every way to begin a search: file, paste, drop, camera.
 import {imageUrl} from './api.js';
 import {button, count, make, nearer, openDialog, say, sayError} from './dom.js';
+import {MAX_MATCHES} from './explorer.js';
 import {textOf} from './filters.js';
 
 const PREVIEW = 96; // pixels per side of the small copy that is kept for reloads
@@ -13,7 +14,7 @@ class QueryBar extends HTMLElement {
     this.explorer = explorer;
     /** Shows an example in the viewer. @type {(example: import('./explorer.js').Example) => void} */
     this.show = () => {};
-    this.file = make('input', {type: 'file', accept: 'image/*', hidden: true, onchange: () => {
+    this.file = make('input', {type: 'file', hidden: true, onchange: () => {
       const [file] = this.file.files;
       if (file) this.searchFile(file);
       this.file.value = '';
@@ -88,7 +89,7 @@ class QueryBar extends HTMLElement {
       return;
     }
     const [best] = matches.values();
-    const text = best === undefined ? 'No image passes the filters.' : explorer.hasMore ? `${matches.size}+ matches.` : `${count(matches.size, 'match', 'matches')}.`;
+    const text = best === undefined ? 'No image passes the filters.' : explorer.hasMore ? `${matches.size}+ matches.` : matches.size === MAX_MATCHES ? `The nearest ${MAX_MATCHES.toLocaleString('en')}.` : `${count(matches.size, 'match', 'matches')}.`;
     this.verdict.textContent = `${text} ${sentenceOn(best?.percentile)}`.trim();
   }
 

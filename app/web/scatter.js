@@ -119,10 +119,10 @@ export class Scatter {
 
   // Both searches compare places and not pixels: a conversion of each point would take ten times as long.
 
-  /** The point nearest to a pixel, at most 12 pixels away; -1 if there is none. @param {number} x @param {number} y */
-  nearest(x, y) {
+  /** The point nearest to a pixel, at most `reach` pixels away; -1 if there is none. @param {number} x @param {number} y @param {number} reach in pixels */
+  nearest(x, y, reach) {
     const {places} = this, [cx, cy] = this._placeOf(x, y);
-    let best = -1, least = (12 / this.zoom) ** 2;
+    let best = -1, least = (reach / this.zoom) ** 2;
     for (let i = 0; i < places.length; i += 2) {
       const far = (places[i] - cx) ** 2 + (places[i + 1] - cy) ** 2;
       if (far < least) [best, least] = [i / 2, far];

@@ -19,7 +19,7 @@ class SelectionBar extends HTMLElement {
       button('similar', 'Find similar', () => this._do(rows => explorer.search({positive: rows.map(row => ({id: explorer.rows.ids[row]})), negative: []}))),
       button('less', 'Less like these', () => this._do(rows => explorer.refine(rows, 'negative'))),
       labels ? button('tag', 'Label', () => this._do(rows => labels.ask(rows))) : '',
-      button('download', 'Table (CSV)', () => this._do(rows => save(new Blob([csvOf(explorer.rows, rows)], {type: 'text/csv'}), `${explorer.name}.csv`))),
+      button('table', 'Table (CSV)', () => this._do(rows => save(new Blob([csvOf(explorer.rows, rows)], {type: 'text/csv'}), `${explorer.name}.csv`))),
       button('download', 'Images (zip)', () => this._do(rows => this._zip(rows))),
       labels ? button('add', 'New collection', () => this._do(rows => copyToNew(explorer, rows))) : '',
       labels ? button('remove', 'Delete', () => this._do(rows => deleteRows(explorer, rows))) : '',

@@ -8,7 +8,6 @@ const AT_ONCE = 16; // images in one request; two requests run at a time
 const PART = 8_000_000; // bytes of a file in one request
 const UNREADABLE = new Set([413, 415, 422]); // statuses about the images of a request, not about the server
 const NAMED = 200; // files that failed
-const IMAGE = /\.(jpe?g|png|webp|gif|bmp|tiff?|avif|heic|heif)$/i;
 const KINDS = /** @type {Record<string, string>} */ ({zip: 'application/zip', tar: 'application/x-tar', ndjson: 'application/x-ndjson', jsonl: 'application/x-ndjson',
   parquet: 'application/vnd.apache.parquet', arrow: 'application/vnd.apache.arrow.stream'});
 /** Names of files that can be imported. */
@@ -108,8 +107,9 @@ class View {
 }
 
 /** Add images; those that fail are named. @param {any} info of the collection @param {File[]} chosen */
-export function uploadImages(info, chosen) {
-  const files = chosen.filter(file => IMAGE.test(file.name)), others = chosen.filter(file => !IMAGE.test(file.name));
+export async function uploadImages(info, chosen) {
+  const suffixes = new Set((await rest('GET', 'session')).image_suffixes), isImage = (/** @type {File} */ file) => suffixes.has(suffixOf(file));
+  const files = chosen.filter(isImage), others = chosen.filter(file => !isImage(file));
   const upload = unfinished(info.name, files, chosen[0].webkitRelativePath.split('/')[0] || count(files.length, 'image'), files.length);
   return begin(upload, async view => {
     const held = upload.done ? (await rest('GET', path(info.name))).count : info.count;
@@ -162,7 +162,7 @@ async function sent(collection, group, signal) {
 export function importFile(collection, file) {
   const upload = unfinished(collection, [file], file.name, file.size);
   return begin(upload, async view => {
-    const kind = KINDS[file.name.split('.').at(-1)?.toLowerCase() ?? ''];
+    const kind = KINDS[suffixOf(file).slice(1)];
     if (!kind) throw new JobError(`${file.name} cannot be imported; choose a file that ends in one of ${IMPORTED}.`);
     let start = 0, job = null;
     if (upload.key) ({received: start, job} = await rest('GET', path(collection, 'imports', upload.key)));
@@ -188,6 +188,18 @@ export function importFile(collection, file) {
     return `${file.name}: ${result.added} added, ${result.replaced} replaced${result.errors_count ? `, ${result.errors_count} refused` : ''}${more > 0 ? ` (${more} not listed)` : ''}`
       + `${others.length ? `, left out as no image: ${others.join(', ')}` : ''}.`;
   }, () => importFile(collection, file));
+}
+
+/** Add images, archives and tables. @param {any} info of the collection @param {File[]} files */
+export async function addFiles(info, files) {
+  const images = files.filter(file => !(suffixOf(file).slice(1) in KINDS));
+  for (const file of files) if (!images.includes(file)) await importFile(info.name, file);
+  if (images.length) await uploadImages(info, images);
+}
+
+/** @param {File} file */
+function suffixOf(file) {
+  return /\.[^.]*$/.exec(file.name)?.[0].toLowerCase() ?? '';
 }
 
 /** @param {File} file @returns {Record<string, string>} its name, path, and its folder as label */

@@ -189,6 +189,7 @@ class ItemViewer extends HTMLElement {
     this.head.hidden = true;
     this.head.value = '';
     this.viewed.cover(null);
+    for (const image of /** @type {NodeListOf<HTMLImageElement>} */ (this.neighbors?.querySelectorAll('img[data-src]') ?? [])) image.src = image.dataset.src ?? '';
     this.viewed.ask(this.mode === 'box' ? 'box' : this.mode === 'attention' ? 'any' : null);
     if (this.mode === 'attention') this._attend({}).catch(sayError);
     if (this.mode === 'why') this._explain().catch(sayError);

@@ -331,7 +331,7 @@ def _facets(answer: Answer) -> dict[str, Facet]:
 
 def _info(body: dict[str, Any]) -> CollectionInfo:
     spec = {one.name: body[one.name] for one in fields(CollectionSpec)}
-    about = {one: body[one] for one in ("name", "count", "durable_seq", "indexed_seq", "state")}
+    about = {one: body[one] for one in ("name", "count", "durable_seq", "indexed_seq", "vectors_seq", "state")}
     return CollectionInfo(
         **about, spec=CollectionSpec(**spec), index=body["index_in_use"], recall_estimate=body["recall_estimate"]
     )

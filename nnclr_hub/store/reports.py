@@ -24,6 +24,7 @@ class CollectionInfo:
     index: str = "flat"
     # share of the ten nearest items that searches find, measured on a sample; 1.0 for an exact index
     recall_estimate: float | None = None
+    vectors_seq: int = 0  # the last change that stored or deleted items; later ones edited metadata only
 
 
 @dataclass(frozen=True)

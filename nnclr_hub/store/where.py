@@ -17,19 +17,21 @@ A condition names a key and one of
     date          gt, gte, lt, lte: a string with a date or time (ISO 8601), compared as instants; UTC without an offset
     geo           an object {"lat", "lon"} in degrees, at most `radius` meters from the given `lat` and `lon`
 
-or is {"ids": [...]}, true for these items, or again an object with must, should and must_not. A key is that of the
-metadata itself, or else a path through objects, `camera.model`. A condition on a key that an item lacks is false. An
-empty `should` is false, too: none of no conditions holds.
+or is {"ids": [...]}, true for these items, at most 100,000 in a filter; or again an object with must, should and
+must_not. A key is that of the metadata itself, or else a path through objects, `camera.model`. A condition on a key
+that an item lacks is false. An empty `should` is false, too: none of no conditions holds.
 """
 
 from __future__ import annotations
 
 import math
+import reprlib
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
+from hashlib import blake2b
 from typing import Any
 
 from nnclr_hub.errors import InvalidFilter, InvalidRequest
@@ -37,7 +39,9 @@ from nnclr_hub.store.checks import check_ids
 
 MAX_CONDITIONS = 64
 MAX_IN = 500
+MAX_IDS = 100_000  # of one filter: what a person chose on a map, or the items of a finding
 MAX_DEPTH = 8
+_LONG = 1000  # characters
 EARTH = 6_371_008.8  # meters, the mean radius
 _CLAUSES = ("must", "should", "must_not")
 COMPARISONS = ("gt", "gte", "lt", "lte")
@@ -65,7 +69,8 @@ class Group:
     @cached_property
     def name(self) -> str:
         """A text that differs for different filters; 1 and true are equal as parts of a tuple."""
-        return repr(self)
+        text = repr(self)
+        return text if len(text) < _LONG else blake2b(text.encode()).hexdigest()  # stores keep the names
 
     def conditions(self) -> Iterable[Condition]:
         """Yield the conditions of the whole tree."""
@@ -82,10 +87,18 @@ EVERYTHING = Group()
 
 def parse(where: Mapping[str, Any] | None) -> Group:
     """Return the checked form of a filter; equal filters have equal forms."""
-    return EVERYTHING if where is None else _group(where, 1, [MAX_CONDITIONS])
+    return EVERYTHING if where is None else _group(where, 1, _Left())
 
 
-def _group(where: Any, depth: int, left: list[int]) -> Group:
+@dataclass
+class _Left:
+    """What the rest of a filter may have."""
+
+    conditions: int = MAX_CONDITIONS
+    ids: int = MAX_IDS
+
+
+def _group(where: Any, depth: int, left: _Left) -> Group:
     if not isinstance(where, Mapping):
         raise InvalidFilter(f"`where` must be an object with {', '.join(_CLAUSES)}, got {where!r:.80}.")
     unknown = [key for key in where if key not in _CLAUSES]
@@ -95,17 +108,18 @@ def _group(where: Any, depth: int, left: list[int]) -> Group:
         raise InvalidFilter(f"{', '.join(_CLAUSES)} of `where` must be lists of conditions.")
     if depth > MAX_DEPTH:
         raise InvalidFilter(f"`where` must not be nested deeper than {MAX_DEPTH} levels.")
-    left[0] -= sum(map(len, where.values()))
-    if left[0] < 0:
-        raise InvalidFilter(f"`where` takes at most {MAX_CONDITIONS} conditions, got {MAX_CONDITIONS - left[0]}.")
+    left.conditions -= sum(map(len, where.values()))
+    if left.conditions < 0:
+        given = MAX_CONDITIONS - left.conditions
+        raise InvalidFilter(f"`where` takes at most {MAX_CONDITIONS} conditions, got {given}.")
     return Group(**{name: tuple(_node(one, depth, left) for one in conditions) for name, conditions in where.items()})
 
 
-def _node(condition: Any, depth: int, left: list[int]) -> Node:
+def _node(condition: Any, depth: int, left: _Left) -> Node:
     if isinstance(condition, Mapping) and condition.keys() & set(_CLAUSES):
         return _group(condition, depth + 1, left)
     if isinstance(condition, Mapping) and "ids" in condition:
-        return _ids(condition)
+        return _ids(condition, left)
     if not isinstance(condition, Mapping) or "key" not in condition:
         raise InvalidFilter(f'A condition must look like {{"key": "label", "match": "cat"}}, got {condition!r:.80}.')
     kinds = [kind for kind in condition if kind != "key"]
@@ -116,10 +130,13 @@ def _node(condition: Any, depth: int, left: list[int]) -> Node:
     return Condition(check_key(condition["key"]), kind, _READERS[kind](condition[kind], kind))
 
 
-def _ids(condition: Mapping[str, Any]) -> Condition:
+def _ids(condition: Mapping[str, Any], left: _Left) -> Condition:
     ids = condition["ids"]
-    if len(condition) > 1 or not isinstance(ids, list | tuple) or len(ids) > MAX_IN:
-        raise InvalidFilter(f"A condition on ids has only ids, a list of at most {MAX_IN}; got {condition!r:.80}.")
+    if len(condition) > 1 or not isinstance(ids, list | tuple):
+        raise InvalidFilter(f"A condition on ids has only ids, a list; got {reprlib.repr(condition)}.")
+    left.ids -= len(ids)
+    if left.ids < 0:
+        raise InvalidFilter(f"`where` takes at most {MAX_IDS:,} ids, got {MAX_IDS - left.ids:,}.")
     try:
         return Condition("", "ids", tuple(check_ids(ids)))
     except InvalidRequest as error:

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 INSPECTION = "inspection"  # kind of the records
 LABEL_NEXT, MAX_LABEL_NEXT = 50, 1000  # items to label next
 KEPT = 3  # of each collection
+# steps of an inspection, with their shares of its time: a bar that only grows, and a rate that means something
+STEPS = {"reading": 1, "comparing": 4, "checking labels": 2, "arranging": 3}
+UNITS = 10_000  # of progress
 LISTED = 1000  # outliers and suspect labels in the findings that are not flagged; all scores are kept as numbers
 
 
@@ -83,7 +86,7 @@ def inspect_collection(
     Args:
         field: metadata key of the label.
         label_next: number of items to label next, at most; 1 to 1000.
-        progress: called with (done, total) within each step.
+        progress: called with (done, total) of all steps together, by their usual time.
 
     Raises:
         InvalidRequest: fewer than two items, or more vectors than fit into memory.
@@ -92,8 +95,16 @@ def inspect_collection(
     from nnclr_hub.workbench.inspection.subject import collection_subject
 
     state = state_of(collection)
-    subject = collection_subject(collection, field=field, report=lambda title: progress)
-    found = find(subject, label_next=label_next, report=lambda title: progress)
+
+    def report(title: str) -> Callable[[int, int], None]:
+        steps = list(STEPS)
+        before, all_steps = sum(STEPS[one] for one in steps[: steps.index(title)]), sum(STEPS.values())
+        return lambda done, total: progress(
+            int(UNITS * (before + STEPS[title] * done / max(1, total)) / all_steps), UNITS
+        )
+
+    subject = collection_subject(collection, field=field, report=report)
+    found = find(subject, label_next=label_next, report=report)
     return kept_findings(found, collection.name, state, field)
 
 
@@ -200,8 +211,9 @@ def get_inspection(records: Records, collection: Collection, number: int | None 
 
 
 def is_current(kept: KeptInspection, collection: Collection) -> bool:
-    """Return whether the collection has not changed since, except for the fields of this inspection."""
-    return collection.info().durable_seq in (kept.seq, kept.fields_seq)
+    """Return whether no item was stored or deleted since. Edits of metadata, such as labels, do not matter."""
+    info = collection.info()
+    return info.vectors_seq <= kept.seq <= info.durable_seq  # Milvus counts the changes of one connection
 
 
 def state_of(collection: Collection) -> tuple[str, int]:

@@ -16,7 +16,7 @@ from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.duplicates import find_duplicates
 from nnclr_hub.workbench.file_import import MAX_NAMED
 from nnclr_hub.workbench.inspection_fields import write_fields
-from nnclr_hub.workbench.inspections import inspect_collection, keep_inspection
+from nnclr_hub.workbench.inspections import UNITS, inspect_collection, keep_inspection
 from nnclr_hub.workbench.payload import decode_vector
 from nnclr_hub.workbench.privacy import without_paths
 from nnclr_hub.workbench.probe_fitting import FitOptions
@@ -60,10 +60,17 @@ def _duplicates(context: JobContext) -> Outcome:
 def _inspect(context: JobContext) -> Outcome:
     params = context.params
     collection = context.bench.collection(params["collection"])
-    kept = inspect_collection(collection, params["field"], label_next=params["label_next"], progress=context.progress)
+    share = 0.9 if params["write_fields"] else 1  # of the time; the fields take the rest
+
+    def found(done: int, total: int) -> None:
+        context.progress(int(share * done), total)
+
+    def written(done: int, total: int) -> None:
+        context.progress(int(UNITS * (share + (1 - share) * done / max(1, total))), UNITS)
+
+    kept = inspect_collection(collection, params["field"], label_next=params["label_next"], progress=found)
     if params["write_fields"]:
-        write = partial(context.bench.update_each, collection.name)
-        kept = write_fields(collection, kept, write, progress=context.progress)
+        kept = write_fields(collection, kept, partial(context.bench.update_each, collection.name), progress=written)
     return Outcome({"collection": collection.name, **kept.about}, partial(keep_inspection, kept=kept))
 
 

@@ -78,6 +78,9 @@ class CollectionResponse(BaseModel):
     count: int
     durable_seq: int
     indexed_seq: int
+    vectors_seq: int = Field(
+        description="number of the last change that stored or deleted items; later ones edited metadata only"
+    )
     state: str
     index_in_use: str
     recall_estimate: float | None = Field(
@@ -211,7 +214,7 @@ def _verified(bench: Workbench, name: str) -> VerifyReport:
 def response_of(info: CollectionInfo) -> CollectionResponse:
     """Return the JSON of a collection's state."""
     spec = asdict(info.spec) | {"model": public_name(info.spec.model) if info.spec.model else ""}
-    about = {name: getattr(info, name) for name in ("name", "count", "durable_seq", "indexed_seq")}
+    about = {name: getattr(info, name) for name in ("name", "count", "durable_seq", "indexed_seq", "vectors_seq")}
     return CollectionResponse(
         **spec, **about, state=without_paths(info.state), index_in_use=info.index, recall_estimate=info.recall_estimate
     )

@@ -65,7 +65,7 @@ class InspectionResponse(BaseModel):
     fields_seq: int | None = Field(
         None, description="number of the change that wrote the findings into the metadata; null if none did"
     )
-    current: bool = Field(description="whether the collection has not changed since, except for these fields")
+    current: bool = Field(description="whether no item was stored or deleted since; metadata may have changed")
     findings: dict[str, Any] = Field(
         description="as in findings.json of `nnclr inspect`; 1000 outliers and suspect labels, and all that are flagged"
     )

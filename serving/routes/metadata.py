@@ -9,13 +9,14 @@ from typing import Annotated, Any, Self
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from nnclr_hub.errors import (
     AnswerTooLarge,
     CollectionNotFound,
     DiskFull,
     InvalidFilter,
+    InvalidRequest,
     ItemNotFound,
     MetadataConflict,
     RequestTooLarge,
@@ -41,6 +42,8 @@ from .items import ItemResponse, note_changes, response_of_item
 MAX_READ = 1000  # items that are returned at once
 MAX_IDS = 10_000
 CSV = "text/csv"
+MAX_COLUMNS = 64  # of a table, in one request
+_COLUMNS = TypeAdapter(Annotated[list[str], Field(min_length=1, max_length=MAX_COLUMNS)])
 SHOWN = 10  # rows without an item in an answer
 Column = Annotated[str | None, Query(max_length=1000)]
 MAX_THUMBNAILS = 64  # in one response, of at most 2 MB
@@ -116,13 +119,16 @@ class UpdatedResponse(BaseModel):
 
 
 class LabelsResponse(BaseModel):
-    """What the rows of a table name, and which labels they give."""
+    """What the rows of a table name, and which values they give."""
 
     matched: int = Field(description="number of items that rows name")
     unmatched_rows: int = Field(description="number of rows that name no item")
     unmatched_items: int = Field(description="number of items without a row")
     first_unmatched: list[str] = Field(description=f"ids or paths of the first {SHOWN} rows that name no item")
-    labels: dict[str, Any] = Field(description="the label of each item with one, by id; as the type of existing ones")
+    values: dict[str, dict[str, Any]] = Field(
+        description="by id, the value of each metadata key; as the type of existing ones; without empty cells"
+    )
+    other_columns: list[str] = Field(description="columns of the table that were not read; see `columns`")
     updated: int = Field(description="number of items that were changed; 0 with dry_run")
 
 
@@ -263,6 +269,15 @@ def update_metadata(
     return UpdatedResponse(updated=updated)
 
 
+def _columns(text: str | None) -> list[str] | None:
+    try:
+        return None if text is None else _COLUMNS.validate_json(text)
+    except ValidationError as error:
+        raise InvalidRequest(
+            f"columns must be a JSON list of at most {MAX_COLUMNS} texts, got {text!r:.80}."
+        ) from error
+
+
 @router.post(
     "/labels",
     responses=answers("unsupported_media_type", *_REFUSALS),
@@ -280,6 +295,13 @@ def label_items(
     ),
     path_column: Annotated[Column, Query(description="column of ids or paths, if not `id` or `path`")] = None,
     label_column: Annotated[Column, Query(description="column of labels, if not `label` or `labels`")] = None,
+    columns: Annotated[
+        str | None,
+        Query(
+            description=f"JSON list of up to {MAX_COLUMNS} columns to read instead of labels: COLUMN or KEY=COLUMN",
+            max_length=100_000,
+        ),
+    ] = None,
     file_name: Annotated[str, Query(description="for messages", min_length=1, max_length=200)] = "labels.csv",
     dry_run: Annotated[bool, Query(description="change nothing, and return what would be written")] = False,
 ) -> LabelsResponse:
@@ -288,7 +310,7 @@ def label_items(
     The table is CSV with a header, in UTF-8, UTF-16 or Windows-1252, separated by commas, semicolons or tabs. Paths
     match in every Unicode form, with slashes or backslashes. Rows that contradict each other are refused.
     """
-    rows = read_rows(LabelTable(Path(file_name), None, path_column, label_column, content))
+    rows = read_rows(LabelTable(Path(file_name), None, path_column, label_column, content), _columns(columns))
     if len(rows.rows) > MAX_WRITTEN:
         raise RequestTooLarge(
             f"{file_name} has {len(rows.rows):,} rows, and one request takes at most {MAX_WRITTEN:,}; split it."
@@ -304,7 +326,8 @@ def label_items(
         unmatched_rows=len(found.unmatched_rows),
         unmatched_items=found.unmatched_items,
         first_unmatched=list(found.unmatched_rows[:SHOWN]),
-        labels={id: own[key] for id, own in found.values.items()},
+        values=found.values,
+        other_columns=list(rows.others),
         updated=updated,
     )
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
+from nnclr_hub.images.folder import image_suffixes
+
 from ..keys import READ, WRITE
 from ..problems import answers
 from ..security.access import requires
@@ -17,6 +19,7 @@ class SessionResponse(BaseModel):
     read_only: bool = Field(description="whether the server refuses every write, whatever the key")
     max_images: int = Field(description="most images in one request")
     max_bytes: int = Field(description="largest body of a request")
+    image_suffixes: list[str] = Field(description="names of the image files that can be added end in one of these")
     originals_bytes: int = Field(description="bytes of original files that may be kept; 0: originals are not kept")
     originals_used: int = Field(description="bytes of the original files that are kept")
 
@@ -34,6 +37,7 @@ def session(request: Request, settings: AppSettings, bench: AppWorkbench) -> Ses
         read_only=bench.read_only,
         max_images=settings.max_images,
         max_bytes=settings.max_bytes,
+        image_suffixes=sorted(image_suffixes()),
         originals_bytes=bench.originals.most_bytes if bench.originals else 0,
         originals_used=bench.originals.used if bench.originals else 0,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nnclr_hub.store.where import MAX_CONDITIONS, MAX_DEPTH, MAX_IN
+from nnclr_hub.store.where import MAX_CONDITIONS, MAX_DEPTH, MAX_IDS, MAX_IN
 from nnclr_hub.workbench.privacy import ROOT
 
 KEY: dict[str, Any] = {
@@ -58,7 +58,7 @@ CONDITION: dict[str, Any] = {
 _ID = {"type": "string", "pattern": r"^(?!\.{1,2}$)[A-Za-z0-9._~-]{1,128}$"}
 IDS: dict[str, Any] = {
     "type": "object",
-    "properties": {"ids": {"type": "array", "items": _ID, "maxItems": MAX_IN}},
+    "properties": {"ids": {"type": "array", "items": _ID, "maxItems": MAX_IDS}},
     "required": ["ids"],
     "additionalProperties": False,
 }
@@ -67,8 +67,8 @@ WHERE: dict[str, Any] = {
     "type": "object",
     "description": (
         "filter on metadata: must, should and must_not, each a list of conditions or of further filters; at most "
-        f"{MAX_CONDITIONS} together, at most {MAX_DEPTH} levels deep; an empty should matches nothing, an empty filter "
-        "everything"
+        f"{MAX_CONDITIONS} together and {MAX_IDS} ids, at most {MAX_DEPTH} levels deep; an empty should matches "
+        "nothing, an empty filter everything"
     ),
     "examples": [{"must": [{"key": "label", "match": "cat"}]}],
     "properties": {

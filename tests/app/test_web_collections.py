@@ -108,6 +108,62 @@ def test_a_collection_is_created_filled_and_deleted(opened, served, photos, tmp_
     assert MINE not in [info.name for info in served.bench.store.list()]
 
 
+def drop(page, paths, where: str) -> None:
+    """Drop files or folders of the disk, as a person does."""
+    box = page.locator(where).bounding_box()
+    place = {"x": box["x"] + box["width"] / 2, "y": box["y"] + min(box["height"] - 2, 20)}
+    session = page.context.new_cdp_session(page)
+    for kind in ("dragEnter", "dragOver", "drop"):
+        data = {"items": [], "files": list(map(str, paths)), "dragOperationsMask": 1}
+        session.send("Input.dispatchDragEvent", {"type": kind, **place, "data": data})
+
+
+def test_dropped_files_are_added_where_they_are_dropped(opened, served, photos, tmp_path):
+    folder = tmp_path / "holidays"
+    for label in ("cat", "dog"):
+        (folder / label).mkdir(parents=True)
+    images = [Image.open(path).convert("RGB") for path in sorted((photos / "cat").iterdir())[:4]]
+    for number, image in enumerate(images):
+        image.save(folder / ("cat", "dog")[number % 2] / f"{number}.ppm")  # a format that browsers cannot show
+    (folder / "notes.txt").write_text("no image")
+    page = opened(path="/#/collections", allowed=("401",))
+    log_in(page)
+    page.wait_for_selector("article")
+    drop(page, [folder], ".page > header")
+    page.wait_for_url("**/#/explore/holidays", timeout=60_000)
+    page.wait_for_selector(".tile img[src]")
+    items = served.bench.collection("holidays").scroll().items
+    assert sorted(item.metadata["path"] for item in items) == ["cat/0.ppm", "cat/2.ppm", "dog/1.ppm", "dog/3.ppm"]
+    assert {item.metadata["label"] for item in items} == {"cat", "dog"}
+    drop(page, sorted((photos / "cat").iterdir())[4:7], ".scroller")
+    page.get_by_role("button", name="Add to holidays").click()
+    page.wait_for_selector(".message:has-text('3 images added')")
+    page.wait_for_function("() => document.querySelector('.verdict').textContent === '7 images'")
+    page.goto(f"{served.url}/#/collections")
+    drop(page, sorted((photos / "cat").iterdir())[7:8], "article[aria-label='holidays'] h2")
+    page.wait_for_selector(".message:has-text('1 image added')")
+    assert served.bench.collection("holidays").count() == 8
+    page.goto(f"{served.url}/#/api")
+    page.wait_for_selector("h1:has-text('API')")
+    drop(page, [folder / "notes.txt"], "h1")
+    assert page.locator("h1").inner_text() == "API", "the browser must not open the file"
+    served.bench.drop("holidays")
+
+
+def test_an_empty_store_takes_a_folder(model, photos, chromium, serve, tmp_path):
+    open_store(str(tmp_path / "store")).close()
+    for served in serve(model, tmp_path / "store", page=True):
+        page = chromium.new_page(viewport={"width": 1440, "height": 900})
+        page.goto(served.url)
+        page.wait_for_selector(".zone")
+        drop(page, [photos], ".zone h2")
+        page.wait_for_url(f"**/#/explore/{photos.name}", timeout=60_000)
+        page.wait_for_selector("item-map .tools:not([hidden])", timeout=60_000)
+        collection = served.bench.collection(photos.name)
+        assert collection.count() == sum(path.is_file() for path in photos.rglob("*"))
+        page.close()
+
+
 def test_an_archive_is_imported_and_its_errors_are_listed(opened, served, photos, tmp_path):
     served.bench.store.create("zipped", CollectionSpec.of(served.bench.models.get()))
     with zipfile.ZipFile(tmp_path / "pets.zip", "w") as archive:

@@ -12,7 +12,7 @@ from phone import PHONE
 
 from nnclr_hub.store.items import percent_text
 from nnclr_hub.workbench import SearchQuery
-from nnclr_hub.workbench.inspections import get_inspection
+from nnclr_hub.workbench.inspections import get_inspection, inspect_collection, keep_inspection, list_inspections
 
 pytestmark = pytest.mark.browser
 
@@ -240,6 +240,17 @@ def test_a_probe_is_fitted_and_applied_to_the_collection(explore, served):
         assert abs(item.metadata["confidence_label"] - labeling.top[0][1]) < 0.001
 
 
+def lasso(page: Any, share: float) -> None:
+    """Choose the left part of the map."""
+    box = page.locator(".surface").bounding_box()
+    page.get_by_role("button", name="Choose an area").click()
+    page.mouse.move(box["x"] + 0.02 * box["width"], box["y"] + 0.02 * box["height"])
+    page.mouse.down()
+    for x, y in ((0.02, 0.02), (0.02, 0.98), (share, 0.98), (share, 0.02)):
+        page.mouse.move(box["x"] + x * box["width"], box["y"] + y * box["height"], steps=3)
+    page.mouse.up()
+
+
 def test_the_map_is_made_drawn_and_chosen_from(explore, served):
     page = explore()
     page.get_by_role("button", name="Make the map").click()
@@ -249,19 +260,94 @@ def test_the_map_is_made_drawn_and_chosen_from(explore, served):
         gl.readPixels(0, 0, gl.drawingBufferWidth, gl.drawingBufferHeight, gl.RGBA, gl.UNSIGNED_BYTE, pixels);
         return pixels.some(value => value > 0) }"""
     page.wait_for_function(drawn)
-    box = page.locator(".surface").bounding_box()
-    page.get_by_role("button", name="Choose an area").click()
-    corners = ((0.02, 0.02), (0.02, 0.98), (0.5, 0.98), (0.5, 0.02))
-    page.mouse.move(box["x"] + 0.02 * box["width"], box["y"] + 0.02 * box["height"])
-    page.mouse.down()
-    for x, y in corners:
-        page.mouse.move(box["x"] + x * box["width"], box["y"] + y * box["height"], steps=3)
-    page.mouse.up()
+    lasso(page, 0.5)
     page.wait_for_selector(".chip")
     kept = get_inspection(served.bench.store.records, served.bench.collection("photos"))
     x = kept.coordinates[:, 0]
     left = int((x < (x.min() + x.max()) / 2).sum())
     assert abs(int(page.locator(".verdict").inner_text().split()[0]) - left) <= 2
+
+
+def test_a_search_stays_within_what_is_shown(explore, served):
+    """A lasso or a finding of n images has n matches: those that a search among their ids returns."""
+    page = explore()
+    collection = served.bench.collection("photos")
+    if not list_inspections(served.bench.store.records, collection):
+        keep_inspection(served.bench.store.records, inspect_collection(collection))
+        page.reload()
+    kept = get_inspection(served.bench.store.records, collection)
+    page.wait_for_selector("item-map .tools:not([hidden])")
+    lasso(page, 0.5)
+    page.wait_for_selector(".chip")
+    chosen = int(page.locator(".verdict").inner_text().split()[0])
+    page.locator(".tile").first.click()
+    found(page)
+    page.locator(".scroller").evaluate("one => one.scrollTo(0, 1e6)")
+    page.wait_for_function(
+        "n => document.querySelector('.verdict')?.textContent.startsWith(n)", arg=f"{chosen - 1} match"
+    )
+    page.get_by_role("button", name="Remove the area of the map").click()
+    page.wait_for_function(
+        "n => document.querySelector('.verdict')?.textContent.startsWith(n)", arg=f"{collection.count() - 1} match"
+    )
+
+    largest = kept.findings["clusters"][0]["items"]
+    page.goto(f"{served.url}/#/explore/photos?finding=cluster/0&like={largest[0]}")
+    page.reload()
+    number = f"{len(largest) - 1} match" if len(largest) <= 60 else "60+"
+    page.wait_for_function("n => document.querySelector('.verdict')?.textContent.startsWith(n)", arg=number)
+    query = SearchQuery([largest[0]], k=60, where={"must": [{"ids": largest}]})
+    assert found(page)[:12] == [match.id for match in served.bench.search("photos", query)][:12]
+
+
+def test_the_toolbar_of_an_image_stays_under_the_pointer(explore):
+    page = explore()
+    page.locator(".tile[aria-posinset='2']").hover()
+    more = page.locator(".actions button[aria-label='More like this']")
+    more.click()
+    found(page)
+    more.click(timeout=5000)  # it is of the image that came there
+    page.wait_for_function("() => document.querySelectorAll('.example').length === 2")
+
+
+def test_the_map_and_the_grid_are_near_for_the_keyboard(explore, served):
+    page = explore()
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.matches('.sheet')")
+    page.wait_for_selector("item-map .tools:not([hidden])")
+    page.locator(".surface").focus()
+    for key in ("+", "ArrowLeft", "ArrowUp", "-", "ArrowRight", "ArrowDown"):
+        page.keyboard.press(key)
+    page.wait_for_selector("img.preview:not([hidden])")
+    page.keyboard.press("Enter")
+    found(page)
+
+
+def test_a_busy_server_is_reported_while_the_page_waits(explore):
+    page = explore(allowed=("429",))
+    answers: list[Any] = []
+
+    def busy(route: Any) -> None:
+        answers.append(route)
+        route.fulfill(status=429, headers={"Retry-After": "1"}, json={}) if len(answers) < 3 else route.continue_()
+
+    page.route("**/search", busy)
+    page.locator(".tile").first.click()
+    page.locator("#connection:has-text('busy')").wait_for()
+    found(page)
+    assert page.locator("#connection").is_hidden()
+
+
+def test_what_keys_act_on_is_named(explore):
+    page = explore()
+    page.locator(".sheet").focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Space")
+    page.keyboard.press("ArrowRight")
+    assert "1 selected image" in page.locator(".center label-keys .note").inner_text()
+    icons = page.locator("selection-bar .button:has-text('(') path")
+    assert len({path.get_attribute("d") for path in icons.all()}) == 2
 
 
 def test_groups_follow_the_images_and_those_without_a_value_are_last(explore, served):

@@ -185,6 +185,26 @@ def test_a_table_of_a_spreadsheet_is_read(labeling, collection, tmp_path):
     assert {item.id: item.metadata for item in collection.get(shown)} == before
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_the_other_columns_of_a_table_become_metadata(labeling, collection, tmp_path, whole):
+    page = labeling("thing", {"0": "cat"})
+    shown = ids(page)
+    before = {item.id: item.metadata for item in collection.get(shown)}
+    table = tmp_path / "labels.csv"
+    table.write_text(
+        "id,label,split\n" + "".join(f"{id},dog,{('train', 'test')[k % 2]}\n" for k, id in enumerate(shown))
+    )
+    focus(page, 0)
+    choose_table(page, table)
+    page.get_by_label("Write the other columns, too: split").set_checked(whole)
+    write_labels(page)
+    assert [read(collection, id, "split") for id in shown[:2]] == (["train", "test"] if whole else [None, None])
+    if whole:
+        page.locator("section[aria-label=split] .facet").nth(1).wait_for()
+    undo(page)
+    assert {item.id: item.metadata for item in collection.get(shown)} == before
+
+
 def test_a_label_goes_where_filters_read_it(labeling, collection):
     page = labeling("cam.model", {"0": "X", "1": "Y"}, allowed=("422",))
     shown = ids(page)

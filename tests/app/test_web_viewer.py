@@ -53,6 +53,25 @@ def test_a_part_of_an_image_is_searched_for(explore):
     assert len(found(page)) > 5
 
 
+def test_steps_add_one_entry_to_the_history_and_neighbors_keep_their_images(explore):
+    page = explore()
+    before = page.evaluate("history.length")
+    view(page)
+    for _ in range(8):
+        page.keyboard.press("ArrowRight")
+    assert page.evaluate("history.length") == before + 1
+    page.wait_for_selector(".neighbors img")
+    with page.expect_response("**/api/v1/attention"):
+        page.get_by_role("button", name="Where it looks").click()
+    box = page.locator("viewed-image img").first.bounding_box()
+    page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    page.wait_for_selector(".neighbors img[src^='data:']")
+    page.get_by_role("button", name="Where it looks").click()
+    assert page.locator(".neighbors img[src^='data:']").count() == 0
+    page.go_back()
+    page.wait_for_function("() => !document.querySelector('dialog.viewer[open]')")
+
+
 def test_the_keyboard_chooses_a_part(explore):
     page = explore()
     view(page)

@@ -43,6 +43,7 @@ FILTERS: list[dict[str, Any]] = [
     {"must": [{"key": "mixed", "in": [1, "1", True, None, "größe"]}, {"key": "n", "range": {"gte": 5, "lt": 50}}]},
     {"must": [{"key": "label", "in": [f"no{i}" for i in range(499)] + ["cat"]}]},
     {"must": [{"ids": ["A0", "z1", "absent"]}]},
+    {"must_not": [{"ids": [*(f"absent{i}" for i in range(40_000)), "A0", "z1"]}]},
     {"must": [{"key": "label", "in": []}]},
     {"should": [{"key": "absent", "match": 1}], "must": [{"key": "n", "range": {"lt": 9}}]},
     # an empty list of alternatives matches nothing: it may come from an empty selection

@@ -199,6 +199,16 @@ def test_each_item_has_its_own_patch_and_its_own_condition(collection):
     assert plain(collection.get(["y", "z"])) == [("y", {"v": 2, "a": 1}, None), ("z", {"v": 2, "m": 1}, None)]
 
 
+def test_edits_of_metadata_are_told_from_changes_of_items(collection):
+    collection.upsert(items(0, 3))
+    stored = collection.info()
+    assert stored.vectors_seq == stored.durable_seq
+    collection.update_metadata({"label": "new"}, ids=IDS[:2])
+    assert collection.info().vectors_seq == stored.vectors_seq < collection.info().durable_seq
+    collection.delete(IDS[:1])
+    assert collection.info().vectors_seq == collection.info().durable_seq
+
+
 def test_a_bad_edit_changes_nothing(collection):
     collection.upsert([Item("a", np.ones(DIM), {"x": "x" * 30_000}), Item("b", np.ones(DIM))])
     bad = [{}, {"ids": ["a"], "where": {}}, {"ids": "a"}, {"ids": ["a/b"]}, {"ids": ["a"], "metadata": ["x"]}]

@@ -14,8 +14,15 @@ from nnclr_hub import CollectionSpec, Item, open_store
 from nnclr_hub.cli.app import app
 from nnclr_hub.encoder.hand_crafted import FLOORS
 from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.probe.uncertainty import paired_difference
 from nnclr_hub.table_rows import LabelTable
-from nnclr_hub.workbench.inspection.comparison import compare_on_collection, compare_vectors, rankme, uniformity
+from nnclr_hub.workbench.inspection.comparison import (
+    compare_on_collection,
+    compare_vectors,
+    count_clear,
+    rankme,
+    uniformity,
+)
 from nnclr_hub.workbench.inspection.files import inspected_files
 
 KEYS = {
@@ -232,3 +239,21 @@ def test_scores_without_labels_have_their_known_values():
     angle = np.linspace(0, 2 * np.pi, 2000, endpoint=False)
     circle = np.stack([np.cos(angle), np.sin(angle)], axis=1).astype(np.float32)
     assert uniformity(circle) == pytest.approx(np.log(np.exp(-4) * np.i0(4)), abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("ps", "clear"), [([], 0), ([0.04], 1), ([0.063], 0), ([0.04, 0.04], 0), ([0.001, 0.03, 0.02], 3), ([0.01, 0.2], 1)]
+)
+def test_several_differences_are_clear_by_holms_method(ps, clear):
+    assert count_clear(ps) == clear
+
+
+def test_equal_encoders_are_rarely_called_clearly_different():
+    """Of 200 comparisons of four equal encoders on 120 images, at most 5 % (and chance) find any clear difference."""
+    dice = np.random.default_rng(0)
+    wrong = 0
+    for _ in range(200):
+        right = dice.random((5, 120)) < 0.7
+        ps = [paired_difference(one.astype(float), right[0].astype(float)).p for one in right[1:]]
+        wrong += count_clear(ps) > 0
+    assert wrong <= 20

@@ -1,5 +1,7 @@
 """Labels of a table over REST."""
 
+import json
+
 import pytest
 from rest_requests import is_problem
 
@@ -42,13 +44,28 @@ def test_a_table_labels_items(client, collection, filled, text, encoding, query,
     before = held(client, collection)
     found = send(client, collection, text, encoding, dry_run=True, **query).json()
     counts = {"matched": 2, "unmatched_rows": 1, "unmatched_items": 2}
-    assert found == counts | {"labels": labels, "first_unmatched": found["first_unmatched"], "updated": 0}
+    values = {id: {"label": label} for id, label in labels.items()}
+    first = {"first_unmatched": found["first_unmatched"], "other_columns": []}
+    assert found == counts | {"values": values, "updated": 0} | first
     assert len(found["first_unmatched"]) == 1
     assert held(client, collection) == before
     assert send(client, collection, text, encoding, **query).json() == found | {"updated": len(labels)}
     after = held(client, collection)
     assert {id: one["label"] for id, one in after.items() if "label" in one} == labels
     assert {id: {key: one[key] for key in one if key != "label"} for id, one in after.items()} == before
+
+
+def test_other_columns_are_named_and_read_when_they_are_chosen(client, collection, filled):
+    text = "id,label,split,cam.model\ni0,cat,train,X\ni3,dog,test,\n"
+    found = send(client, collection, text).json()
+    assert found["other_columns"] == ["split", "cam.model"]
+    found = send(client, collection, text, columns=json.dumps(["split", "k=cam.model"])).json()
+    assert found["values"] == {"i0": {"split": "train", "k": "X"}, "i3": {"split": "test"}}
+    assert found["other_columns"] == ["label"]
+    after = held(client, collection)
+    assert [after[id].get("split") for id in ("i0", "i3")] == ["train", "test"]
+    for wrong in ('["nowhere"]', "split", "[1]"):
+        assert send(client, collection, text, columns=wrong).status_code == 422
 
 
 def test_a_label_keeps_its_type_and_goes_where_filters_read_it(client, collection, filled):

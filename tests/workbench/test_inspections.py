@@ -30,7 +30,11 @@ def fill(store, count: int = 60):
 
 def test_what_is_kept_is_what_was_found(store):
     collection = fill(store)
-    made = inspect_collection(collection)
+    seen: list[tuple[int, int]] = []
+    made = inspect_collection(collection, progress=lambda done, total: seen.append((done, total)))
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen), "one bar that only grows"
+    assert len({total for _, total in seen}) == 1
+    assert seen[-1][0] == seen[-1][1]
     keep_inspection(store.records, made)
     kept = get_inspection(store.records, collection)
     assert kept.ids == made.ids == tuple(f"{i:03}" for i in range(60))
@@ -107,11 +111,13 @@ def test_findings_are_fields_that_filters_and_facets_understand(store):
     ]
     collection.update_metadata({KEY: {"reviewed": None}}, ids=["010"])
     keep_inspection(store.records, write_fields(collection, inspect_collection(collection), collection.update_each))
-    # the fields do not make the inspection outdated, another change does, and the next inspection removes them
+    # neither the fields nor labels make the inspection outdated, other items do; the next inspection removes the fields
     assert is_current(get_inspection(store.records, collection), collection)
     collection.update_metadata({"label": "a"}, ids=["010"])
     collection.update_metadata({"label": "b"}, ids=["021"])
     collection.update_metadata({KEY: {"mine": 1}}, ids=["021"])
+    assert is_current(get_inspection(store.records, collection), collection)
+    collection.upsert(collection.get(["021"]))
     assert not is_current(get_inspection(store.records, collection), collection)
     again = write_fields(collection, inspect_collection(collection), collection.update_each)
     assert again.fields_seq == collection.info().durable_seq

@@ -27,7 +27,7 @@ from nnclr_hub.store.facets import Facet, check_facets, facet
 from nnclr_hub.store.folder import verify
 from nnclr_hub.store.folder.filter_sql import filter_sql
 from nnclr_hub.store.folder.filters import count_facets, rows_that_pass
-from nnclr_hub.store.folder.log import read_changes
+from nnclr_hub.store.folder.log import last_vector_change, read_changes
 from nnclr_hub.store.folder.resources import Resources
 from nnclr_hub.store.folder.rows import (
     ONE_OF,
@@ -340,7 +340,8 @@ class EmbeddedCollection(Collection):
             count, durable = connection.execute("SELECT count(*) FROM items").fetchone()[0], last_seq(connection)
             index, indexed = self._files.states.latest.main, self._files.states.latest.seq
             words = self._files.state, index.kind.name
-            return CollectionInfo(self.name, self.spec, count, durable, indexed, *words, index.recall)
+            vectors = last_vector_change(connection)
+            return CollectionInfo(self.name, self.spec, count, durable, indexed, *words, index.recall, vectors)
 
         return self._files.read(read)
 

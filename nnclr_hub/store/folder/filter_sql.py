@@ -65,7 +65,8 @@ def _node(node: Node, parameters: list[Any]) -> str:
 def _condition(condition: Condition, parameters: list[Any]) -> str:
     key, wanted = condition.key, condition.value
     if condition.kind == "ids":
-        return f"id IN {_list(wanted, parameters)}"
+        parameters.append(json.dumps(wanted))  # one parameter, because SQLite limits their number
+        return "id IN (SELECT value FROM json_each(?))"
     value, kind = value_sql(key), type_sql(key)
     match condition.kind:
         case "exists":

@@ -52,6 +52,13 @@ def read_changes(connection: sqlite3.Connection, since: int, limit: int, own: st
     return ChangePage(changes, rows[-1][0] if rows else since, last, own)
 
 
+def last_vector_change(connection: sqlite3.Connection) -> int:
+    """Return the last change that stored or deleted an item; that before the log if it has none."""
+    row = connection.execute("SELECT seq FROM oplog WHERE op != '=' ORDER BY seq DESC LIMIT 1").fetchone()
+    first = connection.execute("SELECT min(seq) FROM oplog").fetchone()[0]
+    return row[0] if row else last_seq(connection) if first is None else first - 1
+
+
 def trim_log(connection: sqlite3.Connection, kept: int) -> None:
     """Delete all but about the last `kept` changes, so that the log starts right after a commit; in a transaction."""
     row = connection.execute("SELECT max(seq) FROM commits WHERE seq <= ?", [last_seq(connection) - kept]).fetchone()

@@ -207,7 +207,7 @@ class EmbeddedStore(VectorStore):
             with closing(connect(path, read_only=True)) as connection, translated(path):
                 spec = read_spec(connection)
                 last = last_commit(connection)  # counting the rows takes time for each of them
-            return CollectionInfo(name, spec, last.items, last.seq, last.seq, "ready", "closed")
+            return CollectionInfo(name, spec, last.items, last.seq, last.seq, "ready", "closed", vectors_seq=last.seq)
         except DiskFull:
             raise
         except StoreError as error:

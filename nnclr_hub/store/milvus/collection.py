@@ -54,7 +54,7 @@ class MilvusCollection(Collection):
         self.connection = connection
         self._read_only = read_only
         self._index = rows.index_of(spec, connection)
-        self._changes = self._vector_changes = 0
+        self._changes = self._vector_changes = self._vectors_seq = 0
         self._recall = None if self._index.effort else 1.0
         self.random_scores = RandomScores(self)
 
@@ -70,6 +70,7 @@ class MilvusCollection(Collection):
         made = rows.to_rows(items, self.spec)
         with self.connection.writing:
             self._vector_changes += self._upsert(made, f"{len(made)} items are stored")
+            self._vectors_seq = self._changes
             return self._changes
 
     def delete(self, ids: Sequence[str] | None = None, *, where: Where | None = None) -> int:
@@ -83,6 +84,7 @@ class MilvusCollection(Collection):
             self.see_all()
             self._changes += existing
             self._vector_changes += existing
+            self._vectors_seq = self._changes
         return existing
 
     def update_metadata(
@@ -174,8 +176,9 @@ class MilvusCollection(Collection):
     def info(self) -> CollectionInfo:
         state = "read-only: opened read-only" if self._read_only else "ready"
         index = self._index.kind.lower()
+        seqs = self._changes, self._changes
         return CollectionInfo(
-            self.name, self.spec, self._count(""), self._changes, self._changes, state, index, self._recall
+            self.name, self.spec, self._count(""), *seqs, state, index, self._recall, self._vectors_seq
         )
 
     def snapshot(self) -> None:

@@ -284,16 +284,22 @@ def _conclusion(scores: Sequence[EncoderScore], labels: int) -> str:
     if len(scores) == 1:
         return f"With {labels} labels, {best.source} reaches {_shown(best.linear)}."
     differences = [one.against_first for one in scores[1:] if one.against_first is not None]
-    clear = [one for one in differences if one.low > 0 or one.high < 0]
-    if len(clear) == len(differences):
+    clear = count_clear([one.p for one in differences])
+    if clear == len(differences):
         return (
             f"With {labels} labels, {best.source} has the highest accuracy, and every difference to "
             f"{scores[0].source} is clear."
         )
     return (
-        f"With {labels} labels, {best.source} has the highest accuracy, but {len(differences) - len(clear)} of "
+        f"With {labels} labels, {best.source} has the highest accuracy, but {len(differences) - clear} of "
         f"{len(differences)} differences to {scores[0].source} may be chance; label more images to decide."
     )
+
+
+def count_clear(ps: Sequence[float], level: float = 0.05) -> int:
+    """Return how many of several tests are clear by Holm's method: it is wrong on any of them at most at this level."""
+    ranked = sorted(ps)
+    return next((i for i, p in enumerate(ranked) if p * (len(ranked) - i) > level), len(ranked))
 
 
 def _shown(value: tuple[float, float, float] | None) -> str:
