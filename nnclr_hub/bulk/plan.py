@@ -25,7 +25,7 @@ import numpy as np
 
 from nnclr_hub.bulk.atomic_file import written_whole
 from nnclr_hub.errors import InvalidRequest, NoImages
-from nnclr_hub.images.listing import EXPECTED, digest_of, find_images, find_units, in_tiles
+from nnclr_hub.images.listing import EXPECTED, digest_of, find_images, find_units, in_tiles, is_archive
 from nnclr_hub.images.reading import PLAIN, ImageReading
 from nnclr_hub.images.source import ImageSource, ListedImage
 from nnclr_hub.images.tiles import Tiling
@@ -106,7 +106,7 @@ class Listing:
         return cls(tuple(find_units(given)), tiling, reading)
 
     def unit(self, number: int) -> Found:
-        """List one unit. With several, the keys of samples begin with the name of their archive.
+        """List one unit. With several archives, the keys of samples begin with the name of theirs.
 
         Raises:
             NoImages: it is empty and the only one.
@@ -119,7 +119,7 @@ class Listing:
             return [], []
         if self.tiling is not None:
             images = in_tiles(sources, images, self.tiling, self.reading)
-        if len(self.units) > 1:
+        if sum(is_archive(place) for unit in self.units for place in unit) > 1:
             names = [Path(source.absolute).name for source in sources]
             images = [replace(one, key=f"{names[one.source]}/{one.key}") if one.key else one for one in images]
         return sources, images

@@ -143,8 +143,8 @@ def test_a_new_folder_may_end_in_a_version_or_a_date(photos, model, tmp_path, na
 
 def test_each_part_reports_the_missing_shards(photos, model, tmp_path):
     call = ("embed", photos, "--model", model, "--out", tmp_path / "v", "--shard-size", 20)
-    assert "1 of 3 shards are still missing" in ran(*call, "--part", "1/2")[1]
-    assert "1 of 3 shards" in ran("store", "import", tmp_path / "v", "--collection", "c", code=2)[1]
+    assert "2 of 3 shards are still missing" in ran(*call, "--part", "1/2")[1]
+    assert "2 of 3 shards" in ran("store", "import", tmp_path / "v", "--collection", "c", code=2)[1]
     assert "missing" not in ran(*call, "--part", "2/2")[1]
 
 
