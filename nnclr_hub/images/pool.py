@@ -194,7 +194,7 @@ class DecodingPool:
         return [failure] if len(sources) == 1 else [failure] * len(sources)
 
     def _wait(self, pool: ProcessPool, future: Future[list[Any]]) -> list[Any]:
-        """Return the result; a pool that was ended meanwhile may have forgotten what was scheduled at that moment."""
+        """Return the result; a pool that ended may have forgotten what was scheduled at that moment."""
         while not future.done() and self._pool is pool:
             wait([future], timeout=0.5)
         if not wait([future], timeout=FORGOTTEN_S).done:

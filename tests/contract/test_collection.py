@@ -199,7 +199,7 @@ def test_each_item_has_its_own_patch_and_its_own_condition(collection):
     assert plain(collection.get(["y", "z"])) == [("y", {"v": 2, "a": 1}, None), ("z", {"v": 2, "m": 1}, None)]
 
 
-def test_edits_of_metadata_are_told_from_changes_of_items(collection):
+def test_edits_of_metadata_are_not_changes_of_items(collection):
     collection.upsert(items(0, 3))
     stored = collection.info()
     assert stored.vectors_seq == stored.durable_seq
