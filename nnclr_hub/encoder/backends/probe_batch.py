@@ -26,7 +26,11 @@ def probe_images(side: int, count: int = IMAGES, channels: int = 3) -> np.ndarra
 
 
 def worst_cosine(got: np.ndarray, wanted: np.ndarray) -> float:
-    """Return the lowest cosine between rows of two (N, D) arrays; -1 if a value is not finite."""
+    """Return the lowest cosine between rows of two (N, D) arrays; -1 if a value is not finite.
+
+    A row of zeros in both, as a collapsed network gives it, counts as equal.
+    """
     lengths = np.linalg.norm(got, axis=1) * np.linalg.norm(wanted, axis=1)
     cosines = (got * wanted).sum(axis=1) / np.maximum(lengths, 1e-12)
-    return float(np.nan_to_num(cosines, nan=-1.0).min())
+    equal = (got == wanted).all(axis=1)
+    return float(np.where(equal, 1.0, np.nan_to_num(cosines, nan=-1.0)).min())
