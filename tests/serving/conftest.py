@@ -33,7 +33,7 @@ def server(model, photos, tmp_path_factory, serve) -> Iterator:
     )
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def strict(model, tmp_path_factory, serve) -> Iterator:
     """Run a server with a limit of 2 MB on bodies, and a collection `c` of 2-dimensional vectors."""
     folder = tmp_path_factory.mktemp("strict") / "store"
