@@ -77,7 +77,6 @@ class Maintenance:
         self._looked = 0.0  # when free pages were last counted
         self._building: str | None = None  # what is built now, and how far
         self.failure: str | None = None
-        map_large_blocks()
         self._thread = threading.Thread(target=self._run, name=f"maintenance of {path.name}", daemon=True)
         self._thread.start()
 
@@ -247,6 +246,8 @@ class Maintenance:
 
     def _fold(self, *, rebuild: bool = False, idle: bool = True, progress: Progress = lambda done, total: None) -> None:
         kind, before = kind_of_next(self._states.latest, self._settings, idle=idle), self._states.latest.main.kind
+        if not kind.lossless and kind is not COARSE:  # memory is short; elsewhere this would make searches slower
+            map_large_blocks()
 
         def show(done: int, total: int) -> None:
             if kind is not before:
