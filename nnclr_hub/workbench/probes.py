@@ -4,8 +4,8 @@
     keep_probe(bench.store.records, fitted.kept("pets"), replace=False)
     bench.predict("pets", collection="photos", ids=["a"])[0].label
 
-A fit is scored by a second probe that is fitted the same way on four fifths of the rows. The other rows, which selected
-nothing, give the scores. The probe itself is fitted on all rows. A kept probe is a record of the store: its description
+A second probe gives the scores. It is fitted in the same manner on four fifths of the rows. The other rows, which selected
+nothing, are scored. The probe itself is fitted on all rows. A kept probe is a record of the store: its description
 is JSON, its weights are safetensors.
 """
 
@@ -282,12 +282,18 @@ def _vectors(
     encoder: FeatureSource, images: LabeledImages, progress: Progress
 ) -> tuple[LabeledVectors, list[tuple[str, str]]]:
     """Return unit rows of the readable images, and the other files with the reason."""
-    found = extract_features(encoder, images.paths, progress=progress)
-    read = [i for i in range(len(images.paths)) if i not in found.broken]
+    vectors, read, broken = _read_vectors(encoder, images.paths, progress)
     kept = images.keep(read)
-    rows = unit_rows(found.raw[read] if found.broken else found.raw)
-    broken = [(str(images.paths[i]), reason) for i, reason in sorted(found.broken.items())]
-    return LabeledVectors(rows, list(kept.labels), images.several, {}, kept.uncertain), broken
+    return LabeledVectors(vectors, list(kept.labels), images.several, {}, kept.uncertain), broken
+
+
+def _read_vectors(
+    encoder: FeatureSource, paths: Sequence[ImageFile], progress: Progress
+) -> tuple[np.ndarray, list[int], list[tuple[str, str]]]:
+    found = extract_features(encoder, paths, progress=progress)
+    read = [i for i in range(len(paths)) if i not in found.broken]
+    broken = [(str(paths[i]), reason) for i, reason in sorted(found.broken.items())]
+    return unit_rows(found.raw[read] if broken else found.raw), read, broken
 
 
 def fit_and_score(
@@ -485,11 +491,9 @@ def predict_files(
         FingerprintMismatch: if the probe belongs to another encoder.
     """
     probe.require(encoder.fingerprint)
-    nothing = ((),) * len(paths)
-    read, broken = _vectors(encoder, LabeledImages(tuple(paths), nothing, nothing, True), progress)
-    unread = {name for name, _ in broken}
-    kept = [(str(path), str(path)) for path in paths if str(path) not in unread]
-    return kept, probe.predict(read.vectors, fingerprint=encoder.fingerprint), broken
+    vectors, read, broken = _read_vectors(encoder, paths, progress)
+    names = [(str(paths[i]), str(paths[i])) for i in read]
+    return names, probe.predict(vectors, fingerprint=encoder.fingerprint), broken
 
 
 def predict_collection(

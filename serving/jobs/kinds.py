@@ -15,8 +15,9 @@ from nnclr_hub.store.backup import back_up
 from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.duplicates import find_duplicates
 from nnclr_hub.workbench.file_import import MAX_NAMED
-from nnclr_hub.workbench.inspection_fields import write_fields
-from nnclr_hub.workbench.inspections import UNITS, inspect_collection, keep_inspection
+from nnclr_hub.workbench.inspection.findings import inspect_collection, write_fields
+from nnclr_hub.workbench.inspections import keep_inspection
+from nnclr_hub.workbench.portion import portion
 from nnclr_hub.workbench.privacy import without_paths
 from nnclr_hub.workbench.probes import FitOptions, fit_on_collection, fit_on_examples, keep_probe
 from nnclr_hub.workbench.reembedding import abandon, reembed
@@ -54,19 +55,14 @@ def _duplicates(context: JobContext) -> Outcome:
 
 
 def _inspect(context: JobContext) -> Outcome:
-    params = context.params
+    params, progress = context.params, context.progress
     collection = context.bench.collection(params["collection"])
     share = 0.9 if params["write_fields"] else 1  # of the time; the fields take the rest
-
-    def found(done: int, total: int) -> None:
-        context.progress(int(share * done), total)
-
-    def written(done: int, total: int) -> None:
-        context.progress(int(UNITS * (share + (1 - share) * done / max(1, total))), UNITS)
-
-    kept = inspect_collection(collection, params["field"], label_next=params["label_next"], progress=found)
+    finding = portion(progress, 0, share)
+    kept = inspect_collection(collection, params["field"], label_next=params["label_next"], progress=finding)
     if params["write_fields"]:
-        kept = write_fields(collection, kept, partial(context.bench.update_each, collection.name), progress=written)
+        update = partial(context.bench.update_each, collection.name)
+        kept = write_fields(collection, kept, update, progress=portion(progress, share, 1))
     return Outcome({"collection": collection.name, **kept.about}, partial(keep_inspection, kept=kept))
 
 
