@@ -67,7 +67,12 @@ def opened_app(settings: Settings, store: str, model: str | None, *, shared: boo
         engines = Engines(model, settings)
         try:
             # its models take images, and no tensors
-            bench = Workbench(engines, opened, originals_bytes=settings.originals_bytes)  # type: ignore[arg-type]
+            bench = Workbench(
+                engines,  # type: ignore[arg-type]
+                opened,
+                originals_bytes=settings.originals_bytes,
+                backup_to=settings.backup_to,
+            )
             yield create_app(settings, engines, bench)
         finally:
             engines.close()
@@ -127,7 +132,6 @@ def _equip(app: FastAPI, settings: Settings, engines: Engines, workbench: Workbe
         waiting=settings.jobs_waiting,
         keep=settings.jobs_kept,
         source_folders=settings.source_folders,
-        backup_to=settings.backup_to,
     )
     state.readiness = Startup(engines, workbench, state.jobs)
     state.fetcher = Fetcher(settings, metrics=state.metrics) if settings.allow_urls else None
