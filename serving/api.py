@@ -32,7 +32,6 @@ from .deadline import Deadline
 from .ingest import Ingest
 from .jobs import Jobs
 from .models import Engines
-from .process_metrics import register_collectors
 from .readiness import Startup
 from .request_log import observed
 from .routes import ROUTERS, embed, metadata, search
@@ -123,7 +122,7 @@ def _equip(app: FastAPI, settings: Settings, engines: Engines, workbench: Workbe
     state = app.state
     state.settings, state.engines, state.workbench = settings, engines, workbench
     state.metrics = engines.metrics
-    register_collectors(state.metrics.registry, workbench.store)
+    state.metrics.describe_store(workbench.store)
     state.start_page = lambda: RedirectResponse("/docs")  # replaced if the web app is mounted
     state.on_loaded = lambda: None  # called after loading; `run` freezes the garbage collector then
     state.jobs = Jobs(
