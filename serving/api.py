@@ -32,7 +32,6 @@ from .deadline import Deadline
 from .ingest import Ingest
 from .jobs import Jobs
 from .models import Engines
-from .process_metrics import register_collectors
 from .readiness import Startup
 from .request_log import observed
 from .routes import ROUTERS, embed, metadata, search
@@ -67,7 +66,12 @@ def opened_app(settings: Settings, store: str, model: str | None, *, shared: boo
         engines = Engines(model, settings)
         try:
             # its models take images, and no tensors
-            bench = Workbench(engines, opened, originals_bytes=settings.originals_bytes)  # type: ignore[arg-type]
+            bench = Workbench(
+                engines,  # type: ignore[arg-type]
+                opened,
+                originals_bytes=settings.originals_bytes,
+                backup_to=settings.backup_to,
+            )
             yield create_app(settings, engines, bench)
         finally:
             engines.close()
@@ -118,7 +122,7 @@ def _equip(app: FastAPI, settings: Settings, engines: Engines, workbench: Workbe
     state = app.state
     state.settings, state.engines, state.workbench = settings, engines, workbench
     state.metrics = engines.metrics
-    register_collectors(state.metrics.registry, workbench.store)
+    state.metrics.describe_store(workbench.store)
     state.start_page = lambda: RedirectResponse("/docs")  # replaced if the web app is mounted
     state.on_loaded = lambda: None  # called after loading; `run` freezes the garbage collector then
     state.jobs = Jobs(
@@ -127,7 +131,6 @@ def _equip(app: FastAPI, settings: Settings, engines: Engines, workbench: Workbe
         waiting=settings.jobs_waiting,
         keep=settings.jobs_kept,
         source_folders=settings.source_folders,
-        backup_to=settings.backup_to,
     )
     state.readiness = Startup(engines, workbench, state.jobs)
     state.fetcher = Fetcher(settings, metrics=state.metrics) if settings.allow_urls else None

@@ -4,9 +4,9 @@
     keep_probe(bench.store.records, fitted.kept("pets"), replace=False)
     bench.predict("pets", collection="photos", ids=["a"])[0].label
 
-A second probe gives the scores. It is fitted in the same manner on four fifths of the rows. The other rows, which selected
-nothing, are scored. The probe itself is fitted on all rows. A kept probe is a record of the store: its description
-is JSON, its weights are safetensors.
+A second probe gives the scores. It is fitted in the same manner on four fifths of the rows. The other rows, which
+selected nothing, are scored. The probe itself is fitted on all rows. A kept probe is a record of the store: its
+description is JSON, its weights are safetensors.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any
 
 from nnclr_hub.encoder.hand_crafted import FLOORS
-from nnclr_hub.errors import CollectionNotFound, InvalidRequest, NNCLRHubError
-from nnclr_hub.store.backup import back_up
+from nnclr_hub.errors import CollectionNotFound
+from nnclr_hub.store.records import Records
 from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.duplicates import find_duplicates
 from nnclr_hub.workbench.file_import import MAX_NAMED
@@ -22,12 +22,13 @@ from nnclr_hub.workbench.privacy import without_paths
 from nnclr_hub.workbench.probes import FitOptions, fit_on_collection, fit_on_examples, keep_probe
 from nnclr_hub.workbench.reembedding import abandon, reembed
 from nnclr_hub.workbench.staging import renew, unstage
+from nnclr_hub.workbench.tasks import Task, TaskContext, all_tasks
 
 from ..request_bodies import decode_text
 from .add_images import add, import_vectors, index
 from .context import UPLOAD, JobContext, Outcome
 
-MAX_IDS = 1000  # of a group of duplicates, or of a verification, in a result
+MAX_IDS = 1000  # of a group of duplicates, in a result
 
 
 @dataclass(frozen=True)
@@ -75,31 +76,6 @@ def _compare(context: JobContext) -> Outcome:
     sources = [(name, FLOORS[name] if source is None else context.bench.models.get(source)) for name, source in pairs]
     found = compare_on_collection(collection, sources, params["field"], progress=context.progress)
     return Outcome({"collection": collection.name, "field": params["field"], **found.as_json()})
-
-
-def _verify(context: JobContext) -> Outcome:
-    collection = context.bench.collection(context.params["collection"])
-    report = collection.verify(context.progress)
-    shown = {name: list(value[:MAX_IDS]) if isinstance(value, tuple) else value for name, value in vars(report).items()}
-    return Outcome({"collection": collection.name, "ok": report.ok, **shown})
-
-
-def _compact(context: JobContext) -> Outcome:
-    collection = context.bench.collection(context.params["collection"])
-    collection.compact()
-    return Outcome({"collection": collection.name, "items": collection.count(), "index": collection.info().index})
-
-
-def _backup(context: JobContext) -> Outcome:
-    """Add a backup to those at the configured destination, which no client sees or chooses."""
-    if not context.backup_to:
-        raise InvalidRequest("This server no longer makes backups; set NNCLR_BACKUP_TO.")
-    try:
-        keep = context.params["keep"]
-        return Outcome(asdict(back_up(context.bench.store, context.backup_to, keep, progress=context.progress)))
-    except NNCLRHubError as error:
-        error.args = (str(error).replace(context.backup_to, "the destination"),)
-        raise
 
 
 def _reembed(context: JobContext) -> Outcome:
@@ -154,15 +130,29 @@ def _delete_upload(params: Mapping[str, Any]) -> None:
     unstage(params[UPLOAD])
 
 
+def _kind_of(task: Task) -> Kind:
+    """Return the kind of job that runs a task."""
+
+    def run(context: JobContext) -> Outcome:
+        seen = TaskContext(context.progress, context.check, state=context.notes, save=context.keep)
+        result = task.run(context.bench, task.request.from_json(context.params), seen)
+
+        def commit(records: Records) -> None:
+            for write in seen.writes:
+                write(records)
+
+        return Outcome(result.as_json(), commit)
+
+    return Kind(run)
+
+
 KINDS: dict[str, Kind] = {
+    **{name: _kind_of(task) for name, task in all_tasks().items()},
     "add": Kind(add, renew=_renew_upload, forget=_delete_upload),
     "import": Kind(import_vectors, renew=_renew_upload, forget=_delete_upload),
     "index": Kind(index),
     "probe_fit": Kind(_fit_probe),
     "duplicates": Kind(_duplicates),
-    "verify": Kind(_verify),
-    "compact": Kind(_compact),
-    "backup": Kind(_backup),
     "inspection": Kind(_inspect),
     "comparison": Kind(_compare),
     "reembed": Kind(_reembed, _abandon_reembedding),
