@@ -27,10 +27,9 @@ from nnclr_hub.workbench import Workbench
 
 from . import docs, openapi, problems
 from .answers import Answers
-from .body_limits import BodyLimitsLayer
-from .deadline import Deadline
 from .ingest import Ingest
 from .jobs import Jobs
+from .limits import RequestLimits
 from .models import Engines
 from .readiness import Startup
 from .request_log import observed
@@ -100,8 +99,7 @@ def create_app(settings: Settings, engines: Engines, workbench: Workbench) -> Fa
     _equip(app, settings, engines, workbench)
     problems.install(app)
     access = _route(app)
-    app.add_middleware(Deadline, seconds=settings.deadline_s)
-    app.add_middleware(BodyLimitsLayer, settings=settings)
+    app.add_middleware(RequestLimits, settings=settings)
     app.add_middleware(AccessControl, access=access, settings=settings, read_only=workbench.read_only)
     return app
 
