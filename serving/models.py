@@ -36,10 +36,10 @@ from nnclr_hub.hub.registry import MODELS, default_model
 from nnclr_hub.hub.sources import PYTHON, resolve, split_appended
 from nnclr_hub.images.pool import DecodingLimits, decoding_processes
 
-from .deadline import loading
 from .engine import Engine, ImageTask, Result
 from .engine.admission import shutting_down
 from .engine.attention import AttentionQuery
+from .limits import loading
 from .settings import Settings
 from .telemetry import Metrics
 

@@ -35,7 +35,9 @@ from nnclr_hub.errors import (
 from nnclr_hub.images.decode import MAX_PIXELS
 from nnclr_hub.workbench import Workbench
 
+from ..answers import NPY, PNG, PartsResponse, array_response, encoded, wanted
 from ..keys import READ
+from ..limits import while_connected
 from ..models import Engines, Model
 from ..problems import UNREADABLE, answers
 from ..request_bodies import (
@@ -48,7 +50,6 @@ from ..request_bodies import (
     read_form,
     read_json,
 )
-from ..responses import NPY, PNG, VectorResponse, array_response, wanted, while_connected
 from ..security.access import requires
 from ..telemetry import measured
 from ..url_fetcher import Fetcher
@@ -289,7 +290,8 @@ def _rendered(
             f"with_png would render {pixels / 1e6:.0f} megapixels, above the limit of {MAX_RENDERED_PIXELS / 1e6:g}; "
             "request image/png, one target at a time."
         )
-    return VectorResponse({**about, "maps": [_entry(one, options) for one in maps]}, headers={"Vary": "Accept"})
+    content = {**about, "maps": [_entry(one, options) for one in maps]}
+    return PartsResponse([encoded(content)], {"Vary": "Accept"})
 
 
 def _stacked(maps: Sequence[AttentionMap]) -> np.ndarray:
