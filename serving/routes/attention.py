@@ -181,17 +181,17 @@ async def attention(
     attention_settings = _settings_of(options, settings.attention_side)
     model = await run_in_threadpool(_model, bench, engines, options)
 
-    def render(maps: list[AttentionMap]) -> Response:
-        about = {"model": name_of(engines, model), "heads": model.heads}
+    def render(maps: list[AttentionMap], heads: int | None) -> Response:
+        about = {"model": name_of(engines, model), "heads": heads}
         with measured("render"):
             return _rendered(maps, kind, options, about, len(query.targets))
 
     async def answer() -> Response:
-        await model.load_attention_async()
+        heads = await model.load_attention_async()
         async with slots:
             left = max(request.state.budget.left, 0.001)
             maps = await model.attention_maps_async(attention_settings, query.image, query.targets, deadline_s=left)
-            return await run_in_threadpool(render, maps)
+            return await run_in_threadpool(render, maps, heads)
 
     return await while_connected(request, answer())
 
