@@ -12,7 +12,7 @@ from __future__ import annotations
 import io
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -166,6 +166,16 @@ def keep_inspection(records: Records, kept: KeptInspection) -> None:
         records.put(Record(INSPECTION, f"{kept.collection}/{number:08}", content, data.getvalue()))
         if len(before) >= KEPT:
             records.delete(INSPECTION, *before[: len(before) - KEPT + 1])
+
+
+def rename_inspections(records: Records, collection: str, to: str) -> None:
+    """Keep the inspections of a collection that was renamed."""
+    with records.transaction():
+        names = _names(records, collection)
+        for name in names:
+            if (record := records.get(INSPECTION, name)) is not None:
+                records.put(replace(record, name=f"{to}/{_number(name):08}"))
+        records.delete(INSPECTION, *names)
 
 
 def list_inspections(records: Records, collection: Collection) -> list[int]:
