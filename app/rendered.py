@@ -72,7 +72,10 @@ class Brush:
     def around(self, count: int, radii: Sequence[float]) -> Points:
         """Return points around the middle whose distances take turns."""
         angles = np.arange(count * len(radii)) * 2 * np.pi / (count * len(radii))
-        return [(0.5 + radii[i % len(radii)] * np.sin(a), 0.5 - radii[i % len(radii)] * np.cos(a)) for i, a in enumerate(angles)]
+        return [
+            (0.5 + radii[i % len(radii)] * np.sin(a), 0.5 - radii[i % len(radii)] * np.cos(a))
+            for i, a in enumerate(angles)
+        ]
 
 
 def darker(color: Color) -> Color:

@@ -218,11 +218,12 @@ function suspects(shown) {
     else return;
     event.preventDefault();
   }}, ...open.slice(0, SHOWN).map((/** @type {any} */ one) => {
-    const decide = (/** @type {boolean} */ accepted) => review(shown, field, one, accepted);
+    // the second click of a double click is meant for no image: it comes to the next one
+    const decide = (/** @type {boolean} */ accepted) => (/** @type {MouseEvent} */ event) => { if (event.detail < 2) review(shown, field, one, accepted); };
     const {firstChild: image, lastChild: caption} = figure(shown, one.item, `${one.label} → ${one.proposed}`, 'suspects');
     return make('li', {'data-id': one.item, title: titleOf(shown, one.item)}, image, caption, canWrite ? make('div', {class: 'tools'},
-      make('button', {type: 'button', class: 'button accept', 'aria-label': `Accept ${one.proposed} instead of ${one.label}`, onclick: () => decide(true)}, 'Accept'),
-      make('button', {type: 'button', class: 'button reject', 'aria-label': `Reject ${one.proposed}, keep ${one.label}`, onclick: () => decide(false)}, 'Reject')) : '');
+      make('button', {type: 'button', class: 'button accept', 'aria-label': `Accept ${one.proposed} instead of ${one.label}`, onclick: decide(true)}, 'Accept'),
+      make('button', {type: 'button', class: 'button reject', 'aria-label': `Reject ${one.proposed}, keep ${one.label}`, onclick: decide(false)}, 'Reject')) : '');
   }));
   const keys = canWrite ? make('p', {class: 'note'}, 'Keys: ', make('kbd', {}, 'A'), ' accepts the proposed label, ', make('kbd', {}, 'R'), ' rejects it, arrows move.') : '';
   return card('Suspect labels', 'Labels that are more probably wrong than right: given label → proposed label.',

@@ -17,7 +17,7 @@ function phaseOf(job) {
 export function jobBar(label) {
   const bar = make('progress', {max: 1, 'aria-label': label}), text = make('span', {class: 'note', role: 'status'});
   let job = '';
-  const element = make('span', {class: 'tools', hidden: true}, bar, text, button('close', 'Cancel', () => rest('DELETE', `jobs/${job}`).catch(sayError), {quiet: true}));
+  const element = make('span', {class: 'job-bar', hidden: true}, bar, text, button('close', 'Cancel', () => rest('DELETE', `jobs/${job}`).catch(sayError), {quiet: true}));
   /** Show a job until it ends, and return its result. @param {string} id */
   const follow = async id => {
     job = id;

@@ -59,9 +59,7 @@ def rename(
 
 @router.post("/{name}/copy", responses=answers("unsupported_media_type", FingerprintMismatch, *_WRITE))
 @requires(WRITE)
-def copy_items(
-    name: str, body: Annotated[CopyRequest, json_of(CopyRequest)], bench: AppWorkbench
-) -> CopyResponse:
+def copy_items(name: str, body: Annotated[CopyRequest, json_of(CopyRequest)], bench: AppWorkbench) -> CopyResponse:
     """Copy items to another collection of the same encoder, or move them. Items with the same ids are replaced there."""
     with measured("store"):
         source = bench.collection(name)

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 import pytest
-from fake_runs import write_run
 from explore_actions import search
+from fake_runs import write_run
 from phone import PHONE
 
 from nnclr_hub.store import open_store

@@ -262,7 +262,7 @@ def lasso(page: Any, share: float) -> None:
 def test_the_map_is_made_drawn_and_chosen_from(explore, served):
     page = explore()
     page.get_by_role("button", name="Make the map").click()
-    page.wait_for_selector("item-map .tools:not([hidden])")
+    page.wait_for_selector("item-map > .tools:not([hidden])")
     drawn = """() => { const gl = document.querySelector('item-map canvas').getContext('webgl2');
         const pixels = new Uint8Array(4 * gl.drawingBufferWidth * gl.drawingBufferHeight);
         gl.readPixels(0, 0, gl.drawingBufferWidth, gl.drawingBufferHeight, gl.RGBA, gl.UNSIGNED_BYTE, pixels);
@@ -284,7 +284,7 @@ def test_a_search_stays_within_what_is_shown(explore, served):
         keep_inspection(served.bench.store.records, inspect_collection(collection))
         page.reload()
     kept = get_inspection(served.bench.store.records, collection)
-    page.wait_for_selector("item-map .tools:not([hidden])")
+    page.wait_for_selector("item-map > .tools:not([hidden])")
     lasso(page, 0.5)
     page.wait_for_selector(".chip")
     chosen = int(page.locator(".verdict").inner_text().split()[0])
@@ -322,7 +322,7 @@ def test_the_map_and_the_grid_are_near_for_the_keyboard(explore, served):
     page.keyboard.press("Tab")
     page.keyboard.press("Enter")
     assert page.evaluate("document.activeElement.matches('.sheet')")
-    page.wait_for_selector("item-map .tools:not([hidden])")
+    page.wait_for_selector("item-map > .tools:not([hidden])")
     page.locator(".surface").focus()
     for key in ("+", "ArrowLeft", "ArrowUp", "-", "ArrowRight", "ArrowDown"):
         page.keyboard.press(key)
@@ -443,7 +443,9 @@ def test_facets_have_a_text_box_a_range_and_images_without_a_value(explore, serv
         assert kind.locator(".value").all_inner_texts() == ["kind 13"]
         kind.locator("input").fill("")
         kind.get_by_role("button", name="none").click()
-        page.wait_for_function(f"() => document.querySelector('.verdict')?.textContent.startsWith('{len(all_ids) - 50} ')")
+        page.wait_for_function(
+            f"() => document.querySelector('.verdict')?.textContent.startsWith('{len(all_ids) - 50} ')"
+        )
         assert page.locator(".chip").inner_text().startswith("kind: none")
         assert len(search(page)) == len(all_ids) - 50 - 1
         page.keyboard.press("Escape")

@@ -74,7 +74,7 @@ def test_an_image_opens_next_to_the_grid_and_follows_the_focus(explore):
     page.locator(".sheet").focus()
     page.keyboard.press("Escape")
     assert page.locator("dialog.viewer[open]").count() == 0
-    assert "open=" not in page.url
+    page.wait_for_function("() => !location.hash.includes('open=')")
 
 
 def test_a_touch_opens_and_the_corner_selects(explore):
