@@ -25,7 +25,7 @@ from nnclr_hub.store.base import Progress
 from nnclr_hub.store.records import Records
 
 # modules of this package that register tasks
-MODULES = ("maintenance",)
+MODULES = ("maintenance", "file_import")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
