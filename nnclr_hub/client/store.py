@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from nnclr_hub.client.collection import RemoteCollection, read_info, refuse
@@ -98,7 +98,7 @@ class RemoteStore(VectorStore):
     def create(self, name: str, spec: CollectionSpec) -> RemoteCollection:
         """Create an empty collection; with a fingerprint, for the model of the server that the spec names."""
         check_collection_name(name)
-        if name in self.aliases() or any(info.name == name for info in self.list()):
+        if name in self.aliases() or name in self.names():
             raise CollectionExists(f"The server already has a collection or an alias {name!r}.")
         bound: dict[str, Any] = {"model": spec.model} if spec.fingerprint else {"dim": spec.dim}
         self._collections.create(
@@ -126,6 +126,10 @@ class RemoteStore(VectorStore):
     def list(self) -> list[CollectionInfo]:
         """Return the state of each collection, by name."""
         return self._collections.list()
+
+    def names(self) -> Iterable[str]:
+        """Return the names of the collections, sorted."""
+        return [info.name for info in self._collections.list()]
 
     def alias(self, alias: str, name: str) -> None:
         """Point an alias to a collection, whatever it pointed to before."""
