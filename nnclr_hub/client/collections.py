@@ -11,7 +11,7 @@ from nnclr_hub.client.steps import Answer, Call, Steps, perform, to_json
 from nnclr_hub.errors import CollectionNotFound, InvalidRequest
 from nnclr_hub.store.base import ById, Item, Page, Where
 from nnclr_hub.store.checks import check_collection_name, check_ids, check_name
-from nnclr_hub.store.edits import check_choice, check_expected, each_editor, editor
+from nnclr_hub.store.edits import check_choice, each_editor, editor
 from nnclr_hub.store.facets import Facet, Histogram
 from nnclr_hub.store.reports import Change, ChangePage, CollectionInfo, VerifyReport
 from nnclr_hub.store.spec import CollectionSpec, Compared, IndexName, Metric, Precision
@@ -153,8 +153,7 @@ def update_each(name: str, metadata: ById, *, expected: ById | None = None) -> S
             large.
         MetadataConflict: an item does not have the expected values; its request changed nothing.
     """
-    each_editor(metadata)
-    check_expected(expected, metadata)
+    each_editor(metadata, expected=expected)
     known = expected or {}
     updated = 0
     for ids in bounded(

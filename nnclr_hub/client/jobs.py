@@ -92,7 +92,7 @@ def inspect(name: str, field: str = "label", *, write_fields: bool = False, labe
 
     Args:
         field: metadata key of the label.
-        write_fields: write the findings into the metadata of the items; see `workbench.inspection_fields`.
+        write_fields: write the findings into the metadata of the items; see `workbench.inspection.findings`.
         label_next: number of items to label next, at most.
 
     Raises:

@@ -8,8 +8,7 @@ import numpy as np
 
 from nnclr_hub.client.collections import path_of
 from nnclr_hub.client.steps import Answer, Call, Steps, perform
-from nnclr_hub.workbench.inspections import KeptInspection
-from nnclr_hub.workbench.placement import Placements
+from nnclr_hub.workbench.inspections import KeptInspection, Placements
 
 LATEST = "latest"
 
@@ -36,11 +35,11 @@ def get(name: str, number: int | None = None) -> Steps[KeptInspection]:
         arrays[values] = np.frombuffer(answer, "<f4" if values in ("coordinates", "outlier_scores") else "<i4")
     coordinates = arrays.pop("coordinates").reshape(-1, 2)
     known: dict[str, Any] = {key: about[key] for key in ("number", "made", "seq", "findings", "fields_seq")}
-    return KeptInspection(collection=name, log="", ids=tuple(ids), coordinates=coordinates, **arrays, **known)
+    return KeptInspection(collection=name, ids=tuple(ids), coordinates=coordinates, **arrays, **known)
 
 
 def placements(name: str, number: int | None = None, cursor: str | None = None, limit: int = 1000) -> Steps[Placements]:
-    """Place items that were added after an inspection on its map and in its clusters; see `placement.place_new`.
+    """Place items that were added after an inspection on its map and in its clusters; see `inspections.place_new`.
 
     Args:
         number: of the inspection; None: the newest.
