@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -41,8 +41,7 @@ from nnclr_hub.workbench.key_paths import patches_of
 from nnclr_hub.workbench.models import Models, embedder_for
 from nnclr_hub.workbench.originals import Originals
 from nnclr_hub.workbench.probes import get_probe, label_items, label_rows
-from nnclr_hub.workbench.search_batch import Answer, attempt, resolve_each, run_each
-from nnclr_hub.workbench.search_query import SearchQuery
+from nnclr_hub.workbench.search_query import Answer, SearchQuery, attempt, resolve_each, run_each
 from nnclr_hub.workbench.tasks import Request, TaskContext, find_task
 
 log = logging.getLogger(__name__)
@@ -67,6 +66,16 @@ class Workbench:
         self.backup_to = backup_to
         self.read_only = store.read_only
         self.reembedding = threading.Lock()  # one at a time
+
+    def close(self) -> None:
+        """Close the store."""
+        self.store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
     # ---- collections
 
