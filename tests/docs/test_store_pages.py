@@ -1,4 +1,4 @@
-"""The Python blocks of the two pages about stores run, in their order, on the store that the pages describe."""
+"""The Python blocks of the guides about stores run, in their order, on the store that the pages describe."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,8 @@ from nnclr_hub import CollectionSpec, Item, open_store
 from nnclr_hub.store.exchange import export_collection
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = "\n".join((DOCS / name).read_text() for name in ("store.md", "operate.md"))
+NAMES = ("indexing.md", "search.md", "label.md", "operate.md", "reference/collections.md")
+PAGES = "\n".join((DOCS / name).read_text() for name in NAMES)
 
 
 def test_the_python_blocks_run(tmp_path, monkeypatch, model, photos):
@@ -21,7 +22,7 @@ def test_the_python_blocks_run(tmp_path, monkeypatch, model, photos):
         store.create("photos", spec).upsert(
             [Item(f"i{n}", v, {"label": "ab"[n % 2], "pixel_sha256": str(n // 2)}) for n, v in enumerate(vectors)]
         )
-        export_collection(store.get("photos"), Path("photos-backup"))
+        export_collection(store.get("photos"), Path("photos-export"))
     blocks = re.findall(r"^```python\n(.*?)^```", PAGES, re.DOTALL | re.MULTILINE)
     assert len(blocks) >= 7
     names: dict = {}
