@@ -23,6 +23,7 @@ from . import (
     search,
     session,
     tei,
+    transfer,
 )
 
 ROUTERS: tuple[APIRouter, ...] = (
@@ -33,6 +34,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     attention.router,
     collections.router,
     collections.aliases,
+    transfer.router,
     changes.router,
     items.router,
     metadata.router,

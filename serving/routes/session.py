@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
 from nnclr_hub.images.folder import image_suffixes
+from nnclr_hub.workbench.source_folders import SourceFolders
 
 from ..keys import READ, WRITE
 from ..problems import answers
@@ -20,6 +21,7 @@ class SessionResponse(BaseModel):
     max_images: int = Field(description="most images in one request")
     max_bytes: int = Field(description="largest body of a request")
     image_suffixes: list[str] = Field(description="names of the image files that can be added end in one of these")
+    source_folders: list[str] = Field(description="names of the folders of the server that it may add; not paths")
     originals_bytes: int = Field(description="bytes of original files that may be kept; 0: originals are not kept")
     originals_used: int = Field(description="bytes of the original files that are kept")
 
@@ -38,6 +40,7 @@ def session(request: Request, settings: AppSettings, bench: AppWorkbench) -> Ses
         max_images=settings.max_images,
         max_bytes=settings.max_bytes,
         image_suffixes=sorted(image_suffixes()),
+        source_folders=SourceFolders(settings.source_folders).names,
         originals_bytes=bench.originals.most_bytes if bench.originals else 0,
         originals_used=bench.originals.used if bench.originals else 0,
     )
