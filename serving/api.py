@@ -27,12 +27,10 @@ from nnclr_hub.workbench import Workbench
 
 from . import docs, openapi, problems
 from .answers import Answers
-from .body_limits import BodyLimitsLayer
-from .deadline import Deadline
 from .ingest import Ingest
 from .jobs import Jobs
+from .limits import RequestLimits
 from .models import Engines
-from .process_metrics import register_collectors
 from .readiness import Startup
 from .request_log import observed
 from .routes import ROUTERS, embed, metadata, search
@@ -101,8 +99,7 @@ def create_app(settings: Settings, engines: Engines, workbench: Workbench) -> Fa
     _equip(app, settings, engines, workbench)
     problems.install(app)
     access = _route(app)
-    app.add_middleware(Deadline, seconds=settings.deadline_s)
-    app.add_middleware(BodyLimitsLayer, settings=settings)
+    app.add_middleware(RequestLimits, settings=settings)
     app.add_middleware(AccessControl, access=access, settings=settings, read_only=workbench.read_only)
     return app
 
@@ -123,7 +120,7 @@ def _equip(app: FastAPI, settings: Settings, engines: Engines, workbench: Workbe
     state = app.state
     state.settings, state.engines, state.workbench = settings, engines, workbench
     state.metrics = engines.metrics
-    register_collectors(state.metrics.registry, workbench.store)
+    state.metrics.describe_store(workbench.store)
     state.start_page = lambda: RedirectResponse("/docs")  # replaced if the web app is mounted
     state.on_loaded = lambda: None  # called after loading; `run` freezes the garbage collector then
     state.jobs = Jobs(

@@ -68,9 +68,8 @@ def create(
     Example: nnclr store create photos --precision f16 --indexed label --indexed path
     """
     from nnclr_hub.store import open_store
-    from nnclr_hub.store.base import CollectionSpec
+    from nnclr_hub.store.base import CollectionSpec, collection_exists
     from nnclr_hub.store.checks import check_collection_name
-    from nnclr_hub.store.name_errors import collection_exists
     from nnclr_hub.store.where import check_key
 
     if model is not None and dim is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -26,7 +26,7 @@ from nnclr_hub.client.uploads import (
 from nnclr_hub.errors import ImageError, InvalidRequest, NNCLRHubError
 from nnclr_hub.store.base import ById, Collection, Item, Match, Page, Progress, SearchOptions, Where
 from nnclr_hub.store.checks import check_collection_name, check_ids, check_name
-from nnclr_hub.store.edits import check_choice, check_expected, each_editor, editor
+from nnclr_hub.store.edits import check_choice, each_editor, editor
 from nnclr_hub.store.facets import Facet, Histogram
 from nnclr_hub.store.pages import pages
 from nnclr_hub.store.reports import Change, ChangePage, CollectionInfo, RepairReport, VerifyReport
@@ -35,9 +35,8 @@ from nnclr_hub.table_rows import LabelTable
 from nnclr_hub.workbench.add_request import AddRequest, NewImage
 from nnclr_hub.workbench.folder_changes import IndexReport, find_changes
 from nnclr_hub.workbench.import_format import FORMATS
-from nnclr_hub.workbench.inspections import LABEL_NEXT, KeptInspection
+from nnclr_hub.workbench.inspections import LABEL_NEXT, KeptInspection, Placements
 from nnclr_hub.workbench.payload import decode_vector, encode_vector, image_file
-from nnclr_hub.workbench.placement import Placements
 from nnclr_hub.workbench.search_batch import Answer
 from nnclr_hub.workbench.search_query import Box, Example, SearchQuery
 
@@ -126,8 +125,7 @@ class RemoteCollection(Collection):
 
     def update_each(self, metadata: ById, *, expected: ById | None = None, keep: Sequence[str] = ()) -> int:
         """Change the metadata of items, of each by its own merge patch; return how many were found."""
-        each_editor(metadata)
-        check_expected(expected, metadata)
+        each_editor(metadata, expected=expected)
         known, updated = expected or {}, 0
         for ids in bounded(
             metadata, lambda id: len(to_json([id, metadata[id], id, known.get(id, {})])) + 8, most=EDITED_AT_ONCE
@@ -169,6 +167,12 @@ class RemoteCollection(Collection):
         return self._ask(
             "GET", "items", lambda body: Page(list(map(_read_item, body["items"])), body["cursor"]), params=params
         )
+
+    def read_all(self, limit: int = PAGE, *, thumbnails: bool = True) -> Iterator[list[Item]]:
+        """Yield all items in the order of their ids, in lists of 1 to `limit`."""
+        for items in pages(self, limit=limit):
+            jpegs = self.thumbnails([item.id for item in items]) if thumbnails else [None] * len(items)
+            yield [replace(item, thumbnail=jpeg) for item, jpeg in zip(items, jpegs, strict=True)]
 
     def change_indexed(self, keys: Sequence[str]) -> None:
         """Index these metadata keys and no others."""
@@ -276,7 +280,7 @@ class RemoteCollection(Collection):
     search_each = nearest  # the server adds the percentiles
 
     def percentiles(self, scores: Sequence[float]) -> list[float] | None:
-        """Refused: a server returns percentiles with the matches of a search."""
+        """Raise InvalidRequest: a server returns percentiles with the matches of a search."""
         refuse("search with `with_percentile` instead")
 
     random_scores: Any = property(lambda self: self.percentiles(()))  # type: ignore[assignment]
@@ -399,7 +403,7 @@ class RemoteCollection(Collection):
         self._done("compact", progress)
 
     def repair(self, progress: Progress = lambda done, total: None) -> RepairReport:
-        """Refused: the machine of the server keeps what is removed."""
+        """Raise InvalidRequest: the machine of the server keeps what is removed."""
         refuse("run `nnclr store repair` on the machine of the server")
 
     def _done(self, kind: str, progress: Progress) -> Mapping[str, Any]:
@@ -426,7 +430,7 @@ class RemoteCollection(Collection):
 
         Args:
             field: metadata key of the label.
-            write_fields: write the findings into the metadata of the items; see `workbench.inspection_fields`.
+            write_fields: write the findings into the metadata of the items; see `workbench.inspection.findings`.
             label_next: number of items to label next, at most.
         """
         body = {"field": field, "write_fields": write_fields, "label_next": label_next}
@@ -471,10 +475,7 @@ class RemoteCollection(Collection):
         return self._ask("GET", "inspections", lambda body: body["inspections"])
 
     def inspection(self, number: int | None = None) -> KeptInspection:
-        """Return an inspection; without a number, the newest.
-
-        Its `log` is empty; `is_current` compares it with the collection.
-        """
+        """Return an inspection; without a number, the newest. `is_current` compares it with the collection."""
         known = self._ask("GET", f"inspections/{number or 'latest'}", dict)
         path = f"inspections/{known['number']}"  # another inspection may become the newest
         ids = self._ask("GET", f"{path}/ids", lambda body: body["ids"])
@@ -484,7 +485,7 @@ class RemoteCollection(Collection):
             arrays[values] = np.frombuffer(data, "<f4" if values in ("coordinates", "outlier_scores") else "<i4")
         arrays["coordinates"] = arrays["coordinates"].reshape(-1, 2)
         said: dict[str, Any] = {key: known[key] for key in ("number", "made", "seq", "findings", "fields_seq")}
-        return KeptInspection(collection=self.name, log="", ids=tuple(ids), **arrays, **said)
+        return KeptInspection(collection=self.name, ids=tuple(ids), **arrays, **said)
 
     def placements(self, number: int | None = None, cursor: str | None = None, limit: int = 1000) -> Placements:
         """Place items that were added after an inspection on its map and in its clusters; see `place_new`.

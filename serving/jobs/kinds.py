@@ -15,13 +15,11 @@ from nnclr_hub.store.records import Records
 from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.duplicates import find_duplicates
 from nnclr_hub.workbench.file_import import MAX_NAMED
-from nnclr_hub.workbench.inspection_fields import write_fields
-from nnclr_hub.workbench.inspections import UNITS, inspect_collection, keep_inspection
-from nnclr_hub.workbench.payload import decode_vector
+from nnclr_hub.workbench.inspection.findings import inspect_collection, write_fields
+from nnclr_hub.workbench.inspections import keep_inspection
+from nnclr_hub.workbench.portion import portion
 from nnclr_hub.workbench.privacy import without_paths
-from nnclr_hub.workbench.probe_fitting import FitOptions
-from nnclr_hub.workbench.probe_sources import LabeledExample, fit_on_collection, fit_on_examples
-from nnclr_hub.workbench.probes import KeptProbe, keep_probe
+from nnclr_hub.workbench.probes import FitOptions, fit_on_collection, fit_on_examples, keep_probe
 from nnclr_hub.workbench.reembedding import abandon, reembed
 from nnclr_hub.workbench.staging import renew, unstage
 from nnclr_hub.workbench.tasks import Task, TaskContext, all_tasks
@@ -31,7 +29,6 @@ from .add_images import add, import_vectors, index
 from .context import UPLOAD, JobContext, Outcome
 
 MAX_IDS = 1000  # of a group of duplicates, in a result
-Errors = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -59,19 +56,14 @@ def _duplicates(context: JobContext) -> Outcome:
 
 
 def _inspect(context: JobContext) -> Outcome:
-    params = context.params
+    params, progress = context.params, context.progress
     collection = context.bench.collection(params["collection"])
     share = 0.9 if params["write_fields"] else 1  # of the time; the fields take the rest
-
-    def found(done: int, total: int) -> None:
-        context.progress(int(share * done), total)
-
-    def written(done: int, total: int) -> None:
-        context.progress(int(UNITS * (share + (1 - share) * done / max(1, total))), UNITS)
-
-    kept = inspect_collection(collection, params["field"], label_next=params["label_next"], progress=found)
+    finding = portion(progress, 0, share)
+    kept = inspect_collection(collection, params["field"], label_next=params["label_next"], progress=finding)
     if params["write_fields"]:
-        kept = write_fields(collection, kept, partial(context.bench.update_each, collection.name), progress=written)
+        update = partial(context.bench.update_each, collection.name)
+        kept = write_fields(collection, kept, update, progress=portion(progress, share, 1))
     return Outcome({"collection": collection.name, **kept.about}, partial(keep_inspection, kept=kept))
 
 
@@ -110,36 +102,21 @@ def _abandon_reembedding(bench: Workbench, params: Mapping[str, Any]) -> None:
 
 def _fit_probe(context: JobContext) -> Outcome:
     """Fit on a collection, or on the items submitted with the job."""
-    params = context.params
+    params, progress = context.params, context.progress
     options = FitOptions(**params["options"])
-    errors: Errors = []
     if params["collection"] is not None:
         collection = context.bench.collection(params["collection"])
-        field, where = params["field"], params["where"]
-        kept = fit_on_collection(collection, params["name"], field, where, options, progress=context.progress)
+        fitted = fit_on_collection(collection, params["field"], params["where"], options, progress=progress)
     else:
-        kept, errors = _fit_on_items(context, options)
+        embedder = context.bench.models.get(params["source"]) if params["source"] else None
+        examples = json.loads(context.input)
+        fitted = fit_on_examples(examples, embedder, options, decode=decode_text, progress=progress)
     context.check()
+    kept = fitted.kept(params["name"])
     about = {name: kept.about[name] for name in ("rows", "left_out", "held_out", "scores", "none", "per_class")}
     result = {"probe": kept.name, "classes": len(kept.probe.classes), "l2": kept.probe.l2, **about}
-    result["errors"] = errors[:MAX_NAMED]
+    result["errors"] = [{"index": index, "detail": reason} for index, reason in fitted.broken[:MAX_NAMED]]
     return Outcome(result, partial(keep_probe, kept=kept, replace=params["replace"]))
-
-
-def _fit_on_items(context: JobContext, options: FitOptions) -> tuple[KeptProbe, Errors]:
-    examples = [_example(one, i) for i, one in enumerate(json.loads(context.input))]
-    embedder = context.bench.models.get(context.params["source"]) if context.params["source"] else None
-    kept, broken = fit_on_examples(examples, context.params["name"], embedder, options, progress=context.progress)
-    return kept, [{"index": index, "detail": reason} for index, reason in broken]
-
-
-def _example(item: dict[str, Any], index: int) -> LabeledExample:
-    vector, image = item.get("vector"), item.get("image")
-    return LabeledExample(
-        item["label"],
-        None if vector is None else decode_vector(vector, f"vector of item {index}"),
-        None if image is None else decode_text(image, f"image of item {index}"),
-    )
 
 
 # ---- uploaded files

@@ -35,7 +35,9 @@ from nnclr_hub.errors import (
 from nnclr_hub.images.decode import MAX_PIXELS
 from nnclr_hub.workbench import Workbench
 
+from ..answers import NPY, PNG, PartsResponse, array_response, encoded, wanted
 from ..keys import READ
+from ..limits import while_connected
 from ..models import Engines, Model
 from ..problems import UNREADABLE, answers
 from ..request_bodies import (
@@ -48,7 +50,6 @@ from ..request_bodies import (
     read_form,
     read_json,
 )
-from ..responses import NPY, PNG, VectorResponse, array_response, wanted, while_connected
 from ..security.access import requires
 from ..telemetry import measured
 from ..url_fetcher import Fetcher
@@ -180,17 +181,17 @@ async def attention(
     attention_settings = _settings_of(options, settings.attention_side)
     model = await run_in_threadpool(_model, bench, engines, options)
 
-    def render(maps: list[AttentionMap]) -> Response:
-        about = {"model": name_of(engines, model), "heads": model.heads}
+    def render(maps: list[AttentionMap], heads: int | None) -> Response:
+        about = {"model": name_of(engines, model), "heads": heads}
         with measured("render"):
             return _rendered(maps, kind, options, about, len(query.targets))
 
     async def answer() -> Response:
-        await model.load_attention_async()
+        heads = await model.load_attention_async()
         async with slots:
             left = max(request.state.budget.left, 0.001)
             maps = await model.attention_maps_async(attention_settings, query.image, query.targets, deadline_s=left)
-            return await run_in_threadpool(render, maps)
+            return await run_in_threadpool(render, maps, heads)
 
     return await while_connected(request, answer())
 
@@ -289,7 +290,8 @@ def _rendered(
             f"with_png would render {pixels / 1e6:.0f} megapixels, above the limit of {MAX_RENDERED_PIXELS / 1e6:g}; "
             "request image/png, one target at a time."
         )
-    return VectorResponse({**about, "maps": [_entry(one, options) for one in maps]}, headers={"Vary": "Accept"})
+    content = {**about, "maps": [_entry(one, options) for one in maps]}
+    return PartsResponse([encoded(content)], {"Vary": "Accept"})
 
 
 def _stacked(maps: Sequence[AttentionMap]) -> np.ndarray:

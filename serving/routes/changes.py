@@ -14,11 +14,10 @@ from pydantic import Field
 from nnclr_hub.errors import AnswerTooLarge, ChangesUnavailable, CollectionNotFound, InvalidRequest
 from nnclr_hub.store.checks import MAX_LIMIT
 
-from ..answers import PartsResponse
-from ..deadline import Budget
+from ..answers import PartsResponse, encoded
 from ..keys import READ
+from ..limits import Budget, in_thread_while_connected
 from ..problems import answers
-from ..responses import encoded, in_thread_while_connected
 from ..security.access import requires
 from .bodies import Strict
 from .dependencies import AppAnswers, AppWorkbench

@@ -33,10 +33,10 @@ from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.privacy import public_name, without_paths
 
 from ..keys import READ, WRITE
+from ..limits import in_thread_while_connected
 from ..models import Engines
 from ..problems import answers
 from ..request_bodies import json_of
-from ..responses import in_thread_while_connected
 from ..security.access import requires
 from ..telemetry import measured
 from .bodies import FIRST_WRONG, INTEGRAL, CollectionName, Strict

@@ -12,8 +12,9 @@ from pydantic import BaseModel, Field
 from nnclr_hub.errors import ImageError, ModelError, UnknownModel
 from nnclr_hub.workbench.payload import encode_vector
 
-from ..answers import NUMBER_BYTES, PartsResponse
+from ..answers import BYTES, JSON, NPY, NUMBER_BYTES, DType, PartsResponse, array_response, encoded, wanted
 from ..keys import READ
+from ..limits import while_connected
 from ..models import Engines
 from ..problems import UNREADABLE, answers, problem
 from ..request_bodies import (
@@ -27,7 +28,6 @@ from ..request_bodies import (
     read_json,
     unsupported,
 )
-from ..responses import BYTES, JSON, NPY, DType, array_response, encoded, wanted, while_connected
 from ..security.access import requires
 from ..url_fetcher import Fetcher
 from .bodies import FIRST_WRONG, ImageText, ItemError, Strict, binary, form_body

@@ -33,7 +33,7 @@ from nnclr_hub.workbench.payload import decode_vector
 from nnclr_hub.workbench.privacy import public_metadata
 from nnclr_hub.workbench.sources import read_original
 
-from ..answers import PartsResponse
+from ..answers import PartsResponse, encoded
 from ..keys import READ, WRITE
 from ..problems import answers, problem
 from ..request_bodies import (
@@ -46,7 +46,6 @@ from ..request_bodies import (
     read_form,
     read_json,
 )
-from ..responses import VectorResponse, encoded
 from ..security.access import requires
 from ..telemetry import measured, note_change
 from ..url_fetcher import Fetcher
@@ -218,7 +217,7 @@ def get_item(name: str, id: str, bench: AppWorkbench) -> Response:
         found = collection.get([id])
     if not found:
         raise _not_found(collection, id)
-    return VectorResponse(response_of_item(found[0], with_vector=True))
+    return PartsResponse([encoded(response_of_item(found[0], with_vector=True))])
 
 
 @router.delete(

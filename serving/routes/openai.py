@@ -13,12 +13,12 @@ from nnclr_hub.errors import DeadlineExceeded, ImageError, InvalidRequest, Model
 from nnclr_hub.hub.registry import MODELS
 from nnclr_hub.workbench.payload import encode_vector
 
-from ..answers import NUMBER_BYTES, PartsResponse
+from ..answers import NUMBER_BYTES, PartsResponse, encoded
 from ..keys import READ
+from ..limits import while_connected
 from ..models import Engines, Model
 from ..problems import InvalidInput, answers
 from ..request_bodies import check_count, decode_text, fetch_each, in_thread_if_large, json_of
-from ..responses import encoded, while_connected
 from ..security.access import requires
 from ..settings import Settings
 from ..url_fetcher import Fetched, Fetcher

@@ -29,12 +29,12 @@ from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.payload import decode_vector
 from nnclr_hub.workbench.privacy import without_paths
 
-from ..answers import AnswerEncoder, PartsResponse
+from ..answers import AnswerEncoder, PartsResponse, encoded
 from ..keys import READ
+from ..limits import in_thread_while_connected, while_connected
 from ..models import Model
 from ..problems import UNREADABLE, answers, problem
 from ..request_bodies import UploadedImage, decode_each, is_form, parse, read_form, read_json
-from ..responses import encoded, in_thread_while_connected, while_connected
 from ..security.access import requires
 from ..url_fetcher import Fetcher
 from .bodies import CollectionName, ImageText, Integer, ItemError, Strict, form_body, one_of

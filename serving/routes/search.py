@@ -30,12 +30,12 @@ from nnclr_hub.workbench import SearchQuery, Workbench
 from nnclr_hub.workbench.privacy import public_metadata, without_paths
 from nnclr_hub.workbench.search_batch import attempt, resolve_each, run_in_turn
 
-from ..answers import AnswerEncoder, PartsResponse
+from ..answers import AnswerEncoder, PartsResponse, encoded
 from ..keys import READ
+from ..limits import in_thread_while_connected, while_connected
 from ..models import Model
 from ..problems import UNREADABLE, answers
 from ..request_bodies import check_count, decode_text, fetch_each, is_form, json_of, read_form, read_json
-from ..responses import encoded, in_thread_while_connected, while_connected
 from ..security.access import requires
 from ..telemetry import measured
 from ..url_fetcher import Fetched
