@@ -1,4 +1,4 @@
-"""PATCH /api/v1/collections/{name} and POST .../copy: rename a collection, and copy or move its items to another one."""
+"""Routes that rename a collection, and that copy or move its items to another one."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def rename(
 @router.post("/{name}/copy", responses=answers("unsupported_media_type", FingerprintMismatch, *_WRITE))
 @requires(WRITE)
 def copy_items(name: str, body: Annotated[CopyRequest, json_of(CopyRequest)], bench: AppWorkbench) -> CopyResponse:
-    """Copy items to another collection of the same encoder, or move them. Items with the same ids are replaced there."""
+    """Copy or move items to another collection of the same encoder. Items with the same ids are replaced there."""
     with measured("store"):
         source = bench.collection(name)
         target = bench.collection(body.to)
