@@ -4,45 +4,24 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from . import (
-    attention,
-    changes,
-    collections,
-    comparisons,
-    embed,
-    health,
-    imports,
-    inspections,
-    items,
-    jobs,
-    metadata,
-    openai,
-    predictions,
-    probes,
-    runs,
-    search,
-    session,
-    tei,
-)
+from . import attention, collections, comparisons, embed, imports, inspections, items, jobs, probes, search, server
 
+# in the order of the OpenAPI document
 ROUTERS: tuple[APIRouter, ...] = (
-    health.router,
-    openai.router,
-    tei.router,
+    server.router,
+    embed.openai,
+    embed.tei,
     embed.router,
     attention.router,
     collections.router,
     collections.aliases,
-    changes.router,
     items.router,
-    metadata.router,
     search.router,
     jobs.router,
     imports.router,
     probes.router,
-    predictions.router,
     inspections.router,
     comparisons.router,
-    runs.router,
-    session.router,
+    server.runs,
 )
+PAGES: tuple[APIRouter, ...] = (server.docs, server.pages)  # which OpenAPI does not describe
