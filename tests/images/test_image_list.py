@@ -51,7 +51,7 @@ def test_a_folder_can_be_walked_from_any_of_its_images(photos):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"")
     for folder in (photos, photos.parent / "odd"):
-        sources, found = find_images([folder])
+        _sources, found = find_images([folder])
         for start in range(len(found)):
             assert list(open_unit((str(folder),), found[start].path)[1]) == found[start:]
 
