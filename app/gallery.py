@@ -1,4 +1,4 @@
-"""The demo's default gallery: Imagenette; without a network, drawn images and crops of the photos in scikit-image."""
+"""The gallery of the demo: Imagenette; without a network, drawn images next to crops of the photos in scikit-image."""
 
 from __future__ import annotations
 

@@ -23,9 +23,9 @@ import random
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from asgi_correlation_id import CorrelationIdMiddleware
@@ -34,8 +34,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nnclr_hub.errors import Overloaded
 
-from .telemetry import Metrics, Timings, current
-from .tracing import name_span, traced
+from .telemetry import Metrics, Timings, current, name_span, traced
 
 log = logging.getLogger("nnclr_hub.access")
 audit = logging.getLogger("nnclr_hub.audit")
@@ -61,8 +60,6 @@ class RequestLog:
     """The layer around the whole app. It also answers HEAD as GET: uvicorn leaves out the body.
 
     Args:
-        app: the app inside.
-        metrics: receives counts and times.
         stopping: returns whether the server will stop, so that responses must close their connections.
     """
 
@@ -88,7 +85,7 @@ class RequestLog:
                 reading += time.perf_counter() - started
                 if not message.get("more_body", False):
                     timings.add("body", reading)
-                    self._metrics.stage("body", reading)
+                    self._metrics.stage("body").observe(reading)
                     reading = 0.0
             return message
 
@@ -96,15 +93,12 @@ class RequestLog:
             nonlocal status, answered
             if message["type"] == "http.response.start":
                 status = message["status"]
-                headers = list(message.get("headers", ()))
-                name_span(scope, route_of(scope), status)
-                if 300 <= status < 400:
-                    headers = relative_location(scope["raw_path"], headers)
+                name_span(scope["method"], _route(scope), status)
                 total = Timings({**timings.seconds, "total": time.perf_counter() - begun}).header()
-                headers.append((b"server-timing", total.encode("latin-1")))
+                headers = [*message.get("headers", ()), (b"server-timing", total.encode("latin-1"))]
                 if self._stopping():
                     headers.append((b"connection", b"close"))
-                message["headers"] = headers
+                message["headers"] = _with_relative_location(scope, headers) if 300 <= status < 400 else headers
             elif answered:
                 return  # to HEAD, before the end of a stream
             elif is_head:
@@ -129,51 +123,49 @@ class RequestLog:
     def _record(self, scope: Scope, timings: Timings, status: int, seconds: float) -> None:
         """Count and log the request."""
         method = scope["method"] if scope["method"] in METHODS else "OTHER"
-        route = route_of(scope)
+        route, state = _route(scope), scope.get("state", {})
         self._metrics.request(method, route, status, seconds)
         if status in REFUSED and timings.refusal != Overloaded.code:  # the engine counts overload
             self._metrics.refused.labels(timings.refusal or "other").inc()
-        state = scope.get("state", {})
         if state.get("writes") and 200 <= status < 300:
-            target = scope.get("path_params", {})
-            fields = {
-                "id": correlation_id.get(),
-                "key": scope["user"].display_name,  # without a key, the address of the client
-                "method": method,
-                "route": route,
-                "collection": target.get("name") if route.startswith("/api/v1/collections/") else None,
-                "count": timings.changed,
-            }
-            fields = {name: value for name, value in fields.items() if value is not None}
-            audit.info("%s %s", method, route, extra={"fields": fields})
+            collection = scope.get("path_params", {}).get("name") if "/collections/" in route else None
+            key = scope["user"].display_name  # without a key, the address of the client
+            fields = {"key": key, "method": method, "route": route, "collection": collection, "count": timings.changed}
+            _emit(audit, logging.INFO, f"{method} {route}", fields)
         frequent = method == "GET" and status < 400 and (route in FREQUENT or route.startswith("/app"))
-        level = logging.DEBUG if frequent else logging.INFO
-        if log.isEnabledFor(level):
-            fields = {"id": correlation_id.get(), "method": method, "route": route, "status": status}
-            fields["ms"] = round(1000 * seconds, 2)
-            optional = {"images": timings.images, "code": timings.refusal, "key": state.get("key_name")}
-            fields |= {name: value for name, value in optional.items() if value}
-            # `log.log` would search the stack for the caller, which takes longer than the rest of the line
-            record = logging.LogRecord(log.name, level, __file__, 0, "%s %s %s", (method, route, status), None)
-            record.fields = fields
-            log.handle(record)
+        fields = {"method": method, "route": route, "status": status, "ms": round(1000 * seconds, 2)}
+        fields |= {"images": timings.images or None, "code": timings.refusal or None}
+        fields["key"] = state.get("key_name") or None
+        _emit(log, logging.DEBUG if frequent else logging.INFO, f"{method} {route} {status}", fields)
 
 
-def relative_location(path: bytes, headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Make the target of a redirect relative to the path of the request.
+def _emit(logger: logging.Logger, level: int, message: str, fields: dict[str, Any]) -> None:
+    """Log a line with the id of the request and the fields that have a value.
 
-    A reverse proxy may add a prefix to all paths, which the server does not know. All targets are on this server.
+    `logger.log` would search the stack for the caller, which takes longer than the rest of the line.
     """
-    up = "../" * (path.count(b"/") - 1) or "./"
+    if logger.isEnabledFor(level):
+        record = logging.LogRecord(logger.name, level, __file__, 0, message, None, None)
+        fields = {"id": correlation_id.get(), **fields}
+        record.fields = {name: value for name, value in fields.items() if value is not None}
+        logger.handle(record)
 
-    def relative(target: str) -> bytes:
-        parts = urlsplit(target)
+
+def _with_relative_location(scope: Scope, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Make the target of a redirect relative to the path of the request. All targets are on this server.
+
+    A reverse proxy may add a prefix to all paths, which the server does not know.
+    """
+    up = "../" * (scope["raw_path"].count(b"/") - 1) or "./"
+
+    def relative(target: bytes) -> bytes:
+        parts = urlsplit(target.decode("latin-1"))
         return (up + parts._replace(scheme="", netloc="").geturl().lstrip("/")).encode("latin-1")
 
-    return [(name, relative(value.decode("latin-1")) if name == b"location" else value) for name, value in headers]
+    return [(name, relative(value) if name == b"location" else value) for name, value in headers]
 
 
-def route_of(scope: Scope) -> str:
+def _route(scope: Scope) -> str:
     """Return the template of the route that answered. Metrics must have few labels, however many paths there are."""
     template = getattr(scope.get("route"), "path", None)
     if isinstance(template, str) and scope.get("endpoint") is not None:
@@ -210,13 +202,8 @@ class Json(logging.Formatter):
     """One JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        entry = {
-            "time": _time(record),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-            **getattr(record, "fields", {}),
-        }
+        entry = {"time": _time(record), "level": record.levelname.lower(), "logger": record.name}
+        entry |= {"message": record.getMessage(), **getattr(record, "fields", {})}
         if record.exc_info:
             entry["traceback"] = self.formatException(record.exc_info)
         return json.dumps(entry, ensure_ascii=True, default=str)
@@ -226,10 +213,9 @@ class Text(logging.Formatter):
     """Time, level and message, followed by the other fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        fields = dict(getattr(record, "fields", {}))
-        for name in ("method", "route", "status", "kind"):  # the message contains these
-            fields.pop(name, None)
-        rest = "".join(f" {name}={value}" for name, value in fields.items())
+        in_message = ("method", "route", "status", "kind")
+        fields = getattr(record, "fields", {}).items()
+        rest = "".join(f" {name}={value}" for name, value in fields if name not in in_message)
         text = f"{_time(record)} {record.levelname.lower():7} {record.getMessage()}{rest}"
         return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
 

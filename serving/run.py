@@ -25,7 +25,7 @@ from nnclr_hub.workbench.source_folders import SourceFolders
 from .http_protocol import GuardedProtocol
 from .request_log import configure_logging
 from .settings import Settings
-from .tracing import configure_tracing
+from .telemetry import configure_tracing
 
 log = logging.getLogger(__name__)
 KEEP_ALIVE_S = 75  # longer than clients keep an idle connection: a client must not send on one that we just closed

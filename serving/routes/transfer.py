@@ -1,23 +1,20 @@
-"""PATCH /api/v1/collections/{name} and POST .../copy: rename a collection; copy or move its items to another one."""
+"""Routes that rename a collection, and that copy or move its items to another one."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
-from nnclr_hub.errors import CollectionExists, CollectionNotFound, DiskFull, FingerprintMismatch, StoreReadOnly
+from nnclr_hub.errors import CollectionExists, CollectionNotFound, FingerprintMismatch
 from nnclr_hub.workbench.inspections import rename_inspections
 
 from ..keys import WRITE
-from ..problems import answers
 from ..request_bodies import json_of
-from ..security.access import requires
 from ..telemetry import measured
 from .bodies import FIRST_WRONG, CollectionName, Name, Strict
-from .collections import CollectionResponse, response_of
-from .dependencies import AppWorkbench
+from .collections import FAILED_WRITE, TYPE, CollectionResponse, response_of
+from .dependencies import Here, Router
 from .items import note_changes
 
 MAX_COPIED = 1000  # items with their vectors and thumbnails, in memory
@@ -39,16 +36,13 @@ class CopyResponse(BaseModel):
     copied: int = Field(description="number of items that existed")
 
 
-router = APIRouter(prefix="/api/v1/collections", tags=["collections"])
-_WRITE = (CollectionNotFound, StoreReadOnly, DiskFull)
+router = Router(prefix="/api/v1/collections", tags=["collections"])
 
 
-@router.patch("/{name}", responses=answers("unsupported_media_type", CollectionExists, *_WRITE))
-@requires(WRITE)
-def rename(
-    name: str, body: Annotated[RenameRequest, json_of(RenameRequest)], bench: AppWorkbench
-) -> CollectionResponse:
+@router.on("PATCH", "/{name}", WRITE, TYPE, CollectionExists, CollectionNotFound, *FAILED_WRITE)
+def rename(name: str, body: Annotated[RenameRequest, json_of(RenameRequest)], here: Here) -> CollectionResponse:
     """Rename a collection. Its aliases and inspections follow."""
+    bench = here.workbench
     with measured("store"):
         old = bench.collection(name).name
         bench.store.rename(old, body.name)
@@ -57,13 +51,12 @@ def rename(
         return response_of(renamed.info())
 
 
-@router.post("/{name}/copy", responses=answers("unsupported_media_type", FingerprintMismatch, *_WRITE))
-@requires(WRITE)
-def copy_items(name: str, body: Annotated[CopyRequest, json_of(CopyRequest)], bench: AppWorkbench) -> CopyResponse:
-    """Copy or move items to another collection of the same encoder, where items with the same ids are replaced."""
+@router.on("POST", "/{name}/copy", WRITE, TYPE, FingerprintMismatch, CollectionNotFound, *FAILED_WRITE)
+def copy_items(name: str, body: Annotated[CopyRequest, json_of(CopyRequest)], here: Here) -> CopyResponse:
+    """Copy or move items to another collection of the same encoder. Items with the same ids are replaced there."""
+    bench = here.workbench
     with measured("store"):
-        source = bench.collection(name)
-        target = bench.collection(body.to)
+        source, target = bench.collection(name), bench.collection(body.to)
         items = source.get(body.ids)
         if items and target.name != source.name:
             bench.upsert(target.name, items, fingerprint=source.info().spec.fingerprint)
