@@ -27,7 +27,7 @@ from nnclr_hub.store.records import Records
 
 # modules of this package that register tasks
 MODULES = ("maintenance", "file_import")
-JOBS = "/jobs"  # the route of tasks without a route of their own; its body names the task
+JOBS = "/jobs"  # the route that several tasks share; its body names the task
 F = TypeVar("F", bound=Callable[..., Any])
 
 
