@@ -213,14 +213,14 @@ def duplicates(
 ) -> None:
     """List duplicate images: with equal pixels, or nearly equal. Works while a server uses the store.
 
-    With --server, at most 10,000 groups and 1,000 items of each are listed, and only the name of the indexed folder.
+    At most 10,000 groups and 1,000 items of each are listed; with --server, only the name of the indexed folder.
 
     Example: nnclr store duplicates photos --near auto
     """
     from nnclr_hub.client import Client
     from nnclr_hub.progress import bar
     from nnclr_hub.store.checks import MAX_LIMIT
-    from nnclr_hub.workbench.duplicates import find_duplicates
+    from nnclr_hub.workbench.duplicates import DuplicatesRequest
     from nnclr_hub.workbench.image_record import PIXEL_HASH
 
     if exact and near is None:
@@ -233,8 +233,11 @@ def duplicates(
             job = bench.collection(name).duplicates(threshold, exact=exact, limit=MAX_LIMIT if as_json else SHOWN)
             found = bench.jobs.wait(job.id, progress=advance).result or {}
         else:
-            limit = None if as_json else SHOWN
-            found = find_duplicates(collection, threshold, exact=exact, limit=limit, progress=advance)
+            from nnclr_hub.workbench import Encoders, Workbench
+
+            request = DuplicatesRequest(name, threshold, exact=exact, limit=MAX_LIMIT if as_json else SHOWN)
+            local: Any = there
+            found = dict(Workbench(Encoders(), local).run("duplicates", request, advance))
         unknown = collection.count({"must_not": [{"key": PIXEL_HASH, "exists": True}]}) if near is None else 0
         groups = _named(collection, [one["ids"] for one in found["groups"]])
     counts = {"found": found["found"], "surplus": found["surplus"]}
