@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -217,7 +217,6 @@ def duplicates(
 
     Example: nnclr store duplicates photos --near auto
     """
-    from nnclr_hub.client import Client
     from nnclr_hub.progress import bar
     from nnclr_hub.store.checks import MAX_LIMIT
     from nnclr_hub.workbench.duplicates import DuplicatesRequest
@@ -228,16 +227,8 @@ def duplicates(
     threshold: Any = near if near in (None, "auto") else parse_numbers("--near", near, "SCORE or auto")[0]
     with place.bench(read_only=True) as bench, bar(err, "comparing", unit="items") as advance:
         collection = bench.collection(name)
-        found: Mapping[str, Any]
-        if isinstance(bench, Client):
-            job = bench.collection(name).duplicates(threshold, exact=exact, limit=MAX_LIMIT if as_json else SHOWN)
-            found = bench.jobs.wait(job.id, progress=advance).result or {}
-        else:
-            from nnclr_hub.workbench import Encoders, Workbench
-
-            request = DuplicatesRequest(name, threshold, exact=exact, limit=MAX_LIMIT if as_json else SHOWN)
-            local: Any = there
-            found = dict(Workbench(Encoders(), local).run("duplicates", request, advance))
+        request = DuplicatesRequest(name, threshold, exact=exact, limit=MAX_LIMIT if as_json else SHOWN)
+        found = bench.run("duplicates", request, advance)
         unknown = collection.count({"must_not": [{"key": PIXEL_HASH, "exists": True}]}) if near is None else 0
         groups = _named(collection, [one["ids"] for one in found["groups"]])
     counts = {"found": found["found"], "surplus": found["surplus"]}
