@@ -69,7 +69,6 @@ TESTS = {
     "training/checkpoint": ["tests/training/test_resume.py"],
     "training/monitor": ["tests/training/test_monitor.py"],
     "training/evaluation": ["tests/training/test_evaluation.py", "tests/training/test_pretrain.py"],
-    "training/budget": ["tests/training/test_budget.py"],
     "training/evals/features": ["tests/training/test_evaluate.py"],
     "training/evals/frozen": ["tests/training/test_protocols.py", "tests/training/test_evaluation.py"],
     "training/evals/protocols": ["tests/training/test_protocols.py", "tests/training/test_evaluation.py"],

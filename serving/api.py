@@ -64,7 +64,12 @@ def opened_app(settings: Settings, store: str, model: str | None, *, shared: boo
         engines = Engines(model, settings)
         try:
             # its models embed images, and do nothing else that a Workbench may ask of an encoder
-            bench = Workbench(engines, opened, originals_bytes=settings.originals_bytes)  # type: ignore[arg-type]
+            bench = Workbench(
+                engines,  # type: ignore[arg-type]
+                opened,
+                originals_bytes=settings.originals_bytes,
+                backup_to=settings.backup_to,
+            )
             yield create_app(settings, engines, bench)
         finally:
             engines.close()
@@ -128,7 +133,6 @@ def _equip(app: FastAPI, settings: Settings, engines: Engines, workbench: Workbe
         waiting=settings.jobs_waiting,
         keep=settings.jobs_kept,
         source_folders=settings.source_folders,
-        backup_to=settings.backup_to,
     )
     state.readiness = Startup(engines, workbench, state.jobs)
     state.fetcher = Fetcher(settings, metrics=metrics) if settings.allow_urls else None

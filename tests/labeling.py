@@ -3,9 +3,7 @@
 from typing import Any
 
 from nnclr_hub.workbench import Workbench
-from nnclr_hub.workbench.probe_fitting import FitOptions
-from nnclr_hub.workbench.probe_sources import fit_on_collection
-from nnclr_hub.workbench.probes import KeptProbe, keep_probe
+from nnclr_hub.workbench.probes import FitOptions, KeptProbe, fit_on_collection, keep_probe
 
 
 def fit_probe(
@@ -20,6 +18,6 @@ def fit_probe(
     progress: Any = lambda done, total: None,
 ) -> KeptProbe:
     """Fit a probe on the labels in a metadata field and keep it, as the job of a server does."""
-    kept = fit_on_collection(bench.collection(collection), name, field, where, options, progress=progress)
+    kept = fit_on_collection(bench.collection(collection), field, where, options, progress=progress).kept(name)
     keep_probe(bench.store.records, kept, replace=replace)
     return kept

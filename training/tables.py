@@ -201,5 +201,5 @@ def find_table(name: str) -> Table:
         InvalidRequest: an unknown name; the message lists all names.
     """
     if name not in TABLES:
-        raise InvalidRequest(f"No table is named {name!r}; choose one of {', '.join(TABLES)} or budget.")
+        raise InvalidRequest(f"No table is named {name!r}; choose one of {', '.join(TABLES)}.")
     return TABLES[name]

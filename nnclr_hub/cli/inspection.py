@@ -13,7 +13,7 @@ from urllib.parse import quote
 import typer
 from rich.table import Table
 
-from nnclr_hub.cli.index import connected, result_of
+from nnclr_hub.cli.index import connected
 from nnclr_hub.cli.reading import ReadingOptions, reads_labels, reads_tiles
 from nnclr_hub.cli.verbs import (
     DEFAULT_STORE,
@@ -32,7 +32,8 @@ from nnclr_hub.errors import InvalidRequest, NNCLRHubError
 if TYPE_CHECKING:
     from nnclr_hub.table_rows import LabelTable
     from nnclr_hub.workbench.inspection.comparison import EncoderComparison
-    from nnclr_hub.workbench.inspection.findings import Findings
+    from nnclr_hub.workbench.inspection.subject import Subject
+    from nnclr_hub.workbench.inspections import KeptInspection
 
 HAND_CRAFTED = ("pixels", "hog", "shape", "color", "hog+color")
 CACHE = ".cache"  # folder in --out
@@ -128,13 +129,13 @@ def inspect(
             page = f"{server.rstrip('/')}/#/insights/{quote(what)}"
         else:
             options = (labels, model, parts, field, write_fields, label_next, reading, tiling, report)
-            findings = _local(what, to, store, _is_collection(what, chosen_store), *options)
+            kept, subject = _local(what, to, store, _is_collection(what, chosen_store), *options)
             from nnclr_hub.workbench.inspection.report import write_report
 
-            found, subject = findings.as_json(), findings.subject
+            found = dict(kept.findings)
             paths = dict(zip(subject.items, subject.paths or subject.items, strict=True))
             to.mkdir(parents=True, exist_ok=True)
-            page = str(write_report(findings, to))
+            page = str(write_report(kept, subject, to))
     from nnclr_hub.workbench.inspection.findings import LEAST_LABELED, write_findings
 
     written = write_findings(found, to, paths)
@@ -168,9 +169,8 @@ def _remote(
     with connected(server, api_key_env) as client:
         collection = client.collection(name)
         job = collection.inspect(field, write_fields=write_fields, label_next=label_next)
-        result_of(client, job, report("inspecting"))
-        there: Any = collection
-        paths = {item.id: path_of(item) for items in pages(there, with_vector=False) for item in items}
+        client.jobs.wait(job.id, progress=report("inspecting"))
+        paths = {item.id: path_of(item) for items in pages(collection, with_vector=False) for item in items}
         return dict(collection.inspection().findings), paths
 
 
@@ -241,7 +241,7 @@ def _local(
     reading: ReadingOptions,
     tiling: Any,
     report: Report,
-) -> Findings:
+) -> tuple[KeptInspection, Subject]:
     """Inspect a folder, or a collection of a local store."""
     from nnclr_hub.images.listing import image_files, is_packed
 
@@ -257,9 +257,9 @@ def _local(
         cache.mkdir(parents=True, exist_ok=True)
         options = {"labels": labels, "parts": parts, "cache": cache, "tiling": tiling}
         subject = folder_subject(what, _source(model, reading, "auto", count), **options, report=report)
-        from nnclr_hub.workbench.inspection.findings import find
+        from nnclr_hub.workbench.inspection.findings import inspect_subject
 
-        return find(subject, label_next=label_next, report=report)
+        return inspect_subject(subject, label_next, report=report), subject
     if not collection:
         raise InvalidRequest(f"{what} is a file; give the folder that contains it.")
     if "/" in what or not ("://" in store or Path(store).exists()):
@@ -270,23 +270,20 @@ def _local(
     if model is not None:
         raise InvalidRequest("A collection is inspected by its own vectors; leave out --model.")
     from nnclr_hub.store import open_store
-    from nnclr_hub.workbench import inspection_fields
-    from nnclr_hub.workbench.inspection.files import one_label_each
-    from nnclr_hub.workbench.inspection.findings import find
-    from nnclr_hub.workbench.inspection.subject import collection_subject
-    from nnclr_hub.workbench.inspections import keep_inspection, kept_findings, state_of
+    from nnclr_hub.workbench.inspection.findings import inspect_subject
+    from nnclr_hub.workbench.inspection.findings import write_fields as write
+    from nnclr_hub.workbench.inspection.subject import collection_subject, one_label_each
+    from nnclr_hub.workbench.inspections import keep_inspection
 
     named = None if labels is None else one_label_each(labels)
     with open_store(store, read_only=not write_fields) as opened:
         items = opened.get(what)
-        state = state_of(items)
         subject = collection_subject(items, labels=named, field=field, parts=parts, report=report)
-        findings = find(subject, label_next=label_next, report=report)
+        kept = inspect_subject(subject, label_next, report=report)
         if write_fields:
-            kept = kept_findings(findings, items.name, state, field)
-            kept = inspection_fields.write_fields(items, kept, items.update_each, progress=report("writing"))
+            kept = write(items, kept, items.update_each, progress=report("writing"))
             keep_inspection(opened.records, kept)
-    return findings
+    return kept, subject
 
 
 def _source(model: str | None, reading: ReadingOptions, backend: str | None = None, images: int | None = None) -> Any:
@@ -332,7 +329,7 @@ def _compare_there(
         raise InvalidRequest("Name the collection, for example: nnclr inspect pets --compare default --server URL.")
     with _bars() as report, connected(server, api_key_env) as client:
         job = client.collection(given[0]).compare([*compare, *given[1:]], field=field)
-        result = result_of(client, job, report("comparing"))
+        result = client.jobs.wait(job.id, progress=report("comparing")).result or {}
     _show_comparison(EncoderComparison.of_json(result), as_json)
 
 

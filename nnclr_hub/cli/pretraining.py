@@ -14,7 +14,6 @@ from nnclr_hub.cli.reading import ReadingOptions, reads_images, reads_labels
 from nnclr_hub.cli.verbs import chosen_model, err, out
 from nnclr_hub.errors import InvalidRequest
 
-BUDGET = "budget"  # the table that compares methods at equal CPU time
 INTERRUPTED = 130  # exit code of a program that Ctrl-C stopped
 
 Data = Annotated[
@@ -148,9 +147,7 @@ def _without_gpus(arguments: list[str]) -> list[str]:
 def ablate(
     table: Annotated[
         str,
-        typer.Argument(
-            help="positives, crop_only, epochs, queue_size, k, soft, ...; own, for rows of --row; or budget."
-        ),
+        typer.Argument(help="positives, crop_only, epochs, queue_size, k, soft, ...; or own, for rows of --row."),
     ],
     data: Data = [],  # noqa: B006
     to: Annotated[Path, typer.Option("--out", help="Folder for the tables.")] = Path("ablations"),
@@ -158,46 +155,23 @@ def ablate(
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs per row.")] = 1,
     settings: Set = [],  # noqa: B006
     device: Device = None,
-    minutes: Annotated[
-        str, typer.Option("--minutes", help="table budget: core-minutes per run, several with commas.")
-    ] = "10",
-    rows: Annotated[
-        list[str],
-        typer.Option("--row", help="'LABEL: KEY=VALUE ...', a further row; for budget, only this method. Repeatable."),
-    ] = [],  # noqa: B006
+    rows: Annotated[list[str], typer.Option("--row", help="'LABEL: KEY=VALUE ...', a further row. Repeatable.")] = [],  # noqa: B006
     plugins: Plugin = [],  # noqa: B006
     *,
     labels: Any,
 ) -> None:
-    """Train and evaluate the rows of a table of the paper, or compare methods at equal CPU time with the table budget.
-
-    Run it again to continue.
+    """Train and evaluate the rows of a table of the paper. Run it again to continue.
 
     Example: nnclr ablate crop_only --data photos --recipe small_cpu --seeds 3 --out ablations
 
     Example: nnclr ablate own --data photos --row "tau .1: temperature=0.1" --row "tau .2: temperature=0.2"
-
-    Example: nnclr ablate budget --data photos --minutes 10,30 --row NNCLR --row SimCLR --seeds 2
     """
     _load_plugins(plugins)
     base = load_program("training", "recipes").find_recipe(recipe).with_settings(settings)
-    if table != BUDGET:
-        load_program("training", "tables").find_table(table)
+    load_program("training", "tables").find_table(table)
     if not data:
         raise InvalidRequest(f"Give images: nnclr ablate {table} --data PHOTOS.")
     load_program("training", "data.named_sets").check_names(data)
-    if table == BUDGET:
-        if labels is not None:
-            raise InvalidRequest("The table budget scores folders with train/ and val/ or test/; leave out --labels.")
-        try:
-            budgets = [float(one) for one in minutes.split(",")]
-        except ValueError:
-            raise InvalidRequest(f"--minutes takes numbers with commas, such as 10,30; got {minutes!r}.") from None
-        compare = load_program("training", "budget").compare_at_budgets
-        options = {"minutes": budgets, "seeds": seeds, "rows": rows, "device": device, "console": err}
-        if compare(base, data, to, **options) is None:
-            raise typer.Exit(INTERRUPTED)
-        return
     program = load_program("training", "ablate")
     options = {"rows": rows, "labels": labels, "seeds": seeds, "device": device, "console": err}
     if program.ablate(table, base, data, to, **options) is None:

@@ -68,27 +68,18 @@ def fit(
     read_labeled(data, labels)  # a wrong folder or model is reported before torch is imported
     source = chosen_model(reading.within(model))
     from nnclr_hub.workbench import Encoders
-    from nnclr_hub.workbench.folder_probes import fit_probe
+    from nnclr_hub.workbench.probes import FitOptions, fit_on_folder
 
     encoder: Any = Encoders(source, device=device).get()
     with bar(err, "embedding") as advance:
-        fitted = fit_probe(
-            encoder,
-            data,
-            l2=l2,
-            balanced=balanced,
-            threshold=threshold,
-            reject_far=reject_far,
-            device=device,
-            labels=labels,
-            progress=advance,
-        )
+        options = FitOptions(l2, balanced, threshold, reject_far, device)
+        fitted = fit_on_folder(encoder, data, options, labels=labels, progress=advance)
     list_broken(fitted.broken)
     if fitted.without_images:
         absent = first_names(fitted.without_images)
         err.print(f"The probe lacks classes without a readable image to fit on: {absent}.", style="yellow")
     fitted.probe.save(to)
-    out.print(f"{to}: {len(fitted.probe.classes)} classes from {fitted.images} images, L2 {fitted.probe.l2:.2g}")
+    out.print(f"{to}: {len(fitted.probe.classes)} classes from {fitted.rows} images, L2 {fitted.probe.l2:.2g}")
     if fitted.held_out is not None:
         scores = "  ".join(f"{name} {value:.3f}" for name, value in fitted.held_out.scores.items())
         interval = fitted.held_out.interval
@@ -114,7 +105,7 @@ def evaluate(
     """
     from nnclr_hub.images.labels import first_names
     from nnclr_hub.progress import bar
-    from nnclr_hub.workbench.folder_probes import evaluate_probe
+    from nnclr_hub.workbench.probes import evaluate_probe
 
     loaded, encoder = _load(probe, model, reading)
     with bar(err, "embedding") as advance:
@@ -130,7 +121,7 @@ def evaluate(
     out.print("  ".join(f"{name} {value:.3f}" for name, value in result.scores.items()) + f"  ({result.images} images)")
     if result.none:
         out.print(f"no class predicted: {result.none:.1%}")
-    table = Table("class", "accuracy", box=None, header_style="bold")
+    table = Table("class", "average precision" if loaded.several else "accuracy", box=None, header_style="bold")
     for name, value in result.per_class.items():
         table.add_row(name, f"{value:.3f}")
     if result.per_class:
@@ -159,7 +150,7 @@ def predict(
     """
     from nnclr_hub.images.listing import image_files
     from nnclr_hub.progress import bar
-    from nnclr_hub.workbench.folder_probes import predict_collection, predict_labels
+    from nnclr_hub.workbench.probes import predict_collection, predict_files
 
     if bool(images) == (collection is not None):
         raise InvalidRequest("Name images or --collection, and not both.")
@@ -177,9 +168,8 @@ def predict(
         paths = image_files(images or ())
         loaded, encoder = _load(probe, model, reading)
         with bar(err, "embedding") as advance:
-            kept, prediction, broken = predict_labels(loaded, encoder, paths, progress=advance)
+            names, prediction, broken = predict_files(loaded, encoder, paths, progress=advance)
         list_broken(broken)
-        names = [(one, one) for one in kept]
     first = "labels" if loaded.several else "label"
     rows: list[list[Any]] = [["id", "path", first, "probability", *map(str, loaded.classes)]]
     for (id, path), label, probabilities in zip(names, prediction.labels, prediction.probabilities, strict=True):

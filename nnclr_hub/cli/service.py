@@ -160,8 +160,8 @@ def space(
 def _inspect_first(bench: Any) -> None:
     """Inspect the gallery of a new store, so that the app opens with its map and findings."""
     from nnclr_hub.progress import bar
-    from nnclr_hub.workbench.inspection_fields import write_fields
-    from nnclr_hub.workbench.inspections import inspect_collection, keep_inspection, list_inspections
+    from nnclr_hub.workbench.inspection.findings import inspect_collection, write_fields
+    from nnclr_hub.workbench.inspections import keep_inspection, list_inspections
 
     records, collection = bench.store.records, bench.collection(DEMO_COLLECTION)
     if collection.count() < 2 or list_inspections(records, collection):

@@ -15,6 +15,7 @@ import numpy as np
 
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.inspect.duplicates import chance_threshold, link_pairs
+from nnclr_hub.read_ahead import batches
 from nnclr_hub.store.base import Collection, Item, Progress, Where
 from nnclr_hub.store.checks import MAX_K, MAX_LIMIT
 from nnclr_hub.store.pages import pages
@@ -61,10 +62,7 @@ def find_duplicates(
 def same_value(collection: Collection, key: str, *, progress: Progress = lambda done, total: None) -> Groups:
     """Return groups of at least two items with equal values of a metadata key, the largest first.
 
-    Args:
-        collection: to read.
-        key: of the metadata; items without it, or with null, are in no group.
-        progress: called with (done, total), counted in items that have the key.
+    Items without the key, or with null, are in no group.
     """
     groups: dict[str, list[str]] = {}
     for items in _counted(collection, {"must": [{"key": key, "exists": True}]}, MAX_LIMIT, progress, with_vector=False):
@@ -93,11 +91,9 @@ def near_duplicates(
     misses it from both sides. `exact` compares all with all, in quadratic time.
 
     Args:
-        collection: to search.
         threshold: a score of the collection's metric, for cosine -1 to 1. None: for cosine, calibrated on random pairs,
             so that a tenth of a pair of different images reaches it by chance.
         where: only items that pass.
-        exact: compare all with all.
         progress: called with (done, total), counted in items.
 
     Raises:
@@ -107,40 +103,36 @@ def near_duplicates(
     if threshold is None:
         threshold = calibrated_threshold(collection)
     check_pair_score(collection, threshold)
-    place: dict[str, int] = {}
-    known: dict[tuple[int, int], float] = {}
+    known: dict[tuple[str, str], float] = {}  # the score of each pair
     for items in _counted(collection, where, PAGE, progress, with_vector=True):
-        ids, vectors, k = [item.id for item in items], np.stack([item.vector for item in items]), FIRST_K
-        while ids:
-            full: list[int] = []
-            step = max(1, MATCHES_AT_ONCE // k)
-            for start in range(0, len(ids), step):
-                rows = collection.search_batch(
-                    vectors[start : start + step], k, where, exact=exact, score_threshold=threshold
-                )
-                for i, matches in enumerate(rows, start):
-                    one = place.setdefault(ids[i], len(place))
+        waiting, k = items, FIRST_K
+        while waiting:
+            full: list[Item] = []
+            for some in batches(waiting, max(1, MATCHES_AT_ONCE // k)):
+                vectors = np.stack([item.vector for item in some])
+                found = collection.search_batch(vectors, k, where, exact=exact, score_threshold=threshold)
+                for item, matches in zip(some, found, strict=True):
                     for match in matches:
-                        other = place.setdefault(match.id, len(place))
-                        if other != one:
-                            known[min(one, other), max(one, other)] = match.score
+                        if match.id != item.id:
+                            known[min(item.id, match.id), max(item.id, match.id)] = match.score
                     if len(known) > MOST_PAIRS:
                         raise InvalidRequest(
                             f"More than {MOST_PAIRS} pairs score {threshold:g} or more; give a higher threshold."
                         )
                     if len(matches) == k < MAX_K:  # there may be more
-                        full.append(i)
-            ids, vectors, k = [ids[i] for i in full], vectors[full], min(MAX_K, 4 * k)
+                        full.append(item)
+            waiting, k = full, min(MAX_K, 4 * k)
     if not known:
         return []
-    pairs, scores = np.array(list(known)), np.array(list(known.values()))
+    names = sorted({id for pair in known for id in pair})
+    place = {id: i for i, id in enumerate(names)}
+    pairs = np.array([(place[a], place[b]) for a, b in known])
 
     def score(more: np.ndarray) -> np.ndarray:
         # a pair that no search returned is below the threshold
-        return np.array([known.get((min(a, b), max(a, b)), -math.inf) for a, b in more.tolist()])
+        return np.array([known.get((names[min(pair)], names[max(pair)]), -math.inf) for pair in more.tolist()])
 
-    found = link_pairs(pairs, scores, threshold, score)
-    names = list(place)
+    found = link_pairs(pairs, np.array(list(known.values())), threshold, score)
     return _largest_first([names[i] for i in group] for group in found.groups)
 
 

@@ -3,46 +3,46 @@
 keep_inspection(records, inspect_collection(collection))
 kept = get_inspection(records, collection)
 kept.coordinates                    # (N, 2) float32, in the order of kept.ids
+place_new(collection, kept)         # items that were added since, on the same map
 
-`inspection_fields` writes the findings into the metadata of the items, so that filters can refer to them.
+`inspection.findings` makes them.
 """
 
 from __future__ import annotations
 
 import io
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from nnclr_hub.errors import InspectionNotFound, InvalidRequest
-from nnclr_hub.store.base import Collection
+from nnclr_hub.store.base import Collection, Item
 from nnclr_hub.store.records import Record, Records
 
-if TYPE_CHECKING:
-    from nnclr_hub.workbench.inspection.findings import Findings
-
-INSPECTION = "inspection"  # kind of the records
+INSPECTION = "inspection"  # kind of the records, and metadata key of the findings
+REVIEWED = "reviewed"  # set by people under that key: the label that they have confirmed
 LABEL_NEXT, MAX_LABEL_NEXT = 50, 1000  # items to label next
 KEPT = 3  # of each collection
-# steps of an inspection, with their shares of its time: a bar that only grows, and a rate that means something
-STEPS = {"reading": 1, "comparing": 4, "checking labels": 2, "arranging": 3}
-UNITS = 10_000  # of progress
-LISTED = 1000  # outliers and suspect labels in the findings that are not flagged; all scores are kept as numbers
+LISTED = 1000  # outliers and suspect labels that are kept though they are not flagged; all scores are kept as numbers
+ARRAYS = ("coordinates", "clusters", "outlier_scores", "labels", "predicted")
+NEIGHBORS = 5  # whose median is the place of a new item, as on the map of `inspect.project`
+ASKED = 50  # matches among which the inspected neighbors are searched
+PAGE = 5000  # ids that are compared at once
 
 
 @dataclass(frozen=True)
 class KeptInspection:
-    """An inspection of a collection.
+    """An inspection of a collection, or of a folder.
 
     collection: its name.
-    number: 1, 2, ... for each collection.
+    number: 1, 2, ... for each collection; 0 before it is kept.
     made: seconds since 1970.
     seq: number of the collection's last change that it saw.
     log: the log of changes that `seq` belongs to.
-    ids: of the N items.
+    ids: of the N items; paths in a folder.
     coordinates: (N, 2) float32, a map.
     clusters: (N,) int32.
     outlier_scores: (N,) float32, high is odd.
@@ -54,10 +54,6 @@ class KeptInspection:
     """
 
     collection: str
-    number: int
-    made: float
-    seq: int
-    log: str
     ids: tuple[str, ...]
     coordinates: np.ndarray
     clusters: np.ndarray
@@ -65,104 +61,30 @@ class KeptInspection:
     labels: np.ndarray
     predicted: np.ndarray
     findings: Mapping[str, Any]
+    seq: int
+    log: str = ""
+    number: int = 0
+    made: float = field(default_factory=time.time)
     fields_seq: int | None = None
 
     @property
     def about(self) -> dict[str, Any]:
         """Number, time, state of the collection, and number of items."""
-        about = {"number": self.number, "made": self.made, "seq": self.seq, "fields_seq": self.fields_seq}
+        about = {name: getattr(self, name) for name in ("number", "made", "seq", "fields_seq")}
         return {**about, "items": len(self.ids)}
-
-
-def inspect_collection(
-    collection: Collection,
-    field: str = "label",
-    *,
-    label_next: int = LABEL_NEXT,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-) -> KeptInspection:
-    """Inspect a collection as `nnclr inspect` does.
-
-    Args:
-        field: metadata key of the label.
-        label_next: number of items to label next, at most; 1 to 1000.
-        progress: called with (done, total) of all steps together, by their usual time.
-
-    Raises:
-        InvalidRequest: fewer than two items, or more vectors than fit into memory.
-    """
-    from nnclr_hub.workbench.inspection.findings import find
-    from nnclr_hub.workbench.inspection.subject import collection_subject
-
-    state = state_of(collection)
-
-    def report(title: str) -> Callable[[int, int], None]:
-        steps = list(STEPS)
-        before, all_steps = sum(STEPS[one] for one in steps[: steps.index(title)]), sum(STEPS.values())
-        return lambda done, total: progress(
-            int(UNITS * (before + STEPS[title] * done / max(1, total)) / all_steps), UNITS
-        )
-
-    subject = collection_subject(collection, field=field, report=report)
-    found = find(subject, label_next=label_next, report=report)
-    return kept_findings(found, collection.name, state, field)
-
-
-def kept_findings(found: Findings, name: str, state: tuple[str, int], field: str = "label") -> KeptInspection:
-    """Return the findings in the form in which they are kept.
-
-    Args:
-        name: of the collection.
-        state: see `state_of`; from before the items were read.
-        field: metadata key of the label.
-    """
-    listed = {"field": field, **found.as_json()}
-    for finding in ("outliers", "suspect_labels"):
-        listed[finding] = [one for i, one in enumerate(listed[finding]) if i < LISTED or one["flagged"]]
-    labels = np.full(len(found.subject.items), -1, np.int32)
-    predicted = labels.copy()
-    labels[found.labeled] = [found.classes.index(found.subject.labels[i] or "") for i in found.labeled]
-    if found.held_out is not None:
-        predicted[found.labeled] = found.held_out.predicted
-    log, seq = state
-    return KeptInspection(
-        name,
-        0,
-        time.time(),
-        seq,
-        log,
-        found.subject.items,
-        found.map.coordinates,
-        found.clusters.labels.astype(np.int32),
-        found.outlier_scores.astype(np.float32),
-        labels,
-        predicted,
-        listed,
-    )
 
 
 def keep_inspection(records: Records, kept: KeptInspection) -> None:
     """Store an inspection under the next number, and delete the oldest ones of its collection."""
+    findings = dict(kept.findings)
+    for name in ("outliers", "suspect_labels"):
+        findings[name] = [one for i, one in enumerate(findings[name]) if i < LISTED or one["flagged"]]
+    content = {name: getattr(kept, name) for name in ("made", "seq", "log", "fields_seq")} | {"findings": findings}
+    ids = np.frombuffer("\n".join(kept.ids).encode(), np.uint8)
+    np.savez(data := io.BytesIO(), ids=ids, **{name: getattr(kept, name) for name in ARRAYS})
     with records.transaction():
-        before = _names(records, kept.collection)
-        number = 1 + max((_number(name) for name in before), default=0)
-        data = io.BytesIO()
-        np.savez(
-            data,
-            ids=np.frombuffer("\n".join(kept.ids).encode(), np.uint8),
-            coordinates=kept.coordinates,
-            clusters=kept.clusters,
-            outlier_scores=kept.outlier_scores,
-            labels=kept.labels,
-            predicted=kept.predicted,
-        )
-        content = {
-            "made": kept.made,
-            "seq": kept.seq,
-            "log": kept.log,
-            "findings": kept.findings,
-            "fields_seq": kept.fields_seq,
-        }
+        before = [one.name for one in _records(records, kept.collection)]
+        number = 1 + max(map(_number, before), default=0)
         records.put(Record(INSPECTION, f"{kept.collection}/{number:08}", content, data.getvalue()))
         if len(before) >= KEPT:
             records.delete(INSPECTION, *before[: len(before) - KEPT + 1])
@@ -171,11 +93,7 @@ def keep_inspection(records: Records, kept: KeptInspection) -> None:
 def list_inspections(records: Records, collection: Collection) -> list[int]:
     """Return the numbers of a collection's inspections, the newest first."""
     log, _ = state_of(collection)
-    return [
-        _number(one.name)
-        for one in reversed(records.list(INSPECTION, after=f"{collection.name}/"))
-        if one.name.startswith(f"{collection.name}/") and one.content["log"] == log
-    ]
+    return [_number(one.name) for one in reversed(_records(records, collection.name)) if one.content["log"] == log]
 
 
 def get_inspection(records: Records, collection: Collection, number: int | None = None) -> KeptInspection:
@@ -186,28 +104,15 @@ def get_inspection(records: Records, collection: Collection, number: int | None 
     """
     log, _ = state_of(collection)
     if number is None:
-        number = max((_number(name) for name in _names(records, collection.name)), default=0)
+        number = max((_number(one.name) for one in _records(records, collection.name)), default=0)
     record = records.get(INSPECTION, f"{collection.name}/{number:08}")
     if record is None or record.content["log"] != log:
         raise InspectionNotFound(f"Collection {collection.name!r} has no such inspection; start one.")
-    arrays = np.load(io.BytesIO(record.data or b""), allow_pickle=False)
-    ids = tuple(arrays["ids"].tobytes().decode().split("\n"))
-    content = record.content
-    return KeptInspection(
-        collection.name,
-        number,
-        content["made"],
-        content["seq"],
-        log,
-        ids,
-        arrays["coordinates"],
-        arrays["clusters"],
-        arrays["outlier_scores"],
-        arrays["labels"],
-        arrays["predicted"],
-        content["findings"],
-        content["fields_seq"],
-    )
+    with np.load(io.BytesIO(record.data or b""), allow_pickle=False) as arrays:
+        ids = tuple(arrays["ids"].tobytes().decode().split("\n"))
+        return KeptInspection(
+            collection.name, ids, number=number, **{name: arrays[name] for name in ARRAYS}, **record.content
+        )
 
 
 def is_current(kept: KeptInspection, collection: Collection) -> bool:
@@ -225,10 +130,85 @@ def state_of(collection: Collection) -> tuple[str, int]:
         return "", seq
 
 
-def _names(records: Records, collection: str) -> list[str]:
+def _records(records: Records, collection: str) -> list[Record]:
     listed = records.list(INSPECTION, after=f"{collection}/")
-    return [one.name for one in listed if one.name.startswith(f"{collection}/")]
+    return [one for one in listed if one.name.startswith(f"{collection}/")]
 
 
 def _number(name: str) -> int:
     return int(name.rpartition("/")[2])
+
+
+# ---- items that were added since
+
+
+@dataclass(frozen=True)
+class Placements:
+    """Where M new items belong.
+
+    ids: of the items.
+    coordinates: (M, 2) float32, on the map of the inspection.
+    clusters: (M,) int32, that of most neighbors.
+    cursor: of the next items; None if these are all.
+    """
+
+    ids: tuple[str, ...]
+    coordinates: np.ndarray
+    clusters: np.ndarray
+    cursor: str | None
+
+
+def place_new(collection: Collection, kept: KeptInspection, cursor: str | None = None, limit: int = 1000) -> Placements:
+    """Place items that the inspection has not seen, at the median of their 5 nearest inspected items.
+
+    An item that has only new items near it is placed by those, after they are placed, or else at the medoid of the
+    nearest cluster.
+
+    Args:
+        cursor: of the previous call, an id; None: from the first.
+        limit: number of items to place at most.
+    """
+    known = dict(zip(kept.ids, zip(kept.coordinates, kept.clusters.tolist(), strict=True), strict=True))
+    found: list[str] = []
+    while True:
+        page = collection.scroll(cursor, PAGE, with_vector=False)
+        found += [item.id for item in page.items if item.id not in known]
+        cursor = page.cursor
+        if len(found) > limit:
+            cursor = found[limit - 1]
+        if cursor is None or len(found) >= limit:
+            break
+    new = collection.get(found[:limit])
+    placed = _place(collection, kept, known, new)
+    coordinates = np.array([placed[item.id][0] for item in new], np.float32).reshape(-1, 2)
+    clusters = np.array([placed[item.id][1] for item in new], np.int32)
+    return Placements(tuple(item.id for item in new), coordinates, clusters, cursor)
+
+
+def _place(
+    collection: Collection, kept: KeptInspection, known: Mapping[str, Any], new: list[Item]
+) -> dict[str, tuple[Any, int]]:
+    """Return the point and the cluster of each inspected or new item."""
+    placed = dict(known)
+    matches = collection.search_batch(np.stack([item.vector for item in new]), ASKED) if new else []
+    waiting = {
+        item.id: [one.id for one in found if one.id != item.id] for item, found in zip(new, matches, strict=True)
+    }
+    while waiting:
+        more = {}
+        for id, near in waiting.items():
+            if neighbors := [placed[one] for one in near if one in placed][:NEIGHBORS]:
+                numbers = [cluster for _, cluster in neighbors]
+                more[id] = np.median([point for point, _ in neighbors], axis=0), max(numbers, key=numbers.count)
+        if not more:
+            break
+        placed |= more
+        waiting = {id: near for id, near in waiting.items() if id not in more}
+    if waiting:
+        medoids = {
+            item.id: item.vector for item in collection.get([one["medoid"] for one in kept.findings["clusters"]])
+        }
+        vectors = {item.id: item.vector for item in new}
+        for id in waiting:
+            placed[id] = known[max(medoids, key=lambda one: float(medoids[one] @ vectors[id]), default=kept.ids[0])]
+    return placed

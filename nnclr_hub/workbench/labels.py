@@ -37,26 +37,28 @@ class LabeledVectors:
     labels: the labels of each row; exactly one, unless `several`.
     several: whether a row may have more than one label, or none.
     left_out: how many items were not used, by reason.
+    uncertain: labels of each row that count neither as present nor as absent; () for none at all.
     """
 
     vectors: np.ndarray
-    labels: list[tuple[Label, ...]]
+    labels: Sequence[tuple[Label, ...]]
     several: bool
-    left_out: dict[str, int]
+    left_out: Mapping[str, int]
+    uncertain: Sequence[tuple[Label, ...]] = ()
 
     @property
     def classes(self) -> tuple[Label, ...]:
         """Every label that occurs, in the order of `fit_linear_probe`."""
-        return tuple(
-            sorted({label for labels in self.labels for label in labels}, key=lambda one: (isinstance(one, str), one))
-        )
+        return _classes(self.labels)
 
     def targets(self, classes: Sequence[Label]) -> np.ndarray:
-        """Return (N,) int64 positions in `classes`; for several labels (N, C) float32 of zeros and ones."""
+        """Return (N,) int64 positions in `classes`; for several labels (N, C) of zeros and ones, NaN if uncertain."""
         position = {label: i for i, label in enumerate(classes)}
         if not self.several:
             return np.array([position[labels[0]] for labels in self.labels], np.int64)
         matrix = np.zeros((len(self.labels), len(classes)), np.float32)
+        for row, uncertain in zip(matrix, self.uncertain, strict=False):
+            row[[position[label] for label in uncertain if label in position]] = np.nan
         for row, labels in zip(matrix, self.labels, strict=True):
             row[[position[label] for label in labels]] = 1
         return matrix
@@ -141,7 +143,7 @@ def labeled_items(
     without = collection.count(where) - len(labels)
     left_out = {NO_LABEL: without} if without > 0 else {}
     read = LabeledVectors(unit_rows(vectors[: len(labels)]), labels, several, left_out)
-    refuse_few(read, f"The field {field!r} of {collection.name!r}", _fields(collection))
+    refuse_few(labels, several, f"The field {field!r} of {collection.name!r}", _fields(collection))
     return read
 
 
@@ -156,13 +158,17 @@ def _refuse_more_than_fit(total: int, dim: int) -> None:
         )
 
 
-def refuse_few(read: LabeledVectors, what: str, hint: str) -> None:
+def refuse_few(labels: Sequence[tuple[Label, ...]], several: bool, what: str, hint: str) -> None:
     """Raise InvalidRequest unless there are two classes; with several labels per row, one and rows without it."""
-    classes = read.classes
-    if len(classes) >= 2 or (read.several and classes and not all(read.labels)):
+    classes = _classes(labels)
+    if len(classes) >= 2 or (several and classes and not all(labels)):
         return
     has = "no labels" if not classes else f"only the label {classes[0]!r:.80}"
     raise InvalidRequest(f"{what} has {has}, and a probe needs at least two classes; {hint}")
+
+
+def _classes(labels: Sequence[tuple[Label, ...]]) -> tuple[Label, ...]:
+    return tuple(sorted({label for own in labels for label in own}, key=lambda one: (isinstance(one, str), one)))
 
 
 def _fields(collection: Collection) -> str:

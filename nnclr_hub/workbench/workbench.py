@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from nnclr_hub.encoder.embedder import Embedder
+from nnclr_hub.encoder.embedder import Embedder, ImageLike
 from nnclr_hub.errors import (
     CollectionNotFound,
     FingerprintMismatch,
@@ -41,8 +41,8 @@ from nnclr_hub.workbench.key_paths import patches_of
 from nnclr_hub.workbench.models import Models, embedder_for
 from nnclr_hub.workbench.originals import Originals
 from nnclr_hub.workbench.probes import get_probe, label_items, label_rows
-from nnclr_hub.workbench.search_batch import Answer, attempt, resolve_each, run_each
-from nnclr_hub.workbench.search_query import SearchQuery
+from nnclr_hub.workbench.search_query import Answer, SearchQuery, attempt, resolve_each, run_each
+from nnclr_hub.workbench.tasks import Request, TaskContext, find_task
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -54,14 +54,28 @@ class Workbench:
     Args:
         store: holds the collections. If it is read-only, every method that writes raises OpenedForReading.
         originals_bytes: of the original files of added images that are kept next to the store; 0 keeps no new ones.
+        backup_to: destination of backups whose request names none.
     """
 
-    def __init__(self, models: Models, store: VectorStore, *, originals_bytes: int = 0) -> None:
+    def __init__(
+        self, models: Models, store: VectorStore, *, originals_bytes: int = 0, backup_to: str | None = None
+    ) -> None:
         self.models = models
         self.store = store
         self.originals = Originals.of(store, originals_bytes)
+        self.backup_to = backup_to
         self.read_only = store.read_only
         self.reembedding = threading.Lock()  # one at a time
+
+    def close(self) -> None:
+        """Close the store."""
+        self.store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
     # ---- collections
 
@@ -353,6 +367,22 @@ class Workbench:
         together = [image for own in images if not isinstance(own, NNCLRHubError) for image in own]
         vectors = self.embedder_of(collection).embed_each(together) if together else []
         return run_each(collection, resolve_each(queries, images, vectors))
+
+    def embed_each(self, images: Sequence[ImageLike], model: str | None = None) -> list[np.ndarray | ImageError]:
+        """Return one entry per image: its (D,) float32 unit vector, or its ImageError."""
+        return self.models.get(model).embed_each(images)
+
+    # ---- long work
+
+    def run(self, task: str, request: Request, progress: Progress = lambda done, total: None) -> Mapping[str, Any]:
+        """Run a task of `workbench.tasks`, and return its result as JSON."""
+        context = TaskContext(progress)
+        result = find_task(task).run(self, request, context)
+        if context.writes:
+            with self.store.records.transaction():
+                for write in context.writes:
+                    write(self.store.records)
+        return result.as_json()
 
     # ---- probes
 

@@ -17,6 +17,7 @@ from nnclr_hub.errors import DeadlineExceeded, ImageError, NotReady, Overloaded,
 from nnclr_hub.hub.sources import recorded_source, split_reading
 from nnclr_hub.store.records import Records
 from nnclr_hub.workbench import Models, Workbench
+from nnclr_hub.workbench.tasks import Cancelled, Interrupted
 
 T = TypeVar("T")
 CHECK_S = 0.05
@@ -27,15 +28,6 @@ ROOT = "root"  # the source folder to read, by its path: its number may change w
 # of the retries while the engine is busy
 MAX_WAIT_S = 5.0
 IMAGES_PER_CALL = 32  # few, so that requests get their turn in between
-
-
-# These are not errors of the work. They derive from BaseException so that `except Exception` does not catch them.
-class Cancelled(BaseException):
-    """Raised in the work when its job is cancelled."""
-
-
-class JobInterrupted(BaseException):
-    """Raised in the work when the server shuts down. The job runs again at the next start."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +58,6 @@ class JobContext:
         input: bytes that were submitted with it.
         bench: collections and models. Its copy here embeds with retries while the engine is busy.
         source_folders: folders that the work may read.
-        backup_to: where backups are made; None: nowhere.
         signals: end the work.
         report: called with (done, total).
         notes: what an earlier attempt saved.
@@ -79,7 +70,6 @@ class JobContext:
         input: bytes,
         bench: Workbench,
         source_folders: tuple[Path, ...],
-        backup_to: str | None,
         signals: Signals,
         report: Callable[[int, int], None],
         notes: Mapping[str, Any] = NO_NOTES,
@@ -88,7 +78,6 @@ class JobContext:
         self.params = params
         self.input = input
         self.source_folders = source_folders
-        self.backup_to = backup_to
         self.bench = copy.copy(bench)  # shares the store and the locks
         self.bench.models = RetryingModels(bench.models, self.wait)
         self._signals = signals
@@ -105,20 +94,20 @@ class JobContext:
         """Report progress.
 
         Raises:
-            Cancelled, JobInterrupted: the work must end.
+            Cancelled, Interrupted: the work must end.
         """
         self.check()
         self._report(done, total)
 
     def check(self) -> None:
-        """Raise Cancelled or JobInterrupted if the work must end."""
+        """Raise Cancelled or Interrupted if the work must end."""
         if self._signals.stop.is_set():
-            raise JobInterrupted
+            raise Interrupted
         if self._signals.cancel.is_set():
             raise Cancelled
 
     def wait(self, seconds: float) -> None:
-        """Sleep, but raise Cancelled or JobInterrupted as soon as the work must end."""
+        """Sleep, but raise Cancelled or Interrupted as soon as the work must end."""
         while seconds > 0:
             self.check()
             self._signals.cancel.wait(min(seconds, CHECK_S))

@@ -14,9 +14,9 @@ from typing import Any
 from nnclr_hub.errors import JobNotFound, NotReady, OpenedForReading, Overloaded
 from nnclr_hub.store.records import KEPT_ELSEWHERE
 from nnclr_hub.workbench import Workbench
+from nnclr_hub.workbench.tasks import Interrupted
 
 from ..telemetry import Metrics
-from .context import JobInterrupted
 from .job import JobStatus, State
 from .job_store import ActiveJob, ActiveJobs, JobRecords
 from .kinds import KINDS, Kind
@@ -39,7 +39,6 @@ class Jobs:
         waiting: number of jobs that may wait.
         keep: number of ended jobs to keep.
         source_folders: folders that jobs may read.
-        backup_to: where backups are made; None: nowhere.
         kinds: by name.
     """
 
@@ -51,7 +50,6 @@ class Jobs:
         waiting: int,
         keep: int,
         source_folders: tuple[Path, ...] = (),
-        backup_to: str | None = None,
         kinds: Mapping[str, Kind] = KINDS,
     ) -> None:
         self._bench = bench
@@ -59,7 +57,6 @@ class Jobs:
         self._max_waiting = waiting
         self._keep = keep
         self._source_folders = source_folders
-        self._backup_to = backup_to
         self._kinds = kinds
         self._queues: dict[str, queue.SimpleQueue[ActiveJob | None]] = {}  # by kind
         self._threads: list[threading.Thread] = []
@@ -72,7 +69,7 @@ class Jobs:
     def start(self) -> None:
         """Queue the jobs that the last server left. On a read-only store, jobs can only be listed."""
         active = ActiveJobs(JobRecords(self._bench.store.records, self._keep), self._metrics)
-        self._runner = JobRunner(active, self._bench, self._kinds, self._source_folders, self._backup_to, self._stop)
+        self._runner = JobRunner(active, self._bench, self._kinds, self._source_folders, self._stop)
         with active.lock:
             self._active = active
             if self._bench.store.records.read_only:  # the jobs belong to another server
@@ -228,7 +225,7 @@ class Jobs:
         while (active := waiting.get()) is not None and not self._stop.is_set():
             try:
                 self._runner.run(active)
-            except JobInterrupted:
+            except Interrupted:
                 return
             except Exception:  # the thread must stay alive for the next job
                 log.exception("job %s of kind %s could not be recorded", active.job.id, active.job.kind)

@@ -10,27 +10,25 @@ from functools import partial
 from typing import Any
 
 from nnclr_hub.encoder.hand_crafted import FLOORS
-from nnclr_hub.errors import CollectionNotFound, InvalidRequest, NNCLRHubError
-from nnclr_hub.store.backup import back_up
+from nnclr_hub.errors import CollectionNotFound
+from nnclr_hub.store.records import Records
 from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.duplicates import find_duplicates
 from nnclr_hub.workbench.file_import import MAX_NAMED
-from nnclr_hub.workbench.inspection_fields import write_fields
-from nnclr_hub.workbench.inspections import UNITS, inspect_collection, keep_inspection
-from nnclr_hub.workbench.payload import decode_vector
+from nnclr_hub.workbench.inspection.findings import inspect_collection, write_fields
+from nnclr_hub.workbench.inspections import keep_inspection
+from nnclr_hub.workbench.portion import portion
 from nnclr_hub.workbench.privacy import without_paths
-from nnclr_hub.workbench.probe_fitting import FitOptions
-from nnclr_hub.workbench.probe_sources import LabeledExample, fit_on_collection, fit_on_examples
-from nnclr_hub.workbench.probes import KeptProbe, keep_probe
+from nnclr_hub.workbench.probes import FitOptions, fit_on_collection, fit_on_examples, keep_probe
 from nnclr_hub.workbench.reembedding import abandon, reembed
 from nnclr_hub.workbench.staging import renew, unstage
+from nnclr_hub.workbench.tasks import Task, TaskContext, all_tasks
 
 from ..request_bodies import decode_text
 from .add_images import add, import_vectors, index
 from .context import UPLOAD, JobContext, Outcome
 
-MAX_IDS = 1000  # of a group of duplicates, or of a verification, in a result
-Errors = list[dict[str, Any]]
+MAX_IDS = 1000  # of a group of duplicates, in a result
 
 
 @dataclass(frozen=True)
@@ -58,19 +56,14 @@ def _duplicates(context: JobContext) -> Outcome:
 
 
 def _inspect(context: JobContext) -> Outcome:
-    params = context.params
+    params, progress = context.params, context.progress
     collection = context.bench.collection(params["collection"])
     share = 0.9 if params["write_fields"] else 1  # of the time; the fields take the rest
-
-    def found(done: int, total: int) -> None:
-        context.progress(int(share * done), total)
-
-    def written(done: int, total: int) -> None:
-        context.progress(int(UNITS * (share + (1 - share) * done / max(1, total))), UNITS)
-
-    kept = inspect_collection(collection, params["field"], label_next=params["label_next"], progress=found)
+    finding = portion(progress, 0, share)
+    kept = inspect_collection(collection, params["field"], label_next=params["label_next"], progress=finding)
     if params["write_fields"]:
-        kept = write_fields(collection, kept, partial(context.bench.update_each, collection.name), progress=written)
+        update = partial(context.bench.update_each, collection.name)
+        kept = write_fields(collection, kept, update, progress=portion(progress, share, 1))
     return Outcome({"collection": collection.name, **kept.about}, partial(keep_inspection, kept=kept))
 
 
@@ -83,31 +76,6 @@ def _compare(context: JobContext) -> Outcome:
     sources = [(name, FLOORS[name] if source is None else context.bench.models.get(source)) for name, source in pairs]
     found = compare_on_collection(collection, sources, params["field"], progress=context.progress)
     return Outcome({"collection": collection.name, "field": params["field"], **found.as_json()})
-
-
-def _verify(context: JobContext) -> Outcome:
-    collection = context.bench.collection(context.params["collection"])
-    report = collection.verify(context.progress)
-    shown = {name: list(value[:MAX_IDS]) if isinstance(value, tuple) else value for name, value in vars(report).items()}
-    return Outcome({"collection": collection.name, "ok": report.ok, **shown})
-
-
-def _compact(context: JobContext) -> Outcome:
-    collection = context.bench.collection(context.params["collection"])
-    collection.compact()
-    return Outcome({"collection": collection.name, "items": collection.count(), "index": collection.info().index})
-
-
-def _backup(context: JobContext) -> Outcome:
-    """Add a backup to those at the configured destination, which no client sees or chooses."""
-    if not context.backup_to:
-        raise InvalidRequest("This server no longer makes backups; set NNCLR_BACKUP_TO.")
-    try:
-        keep = context.params["keep"]
-        return Outcome(asdict(back_up(context.bench.store, context.backup_to, keep, progress=context.progress)))
-    except NNCLRHubError as error:
-        error.args = (str(error).replace(context.backup_to, "the destination"),)
-        raise
 
 
 def _reembed(context: JobContext) -> Outcome:
@@ -134,36 +102,21 @@ def _abandon_reembedding(bench: Workbench, params: Mapping[str, Any]) -> None:
 
 def _fit_probe(context: JobContext) -> Outcome:
     """Fit on a collection, or on the items submitted with the job."""
-    params = context.params
+    params, progress = context.params, context.progress
     options = FitOptions(**params["options"])
-    errors: Errors = []
     if params["collection"] is not None:
         collection = context.bench.collection(params["collection"])
-        field, where = params["field"], params["where"]
-        kept = fit_on_collection(collection, params["name"], field, where, options, progress=context.progress)
+        fitted = fit_on_collection(collection, params["field"], params["where"], options, progress=progress)
     else:
-        kept, errors = _fit_on_items(context, options)
+        embedder = context.bench.models.get(params["source"]) if params["source"] else None
+        examples = json.loads(context.input)
+        fitted = fit_on_examples(examples, embedder, options, decode=decode_text, progress=progress)
     context.check()
+    kept = fitted.kept(params["name"])
     about = {name: kept.about[name] for name in ("rows", "left_out", "held_out", "scores", "none", "per_class")}
     result = {"probe": kept.name, "classes": len(kept.probe.classes), "l2": kept.probe.l2, **about}
-    result["errors"] = errors[:MAX_NAMED]
+    result["errors"] = [{"index": index, "detail": reason} for index, reason in fitted.broken[:MAX_NAMED]]
     return Outcome(result, partial(keep_probe, kept=kept, replace=params["replace"]))
-
-
-def _fit_on_items(context: JobContext, options: FitOptions) -> tuple[KeptProbe, Errors]:
-    examples = [_example(one, i) for i, one in enumerate(json.loads(context.input))]
-    embedder = context.bench.models.get(context.params["source"]) if context.params["source"] else None
-    kept, broken = fit_on_examples(examples, context.params["name"], embedder, options, progress=context.progress)
-    return kept, [{"index": index, "detail": reason} for index, reason in broken]
-
-
-def _example(item: dict[str, Any], index: int) -> LabeledExample:
-    vector, image = item.get("vector"), item.get("image")
-    return LabeledExample(
-        item["label"],
-        None if vector is None else decode_vector(vector, f"vector of item {index}"),
-        None if image is None else decode_text(image, f"image of item {index}"),
-    )
 
 
 # ---- uploaded files
@@ -177,15 +130,29 @@ def _delete_upload(params: Mapping[str, Any]) -> None:
     unstage(params[UPLOAD])
 
 
+def _kind_of(task: Task) -> Kind:
+    """Return the kind of job that runs a task."""
+
+    def run(context: JobContext) -> Outcome:
+        seen = TaskContext(context.progress, context.check, state=context.notes, save=context.keep)
+        result = task.run(context.bench, task.request.from_json(context.params), seen)
+
+        def commit(records: Records) -> None:
+            for write in seen.writes:
+                write(records)
+
+        return Outcome(result.as_json(), commit)
+
+    return Kind(run)
+
+
 KINDS: dict[str, Kind] = {
+    **{name: _kind_of(task) for name, task in all_tasks().items()},
     "add": Kind(add, renew=_renew_upload, forget=_delete_upload),
     "import": Kind(import_vectors, renew=_renew_upload, forget=_delete_upload),
     "index": Kind(index),
     "probe_fit": Kind(_fit_probe),
     "duplicates": Kind(_duplicates),
-    "verify": Kind(_verify),
-    "compact": Kind(_compact),
-    "backup": Kind(_backup),
     "inspection": Kind(_inspect),
     "comparison": Kind(_compare),
     "reembed": Kind(_reembed, _abandon_reembedding),

@@ -11,9 +11,10 @@ from typing import Any, TypeVar
 from nnclr_hub.errors import DiskFull, NNCLRHubError, StoreError
 from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.privacy import without_paths
+from nnclr_hub.workbench.tasks import Cancelled, Interrupted
 
 from ..problems import status_of
-from .context import Cancelled, JobContext, JobInterrupted, Signals
+from .context import JobContext, Signals
 from .job import log_state
 from .job_store import ActiveJob, ActiveJobs
 from .kinds import Kind
@@ -31,7 +32,6 @@ class JobRunner:
         bench: collections and models for the work.
         kinds: by name.
         source_folders: folders that jobs may read.
-        backup_to: where backups are made; None: nowhere.
         stop: set when the server shuts down.
     """
 
@@ -41,26 +41,24 @@ class JobRunner:
         bench: Workbench,
         kinds: Mapping[str, Kind],
         source_folders: tuple[Path, ...],
-        backup_to: str | None,
         stop: threading.Event,
     ) -> None:
         self._active = active
         self._bench = bench
         self._kinds = kinds
         self._source_folders = source_folders
-        self._backup_to = backup_to
         self._stop = stop
 
     def run(self, active: ActiveJob) -> None:
         """Do the work, and record its outcome.
 
         Raises:
-            JobInterrupted: the server shuts down; the job waits for the next start.
+            Interrupted: the server shuts down; the job waits for the next start.
         """
         try:
             if self._wait_for_disk(lambda: self._active.start(active)):
                 self._work(active, self._kinds[active.job.kind])
-        except JobInterrupted:
+        except Interrupted:
             self._requeue(active)
             raise
         except Exception as error:
@@ -68,7 +66,7 @@ class JobRunner:
             # interruption and not a failure of the job.
             if self._stop.is_set():
                 self._requeue(active)
-                raise JobInterrupted from error
+                raise Interrupted from error
             self._fail(active, error)
         self.forget(active)
 
@@ -96,7 +94,6 @@ class JobRunner:
             self._active.records.input(active.job.id),
             self._bench,
             self._source_folders,
-            self._backup_to,
             Signals(active.cancel, self._stop),
             lambda done, total: self._active.change(active, done=done, total=total),
             active.job.notes,
@@ -144,7 +141,7 @@ class JobRunner:
         """Do a step that writes. On a full disk, retry until there is space: finished work must not be lost.
 
         Raises:
-            JobInterrupted: the server shuts down.
+            Interrupted: the server shuts down.
         """
         while True:
             try:
@@ -152,7 +149,7 @@ class JobRunner:
             except DiskFull as error:
                 log.error("cannot save a job, retrying in %g s (%s)", RETRY_S, error)
                 if self._stop.wait(RETRY_S):
-                    raise JobInterrupted from error
+                    raise Interrupted from error
 
 
 def problem_of(status: int, code: str, detail: str) -> dict[str, Any]:

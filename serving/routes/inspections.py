@@ -17,8 +17,8 @@ from nnclr_hub.workbench.inspections import (
     get_inspection,
     is_current,
     list_inspections,
+    place_new,
 )
-from nnclr_hub.workbench.placement import place_new
 
 from ..keys import READ, WRITE
 from ..problems import answers

@@ -29,7 +29,7 @@ from nnclr_hub.store.base import Match
 from nnclr_hub.store.checks import MAX_EXAMPLES, MAX_SEARCH_EFFORT, MAX_SEARCH_K
 from nnclr_hub.workbench import SearchQuery
 from nnclr_hub.workbench.privacy import public_metadata, without_paths
-from nnclr_hub.workbench.search_batch import attempt, resolve_each, run_in_turn
+from nnclr_hub.workbench.search_query import attempt, resolve_each, run_in_turn
 
 from ..answers import PartsResponse, encoded
 from ..keys import READ

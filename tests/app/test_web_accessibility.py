@@ -8,7 +8,8 @@ from phone import PHONE
 
 from nnclr_hub.store import open_store
 from nnclr_hub.workbench import Encoders, Workbench
-from nnclr_hub.workbench.inspections import inspect_collection, keep_inspection
+from nnclr_hub.workbench.inspection.findings import inspect_collection
+from nnclr_hub.workbench.inspections import keep_inspection
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 

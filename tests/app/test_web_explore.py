@@ -12,7 +12,8 @@ from phone import PHONE
 
 from nnclr_hub.store.items import percent_text
 from nnclr_hub.workbench import SearchQuery
-from nnclr_hub.workbench.inspections import get_inspection, inspect_collection, keep_inspection, list_inspections
+from nnclr_hub.workbench.inspection.findings import inspect_collection
+from nnclr_hub.workbench.inspections import get_inspection, keep_inspection, list_inspections
 
 pytestmark = pytest.mark.browser
 

@@ -9,8 +9,8 @@ from phone import PHONE
 
 from nnclr_hub.store import open_store
 from nnclr_hub.workbench import Encoders, Workbench
-from nnclr_hub.workbench.inspection_fields import write_fields
-from nnclr_hub.workbench.inspections import get_inspection, inspect_collection, keep_inspection
+from nnclr_hub.workbench.inspection.findings import inspect_collection, write_fields
+from nnclr_hub.workbench.inspections import get_inspection, keep_inspection
 
 pytestmark = pytest.mark.browser
 

@@ -21,7 +21,7 @@ from nnclr_hub.images.listing import contents, digest_of, find_images, named
 from nnclr_hub.images.source import PackedImage
 from nnclr_hub.remote_files import expand
 from nnclr_hub.store.checks import metadata_json
-from nnclr_hub.workbench.sample_metadata import metadata_of
+from nnclr_hub.workbench.folder_changes import metadata_of
 
 
 @pytest.fixture

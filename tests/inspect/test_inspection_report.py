@@ -23,7 +23,7 @@ from nnclr_hub.workbench.inspection.comparison import (
     rankme,
     uniformity,
 )
-from nnclr_hub.workbench.inspection.files import inspected_files
+from nnclr_hub.workbench.inspection.subject import inspected_files
 
 KEYS = {
     "left_out",

@@ -22,7 +22,7 @@ from scipy.fft import dctn, idctn
 
 from nnclr_hub.errors import InvalidRequest, NoImages, NoRoom
 from nnclr_hub.images.labels import read_labeled
-from nnclr_hub.workbench.inspection.files import inspected_files
+from nnclr_hub.workbench.inspection.subject import inspected_files
 from training.data import image_pack as pack_module
 from training.data import named_sets as named_module
 from training.data.augment import NUMBERS, change_all, change_rows, make_views

@@ -52,17 +52,17 @@ def test_results_of_another_backend_are_separate_and_name_it(data, model, tmp_pa
     pytest.importorskip("openvino")
     call = ("eval", "knn", model, "--data", data, "--out", tmp_path, "--device", "cpu")
     nnclr(*call)
-    code, _, err = nnclr(*call, "--backend", "openvino-bf16")
+    code, _, err = nnclr(*call, "--backend", "openvino")
     assert (code, "already" in err) == (0, False), err
-    monkeypatch.setenv("NNCLR_BACKEND", "openvino-bf16")
+    monkeypatch.setenv("NNCLR_BACKEND", "openvino")
     code, _, err = nnclr(*call)
     assert (code, "already" in err) == (0, True), err
     records = json.loads((tmp_path / "results.json").read_text())
-    assert {one["source"] for one in records} == {str(model), f"{model}, openvino-bf16"}
+    assert {one["source"] for one in records} == {str(model), f"{model}, openvino"}
 
 
 @pytest.mark.parametrize(
-    ("protocol", "source", "backend"), [("knn", "hog", "tensorflow"), ("finetune", None, "openvino-bf16")]
+    ("protocol", "source", "backend"), [("knn", "hog", "tensorflow"), ("finetune", None, "openvino")]
 )
 def test_backends_that_do_not_exist_or_cannot_train_are_refused(protocol, source, backend, data, model, tmp_path):
     code, _, err = nnclr("eval", protocol, source or model, "--data", data, "--out", tmp_path, "--backend", backend)

@@ -8,7 +8,6 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import balanced_accuracy_score
 from sklearn.neighbors import KNeighborsClassifier
 
-from nnclr_hub.encoder.attention.geometry import MAX_SIDE, MIN_SIDE
 from nnclr_hub.errors import InvalidRequest, UnknownSetting
 from nnclr_hub.store.vector_transform import VectorTransform
 from training.evals.features import Features, PartFeatures
@@ -155,8 +154,6 @@ def test_settings_go_to_the_protocols_that_have_them():
         find_protocols(["liner"], [])
     for name, setting, fits in (
         *(("finetune", f"image_size={size}", size in (0, 8, 2048)) for size in (0, 7, 8, 2048, 2049)),
-        *(("attention", f"short_side={side}", side in (0, MIN_SIDE, MAX_SIDE)) for side in (0, MIN_SIDE - 1, MIN_SIDE)),
-        *(("attention", f"short_side={side}", side == MAX_SIDE) for side in (MAX_SIDE, MAX_SIDE + 1)),
         *(("few_shot", f"shots={shots}", shots == "2,1") for shots in ("2,1", "2,0")),
         *(("finetune", f"lr={lr}", lr == "0") for lr in ("0", "inf")),
     ):

@@ -25,9 +25,8 @@ from nnclr_hub.images.source import PackedImage
 from nnclr_hub.remote_files import RemoteBytes
 from nnclr_hub.table_rows import LabelTable
 from nnclr_hub.workbench.folder_changes import list_images_of
-from nnclr_hub.workbench.inspection.files import inspected_files
-from nnclr_hub.workbench.inspection.findings import find
-from nnclr_hub.workbench.inspection.subject import folder_subject
+from nnclr_hub.workbench.inspection.findings import inspect_subject
+from nnclr_hub.workbench.inspection.subject import folder_subject, inspected_files
 from nnclr_hub.workbench.reembedding import reembed
 from nnclr_hub.workbench.sources import read_original
 from training.evals.task import read_task
@@ -267,7 +266,7 @@ def test_archives_of_the_same_name_stay_apart_in_an_inspection(same_names):
             "train/0.tar/0.jpg": "a",
             "train/0.tar/1.jpg": None,
         }
-        [leak] = find(subject, label_next=1).as_json()["leaks"]
+        [leak] = inspect_subject(subject, 1).findings["leaks"]
         assert sorted(leak["items"]) == ["test/0.tar/1.jpg", "train/0.tar/1.jpg"]
 
 

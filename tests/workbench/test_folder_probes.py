@@ -3,11 +3,14 @@
 import csv
 import shutil
 
+import numpy as np
 import pytest
 from commands import nnclr, refused
 
 from nnclr_hub.errors import InvalidRequest
-from nnclr_hub.workbench.folder_probes import evaluate_probe, fit_probe
+from nnclr_hub.workbench.probes import FitOptions, evaluate_probe, fit_on_folder
+
+L2 = FitOptions(l2=1e-3)
 
 
 def break_class(folder) -> None:
@@ -28,10 +31,10 @@ def table(folder, path, extra: dict[str, str]):
 def test_held_out_scores_are_those_of_the_classes_that_the_probe_has(encoder, folder):
     """`cat` is between the others, so its loss would move the numbers of the last class."""
     break_class(folder / "cat")
-    fitted = fit_probe(encoder, folder, l2=1e-3)
+    fitted = fit_on_folder(encoder, folder, L2)
     assert fitted.without_images == ("cat",)
     shutil.rmtree(folder / "cat")
-    alone = fit_probe(encoder, folder, l2=1e-3)
+    alone = fit_on_folder(encoder, folder, L2)
     assert fitted.probe.classes == alone.probe.classes == ("astronaut", "coffee")
     assert fitted.held_out == alone.held_out
     assert alone.without_images == ()
@@ -41,21 +44,21 @@ def test_classes_that_lack_images_to_fit_on_are_named(encoder, data, tmp_path):
     folder = shutil.copytree(data, tmp_path / "data")
     (folder / "test").rename(folder / "val")
     break_class(folder / "train" / "cat")
-    fitted = fit_probe(encoder, folder)
-    assert (fitted.without_images, fitted.images) == (("cat",), 28)
+    fitted = fit_on_folder(encoder, folder)
+    assert (fitted.without_images, fitted.rows) == (("cat",), 28)
     shutil.rmtree(folder / "train" / "cat")
-    fitted = fit_probe(encoder, folder)
+    fitted = fit_on_folder(encoder, folder)
     assert (fitted.without_images, fitted.probe.classes) == (("cat",), ("astronaut", "coffee"))
     break_class(folder / "train" / "coffee")
     with pytest.raises(InvalidRequest, match="14 images cannot be read"):
-        fit_probe(encoder, folder)
+        fit_on_folder(encoder, folder)
 
 
 def test_images_of_classes_that_the_probe_lacks_count_as_wrong(model, encoder, folder, tmp_path):
     fewer = shutil.copytree(folder, tmp_path / "fewer")
     shutil.rmtree(fewer / "cat")
     nnclr("probe", "fit", fewer, "--out", tmp_path / "p", "--model", model, "--l2", "1e-3")
-    probe = fit_probe(encoder, fewer, l2=1e-3).probe
+    probe = fit_on_folder(encoder, fewer, L2).probe
     known, every = (evaluate_probe(probe, encoder, one) for one in (fewer, folder))
     assert (known.unknown, every.unknown, every.images) == ({}, {"cat": 20}, 60)
     assert every.scores["top1"] == pytest.approx(known.scores["top1"] * 40 / 60)
@@ -69,8 +72,9 @@ def test_images_of_classes_that_the_probe_lacks_count_as_wrong(model, encoder, f
 
 
 def test_several_labels_that_the_probe_lacks_have_no_precision(encoder, folder, tmp_path):
-    probe = fit_probe(encoder, folder, labels=table(folder, tmp_path / "a.csv", {}), l2=1e-3).probe
+    probe = fit_on_folder(encoder, folder, L2, labels=table(folder, tmp_path / "a.csv", {})).probe
     known = evaluate_probe(probe, encoder, folder, labels=tmp_path / "a.csv")
     every = evaluate_probe(probe, encoder, folder, labels=table(folder, tmp_path / "b.csv", {"cat": "animal"}))
     assert every.unknown == {"animal": 20}
     assert every.scores["map11"] == pytest.approx(known.scores["map11"] * 3 / 4)
+    assert np.mean(list(known.per_class.values())) == pytest.approx(known.scores["map11"])

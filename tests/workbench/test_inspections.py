@@ -6,16 +6,18 @@ import pytest
 from nnclr_hub.errors import InspectionNotFound, InvalidRequest
 from nnclr_hub.store.base import Item
 from nnclr_hub.store.spec import CollectionSpec
-from nnclr_hub.workbench.inspection_fields import KEY, item_fields, write_fields
+from nnclr_hub.workbench.inspection.findings import inspect_collection, item_fields, write_fields
+from nnclr_hub.workbench.inspections import (
+    INSPECTION as KEY,
+)
 from nnclr_hub.workbench.inspections import (
     KEPT,
     get_inspection,
-    inspect_collection,
     is_current,
     keep_inspection,
     list_inspections,
+    place_new,
 )
-from nnclr_hub.workbench.placement import place_new
 
 
 def fill(store, count: int = 60):

@@ -20,8 +20,7 @@ from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.labels import LabeledVectors, label_of, labeled_items
-from nnclr_hub.workbench.probe_fitting import FitOptions, fit_and_score
-from nnclr_hub.workbench.probes import get_probe, list_probes
+from nnclr_hub.workbench.probes import FitOptions, few_shot_scores, fit_and_score, get_probe, list_probes
 
 CENTERS = 2 * np.eye(3, 8)
 
@@ -57,7 +56,7 @@ def test_a_probe_is_fitted_on_unit_rows_for_every_metric(bench):
     assert (kept.probe.l2, kept.probe.classes) == (expected.l2, expected.classes)
     assert (kept.probe.fingerprint, kept.probe.model) == ("f", "m")
     assert steps == sorted(steps)
-    assert steps[-1] == (180, 180)
+    assert steps[-1][0] == steps[-1][1]
     same = get_probe(bench.store.records, "p")
     np.testing.assert_array_equal(same.probe.weight, kept.probe.weight)
     assert same.about == kept.about
@@ -163,13 +162,13 @@ def test_the_score_of_one_of_several_labels_is_its_average_precision(bench):
     collection = bench.store.create("tagged", CollectionSpec(8))
     collection.upsert([Item(f"{i:03}", row, {"t": list(names[i])}) for i, row in enumerate(vectors)])
     read = labeled_items(collection, "t")
-    fitted = fit_and_score(read, FitOptions(l2=0.01), fingerprint="", model="")
+    fitted = fit_and_score(read, FitOptions(l2=0.01))
     held = np.zeros(120, bool)
     held[np.random.default_rng(0).permutation(120)[:24]] = True
     judged = fit_linear_probe(read.vectors[~held], targets[~held], classes=("a", "b"), l2=0.01)
     scores = judged.scores(read.vectors[held])
-    for c, row in enumerate(fitted.per_class):
-        assert row.score == pytest.approx(average_precision_11(scores[:, c], targets[held, c] == 1))
+    for c, row in enumerate(fitted.classes):
+        assert row["score"] == pytest.approx(average_precision_11(scores[:, c], targets[held, c] == 1))
 
 
 @pytest.mark.parametrize(
@@ -185,6 +184,11 @@ def test_a_field_without_two_classes_is_refused(bench, field, where, word):
     with pytest.raises(InvalidRequest, match=word):
         fit_probe(bench, "p", "points", field, where=where)
     assert list_probes(bench.store.records) == []
+
+
+def test_a_probe_that_rejects_far_rows_is_listed(bench):
+    kept = fit_probe(bench, "p", "points", "label", options=FitOptions(reject_far=0.05))
+    assert [(one.name, one.about) for one in list_probes(bench.store.records)] == [("p", kept.about)]
 
 
 def test_an_empty_collection_and_a_wrong_filter_are_refused(bench):
@@ -245,11 +249,12 @@ def test_confusions_and_few_shot_scores_use_held_out_rows():
     read = LabeledVectors(unit_rows(vectors), labels, False, {})
     fitted = fit_and_score(read, FitOptions(), fingerprint="f", model="m")
     table = np.array(fitted.confusion)
-    assert table.sum(axis=1).tolist() == [one.held_out for one in fitted.per_class]
-    np.testing.assert_allclose(np.diag(table) / table.sum(axis=1), [one.score for one in fitted.per_class])
-    assert np.trace(table) / table.sum() == pytest.approx(fitted.scores["top1"])
-    assert [one.per_class for one in fitted.few_shot] == [1, 2, 5, 10, 20]
-    assert np.mean(fitted.few_shot[-1].accuracy) >= np.mean(fitted.few_shot[0].accuracy)
+    assert table.sum(axis=1).tolist() == [one["held_out"] for one in fitted.classes]
+    np.testing.assert_allclose(np.diag(table) / table.sum(axis=1), [one["score"] for one in fitted.classes])
+    assert np.trace(table) / table.sum() == pytest.approx(fitted.held_out.scores["top1"])
+    curve = few_shot_scores(read)
+    assert [one.per_class for one in curve] == [1, 2, 5, 10, 20]
+    assert np.mean(curve[-1].accuracy) >= np.mean(curve[0].accuracy)
     few = LabeledVectors(read.vectors[[0, 1, 31, 32]], [("x",), ("x",), ("y",), ("y",)], False, {})
     without = fit_and_score(few, FitOptions(), fingerprint="f", model="m")
-    assert (without.held_out, without.confusion, without.few_shot) == (0, None, ())
+    assert (without.held_out, without.confusion, few_shot_scores(few)) == (None, None, ())

@@ -22,8 +22,7 @@ from nnclr_hub.images.labels import read_labeled
 from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.store.pages import pages
 from nnclr_hub.table_rows import LabelTable, read_rows
-from nnclr_hub.workbench.inspection.files import inspected_files
-from nnclr_hub.workbench.inspection.subject import collection_subject
+from nnclr_hub.workbench.inspection.subject import collection_subject, inspected_files
 
 NAMES = ("IMG/Küche 1.png", "IMG/a.b.png", "IMG/[x].png", "100APPLE/c.png")
 LABELS = {"IMG/Küche 1.png": "Küche", "IMG/a.b.png": "Haus", "IMG/[x].png": "Küche"}

@@ -32,8 +32,6 @@ from nnclr_hub.terminal import PlainConsole
 
 from ..data.named_sets import find_folder
 from ..recipes.settings import assignments
-from .attention import BASELINES, Baseline, BoxedEvaluation
-from .boxed_images import BoxedSet, read_boxes
 from .features import Features, task_features
 from .protocols import Protocol, find_protocols
 from .results import EvaluationRecord, Results, in_percent
@@ -41,8 +39,6 @@ from .score import Score
 from .task import TRANSFER_METRICS, Task, read_pair, read_task
 from .trainer import ClassifierTrainer
 
-Source = FeatureSource | Baseline
-Data = Task | BoxedSet
 PUBLISHED = ("timm:", "hf-hub:")
 
 TORCH = parse_backend("torch")
@@ -85,8 +81,7 @@ def evaluate(
 
     Args:
         protocols: their names, such as "knn".
-        sources: of encoders, or a floor such as "hog+color"; for attention also a baseline: "center", "gaussian" or
-            "area".
+        sources: of encoders, or a floor such as "hog+color".
         data: folders, archives or names; empty, for transfer only, means its twelve sets.
         out: folder of the results.
         settings: of the protocols, {"k": 5} or ["k=5"].
@@ -166,12 +161,12 @@ class _EvalRun:
         self.results.skipped.append(f"{what}: {error}")
         self.console.print(f"skipped {what}: {error}", style="yellow", highlight=False)
 
-    def sources(self) -> dict[str, Source]:
+    def sources(self) -> dict[str, FeatureSource]:
         """Return the sources by name; published weights that are unavailable are skipped if there are other sources."""
-        sources: dict[str, Source] = {}
+        sources: dict[str, FeatureSource] = {}
         for name in dict.fromkeys(self.request.sources):
             try:
-                source = _without_network(name) or load_encoder(
+                source = _hand_crafted(name) or load_encoder(
                     name, device=self.request.device, backend=self.request.backend
                 )
                 if isinstance(source, Encoder) and source.backend.name != "torch":
@@ -186,21 +181,17 @@ class _EvalRun:
                 self.skip(name, error)  # a later call on a machine with access adds its row
         return sources
 
-    def tasks(self, protocol: Protocol) -> list[Data]:
+    def tasks(self, protocol: Protocol) -> list[Task]:
         """Return the data sets of a protocol; unavailable sets of transfer are skipped."""
         data = self.request.data
         if protocol.name != "transfer" and not data:
-            what = "images with boxes" if protocol.on_boxes else "labeled images"
-            raise InvalidRequest(f"No {what} are named; use nnclr eval {protocol.name} SOURCE --data IMAGES.")
-        tasks: list[Data] = []
+            raise InvalidRequest(f"No labeled images are named; use nnclr eval {protocol.name} SOURCE --data IMAGES.")
+        tasks: list[Task] = []
         for given in dict.fromkeys(data or TRANSFER_METRICS):
             try:
-                task: Data
-                packed = not protocol.on_boxes and protocol.name != "retrieval" and is_packed(given)
+                packed = protocol.name != "retrieval" and is_packed(given)
                 folder = Path(given) if packed else find_folder(given, self.console)
-                if protocol.on_boxes:
-                    task = read_boxes(folder)
-                elif protocol.name == "retrieval":
+                if protocol.name == "retrieval":
                     task = read_pair(folder, self.request.queries, self.request.gallery)
                 else:
                     metric = TRANSFER_METRICS.get(given) or TRANSFER_METRICS.get(folder.name)
@@ -220,7 +211,7 @@ class _EvalRun:
             own, number = f"{name}-{number}", number + 1
         return own
 
-    def record(self, protocol: Protocol, name: str, source: Source, task: Data) -> EvaluationRecord:
+    def record(self, protocol: Protocol, name: str, source: FeatureSource, task: Task) -> EvaluationRecord:
         """Return the existing record, or compute and write a new one."""
         empty = _empty_record(protocol, name, source, task, self.request.command)
         before = self.results.existing(empty)
@@ -253,15 +244,7 @@ class _EvalRun:
         self.console.print(f"{protocol.name}  {name}  {task.name}  {shown} %", highlight=False)
         return record
 
-    def _subject(
-        self, protocol: Protocol, source: Source, task: Data
-    ) -> Features | ClassifierTrainer | BoxedEvaluation:
-        if isinstance(task, BoxedSet):
-            if not isinstance(source, Encoder | Baseline):
-                raise InvalidRequest(f"{source.name} has no feature map for attention; leave it out.")
-            return BoxedEvaluation(source, task, self.console)
-        if isinstance(source, Baseline):
-            raise InvalidRequest(f"{source.name} is a baseline for attention only; leave it out.")
+    def _subject(self, protocol: Protocol, source: FeatureSource, task: Task) -> Features | ClassifierTrainer:
         if protocol.on_features:
             return task_features(task, source, lambda part: bar(self.console, f"features of {part}"))
         if not isinstance(source, Encoder):
@@ -271,10 +254,10 @@ class _EvalRun:
         return ClassifierTrainer(source, task, folder, torch.device(source.device), self.console)
 
 
-def _empty_record(protocol: Protocol, name: str, source: Source, task: Data, command: str) -> EvaluationRecord:
+def _empty_record(protocol: Protocol, name: str, source: FeatureSource, task: Task, command: str) -> EvaluationRecord:
     """Return the record of a protocol, source and data set, without values."""
     images, metric = task.counts(), task.metric
-    if protocol.name == "retrieval" and isinstance(task, Task):
+    if protocol.name == "retrieval":
         images, metric = {"gallery": len(task.train.paths), "queries": len(task.test.paths)}, "map"
     return EvaluationRecord(
         protocol=protocol.name,
@@ -293,9 +276,7 @@ def _empty_record(protocol: Protocol, name: str, source: Source, task: Data, com
     )
 
 
-def _without_network(name: str) -> Source | None:
-    """Return a floor or a baseline; floors read the part of each file that their name selects."""
+def _hand_crafted(name: str) -> FeatureSource | None:
+    """Return a floor, which reads the part of each file that its name selects; None for other sources."""
     plain, text = split_reading(name)
-    if plain in FLOORS:
-        return replace(FLOORS[plain], reading=ImageReading.parse(text))
-    return BASELINES.get(plain)
+    return replace(FLOORS[plain], reading=ImageReading.parse(text)) if plain in FLOORS else None

@@ -1,4 +1,4 @@
-"""Pages of results: bars per protocol, few-shot curves, and the table of attention."""
+"""Plots of results: bars per protocol, and few-shot curves."""
 
 from __future__ import annotations
 
@@ -8,16 +8,13 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from nnclr_hub.file_replacement import replace_file
-
-from .attention_page import as_markdown
 from .results import EvaluationRecord
 
 WIDE = 44  # characters of a name
 
 
 def draw(records: Sequence[EvaluationRecord], folder: Path) -> list[Path]:
-    """Write folder/scores.png, and few_shot.png and attention.md if there are such records; return their paths."""
+    """Write folder/scores.png, and few_shot.png if there are such records; return their paths."""
     pages = []
     bars = [one for one in records if one.protocol != "few_shot"]
     if bars:
@@ -25,10 +22,6 @@ def draw(records: Sequence[EvaluationRecord], folder: Path) -> list[Path]:
     curves = [one for one in records if one.protocol == "few_shot"]
     if curves:
         pages.append(_save(_few_shot(curves), folder / "few_shot.png"))
-    maps = [one for one in records if one.protocol == "attention"]
-    if maps:
-        replace_file(folder / "attention.md", as_markdown(maps))
-        pages.append(folder / "attention.md")
     return pages
 
 

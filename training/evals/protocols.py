@@ -8,11 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nnclr_hub.encoder.attention.geometry import MAX_SIDE, MIN_SIDE
 from nnclr_hub.errors import InvalidRequest, UnknownSetting
 
 from ..recipes.settings import as_text, one_of, parse_settings
-from .attention import BoxedEvaluation, attention
 from .features import Features
 from .finetune import finetune
 from .frozen import few_shot, knn, linear, retrieval
@@ -33,10 +31,9 @@ THROUGH_IMAGES: dict[str, Callable[..., Scores]] = {
     "semi_supervised": semi_supervised,
     "finetune": finetune,
 }
-ON_BOXES: dict[str, Callable[..., Scores]] = {"attention": attention}
-ZERO_ALLOWED = {"seed", "short_side", "workers", "lr", "weight_decay", "image_size", "drop_path", "label_smoothing"}
+ZERO_ALLOWED = {"seed", "workers", "lr", "weight_decay", "image_size", "drop_path", "label_smoothing"}
 MIN = 1e-12
-PROTOCOLS = {**ON_FEATURES, **THROUGH_IMAGES, **ON_BOXES}
+PROTOCOLS = {**ON_FEATURES, **THROUGH_IMAGES}
 
 
 @dataclass(frozen=True)
@@ -55,12 +52,7 @@ class Protocol:
         """Whether it works on frozen features, not on images."""
         return self.name in ON_FEATURES
 
-    @property
-    def on_boxes(self) -> bool:
-        """Whether it needs images with boxes instead of labels."""
-        return self.name in ON_BOXES
-
-    def run(self, subject: Features | ClassifierTrainer | BoxedEvaluation) -> Scores:
+    def run(self, subject: Features | ClassifierTrainer) -> Scores:
         """Yield the protocol's scores."""
         return PROTOCOLS[self.name](subject, **self.settings)
 
@@ -108,10 +100,6 @@ def _check_range(key: str, value: object) -> None:
         raise UnknownSetting(f"{key} must be {'0 or more' if least == 0 else 'above 0'}; got {as_text(value)}.")
     if key == "image_size" and value and not 8 <= value <= 2048:
         raise UnknownSetting(f"image_size must be 0 (the encoder's size) or 8 to 2048 pixels; got {value}.")
-    if key == "short_side" and value and not MIN_SIDE <= value <= MAX_SIDE:
-        raise UnknownSetting(
-            f"short_side must be 0 (the image's size) or {MIN_SIDE} to {MAX_SIDE} pixels; got {value}."
-        )
     if key == "seed" and value >= 2**31:
         raise UnknownSetting(f"seed must be below {2**31}; got {value}.")
 

@@ -22,7 +22,7 @@ from nnclr_hub.errors import CollectionNotFound, ItemNotFound, NNCLRHubError
 from nnclr_hub.store import checks
 from nnclr_hub.store.base import Collection
 from nnclr_hub.store.disk import LOW_WATER, check_process, free_bytes, translated
-from nnclr_hub.store.edits import Edit, check_choice, check_expected, check_unchanged, each_editor, editor, only_removes
+from nnclr_hub.store.edits import Edit, check_choice, check_unchanged, each_editor, editor, only_removes
 from nnclr_hub.store.facets import Facet, check_facets, facet
 from nnclr_hub.store.folder import verify
 from nnclr_hub.store.folder.filter_sql import filter_sql
@@ -94,11 +94,8 @@ class EmbeddedCollection(Collection):
         make_room: Callable[[], None] = lambda: None,
     ) -> None:
         self.name = name
-        self._path = path
-        self._lost = lost
-        self._settings = settings
-        self._read_only = read_only
-        self._make_room = make_room
+        self._path, self._lost, self._settings = path, lost, settings
+        self._read_only, self._make_room = read_only, make_room
         self._life = threading.RLock()  # held while the files are opened or closed
         self._users = 0  # calls that run now
         self._suspended: Statistics | None = None
@@ -155,8 +152,7 @@ class EmbeddedCollection(Collection):
 
     @_in_use
     def update_each(self, metadata: ById, *, expected: ById | None = None, keep: Sequence[str] = ()) -> int:
-        edit = each_editor(metadata, keep=keep)
-        check_expected(expected, metadata)
+        edit = each_editor(metadata, expected=expected, keep=keep)
         return self._update(edit, list(metadata), None, expected, frees=all(map(only_removes, metadata.values())))
 
     def _update(
@@ -266,18 +262,20 @@ class EmbeddedCollection(Collection):
             if not ((scores[:, -1] == scores[:, k - 1]) & (rids[:, -1] >= 0)).any():
                 break
             ties = min(8 * ties, MAX_TIES)
-        wanted = json.dumps(np.unique(rids[rids >= 0]).tolist())
-        rows = list(read_rows(connection, f"rid {ONE_OF}", [wanted], vectors=options.with_vector))
-        metadata = parse_metadata([row[1:3] for row in rows])
-        known = {row[0]: (row[1], values, row[3]) for row, values in zip(rows, metadata, strict=True)}
+        unique = json.dumps(np.unique(rids[rids >= 0]).tolist())
+        rows = list(read_rows(connection, f"rid {ONE_OF}", [unique], vectors=options.with_vector))
+        known = {
+            row[0]: (row[1], metadata, row[3])
+            for row, metadata in zip(rows, parse_metadata([row[1:3] for row in rows]), strict=True)
+        }
         least = -np.inf if options.score_threshold is None else options.score_threshold
         answers = []
         for row_scores, row_rids in zip(scores.tolist(), rids.tolist(), strict=True):
             matches = []
             for score, rid in zip(row_scores, row_rids, strict=True):
                 if rid >= 0 and score >= least:
-                    id, values, blob = known[rid]
-                    matches.append(Match(id, score, values, None if blob is None else to_vector(id, blob, self.spec)))
+                    id, metadata, blob = known[rid]
+                    matches.append(Match(id, score, metadata, None if blob is None else to_vector(id, blob, self.spec)))
             answers.append(sorted(matches, key=lambda match: (-match.score, match.id))[:k])
         return answers
 
@@ -380,12 +378,7 @@ class EmbeddedCollection(Collection):
     # ---- life
 
     def close(self, *, keep: bool = True, dropped: bool = False) -> None:
-        """Save the index if enough has changed, and close the files.
-
-        Args:
-            keep: False: the files will be deleted, so write nothing more.
-            dropped: later calls raise CollectionNotFound instead of StoreReadOnly.
-        """
+        """Save the index if enough has changed, and close the files; without `keep`, write nothing more."""
         check_process(self._pid)  # first: a thread that the fork has not copied may hold the lock for ever
         with self._life:
             if self._closed:

@@ -214,13 +214,7 @@ class Resources:
 
 
 class Connections:
-    """Read-only connections to one file.
-
-    Args:
-        path: of the file.
-        memory: of the index, which bounds the caches too.
-        precision: of the collection.
-    """
+    """Read-only connections to one file; `memory` is that of the index, which bounds the caches, too."""
 
     def __init__(self, path: Path, memory: int, precision: str) -> None:
         self._path = path

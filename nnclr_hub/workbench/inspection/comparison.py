@@ -13,9 +13,8 @@ and their differences are tested in pairs. Without labels:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -32,9 +31,9 @@ from nnclr_hub.probe.uncertainty import Difference, confidence_interval, paired_
 from nnclr_hub.store.base import Collection, Progress
 from nnclr_hub.store.pages import pages
 from nnclr_hub.table_rows import LabelTable
-from nnclr_hub.workbench.inspection.files import inspected_files
-from nnclr_hub.workbench.inspection.subject import Report
+from nnclr_hub.workbench.inspection.subject import Report, inspected_files
 from nnclr_hub.workbench.labels import label_text
+from nnclr_hub.workbench.portion import portion
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -45,20 +44,23 @@ PAIRS = 20_000  # for uniformity
 LEAST_LABELS = 20
 MOST_ITEMS = 1000  # of a collection that are compared
 BATCH = 64  # thumbnails that are embedded at once
+Kind = Literal["linear", "knn"]
+CLASSIFIERS: tuple[Kind, ...] = ("linear", "knn")
+Interval = tuple[float, float, float]  # accuracy, and its 95% interval
 
 
 @dataclass(frozen=True)
 class EncoderScore:
     """The scores of one source.
 
-    linear, knn: (accuracy, low, high) of cross-validation, with a 95% interval; None without labels.
+    linear, knn: accuracy of cross-validation; None without labels.
     against_first: linear accuracy minus that of the first source, in pairs; None for the first and without labels.
     rankme: 1 to D. uniformity: at most 0. agreement: 0 to 1, None for a single source.
     """
 
     source: str
-    linear: tuple[float, float, float] | None
-    knn: tuple[float, float, float] | None
+    linear: Interval | None
+    knn: Interval | None
     against_first: Difference | None
     rankme: float
     uniformity: float
@@ -93,15 +95,11 @@ class EncoderComparison:
 
         table = Table("source", "linear", "k-NN", "against the first", "RankMe", "uniformity", "agreement", box=None)
         for one in self.scores:
-            difference = one.against_first
-            against = (
-                ""
-                if difference is None
-                else f"{difference.mean:+.3f} ({difference.low:+.3f} to {difference.high:+.3f})"
-            )
+            against = one.against_first
+            difference = f"{against.mean:+.3f} ({against.low:+.3f} to {against.high:+.3f})" if against else ""
             agreement = "" if one.agreement is None else f"{one.agreement:.2f}"
             numbers = (f"{one.rankme:.1f}", f"{one.uniformity:.2f}", agreement)
-            table.add_row(one.source, _shown(one.linear), _shown(one.knn), against, *numbers)
+            table.add_row(one.source, _shown(one.linear), _shown(one.knn), difference, *numbers)
         return table
 
 
@@ -149,29 +147,26 @@ def compare_on_collection(
     """
     labels: dict[str, str | None] = {}
     for items in pages(collection, with_vector=False):
-        for item in items:
-            labels[item.id] = label_text(item.metadata, field)
+        labels |= {item.id: label_text(item.metadata, field) for item in items}
         progress(0, 0)  # which may end a job
     labeled = [id for id, label in labels.items() if label]
     ids = labeled if len(labeled) >= LEAST_LABELS else list(labels)
     chosen = sorted(np.random.default_rng(0).permutation(len(ids))[:MOST_ITEMS].tolist())
-    half, names = len(chosen) * len(sources), list[str | None]()
+    names: list[str | None] = []
     found: list[list[np.ndarray]] = [[] for _ in sources]
+    embedding = portion(progress, 0, 0.5)
     for start in range(0, len(chosen), BATCH):
         some = [ids[i] for i in chosen[start : start + BATCH]]
         images = {id: image for id in some if (image := _thumbnail(collection, id)) is not None}
-        embedded = [_each(source)(list(images.values())) for _, source in sources]
+        embedded = [_embed_each(source, list(images.values())) for _, source in sources]
         for id, vectors in zip(images, zip(*embedded, strict=True), strict=True):
             if all(isinstance(vector, np.ndarray) for vector in vectors):
                 names.append(labels[id])
                 for rows, vector in zip(found, vectors, strict=True):
                     rows.append(vector)
-        progress(min(len(chosen), start + BATCH) * len(sources), 2 * half)
-
-    def advance(done: int, total: int) -> None:
-        progress(half + half * done // total, 2 * half)
-
-    return compare_vectors([name for name, _ in sources], [np.array(rows) for rows in found], names, progress=advance)
+        embedding(start + len(some), len(chosen))
+    raw = [np.array(rows) for rows in found]
+    return compare_vectors([name for name, _ in sources], raw, names, progress=portion(progress, 0.5, 1))
 
 
 def _thumbnail(collection: Collection, id: str) -> Image.Image | None:
@@ -183,9 +178,9 @@ def _thumbnail(collection: Collection, id: str) -> Image.Image | None:
         return None
 
 
-def _each(source: Embedder | HandCrafted) -> Callable[..., list[Any]]:
-    """Return what embeds several images; the engine of a server makes unit vectors only, which is enough here."""
-    return source.features_each if isinstance(source, HandCrafted) else source.embed_each
+def _embed_each(source: Embedder | HandCrafted, images: list[Any]) -> list[Any]:
+    """Embed images; the engine of a server makes unit vectors only, which is enough here."""
+    return source.features_each(images) if isinstance(source, HandCrafted) else source.embed_each(images)
 
 
 def compare_vectors(
@@ -214,34 +209,26 @@ def compare_vectors(
     rows = np.array([k for k, label in enumerate(labels) if label and sizes[label] >= FOLDS], np.int64)
     classes, numbers = np.unique([str(labels[k]) for k in rows], return_inverse=True)
     usable = len(rows) >= LEAST_LABELS and len(classes) >= 2
-    kinds: tuple[Literal["linear", "knn"], ...] = ("linear", "knn")
-    right: dict[str, list[np.ndarray]] = {kind: [] for kind in kinds}
-    for kind in kinds if usable else ():
-        for one in vectors:
-            advance = partial(_advance, progress, sum(map(len, right.values())), len(kinds) * len(vectors))
-            found = out_of_fold(one[rows], numbers.astype(np.int64), classifier=kind, progress=advance)
-            right[kind].append(found.right)
+    work: list[tuple[Kind, int]] = [(kind, k) for kind in CLASSIFIERS for k in range(len(vectors)) if usable]
+    right: dict[tuple[Kind, int], np.ndarray] = {}
+    for kind, k in work:
+        part = portion(progress, len(right) / len(work), (len(right) + 1) / len(work))
+        found = out_of_fold(vectors[k][rows], numbers.astype(np.int64), classifier=kind, progress=part)
+        right[kind, k] = found.right
     places = [nearest(one, NEIGHBORS)[1] for one in vectors]
-    scores = []
-    for k, name in enumerate(sources):
-        linear, knn = right["linear"], right["knn"]
-        scores.append(
-            EncoderScore(
-                name,
-                _interval(linear[k]) if linear else None,
-                _interval(knn[k]) if knn else None,
-                paired_difference(linear[k], linear[0]) if linear and k else None,
-                rankme(vectors[k]),
-                uniformity(vectors[k]),
-                _agreement(places, k),
-            )
+    scores = [
+        EncoderScore(
+            name,
+            _interval(right.get(("linear", k))),
+            _interval(right.get(("knn", k))),
+            paired_difference(right["linear", k], right["linear", 0]) if usable and k else None,
+            rankme(vectors[k]),
+            uniformity(vectors[k]),
+            _agreement(places, k),
         )
+        for k, name in enumerate(sources)
+    ]
     return EncoderComparison(tuple(scores), len(rows) if usable else 0, len(labels), _conclusion(scores, len(rows)))
-
-
-def _advance(progress: Progress, before: int, parts: int, done: int, total: int) -> None:
-    """Report the progress of one of several parts."""
-    progress(before * total + done, parts * total)
 
 
 def rankme(vectors: np.ndarray) -> float:
@@ -262,14 +249,12 @@ def uniformity(vectors: np.ndarray) -> float:
 
 def _agreement(places: Sequence[np.ndarray], k: int) -> float | None:
     others = [one for i, one in enumerate(places) if i != k]
-    if not others:
-        return None
     shared = [(places[k][:, :, None] == one[:, None, :]).any(axis=2).mean() for one in others]
-    return float(np.mean(shared))
+    return float(np.mean(shared)) if shared else None
 
 
-def _interval(right: np.ndarray) -> tuple[float, float, float]:
-    return (float(right.mean()), *confidence_interval(right))
+def _interval(right: np.ndarray | None) -> Interval | None:
+    return None if right is None else (float(right.mean()), *confidence_interval(right))
 
 
 def _conclusion(scores: Sequence[EncoderScore], labels: int) -> str:
@@ -279,20 +264,17 @@ def _conclusion(scores: Sequence[EncoderScore], labels: int) -> str:
             f"{few} to compare accuracies; put images into one folder per class, or give --labels with {LEAST_LABELS} "
             "or more. The scores above show whether vectors collapsed, not which encoder separates your classes."
         )
-    ranked = sorted(scores, key=lambda one: -(one.linear or (0.0,))[0])
-    best = ranked[0]
+    best = max(scores, key=lambda one: one.linear or (0.0,))
     if len(scores) == 1:
         return f"With {labels} labels, {best.source} reaches {_shown(best.linear)}."
     differences = [one.against_first for one in scores[1:] if one.against_first is not None]
-    clear = count_clear([one.p for one in differences])
-    if clear == len(differences):
-        return (
-            f"With {labels} labels, {best.source} has the highest accuracy, and every difference to "
-            f"{scores[0].source} is clear."
-        )
+    unclear = len(differences) - count_clear([one.p for one in differences])
+    start = f"With {labels} labels, {best.source} has the highest accuracy,"
+    if not unclear:
+        return f"{start} and every difference to {scores[0].source} is clear."
     return (
-        f"With {labels} labels, {best.source} has the highest accuracy, but {len(differences) - clear} of "
-        f"{len(differences)} differences to {scores[0].source} may be chance; label more images to decide."
+        f"{start} but {unclear} of {len(differences)} differences to {scores[0].source} may be chance; label more "
+        "images to decide."
     )
 
 
@@ -302,5 +284,5 @@ def count_clear(ps: Sequence[float], level: float = 0.05) -> int:
     return next((i for i, p in enumerate(ranked) if p * (len(ranked) - i) > level), len(ranked))
 
 
-def _shown(value: tuple[float, float, float] | None) -> str:
+def _shown(value: Interval | None) -> str:
     return "" if value is None else f"{value[0]:.3f} ({value[1]:.3f} to {value[2]:.3f})"

@@ -1,134 +1,201 @@
-"""Findings: everything that an inspection says about a folder or a collection, as JSON and as tables to act on."""
+"""Findings: everything that an inspection reports about a folder or a collection, each described once in FINDINGS.
+
+    kept = inspect_collection(collection)
+    kept.findings["near_duplicates"]        # the content of findings.json
+    write_findings(kept.findings, folder)   # findings.json, and a table of each finding to act on
+    write_fields(collection, kept, partial(bench.update_each, collection.name))
+
+The last call writes them into the metadata of the items, under the key `inspection`, so that filters, facets and
+sorting refer to them:
+
+    inspection.seq          number of the collection's last change that the inspection saw
+    inspection.cluster      number of its cluster, 0 is the largest
+    inspection.outlier      outlier score
+    inspection.odd          true for flagged outliers
+    inspection.duplicates   first id of its group of exact or near duplicates
+    inspection.leak         true for items whose duplicates are in another split
+    inspection.suspect      true for suspect labels; inspection.proposed is the other label
+    inspection.predicted    label by a probe that has not seen the item
+    inspection.problems     list of blurred, dark, bright, empty, odd_aspect, tiny
+    inspection.next         1, 2, ...: what to label next
+
+An item has only the fields that apply to it. Those of an earlier inspection are removed.
+"""
 
 from __future__ import annotations
 
 import csv
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from nnclr_hub import inspect
 from nnclr_hub.errors import InvalidRequest
-from nnclr_hub.probe.cross_validation import OutOfFold, out_of_fold
+from nnclr_hub.probe.cross_validation import out_of_fold
 from nnclr_hub.probe.uncertainty import confidence_interval
-from nnclr_hub.workbench.inspection.subject import Report, Subject
-from nnclr_hub.workbench.inspections import LABEL_NEXT, MAX_LABEL_NEXT
+from nnclr_hub.read_ahead import batches
+from nnclr_hub.store.base import Collection, Progress
+from nnclr_hub.workbench.inspection.subject import Report, Subject, collection_subject
+from nnclr_hub.workbench.inspections import INSPECTION, LABEL_NEXT, MAX_LABEL_NEXT, KeptInspection
+from nnclr_hub.workbench.portion import portion
 
 log = logging.getLogger(__name__)
 
 LEAST_LABELED = 20  # images per inspection of labels
 FENCE = 1.5  # interquartile ranges above the upper quartile: an outlier by Tukey's rule
 JSON_FILE = "findings.json"
+# steps of an inspection, with their shares of its time: a bar that only grows, and a rate that means something
+STEPS = {"reading": (0, 0.1), "comparing": (0.1, 0.5), "checking labels": (0.5, 0.7), "arranging": (0.7, 1)}
+FIELDS = ("seq", "cluster", "outlier", "odd", "duplicates", "leak", "suspect", "proposed", "predicted")
+FIELDS += ("problems", "next")
+AT_ONCE = 5000  # items of one change
+Entry = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Findings:
-    """What was found; positions refer to `subject.items`.
+class Finding:
+    """A kind of finding.
 
-    map: of all items.
-    clusters: of all items.
-    outlier_scores: (N,) float32; flagged: those above Tukey's fence.
-    exact: groups of equal pixels.
-    near: groups of near duplicates, without copies of equal pixels.
-    leaks: groups that cross splits.
-    labeled: (L,) positions with a label; classes: their names.
-    suspects, held_out, overlap: of the labeled items; None without enough labels.
-    label_next: positions.
+    name: its key in findings.json; entries with `flagged` false are listed there only.
+    title, note: of its section in the report. The note is formatted with all findings.
+    file, columns: its table, "" for none, and the columns of the table after id and path.
+    rows: the rows of the table for an entry.
+    captions: of the images of an entry.
+    fields: what the metadata of the items of an entry says.
+    shown: one sheet with an image for each entry, one with all images for each entry, or a table.
     """
 
-    subject: Subject
-    map: inspect.Map
-    clusters: inspect.Clusters
-    outlier_scores: np.ndarray
-    flagged: np.ndarray
-    exact: tuple[tuple[int, ...], ...]
-    near: inspect.Duplicates
-    leaks: tuple[inspect.Leak, ...]
-    labeled: np.ndarray
-    classes: tuple[str, ...]
-    suspects: inspect.Suspects | None
-    held_out: OutOfFold | None
-    overlap: tuple[inspect.Overlap, ...]
-    label_next: np.ndarray
+    name: str
+    title: str
+    note: str
+    file: str
+    columns: tuple[str, ...]
+    rows: Callable[[Entry], Sequence[Sequence[Any]]]
+    captions: Callable[[Entry], Sequence[str]] = lambda entry: ()
+    fields: Callable[[Entry], Mapping[str, Any]] = lambda entry: {}
+    shown: Literal["sheet", "groups", "table"] = "sheet"
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the content of findings.json."""
-        items, subject = self.subject.items, self.subject
-        order = np.argsort(-self.outlier_scores, kind="stable")
-        facts = [(item, one.facts) for item, one in zip(items, subject.scanned, strict=True) if one]
-        return {
-            "title": subject.title,
-            "model": subject.model,
-            "images": len(items),
-            "left_out": dict(subject.left_out),
-            "broken": [{"item": item, "reason": reason} for item, reason in subject.broken],
-            "image_problems": [
-                {"item": item, "problems": list(one.problems), **_rounded(one)} for item, one in facts if one.problems
-            ],
-            "exact_duplicates": [{"items": [items[i] for i in group], "score": 1.0} for group in self.exact],
-            "near_duplicates": [
-                {"items": [items[i] for i in group], "score": round(score, 4)}
-                for group, score in zip(self.near.groups, self.near.scores, strict=True)
-            ],
-            "near_duplicate_threshold": round(self.near.threshold, 4),
-            "outliers": [
-                {"item": items[i], "score": round(float(self.outlier_scores[i]), 5), "flagged": bool(self.flagged[i])}
-                for i in order
-            ],
-            "suspect_labels": self._suspects(),
-            "clusters": [
-                {
-                    "cluster": number,
-                    "share": round(float(share), 4),
-                    "medoid": items[medoid],
-                    "items": [items[i] for i in np.flatnonzero(self.clusters.labels == number)],
-                }
-                for number, (medoid, share) in enumerate(zip(self.clusters.medoids, self.clusters.share, strict=True))
-            ],
-            "leaks": [
-                {"items": [items[i] for i in leak.items], "parts": list(leak.parts), "score": round(leak.score, 4)}
-                for leak in self.leaks
-            ],
-            "classes": list(self.classes),
-            "class_overlap": [
-                {
-                    "classes": [self.classes[one.first], self.classes[one.second]],
-                    "share": round(one.share, 4),
-                    "confused": one.confused,
-                }
-                for one in self.overlap
-            ],
-            "label_next": [{"item": items[i], "rank": rank} for rank, i in enumerate(self.label_next, 1)],
-            "accuracy": self.accuracy(),
-        }
 
-    def accuracy(self) -> dict[str, Any] | None:
-        """Return how well a linear probe predicts the labels of images that it has not seen, with its 95% interval."""
-        if self.held_out is None:
-            return None
-        low, high = confidence_interval(self.held_out.right)
-        rounded = {"low": round(low, 4), "high": round(high, 4)}
-        return {"top1": round(float(self.held_out.right.mean()), 4), **rounded, "labels": len(self.labeled)}
+def _surplus(entry: Entry) -> list[tuple[Any, ...]]:
+    first, *others = entry["items"]
+    return [(item, first, entry["score"]) for item in others]
 
-    def _suspects(self) -> list[dict[str, Any]]:
-        if self.suspects is None:
-            return []
-        return [
-            {
-                "item": self.subject.items[row],
-                "score": round(float(self.suspects.score[i]), 5),
-                "label": self.subject.labels[row],
-                "proposed": self.classes[self.suspects.proposed[i]],
-                "flagged": bool(self.suspects.issue[i]),
-            }
-            for i, row in ((i, self.labeled[i]) for i in self.suspects.order)
-        ]
+
+def _group_caption(entry: Entry, text: str) -> list[str]:
+    return [f"{len(entry['items'])} images, {text}", *("" for _ in entry["items"][1:])]
+
+
+FINDINGS = (
+    Finding(
+        "exact_duplicates",
+        "Duplicates",
+        "Every pair has a score of at least {near_duplicate_threshold:.3f}. duplicates.csv lists what can be deleted.",
+        "duplicates.csv",
+        ("same_as", "score"),
+        _surplus,
+        lambda one: _group_caption(one, "equal pixels"),
+        shown="groups",
+    ),
+    Finding(
+        "near_duplicates",
+        "Duplicates",
+        "",
+        "duplicates.csv",
+        ("same_as", "score"),
+        _surplus,
+        lambda one: _group_caption(one, f"score {one['score']:.3f}"),
+        shown="groups",
+    ),
+    Finding(
+        "leaks",
+        "Leaks",
+        "The same image in different splits. leaks.csv has all.",
+        "leaks.csv",
+        ("part", "same_as", "score"),
+        lambda one: [(i, p, one["items"][0], one["score"]) for i, p in zip(one["items"], one["parts"], strict=True)],
+        lambda one: one["parts"],
+        lambda one: {"leak": True},
+        shown="groups",
+    ),
+    Finding(
+        "outliers",
+        "Outliers",
+        "Images in thin regions, the most unusual first. outliers.csv has those that are flagged.",
+        "outliers.csv",
+        ("outlier_score",),
+        lambda one: [(one["item"], one["score"])],
+        lambda one: [f"{one['score']:.3f}"],
+        lambda one: {"odd": True},
+    ),
+    Finding(
+        "suspect_labels",
+        "Suspect labels",
+        "Given label → proposed label. suspect_labels.csv can be applied to a collection.",
+        "suspect_labels.csv",
+        ("label", "given_label", "score"),
+        lambda one: [(one["item"], one["proposed"], one["label"], one["score"])],
+        lambda one: [f"{one['label']} → {one['proposed']}"],
+        lambda one: {"suspect": True, "proposed": one["proposed"]},
+    ),
+    Finding(
+        "class_overlap",
+        "Class overlap",
+        "Pairs of classes that a linear probe takes for each other on images that it has not seen.",
+        "",
+        ("class", "class", "share", "images"),
+        lambda one: [(*one["classes"], f"{one['share']:.1%}", one["confused"])],
+        shown="table",
+    ),
+    Finding(
+        "clusters",
+        "Clusters",
+        "The most central image of each cluster. clusters.csv has every image.",
+        "clusters.csv",
+        ("cluster",),
+        lambda one: [(item, one["cluster"]) for item in one["items"]],
+        lambda one: [f"cluster {one['cluster']}: {one['share']:.1%}"],
+    ),
+    Finding(
+        "label_next",
+        "Label next",
+        "Images that represent those without a label, in this order. label_next.csv has them all.",
+        "label_next.csv",
+        ("label",),
+        lambda one: [(one["item"], "")],
+        lambda one: [str(one["rank"])],
+        lambda one: {"next": one["rank"]},
+    ),
+    Finding(
+        "image_problems",
+        "Image problems",
+        "Images that are empty, dark, bright, blurred, tiny or unusually long. image_problems.csv has them all.",
+        "image_problems.csv",
+        ("problems",),
+        lambda one: [(one["item"], ";".join(one["problems"]))],
+        lambda one: [", ".join(one["problems"])],
+        lambda one: {"problems": one["problems"]},
+    ),
+    Finding(
+        "broken",
+        "Unreadable files",
+        "",
+        "broken.csv",
+        ("reason",),
+        lambda one: [(one["item"], one["reason"])],
+        shown="table",
+    ),
+)
+
+
+def flagged(found: Mapping[str, Any], name: str) -> list[Entry]:
+    """Return the entries of a finding to act on."""
+    return [one for one in found[name] if one.get("flagged", True)]
 
 
 def write_findings(found: Mapping[str, Any], folder: Path, paths: Mapping[str, str] | None = None) -> list[Path]:
@@ -138,53 +205,45 @@ def write_findings(found: Mapping[str, Any], folder: Path, paths: Mapping[str, s
         paths: of the items; None: the items are paths.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / JSON_FILE
-    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    surplus = [
-        (item, group["items"][0], group["score"])
-        for kind in ("exact_duplicates", "near_duplicates")
-        for group in found[kind]
-        for item in group["items"][1:]
-    ]
-    flagged = [(one["item"], one["score"]) for one in found["outliers"] if one["flagged"]]
-    suspects = [
-        (one["item"], one["proposed"], one["label"], one["score"]) for one in found["suspect_labels"] if one["flagged"]
-    ]
-    leaks = [
-        (i, p, one["items"][0], one["score"])
-        for one in found["leaks"]
-        for i, p in zip(one["items"], one["parts"], strict=True)
-    ]
-    clusters = [(item, one["cluster"]) for one in found["clusters"] for item in one["items"]]
-    problems = [(one["item"], ";".join(one["problems"])) for one in found["image_problems"]]
-    broken = [(one["item"], one["reason"]) for one in found["broken"]]
-    tables: dict[str, tuple[Sequence[str], Sequence[Sequence[Any]]]] = {
-        "duplicates.csv": (("same_as", "score"), surplus),
-        "outliers.csv": (("outlier_score",), flagged),
-        "suspect_labels.csv": (("label", "given_label", "score"), suspects),
-        "leaks.csv": (("part", "same_as", "score"), leaks),
-        "clusters.csv": (("cluster",), clusters),
-        "label_next.csv": (("label",), [(one["item"], "") for one in found["label_next"]]),
-        "image_problems.csv": (("problems",), problems),
-        "broken.csv": (("reason",), broken),
-    }
-    known = paths or {}
-    return [
-        path,
-        *(
-            _write_table(
-                folder / name,
-                ("id", "path", *columns),
-                [(id, known.get(id, id), *others) for id, *others in rows],
-            )
-            for name, (columns, rows) in tables.items()
-        ),
-    ]
+    (folder / JSON_FILE).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    tables: dict[str, list[Sequence[Any]]] = {}
+    for finding in FINDINGS:
+        rows = [row for one in flagged(found, finding.name) for row in finding.rows(one)]
+        if finding.file:
+            table = tables.setdefault(finding.file, [("id", "path", *finding.columns)])
+            table += [(id, (paths or {}).get(id, id), *cells) for id, *cells in rows]
+    for name, rows in tables.items():
+        with (folder / name).open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+            csv.writer(file).writerows(rows)
+    return [folder / name for name in (JSON_FILE, *tables)]
 
 
-def find(
-    subject: Subject, *, label_next: int = LABEL_NEXT, report: Report = lambda title: lambda done, total: None
-) -> Findings:
+# ---- find
+
+
+def inspect_collection(
+    collection: Collection,
+    field: str = "label",
+    *,
+    label_next: int = LABEL_NEXT,
+    progress: Progress = lambda done, total: None,
+) -> KeptInspection:
+    """Inspect a collection as `nnclr inspect` does; see `inspect_subject`.
+
+    Args:
+        field: metadata key of the label.
+        progress: called with (done, total) of all steps together, by their usual time.
+    """
+
+    def report(title: str) -> Progress:
+        return portion(progress, *STEPS[title])
+
+    return inspect_subject(collection_subject(collection, field=field, report=report), label_next, report=report)
+
+
+def inspect_subject(
+    subject: Subject, label_next: int = LABEL_NEXT, *, report: Report = lambda title: lambda done, total: None
+) -> KeptInspection:
     """Inspect everything.
 
     Args:
@@ -196,83 +255,189 @@ def find(
     """
     if not 1 <= label_next <= MAX_LABEL_NEXT:
         raise InvalidRequest(f"label_next must be between 1 and {MAX_LABEL_NEXT}, got {label_next}.")
-    vectors = subject.vectors
+    items, vectors = subject.items, subject.vectors
     if len(vectors) < 2:
         raise InvalidRequest(f"An inspection compares images; {subject.title} has only one that can be read.")
-    hashes = [one.pixel_hash if one else None for one in subject.scanned]
-    place = {item: i for i, item in enumerate(subject.items)}
-    exact = tuple(tuple(place[item] for item in group) for group in inspect.equal_values(subject.items, hashes))
-    near = _near_duplicates(subject, exact, report("comparing"))
-    copies = {group[0]: group for group in exact}  # of which the first represents the others
-    whole = [tuple(sorted(copy for one in group for copy in copies.pop(one, (one,)))) for group in near.groups]
-    leaks = inspect.find_leaks(
-        [*((group, 1.0) for group in exact), *zip(whole, near.scores, strict=True)], subject.parts
-    )
-    groups = [*whole, *copies.values()]
-    scores = inspect.outliers(vectors, groups=groups)
+    exact, near, whole, leaks = _duplicates(subject, report("comparing"))
+    scores = inspect.outliers(vectors, groups=whole)
     different = np.ones(len(vectors), bool)
-    different[[i for group in groups for i in group[1:]]] = False
+    different[[i for group in whole for i in group[1:]]] = False
     low, high = np.quantile(scores[different], [0.25, 0.75])
-    labeled = np.array([i for i, label in enumerate(subject.labels) if label], np.int64)
-    names = [subject.labels[i] or "" for i in labeled]
-    classes = tuple(sorted(set(names)))
-    held_out, suspects, overlap = None, None, []
-    if len(classes) >= 2 and len(labeled) >= LEAST_LABELED and find_spec("torch") is None:
-        log.warning("Labels are not checked, because that needs torch; pip install 'nnclr_hub[torch]'.")
-    elif len(classes) >= 2 and len(labeled) >= LEAST_LABELED:
-        numbers = np.array([classes.index(name) for name in names], np.int64)
-        held_out = out_of_fold(vectors[labeled], numbers, progress=report("checking labels"))
-        suspects = inspect.suspect_labels(held_out.probabilities, numbers)
-        confirmed = np.array([subject.items[i] in subject.confirmed for i in labeled])
-        suspects = replace(suspects, issue=suspects.issue & ~confirmed)
-        overlap = inspect.class_overlap(held_out.predicted, numbers)
-    return Findings(
-        subject,
-        inspect.project(vectors, progress=report("arranging")),
-        inspect.clusters(vectors),
-        scores,
-        scores > high + FENCE * (high - low),
-        exact,
-        near,
-        tuple(leaks),
-        labeled,
-        classes,
-        suspects,
-        held_out,
-        tuple(overlap),
-        _label_next(subject, labeled, label_next),
+    clusters = inspect.clusters(vectors)
+    labels = np.array([-1 if label is None else subject.classes.index(label) for label in subject.labels], np.int32)
+    about_labels, predicted = _label_findings(subject, labels, report)
+    facts = [(item, one.facts) for item, one in zip(items, subject.scanned, strict=True) if one]
+    found = {
+        **({"field": subject.field} if subject.field else {}),
+        "title": subject.title,
+        "model": subject.model,
+        "images": len(items),
+        "left_out": dict(subject.left_out),
+        "broken": [{"item": item, "reason": reason} for item, reason in subject.broken],
+        "image_problems": [
+            {"item": item, "problems": list(one.problems)} | {name: round(n, 2) for name, n in vars(one).items()}
+            for item, one in facts
+            if one.problems
+        ],
+        "exact_duplicates": [{"items": [items[i] for i in group], "score": 1.0} for group in exact],
+        "near_duplicates": [
+            {"items": [items[i] for i in group], "score": round(score, 4)}
+            for group, score in zip(near.groups, near.scores, strict=True)
+        ],
+        "near_duplicate_threshold": round(near.threshold, 4),
+        "outliers": [
+            {
+                "item": items[i],
+                "score": round(float(scores[i]), 5),
+                "flagged": bool(scores[i] > high + FENCE * (high - low)),
+            }
+            for i in np.argsort(-scores, kind="stable")
+        ],
+        "clusters": [
+            {
+                "cluster": number,
+                "share": round(float(share), 4),
+                "medoid": items[medoid],
+                "items": [items[i] for i in np.flatnonzero(clusters.labels == number)],
+            }
+            for number, (medoid, share) in enumerate(zip(clusters.medoids, clusters.share, strict=True))
+        ],
+        "leaks": [
+            {"items": [items[i] for i in leak.items], "parts": list(leak.parts), "score": round(leak.score, 4)}
+            for leak in leaks
+        ],
+        "classes": list(subject.classes),
+        **about_labels,
+        "label_next": [
+            {"item": items[i], "rank": rank} for rank, i in enumerate(_label_next(vectors, labels, label_next), 1)
+        ],
+    }
+    return KeptInspection(
+        subject.title,
+        items,
+        inspect.project(vectors, progress=report("arranging")).coordinates,
+        clusters.labels.astype(np.int32),
+        scores.astype(np.float32),
+        labels,
+        predicted,
+        found,
+        *subject.state,
     )
 
 
-def _near_duplicates(
-    subject: Subject, exact: Sequence[Sequence[int]], progress: Callable[[int, int], None]
-) -> inspect.Duplicates:
-    """Search without the copies of equal pixels, of which the first represents the others."""
-    copies = {i for group in exact for i in group[1:]}
-    rows = np.array([i for i in range(len(subject.items)) if i not in copies])
-    if len(rows) < 2:
-        return inspect.Duplicates((), (), 1.0)
-    found = inspect.near_duplicates(subject.vectors[rows], *(subject.pixels(rows) or ()), progress=progress)
-    groups = tuple(tuple(int(rows[i]) for i in group) for group in found.groups)
-    return inspect.Duplicates(groups, found.scores, found.threshold)
+def _duplicates(
+    subject: Subject, progress: Progress
+) -> tuple[list[tuple[int, ...]], inspect.Duplicates, list[tuple[int, ...]], list[inspect.Leak]]:
+    """Return groups of equal pixels, near duplicates without copies of equal pixels, both together, and leaks."""
+    place = {item: i for i, item in enumerate(subject.items)}
+    hashes = [one.pixel_hash if one else None for one in subject.scanned]
+    exact = [tuple(place[item] for item in group) for group in inspect.equal_values(subject.items, hashes)]
+    copies = {group[0]: group for group in exact}  # of which the first represents the others
+    surplus = {i for group in exact for i in group[1:]}
+    rows = np.array([i for i in range(len(subject.items)) if i not in surplus])
+    near = inspect.Duplicates((), (), 1.0)
+    if len(rows) > 1:
+        found = inspect.near_duplicates(subject.vectors[rows], *(subject.pixels(rows) or ()), progress=progress)
+        near = replace(found, groups=tuple(tuple(int(rows[i]) for i in group) for group in found.groups))
+    whole = [tuple(sorted(copy for one in group for copy in copies.pop(one, (one,)))) for group in near.groups]
+    groups = [*((group, 1.0) for group in exact), *zip(whole, near.scores, strict=True)]
+    return exact, near, [*whole, *copies.values()], inspect.find_leaks(groups, subject.parts)
 
 
-def _label_next(subject: Subject, labeled: np.ndarray, count: int) -> np.ndarray:
-    taken = np.zeros(len(subject.items), bool)
-    taken[labeled] = True
-    free = int((~taken).sum())
-    if not free:  # everything has a label
-        return np.zeros(0, np.int64)
-    return inspect.what_to_label_next(subject.vectors, min(count, free), labeled=taken)
+def _label_findings(subject: Subject, labels: np.ndarray, report: Report) -> tuple[dict[str, Any], np.ndarray]:
+    """Return the findings about labels, and the predicted class of each item.
+
+    The accuracy is that of a linear probe on images that it has not seen; None without enough labels.
+    """
+    found: dict[str, Any] = {"suspect_labels": [], "class_overlap": [], "accuracy": None}
+    predicted, labeled = np.full(len(labels), -1, np.int32), np.flatnonzero(labels >= 0)
+    if len(subject.classes) < 2 or len(labeled) < LEAST_LABELED:
+        return found, predicted
+    if find_spec("torch") is None:
+        log.warning("Labels are not checked, because that needs torch; pip install 'nnclr_hub[torch]'.")
+        return found, predicted
+    numbers, classes = labels[labeled].astype(np.int64), subject.classes
+    held_out = out_of_fold(subject.vectors[labeled], numbers, progress=report("checking labels"))
+    suspects = inspect.suspect_labels(held_out.probabilities, numbers)
+    predicted[labeled] = held_out.predicted
+    found["suspect_labels"] = [
+        {
+            "item": (item := subject.items[labeled[i]]),
+            "score": round(float(suspects.score[i]), 5),
+            "label": subject.labels[labeled[i]],
+            "proposed": classes[suspects.proposed[i]],
+            "flagged": bool(suspects.issue[i]) and item not in subject.confirmed,
+        }
+        for i in suspects.order
+    ]
+    found["class_overlap"] = [
+        {"classes": [classes[one.first], classes[one.second]], "share": round(one.share, 4), "confused": one.confused}
+        for one in inspect.class_overlap(held_out.predicted, numbers)
+    ]
+    low, high = (round(bound, 4) for bound in confidence_interval(held_out.right))
+    top1 = round(float(held_out.right.mean()), 4)
+    found["accuracy"] = {"top1": top1, "low": low, "high": high, "labels": len(labeled)}
+    return found, predicted
 
 
-def _rounded(facts: inspect.ImageFacts) -> dict[str, float]:
-    return {name: round(value, 2) for name, value in vars(facts).items()}
+def _label_next(vectors: np.ndarray, labels: np.ndarray, count: int) -> Sequence[int] | np.ndarray:
+    free = int((labels < 0).sum())
+    return inspect.what_to_label_next(vectors, min(count, free), labeled=labels >= 0) if free else ()
 
 
-def _write_table(path: Path, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Path:
-    with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
-        table = csv.writer(file)
-        table.writerow(columns)
-        table.writerows(rows)
-    return path
+# ---- metadata
+
+
+def write_fields(
+    collection: Collection,
+    kept: KeptInspection,
+    write: Callable[[Mapping[str, Mapping[str, Any]]], int],
+    *,
+    progress: Progress = lambda done, total: None,
+) -> KeptInspection:
+    """Write the findings into the metadata of the items; return the inspection with its `fields_seq`.
+
+    Args:
+        write: stores merge patches by id, as `Collection.update_each`, and returns the number of items.
+        progress: called with (done, total), counted in items.
+
+    Raises:
+        InvalidRequest: the metadata of an item would be too large; `inspection` stays as it is there.
+    """
+    fields = item_fields(kept)
+    expected, done = collection.info().durable_seq, 0
+    undisturbed = expected == kept.seq
+    for some in batches(list(fields), AT_ONCE):
+        found = write({id: {INSPECTION: fields[id]} for id in some})
+        now = collection.info().durable_seq
+        # a store with a log numbers each change; the others have one number for each request
+        undisturbed = undisturbed and now in (expected + found, expected + 1)
+        expected = now
+        progress(done := done + len(some), len(fields))
+    return replace(kept, fields_seq=expected if undisturbed else None)
+
+
+def item_fields(kept: KeptInspection) -> dict[str, dict[str, Any]]:
+    """Return the fields of each item, without the key `inspection`; null for fields that do not apply."""
+    found = kept.findings
+    fields: dict[str, dict[str, Any]] = {}
+    for id, cluster, score, predicted in zip(
+        kept.ids, kept.clusters.tolist(), kept.outlier_scores.tolist(), kept.predicted, strict=True
+    ):
+        fields[id] = dict.fromkeys(FIELDS) | {"seq": kept.seq, "cluster": cluster, "outlier": round(score, 4)}
+        fields[id]["predicted"] = found["classes"][predicted] if predicted >= 0 else None
+    for finding in FINDINGS:
+        for one in flagged(found, finding.name):
+            for item in items_of(one):
+                fields[item].update(finding.fields(one))
+    copies = {group["items"][0]: group["items"] for group in found["exact_duplicates"]}
+    for group in (*found["exact_duplicates"], *found["near_duplicates"]):
+        for item in group["items"]:
+            for one in copies.get(item, [item]):  # the first of equal images represents them in the near duplicates
+                fields[one]["duplicates"] = group["items"][0]
+    return fields
+
+
+def items_of(entry: Entry) -> Iterator[str]:
+    """Yield the items that an entry of a finding is about."""
+    yield from entry["items"] if "items" in entry else [entry["item"]] if "item" in entry else ()

@@ -9,9 +9,9 @@ from __future__ import annotations
 import io
 import json
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -27,24 +27,25 @@ from nnclr_hub.images.source import file_key
 from nnclr_hub.inspect.alignment import COLOR_SIDE, SIDE
 from nnclr_hub.inspect.facts import ImageFacts, image_facts
 from nnclr_hub.read_ahead import batches, read_ahead
+from nnclr_hub.store.base import Progress
 from nnclr_hub.store.disk import translated
 from nnclr_hub.workbench.image_record import pixel_hash
 
 FACTS_SIDE = 256  # pixels of the copy whose sharpness is measured
 TILE, QUALITY = 96, 70  # of the images in the report
 BATCH = 64
-Progress = Callable[[int, int], None]
+TABLE = "CREATE TABLE IF NOT EXISTS scanned (key BLOB PRIMARY KEY, hash TEXT, small BLOB, tile BLOB, facts TEXT)"
 
 
 @dataclass(frozen=True)
 class Scanned:
-    """What the report needs of an image besides its vector.
+    """What the report needs of an image in addition to its vector.
 
     pixel_hash: equal for equal pixels; None if unknown.
     small: (48, 48) uint8, gray.
     color: (12, 12, 2) uint8, Cb and Cr.
     tile: a JPEG of at most 96 pixels per side.
-    facts: of the original, or of a thumbnail, whose size is another.
+    facts: of the original, or of a thumbnail, which has another size.
     """
 
     pixel_hash: str | None
@@ -61,29 +62,29 @@ def scan_images(
     reading: ImageReading = PLAIN,
     progress: Progress = lambda done, total: None,
 ) -> list[Scanned | ImageError]:
-    """Read the images in decoding processes.
+    """Read N images in decoding processes.
 
     Args:
-        paths: N files, tiles or images in archives.
         cache: file that keeps the results; None: nothing is kept.
-        reading: of the encoder.
-        progress: called with (done, N).
 
     Raises:
         DiskFull, StoreReadOnly, StoreError: the cache cannot be written.
     """
+    keys = [file_key(path, str(reading)) for path in paths]
     with closing(_open_cache(cache)) as kept:
-        keys = [file_key(path, str(reading)) for path in paths]
         found: list[Scanned | ImageError | None] = [_cached(kept, key) for key in keys]
         missing = [i for i, one in enumerate(found) if one is None]
-        done = len(paths) - len(missing)
         with decoding_processes(images=len(missing)):
             for batch, results in read_ahead(batches(missing, BATCH), lambda i: scan_image(paths[i], reading)):
                 for i, result in zip(batch, results, strict=True):
                     found[i] = result
-                _keep(kept, cache or Path(), [(keys[i], one) for i, one in zip(batch, results, strict=True)])
-                done += len(batch)
-                progress(done, len(paths))
+                with translated(cache or Path()):
+                    rows = [
+                        _row(keys[i], one) for i, one in zip(batch, results, strict=True) if isinstance(one, Scanned)
+                    ]
+                    kept.executemany("INSERT OR REPLACE INTO scanned VALUES (?, ?, ?, ?, ?)", rows)
+                    kept.commit()
+                progress(len(paths) - found.count(None), len(paths))
     return [one for one in found if one is not None]
 
 
@@ -93,7 +94,6 @@ def scan_image(source: DecodableImage, reading: ImageReading = PLAIN, *, origina
     Args:
         original: False: the source is a thumbnail, which says nothing about the original's pixels.
     """
-
     try:
         scanned = run_isolated(_read, source, reading)
     except ImageError as error:
@@ -110,19 +110,14 @@ def _read(source: DecodableImage, reading: ImageReading) -> Scanned:
     facts = image_facts(np.asarray(gray), *image.size)
     image.thumbnail((TILE, TILE), reducing_gap=2.0)
     cells = image.convert("YCbCr").resize((COLOR_SIDE, COLOR_SIDE), Image.Resampling.BOX)
-    file = io.BytesIO()
-    image.save(file, "JPEG", quality=QUALITY)
+    image.save(file := io.BytesIO(), "JPEG", quality=QUALITY)
     return Scanned(digest, np.asarray(squashed), np.asarray(cells)[:, :, 1:], file.getvalue(), facts)
 
 
-# ---- the cache
-
-
 def _open_cache(path: Path | None) -> sqlite3.Connection:
-    schema = "CREATE TABLE IF NOT EXISTS scanned (key BLOB PRIMARY KEY, hash TEXT, small BLOB, tile BLOB, facts TEXT)"
     try:
         kept = sqlite3.connect(path or ":memory:")
-        kept.execute(schema)
+        kept.execute(TABLE)
         kept.execute("SELECT key, hash, small, tile, facts FROM scanned LIMIT 1")
     except sqlite3.DatabaseError:  # not a database, or of another form: it can be made again
         if path is None:
@@ -130,32 +125,18 @@ def _open_cache(path: Path | None) -> sqlite3.Connection:
         path.unlink(missing_ok=True)
         with translated(path):
             kept = sqlite3.connect(path)
-            kept.execute(schema)
+            kept.execute(TABLE)
     return kept
+
+
+def _row(key: bytes, one: Scanned) -> tuple[bytes, str | None, bytes, bytes, str]:
+    return key, one.pixel_hash, one.small.tobytes() + one.color.tobytes(), one.tile, json.dumps(astuple(one.facts))
 
 
 def _cached(kept: sqlite3.Connection, key: bytes) -> Scanned | None:
     row = kept.execute("SELECT hash, small, tile, facts FROM scanned WHERE key = ?", (key,)).fetchone()
     if row is None or len(row[1]) != SIDE**2 + 2 * COLOR_SIDE**2:
         return None
-    width, height, *rest = json.loads(row[3])
-    pixels = np.frombuffer(row[1], np.uint8)
-    small, color = pixels[: SIDE**2].reshape(SIDE, SIDE), pixels[SIDE**2 :].reshape(COLOR_SIDE, COLOR_SIDE, 2)
-    return Scanned(row[0], small, color, row[2], ImageFacts(int(width), int(height), *rest))
-
-
-def _keep(kept: sqlite3.Connection, path: Path, results: Sequence[tuple[bytes, Scanned | ImageError]]) -> None:
-    rows = [
-        (
-            key,
-            one.pixel_hash,
-            one.small.tobytes() + one.color.tobytes(),
-            one.tile,
-            json.dumps(list(asdict(one.facts).values())),
-        )
-        for key, one in results
-        if isinstance(one, Scanned)
-    ]
-    with translated(path):
-        kept.executemany("INSERT OR REPLACE INTO scanned VALUES (?, ?, ?, ?, ?)", rows)
-        kept.commit()
+    small, color = np.split(np.frombuffer(row[1], np.uint8), [SIDE**2])
+    facts = ImageFacts(*json.loads(row[3]))
+    return Scanned(row[0], small.reshape(SIDE, SIDE), color.reshape(COLOR_SIDE, COLOR_SIDE, 2), row[2], facts)

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Literal
 
 import numpy as np
 
-from nnclr_hub.encoder.features import FeatureSource, extract_features, unit_rows
+from nnclr_hub.encoder.features import FeatureSource, ImageFile, extract_features, unit_rows
 from nnclr_hub.errors import InvalidRequest, NoImages
-from nnclr_hub.images.folder import find_splits
-from nnclr_hub.images.reading import PLAIN
+from nnclr_hub.images.folder import find_splits, left_out
+from nnclr_hub.images.labels import find_table, table_labels
+from nnclr_hub.images.listing import contents, find_images, in_tiles
+from nnclr_hub.images.reading import PLAIN, ImageReading
+from nnclr_hub.images.source import ImageSource, PackedImage
 from nnclr_hub.images.tiles import Tiling
 from nnclr_hub.store.base import Collection
 from nnclr_hub.store.pages import pages
-from nnclr_hub.table_rows import LabelTable, TableRows
+from nnclr_hub.table_rows import LabelTable, TableRows, read_rows
 from nnclr_hub.workbench.image_record import PIXEL_HASH
-from nnclr_hub.workbench.inspection.files import inspected_files
 from nnclr_hub.workbench.inspection.scan import Scanned, scan_image, scan_images
-from nnclr_hub.workbench.inspection_fields import KEY, REVIEWED
+from nnclr_hub.workbench.inspections import INSPECTION, REVIEWED, state_of
 from nnclr_hub.workbench.labels import label_text
 from nnclr_hub.workbench.table_items import named_item, path_of
 
@@ -28,6 +32,7 @@ Report = Callable[[str], Callable[[int, int], None]]  # the title of a step -> i
 Parts = Literal["splits", "folders"]
 SCAN = "scan.sqlite"
 MOST_VECTORS = 1 << 30  # bytes
+LEAST_PER_CLASS = 5  # images per folder name, on average, for folder names to be labels
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,8 @@ class Subject:
     model: source of the encoder.
     confirmed: items whose label a person has confirmed.
     paths: of the items, for tables; () if the items are paths.
+    field: metadata key of the labels of a collection.
+    state: the last change of the collection before it was read, and its log.
     """
 
     title: str
@@ -58,6 +65,13 @@ class Subject:
     model: str = ""
     confirmed: frozenset[str] = frozenset()
     paths: tuple[str, ...] = ()
+    field: str = ""
+    state: tuple[int, str] = (0, "")
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Every label that occurs, sorted."""
+        return tuple(sorted({label for label in self.labels if label}))
 
     def pixels(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
         """Return small gray images (M, 48, 48) and colors (M, 12, 12, 2) uint8; None unless every row has an image."""
@@ -107,7 +121,7 @@ def folder_subject(
         tuple(listed.names[i] for i in rows),
         unit_rows(np.asarray(features.raw)[kept]).astype(np.float32),
         tuple(one for i in rows if isinstance(one := found[i], Scanned)),
-        tuple(listed.labels[i] for i in rows),
+        tuple(listed.labels[i] or None for i in rows),
         tuple(_parts([listed.names[i] for i in rows], parts)),
         listed.left_out,
         tuple(broken),
@@ -138,6 +152,7 @@ def collection_subject(
             f"{collection.name!r} has {total} items; an inspection takes 2 to "
             f"{MOST_VECTORS // (4 * collection.spec.dim)} of this length of vectors."
         )
+    log, seq = state_of(collection)
     progress = report("reading")
     ids, vectors, scanned, named, paths, reviewed, places = [], [], [], [], [], [], []
     for items in pages(collection, None, limit=500):
@@ -153,25 +168,25 @@ def collection_subject(
             scanned.append(one if isinstance(one, Scanned) else None)
             named.append(label_text(item.metadata, field))
             paths.append(path_of(item))
-            written = item.metadata.get(KEY)
+            written = item.metadata.get(INSPECTION)
             reviewed.append(written.get(REVIEWED) if isinstance(written, dict) else None)
         progress(len(ids), max(total, len(ids)))
     if labels is not None:
         by_table = labels.check(labels.match(places), collection.name)
         named = [next(iter(by_table.labels(id)), None) for id in ids]
     confirmed = {id for id, label, by in zip(ids, named, reviewed, strict=True) if label is not None and label == by}
-    rows = unit_rows(np.stack(vectors).astype(np.float32))
-    model = collection.spec.model
     return Subject(
         collection.name,
         tuple(ids),
-        rows,
+        unit_rows(np.stack(vectors).astype(np.float32)),
         tuple(scanned),
-        tuple(named),
+        tuple(label or None for label in named),
         tuple(_parts(paths, parts)),
         paths=tuple(paths),
-        model=model or "unknown",
+        model=collection.spec.model or "unknown",
         confirmed=frozenset(confirmed),
+        field=field,
+        state=(seq, log),
     )
 
 
@@ -182,3 +197,97 @@ def _parts(paths: Sequence[str], parts: Parts) -> list[str]:
         return [folder.partition("/")[0] for folder in folders]
     splits = find_splits(folders)
     return [next((one for one, path in splits.items() if f"{f}/".startswith(f"{path}/")), "") for f in folders]
+
+
+# ---- files
+
+
+@dataclass(frozen=True)
+class InspectedFiles:
+    """N images.
+
+    title: the last part of the given name.
+    files: as they can be decoded.
+    names: paths below the folder; of several archives, after the path of the archive.
+    labels: one per image; None: unlabeled.
+    left_out: number of other files, by suffix.
+    """
+
+    title: str
+    files: list[ImageFile]
+    names: list[str]
+    labels: list[str | None]
+    left_out: Mapping[str, int]
+
+
+def inspected_files(
+    given: str | Path,
+    labels: LabelTable | Path | None = None,
+    tiling: Tiling | None = None,
+    reading: ImageReading = PLAIN,
+) -> InspectedFiles:
+    """List images.
+
+    Args:
+        given: see `find_images`.
+        labels: a table of labels; None: see `find_table`, or else the names of the parent folders, if they have five
+            images each on average.
+        tiling: list tiles of the images instead of whole images, read in this way.
+
+    Raises:
+        NoImages: there is no image.
+        InvalidRequest: the table lists none of them, or names one that several archives have.
+    """
+    sources, images = find_images([given])
+    whole = [PackedImage(sources[one.source], one) for one in images]
+    folder = Path(given).resolve()
+    table = find_table(given, labels)
+    found = _table_labels(table, whole, given) if table else _folder_labels(whole)
+    if tiling is not None:
+        named = {(one.source, one.path): label for one, label in zip(images, found, strict=True)}
+        images = in_tiles(sources, images, tiling, reading)
+        found = [named[one.source, one.path.rpartition("#")[0] if one.tile else one.path] for one in images]
+    files = [Path(one) if isinstance(one, str) else one for one in contents(sources, images)]
+    prefixes = _prefixes(given, sources)
+    names = [prefixes[one.source] + one.path for one in images]
+    others = Counter[str]()
+    for one in sources:
+        others.update(dict(one.left_out))
+    if folder.is_dir() and not sources[0].archive:
+        others.update(left_out(folder, [table.file] if table else []))
+    return InspectedFiles(PurePath(folder).name, files, names, found, others)
+
+
+def _prefixes(given: str | Path, sources: Sequence[ImageSource]) -> list[str]:
+    """Return what precedes the names of each source's images: its path below what was given, if there are several."""
+    if len(sources) == 1:
+        return [""]
+    root = str(given).rstrip("/")
+    if not os.path.isdir(root) and not all(one.given.startswith(f"{root}/") for one in sources):  # it is a pattern
+        root = os.path.commonpath([os.path.dirname(one.given) for one in sources])
+    paths = [PurePath(os.path.relpath(one.given, root or ".")).as_posix() for one in sources]
+    return ["" if path == "." else f"{path}/" for path in paths]
+
+
+def _table_labels(table: LabelTable, images: Sequence[PackedImage], given: str | Path) -> list[str | None]:
+    return [label[0] if label else None for label in table_labels(one_label_each(table), images, given)]
+
+
+def one_label_each(table: LabelTable) -> TableRows:
+    """Read a table with one label per image.
+
+    Raises:
+        InvalidRequest: it has several; or see `read_rows`.
+    """
+    rows = read_rows(table)
+    if rows.labels_are_lists:
+        raise InvalidRequest(f"{table} has the column labels; an inspection needs one label per image, in `label`.")
+    return rows
+
+
+def _folder_labels(images: Sequence[PackedImage]) -> list[str | None]:
+    """Return the names of the parent folders, if they have five images each on average; else None for all."""
+    names = [one.label for one in images]
+    classes = {name for name in names if name}
+    usable = len(classes) >= 2 and len(classes) * LEAST_PER_CLASS <= len(images)
+    return names if usable else [None] * len(images)

@@ -1,0 +1,62 @@
+"""Bench: what a user can do with encoders and a store, wherever they are.
+
+bench = open_bench("./nnclr-store" | "milvus://..." | "http://host:8000")
+bench.search_each("photos", [SearchQuery.of(image="query.jpg", k=5)])
+bench.run("verify", CollectionRequest("photos"), progress=bar)
+
+`Workbench` is a bench with a store that this process opened, and `Client` one of a server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from nnclr_hub.errors import ImageError
+from nnclr_hub.store.base import Progress, VectorStore
+from nnclr_hub.workbench.add_request import AddRequest, NewImage
+from nnclr_hub.workbench.search_query import Answer, SearchQuery
+from nnclr_hub.workbench.tasks import Request
+
+if TYPE_CHECKING:
+    from nnclr_hub.encoder.embedder import ImageLike
+
+
+class Bench(Protocol):
+    """Encoders and a store."""
+
+    @property
+    def store(self) -> VectorStore:
+        """The collections."""
+        ...
+
+    def search_each(self, name: str, queries: Sequence[SearchQuery]) -> list[Answer]:
+        """Return the matches of each query, or the error that concerns it alone.
+
+        Raises:
+            CollectionNotFound: the collection does not exist.
+            FingerprintMismatch: the encoder that the collection is bound to is unavailable.
+        """
+        ...
+
+    def add_images(self, name: str, images: AddRequest | Sequence[NewImage]) -> list[ImageError | None]:
+        """Add images to an existing collection; return one entry per image: None or its error."""
+        ...
+
+    def embed_each(self, images: Sequence[ImageLike], model: str | None = None) -> list[np.ndarray | ImageError]:
+        """Return one entry per image: its (D,) float32 unit vector, or its ImageError.
+
+        Args:
+            model: None: the default.
+        """
+        ...
+
+    def run(self, task: str, request: Request, progress: Progress = lambda done, total: None) -> Mapping[str, Any]:
+        """Run a task of `workbench.tasks`, and return its result as JSON.
+
+        Args:
+            progress: called with (done, total), in units of the task.
+        """
+        ...

@@ -1,0 +1,214 @@
+"""Long operations. Each is a function, registered once, that runs behind a progress bar or as a job of a server.
+
+    @dataclass(frozen=True)
+    class VerifyRequest(Request):
+        collection: str = option("name of the collection")
+
+    @task("verify", VerifyRequest, path="/jobs")
+    def verify(bench: Workbench, request: VerifyRequest, context: TaskContext) -> Verified: ...
+
+    bench.run("verify", VerifyRequest("photos"), progress=bar)      # here, or on a server; returns JSON
+
+The command line, the routes of the server with their schemas, its jobs and the client are made from this table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol, Self, TypeVar
+from urllib.parse import quote
+
+from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.store.base import Progress
+from nnclr_hub.store.records import Records
+
+# modules of this package that register tasks
+MODULES = ("maintenance", "file_import")
+JOBS = "/jobs"  # the route of tasks without a route of their own; its body names the task
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+# These are not errors of the work. They derive from BaseException so that `except Exception` does not catch them.
+class TaskStopped(BaseException):
+    """Raised in a task that must end now."""
+
+
+class Cancelled(TaskStopped):
+    """Raised in a task that was cancelled. It removes its partial results."""
+
+
+class Interrupted(TaskStopped):
+    """Raised in a task when its server shuts down. It runs again at the next start, and keeps its partial results."""
+
+
+# ---- requests
+
+
+def option(doc: str, default: Any = MISSING, *, hidden: bool = False, **limits: Any) -> Any:
+    """Return a field of a request.
+
+    Args:
+        doc: description in the REST schema.
+        hidden: clients neither set nor see it, such as a path of the server.
+        limits: ge, le, min_length and max_length, as in JSON Schema.
+    """
+    return field(default=default, metadata={"doc": doc, "hidden": hidden, "limits": limits})
+
+
+@dataclass(frozen=True)
+class Request:
+    """Base of all requests. Making an invalid one raises InvalidRequest."""
+
+    def __post_init__(self) -> None:
+        self.validate()
+
+    def validate(self) -> None:
+        """Raise InvalidRequest if a value is outside of its limits."""
+        for one in fields(self):
+            limits, value = one.metadata.get("limits", {}), getattr(self, one.name)
+            if isinstance(value, int | float) and not (
+                limits.get("ge", value) <= value <= limits.get("le", value)  # also NaN
+            ):
+                allowed = " and ".join(
+                    f"at {side} {limits[key]}" for key, side in (("ge", "least"), ("le", "most")) if key in limits
+                )
+                raise InvalidRequest(f"{one.name} must be {allowed}, got {value}.")
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Self:
+        """Read what `as_json` returned."""
+        names = [one.name for one in fields(cls)]
+        unknown = sorted(body.keys() - set(names))
+        if unknown:
+            raise InvalidRequest(f"{cls.__name__} has no field {unknown[0]!r}; it takes {', '.join(names)}.")
+        return cls(**body)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all fields as JSON."""
+        return {one.name: getattr(self, one.name) for one in fields(self)}
+
+
+# ---- what a task sees
+
+
+class Result(Protocol):
+    """The result of a task, a frozen dataclass."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the result as JSON, in which clients see it."""
+        ...
+
+
+class TaskContext:
+    """What a task sees of the program that runs it. A task may run again, because a crash may interrupt it anywhere.
+
+    folder: files that were uploaded for the task, and its notes; survives a restart. None where nothing is uploaded.
+    state: what an earlier attempt saved with `save`; {} at the first.
+    writes: see `at_end`.
+
+    Args:
+        report: called with (done, total).
+        check: raises Cancelled or Interrupted if the task must end.
+        save: makes a state durable.
+    """
+
+    def __init__(
+        self,
+        report: Progress = lambda done, total: None,
+        check: Callable[[], None] = lambda: None,
+        *,
+        folder: Path | None = None,
+        state: Mapping[str, Any] | None = None,
+        save: Callable[[Mapping[str, Any]], None] = lambda state: None,
+    ) -> None:
+        self.folder = folder
+        self.state: Mapping[str, Any] = state or {}
+        self.writes: list[Callable[[Records], None]] = []
+        self._report, self._check, self._save = report, check, save
+
+    def progress(self, done: int, total: int, phase: str | None = None) -> None:
+        """Report progress; raise Cancelled or Interrupted if the task must end.
+
+        Args:
+            phase: what is in progress, where that is shown.
+        """
+        self._check()
+        self._report(done, total)
+
+    def raise_if_cancelled(self) -> None:
+        """Raise Cancelled or Interrupted if the task must end."""
+        self._check()
+
+    def save(self, state: Mapping[str, Any]) -> None:
+        """Keep a state for the next attempt; durable when it returns. Small JSON."""
+        self._save(state)
+        self.state = state
+
+    def at_end(self, write: Callable[[Records], None]) -> None:
+        """Call `write` in the transaction that records the end of the task. It may raise to refuse."""
+        self.writes.append(write)
+
+
+# ---- the table
+
+
+@dataclass(frozen=True)
+class Task:
+    """A long operation.
+
+    request: class of its requests.
+    path: REST route below /api/v1 that starts it. Fields in braces are part of the path. The others are the body.
+    query: the others are the query instead.
+    run: (bench, request, context) -> result.
+    """
+
+    name: str
+    request: type[Request]
+    path: str
+    query: bool
+    run: Callable[[Any, Any, TaskContext], Result]
+
+    def call(self, request: Request) -> tuple[str, dict[str, str], dict[str, Any] | None]:
+        """Return the path, the query and the body of the REST request that starts the task."""
+        hidden = {one.name for one in fields(request) if one.metadata.get("hidden")}
+        values = {name: value for name, value in request.as_json().items() if name not in hidden}
+        path = self.path.format_map({name: quote(str(value), safe="") for name, value in values.items()})
+        rest = {name: value for name, value in values.items() if f"{{{name}}}" not in self.path}
+        if self.query:
+            return path, {name: str(value) for name, value in rest.items() if value is not None}, None
+        return path, {}, rest | ({"kind": self.name} if path == JOBS else {})
+
+
+TASKS: dict[str, Task] = {}
+
+
+def task(name: str, request: type[Request], *, path: str, query: bool = False) -> Callable[[F], F]:
+    """Register a function as a task; see `Task`."""
+
+    def register(run: F) -> F:
+        TASKS[name] = Task(name, request, path, query, run)
+        return run
+
+    return register
+
+
+def find_task(name: str) -> Task:
+    """Return a task of the table.
+
+    Raises:
+        InvalidRequest: names the existing ones.
+    """
+    tasks = all_tasks()
+    if name not in tasks:
+        raise InvalidRequest(f"There is no task {name!r:.60}; use one of {', '.join(tasks)}.")
+    return tasks[name]
+
+
+def all_tasks() -> dict[str, Task]:
+    """Return the table, after importing the modules that fill it."""
+    for module in MODULES:
+        import_module(f"nnclr_hub.workbench.{module}")
+    return TASKS
