@@ -180,7 +180,7 @@ def test_the_proxy_refuses_more_requests_than_its_rate(proxied):
 @pytest.mark.skipif(CADDY is None, reason="Caddy is not installed")
 def test_the_documented_configuration_of_caddy_works(model, tmp_path, serve, image_files):
     assert CADDY is not None
-    page, port = SECURITY_PAGE.read_text(), free_port()
+    page, port = OPERATE_PAGE.read_text(), free_port()
     documented = page[page.index("Caddy sets the headers") :].split("```")[1]
     documented = documented.replace("{", "{\n    admin off", 1).replace(
         "photos.example.com", f"http://127.0.0.1:{port}"
