@@ -131,7 +131,7 @@ class Refused(NNCLRHubError):
 
     def __init__(self, code: str, detail: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(detail)
-        self.code = code
+        self.code = code  # type: ignore[misc]
         self.headers = headers or {}
 
 

@@ -29,7 +29,7 @@ from nnclr_hub.images.source import ImageSource, ListedImage
 from nnclr_hub.images.tiles import Tiling
 from nnclr_hub.progress import Advance
 from nnclr_hub.store.spec import Embeds
-from nnclr_hub.workbench.sample_metadata import metadata_of
+from nnclr_hub.workbench.folder_changes import metadata_of
 
 READERS = 16
 STEP = 64  # images between two progress reports

@@ -22,7 +22,7 @@ from nnclr_hub.images.listing import contents, find_images, named, open_unit
 from nnclr_hub.images.source import PackedImage
 from nnclr_hub.remote_files import expand
 from nnclr_hub.store.checks import metadata_json
-from nnclr_hub.workbench.sample_metadata import metadata_of
+from nnclr_hub.workbench.folder_changes import metadata_of
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_a_folder_can_be_walked_from_any_of_its_images(photos):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"")
     for folder in (photos, photos.parent / "odd"):
-        _, found = find_images([folder])
+        _sources, found = find_images([folder])
         for start in range(len(found)):
             assert list(open_unit((str(folder),), found[start].path)[1]) == found[start:]
 

@@ -20,8 +20,7 @@ from nnclr_hub.store.index_kinds import FLAT, IndexKind
 from nnclr_hub.store.spec import CollectionSpec
 from nnclr_hub.store.vector_transform import VectorTransform
 
-# faiss's type stubs lack half of its names
-FAISS: Any = faiss
+FAISS: Any = faiss  # whose type stubs lack half of its names
 FEW = 16  # queries per call: from 20 on, faiss switches to matrix products, which lose small distances
 # A forked child lacks the threads of its parent, which the OpenMP library of faiss would wait for.
 os.register_at_fork(after_in_child=lambda: FAISS.omp_set_num_threads(1))
@@ -31,29 +30,20 @@ Found = tuple[np.ndarray, np.ndarray]  # scores (n, k) float32, best first, and 
 
 @dataclass(frozen=True)
 class Main:
-    """An index over rows 0 ... N-1. Nothing may be added to `index` afterwards: faiss would move its vectors.
-
-    rids: (N,) int64 ascending, the row ids.
-    effort: efSearch or nprobe that calibration chose; 0 for an exact kind.
-    calibrated_rows: number of rows at that time.
-    recall: share of the ten nearest that searches found then; 1.0 for an exact kind.
-    transform: of the vectors in the index and of queries; None: they are compared as they are.
-    fitted_rows: number of live rows of the collection when the transform was fitted.
-    """
+    """An index over rows 0 ... N-1. Nothing may be added to `index` afterwards: faiss would move its vectors."""
 
     spec: CollectionSpec
     kind: IndexKind
     index: Any
-    rids: np.ndarray
-    effort: int = 0
-    calibrated_rows: int = 0
-    recall: float = 1.0
-    transform: VectorTransform | None = None
-    fitted_rows: int = 0
+    rids: np.ndarray  # (N,) int64 ascending, the row ids
+    effort: int = 0  # efSearch or nprobe that calibration chose; 0 for an exact kind
+    calibrated_rows: int = 0  # number of rows at that time
+    recall: float = 1.0  # share of the ten nearest that searches found then; 1.0 for an exact kind
+    transform: VectorTransform | None = None  # of the vectors in the index and of queries
+    fitted_rows: int = 0  # live rows of the collection when the transform was fitted
 
     @classmethod
     def empty(cls, spec: CollectionSpec) -> Main:
-        """Return one without rows."""
         return cls(spec, FLAT, None, NO_ROWS)
 
     def __len__(self) -> int:
@@ -69,7 +59,6 @@ class Main:
         k: int,
         bitmap: np.ndarray | None = None,
         *,
-        rows: np.ndarray | None = None,
         effort: int = 0,
         exhaustive: bool = False,
     ) -> Found:
@@ -79,7 +68,6 @@ class Main:
             queries: (n, D) float32, transformed.
             k: at least 1.
             bitmap: (N / 8,) uint8, little-endian bits, of the rows to consider; None: all.
-            rows: (m,) int64, instead of a bitmap.
             effort: efSearch or nprobe; 0: the calibrated one.
             exhaustive: look at every row.
         """
@@ -87,9 +75,8 @@ class Main:
         if options is None:
             options = kind.search_options(index, k, effort or self.effort)
         selector = {} if bitmap is None else {"sel": FAISS.IDSelectorBitmap(bitmap)}
-        selector = selector if rows is None else {"sel": FAISS.IDSelectorArray(rows)}
         parameters = getattr(FAISS, kind.parameters)(**selector, **options)
-        parameters.chosen = bitmap, rows  # faiss reads them by address, so they must live as long as the parameters
+        parameters.bitmap = bitmap  # faiss reads it by address, so it must live as long as the parameters
         if self.spec.metric != "l2":
             return index.search(queries, k, params=parameters)
         step = FEW if isinstance(index, faiss.IndexFlat) else len(queries)
@@ -102,22 +89,15 @@ class Main:
             return self._stored[rows].astype(np.float32, copy=False)
         return self.index.reconstruct_batch(np.ascontiguousarray(rows, np.int64))
 
-    @property
-    def is_flat(self) -> bool:
-        """Whether its vectors are in one array of float32, so that some can be compared where they are."""
-        return isinstance(self._exhaustive[0], faiss.IndexFlat)
-
     @cached_property
     def _stored(self) -> np.ndarray | None:
         """The vectors (N, D) where they are, float16 or float32; None: they are in lists, or codes of another kind."""
         index = self._exhaustive[0]
-        if isinstance(index, faiss.IndexFlat):
-            kind = "<f4"
-        elif isinstance(index, faiss.IndexScalarQuantizer) and index.sq.qtype == faiss.ScalarQuantizer.QT_fp16:
-            kind = "<f2"
-        else:
+        is_f16 = isinstance(index, faiss.IndexScalarQuantizer) and index.sq.qtype == faiss.ScalarQuantizer.QT_fp16
+        if not is_f16 and not isinstance(index, faiss.IndexFlat):
             return None
-        return faiss.rev_swig_ptr(index.codes.data(), index.codes.size()).view(kind).reshape(len(self), index.d)
+        stored = faiss.rev_swig_ptr(index.codes.data(), index.codes.size())
+        return stored.view("<f2" if is_f16 else "<f4").reshape(len(self), index.d)
 
     @cached_property
     def _exhaustive(self) -> tuple[Any, IndexKind, dict[str, int]]:
