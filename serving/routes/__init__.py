@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from . import attention, collections, comparisons, embed, imports, inspections, items, jobs, probes, search, server
+from . import (
+    attention,
+    collections,
+    comparisons,
+    embed,
+    imports,
+    inspections,
+    items,
+    jobs,
+    probes,
+    search,
+    server,
+    transfer,
+)
 
 # in the order of the OpenAPI document
 ROUTERS: tuple[APIRouter, ...] = (
@@ -15,6 +28,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     attention.router,
     collections.router,
     collections.aliases,
+    transfer.router,
     items.router,
     search.router,
     jobs.router,

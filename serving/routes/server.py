@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field
 from nnclr_hub.errors import RunNotFound
 from nnclr_hub.images.folder import image_suffixes
 from nnclr_hub.workbench.runs import list_runs, read_report
+from nnclr_hub.workbench.source_folders import SourceFolders
 
 from ..keys import READ, WRITE
 from ..readiness import Readiness
@@ -61,6 +62,7 @@ class SessionResponse(BaseModel):
     max_images: int = Field(description="most images in one request")
     max_bytes: int = Field(description="largest body of a request")
     image_suffixes: list[str] = Field(description="names of the image files that can be added end in one of these")
+    source_folders: list[str] = Field(description="names of the folders of the server that it may add; not paths")
     originals_bytes: int = Field(description="bytes of original files that may be kept; 0: originals are not kept")
     originals_used: int = Field(description="bytes of the original files that are kept")
 
@@ -76,6 +78,7 @@ def session(request: Request, here: Here) -> SessionResponse:
         max_images=settings.max_images,
         max_bytes=settings.max_bytes,
         image_suffixes=sorted(image_suffixes()),
+        source_folders=SourceFolders(settings.source_folders).names,
         originals_bytes=originals.most_bytes if originals else 0,
         originals_used=originals.used if originals else 0,
     )
