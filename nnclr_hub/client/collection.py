@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -37,8 +37,7 @@ from nnclr_hub.workbench.folder_changes import IndexReport, find_changes
 from nnclr_hub.workbench.import_format import FORMATS
 from nnclr_hub.workbench.inspections import LABEL_NEXT, KeptInspection, Placements
 from nnclr_hub.workbench.payload import decode_vector, encode_vector, image_file
-from nnclr_hub.workbench.search_batch import Answer
-from nnclr_hub.workbench.search_query import Box, Example, SearchQuery
+from nnclr_hub.workbench.search_query import Answer, Box, Example, SearchQuery
 
 if TYPE_CHECKING:
     from nnclr_hub.encoder.embedder import ImageLike
@@ -168,6 +167,12 @@ class RemoteCollection(Collection):
             "GET", "items", lambda body: Page(list(map(_read_item, body["items"])), body["cursor"]), params=params
         )
 
+    def read_all(self, limit: int = PAGE, *, thumbnails: bool = True) -> Iterator[list[Item]]:
+        """Yield all items in the order of their ids, in lists of 1 to `limit`."""
+        for items in pages(self, limit=limit):
+            jpegs = self.thumbnails([item.id for item in items]) if thumbnails else [None] * len(items)
+            yield [replace(item, thumbnail=jpeg) for item, jpeg in zip(items, jpegs, strict=True)]
+
     def change_indexed(self, keys: Sequence[str]) -> None:
         """Index these metadata keys and no others."""
         self.__dict__.pop("spec", None)
@@ -274,7 +279,7 @@ class RemoteCollection(Collection):
     search_each = nearest  # the server adds the percentiles
 
     def percentiles(self, scores: Sequence[float]) -> list[float] | None:
-        """Refused: a server returns percentiles with the matches of a search."""
+        """Raise InvalidRequest: a server returns percentiles with the matches of a search."""
         refuse("search with `with_percentile` instead")
 
     random_scores: Any = property(lambda self: self.percentiles(()))  # type: ignore[assignment]
@@ -397,7 +402,7 @@ class RemoteCollection(Collection):
         self._done("compact", progress)
 
     def repair(self, progress: Progress = lambda done, total: None) -> RepairReport:
-        """Refused: the machine of the server keeps what is removed."""
+        """Raise InvalidRequest: the machine of the server keeps what is removed."""
         refuse("run `nnclr store repair` on the machine of the server")
 
     def _done(self, kind: str, progress: Progress) -> Mapping[str, Any]:
@@ -469,10 +474,7 @@ class RemoteCollection(Collection):
         return self._ask("GET", "inspections", lambda body: body["inspections"])
 
     def inspection(self, number: int | None = None) -> KeptInspection:
-        """Return an inspection; without a number, the newest.
-
-        Its `log` is empty; `is_current` compares it with the collection.
-        """
+        """Return an inspection; without a number, the newest. `is_current` compares it with the collection."""
         known = self._ask("GET", f"inspections/{number or 'latest'}", dict)
         path = f"inspections/{known['number']}"  # another inspection may become the newest
         ids = self._ask("GET", f"{path}/ids", lambda body: body["ids"])

@@ -7,7 +7,7 @@ from typing import Any
 
 from nnclr_hub.client.collection import RemoteCollection, read_info, refuse
 from nnclr_hub.client.transport import Call, Connection
-from nnclr_hub.errors import CollectionExists, CollectionNotFound
+from nnclr_hub.errors import CollectionNotFound
 from nnclr_hub.store.base import VectorStore
 from nnclr_hub.store.checks import check_collection_name
 from nnclr_hub.store.reports import CollectionInfo
@@ -92,14 +92,12 @@ class RemoteStore(VectorStore):
 
     @property
     def records(self) -> Any:  # type: ignore[override]
-        """Refused: a server keeps its jobs and probes itself."""
+        """Raise InvalidRequest: a server keeps its jobs and probes itself."""
         refuse("jobs and probes are read by `Client.jobs` and `Client.probes`")
 
     def create(self, name: str, spec: CollectionSpec) -> RemoteCollection:
         """Create an empty collection; with a fingerprint, for the model of the server that the spec names."""
-        check_collection_name(name)
-        if name in self.aliases() or any(info.name == name for info in self.list()):
-            raise CollectionExists(f"The server already has a collection or an alias {name!r}.")
+        self.refuse_taken(name)  # the server itself accepts the same specification again
         bound: dict[str, Any] = {"model": spec.model} if spec.fingerprint else {"dim": spec.dim}
         self._collections.create(
             name,
@@ -127,6 +125,10 @@ class RemoteStore(VectorStore):
         """Return the state of each collection, by name."""
         return self._collections.list()
 
+    def names(self) -> Sequence[str]:
+        """Return the names of the collections, sorted."""
+        return [info.name for info in self.list()]
+
     def alias(self, alias: str, name: str) -> None:
         """Point an alias to a collection, whatever it pointed to before."""
         self._aliases.point(alias, name)
@@ -140,11 +142,11 @@ class RemoteStore(VectorStore):
         return self._aliases.list()
 
     def rename(self, name: str, to: str) -> None:
-        """Refused: REST has no route for it."""
+        """Raise InvalidRequest: REST has no route for it."""
         refuse("rename a collection with `nnclr store rename` on the machine of the server")
 
     def promote(self, name: str, to: str, finish: Callable[[], None] | None = None) -> str | None:
-        """Refused: only a re-embedding of the server itself replaces a collection."""
+        """Raise InvalidRequest: only a re-embedding of the server itself replaces a collection."""
         refuse("point an alias to the collection instead")
 
     def close(self) -> None:

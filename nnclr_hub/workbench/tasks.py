@@ -26,8 +26,9 @@ from nnclr_hub.store.base import Progress
 from nnclr_hub.store.records import Records
 
 # modules of this package that register tasks
-MODULES = ("maintenance", "file_import")
-JOBS = "/jobs"  # the route of tasks without a route of their own; its body names the task
+MODULES = ("maintenance", "file_import", "duplicates", "inspection.findings", "inspection.comparison", "probes")
+MODULES += ("reembedding",)
+JOBS = "/jobs"  # the route that several tasks share; its body names the task
 F = TypeVar("F", bound=Callable[..., Any])
 
 
