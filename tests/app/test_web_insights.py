@@ -225,7 +225,7 @@ def test_encoders_are_compared(insights, served):
     page = insights()
     encoders = card(page, "Encoders")
     encoders.get_by_role("button", name="Compare encoders").click()
-    encoders.locator("tbody tr").nth(1).wait_for()
+    encoders.locator("tbody tr").nth(1).wait_for(timeout=240_000)
     [job], _ = served.app.state.jobs.list(10, None, kind="comparison")
     scores = served.app.state.jobs.get(job.id).result["scores"]
     assert encoders.locator("tbody th").all_inner_texts() == [one["source"] for one in scores]
