@@ -43,6 +43,7 @@ SAME = 0.9  # least score of an image with its own thumbnail
 VOTE = "its nearest neighbors"
 PARTS = 6  # images in which a part is looked for
 START_S = 600.0  # for a server to load
+GRACE_S = 5  # for open pages at the end
 FIELD = "label"
 INTRO = """# nnclr_hub
 NNCLR learns image encoders from unlabeled images: what is near in its vectors looks alike. Click an image to see its
@@ -217,7 +218,7 @@ def build(demo: Demo) -> gr.Blocks:
             photo = gr.Image(first, type="pil", label="An image")
             with gr.Column():
                 probe = gr.Dropdown(
-                    [VOTE], value=VOTE, label="By", info="A linear probe is a classifier on the vectors."
+                    [VOTE], value=VOTE, label="By", info="Neighbors vote; a probe is fitted.", allow_custom_value=True
                 )
                 classes = gr.Label(demo.predict(first, VOTE), label="Classes", num_top_classes=5)
             predict = _said(demo.predict)
@@ -241,7 +242,9 @@ def serve(url: str, collection: str | None, port: int, host: str, runs: Path | N
     )
     # uvicorn's other parser, which `page.launch` would choose, executes the body of a request with `Upgrade` as a
     # request; see serving/http_protocol.py. Gradio has no web sockets.
-    uvicorn.run(served, host=host, port=port, log_level="warning", http="h11", ws="none")
+    uvicorn.run(
+        served, host=host, port=port, log_level="warning", http="h11", ws="none", timeout_graceful_shutdown=GRACE_S
+    )
 
 
 def _end_with(parent: int) -> None:
