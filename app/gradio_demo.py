@@ -148,9 +148,9 @@ class Demo:
         line = self.moments[int(place)]
         rows = zip(line["queries"], line["neighbors"], line["similarity"], strict=True)
         tiles = [pair for query, found, near in rows for pair in [(query, "image"), *zip(found, near, strict=True)]]
-        pictures = line["thumbnails"]
+        thumbnails = line["thumbnails"]
         blank = Image.new("RGB", (56, 56), "gray")  # an initial random row of the support set
-        return [(_decoded(pictures[str(i)]) if str(i) in pictures else blank, str(text)) for i, text in tiles]
+        return [(_decoded(thumbnails[str(i)]) if str(i) in thumbnails else blank, str(text)) for i, text in tiles]
 
     def _search(self, example: Example) -> list[Match]:
         return self.collection.search(SearchQuery([example], k=K, with_percentile=True))

@@ -149,7 +149,7 @@ class ViewMenu {
     }, onfocusout: (/** @type {FocusEvent} */ event) => { if (event.relatedTarget && !this.element.contains(event.relatedTarget)) this.element.open = false; }},
     make('summary', {class: 'button', 'aria-label': 'View'}, icon('settings'), make('span', {}, 'View')), make('div', {class: 'stack'},
       make('label', {}, 'Order', this.order), make('label', {}, 'Group by', this.group), make('label', {}, 'Size of the images', size),
-      option('Labels on the images', 'tags', on => grid.classList.toggle('no-tags', !on)), canWrite ? option('A label key goes to the next image', 'goes on') : ''));
+      option('Labels on the images', 'tags', on => grid.classList.toggle('no-tags', !on)), canWrite ? option('A label key goes to the next image', 'advance') : ''));
     this.fill();
   }
 

@@ -238,7 +238,7 @@ class ImageGrid extends HTMLElement {
     };
     if (labels) Object.assign(keys, {l: () => labels.ask(chosen), Delete: () => deleteRows(explorer, chosen).catch(sayError)});
     const isLabel = labels?.press(event.key, chosen);
-    if (isLabel && labels?.goesOn && !explorer.selected.size) this._move(place, place + 1, false);
+    if (isLabel && labels?.advances && !explorer.selected.size) this._move(place, place + 1, false);
     if (!isLabel && !keys[event.key]) return;
     event.preventDefault();
     if (!isLabel) keys[event.key]();

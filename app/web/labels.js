@@ -23,8 +23,8 @@ export class Labels extends EventTarget {
   }
 
   /** Whether the focus goes to the next image after a key. */
-  get goesOn() {
-    return localStorage.getItem('goes on') !== 'no';
+  get advances() {
+    return localStorage.getItem('advance') !== 'no';
   }
 
   get _stored() {

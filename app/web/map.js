@@ -10,7 +10,7 @@ import {Scatter} from './scatter.js';
 
 const CLUSTER = 'inspection.cluster';
 const ISLANDS = 30; // names on the map
-const OTHERS = 'others'; // values without a color of their own
+const OTHERS = 'others'; // values that share the gray
 const MOST_ADDED = 10_000; // items that are placed without a new inspection
 const STEP = 40; // pixels, per press of an arrow key
 const NEAR = 12; // pixels from a point to the pointer; the keyboard reaches everything

@@ -155,14 +155,14 @@ class ItemViewer extends HTMLElement {
   _key(event) {
     const {target} = event;
     if ([...document.querySelectorAll('dialog[open]')].at(-1) !== this.dialog || target instanceof HTMLInputElement || event.ctrlKey || event.metaKey || event.altKey) return;
-    if (!this.isFull && !this.dialog.contains(/** @type {Node} */ (target))) return; // the grid and the map have keys of their own
+    if (!this.isFull && !this.dialog.contains(/** @type {Node} */ (target))) return; // the grid and the map have other keys
     /** @type {Record<string, () => void>} */
     const keys = {ArrowLeft: () => this._step(-1), ArrowRight: () => this._step(1), '+': () => this.viewed.zoom(1.5), '-': () => this.viewed.zoom(1 / 1.5),
       s: () => this._findSimilar(), ...(this.isFull ? {} : {Escape: () => this.close()})};
     const {row, labels} = this;
     if (row !== null && labels) Object.assign(keys, {l: () => labels.ask([row]), Delete: () => this._delete(row).catch(sayError)});
     if (row !== null && labels?.press(event.key, [row])) {
-      if (labels.goesOn) this._step(1);
+      if (labels.advances) this._step(1);
       return event.preventDefault();
     }
     if (!keys[event.key]) return;

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -213,14 +213,13 @@ def duplicates(
 ) -> None:
     """List duplicate images: with equal pixels, or nearly equal. Works while a server uses the store.
 
-    With --server, at most 10,000 groups and 1,000 items of each are listed, and only the name of the indexed folder.
+    At most 10,000 groups and 1,000 items of each are listed; with --server, only the name of the indexed folder.
 
     Example: nnclr store duplicates photos --near auto
     """
-    from nnclr_hub.client import Client
     from nnclr_hub.progress import bar
     from nnclr_hub.store.checks import MAX_LIMIT
-    from nnclr_hub.workbench.duplicates import find_duplicates
+    from nnclr_hub.workbench.duplicates import DuplicatesRequest
     from nnclr_hub.workbench.image_record import PIXEL_HASH
 
     if exact and near is None:
@@ -228,13 +227,8 @@ def duplicates(
     threshold: Any = near if near in (None, "auto") else parse_numbers("--near", near, "SCORE or auto")[0]
     with place.bench(read_only=True) as bench, bar(err, "comparing", unit="items") as advance:
         collection = bench.collection(name)
-        found: Mapping[str, Any]
-        if isinstance(bench, Client):
-            job = bench.collection(name).duplicates(threshold, exact=exact, limit=MAX_LIMIT if as_json else SHOWN)
-            found = bench.jobs.wait(job.id, progress=advance).result or {}
-        else:
-            limit = None if as_json else SHOWN
-            found = find_duplicates(collection, threshold, exact=exact, limit=limit, progress=advance)
+        request = DuplicatesRequest(name, threshold, exact=exact, limit=MAX_LIMIT if as_json else SHOWN)
+        found = bench.run("duplicates", request, advance)
         unknown = collection.count({"must_not": [{"key": PIXEL_HASH, "exists": True}]}) if near is None else 0
         groups = _named(collection, [one["ids"] for one in found["groups"]])
     counts = {"found": found["found"], "surplus": found["surplus"]}

@@ -64,6 +64,8 @@ class Workbench:
         self.store = store
         self.originals = Originals.of(store, originals_bytes)
         self.backup_to = backup_to
+        # the only folders whose files a re-embedding reads; None: any folder
+        self.source_folders: Sequence[Path] | None = None
         self.read_only = store.read_only
         self.reembedding = threading.Lock()  # one at a time
 
@@ -256,7 +258,7 @@ class Workbench:
             items = embedded[1] if embedded is not None and embedded[0] is collection else None
             if items is None:
                 items = embed_images(request.images, self.embedder_of(collection))
-            return store_images(collection, request.images, items, self.originals)
+            return store_images(collection, items, request.images, self.originals)
 
         return self.store.write(name, add)
 
