@@ -1,6 +1,6 @@
-"""Answers whose size depends on the request: matches, items, predictions.
+"""Answers: vectors as fast JSON, NumPy files or raw bytes, and answers whose size depends on the request.
 
-    answer = answers.open(budget, queries=64)       # or 429
+    answer = answers.open(queries=64)       # or 429
     return PartsResponse([b'{"matches":', *answer.list(matches), b"}"])
 
 The bytes of an answer are counted while it is encoded, each against the limit of one answer (413) and that of all
@@ -10,23 +10,38 @@ other threads waiting, the event loop included.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+import io
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Literal
 
+import numpy as np
+import orjson
+from fastapi import Request
 from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from nnclr_hub.errors import AnswerTooLarge
 from nnclr_hub.store.cancellation import check_cancelled
 
-from .deadline import Budget
 from .engine.admission import Admission
-from .responses import JSON, encoded
+from .limits import Budget, current_budget
 from .settings import Settings
 from .telemetry import Metrics
 
+NPY = "application/x-npy"
+BYTES = "application/octet-stream"
+JSON = "application/json"
+PNG = "image/png"
+DType = Literal["float32", "float16"]
 NUMBER_BYTES = 13  # of a float32 as JSON, with its comma
 CHUNK = 256 << 10  # bytes that are sent at once, and for which permits are taken at once
+
+
+def encoded(value: Any) -> bytes:
+    """Return JSON; NumPy arrays become lists, written with the digits of float32."""
+    return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 class Answers:
@@ -39,20 +54,17 @@ class Answers:
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self._limit = settings.answer_bytes
-        self._admission = Admission(
-            settings.search_capacity,
-            max(settings.answers_bytes, settings.answer_bytes),
-            metrics,
-            "queries",
-            (metrics.searches_in_work, metrics.answer_bytes_in_work),
-        )
+        size = max(settings.answers_bytes, settings.answer_bytes)
+        gauges = metrics.searches_in_work, metrics.answer_bytes_in_work
+        self._admission = Admission(settings.search_capacity, size, metrics, "queries", gauges)
 
-    def open(self, budget: Budget, queries: int = 1) -> AnswerEncoder:
-        """Take permits for the queries of a request until it is over, and return the encoder of its answer.
+    def open(self, queries: int = 1) -> AnswerEncoder:
+        """Take permits for the queries of the current request until it is over, and return the encoder of its answer.
 
         Raises:
             Overloaded: too many searches are in progress.
         """
+        budget = current_budget()
         if queries:
             budget.hold(self._admission, queries, 0)
         return AnswerEncoder(self._admission, budget, self._limit)
@@ -94,8 +106,8 @@ class PartsResponse(Response):
 
     media_type = JSON
 
-    def __init__(self, parts: Sequence[bytes]) -> None:
-        super().__init__(headers={"Content-Length": str(sum(map(len, parts)))})
+    def __init__(self, parts: Sequence[bytes], headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(headers={"Content-Length": str(sum(map(len, parts))), **(headers or {})})
         self._parts = parts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -109,3 +121,40 @@ class PartsResponse(Response):
                 await send({"type": "http.response.body", "body": b"".join(chunk), "more_body": True})
                 chunk, size = [], 0
         await send({"type": "http.response.body", "body": b"".join(chunk)})
+
+
+def array_response(vectors: np.ndarray, kind: str, dtype: DType = "float32") -> Response:
+    """Return vectors (N, D) as a NumPy file, or as raw little-endian numbers with the shape in a header."""
+    rows = np.ascontiguousarray(vectors, {"float32": "<f4", "float16": "<f2"}[dtype])
+    headers = {"X-Shape": ",".join(map(str, rows.shape)), "X-DType": dtype, "Vary": "Accept"}
+    if kind == BYTES:
+        return Response(rows.tobytes(), media_type=BYTES, headers=headers)
+    file = io.BytesIO()
+    np.save(file, rows)
+    return Response(file.getvalue(), media_type=NPY, headers=headers)
+
+
+def wanted(request: Request, *kinds: str) -> str:
+    """Return the media type among JSON and `kinds` that the Accept header prefers; JSON if it accepts none."""
+    return _preferred(request.headers.get("accept", "")[:1000], kinds)
+
+
+@lru_cache(64)  # clients send few different headers
+def _preferred(accept: str, kinds: tuple[str, ...]) -> str:
+    """Return the preferred media type.
+
+    An exact type has precedence over `type/*`, and that over `*/*` (RFC 9110, section 12.5.1). Of equal qualities, the
+    first named type wins, then JSON.
+    """
+    ranges: dict[str, float] = {}
+    for part in accept.lower().split(","):
+        name, *parameters = (piece.strip() for piece in part.split(";"))
+        text = next((one[2:] for one in parameters if one.startswith("q=")), "1")
+        ranges.setdefault(name, float(text) if re.fullmatch(r"0(\.\d*)?|1(\.0*)?", text) else 1.0)
+    order = [*(name for name in ranges if name in kinds or name == JSON), JSON, *kinds]
+
+    def quality(kind: str) -> float:
+        return next((ranges[one] for one in (kind, f"{kind.partition('/')[0]}/*", "*/*") if one in ranges), 0.0)
+
+    best = max(order, key=quality)  # the first of equals
+    return best if quality(best) > 0 else JSON

@@ -22,8 +22,8 @@ from nnclr_hub.store.base import Collection, Item
 from nnclr_hub.workbench import AddRequest, NewImage, Workbench
 from nnclr_hub.workbench.ingestion import read_image, with_vector
 
+from .limits import while_connected
 from .models import Model
-from .responses import while_connected
 
 WRITERS = 8  # uploads that write or wait for a model at once
 

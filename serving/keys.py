@@ -15,7 +15,7 @@ import hmac
 import os
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,11 +70,8 @@ class Keys:
         return iter(self._keys)
 
     def find(self, secret: str) -> Key | None:
-        """Return the key of a secret, or None."""
-        return self.of_digest(hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest())
-
-    def of_digest(self, digest: bytes) -> Key | None:
-        """Return the key of a hash, or None. A secret that has both scopes may write."""
+        """Return the key of a secret, or None. A secret that has both scopes may write."""
+        digest = hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
         found: Key | None = None
         for key in self._keys:  # no early exit: the time must not reveal which key was similar
             if hmac.compare_digest(key.digest, digest) and (found is None or WRITE in key.scopes):
@@ -87,9 +84,6 @@ def create_keys_file(file: Path) -> str | None:
 
     Returns:
         The key, which is not shown again; None if the file exists already.
-
-    Raises:
-        InvalidRequest: the file cannot be written.
     """
     key = secrets.token_urlsafe(32)
     try:
@@ -109,20 +103,16 @@ def create_keys_file(file: Path) -> str | None:
 
 def _read_lines(file: Path) -> Iterator[tuple[str, str]]:
     try:
-        lines: Sequence[str] = file.read_text("utf-8").splitlines()
+        lines = [line.partition("#")[0].split() for line in file.read_text("utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"Cannot read the keys file {file} ({type(error).__name__}).") from error
-    found = False
-    for number, line in enumerate(lines, 1):
-        words = line.partition("#")[0].split()
-        if not words:
-            continue
-        if len(words) != 2 or words[0] not in (READ, WRITE):
-            raise InvalidRequest(f"Line {number} of {file} is invalid; expected `read KEY` or `write KEY`.")
-        found = True
-        yield words[0], words[1]
-    if not found:
+    if not any(lines):
         raise InvalidRequest(f"The keys file {file} contains no keys; add lines like `write ci:KEY`.")
+    for number, words in enumerate(lines, 1):
+        if words and (len(words) != 2 or words[0] not in (READ, WRITE)):
+            raise InvalidRequest(f"Line {number} of {file} is invalid; expected `read KEY` or `write KEY`.")
+        if words:
+            yield words[0], words[1]
 
 
 def _parse(text: str, scope: str, number: int) -> Key:

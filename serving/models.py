@@ -22,24 +22,21 @@ from concurrent.futures import Future
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from itertools import count
-from typing import Any
-
-import numpy as np
 
 from nnclr_hub.encoder.attention import AttentionMap, AttentionSettings
 from nnclr_hub.encoder.embedder import ImageLike
 from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.encoder.loader import load_encoder
 from nnclr_hub.encoder.preprocessing import EvalTransform
-from nnclr_hub.errors import ImageError, InvalidRequest, ModelError, Overloaded
+from nnclr_hub.errors import ModelError, Overloaded
 from nnclr_hub.hub.registry import MODELS, default_model
 from nnclr_hub.hub.sources import PYTHON, resolve, split_appended
 from nnclr_hub.images.pool import DecodingLimits, decoding_processes
 
-from .deadline import loading
-from .engine import Engine, ImageTask, Result
+from .engine import Engine, Result
 from .engine.admission import shutting_down
 from .engine.attention import AttentionQuery
+from .limits import loading
 from .settings import Settings
 from .telemetry import Metrics
 
@@ -47,7 +44,7 @@ log = logging.getLogger(__name__)
 
 
 class Model:
-    """An `Embedder`, and its engine while it is in memory. A Model stays valid when the engine is unloaded.
+    """A model and, while it is in memory, its engine. A Model stays valid when the engine is unloaded.
 
     Its errors are those of `Engine.run`, and ModelError if the files of the model changed while it was unloaded.
 
@@ -55,10 +52,6 @@ class Model:
     own_transform: whether a function of the user prepares its input, which `preprocessing` does not describe.
     released: increases with each release, so that the smallest is the least recently used.
     size: bytes that are reserved for its weights.
-
-    Args:
-        source: where it is loaded from.
-        engines: loads it.
     """
 
     def __init__(self, source: str, engines: Engines) -> None:
@@ -69,19 +62,15 @@ class Model:
         self.loading: Future[Engine] | None = None
         self.holders = self.released = self.size = 0
 
-    def describe(self, encoder: Encoder) -> None:
-        """Take over the facts of the encoder."""
+    def start(self, engine: Engine) -> None:
+        """Take over a loaded engine, and the facts of its encoder."""
+        encoder = engine.encoder
         self.name = encoder.reading.within(self.source)
         self.config, self.reading = encoder.config, encoder.reading
         self.preprocessing = encoder.transform.preprocessing
         self.own_transform = not isinstance(encoder.transform, EvalTransform)
         self.fingerprint, self.embed_dim = encoder.fingerprint, encoder.embed_dim
-
-    @property
-    def heads(self) -> int | None:
-        """Number of attention heads that `head` selects from; None for networks without them."""
-        with self.held() as engine:
-            return engine.encoder.heads
+        self.engine = engine
 
     @contextmanager
     def held(self) -> Iterator[Engine]:
@@ -101,55 +90,22 @@ class Model:
     async def held_async(self) -> AsyncIterator[Engine]:
         """Hold the engine, for the event loop."""
         while (engine := self._engines.hold_loaded(self)) is None:
-            await asyncio.to_thread(self._load)  # another model may unload it before it is held
+            await asyncio.to_thread(self._engines.get, self.source)  # another model may unload it before it is held
         try:
             yield engine
         finally:
             self._engines.release(self)
 
-    def _load(self) -> None:
-        with self.held():
-            pass
-
-    # ---- from a thread
-
-    def embed_each(self, images: Iterable[ImageLike], *, background: bool = False) -> list[Result]:  # type: ignore[override]
+    def embed_each(self, images: Iterable[ImageLike]) -> list[Result]:
         """Return one entry per image: its (D,) float32 unit vector, or its ImageError.
 
-        Args:
-            background: see `Admission.enter`.
+        For jobs: it blocks the thread, and leaves half of the engine to requests; see `Admission.enter`.
         """
         with self.held() as engine:
-            return engine.run(list(images), background=background)
-
-    def embed(self, images: Iterable[ImageLike]) -> np.ndarray:  # type: ignore[override]
-        """Return (N, D) float32 unit rows; raise the first ImageError."""
-        vectors = _require_all(self.embed_each(images))
-        return np.stack(vectors) if vectors else np.zeros((0, self.embed_dim), np.float32)
-
-    def tokens(self, images: Iterable[ImageLike]) -> np.ndarray:  # type: ignore[override]
-        """Return (N, h, w, D) float32 feature maps; raise the first ImageError."""
-        with self.held() as engine:
-            encoder = engine.encoder
-            normalize = encoder.transform.normalize
-            task = ImageTask(encoder.prepare, lambda crop: encoder.tokens(normalize(crop[np.newaxis]))[0])
-            maps = _require_all(engine.run(list(images), task))
-        if not maps:
-            raise InvalidRequest("tokens needs at least one image.")
-        return np.stack(maps)
-
-    def attention_maps(
-        self, settings: AttentionSettings, image: ImageLike, targets: Sequence[ImageLike] = ()
-    ) -> list[AttentionMap]:
-        """Return attention maps; see `Encoder.attention_maps`. Too many pixels together raise RequestTooLarge."""
-        with self.held() as engine:
-            query = self._attention_query(engine, settings, image, targets)
-            return query.maps(engine.run(query.images, query.task))
-
-    # ---- from the event loop
+            return engine.run(list(images), background=True)
 
     async def embed_each_async(self, images: Sequence[ImageLike]) -> list[Result]:
-        """Return what `embed_each` does, for the event loop. Cancelling it drops the images that have not started.
+        """Return what `embed_each` does, for requests. Cancelling it drops the images that have not started.
 
         More than a request's usual number of images go through the engine in parts, two at a time. The first part is
         refused if the server is overloaded; the others wait for permits until the deadline.
@@ -163,11 +119,16 @@ class Model:
             parts = [images[i : i + part] for i in range(0, len(images), part)]
             return await _run_in_parts(engine, parts, settings.deadline_s)
 
-    async def load_attention_async(self) -> None:
-        """Build the network that attention needs, which takes seconds the first time."""
+    async def load_attention_async(self) -> int | None:
+        """Build the network that attention needs, which takes seconds the first time.
+
+        Returns:
+            Number of attention heads that `head` selects from; None for networks without them.
+        """
         async with self.held_async() as engine:
             with loading():
                 await engine.build_async()
+            return engine.encoder.heads
 
     async def attention_maps_async(
         self,
@@ -177,17 +138,13 @@ class Model:
         *,
         deadline_s: float | None = None,
     ) -> list[AttentionMap]:
-        """Return what `attention_maps` does, for the event loop."""
+        """Return attention maps; see `Encoder.attention_maps`. Too many pixels together raise RequestTooLarge."""
         async with self.held_async() as engine:
-            query = await asyncio.to_thread(self._attention_query, engine, settings, image, targets)
+            max_side = self._engines.settings.attention_side
+            make = partial(AttentionQuery, engine.encoder.attention_extractor, max_side, settings, image, targets)
+            query = await asyncio.to_thread(make)
             results = await engine.run_async(query.images, query.task, deadline_s=deadline_s)
             return await asyncio.to_thread(query.maps, results)
-
-    def _attention_query(
-        self, engine: Engine, settings: AttentionSettings, image: ImageLike, targets: Sequence[ImageLike]
-    ) -> AttentionQuery:
-        extractor = engine.encoder.attention_extractor
-        return AttentionQuery(extractor, self._engines.settings.attention_side, settings, image, targets)
 
 
 class Engines:
@@ -229,12 +186,10 @@ class Engines:
         self._decoding.enter_context(decoding_processes(settings.decode_threads, limits, killed))
 
     def get(self, source: str | None = None) -> Model:
-        """Return the model of a source. Block while it loads; other models continue.
-
-        Raises:
-            ModelError, Overloaded: see `Model.held`.
-        """
-        model = self._model(source or self.default)
+        """Return the model of a source. Block while it loads; other models continue. Errors: see `Model.held`."""
+        source = source or self.default
+        with self._lock:
+            model = self._models.setdefault(source, Model(source, self))
         with model.held():
             return model
 
@@ -293,10 +248,6 @@ class Engines:
 
     # ---- memory
 
-    def _model(self, source: str) -> Model:
-        with self._lock:
-            return self._models.setdefault(source, Model(source, self))
-
     def hold_loaded(self, model: Model) -> Engine | None:
         """Return the engine of a model if it is in memory, held until `release`."""
         with self._lock:
@@ -341,8 +292,7 @@ class Engines:
             if changed:  # requests that use the old one must not get vectors of other weights
                 old, model = model, Model(model.source, self)
                 self._models[model.source], model.size, old.size = model, old.size, 0
-            model.engine = engine
-            model.describe(engine.encoder)
+            model.start(engine)
         if changed:
             message = "The files of this model changed while it was unloaded; repeat the request."
             future.set_exception(ModelError(message))
@@ -450,11 +400,3 @@ async def _run_in_parts(engine: Engine, parts: Sequence[Sequence[ImageLike]], se
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _require_all(results: list[Any]) -> list[Any]:
-    """Return the results; raise the first ImageError among them."""
-    for result in results:
-        if isinstance(result, ImageError):
-            raise result
-    return results

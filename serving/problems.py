@@ -91,11 +91,7 @@ HTTP_KINDS: dict[str, ProblemKind] = {
         ProblemKind(403, "host_not_allowed", "The Host header is not an allowed name of this server."),
         ProblemKind(403, "origin_not_allowed", "A web page of another origin may not send this request."),
         ProblemKind(404, "not_found", "This path does not exist."),
-        ProblemKind(
-            405,
-            "method_not_allowed",
-            "The path does not support this method; see the Allow header.",
-        ),
+        ProblemKind(405, "method_not_allowed", "The path does not support this method; see the Allow header."),
         ProblemKind(415, "unsupported_media_type", "The path does not support the media type of the body."),
         ProblemKind(415, "unsupported_encoding", "The body is compressed; send it uncompressed."),
         ProblemKind(429, "too_many_wrong_keys", "Too many wrong API keys were sent from this address."),
@@ -125,13 +121,22 @@ ANYWHERE: tuple[str | type[NNCLRHubError], ...] = (
 UNREADABLE = (errors.ImageError, errors.UnsupportedImage, errors.ImageTooLarge)  # of routes that read images
 
 
-class InvalidInput(NNCLRHubError):
-    """Raised for one parameter of a request to /v1; the envelope of OpenAI names it.
+class Refused(NNCLRHubError):
+    """Raised for an error of HTTP itself.
 
     Args:
-        param: such as input[3].
-        reason: the error with the message, the code and the status.
+        code: of HTTP_KINDS.
+        headers: additional headers of the response.
     """
+
+    def __init__(self, code: str, detail: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(detail)
+        self.code = code  # type: ignore[misc]
+        self.headers = headers or {}
+
+
+class InvalidInput(NNCLRHubError):
+    """Raised for one parameter of a request to /v1, such as input[3]. The envelope of OpenAI names it."""
 
     def __init__(self, param: str, reason: NNCLRHubError) -> None:
         super().__init__(f"{param}: {reason}")
@@ -141,7 +146,7 @@ class InvalidInput(NNCLRHubError):
 
 def status_of(error: NNCLRHubError) -> int:
     """Return the HTTP status of an error."""
-    return next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
+    return problem_kind(error.code if isinstance(error, Refused) else type(error)).status
 
 
 def problem_kind(kind: str | type[NNCLRHubError]) -> ProblemKind:
@@ -194,18 +199,15 @@ def problem(
     """Return an error response, in the envelope of the path.
 
     Args:
-        path: path of the request.
-        status: HTTP status.
         code: stable name of the error.
         detail: message for a person.
         items: errors of single parts of the request.
-        headers: additional headers.
         param: the parameter at fault, for the envelope of OpenAI.
     """
-    timings = current.get()
-    if timings is not None:
+    if (timings := current.get()) is not None:
         timings.refusal = code
     if path.startswith("/v1/"):
+        status = 400 if status in (415, 422) else status  # the OpenAI API uses neither
         kind = "invalid_request_error" if status < 500 and status != 429 else "server_error"
         body: dict[str, Any] = {"error": {"message": detail, "type": kind, "param": param, "code": code}}
         return _SafeJSON(body, status, headers=headers)
@@ -217,86 +219,73 @@ def problem(
     return _SafeJSON(body, status, headers=headers, media_type=PROBLEM)
 
 
-def install(app: FastAPI) -> None:
-    """Make the app return every error in this form."""
-    app.add_exception_handler(NNCLRHubError, _ours)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(ImportError, _import_failed)
-    app.add_exception_handler(ClientDisconnect, _disconnected)
-    app.add_exception_handler(Exception, _unexpected)
-
-
-async def _ours(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, NNCLRHubError)
-    answer = error_response(request.url.path, error)
-    if answer.status_code == 500:
-        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return answer
-
-
 def error_response(path: str, error: NNCLRHubError) -> JSONResponse:
     """Return the response for an error of the library."""
     param, text = None, str(error)
     if isinstance(error, InvalidInput):
         param, error = error.param, error.reason
     status = status_of(error)
-    if path.startswith("/v1/") and status in (415, 422):  # the OpenAI API uses neither
-        status = 400
     if isinstance(error, errors.StoreError) and status >= 500:
         log.error("%s: %s", path, text)  # the message may name files, and only the operator can act on it
         text = DISK_FULL if isinstance(error, errors.DiskFull) else STORE_FAILED
-    headers = {"Retry-After": str(max(1, round(error.retry_after)))} if isinstance(error, errors.Overloaded) else None
+    headers = error.headers if isinstance(error, Refused) else None
+    if isinstance(error, errors.Overloaded):
+        headers = {"Retry-After": str(max(1, round(error.retry_after)))}
     conflicts = error.conflicts if isinstance(error, errors.MetadataConflict) else {}
     items = [{"id": id, "metadata": values} for id, values in islice(conflicts.items(), MAX_CONFLICTS)]
     return problem(path, status, error.code, without_paths(text), items=items, headers=headers, param=param)
 
 
-async def _invalid(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, RequestValidationError)
-    path, parts = request.url.path, error.errors()
-    if broken := next((part for part in parts if part["type"] == "json_invalid"), None):
-        place = broken["loc"][0]  # the body, or a field of a form
-        what = "body" if place == "body" else f"field {place}"
-        return problem(path, 400, "malformed", f"The {what} is not valid JSON.")
-    items = [
-        {"loc": ".".join(map(str, part["loc"])), "msg": part["msg"].removeprefix("Value error, ")} for part in parts
-    ]
-    detail = "; ".join(f"{one['loc']}: {one['msg']}" for one in items[:5])
-    param = items[0]["loc"].partition(".")[2] or None
-    status = 400 if path.startswith("/v1/") else 422
-    return problem(path, status, "invalid_request", f"Invalid request: {detail}.", items=items, param=param)
+def install(app: FastAPI) -> None:
+    """Make the app return every error in this form."""
 
+    # asynchronous, because FastAPI runs other handlers in threads
+    @app.exception_handler(NNCLRHubError)
+    async def of_library(request: Request, error: NNCLRHubError) -> JSONResponse:
+        answer = error_response(request.url.path, error)
+        if answer.status_code == 500:
+            log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        return answer
 
-async def _http(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, HTTPException)
-    if isinstance(error.__cause__, NNCLRHubError):  # raised while the body was read, and wrapped by FastAPI
-        return await _ours(request, error.__cause__)
-    status = error.status_code
-    code = _HTTP_CODES.get(status, "http_error")
-    if status == 415 and request.url.path.startswith("/v1/"):
-        status = 400
-    detail = f"{request.method} {request.url.path}: {error.detail.rstrip('.')}."
-    headers = dict(error.headers or {})
-    if status == 405:  # FastAPI lists the methods of one route only, but several routes may share the path
-        template = getattr(request.scope.get("route"), "path", None)
-        methods = request.app.openapi()["paths"].get(template, {})
-        headers |= {"Allow": ", ".join(sorted(map(str.upper, methods)))} if methods else {}
-    return problem(request.url.path, status, code, detail, headers=headers)
+    @app.exception_handler(RequestValidationError)
+    async def of_validation(request: Request, error: RequestValidationError) -> JSONResponse:
+        path, parts = request.url.path, error.errors()
+        if broken := next((part for part in parts if part["type"] == "json_invalid"), None):
+            place = broken["loc"][0]  # the body, or a field of a form
+            what = "body" if place == "body" else f"field {place}"
+            return problem(path, 400, "malformed", f"The {what} is not valid JSON.")
+        items = [
+            {"loc": ".".join(map(str, part["loc"])), "msg": part["msg"].removeprefix("Value error, ")} for part in parts
+        ]
+        detail = "; ".join(f"{one['loc']}: {one['msg']}" for one in items[:5])
+        param = items[0]["loc"].partition(".")[2] or None
+        return problem(path, 422, "invalid_request", f"Invalid request: {detail}.", items=items, param=param)
 
+    @app.exception_handler(HTTPException)
+    async def of_starlette(request: Request, error: HTTPException) -> JSONResponse:
+        if isinstance(error.__cause__, NNCLRHubError):  # raised while the body was read, and wrapped by FastAPI
+            return await of_library(request, error.__cause__)
+        detail = f"{request.method} {request.url.path}: {error.detail.rstrip('.')}."
+        headers = dict(error.headers or {})
+        if error.status_code == 405:  # FastAPI lists the methods of one route; several routes may share the path
+            template = getattr(request.scope.get("route"), "path", None)
+            methods = request.app.openapi()["paths"].get(template, {})
+            headers |= {"Allow": ", ".join(sorted(map(str.upper, methods)))} if methods else {}
+        code = _HTTP_CODES.get(error.status_code, "http_error")
+        return problem(request.url.path, error.status_code, code, detail, headers=headers)
 
-async def _import_failed(request: Request, error: Exception) -> JSONResponse:
-    """Handle the import of a package when it is first used, such as torch for attention maps."""
-    assert isinstance(error, ImportError)
-    missing = errors.missing_package(error)
-    return await (_unexpected(request, error) if missing is None else _ours(request, missing))
+    @app.exception_handler(ClientDisconnect)
+    async def of_disconnect(request: Request, error: ClientDisconnect) -> Response:
+        """Handle a client that disconnected while its body was read; this is not a failure of the server."""
+        return Response(status_code=499)
 
+    @app.exception_handler(Exception)
+    async def unexpected(request: Request, error: Exception) -> JSONResponse:
+        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        return problem(request.url.path, 500, "internal", HTTP_KINDS["internal"].meaning)
 
-async def _unexpected(request: Request, error: Exception) -> JSONResponse:
-    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return problem(request.url.path, 500, "internal", HTTP_KINDS["internal"].meaning)
-
-
-async def _disconnected(request: Request, error: Exception) -> Response:
-    """Handle a client that disconnected while its body was read; this is not a failure of the server."""
-    return Response(status_code=499)
+    @app.exception_handler(ImportError)
+    async def of_import(request: Request, error: ImportError) -> JSONResponse:
+        """Handle the import of a package when it is first used, such as torch for attention maps."""
+        missing = errors.missing_package(error)
+        return await (unexpected(request, error) if missing is None else of_library(request, missing))

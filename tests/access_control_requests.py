@@ -2,7 +2,7 @@
 
 import asyncio
 
-from serving.body_limits import BodyLimitsLayer
+from serving.limits import RequestLimits
 from serving.routes import ROUTERS
 from serving.security.access import AccessRules
 from serving.security.access_control import AccessControl
@@ -50,7 +50,7 @@ def control_of(settings: Settings) -> AccessControl:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
-    return AccessControl(BodyLimitsLayer(app, settings), AccessRules(ROUTERS), settings)
+    return AccessControl(RequestLimits(app, settings), AccessRules(ROUTERS), settings)
 
 
 def ask(

@@ -153,8 +153,7 @@ def download(
 
     Example: nnclr download hf-hub:org/repo@v1.0 --to models/repo
     """
-    from nnclr_hub.hub.copies import keep
-    from nnclr_hub.hub.sources import resolve
+    from nnclr_hub.hub.sources import keep, resolve
 
     found = resolve(source, whole=True)
     folder = keep(found, to) if to is not None else found.folder

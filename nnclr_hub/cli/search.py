@@ -206,7 +206,7 @@ def _remote(server: str, api_key_env: str, collection: str) -> Iterator[Searcher
 
     with connected(server, api_key_env) as client:
         there = client.collection(collection)
-        yield there.search_each, there.thumbnail, ImageReading()
+        yield there.search_queries, there.thumbnail, ImageReading()
 
 
 def _require_one_file(images: Sequence[Path]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nnclr_hub.cli.index import connected, list_broken, result_of
+from nnclr_hub.cli.index import connected, list_broken
 from nnclr_hub.cli.place import opened
 from nnclr_hub.cli.verbs import (
     DEFAULT_STORE,
@@ -172,7 +172,7 @@ def _import_there(file: Path, name: str, server: str, api_key_env: str, format: 
         images = job.kind == "add"
         with bar(err, "importing", unit="images" if images else "MB") as advance:
             progress = advance if images else in_megabytes(advance)
-            return result_of(client, job, progress)
+            return dict(client.jobs.wait(job.id, progress=progress).result or {})
 
 
 def _import_shards(folder: Path, name: str | None, store: str, into: bool, as_json: bool) -> None:

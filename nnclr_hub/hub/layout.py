@@ -13,7 +13,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -109,19 +110,7 @@ def read_config(folder: Path) -> ModelConfig:
         raise WeightsMismatch(
             f"{path} lacks {', '.join(missing)}, so it is not a model folder of nnclr_hub; export the model again."
         )
-    _check_ours(path, fields.get("nnclr") or {})
-    return ModelConfig(
-        architecture=fields["architecture"],
-        model_args=fields.get("model_args") or {},
-        num_features=fields["num_features"],
-        global_pool=fields.get("global_pool", "avg"),
-        pretrained_cfg=fields["pretrained_cfg"],
-        nnclr=fields.get("nnclr") or {},
-    )
-
-
-def _check_ours(path: Path, ours: Mapping[str, Any]) -> None:
-    """Check that this version can read the block nnclr."""
+    ours = fields.get("nnclr") or {}
     version = ours.get("format_version", FORMAT_VERSION)
     if isinstance(version, int) and version > FORMAT_VERSION:
         raise ModelTooNew(
@@ -130,6 +119,14 @@ def _check_ours(path: Path, ours: Mapping[str, Any]) -> None:
         )
     if not isinstance(version, int) or not _is_block(ours):
         raise WeightsMismatch(f"The block nnclr in {path} is invalid; download or export the model again.")
+    return ModelConfig(
+        architecture=fields["architecture"],
+        model_args=fields.get("model_args") or {},
+        num_features=fields["num_features"],
+        global_pool=fields.get("global_pool", "avg"),
+        pretrained_cfg=fields["pretrained_cfg"],
+        nnclr=ours,
+    )
 
 
 def _is_block(ours: Mapping[str, Any]) -> bool:
@@ -152,14 +149,11 @@ def read_weights(folder: Path, name: str = WEIGHTS) -> dict[str, Tensor]:
         ModelFilesMissing: it does not exist.
         WeightsMismatch: it is truncated, is not a safetensors file, or contains NaN or infinity.
     """
-    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     path = require(folder, name)
-    try:
+    with _damage(path):
         tensors = load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise WeightsMismatch(f"{path} is damaged ({error}); download or export the model again.") from error
     for key, value in tensors.items():
         if value.is_floating_point() and not value.isfinite().all():
             raise WeightsMismatch(f"{key} in {path} contains NaN or infinity; export another checkpoint.")
@@ -167,19 +161,13 @@ def read_weights(folder: Path, name: str = WEIGHTS) -> dict[str, Tensor]:
 
 
 def read_arrays(folder: Path, name: str = WEIGHTS) -> dict[str, np.ndarray]:
-    """Read the tensors of a safetensors file without torch; bfloat16 as float32.
-
-    Raises:
-        ModelFilesMissing, WeightsMismatch: see `read_weights`.
-    """
+    """Read the tensors of a safetensors file like `read_weights`, without torch; bfloat16 as float32."""
     import numpy as np
-    from safetensors import SafetensorError, deserialize
+    from safetensors import deserialize
 
     path = require(folder, name)
-    try:
+    with _damage(path):
         read = deserialize(path.read_bytes())
-    except (SafetensorError, OSError) as error:
-        raise WeightsMismatch(f"{path} is damaged ({error}); download or export the model again.") from error
     arrays = {}
     for key, one in read:
         if one["dtype"] == "BF16":  # the upper half of a float32
@@ -206,51 +194,45 @@ def tensor_ranges(path: Path) -> dict[str, tuple[str, int, int]]:
 
 
 def parameter_count(folder: Path, name: str = WEIGHTS) -> int:
-    """Return the number of trained values in a safetensors file; only its header is read.
-
-    Raises:
-        ModelFilesMissing, WeightsMismatch: see `read_weights`.
-    """
-    from safetensors import SafetensorError, safe_open
+    """Return the number of trained values in a safetensors file; only its header is read."""
+    from safetensors import safe_open
 
     path = require(folder, name)
+    with _damage(path), safe_open(path, "numpy") as file:
+        kept = [key for key in file.keys() if not key.endswith(BUFFERS)]  # noqa: SIM118
+        return sum(math.prod(file.get_slice(key).get_shape()) for key in kept)
+
+
+@contextmanager
+def _damage(path: Path) -> Iterator[None]:
+    """Convert the errors of safetensors to WeightsMismatch."""
+    from safetensors import SafetensorError
+
     try:
-        with safe_open(path, "numpy") as file:
-            kept = [key for key in file.keys() if not key.endswith(BUFFERS)]  # noqa: SIM118
-            return sum(math.prod(file.get_slice(key).get_shape()) for key in kept)
+        yield
     except (SafetensorError, OSError) as error:
         raise WeightsMismatch(f"{path} is damaged ({error}); download or export the model again.") from error
 
 
 def require(folder: Path, name: str) -> Path:
-    """Return the path of a file in the folder.
-
-    Raises:
-        ModelFilesMissing: it does not exist.
-    """
-    path = Path(folder) / name
-    if not path.is_file():
-        if not Path(folder).is_dir():
-            what = "is a file" if Path(folder).is_file() else "does not exist"
-            raise ModelFilesMissing(
-                f"{folder} {what}; expected a model folder, as made by `nnclr export` or `nnclr download`."
-            )
-        if (Path(folder) / "encoder" / CONFIG).is_file():
-            raise ModelFilesMissing(
-                f"{folder} is a run folder; its model folder is {Path(folder) / 'encoder'}: name that."
-            )
+    """Return the path of a file in the folder; raise ModelFilesMissing if it does not exist."""
+    folder = Path(folder)
+    if (path := folder / name).is_file():
+        return path
+    if not folder.is_dir():
+        what = "is a file" if folder.is_file() else "does not exist"
         raise ModelFilesMissing(
-            f"{path} is missing; a model folder contains {CONFIG} and {WEIGHTS}. Download or export the model again."
+            f"{folder} {what}; expected a model folder, as made by `nnclr export` or `nnclr download`."
         )
-    return path
+    if (folder / "encoder" / CONFIG).is_file():
+        raise ModelFilesMissing(f"{folder} is a run folder; its model folder is {folder / 'encoder'}: name that.")
+    raise ModelFilesMissing(
+        f"{path} is missing; a model folder contains {CONFIG} and {WEIGHTS}. Download or export the model again."
+    )
 
 
 def sha256_of(path: Path) -> str:
-    """Return the hex digest of a file.
-
-    Raises:
-        ModelFilesMissing: it cannot be read.
-    """
+    """Return the hex digest of a file; raise ModelFilesMissing if it cannot be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

@@ -37,11 +37,9 @@ class Benchmark:
     """A labeled set that scores encoders.
 
     floors: accuracy of `nnclr eval knn FLOOR --data DATA` on its test split, by floor; floors need no training.
-    validation: whether it has a folder val/, which training and `nnclr export` score instead of the test split.
     """
 
     floors: Mapping[str, float]
-    validation: bool = False
 
     @property
     def best_floor(self) -> str:
@@ -52,8 +50,8 @@ class Benchmark:
 BENCHMARKS: dict[str, Benchmark] = {  # measured in docs/results/starter.md
     "imagenette128": Benchmark({"hog": 0.367, "color": 0.474, "hog+color": 0.528}),
     "mix128": Benchmark({"hog": 0.404, "color": 0.226, "hog+color": 0.346}),
-    "clothing160": Benchmark({"hog": 0.478, "color": 0.177, "hog+color": 0.285}, validation=True),
-    "grocery128": Benchmark({"hog": 0.031, "color": 0.352, "hog+color": 0.329}, validation=True),
+    "clothing160": Benchmark({"hog": 0.478, "color": 0.177, "hog+color": 0.285}),
+    "grocery128": Benchmark({"hog": 0.031, "color": 0.352, "hog+color": 0.329}),
 }
 
 

@@ -7,6 +7,7 @@ HTTPS_PROXY. Its errors become short messages that name the variable and the cac
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -18,6 +19,7 @@ from nnclr_hub.hub.layout import CARD, CONFIG, GRAPH, HEADS, SUPPORT_SET, WEIGHT
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 _XET = re.compile("xet-(read|write)-token")
 NO_XET = "HF_HUB_DISABLE_XET"
+SILENT = {"ConnectError", "ConnectTimeout", "ReadTimeout", "ConnectionError", "ConnectionRefusedError"}
 
 
 def download(reference: str, *, progress: bool = True, whole: bool = False) -> Path:
@@ -41,6 +43,11 @@ def download(reference: str, *, progress: bool = True, whole: bool = False) -> P
             f"hf-hub:{reference} is not a valid repository; expected hf-hub:ORGANIZATION/NAME[@REVISION]."
         )
     from huggingface_hub import snapshot_download
+    from huggingface_hub.utils import tqdm
+
+    class Silent(tqdm):
+        def __init__(self, *arguments: object, **options: object) -> None:
+            super().__init__(*arguments, **{**options, "disable": True})  # type: ignore[arg-type]
 
     require_endpoint()
     try:
@@ -49,7 +56,7 @@ def download(reference: str, *, progress: bool = True, whole: bool = False) -> P
             revision=revision or None,
             allow_patterns=[CONFIG, WEIGHTS, HEADS, GRAPH, CARD, *([SUPPORT_SET] if whole else [])],
             library_name="nnclr_hub",
-            tqdm_class=None if progress else _silent(),
+            tqdm_class=None if progress else Silent,
         )
     except (OSError, RuntimeError, ValueError, *network_errors()) as error:
         raise hub_failure(error, reference) from error
@@ -63,97 +70,64 @@ def hub_failure(error: Exception, reference: str) -> NNCLRHubError:
         InvalidRequest for an invalid name, UnknownModel for a refusal, ModelFilesMissing if no server answered, and
         ModelError for other failures.
     """
-    from huggingface_hub import constants
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HFValidationError,
-        OfflineModeIsEnabled,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
+    from huggingface_hub import constants, errors
 
     endpoint, cache = constants.ENDPOINT, constants.HF_HUB_CACHE
-    status = _status(error)
+    causes = list(_causes(error))
+    answers = (getattr(one, "response", None) for one in causes)
+    status = next((int(answer.status_code) for answer in answers if answer is not None), None)
+    names = {type(one).__name__ for one in causes}
     text = re.sub(r"\?[^\s'\"]+", "", " ".join(str(error).split()))[:200]  # a query may be the signature of an upload
-    causes = {type(one).__name__ for one in (error, error.__cause__) if one is not None}
-    offline = constants.HF_HUB_OFFLINE or isinstance(error, OfflineModeIsEnabled)
-    silent = status is None and (
-        causes & {"ConnectError", "ConnectTimeout", "ReadTimeout", "ConnectionError", "ConnectionRefusedError"}
-        or isinstance(error, ConnectionError | TimeoutError)
-    )
     here = f"It is not completely in the cache {cache}; set HF_HUB_CACHE to a folder that has it, or use a model folder"
-    rules: tuple[tuple[object, type[NNCLRHubError], str], ...] = (
-        (isinstance(error, HFValidationError), InvalidRequest, f"{reference} is not a valid repository: {text}"),
-        (
-            _is_of_xet(error),
-            ModelError,
+    login = "log in with `hf auth login`"
+    if isinstance(error, errors.HFValidationError):
+        return InvalidRequest(f"{reference} is not a valid repository: {text}")
+    if any(_XET.search(str(one)) for one in causes):  # a Hub without Xet refuses the request for its token
+        return ModelError(
             f"{endpoint} announces the Xet protocol for {reference} but does not support it; set {NO_XET}=1 before "
-            "starting to use plain HTTP.",
-        ),
-        (
-            isinstance(error, UnicodeEncodeError),  # the token is part of a header
-            UnknownModel,
-            f"HF_TOKEN contains invalid characters, so {reference} was not requested; correct it.",
-        ),
-        (
-            isinstance(error, GatedRepoError),
-            UnknownModel,
-            f"{reference} is gated; accept its terms on its page, then log in with `hf auth login` or set HF_TOKEN.",
-        ),
-        (
-            isinstance(error, RevisionNotFoundError),
-            UnknownModel,
-            f"{reference}: there is no such revision; use an existing tag, branch or commit.",
-        ),
-        (
-            isinstance(error, RepositoryNotFoundError),
-            UnknownModel,
+            "starting to use plain HTTP."
+        )
+    if isinstance(error, UnicodeEncodeError):  # the token is part of a header
+        return UnknownModel(f"HF_TOKEN contains invalid characters, so {reference} was not requested; correct it.")
+    if isinstance(error, errors.GatedRepoError):
+        return UnknownModel(f"{reference} is gated; accept its terms on its page, then {login} or set HF_TOKEN.")
+    if isinstance(error, errors.RevisionNotFoundError):
+        return UnknownModel(f"{reference}: there is no such revision; use an existing tag, branch or commit.")
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return UnknownModel(
             f"{endpoint} has no repository {reference}, or it is private; check the name and HF_ENDPOINT, or set "
-            "HF_TOKEN.",
-        ),
-        (
-            status == 401,
-            UnknownModel,
-            f"{endpoint} does not accept the token for {reference} (401); set HF_TOKEN to a valid one, or log in with "
-            "`hf auth login`.",
-        ),
-        (
-            status == 403,
-            UnknownModel,
-            f"The token has no permission for this on {reference}; create one that has it, and set HF_TOKEN.",
-        ),
-        (
-            status == 412,
-            ModelError,
+            "HF_TOKEN."
+        )
+    if status == 401:
+        return UnknownModel(
+            f"{endpoint} does not accept the token for {reference} (401); set HF_TOKEN to a valid one, or {login}."
+        )
+    if status == 403:
+        return UnknownModel(
+            f"The token has no permission for this on {reference}; create one that has it, and set HF_TOKEN."
+        )
+    if status == 412:
+        return ModelError(
             f"Another commit to {reference} was made during the upload, so nothing was committed; check it, and call "
-            "again.",
-        ),
-        (
-            isinstance(error, OSError) and error.errno in FULL,
-            ModelError,
+            "again."
+        )
+    if isinstance(error, OSError) and error.errno in FULL:
+        return ModelError(
             f"The disk of the cache {cache} is full, so {reference} was not downloaded; free some space, or set "
-            "HF_HUB_CACHE to a folder on another disk.",
-        ),
-        (
-            isinstance(error, PermissionError),
-            ModelError,
-            f"The cache {cache} cannot be written, and {reference} is not in it; set HF_HUB_CACHE to another folder.",
-        ),
-        (offline, ModelFilesMissing, f"{reference} needs the network, and HF_HUB_OFFLINE is set; unset it. {here}."),
-        (
-            "ProxyError" in causes,
-            ModelFilesMissing,
-            f"The proxy refuses the connection for {reference}; check HTTPS_PROXY. {here}.",
-        ),
-        (
-            silent,
-            ModelFilesMissing,
-            f"{endpoint} cannot be reached for {reference}; connect, check HF_ENDPOINT and HTTPS_PROXY. {here}.",
-        ),
-    )
-    for applies, kind, message in rules:
-        if applies:
-            return kind(message)
+            "HF_HUB_CACHE to a folder on another disk."
+        )
+    if isinstance(error, PermissionError):
+        return ModelError(
+            f"The cache {cache} cannot be written, and {reference} is not in it; set HF_HUB_CACHE to another folder."
+        )
+    if constants.HF_HUB_OFFLINE or isinstance(error, errors.OfflineModeIsEnabled):
+        return ModelFilesMissing(f"{reference} needs the network, and HF_HUB_OFFLINE is set; unset it. {here}.")
+    if "ProxyError" in names:
+        return ModelFilesMissing(f"The proxy refuses the connection for {reference}; check HTTPS_PROXY. {here}.")
+    if status is None and (names & SILENT or isinstance(error, ConnectionError | TimeoutError)):
+        return ModelFilesMissing(
+            f"{endpoint} cannot be reached for {reference}; connect, check HF_ENDPOINT and HTTPS_PROXY. {here}."
+        )
     what = f"the answer was {status}: {text}" if status else f"{type(error).__name__}: {text}"
     return ModelError(
         f"{endpoint} failed for {reference} ({what}); check HF_ENDPOINT and HTTPS_PROXY, set {NO_XET}=1, or try again "
@@ -161,23 +135,10 @@ def hub_failure(error: Exception, reference: str) -> NNCLRHubError:
     )
 
 
-def _is_of_xet(error: BaseException | None) -> bool:
-    """Return whether the error or its cause comes from a request for a Xet token, which Hubs without Xet refuse."""
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
-        if _XET.search(str(error)):
-            return True
+        yield error
         error = error.__cause__ or error.__context__
-    return False
-
-
-def _status(error: BaseException | None) -> int | None:
-    """Return the HTTP status of the response that caused an error."""
-    while error is not None:
-        response = getattr(error, "response", None)
-        if response is not None:
-            return int(response.status_code)
-        error = error.__cause__
-    return None
 
 
 def require_endpoint() -> None:
@@ -192,17 +153,6 @@ def require_endpoint() -> None:
         raise InvalidRequest(
             f"HF_ENDPOINT must be a web address, got {constants.ENDPOINT!r}; set it to https://HOST, or unset it."
         )
-
-
-def _silent() -> type:
-    """Return a tqdm class without output."""
-    from huggingface_hub.utils import tqdm
-
-    class Silent(tqdm):
-        def __init__(self, *arguments: object, **options: object) -> None:
-            super().__init__(*arguments, **{**options, "disable": True})  # type: ignore[arg-type]
-
-    return Silent
 
 
 def network_errors() -> tuple[type[Exception], ...]:

@@ -19,22 +19,26 @@ folder's config.json records (see `nnclr_hub.hub.integrity`).
 
 from __future__ import annotations
 
+import filecmp
 import os
 import re
+import shutil
+import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import unquote
 
-from nnclr_hub.errors import InvalidRequest, ModelFilesMissing, UnknownModel
+from nnclr_hub.errors import InvalidRequest, ModelError, ModelFilesMissing, UnknownModel
 from nnclr_hub.hub.addresses import fetch, pinned_digits, without_query
-from nnclr_hub.hub.integrity import FileCheck, Pins, announced, check, hash_again
-from nnclr_hub.hub.layout import CONFIG, OPTIONAL, WEIGHTS, ModelConfig, read_config, require
+from nnclr_hub.hub.integrity import FileCheck, Pins, announced, check, check_each
+from nnclr_hub.hub.layout import CARD, CONFIG, OPTIONAL, WEIGHTS, ModelConfig, read_config, require
 from nnclr_hub.hub.registry import MODELS, model_info
 from nnclr_hub.hub.repositories import download
 
 PYTHON = "python:"  # a file of yours that builds an encoder; see nnclr_hub.encoder.wrapped
 PICKLES = (".pth", ".pt", ".ckpt", ".bin", ".pkl", ".pickle", ".tar")
 NOBODY = Pins("nobody")
+INCOMPLETE = ".download-"  # prefix of the folder for incomplete files
 _READING = re.compile(r"(?:channels|page|project|scale)=[\w,]*(?:&(?:channels|page|project|scale)=[\w,]*)*")
 APPENDABLE = ("shape", "color")
 _APPENDED = re.compile(rf"(.+)\+({'|'.join(APPENDABLE)})", re.DOTALL)
@@ -173,7 +177,7 @@ def absolute(source: str) -> str:
 
 
 def verify(source: str) -> tuple[FileCheck, ...]:
-    """Hash every file of a source's model folder without the cache, and compare it with its pins.
+    """Hash every file of a source's model folder, and compare it with its pins.
 
     Raises:
         InvalidRequest: the source is not a model folder.
@@ -182,7 +186,49 @@ def verify(source: str) -> tuple[FileCheck, ...]:
     found = resolve(source)
     if found.folder is None or found.seed is not None:
         raise InvalidRequest(f"{source} is not a model folder, so no hashes are recorded to verify it.")
-    return hash_again(found.folder, (CONFIG, found.weights, *OPTIONAL), (found.pins, found.own))
+    return check_each(found.folder, (CONFIG, found.weights, *OPTIONAL), (found.pins, found.own))
+
+
+def keep(found: Resolved, folder: Path) -> Path:
+    """Copy the files of a model folder, each completely or not at all; existing files are not written again.
+
+    Args:
+        folder: the target; new, empty, or with this model in it.
+
+    Raises:
+        InvalidRequest: the source has no model folder, or the target contains other files.
+        ModelError: the target cannot be written.
+    """
+    if found.folder is None or found.seed is not None:
+        raise InvalidRequest(
+            f"{found.architecture} does not have a model folder to copy; timm keeps its weights in HF_HUB_CACHE."
+        )
+    # config.json last, because a folder without it is not a model folder
+    targets = {CARD: CARD, **{name: name for name in OPTIONAL}, found.weights: WEIGHTS, CONFIG: CONFIG}
+    files = {target: found.folder / name for name, target in targets.items() if (found.folder / name).is_file()}
+    try:
+        there = [path for path in folder.glob("*") if not path.name.startswith(INCOMPLETE)]
+        if other := [
+            path.name
+            for path in there
+            if path.name not in files or not filecmp.cmp(path, files[path.name], shallow=False)
+        ]:
+            raise InvalidRequest(f"{folder} contains other files ({', '.join(sorted(other)[:3])}); use a new folder.")
+        for left_over in folder.glob(f"{INCOMPLETE}*"):
+            shutil.rmtree(left_over, ignore_errors=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=INCOMPLETE, dir=folder, ignore_cleanup_errors=True) as temporary:
+            missing = [name for name in files if not (folder / name).exists()]
+            for name in missing:
+                # without permissions and links: the files of a cache may be read-only links
+                shutil.copyfile(files[name], Path(temporary, name))
+            for name in missing:
+                os.replace(Path(temporary, name), folder / name)
+    except OSError as error:
+        raise ModelError(
+            f"{folder} cannot be written ({error.strerror}); use another folder, or free some space."
+        ) from error
+    return folder
 
 
 def _local(path: str) -> Path:

@@ -24,8 +24,7 @@ from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.inspect.alignment import COLOR_SIDE, SIDE, Progress, aligned_correlation
 from nnclr_hub.inspect.chance import chance_level
 from nnclr_hub.inspect.neighbors import checked, nearest
-from nnclr_hub.store.distinct import ALIKE, SAMPLE, distinct_rows
-from nnclr_hub.store.percentiles import random_pairs
+from nnclr_hub.store.percentiles import ALIKE, SAMPLE, distinct_rows, random_pairs
 from nnclr_hub.store.vector_transform import Kind, VectorTransform
 
 CANDIDATES = 5  # neighbors of each row that are compared by pixels

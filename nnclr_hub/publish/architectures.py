@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -57,26 +57,31 @@ NAMES = {
 
 def timm_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Rename the weights of a backbone of torchvision, DINOv2 or nn.Sequential to timm's names."""
-    state = _with_registers(state)
-    rules = [rule for mark, rules in NAMES.items() if mark in state for rule in rules]
-    renamed = {_renamed(key, rules): value for key, value in state.items()}
-    return renamed if len(renamed) == len(state) else state  # two tensors of one name: refused for the names it has
-
-
-def _renamed(key: str, rules: Sequence[tuple[str, str]]) -> str:
-    for pattern, name in rules:
-        key = re.sub(pattern, name, key)
-    return key
-
-
-def _with_registers(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Add the position of [CLS] to its token, where timm keeps it if there are registers, which have no position."""
     token, positions = state.get("cls_token"), state.get("pos_embed")
-    if "register_tokens" not in state or token is None or positions is None or positions.ndim != 3:
-        return dict(state)
-    if token.shape != positions[:, :1].shape:
-        return dict(state)
-    return {**state, "cls_token": token + positions[:, :1], "pos_embed": positions[:, 1:]}
+    if "register_tokens" in state and token is not None and positions is not None and positions.ndim == 3:
+        first = positions[:, :1]  # with registers, timm adds the position of [CLS] to its token
+        if token.shape == first.shape:
+            state = {**state, "cls_token": token + first, "pos_embed": positions[:, 1:]}
+    renamed = {}
+    for key, value in state.items():
+        name = key
+        for pattern, replacement in (rule for mark, rules in NAMES.items() if mark in state for rule in rules):
+            name = re.sub(pattern, replacement, name)
+        renamed[name] = value
+    return renamed if len(renamed) == len(state) else dict(state)  # two tensors of one name: refused for their names
+
+
+def with_counters(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Add the batch counters that very old files lack and evaluation never reads."""
+    norms = [key.removesuffix("running_mean") for key in state if key.endswith(".running_mean")]
+    return {**{f"{norm}num_batches_tracked": torch.zeros((), dtype=torch.int64) for norm in norms}, **state}
+
+
+def arguments_of(layout: str, state: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return arguments that the code of a project defines but its weights do not show."""
+    token = state.get("cls_token")
+    small = token is not None and token.shape[-1] == SMALL
+    return {"num_heads": 12} if small and layout == "MoCo v3" else {}
 
 
 def find_architecture(
@@ -92,13 +97,32 @@ def find_architecture(
     Raises:
         WeightsMismatch: no architecture fits, or the weights alone do not determine it.
     """
-    _require_known_stem(state, origin, architecture)
-    _require_known_heads(state, origin, model_args)
-    candidates = (architecture,) if architecture else _candidates(state)
+    stem, positions = state.get("conv1.weight"), state.get("pos_embed")
+    if architecture is None and stem is not None and stem.ndim == 4 and stem.shape[-1] == 3:
+        raise WeightsMismatch(
+            f"The first convolution of {origin} is 3 x 3, and the file does not record its padding (2 in solo-learn, 1 "
+            "here). If it is 1, use --architecture nnclr_resnet18_cifar or nnclr_resnet50_cifar."
+        )
+    fixed = positions is not None and positions.ndim == 3 and not positions[:, 0].any()
+    # the shapes of a ViT-S are equal for any number of heads; MoCo v3 has fixed positions, zeros for [CLS]
+    if fixed and positions is not None and positions.shape[-1] == SMALL and "num_heads" not in model_args:
+        raise WeightsMismatch(
+            f"{origin} is a ViT-S with MoCo v3's fixed positions, and its weights do not show the number of heads. Use "
+            "--arg num_heads=12 (MoCo v3) or num_heads=6 (timm)."
+        )
+    if architecture:
+        candidates: tuple[str, ...] = (architecture,)
+    elif "patch_embed.proj.weight" not in state:
+        candidates = RESNETS
+    elif "reg_token" in state:
+        candidates = DINOV2_REGISTERS
+    else:
+        candidates = DINOV2 if "blocks.0.ls1.gamma" in state else VITS
     differences = {}
     for name in candidates:
         arguments = {**_input_size(name, state, origin), **model_args}
-        differences[name] = _difference(_shapes(name, arguments), state)
+        wanted = _stock_shapes(name) if not arguments else _shapes(name, arguments)
+        differences[name] = _difference(wanted, state)
         if not differences[name]:
             return name, arguments
     nearest = min(differences, key=lambda name: len(differences[name]))
@@ -109,30 +133,12 @@ def find_architecture(
     )
 
 
-def _candidates(state: Mapping[str, Tensor]) -> tuple[str, ...]:
-    if "patch_embed.proj.weight" not in state:
-        return RESNETS
-    if "reg_token" in state:
-        return DINOV2_REGISTERS
-    return DINOV2 if "blocks.0.ls1.gamma" in state else VITS
-
-
-def with_counters(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Add the batch counters that very old files lack and evaluation never reads."""
-    norms = [key.removesuffix("running_mean") for key in state if key.endswith(".running_mean")]
-    return {**{f"{norm}num_batches_tracked": torch.zeros((), dtype=torch.int64) for norm in norms}, **state}
+@cache  # building a network takes up to half a second, and a conversion compares with each candidate
+def _stock_shapes(name: str) -> dict[str, tuple[int, ...]]:
+    return _shapes(name, {})
 
 
 def _shapes(name: str, arguments: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    return _built_shapes(name, arguments) if arguments else _stock_shapes(name)
-
-
-@cache  # building a network takes up to half a second, and a conversion compares with each candidate
-def _stock_shapes(name: str) -> dict[str, tuple[int, ...]]:
-    return _built_shapes(name, {})
-
-
-def _built_shapes(name: str, arguments: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     with torch.device("meta"), uninitialized():
         backbone = create_backbone(name, model_args=arguments)
     return {key: tuple(value.shape) for key, value in backbone.state_dict().items()}
@@ -140,10 +146,9 @@ def _built_shapes(name: str, arguments: Mapping[str, Any]) -> dict[str, tuple[in
 
 def _difference(wanted: Mapping[str, tuple[int, ...]], state: Mapping[str, Tensor]) -> list[str]:
     """Return the names that differ or have another shape, except for missing batch counters."""
-    found = {key: tuple(value.shape) for key, value in state.items()}
-    missing = [key for key in wanted.keys() - found.keys() if not key.endswith(".num_batches_tracked")]
-    other = [key for key in wanted.keys() & found.keys() if wanted[key] != found[key]]
-    return sorted([*missing, *(found.keys() - wanted.keys()), *other])
+    missing = [key for key in wanted.keys() - state.keys() if not key.endswith(".num_batches_tracked")]
+    other = [key for key in wanted.keys() & state.keys() if wanted[key] != tuple(state[key].shape)]
+    return sorted([*missing, *(state.keys() - wanted.keys()), *other])
 
 
 def _input_size(name: str, state: Mapping[str, Tensor], origin: str) -> dict[str, Any]:
@@ -160,34 +165,3 @@ def _input_size(name: str, state: Mapping[str, Tensor], origin: str) -> dict[str
         )
     side = grid * patches.shape[-1]
     return {} if side == default_side(name) else {"img_size": side}
-
-
-def _require_known_stem(state: Mapping[str, Tensor], origin: str, architecture: str | None) -> None:
-    stem = state.get("conv1.weight")
-    if architecture is None and stem is not None and stem.ndim == 4 and stem.shape[-1] == 3:
-        raise WeightsMismatch(
-            f"The first convolution of {origin} is 3 x 3, and the file does not record its padding (2 in solo-learn, 1 "
-            "here). If it is 1, use --architecture nnclr_resnet18_cifar or nnclr_resnet50_cifar."
-        )
-
-
-def arguments_of(layout: str, state: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return arguments that the code of a project defines but its weights do not show.
-
-    MoCo v3's ViT-S has 12 heads, timm's has 6.
-    """
-    token = state.get("cls_token")
-    small = token is not None and token.shape[-1] == SMALL
-    return {"num_heads": 12} if small and layout == "MoCo v3" else {}
-
-
-def _require_known_heads(state: Mapping[str, Tensor], origin: str, model_args: Mapping[str, Any]) -> None:
-    """Refuse a ViT-S that may have 12 heads; the shapes of its weights are equal for any number of heads."""
-    positions = state.get("pos_embed")
-    if positions is None or positions.ndim != 3 or positions.shape[-1] != SMALL or "num_heads" in model_args:
-        return
-    if not positions[:, 0].any():  # fixed sines and cosines, as in MoCo v3, with none for [CLS]
-        raise WeightsMismatch(
-            f"{origin} is a ViT-S with MoCo v3's fixed positions, and its weights do not show the number of heads. Use "
-            "--arg num_heads=12 (MoCo v3) or num_heads=6 (timm)."
-        )

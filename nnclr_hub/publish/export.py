@@ -36,7 +36,7 @@ from nnclr_hub.hub.layout import (
 from nnclr_hub.hub.sources import resolve
 from nnclr_hub.images.reading import PLAIN
 from nnclr_hub.publish.card import is_edited, model_card
-from nnclr_hub.publish.onnx_file import described, write_graph
+from nnclr_hub.publish.onnx_file import describe, write_graph
 from nnclr_hub.publish.provenance import NO_LICENSE, check_license, check_terms, license_of, record_forced
 
 if TYPE_CHECKING:
@@ -77,11 +77,15 @@ def export_model(
         MissingDependency: `graph` needs onnx, onnxscript and onnxruntime.
     """
     require_free(Path(folder))
-    state = _tensors({"": backbone}, dtype)
-    head_state = _tensors(heads or {}, dtype)
-    name = timm_name(architecture)
-    arguments = _arguments(name, model_args, preprocessing)
-    loaded = _loaded(name, arguments, state)
+    state = _converted(backbone.state_dict(), dtype)
+    head_state = {
+        f"{name}.{key}": value for name, head in (heads or {}).items() for key, value in head.state_dict().items()
+    }
+    name, arguments = timm_name(architecture), dict(model_args or {})
+    if sized(name) and preprocessing.input_size != default_side(name):
+        arguments.setdefault("img_size", preprocessing.input_size)  # parameters depend on it
+    if preprocessing.in_chans != 3:
+        arguments["in_chans"] = preprocessing.in_chans
     about = {"format_version": FORMAT_VERSION, **(provenance or {})}
     if preprocessing.reading != PLAIN:
         about["reading"] = str(preprocessing.reading)
@@ -93,8 +97,7 @@ def export_model(
         pretrained_cfg=_pretrained_cfg(backbone, preprocessing, about),
         nnclr=about,
     )
-    network = Encoder(loaded, preprocessing, config=config, device="cpu") if graph else None
-    return _write(Path(folder), config, state, {HEADS: head_state}, network)
+    return _write(Path(folder), config, {WEIGHTS: state, HEADS: _converted(head_state, dtype)}, graph)
 
 
 def export_run(
@@ -130,32 +133,27 @@ def export_run(
         TamperedModel, WeightsMismatch: the source is incomplete or damaged.
         MissingDependency: `graph` needs onnx, onnxscript and onnxruntime.
     """
-    run, folder = Path(run), Path(folder)
-    source = encoder_of(run)
+    source, folder = encoder_of(Path(run)), Path(folder)
     require_free(folder)
     config = resolve(f"local-dir:{source}").config
-    found = weights if weights is not None else read_weights(source)
     before = license_of(config)
-    stated = {} if before == NO_LICENSE else {"license": before}
-    about = {**config.nnclr, **stated, **(provenance or {})}
+    recorded = {**config.nnclr, **({} if before == NO_LICENSE else {"license": before})}
+    about = {**recorded, **(provenance or {})}
     license = str(about.get("license") or NO_LICENSE)
     with record_forced(force_license, about):
         if license != before:
-            check_license(license, about, {**config.nnclr, **stated})
+            check_license(license, about, recorded)
         elif license != NO_LICENSE:  # the folder's own terms were compared when it got its license
             check_license(license, {key: about[key] for key in LIMITING if about.get(key) != config.nnclr.get(key)})
         check_terms(about, config.nnclr)
-    state = {key: _as(dtype, key, value.cpu()) for key, value in sorted(found.items())}
-    loaded = _loaded(config.architecture, config.model_args, state)
     if heads is None:
         heads = read_weights(source, HEADS) if (source / HEADS).is_file() else {}
-    optional = {HEADS: {key: _as(dtype, key, value.cpu()) for key, value in sorted(heads.items())}}
+    state = _converted(weights if weights is not None else read_weights(source), dtype)
+    files = {WEIGHTS: state, HEADS: _converted(heads, dtype)}
     if support_set is not None:
-        optional[SUPPORT_SET] = {"bank": _as(dtype, "The support set", support_set.cpu())}
+        files[SUPPORT_SET] = _converted({"bank": support_set}, dtype)
     cfg = {**config.pretrained_cfg, "license": license}
-    config = replace(config, nnclr=about, pretrained_cfg=cfg)
-    network = Encoder(loaded, Preprocessing.from_pretrained_cfg(cfg), config=config, device="cpu") if graph else None
-    return _write(folder, config, state, optional, network)
+    return _write(folder, replace(config, nnclr=about, pretrained_cfg=cfg), files, graph)
 
 
 def encoder_of(run: Path) -> Path:
@@ -172,46 +170,6 @@ def encoder_of(run: Path) -> Path:
     return source
 
 
-def _tensors(modules: Mapping[str, nn.Module], dtype: str) -> dict[str, Tensor]:
-    """Return the states of modules under "name." prefixes, contiguous, on the CPU and sorted."""
-    state = {}
-    for prefix, module in modules.items():
-        for key, value in module.state_dict().items():
-            name = f"{prefix}.{key}" if prefix else key
-            state[name] = _as(dtype, name, value.detach().cpu())
-    return dict(sorted(state.items()))
-
-
-def _as(dtype: str, name: str, value: Tensor) -> Tensor:
-    import torch
-
-    if dtype not in DTYPES:
-        raise InvalidRequest(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}.")
-    if not value.is_floating_point():
-        return value.contiguous()
-    if not value.isfinite().all():
-        raise WeightsMismatch(f"{name} contains NaN or infinity; export an older checkpoint.")
-    converted = value.to(torch.float16 if dtype == "fp16" else torch.float32).contiguous()
-    if not converted.isfinite().all():
-        raise WeightsMismatch(f"{name} contains {value.abs().max():g}, which is too large for fp16; export it as fp32.")
-    return converted
-
-
-def _arguments(name: str, model_args: Mapping[str, Any] | None, preprocessing: Preprocessing) -> dict[str, Any]:
-    """Return model_args, with the input size if parameters depend on it, and the number of channels unless it is 3."""
-    arguments = dict(model_args or {})
-    if sized(name) and preprocessing.input_size != default_side(name):
-        arguments.setdefault("img_size", preprocessing.input_size)
-    if preprocessing.in_chans != 3:
-        arguments["in_chans"] = preprocessing.in_chans
-    return arguments
-
-
-def _loaded(name: str, arguments: Mapping[str, Any], state: Mapping[str, Tensor]) -> nn.Module:
-    """Return the network that the architecture and arguments of config.json build, with these weights."""
-    return backbone_with_weights(name, state, "this encoder", model_args=arguments)
-
-
 def require_free(folder: Path) -> None:
     """Check that a target is new or empty, or a model folder of this library.
 
@@ -226,6 +184,25 @@ def require_free(folder: Path) -> None:
         ours = False
     if not ours:
         raise InvalidRequest(f"{folder} contains other files; use a new folder.")
+
+
+def _converted(tensors: Mapping[str, Tensor], dtype: str) -> dict[str, Tensor]:
+    """Return tensors in a precision: contiguous, on the CPU and sorted."""
+    import torch
+
+    if dtype not in DTYPES:
+        raise InvalidRequest(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}.")
+    state = {}
+    for name, value in sorted(tensors.items()):
+        value = value.detach().cpu()
+        if value.is_floating_point():
+            if not value.isfinite().all():
+                raise WeightsMismatch(f"{name} contains NaN or infinity; export an older checkpoint.")
+            largest, value = value.abs().max(), value.to(torch.float16 if dtype == "fp16" else torch.float32)
+            if not value.isfinite().all():
+                raise WeightsMismatch(f"{name} contains {largest:g}, which is too large for fp16; export it as fp32.")
+        state[name] = value.contiguous()
+    return state
 
 
 def _pretrained_cfg(backbone: nn.Module, preprocessing: Preprocessing, about: Mapping[str, Any]) -> dict[str, Any]:
@@ -254,73 +231,58 @@ def _pretrained_cfg(backbone: nn.Module, preprocessing: Preprocessing, about: Ma
     }
 
 
-def _write(
-    folder: Path,
-    config: ModelConfig,
-    state: dict[str, Tensor],
-    optional: Mapping[str, dict[str, Tensor]],
-    network: Encoder | None,
-) -> Path:
+def _write(folder: Path, config: ModelConfig, tensors: Mapping[str, dict[str, Tensor]], graph: bool) -> Path:
     """Write all files to a staging folder, then move them into place, config.json last.
-
-    Args:
-        network: the encoder whose graph to write; None: none.
 
     Until the moves begin, an existing model does not change. If the machine stops between two moves, the hashes in
     config.json do not match, so the mixed folder is refused.
+
+    Args:
+        tensors: of each file; one without tensors is not written.
     """
+    from safetensors.torch import save
+
+    # build the network that config.json describes, so that a folder which cannot be loaded is not written
+    network = backbone_with_weights(config.architecture, tensors[WEIGHTS], "this encoder", model_args=config.model_args)
+    block = {name: value for name, value in config.nnclr.items() if name != "graph"}  # of the source
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for left_over in folder.glob(f"{STAGING}*"):
             shutil.rmtree(left_over, ignore_errors=True)
         # inside, because the folder may be a mount point
-        with tempfile.TemporaryDirectory(prefix=STAGING, dir=folder, ignore_cleanup_errors=True) as half:
-            _write_inside(Path(half), folder, config, state, optional, network)
+        with tempfile.TemporaryDirectory(prefix=STAGING, dir=folder, ignore_cleanup_errors=True) as temporary:
+            half = Path(temporary)
+            for name, state in tensors.items():
+                if state:
+                    # a single metadata key, because safetensors writes several in random order; not save_file, because
+                    # only the owner can read the files that it creates
+                    (half / name).write_bytes(save(state, metadata={"format": "pt"}))
+            if graph:
+                preprocessing = Preprocessing.from_pretrained_cfg(config.pretrained_cfg)
+                encoder = Encoder(network, preprocessing, config=config, device="cpu")
+                write_graph(encoder, half)
+                block["graph"] = describe(encoder)
+            hashes = {name: sha256_of(half / name) for name in (*tensors, GRAPH) if (half / name).is_file()}
+            config = replace(config, nnclr={**block, "sha256": hashes})
+            try:
+                (half / CONFIG).write_text(config.to_json(), "utf-8")
+            except (TypeError, ValueError) as error:
+                raise InvalidRequest(
+                    f"The model's provenance or arguments cannot be written as JSON: {error}."
+                ) from error
+            if not is_edited(folder / CARD):
+                (half / CARD).write_text(model_card(folder.resolve().name, config), "utf-8")
+            last = (WEIGHTS, CARD, CONFIG)
+            written = sorted(os.listdir(half), key=lambda name: last.index(name) if name in last else -1)
+            for name in written:
+                with (half / name).open("rb+") as file:
+                    os.fsync(file.fileno())
+            for name in {*OPTIONAL} - {*written}:
+                (folder / name).unlink(missing_ok=True)
+            for name in written:
+                os.replace(half / name, folder / name)
     except OSError as error:
         raise ModelError(
             f"{folder} cannot be written ({error.strerror or error}); free some space, or use another folder."
         ) from error
     return folder
-
-
-def _write_inside(
-    half: Path,
-    folder: Path,
-    config: ModelConfig,
-    state: dict[str, Tensor],
-    optional: Mapping[str, dict[str, Tensor]],
-    network: Encoder | None,
-) -> None:
-    from safetensors.torch import save
-
-    files = {WEIGHTS: state, **{name: tensors for name, tensors in optional.items() if tensors}}
-    for name, tensors in files.items():
-        # a single metadata key, because safetensors writes several in random order; not save_file, because only the
-        # owner can read the files that it creates
-        (half / name).write_bytes(save(tensors, metadata={"format": "pt"}))
-    block = {name: value for name, value in config.nnclr.items() if name != "graph"}  # of the source
-    if network is not None:
-        write_graph(network, half)
-        block["graph"] = described(network)
-    hashes = {name: sha256_of(half / name) for name in (*files, GRAPH) if (half / name).is_file()}
-    config = replace(config, nnclr={**block, "sha256": hashes})
-    _write_text(half / CONFIG, config)
-    if not is_edited(folder / CARD):
-        (half / CARD).write_text(model_card(folder.resolve().name, config), "utf-8")
-    written = [path.name for path in half.iterdir()]
-    for name in written:
-        with (half / name).open("rb+") as file:
-            os.fsync(file.fileno())
-    for name in OPTIONAL:
-        if name not in written:
-            (folder / name).unlink(missing_ok=True)
-    last = (WEIGHTS, CARD, CONFIG)
-    for name in sorted(written, key=lambda name: last.index(name) if name in last else -1):
-        os.replace(half / name, folder / name)
-
-
-def _write_text(path: Path, config: ModelConfig) -> None:
-    try:
-        path.write_text(config.to_json(), "utf-8")
-    except (TypeError, ValueError) as error:
-        raise InvalidRequest(f"The model's provenance or arguments cannot be written as JSON: {error}.") from error

@@ -90,30 +90,20 @@ def export_onnx(source: str | Path, path: Path) -> ONNXFile:
     return ONNXFile(path, cosine)
 
 
-def described(encoder: Encoder) -> dict[str, Any]:
+def describe(encoder: Encoder) -> dict[str, Any]:
     """Return what must be known of an encoder whose network is not built: the fields ABOUT_GRAPH."""
     return {name: getattr(encoder, name) for name in ABOUT_GRAPH} | {"fingerprint": encoder.network_fingerprint}
 
 
 def write_graph(encoder: Encoder, folder: Path) -> None:
-    """Write network.onnx into a folder with the encoder's weights, and check that it gives torch's vectors.
-
-    Raises:
-        MissingDependency: onnx, onnxscript or onnxruntime is not installed.
-        InvalidRequest: the network cannot be exported.
-        WeightsMismatch: the vectors differ.
-    """
+    """Write network.onnx into a folder with the encoder's weights, and check that it gives torch's vectors."""
     graph = onnx_graph(Network(encoder.backbone, encoder.transform.preprocessing), folder / WEIGHTS)
     (folder / GRAPH).write_bytes(graph)
     _agreement(encoder, ONNXBackend(folder / GRAPH).run)
 
 
 def _agreement(encoder: Encoder, run: Callable[[np.ndarray], np.ndarray]) -> float:
-    """Return the lowest cosine of a network's vectors with torch's, on synthetic images in batches of two sizes.
-
-    Raises:
-        WeightsMismatch: it is too low.
-    """
+    """Return the lowest cosine of a network's vectors with torch's; refuse a low one."""
     preprocessing = encoder.transform.preprocessing
     images = probe_images(preprocessing.input_size, channels=preprocessing.in_chans)
     wanted = encoder.forward_crops(images)

@@ -97,12 +97,18 @@ def check_license(license: str, about: Mapping[str, Any], before: Mapping[str, A
     Raises:
         InvalidRequest: with the terms that are narrower, or that are not recognized.
     """
-    licenses, images = list(_licenses(about)), list(_data_terms(about))
-    if before is not None:
-        if (stated := before.get("license") or NO_LICENSE) != NO_LICENSE:
-            licenses.append(("the exported encoder", str(stated)))
-        licenses += _licenses(before)
-        images += _data_terms(before)
+    before = before or {}
+    own = str(before.get("license") or NO_LICENSE)
+    licenses = [("the exported encoder", own)] if own != NO_LICENSE else []
+    images = []
+    for record in (about, before):
+        ancestors = [*_ancestors(record)]
+        terms_of = [str(one["data_terms"]) for one in (record, *ancestors) if one.get("data_terms")]
+        images += [("the training data", terms) for terms in terms_of]
+        licenses += [(f"the parent {one.get('source')}", str(one.get("license") or NO_LICENSE)) for one in ancestors]
+        images += [
+            ("the training data", str(one["data_terms"])) for one in (record, *ancestors) if one.get("data_terms")
+        ]
     for whose, terms in licenses:
         if width(terms) is None and terms != license:
             raise InvalidRequest(
@@ -131,19 +137,10 @@ def record_forced(force: bool, about: dict[str, Any]) -> Iterator[None]:
         about[FORCED] = True
 
 
-def _licenses(about: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield (whose license, the license) of all parents."""
+def _ancestors(about: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     for parent in about.get("parents") or ():
-        yield f"the parent {parent.get('source')}", str(parent.get("license") or NO_LICENSE)
-        yield from _licenses(parent)
-
-
-def _data_terms(about: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield (whose terms, the terms) of the images, and of those of all parents."""
-    if about.get("data_terms"):
-        yield "the training data", str(about["data_terms"])
-    for parent in about.get("parents") or ():
-        yield from _data_terms(parent)
+        yield parent
+        yield from _ancestors(parent)
 
 
 def base_models(about: Mapping[str, Any]) -> list[str]:
@@ -161,23 +158,25 @@ def describe_training(about: Mapping[str, Any], name: str = "") -> str:
     """
     if "converted" in about:
         record = about["converted"]
-        file, digest, origin, branch = (record.get(key) for key in ("file", "sha256", "from", "branch"))
         return (
-            f"The weights come from `{file}` (sha256 `{digest}`), read as {origin}, branch {branch}. Only their names "
-            "were changed. The file does not record the preprocessing, so the usual one is assumed."
+            f"The weights come from `{record.get('file')}` (sha256 `{record.get('sha256')}`), read as "
+            f"{record.get('from')}, branch {record.get('branch')}. Only their names were changed. The file does not "
+            "record the preprocessing, so the usual one is assumed."
         )
-    known = [str(about[key]) for key in ("method", "recipe") if key in about]
-    known += [f"{about['encoder']} weights"] if "encoder" in about else []
-    unfinished = about.get("step") != about.get("steps") and "steps" in about
-    if unfinished:
-        known += [f"stopped at step {about.get('step')} of {about['steps']}: unfinished"]
-    elif "step" in about:
-        known += [f"{about['step']} steps"]
-    known += [f"{about['epochs']:g} epochs" + (" planned" if unfinished else "")] if "epochs" in about else []
-    known += [f"temperature {about['temperature']}"] if "temperature" in about else []
-    known += [f"support set of {about['support_set_size']}"] if about.get("support_set_size") else []
-    known += [f"seed {about['seed']}"] if "seed" in about else []
+    step, steps = about.get("step"), about.get("steps")
+    unfinished = steps is not None and step != steps
     commit, dirty, _ = str(about.get("commit") or "").partition(DIRTY)
+    facts = {
+        "method": "{}",
+        "recipe": "{}",
+        "encoder": "{} weights",
+        "step": f"stopped at step {{}} of {steps}: unfinished" if unfinished else "{} steps",
+        "epochs": "{:g} epochs" + (" planned" if unfinished else ""),
+        "temperature": "temperature {}",
+        "support_set_size": "support set of {}",
+        "seed": "seed {}",
+    }
+    known = [text.format(about[key]) for key, text in facts.items() if about.get(key) is not None]
     known += [f"code at commit {commit[:12]}" + (" with uncommitted changes" if dirty else "")] if commit else []
     return _describe_parents(about, name) + (", ".join(known) + "." if known else "Not recorded.")
 
@@ -191,8 +190,8 @@ def _describe_parents(about: Mapping[str, Any], name: str) -> str:
         published = PurePath(source).name if "hf-hub:" not in source else ""
         which = f"an earlier version of {published}" if published in names & MODELS.keys() else source
         names.add(published)
-        license = parent.get("license") or NO_LICENSE
         forced = ", forced" if parent.get(FORCED) else ""
+        license = parent.get("license") or NO_LICENSE
         starts.append(f"{which} (fingerprint {str(parent.get('fingerprint'))[:8]}, {license}{forced})")
         chain = parent.get("parents") or []
     return f"Started from {', which started from '.join(starts)}. " if starts else ""

@@ -10,7 +10,6 @@ the Hub over plain HTTP; the Hub's own servers and the Xet protocol are not test
 
 from __future__ import annotations
 
-import hashlib
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -111,14 +110,11 @@ def publish_model(
     with tempfile.TemporaryDirectory() as temporary, _hub_errors(repository):
         staged = _stage(Path(folder), Path(temporary), repository, tag)
         api = _client(token, dry_run)
-        try:
-            plan, head = _plan(api, staged, repository, tag, private, overwrite_card)
-            if dry_run and api.token is not None:
-                api.whoami()  # without dry_run, the first write reports an unknown token
-        except (ConnectionError, TimeoutError, *network_errors()) as error:
-            if not dry_run or not isinstance(hub_failure(error, repository), ModelFilesMissing):
-                raise
-            return Published(repository, None, tag, None, True, tag is not None, _sizes(staged), compared=False)
+        plan, head = _plan(api, staged, repository, tag, private, dry_run, overwrite_card)
+        if not plan.compared:
+            return plan
+        if dry_run and api.token is not None:
+            api.whoami()  # without dry_run, the first write reports an unknown token
         if pr and plan.created:
             raise PublishingError(f"{repository} does not exist, so a pull request is not possible; leave out --pr.")
         if dry_run:
@@ -203,12 +199,8 @@ def _stage(folder: Path, staged: Path, repository: str, revision: str | None) ->
     return staged
 
 
-def _sizes(folder: Path) -> dict[str, int]:
-    return {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
-
-
 def _plan(
-    api: HfApi, staged: Path, repository: str, tag: str | None, private: bool, overwrite_card: bool
+    api: HfApi, staged: Path, repository: str, tag: str | None, private: bool, dry_run: bool, overwrite_card: bool
 ) -> tuple[Published, str | None]:
     """Compare the repository with the staged files, and run all checks before anything is uploaded.
 
@@ -217,12 +209,18 @@ def _plan(
     """
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
+    sizes = {path.name: path.stat().st_size for path in sorted(staged.iterdir())}
+    new = Published(repository, None, tag, created=True, tagged=tag is not None, sent=sizes)
     try:
         info = api.repo_info(repository)
     except RepositoryNotFoundError as error:
         if isinstance(error, GatedRepoError):
             raise
-        return Published(repository, None, tag, None, True, tag is not None, _sizes(staged)), None
+        return new, None
+    except (ConnectionError, TimeoutError, *network_errors()) as error:
+        if dry_run and isinstance(hub_failure(error, repository), ModelFilesMissing):
+            return replace(new, compared=False), None
+        raise
     if info.sha is None:
         raise PublishingError(f"{repository} has no commit yet; create one on its page first, such as a README.")
     if private and not info.private:
@@ -236,8 +234,8 @@ def _plan(
         )
     # by the commit, because the branch may move between the requests
     there: dict[str, Any] = {entry.path: entry for entry in api.list_repo_tree(repository, revision=info.sha)}
-    sent = {name: size for name, size in _sizes(staged).items() if not _is_same(there.get(name), staged / name)}
-    removed = [name for name in OPTIONAL if name in there and not (staged / name).exists()]
+    sent = {name: size for name, size in sizes.items() if not _is_same(there.get(name), staged / name)}
+    removed = [name for name in OPTIONAL if name in there and name not in sizes]
     at = {one.name: one.target_commit for one in refs.tags}.get(tag or "")
     if at is not None and (sent or removed or at != info.sha):
         raise PublishingError(
@@ -248,17 +246,18 @@ def _plan(
             f"The {CARD} of {repository} was edited; copy the edits into your {CARD}, then use --overwrite-card."
         )
     commit = None if sent or removed else info.sha
-    return Published(repository, commit, tag, None, False, tag is not None and at is None, sent, removed), info.sha
+    return replace(
+        new, commit=commit, created=False, tagged=new.tagged and at is None, sent=sent, removed=removed
+    ), info.sha
 
 
 def _is_same(entry: Any, path: Path) -> bool:
     """Return whether a file on the Hub has this content; only large files have a sha256."""
+    from huggingface_hub.utils.sha import git_hash
+
     if entry is None:
         return False
-    if entry.lfs is not None:
-        return entry.lfs.sha256 == sha256_of(path)
-    data = path.read_bytes()
-    return entry.blob_id == hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
+    return entry.lfs.sha256 == sha256_of(path) if entry.lfs else entry.blob_id == git_hash(path.read_bytes())
 
 
 def _read_card(api: HfApi, repository: str, commit: str) -> str:
@@ -270,21 +269,14 @@ def _read_card(api: HfApi, repository: str, commit: str) -> str:
 
 @contextmanager
 def _hub_errors(repository: str) -> Iterator[None]:
-    """Convert the errors of the Hub's client.
-
-    Raises:
-        PublishingError: the Hub or the network failed; the message names the next step.
-        InvalidRequest: the name of the repository is invalid.
-    """
+    """Convert the errors of the Hub's client to PublishingError, or InvalidRequest for an invalid name."""
     try:
         yield
     except NNCLRHubError:
         raise
     except (OSError, RuntimeError, ValueError, *network_errors()) as error:
         failure = hub_failure(error, repository)
-        if isinstance(failure, InvalidRequest):
-            raise failure from error
-        raise PublishingError(str(failure)) from error
+        raise (failure if isinstance(failure, InvalidRequest) else PublishingError(str(failure))) from error
 
 
 # ---- an encoder in memory --------------------------------------------------------------------------------------------
@@ -345,16 +337,14 @@ def _inherited(encoder: Encoder) -> dict[str, Any]:
 
     They hold for weights that were changed since, but not for random weights in the network of a model folder.
     """
-    if encoder.name.startswith("random:"):
-        return {}
-    if encoder.config is not None:
+    found: dict[str, Any] = {}
+    license = NO_LICENSE
+    if encoder.config is not None and not encoder.name.startswith("random:"):
         about, license = encoder.config.nnclr, license_of(encoder.config)
         found = {name: about[name] for name in INHERITED if name in about}
     elif encoder.name.startswith("timm:"):
         parent = parent_record(encoder.name, encoder)
         license, found = parent["license"], {"parents": [parent]}
-    else:
-        return {}
     return found if license == NO_LICENSE else {**found, "license": license}
 
 
@@ -362,13 +352,11 @@ def _unchanged_origin(encoder: Encoder) -> Path | None:
     """Return the model folder of the encoder if its weights and preprocessing have not changed since."""
     import torch
 
-    if encoder.config is None:
-        return None
     try:
-        found = resolve(encoder.name)
+        found = resolve(encoder.name) if encoder.config is not None else None
     except ModelError:  # deleted since
         return None
-    if found.folder is None or found.seed is not None:
+    if found is None or found.folder is None or found.seed is not None:
         return None
     published = Preprocessing.from_pretrained_cfg(found.config.pretrained_cfg)
     if replace(encoder.transform.preprocessing, reading=PLAIN) != published:

@@ -30,28 +30,20 @@ def open_store(uri: str, read_only: bool = False, *, memory: int | None = None, 
         StoreLocked: another process has it open for writing.
         StoreTooNew, StoreCorrupt: this version cannot read it, or it is damaged.
         InvalidRequest: the URI is invalid, or read_only and the folder has no store, or it cannot be shared.
-        MissingDependency: a folder needs faiss, Milvus its client.
     """
-    if not isinstance(uri, str | PathLike) or not str(uri):
+    is_server = str(uri).startswith(("milvus://", "milvus+tls://"))
+    if not isinstance(uri, str | PathLike) or not str(uri) or ("://" in str(uri) and not is_server):
         raise InvalidRequest(f"{uri!r} is not a valid store; expected a folder or milvus://HOST:PORT.")
-    uri = str(uri)
-    is_server = uri.startswith(("milvus://", "milvus+tls://"))
-    if "://" in uri and not is_server:
-        raise InvalidRequest(f"{uri!r} is not a valid store; expected a folder or milvus://HOST:PORT.")
-    if is_server:
-        from nnclr_hub.store.milvus.store import MilvusStore
-
-        return MilvusStore(uri, read_only=read_only, shared=shared)
-    is_file = uri.endswith(".milvus.db")
-    if shared and (is_file or not read_only):
+    uri, is_file = str(uri), str(uri).endswith(".milvus.db")
+    if shared and not is_server and (is_file or not read_only):
         raise InvalidRequest(
             f"Only one process can {'open' if is_file else 'write to'} {uri}. To use several, "
             f"{'' if is_file else 'open it --read-only, or '}use a Milvus server, milvus://HOST:PORT."
         )
-    if is_file:
+    if is_server or is_file:
         from nnclr_hub.store.milvus.store import MilvusStore
 
-        return MilvusStore(uri, read_only=read_only)
+        return MilvusStore(uri, read_only=read_only, shared=shared)
     try:
         from nnclr_hub.store.folder.store import EmbeddedStore
     except ModuleNotFoundError as error:

@@ -23,7 +23,7 @@ import re
 import sqlite3
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -49,7 +49,6 @@ FORMAT = "nnclr_hub backup, version 4"
 CHUNK_PAGES = 1024  # 16 MiB
 MOST_CHUNKS = 1000  # of a file, beyond those that are full
 HASH = 16  # bytes of the SHA-256 of a page
-ATTEMPTS = 20  # to read a store whose collections are dropped while they are read
 _ID = re.compile(r"\d{8}T\d{6}\.\d{6}Z")
 _CHUNK = re.compile(r"\.?[0-9a-f]{64}(\..*part)?")  # a chunk, or one that was not written completely
 Chunk = tuple[str, int]  # SHA-256 in hex, and bytes
@@ -57,20 +56,13 @@ Chunk = tuple[str, int]  # SHA-256 in hex, and bytes
 
 @dataclass(frozen=True)
 class Backup:
-    """A backup of a store.
+    """A backup of a store."""
 
-    id: its time in UTC, which is also its file's name.
-    store: the id of the store; None if it had none, because its disk was full.
-    collections: number of items by name.
-    aliases: names by alias.
-    files: by path in the store's folder, the chunk with the hashes of its pages, then those with its pages.
-    """
-
-    id: str
-    store: str | None
-    collections: dict[str, int]
+    id: str  # its time in UTC, and the name of its file
+    store: str | None  # the id of the store; None if it had none, because its disk was full
+    collections: dict[str, int]  # number of items by name
     aliases: dict[str, str]
-    files: dict[str, list[Chunk]]
+    files: dict[str, list[Chunk]]  # by path in the store's folder: the chunk with the hashes, then those with pages
 
     @property
     def chunks(self) -> set[Chunk]:
@@ -85,21 +77,15 @@ class Backup:
 
 @dataclass(frozen=True)
 class BackupReport:
-    """The result of a backup.
-
-    collections, items: how many it contains.
-    written: bytes that were copied.
-    size: bytes of all its chunks.
-    removed, freed: old backups that were removed, and bytes of chunks that were removed with them.
-    """
+    """The result of a backup."""
 
     id: str
     collections: int
     items: int
-    written: int
-    size: int
-    removed: int = 0
-    freed: int = 0
+    written: int  # bytes that were copied
+    size: int  # bytes of all its chunks
+    removed: int = 0  # old backups
+    freed: int = 0  # bytes of chunks that were removed with them
 
 
 # ------------------------------------------------------------------------------ make a backup
@@ -121,9 +107,7 @@ def back_up(
         progress: called with (done, total) in bytes.
 
     Raises:
-        InvalidRequest: the store is not in a folder; the destination is inside of it, or has backups of another store;
-            or `keep` is invalid.
-        MissingDependency: the driver for the address is not installed.
+        InvalidRequest: the destination is inside of the store, or has backups of another one.
         StoreLocked: another backup to the folder is running.
         StoreCorrupt: a collection is damaged. The backup has the others, and no older backup was removed.
         DiskFull, StoreError: the destination cannot be written; older backups stay usable.
@@ -135,15 +119,13 @@ def back_up(
     place = _Place(to)
     with place.locked(store.folder):
         ids, own = place.ids(), read_id(store.folder)
-        previous = place.sound_backup(ids[-1]) if ids else None
+        previous = next(iter(place.sound(ids[-1:])), None)
         if previous is not None and None not in (previous.store, own) and previous.store != own:
             raise InvalidRequest(
                 f"{to} has backups of another store; use one destination for each store, because old backups are "
                 "removed by their age."
             )
-        total = sum(path.stat().st_size for path in store.files().values() if path.exists())
-        copy = _Copy(place, previous, total, progress)
-        copy.read(store)
+        copy = _Copy(place, previous, store, progress)
         reached("backup.chunks")
         # ids ascend even if the clock is set back
         last = datetime.fromisoformat(ids[-1]).timestamp() + 1e-5 if ids else 0.0
@@ -168,50 +150,48 @@ def back_up(
 class _Copy:
     """Copies the files of a store as chunks, and shares those of the previous backup."""
 
-    def __init__(self, place: _Place, previous: Backup | None, total: int, progress: Progress) -> None:
-        self._place, self._progress, self._done, self._total = place, progress, 0, total
+    def __init__(self, place: _Place, previous: Backup | None, store: EmbeddedStore, progress: Progress) -> None:
+        self._place, self._store, self._progress, self._done = place, store, progress, 0
+        self._total = sum(path.stat().st_size for path in store.files().values() if path.exists())
         self._existing, self._previous = place.chunks(), previous.files if previous else {}
-        self.written = 0
+        self.written, self.files, self.collections = 0, dict[str, list[Chunk]](), dict[str, int]()
+        self.damaged = dict[str, StoreError]()  # by name
+        # names first: an alias that is moved later must not point to a collection that was not complete yet
+        names = "SELECT name, uuid FROM collections ORDER BY name", "SELECT alias, name FROM aliases ORDER BY alias"
+        keys, aliases = self._save(CATALOG, schema.SCHEMA, *names)
+        if (store.folder / RECORDS).is_file():
+            self._save(RECORDS, records.SCHEMA)
+        for name, key in keys:
+            for [[count]] in self._save(
+                f"collections/{key}.sqlite", schema.SCHEMA, "SELECT count(*) FROM items", of=name
+            ):
+                self.collections[name] = count
+        self.aliases = {alias: name for alias, name in aliases if name in self.collections}
 
-    def read(self, store: EmbeddedStore) -> None:
-        """Copy all files; again if one is dropped before it is read, so that all names belong to one moment."""
-        for _ in range(ATTEMPTS):
-            self.files: dict[str, list[Chunk]] = {}
-            self.collections: dict[str, int] = {}
-            self.damaged: dict[str, StoreError] = {}  # by name
-            before = store.files()
-            # names first: an alias that is moved later must not point to a collection that was not complete yet
-            names = "SELECT name, uuid FROM collections ORDER BY name", "SELECT alias, name FROM aliases ORDER BY alias"
-            keys, aliases = self._save(store.folder, CATALOG, schema.SCHEMA, "", *names)
-            self.aliases = dict(aliases)
-            if (store.folder / RECORDS).is_file():
-                self._save(store.folder, RECORDS, records.SCHEMA, "the jobs and probes")
-            for name, key in keys:
-                file = f"collections/{key}.sqlite"
-                for counted in self._save(store.folder, file, schema.SCHEMA, name, "SELECT count(*) FROM items"):
-                    self.collections[name] = counted[0][0]
-            if not self.damaged or set(before.values()) <= set(store.files().values()):
-                return
-        raise StoreError("Collections are dropped too often for a backup; repeat it later.")
-
-    def _save(self, folder: Path, file: str, format: int, name: str, *queries: str) -> list[list[Any]]:
-        """Copy a file, and return what queries find in it; if the collection `name` is damaged, note that instead."""
+    def _save(self, file: str, format: int, *queries: str, of: str | None = None) -> list[list[Any]]:
+        """Copy a file, and return what queries find in it; if the collection `of` is damaged, note that instead."""
         # the copy is complete before the first upload, because SQLite's log grows until the transaction ends
         with NamedTemporaryFile(dir=self._place.folder, delete=False) as copy:
+            path = self._store.folder / file
             try:
                 with closing(sqlite3.connect(copy.name, isolation_level=None)) as target:
                     os.unlink(copy.name)  # so that a crash leaves nothing
                     target.executescript("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF;")
-                    with _reading(folder / file, format) as connection:
-                        found = [connection.execute(query).fetchall() for query in queries]
-                        connection.backup(target, pages=CHUNK_PAGES)
+                    with closing(connect(path, format, read_only=True)) as source, translated(path):
+                        quick_check(source, path)  # copies of damage must not replace sound backups
+                        source.execute("BEGIN")
+                        found = [
+                            source.execute(query).fetchall() for query in ("SELECT 1 FROM sqlite_master", *queries)
+                        ]
+                        source.backup(target, pages=CHUNK_PAGES)
             except StoreError as error:
-                if not name or isinstance(error, DiskFull):
+                if of is None or isinstance(error, DiskFull):
                     raise
-                self.damaged[name] = error
+                if path in self._store.files().values():  # else it was dropped since, and is left out
+                    self.damaged[of] = error
                 return []
             self.files[file] = self._chunks(copy.fileno(), file)
-            return found
+            return found[1:]
 
     def _chunks(self, copy: int, name: str) -> list[Chunk]:
         hashes: list[bytes] = []
@@ -252,22 +232,13 @@ class _Copy:
         return sha256, len(data)
 
 
-@contextmanager
-def _reading(path: Path, format: int) -> Iterator[sqlite3.Connection]:
-    with closing(connect(path, format, read_only=True)) as connection, translated(path):
-        quick_check(connection, path)  # copies of damage must not replace sound backups
-        connection.execute("BEGIN")
-        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()  # the first read begins the transaction
-        yield connection
-
-
 def _prune(place: _Place, keep: int) -> tuple[int, int]:
     """Remove all backups but the newest ones; return how many, and the bytes of the chunks that were removed.
 
     Backups that cannot be read do not count. As long as there is one, no chunk is removed, because it may use it.
     """
     ids = place.ids()
-    sound = [backup for id in ids if (backup := place.sound_backup(id)) is not None]
+    sound = place.sound(ids)
     place.remove([f"backups/{backup.id}.json" for backup in sound[:-keep]])
     used = {sha256 for backup in sound[-keep:] for sha256, _ in backup.chunks}
     # also those that a crash has left
@@ -282,35 +253,29 @@ def _prune(place: _Place, keep: int) -> tuple[int, int]:
 def list_backups(source: str | Path) -> list[Backup]:
     """Return the backups at an address, oldest first; those with a damaged description are left out with a warning."""
     place = _Place(source)
-    return [backup for id in place.ids() if (backup := place.sound_backup(id)) is not None]
+    return place.sound(place.ids())
 
 
 def verify_backups(source: str | Path, *, progress: Progress = lambda done, total: None) -> dict[str, str | None]:
     """Read every chunk of the backups back; return for each backup None, or what is wrong with it.
 
-    Args:
-        source: see `back_up`.
-        progress: called with (done, total) in bytes.
-
-    Raises:
-        InvalidRequest: there is no backup.
+    `progress` is called with (done, total) in bytes. InvalidRequest is raised if there is no backup.
     """
-    place, backups, problems, read = _Place(source), {}, {}, {}
+    place, backups, problems, damaged, done = _Place(source), {}, {}, {}, 0
     for id in place.ids(some=True):
         try:
             backups[id] = place.backup(id)
         except StoreError as error:
             problems[id] = str(error)
-    total = sum(size for _, size in {chunk for backup in backups.values() for chunk in backup.chunks})
-    for id, backup in backups.items():
-        for chunk in backup.chunks - read.keys():
-            try:
-                place.read(chunk)
-                read[chunk] = None
-            except StoreCorrupt as error:
-                read[chunk] = str(error)
-            progress(sum(size for _, size in read), total)
-        problems[id] = next((read[chunk] for chunk in backup.chunks if read[chunk]), None)
+    chunks = set[Chunk]().union(*(backup.chunks for backup in backups.values()))
+    for chunk in chunks:
+        try:
+            place.read(chunk)
+        except StoreCorrupt as error:
+            damaged[chunk] = str(error)
+        done += chunk[1]
+        progress(done, sum(size for _, size in chunks))
+    problems |= {id: next(map(damaged.get, backup.chunks & damaged.keys()), None) for id, backup in backups.items()}
     # another process may have removed old ones while they were read
     return {id: problems[id] for id in place.ids() if id in problems}
 
@@ -331,9 +296,6 @@ def restore(
             zone of this machine. None: the newest backup.
         progress: called with (done, total) in bytes.
 
-    Returns:
-        What was restored.
-
     Raises:
         InvalidRequest: the folder is not empty; or there is no backup, or none that is old enough.
         StoreCorrupt: the backup is damaged; nothing was restored.
@@ -353,9 +315,8 @@ def restore(
 
     with translated(folder), written_whole(folder) as partial:
         (partial / "collections").mkdir()
-        for name in (CATALOG, RECORDS):
-            if name in backup.files:
-                write(name, partial / name)
+        for name in {CATALOG, RECORDS} & backup.files.keys():
+            write(name, partial / name)
         with closing(connect(partial / CATALOG, schema.SCHEMA)) as root:
             root.execute("BEGIN")
             for name, key in root.execute("SELECT name, uuid FROM collections").fetchall():
@@ -376,7 +337,6 @@ def restore(
 
 
 def _select(ids: list[str], at: str | datetime | None) -> str:
-    """Return the id of the backup that `at` of `restore` means."""
     if at is None:
         return ids[-1]
     if isinstance(at, str) and _ID.fullmatch(at):
@@ -485,13 +445,15 @@ class _Place:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise StoreCorrupt(f"{name} is damaged ({error}); use another backup.") from error
 
-    def sound_backup(self, id: str) -> Backup | None:
-        """Return a backup; None if its description cannot be read."""
-        try:
-            return self.backup(id)
-        except (StoreCorrupt, StoreTooNew) as error:
-            log.warning("a backup is skipped (%s)", error)
-            return None
+    def sound(self, ids: Iterable[str]) -> list[Backup]:
+        """Return the backups whose description can be read."""
+        found = []
+        for id in ids:
+            try:
+                found.append(self.backup(id))
+            except (StoreCorrupt, StoreTooNew) as error:
+                log.warning("a backup is skipped (%s)", error)
+        return found
 
     def chunks(self) -> dict[str, int]:
         """Return the sizes of all chunks in bytes, by hash, and of files that were not written completely."""

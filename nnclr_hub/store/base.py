@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 
-from nnclr_hub.errors import InvalidRequest, NNCLRHubError, OpenedForReading
+from nnclr_hub.errors import CollectionExists, CollectionNotFound, InvalidRequest, NNCLRHubError, OpenedForReading
 from nnclr_hub.html_table import html_table
+from nnclr_hub.store.checks import check_collection_name
 from nnclr_hub.store.facets import Facet
 from nnclr_hub.store.items import ById, Item, Match, Page, Progress, SearchOptions, Where
 from nnclr_hub.store.percentiles import RandomScores, RandomVectors
@@ -59,7 +60,7 @@ class Collection(Protocol):
         replace: bool = False,
         keep: Sequence[str] = (),
     ) -> int:
-        """Change the metadata of items by ids or by a filter; vectors and the index stay as they are.
+        """Change the metadata of items; vectors and the index stay. Return how many items were found.
 
         Args:
             metadata: a merge patch (RFC 7396): null removes a key, objects are merged, other values replace the old.
@@ -67,9 +68,6 @@ class Collection(Protocol):
             where: instead of ids, a filter; it is evaluated in the transaction that changes the items.
             replace: `metadata` replaces all metadata instead.
             keep: keys whose value stays, whatever `metadata` says, in items that have them.
-
-        Returns:
-            The number of items that were found.
         """
         ...
 
@@ -100,13 +98,9 @@ class Collection(Protocol):
     def facets(
         self, keys: Sequence[str], where: Where | None = None, limit: int = 10, *, bins: int = 10
     ) -> dict[str, Facet]:
-        """Return how often the values of metadata keys occur, by key.
+        """Return how often the values of 1 to 16 metadata keys or paths occur, by key.
 
-        Args:
-            keys: 1 to 16 keys or paths.
-            where: only items that pass.
-            limit: values per key, 1 to 1000.
-            bins: of the histogram of numbers, 1 to 100.
+        `limit` bounds the values per key, 1 to 1000, and `bins` is the size of the histogram of numbers, 1 to 100.
         """
         ...
 
@@ -211,12 +205,7 @@ class Collection(Protocol):
     def percentiles(self, scores: Sequence[float]) -> list[float] | None:
         """Return for each score the share of random pairs of different items that score lower, 0 to 1.
 
-        Pairs are scored as searches score them, by the metric and the present transform. Unlike scores, percentiles can
-        be compared between collections. None is returned for a collection of fewer than 10 different images.
-
-        The pairs are sampled at the first call, and again when the vectors of a tenth of the items or the transform
-        have changed: all pairs of up to 100 items, else 5,000 pairs of 1,000 items, on Milvus of the first 10,000 in
-        the order of their ids. Shares above 0.999 differ by a few pairs only. Copies of an image count once.
+        None is returned for a collection of fewer than 10 different images. See `store.percentiles`.
         """
         return self.random_scores.percentiles(scores)
 
@@ -355,12 +344,9 @@ class VectorStore(Protocol):
         If a collection itself is called `to`, it becomes `to.old`, `to.old2`, ..., and `name` is renamed to `to`.
         Otherwise `to` becomes an alias. Promoting `to.old` to `to` swaps the two.
 
-        Args:
-            finish: called before, while writes to the old collection wait; if it raises, nothing changes. It must not
-                write to the old collection. On Milvus, writes of other clients do not wait.
-
-        Returns:
-            The new name of the old collection, if it was called `to` itself.
+        `finish` is called before, while writes to the old collection wait; if it raises, nothing changes. It must not
+        write to the old collection. On Milvus, writes of other clients do not wait. Return the new name of the old
+        collection, if it was called `to` itself.
         """
         ...
 
@@ -373,8 +359,58 @@ class VectorStore(Protocol):
         if self.read_only:
             raise OpenedForReading
 
+    # ---- for implementations
+
+    def names(self) -> Iterable[str]:
+        """Return the names of the collections, sorted."""
+        ...
+
+    def refuse_taken(self, name: str) -> None:
+        """Raise InvalidRequest for an invalid name, and CollectionExists for one that exists."""
+        if check_collection_name(name) in self.names():
+            raise collection_exists(name)
+        if name in self.aliases():
+            raise CollectionExists(f"Alias {name!r} exists already; choose another name, or remove the alias first.")
+
+    def check_alias(self, alias: str) -> None:
+        """Raise InvalidRequest for an invalid alias, and CollectionExists for the name of a collection."""
+        if check_collection_name(alias, "Alias") in self.names():
+            raise CollectionExists(f"{alias!r} is a collection, so it cannot be an alias; choose another name.")
+
+    def require_alias(self, alias: str) -> None:
+        """Raise CollectionNotFound unless an alias exists."""
+        if alias not in (aliases := self.aliases()):
+            hint = f"existing ones: {', '.join(aliases)}." if aliases else "the store has no aliases."
+            raise CollectionNotFound(f"Alias {alias!r} does not exist; {hint}")
+
+    def not_found(self, name: str) -> CollectionNotFound:
+        """Return the error for a name that does not exist."""
+        known = ", ".join([*self.names(), *self.aliases()])
+        hint = f"existing ones: {known}." if known else "the store is empty; index images first."
+        return CollectionNotFound(f"Collection {name!r} does not exist; {hint}")
+
+    def replaced_name(self, to: str, free: str) -> str:
+        """Return `to.old`, or the first of `to.old2`, ... that is not taken, or is the name that becomes free."""
+        taken = {*self.names(), *self.aliases()} - {free}
+        return next(name for n in range(1, len(taken) + 2) if (name := f"{to}.old{n if n > 1 else ''}") not in taken)
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def collection_exists(name: str) -> CollectionExists:
+    """Return the error for the name of an existing collection."""
+    return CollectionExists(f"Collection {name!r} exists already; use it, drop it, or choose another name.")
+
+
+def is_alias(name: str, target: str) -> InvalidRequest:
+    """Return the error for an alias where a collection's own name is needed."""
+    return InvalidRequest(f"{name!r} is an alias; use the name of its collection, {target!r}.")
+
+
+def is_own_name(name: str) -> InvalidRequest:
+    """Return the error for the promotion of a collection to its own name."""
+    return InvalidRequest(f"{name!r} is already the collection's own name; promote another collection to it.")

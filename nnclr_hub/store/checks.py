@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
@@ -24,6 +24,7 @@ MAX_SEARCH_EFFORT = 10_000
 MAX_EXAMPLES = 1000
 MAX_DEPTH = 100  # of metadata; SQLite reads JSON up to a depth of 1000
 MAX_LENGTH = 1e18  # of a vector: the square of a distance must fit into float32
+MAX_F16 = float(np.finfo(np.float16).max)
 UNIT_TOLERANCE = 1e-6  # a squared length this close to 1 is that of a unit vector in float32
 MAX_LIMIT = 10_000
 MAX_METADATA = 64 * 1024
@@ -32,7 +33,6 @@ MAX_NAME = 128
 _NAME = re.compile(rf"[A-Za-z0-9._~-]{{1,{MAX_NAME}}}")
 # refuse dataclasses and dates; a UUID becomes a text, and a member of an Enum its value
 _STRICT = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
-_MAX_F16 = float(np.finfo(np.float16).max)
 
 
 def check_name(name: str, what: str) -> str:
@@ -67,22 +67,23 @@ def check_collection_name(name: str, what: str = "Collection name") -> str:
 
 def check_k(k: int, most: int = MAX_K) -> int:
     """Return the number of neighbors if it is valid."""
-    return _check_whole("k", k, most)
+    return check_whole("k", k, most)
 
 
 def check_effort(effort: int | None, most: int = MAX_EFFORT) -> int | None:
     """Return the search effort if it is valid."""
-    return None if effort is None else _check_whole("effort", effort, most)
+    return None if effort is None else check_whole("effort", effort, most)
 
 
 def check_limit(limit: int) -> int:
     """Return the size of a page if it is valid."""
-    return _check_whole("limit", limit, MAX_LIMIT)
+    return check_whole("limit", limit, MAX_LIMIT)
 
 
-def _check_whole(name: str, value: int, most: int) -> int:
+def check_whole(name: str, value: int, most: int) -> int:
+    """Return a whole number from 1 to `most` if it is valid."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 1 <= value <= most:
-        raise InvalidRequest(f"{name} must be between 1 and {most}, got {value!r}.")
+        raise InvalidRequest(f"{name} must be between 1 and {most}, got {value!r:.80}.")
     return int(value)
 
 
@@ -90,6 +91,13 @@ def check_options(options: SearchOptions) -> None:
     """Check effort and score threshold; the filter is checked when it is compiled."""
     check_effort(options.effort)
     check_threshold(options.score_threshold)
+
+
+def check_threshold(threshold: float | None) -> None:
+    """Check a score threshold."""
+    is_number = isinstance(threshold, int | float) and not isinstance(threshold, bool) and threshold == threshold
+    if threshold is not None and not is_number:
+        raise InvalidRequest(f"score_threshold must be a number, got {threshold!r}.")
 
 
 def check_ids(ids: Sequence[str]) -> list[str]:
@@ -107,48 +115,61 @@ def is_item_id(text: str) -> bool:
         return False
 
 
-def check_threshold(threshold: float | None) -> float | None:
-    """Return the score threshold if it is valid."""
-    if threshold is None:
-        return None
-    if isinstance(threshold, bool) or not isinstance(threshold, int | float) or threshold != threshold:
-        raise InvalidRequest(f"score_threshold must be a number, got {threshold!r}.")
-    return threshold
-
-
-def check_vectors(vectors: Sequence[np.ndarray] | np.ndarray, spec: CollectionSpec, what: Any) -> np.ndarray:
+def check_vectors(
+    vectors: Sequence[np.ndarray] | np.ndarray, spec: CollectionSpec, what: Callable[[int], str]
+) -> np.ndarray:
     """Return vectors (n, D) float32 as the collection compares them: normalized if the metric is cosine.
 
-    Args:
-        vectors: n vectors of D numbers.
-        spec: of the collection.
-        what: takes a row number, returns how error messages call the vector.
+    `what` takes a row number, and returns how error messages call the vector.
     """
-    try:
-        empty = len(vectors) == 0
-    except TypeError as error:
-        raise InvalidRequest(f"Vectors must be an array (n, {spec.dim}), got {vectors!r:.80}.") from error
-    if empty:
-        return np.zeros((0, spec.dim), np.float32)
-    rows = _stacked(vectors, spec, what)
-    largest = _MAX_F16 if spec.precision == "f16" and spec.metric != "cosine" else np.inf
+    rows = _stack(vectors, spec, what)
     with np.errstate(over="ignore", invalid="ignore"):
         squares = np.einsum("ij,ij->i", rows, rows, dtype=np.float64)
+
+    def refuse(bad: Any, sentence: str) -> None:
+        if bad.any():
+            raise InvalidRequest(f"The vector of {what(int(bad.argmax()))} {sentence}.")
+
     # the sums show whether there is NaN or infinity at all; only then are the rows searched for it
     if not np.isfinite(squares).all():
-        _refuse_row(~np.isfinite(rows).all(axis=1), what, "contains NaN or infinity")
-    if largest < np.inf:
-        _refuse_row((np.abs(rows) > largest).any(axis=1), what, f"has a number above {largest:.0f}, the limit of f16")
+        refuse(~np.isfinite(rows).all(axis=1), "contains NaN or infinity")
     if spec.metric != "cosine":
-        _refuse_row(squares > MAX_LENGTH**2, what, f"is longer than {MAX_LENGTH:.0e}, which makes scores infinite")
+        if spec.precision == "f16":
+            refuse((np.abs(rows) > MAX_F16).any(axis=1), f"has a number above {MAX_F16:.0f}, the limit of f16")
+        refuse(squares > MAX_LENGTH**2, f"is longer than {MAX_LENGTH:.0e}, which makes scores infinite")
         return rows
-    _refuse_row(squares == 0, what, "is zero, so it has no direction to compare by cosine")
+    refuse(squares == 0, "is zero, so it has no direction to compare by cosine")
     # a unit vector that is read and stored again must not change, not even in its last bit
     others = np.flatnonzero(np.abs(squares - 1) >= UNIT_TOLERANCE)
     if len(others):
         rows = rows.copy()  # which may be the caller's
         rows[others] /= np.sqrt(squares[others])[:, None]
     return rows
+
+
+def _stack(vectors: Sequence[np.ndarray] | np.ndarray, spec: CollectionSpec, what: Callable[[int], str]) -> np.ndarray:
+    """Return vectors (n, D) float32."""
+    try:
+        count = len(vectors)
+    except TypeError as error:
+        raise InvalidRequest(f"Vectors must be an array (n, {spec.dim}), got {vectors!r:.80}.") from error
+    if not count:
+        return np.zeros((0, spec.dim), np.float32)
+    try:
+        with np.errstate(over="ignore"):  # numbers above float32 become infinite, and are refused later
+            rows = np.asarray(vectors, np.float32)
+        if rows.shape == (count, spec.dim):
+            return np.ascontiguousarray(rows)
+    except (TypeError, ValueError):
+        pass  # the message names the first wrong one
+    for i, vector in enumerate(vectors):
+        try:
+            shape = np.asarray(vector, np.float32).shape
+        except (TypeError, ValueError) as error:
+            raise InvalidRequest(f"The vector of {what(i)} is not a list of numbers.") from error
+        if shape != (spec.dim,):
+            raise InvalidRequest(f"The vector of {what(i)} must have shape ({spec.dim},), got {shape}.")
+    raise InvalidRequest(f"The vectors must be an array of numbers with {spec.dim} columns.")
 
 
 def check_queries(vectors: Sequence[np.ndarray] | np.ndarray, spec: CollectionSpec) -> np.ndarray:
@@ -167,8 +188,12 @@ def check_items(items: Sequence[Item], spec: CollectionSpec) -> tuple[list[Item]
     for item in items:
         if not isinstance(item, Item):
             raise InvalidRequest(f"Each item must be an Item(id, vector, metadata, thumbnail), got {item!r:.80}.")
-        if item.thumbnail is not None:
-            _check_thumbnail(item)
+        jpeg = item.thumbnail
+        if jpeg is not None and (not isinstance(jpeg, bytes) or len(jpeg) > MAX_THUMBNAIL):
+            size = f"{len(jpeg)} bytes" if isinstance(jpeg, bytes) else type(jpeg).__name__
+            raise InvalidRequest(
+                f"The thumbnail of item {item.id!r} must be at most {MAX_THUMBNAIL} bytes, got {size}."
+            )
     ids = check_ids([item.id for item in items])
     texts = list(map(metadata_json, items))
     vectors = check_vectors([item.vector for item in items], spec, lambda i: f"item {ids[i]!r}")
@@ -176,15 +201,6 @@ def check_items(items: Sequence[Item], spec: CollectionSpec) -> tuple[list[Item]
         return list(items), texts, vectors
     last = list({id: i for i, id in enumerate(ids)}.values())
     return [items[i] for i in last], [texts[i] for i in last], vectors[last]
-
-
-def _check_thumbnail(item: Item) -> None:
-    if not isinstance(item.thumbnail, bytes):
-        raise InvalidRequest(f"The thumbnail of item {item.id!r} must be bytes, got {type(item.thumbnail).__name__}.")
-    if len(item.thumbnail) > MAX_THUMBNAIL:
-        raise InvalidRequest(
-            f"The thumbnail of item {item.id!r} must be at most {MAX_THUMBNAIL} bytes, got {len(item.thumbnail)}."
-        )
 
 
 def metadata_json(item: Item) -> str:
@@ -240,26 +256,3 @@ def _without_surrogates(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_without_surrogates(one) for one in value]
     return value
-
-
-def _stacked(vectors: Sequence[np.ndarray] | np.ndarray, spec: CollectionSpec, what: Any) -> np.ndarray:
-    try:
-        with np.errstate(over="ignore"):  # numbers above float32 become infinite, and are refused later
-            rows = np.asarray(vectors, np.float32)
-    except (TypeError, ValueError):
-        rows = None
-    if rows is not None and rows.shape == (len(vectors), spec.dim):
-        return np.ascontiguousarray(rows)
-    for i, vector in enumerate(vectors):
-        try:
-            shape = np.asarray(vector, np.float32).shape
-        except (TypeError, ValueError) as error:
-            raise InvalidRequest(f"The vector of {what(i)} is not a list of numbers.") from error
-        if shape != (spec.dim,):
-            raise InvalidRequest(f"The vector of {what(i)} must have shape ({spec.dim},), got {shape}.")
-    raise InvalidRequest(f"The vectors must be an array of numbers with {spec.dim} columns.")
-
-
-def _refuse_row(bad: Any, what: Any, sentence: str) -> None:
-    if bad.any():
-        raise InvalidRequest(f"The vector of {what(int(bad.argmax()))} {sentence}.")

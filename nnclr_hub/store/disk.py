@@ -121,7 +121,7 @@ def _of_sqlite(path: Path, error: sqlite3.Error) -> StoreError:
             f"{path} cannot be written ({error}); allow this user to write its folder. Even reading needs that while "
             "the file has a log."
         )
-    if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR) and _no_descriptors():
+    if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR) and spare_files() < _FILES:
         return StoreError(TOO_MANY_FILES)
     if code == sqlite3.SQLITE_IOERR:
         return StoreReadOnly(
@@ -142,19 +142,6 @@ def _no_space(path: Path) -> bool:
             probe.write(bytes(PAGE_SIZE))
     except OSError as error:  # a disk that was removed raises something else
         return error.errno in NO_SPACE
-    return False
-
-
-def _no_descriptors() -> bool:
-    opened: list[int] = []
-    try:
-        for _ in range(_FILES):
-            opened.append(os.open(os.devnull, os.O_RDONLY))
-    except OSError as error:
-        return error.errno in (errno.EMFILE, errno.ENFILE)
-    finally:
-        for descriptor in opened:
-            os.close(descriptor)
     return False
 
 

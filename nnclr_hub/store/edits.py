@@ -1,4 +1,4 @@
-"""Edits of metadata: merging a patch, for every store."""
+"""Edits of metadata by merge patches, for every store."""
 
 from __future__ import annotations
 
@@ -36,39 +36,32 @@ def editor(patch: Mapping[str, Any], *, replace: bool, keep: Sequence[str] = ())
     return edit
 
 
-def each_editor(patches: ById, *, keep: Sequence[str] = ()) -> Edit:
-    """Return an edit with a merge patch for each id."""
+def each_editor(patches: ById, *, expected: ById | None = None, keep: Sequence[str] = ()) -> Edit:
+    """Return an edit with a merge patch for each id, after the shape of `expected` was checked."""
     if not isinstance(patches, Mapping):
         raise InvalidRequest(f"The patches must be an object with ids as its keys, got {patches!r:.80}.")
     check_ids(list(patches))
     edits = {id: editor(patch, replace=False, keep=keep) for id, patch in patches.items()}
+    if expected is not None:
+        if not isinstance(expected, Mapping) or not all(isinstance(values, Mapping) for values in expected.values()):
+            raise InvalidRequest(f"expected must be an object with an object for each id, got {expected!r:.80}.")
+        if strangers := [id for id in expected if id not in patches]:
+            raise InvalidRequest(f"expected names {strangers[0]!r:.140}, which has no patch; leave it out.")
     return lambda id, metadata: edits[id](id, metadata)
-
-
-def check_expected(expected: ById | None, patches: Mapping[str, Any]) -> None:
-    """Check the condition of an edit before any item is read."""
-    if expected is None:
-        return
-    if not isinstance(expected, Mapping) or not all(isinstance(values, Mapping) for values in expected.values()):
-        raise InvalidRequest(f"expected must be an object with an object for each id, got {expected!r:.80}.")
-    if strangers := [id for id in expected if id not in patches]:
-        raise InvalidRequest(f"expected names {strangers[0]!r:.140}, which has no patch; leave it out.")
 
 
 def check_unchanged(expected: ById | None, items: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
     """Compare items, as pairs of id and metadata, with what an edit expects of them."""
-    if not expected:
-        return
     conflicts = {
         id: {key: metadata.get(key) for key in expected[id]}
         for id, metadata in items
-        if id in expected and not _matches(dict(metadata), expected[id])
+        if expected and id in expected and not _matches(dict(metadata), expected[id])
     }
     if conflicts:
         first = next(iter(conflicts))
         raise MetadataConflict(
-            f"Nothing was changed: {len(conflicts)} of {len(expected)} items do not have the expected metadata. For "
-            f"example, {first!r} has {conflicts[first]!r:.200}; read them again.",
+            f"Nothing was changed: {len(conflicts)} of {len(expected or ())} items do not have the expected metadata. "
+            f"For example, {first!r} has {conflicts[first]!r:.200}; read them again.",
             conflicts,
         )
 

@@ -41,29 +41,24 @@ MANIFEST, FORMAT, VERSION = "collection.json", "nnclr_hub collection", 3
 SHARD_ITEMS = 50_000
 SHARD_BYTES = 128 * 1024 * 1024  # of vectors, which are collected in memory
 BATCH = 1000
-TENSOR = "vectors"
 # vectors must be comparable; indexed keys and the kind of index may differ
 MUST_AGREE = ("dim", "metric", "precision")
-KINDS = ("items", "vectors")  # of the two files of a shard
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """The contents of an export: the collection's name and specification, the number of items, and the shards.
-
-    shards: each has its `count` of items, and of its files `items` and `vectors` the name, size and SHA-256.
-    """
+    """The contents of an export."""
 
     name: str
     spec: CollectionSpec
     items: int
     thumbnails: bool
-    shards: tuple[dict[str, Any], ...]
+    shards: tuple[dict[str, Any], ...]  # of each the `count`, and name, size and SHA-256 of its `items` and `vectors`
 
     @property
     def files(self) -> list[dict[str, Any]]:
         """All files but the manifest."""
-        return [shard[kind] for shard in self.shards for kind in KINDS]
+        return [shard[kind] for shard in self.shards for kind in ("items", "vectors")]
 
     @property
     def size(self) -> int:
@@ -73,11 +68,11 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Imported:
-    """The result of an import: items in the export, items written, and whether the collection was created."""
+    """The result of an import."""
 
-    items: int
+    items: int  # in the export
     written: int
-    created: bool
+    created: bool  # whether the collection was created
 
 
 def require_parquet() -> None:
@@ -108,11 +103,6 @@ def export_collection(
         folder: must not exist.
         thumbnails: False: without them, which is much smaller.
         progress: called with (done, total), counted in items.
-
-    Raises:
-        MissingDependency: pyarrow is not installed.
-        InvalidRequest: the folder exists.
-        DiskFull, StoreError: it cannot be written.
     """
     require_parquet()
     folder = Path(folder)
@@ -140,36 +130,30 @@ def export_collection(
 
 
 def _write_shard(folder: Path, number: int, batches: Iterable[list[Item]], spec: CollectionSpec) -> dict[str, Any]:
+    """Write the two files of a shard, and return their description."""
     import pyarrow
     from pyarrow.parquet import ParquetWriter
     from safetensors.numpy import save
 
-    table, tensor = (folder / name for name in _names(number))
+    paths = [folder / name for name in _names(number)]
+    columns = {"id": pyarrow.string(), "metadata": pyarrow.string(), "thumbnail": pyarrow.binary()}
     vectors: list[np.ndarray] = []
-    with ParquetWriter(table, _schema(), compression="zstd") as writer:
+    with ParquetWriter(paths[0], pyarrow.schema(columns), compression="zstd") as writer:
         for items in batches:
             rows = [(item.id, metadata_json(item), item.thumbnail) for item in items]
-            writer.write_table(pyarrow.table(list(map(list, zip(*rows, strict=True))), schema=_schema()))
-            part = np.stack([item.vector for item in items])
-            vectors.append(part.astype(np.float16 if spec.precision == "f16" else np.float32))
-    tensor.write_bytes(save({TENSOR: np.concatenate(vectors)}))
-    return {"count": sum(map(len, vectors)), "items": _exported(table), "vectors": _exported(tensor)}
+            writer.write_table(pyarrow.table(list(map(list, zip(*rows, strict=True))), schema=writer.schema))
+            vectors += [item.vector for item in items]
+    stored = np.stack(vectors).astype(np.float32 if spec.precision == "f32" else np.float16)
+    paths[1].write_bytes(save({"vectors": stored}))
+    for path in paths:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    files = [{"file": path.name, "size": path.stat().st_size, "sha256": _sha256(path)} for path in paths]
+    return {"count": len(vectors), "items": files[0], "vectors": files[1]}
 
 
 def _names(number: int) -> tuple[str, str]:
     return f"items-{number:05}.parquet", f"vectors-{number:05}.safetensors"
-
-
-def _exported(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-    return {"file": path.name, "size": path.stat().st_size, "sha256": _sha256(path)}
-
-
-def _schema() -> Any:
-    import pyarrow
-
-    return pyarrow.schema({"id": pyarrow.string(), "metadata": pyarrow.string(), "thumbnail": pyarrow.binary()})
 
 
 def _sha256(path: Path) -> str:
@@ -200,7 +184,6 @@ def import_collection(
         progress: called with (done, total) in items, while they are stored.
 
     Raises:
-        MissingDependency: pyarrow is not installed.
         InvalidRequest: the folder is not an export.
         FingerprintMismatch: the collection has vectors of another encoder.
         CollectionExists: it has another specification, or other items and `into` is False.
@@ -208,13 +191,22 @@ def import_collection(
     """
     require_parquet()
     folder = Path(folder)
-    manifest = read_manifest(folder)
-    _check(manifest, folder, checking)
-    collection, created = _target(store, name, manifest)
+    manifest, checked = read_manifest(folder), 0
+    for file in manifest.files:
+        with _readable(folder / file["file"]) as path:
+            if path.stat().st_size != file["size"] or _sha256(path) != file["sha256"]:
+                raise ValueError(f"its size or SHA-256 differs from {MANIFEST}")
+        checked += file["size"]
+        checking(checked, manifest.size)
+    try:
+        collection, created = store.get(name), False
+        _check_spec(name, collection.spec, manifest.spec)
+    except CollectionNotFound:
+        collection, created = store.create(name, manifest.spec), True
     # as long as the collection has items, they must be the first ones of the export: an interrupted import stored them
     is_compared = not (into or created or collection.count() == 0)
     cursor, done, written = None, 0, 0
-    for items in (items for number in range(len(manifest.shards)) for items in _read_shard(folder, number)):
+    for items in chain.from_iterable(_read_shard(folder, number) for number in range(len(manifest.shards))):
         missing = items
         if is_compared:
             page = collection.scroll(cursor, len(items))
@@ -250,27 +242,16 @@ def read_manifest(folder: Path) -> Manifest:
             f"{VERSION}; import it with the version that wrote it."
         )
     try:
-        shards = tuple(content["shards"])
-        files = [tuple(shard[kind]["file"] for kind in KINDS) for shard in shards]
-        if files != [_names(number) for number in range(len(shards))]:  # a path must not leave the folder
+        spec, shards = CollectionSpec(**content["spec"]), tuple(content["shards"])
+        manifest = Manifest(str(content["name"]), spec, content["items"], bool(content["thumbnails"]), shards)
+        names = [name for number in range(len(shards)) for name in _names(number)]
+        if [file["file"] for file in manifest.files] != names:  # a path must not leave the folder
             raise ValueError("the names of its files")
-        if content["items"] != sum(shard["count"] for shard in shards):
+        if manifest.items != sum(shard["count"] for shard in shards):
             raise ValueError("the number of items is not the sum of the shards")
-        spec = CollectionSpec(**content["spec"])
-        return Manifest(str(content["name"]), spec, content["items"], bool(content["thumbnails"]), shards)
+        return manifest
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StoreError(f"{path} is invalid ({type(error).__name__}: {str(error)[:150]}); {hint}.") from error
-
-
-def _check(manifest: Manifest, folder: Path, progress: Progress) -> None:
-    """Compare the size and hash of every file with the manifest."""
-    done = 0
-    for file in manifest.files:
-        with _readable(folder / file["file"]) as path:
-            if path.stat().st_size != file["size"] or _sha256(path) != file["sha256"]:
-                raise ValueError(f"its size or SHA-256 differs from {MANIFEST}")
-        done += file["size"]
-        progress(done, manifest.size)
 
 
 def _read_shard(folder: Path, number: int) -> Iterator[list[Item]]:
@@ -280,16 +261,15 @@ def _read_shard(folder: Path, number: int) -> Iterator[list[Item]]:
 
     table, tensor = (folder / name for name in _names(number))
     with _readable(tensor), safe_open(tensor, "numpy") as file, _readable(table), ParquetFile(table) as parquet:
-        part, done = file.get_slice(TENSOR), 0
+        part, done = file.get_slice("vectors"), 0
         for rows in parquet.iter_batches(batch_size=BATCH):
             vectors = part[done : done + len(rows)].astype(np.float32)
             columns = (rows.column(name).to_pylist() for name in ("id", "metadata", "thumbnail"))
-            items = [
+            done += len(rows)
+            yield [
                 Item(id, vector, json.loads(text), thumbnail)
                 for vector, id, text, thumbnail in zip(vectors, *columns, strict=True)
             ]
-            done += len(rows)
-            yield items
 
 
 @contextmanager
@@ -306,13 +286,7 @@ def _readable(path: Path) -> Iterator[Path]:
         ) from error
 
 
-def _target(store: VectorStore, name: str, manifest: Manifest) -> tuple[Collection, bool]:
-    """Return the collection to fill, and whether it was just created."""
-    try:
-        collection = store.get(name)
-    except CollectionNotFound:
-        return store.create(name, manifest.spec), True
-    ours, theirs = collection.spec, manifest.spec
+def _check_spec(name: str, ours: CollectionSpec, theirs: CollectionSpec) -> None:
     if ours.fingerprint != theirs.fingerprint:
         raise FingerprintMismatch(
             f"Collection {name!r} has vectors of {ours.model or 'an unknown encoder'} ({ours.fingerprint[:8]}), the "
@@ -325,7 +299,6 @@ def _target(store: VectorStore, name: str, manifest: Manifest) -> tuple[Collecti
                 f"Collection {name!r} has {field} {getattr(ours, field)!r}, and the export {getattr(theirs, field)!r}; "
                 "import it under another name."
             )
-    return collection, False
 
 
 def same_item(stored: Item, given: Item, spec: CollectionSpec) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.store.checks import check_whole
 from nnclr_hub.store.where import ABSENT, check_key, is_number, rounded
 
 MAX_KEYS = 16
@@ -45,9 +46,8 @@ def check_facets(keys: Sequence[str], limit: int, bins: int) -> list[str]:
     """Return the keys without repetitions."""
     if isinstance(keys, str) or not isinstance(keys, Sequence) or not 1 <= len(keys) <= MAX_KEYS:
         raise InvalidRequest(f"keys must be a list of 1 to {MAX_KEYS} metadata keys, got {keys!r:.150}.")
-    for name, value, most in (("limit", limit, MAX_VALUES), ("bins", bins, MAX_BINS)):
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-            raise InvalidRequest(f"{name} must be between 1 and {most}, got {value!r:.80}.")
+    check_whole("limit", limit, MAX_VALUES)
+    check_whole("bins", bins, MAX_BINS)
     return list(dict.fromkeys(map(check_key, keys)))
 
 

@@ -11,47 +11,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 STEPS = (
-    "write.begun",
-    "write.applied",
-    "write.committed",
-    "write.indexing",
-    "write.indexed",
-    "snapshot.taken",
-    "snapshot.written",
-    "snapshot.synced",
-    "snapshot.checked",
-    "snapshot.renamed",
-    "snapshot.folder_synced",
-    "snapshot.recorded",
-    "snapshot.cleaned",
-    "fold.built",
-    "fold.swapped",
-    "vacuum.step",
-    "create.made",
-    "create.recorded",
-    "drop.recorded",
-    "drop.removed",
-    "promote.begun",
-    "promote.recorded",
-    "backup.chunk",
-    "backup.chunks",
-    "backup.done",
-    "backup.removed",
-    "recover.loaded",
-    "recover.replayed",
+    *(f"write.{step}" for step in ("begun", "applied", "committed", "indexing", "indexed")),
+    *(f"snapshot.{step}" for step in ("taken", "written", "synced", "checked", "renamed", "folder_synced")),
+    *("snapshot.recorded", "snapshot.cleaned", "fold.built", "fold.swapped", "vacuum.step"),
+    *("create.made", "create.recorded", "drop.recorded", "drop.removed", "promote.begun", "promote.recorded"),
+    *("backup.chunk", "backup.chunks", "backup.done", "backup.removed", "recover.loaded", "recover.replayed"),
 )
 _countdown: dict[str, int] = {}
 _actions: dict[str, Callable[[], object]] = {}
 
 
-def _arm(setting: str) -> None:
-    step, _, times = setting.partition(":")
-    assert step in STEPS, f"unknown failpoint {step!r}"
-    _countdown[step] = int(times or 1)
-
-
 if "NNCLR_FAILPOINT" in os.environ:
-    _arm(os.environ["NNCLR_FAILPOINT"])
+    _step, _, _times = os.environ["NNCLR_FAILPOINT"].partition(":")
+    assert _step in STEPS, f"unknown failpoint {_step!r}"
+    _countdown[_step] = int(_times or 1)
 
 
 @contextmanager

@@ -10,9 +10,7 @@
 
 To add a kind, subclass `IndexKind` and add one object to `INDEX_KINDS`. Its name then works in
 `CollectionSpec(index=)`, REST and the command line. "auto" is not a kind: it follows `IndexKind.next` as a collection
-grows.
-
-faiss is imported by the methods that need it, so that clients can read the names without it.
+grows. faiss is imported by the methods that need it, so that clients can read the names without it.
 """
 
 from __future__ import annotations
@@ -64,10 +62,6 @@ class IndexKind:
         """Return whether an index has too many rows for what it learned, and should be trained again."""
         return False
 
-    def fits(self, spec: VectorFormat, rows: int, memory: int) -> bool:
-        """Return whether the index can be built in this many bytes; building takes twice its size."""
-        return 2 * rows * self.bytes_per_vector(spec) <= memory
-
     def create(self, spec: VectorFormat, rows: int, settings: StoreSettings) -> Any:
         """Return an empty faiss index, not yet trained, with space for `rows` vectors."""
         raise NotImplementedError
@@ -92,14 +86,10 @@ class Flat(IndexKind):
     next = "hnsw"
 
     def create(self, spec: VectorFormat, rows: int, settings: StoreSettings) -> Any:
-        index = _factory(spec, _stored(spec))
-        _reserve(index, rows)
-        return index
+        return _reserved(_factory(spec, _stored(spec)), rows)
 
     def grow(self, index: Any, spec: VectorFormat, rows: int) -> Any:
-        copy = _factory(spec, _stored(spec))
-        _copy_vectors(index, copy, spec, rows)
-        return copy
+        return _with_vectors(_factory(spec, _stored(spec)), index, spec, rows)
 
 
 class Hnsw(IndexKind):
@@ -122,16 +112,15 @@ class Hnsw(IndexKind):
         return vector_bytes(spec) + self.links[spec.precision] * 2 * 4 + 16
 
     def create(self, spec: VectorFormat, rows: int, settings: StoreSettings) -> Any:
-        index = self._empty(spec, self.links[spec.precision])
-        _reserve(_storage(index), rows)
+        index = self._empty(spec)
+        _reserved(_storage(index), rows)
         return index
 
     def grow(self, index: Any, spec: VectorFormat, rows: int) -> Any:
         import faiss
 
-        graph = index.hnsw
-        copy = self._empty(spec, self.links[spec.precision])
-        _copy_vectors(_storage(index), _storage(copy), spec, rows)
+        graph, copy = index.hnsw, self._empty(spec)
+        _with_vectors(_storage(copy), _storage(index), spec, rows)
         copy.ntotal, copy.is_trained = index.ntotal, True
         used = graph.neighbors.size()
         copy.hnsw.neighbors.resize(int(used / max(1, index.ntotal) * rows * 1.01))
@@ -148,9 +137,8 @@ class Hnsw(IndexKind):
     def exhaustive(self, index: Any) -> tuple[Any, IndexKind, dict[str, int]]:
         return _storage(index), FLAT, {}
 
-    @staticmethod
-    def _empty(spec: VectorFormat, links: int) -> Any:
-        index = _factory(spec, f"HNSW{links},{_stored(spec)}")
+    def _empty(self, spec: VectorFormat) -> Any:
+        index = _factory(spec, f"HNSW{self.links[spec.precision]},{_stored(spec)}")
         index.hnsw.efConstruction = EF_CONSTRUCTION
         return index
 
@@ -261,8 +249,8 @@ def choose_kind(index: str, spec: VectorFormat, rows: int, settings: StoreSettin
         return FLAT
     if index != AUTO:
         return INDEX_KINDS[index] if rows >= INDEX_KINDS[index].min_rows else FLAT
-    kind: IndexKind = FLAT
-    while kind.next is not None and (kind is FLAT or not kind.fits(spec, rows, settings.memory)):
+    kind: IndexKind = HNSW
+    while kind.next is not None and 2 * rows * kind.bytes_per_vector(spec) > settings.memory:  # twice, to build it
         kind = INDEX_KINDS[kind.next]
     return kind
 
@@ -298,20 +286,23 @@ def _storage(graph: Any) -> Any:
     return faiss.downcast_index(graph.storage)
 
 
-def _reserve(index: Any, rows: int) -> None:
+def _reserved(index: Any, rows: int) -> Any:
     # faiss doubles its arrays as they grow, and the old array exists while it is copied
     before = index.codes.size()
     index.codes.resize(rows * index.code_size)
     index.codes.resize(before)  # keeps the capacity
+    return index
 
 
-def _copy_vectors(old: Any, new: Any, spec: VectorFormat, rows: int) -> None:
-    new.codes.resize(rows * new.code_size)  # faiss's clone reserves no space for further rows
-    _memory_of(new.codes)[: old.codes.size()] = _memory_of(old.codes)
-    new.codes.resize(old.codes.size())
-    if not new.is_trained:
-        new.train(np.zeros((1, spec.dim), np.float32))  # f16 learns nothing
-    new.ntotal, new.is_trained = old.ntotal, True
+def _with_vectors(index: Any, old: Any, spec: VectorFormat, rows: int) -> Any:
+    """Return an empty index with the vectors of an old one; faiss's clone reserves no space for further rows."""
+    index.codes.resize(rows * index.code_size)
+    _memory_of(index.codes)[: old.codes.size()] = _memory_of(old.codes)
+    index.codes.resize(old.codes.size())
+    if not index.is_trained:
+        index.train(np.zeros((1, spec.dim), np.float32))  # f16 learns nothing
+    index.ntotal, index.is_trained = old.ntotal, True
+    return index
 
 
 def _memory_of(vector: Any) -> np.ndarray:

@@ -34,15 +34,9 @@ def search_like(
 ) -> list[Match]:
     """Return the k items nearest to positive examples and away from negative ones, best first.
 
-    The query is p + (p - n), where p and n are the means of the positive and the negative vectors; p if there are no
+    Examples are ids of items, which are never among the results, or vectors (D,) float32; at least one is positive. The
+    query is p + (p - n), where p and n are the means of the positive and the negative vectors; p if there are no
     negative ones. For the metric cosine every example is normalized first, so that each counts the same.
-
-    Args:
-        collection: to search.
-        positive: ids of items, or vectors (D,) float32; at least one.
-        negative: likewise; may be empty.
-        k: 1 to 10,000 together with the number of examples given by id, which are never among the results.
-        options: see `Collection.search`.
     """
     for examples in (positive, negative):
         if isinstance(examples, str):  # would be taken for a list of letters
@@ -75,15 +69,8 @@ def best_per_group(
 ) -> list[Match]:
     """Return the nearest item of each of the k nearest groups, best first.
 
-    Items with an equal metadata value form a group. More and more items are searched until k groups are found or all
-    items were seen, so no nearer group is missed. Items without the key, or with null, are in no group.
-
-    Args:
-        collection: to search.
-        vector: (D,) float32.
-        key: of the metadata.
-        k: number of groups, 1 to 10,000.
-        options: see `Collection.search`.
+    Items with an equal value of the metadata key form a group. More and more items are searched until k groups are
+    found or all items were seen, so no nearer group is missed. Items without the key, or with null, are in no group.
     """
     check_k(k)
     grouped = _also(options.where, must=[{"key": key, "exists": True}], must_not=[{"key": key, "match": None}])
@@ -116,10 +103,7 @@ def group_key(value: Any) -> str:
 def _first_of_groups(search: Callable[[int, list[Any]], list[Match]], key: str, k: int) -> list[Match]:
     """Return the best match of each of the k best groups.
 
-    Args:
-        search: takes the number of matches, and the values of the key to leave out.
-        key: of the metadata.
-        k: number of groups.
+    `search` takes the number of matches, and the values of the key to leave out.
     """
     best: dict[str, Match] = {}
     excluded: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Records of a store, by kind and name: jobs, probes, replies. Each is JSON, with optional bytes.
+"""Records of a store, by kind and name: jobs, probes, inspections. Each is JSON, with optional bytes.
 
     store.records.put(Record("probe", "cats", {"classes": ["cat", "dog"]}, weights))
     store.records.get("probe", "cats").content["classes"]
@@ -35,16 +35,12 @@ _TABLES = """
 CREATE TABLE records (
     kind TEXT NOT NULL, name TEXT NOT NULL, content TEXT NOT NULL, data BLOB, PRIMARY KEY (kind, name)) STRICT;
 """
+_PUT = "INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?)"
 
 
 @dataclass(frozen=True)
 class Record:
-    """A named record.
-
-    kind, name: together they identify it.
-    content: JSON.
-    data: bytes that belong to it.
-    """
+    """JSON, and bytes that belong to it, which kind and name identify."""
 
     kind: str
     name: str
@@ -55,18 +51,15 @@ class Record:
 class Records:
     """The records of a store. Each change is durable when it returns, and atomic. Safe to call from many threads.
 
-    The file is opened, and created, on first use.
-
     Args:
-        path: of the file.
+        path: of the file, which is opened, and created, on first use.
         read_only: for a store that another process writes; without a file there are no records.
         locked: lock the file's folder on first use; False if the store has locked it already.
     """
 
     def __init__(self, path: Path, *, read_only: bool, locked: bool = False) -> None:
-        self._path = path
-        self._read_only = read_only
-        self._locked = locked
+        self.read_only = read_only  # the store's collections may be writable nevertheless
+        self._path, self._locked = path, locked
         self._opening = threading.RLock()
         self._folder_lock: int | None = None
         self._database: Database | None = None
@@ -76,15 +69,13 @@ class Records:
     def put(self, *records: Record) -> None:
         """Store records, replacing those with the same kind and name; all or none."""
         rows = [(one.kind, one.name, json.dumps(one.content), one.data) for one in records]
-        need = sum(len(row[2]) + len(row[3] or b"") for row in rows)
         with self.transaction() as connection:
-            check_space(self._path, need)
-            connection.executemany("INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?)", rows)
+            check_space(self._path, sum(len(row[2]) + len(row[3] or b"") for row in rows))
+            connection.executemany(_PUT, rows)
 
     def get(self, kind: str, name: str) -> Record | None:
         """Return a record with its bytes; None if it does not exist."""
-        statement = "SELECT kind, name, content, data FROM records WHERE kind = ? AND name = ?"
-        return next(iter(self._found(statement, [kind, name])), None)
+        return next(iter(self._select("data", "name = ?", [kind, name])), None)
 
     def delete(self, kind: str, *names: str) -> int:
         """Delete records; return how many existed."""
@@ -95,29 +86,16 @@ class Records:
     def list(
         self, kind: str, *, after: str | None = None, limit: int | None = None, descending: bool = False
     ) -> list[Record]:
-        """Return records of a kind in the order of their names, without their bytes.
-
-        Args:
-            after: only those after this name.
-            limit: at most this many; None: all.
-            descending: the last name first.
-        """
+        """Return records of a kind in the order of their names, without their bytes; at most `limit` after a name."""
         sign, order = ("<", "DESC") if descending else (">", "ASC")
-        further = "" if after is None else f"AND name {sign} ?"
-        statement = (
-            f"SELECT kind, name, content, NULL FROM records WHERE kind = ? {further} ORDER BY name {order} LIMIT ?"
-        )
-        return self._found(statement, [kind, *([] if after is None else [after]), -1 if limit is None else limit])
-
-    @property
-    def read_only(self) -> bool:
-        """Whether another process keeps the records; the store's collections may be writable nevertheless."""
-        return self._read_only
+        further, names = ("true", []) if after is None else (f"name {sign} ?", [after])
+        condition = f"{further} ORDER BY name {order} LIMIT ?"
+        return self._select("NULL", condition, [kind, *names, -1 if limit is None else limit])
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
         """Run the block as one transaction; an exception rolls it back."""
-        if self._read_only:
+        if self.read_only:
             raise OpenedForReading(KEPT_ELSEWHERE)
         with self._opened().changing() as connection:
             yield connection
@@ -132,12 +110,11 @@ class Records:
                 give_back(self._folder_lock)
                 self._folder_lock = None
 
-    # ---- inside
-
-    def _found(self, statement: str, parameters: list[Any]) -> list[Record]:
+    def _select(self, data: str, condition: str, parameters: list[Any]) -> list[Record]:
         with self._opened().using() as connection:
             if connection is None:
                 return []
+            statement = f"SELECT kind, name, content, {data} FROM records WHERE kind = ? AND {condition}"
             rows = connection.execute(statement, parameters).fetchall()
             return [Record(kind, name, json.loads(content), data) for kind, name, content, data in rows]
 
@@ -146,19 +123,18 @@ class Records:
         with self._opening:
             if self._closed:
                 raise StoreClosed("The store is closed; open it again.")
-            if self._locked and not self._read_only and self._folder_lock is None:
+            if self._locked and not self.read_only and self._folder_lock is None:
                 self._folder_lock = take_lock(self._path.parent)
             # without a file there is nothing to keep open: another process may create it
             if self._database is None or self._database.connection is None:
-                self._database = Database(self._path, SCHEMA, _TABLES, HINT, read_only=self._read_only)
+                self._database = Database(self._path, SCHEMA, _TABLES, HINT, read_only=self.read_only)
             return self._database
 
 
 def repair_records(path: Path) -> int | None:
     """Move the readable rows of a damaged file into a new one; the damaged one is kept in lost+found.
 
-    Returns:
-        The number of records saved; None if the file is intact or does not exist.
+    Return the number of records saved; None if the file is intact or does not exist.
     """
     if not path.is_file():
         return None
@@ -169,14 +145,12 @@ def repair_records(path: Path) -> int | None:
     except StoreCorrupt as error:
         log.warning("%s", error)
         with replacement(path, SCHEMA, _TABLES, HINT, path.parent / "lost+found") as new, new.changing() as to:
-            return sum(
-                to.execute("INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?)", row).rowcount for row in _rows(path)
-            )
+            return sum(to.execute(_PUT, row).rowcount for row in _readable_rows(path))
     finally:
         give_back(lock)
 
 
-def _rows(path: Path) -> Iterator[tuple[Any, ...]]:
+def _readable_rows(path: Path) -> Iterator[tuple[Any, ...]]:
     """Yield the rows that can be read, each by its own statement."""
     try:
         with with_hint(path, HINT), closing(connect(path, SCHEMA, read_only=True)) as old:

@@ -45,21 +45,15 @@ class Statistics:
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """The result of `verify`.
-
-    damaged: ids that fail a checksum, or whose metadata is not a JSON object.
-    disagreements: ids of the sample for which the index returns other scores than an exhaustive search.
-    missing: ids that the index lacks.
-    recall: share of the sample's ten nearest that the index finds; an approximate one may miss a few.
-    parts: what is damaged, for each id of `damaged`: "vector", "metadata", "id", or "id, metadata or thumbnail" if only
-        their common checksum is wrong; empty if the store does not say.
-    """
+    """The result of `verify`."""
 
     items: int
-    damaged: tuple[str, ...]
-    disagreements: tuple[str, ...]
-    missing: tuple[str, ...] = ()
-    recall: float = 1.0
+    damaged: tuple[str, ...]  # ids that fail a checksum, or whose metadata is not a JSON object
+    disagreements: tuple[str, ...]  # ids of the sample for which the index returns other scores than exact search
+    missing: tuple[str, ...] = ()  # ids that the index lacks
+    recall: float = 1.0  # share of the sample's ten nearest that the index finds; an approximate one may miss a few
+    # for each id of `damaged`: "vector", "metadata", "id", or "id, metadata or thumbnail" if only their common checksum
+    # is wrong
     parts: tuple[str, ...] = ()
 
     @property

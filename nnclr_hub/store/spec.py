@@ -41,37 +41,26 @@ class Embeds(Protocol):
 
 @dataclass(frozen=True)
 class CollectionSpec:
-    """The contents of a collection, fixed when it is created.
+    """The contents of a collection, fixed when it is created."""
 
-    dim: D, length of its vectors.
-    metric: "cosine" (vectors are stored normalized), "dot" or "l2".
-    fingerprint: of the encoder whose vectors it holds; "" for vectors of unknown origin.
-    model: source of that encoder.
-    indexed: metadata keys with an index for filters.
-    index: kind of index, see `store.index_kinds`; "auto" changes it with size and memory as the collection grows.
-        "diskann" needs a Milvus server of version 2.5 or later.
-    precision: of the stored vectors, "f32" or "f16", which takes half the space.
-    vectors: what searches compare. "raw": the stored vectors. "center", "half_whiten" or "whiten", for the metric
-        cosine: these after a transform that is fitted on the collection itself; see `store.vector_transform`. "auto":
-        "half_whiten" for vectors of an encoder where the store can do so, else "raw"; the store decides when it creates
-        the collection.
-    """
-
-    dim: int
-    metric: Metric = "cosine"
-    fingerprint: str = ""
-    model: str = ""
-    indexed: tuple[str, ...] = ("label",)
+    dim: int  # D, length of its vectors
+    metric: Metric = "cosine"  # vectors are stored normalized for the cosine
+    fingerprint: str = ""  # of the encoder whose vectors it holds; "" for vectors of unknown origin
+    model: str = ""  # source of that encoder
+    indexed: tuple[str, ...] = ("label",)  # metadata keys with an index for filters
+    # kind of index, see `store.index_kinds`; "auto" changes it with size and memory as the collection grows. "diskann"
+    # needs a Milvus server of version 2.5 or later
     index: IndexName = AUTO
-    precision: Precision = "f32"
+    precision: Precision = "f32"  # of the stored vectors; "f16" takes half the space
+    # What searches compare. "raw": the stored vectors. "center", "half_whiten" or "whiten", for the metric cosine: them
+    # after a transform that is fitted on the collection, see `store.vector_transform`. "auto": "half_whiten" for
+    # vectors of an encoder where the store can do so, else "raw"; the store decides when it creates the collection
     vectors: Compared = "raw"
 
     def __post_init__(self) -> None:
-        if isinstance(self.dim, bool) or not isinstance(self.dim, int | np.integer):
-            raise InvalidRequest(f"dim must be a whole number, got {self.dim!r}.")
+        if isinstance(self.dim, bool) or not isinstance(self.dim, int | np.integer) or not 1 <= self.dim <= MAX_DIM:
+            raise InvalidRequest(f"dim must be a whole number between 1 and {MAX_DIM}, got {self.dim!r}.")
         object.__setattr__(self, "dim", int(self.dim))
-        if not 1 <= self.dim <= MAX_DIM:
-            raise InvalidRequest(f"dim must be between 1 and {MAX_DIM}, got {self.dim}.")
         choices = {
             "metric": get_args(Metric),
             "index": (AUTO, *INDEX_KINDS, DISKANN),

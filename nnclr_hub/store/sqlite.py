@@ -23,27 +23,23 @@ BUSY_SECONDS = 5.0
 
 
 def connect(path: Path, format: int, *, read_only: bool = False, create: bool = False) -> sqlite3.Connection:
-    """Open a file with the durability settings, and check that they are in effect.
+    """Open a file of a format with the durability settings, and check that they are in effect.
 
-    Args:
-        path: of the file.
-        format: the only format that this version reads.
-        read_only: nothing is written. In a folder that cannot be written, a file that was closed cleanly is read as one
-            that nobody changes.
-        create: create the file if it does not exist.
+    In a folder that cannot be written, a file that was closed cleanly is read as one that nobody changes.
     """
+    wal = Path(f"{path}-wal")
     # SQLite creates the index of a log next to the file even for reading
-    if read_only and not Path(f"{path}-wal").exists() and not os.access(path.parent, os.W_OK):
-        return _connected(path, format, "ro&immutable=1", read_only)
+    if read_only and not wal.exists() and not os.access(path.parent, os.W_OK):
+        return _connect(path, format, "ro&immutable=1", read_only)
     try:
-        return _connected(path, format, "ro" if read_only else "rwc" if create else "rw", read_only)
+        return _connect(path, format, "ro" if read_only else "rwc" if create else "rw", read_only)
     except DiskFull:
-        if not read_only or size_of_file(Path(f"{path}-wal")):
+        if not read_only or size_of_file(wal):
             raise
-        return _connected(path, format, "ro&immutable=1", read_only)
+        return _connect(path, format, "ro&immutable=1", read_only)
 
 
-def _connected(path: Path, format: int, mode: str, read_only: bool) -> sqlite3.Connection:
+def _connect(path: Path, format: int, mode: str, read_only: bool) -> sqlite3.Connection:
     with translated(path):
         connection = sqlite3.connect(
             f"{path.resolve().as_uri()}?mode={mode}",
@@ -53,34 +49,31 @@ def _connected(path: Path, format: int, mode: str, read_only: bool) -> sqlite3.C
             timeout=BUSY_SECONDS,
         )
         try:
-            _configure(connection, path, format, read_only)
+            version = format_of(connection)
+            if version not in (0, format):
+                raise StoreTooNew(
+                    f"{path} has format {version}, and this version of nnclr_hub reads only format {format}; export "
+                    "the collection with the version that wrote it (`nnclr store export`), then import it with this "
+                    "one (`nnclr store import`)."
+                )
+            wanted: dict[str, int | str] = {"foreign_keys": 1, "synchronous": 2}  # 2 is FULL
+            if not read_only:
+                if version == 0:
+                    connection.execute(f"PRAGMA page_size = {PAGE_SIZE}")
+                    connection.execute("PRAGMA auto_vacuum = 2")  # pages of deleted rows can be given back step by step
+                wanted["journal_mode"] = "wal"
+            for name, value in wanted.items():
+                connection.execute(f"PRAGMA {name} = {value}")
+                actual = connection.execute(f"PRAGMA {name}").fetchone()[0]
+                if actual != value:
+                    raise StoreCorrupt(
+                        f"{path} cannot be stored durably here ({name} is {actual}, not {value}); use a folder on a "
+                        "local disk."
+                    )
         except BaseException:
             connection.close()
             raise
     return connection
-
-
-def _configure(connection: sqlite3.Connection, path: Path, format: int, read_only: bool) -> None:
-    version = format_of(connection)
-    if version not in (0, format):
-        raise StoreTooNew(
-            f"{path} has format {version}, and this version of nnclr_hub reads only format {format}; export the "
-            "collection with the version that wrote it (`nnclr store export`), then import it with this one "
-            "(`nnclr store import`)."
-        )
-    wanted: dict[str, int | str] = {"foreign_keys": 1, "synchronous": 2}  # 2 is FULL
-    if not read_only:
-        if version == 0:
-            connection.execute(f"PRAGMA page_size = {PAGE_SIZE}")
-            connection.execute("PRAGMA auto_vacuum = 2")  # so that pages of deleted rows can be given back step by step
-        wanted["journal_mode"] = "wal"
-    for name, value in wanted.items():
-        connection.execute(f"PRAGMA {name} = {value}")
-        actual = connection.execute(f"PRAGMA {name}").fetchone()[0]
-        if actual != value:
-            raise StoreCorrupt(
-                f"{path} cannot be stored durably here ({name} is {actual}, not {value}); use a folder on a local disk."
-            )
 
 
 def format_of(connection: sqlite3.Connection) -> int:
@@ -203,7 +196,6 @@ class CommitRecord:
         self._path.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Close the file."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -232,41 +224,43 @@ class Database:
     """
 
     def __init__(self, path: Path, format: int, tables: str, hint: str, *, read_only: bool) -> None:
-        self.path = path
-        self._format, self._hint = format, hint
+        self.path, self._hint = path, hint
         self._lock = threading.RLock()
         self._record = CommitRecord(path.with_name(f"{path.name}.commit"))
+        self.connection: sqlite3.Connection | None = None
         self._changing = self._closed = False
         self._pid = os.getpid()
         recorded = self._record.read()  # before the file, which another process may write
-        with with_hint(self.path, self._hint):
-            self.connection = None if read_only and not path.is_file() else self._opened(read_only)
+        with with_hint(path, hint):
             try:
-                if self.connection is not None and not self._read_only:
-                    quick_check(self.connection, path)  # a page that cannot be read would look like missing rows
-                    if format_of(self.connection) == 0:
-                        version = f"PRAGMA user_version = {format};"
-                        self.connection.executescript(f"BEGIN IMMEDIATE; {_COMMITS} {tables} {version} COMMIT;")
-                        fsync_folder(path.parent)
-                missing = 0 if recorded is None else recorded[0] - self._count()
-                if missing > 0:
+                count = 0
+                if path.is_file() or not read_only:
+                    self.connection, read_only = self._open(format, read_only)
+                    if not read_only:
+                        quick_check(self.connection, path)  # a page that cannot be read would look like missing rows
+                        if format_of(self.connection) == 0:
+                            version = f"PRAGMA user_version = {format};"
+                            self.connection.executescript(f"BEGIN IMMEDIATE; {_COMMITS} {tables} {version} COMMIT;")
+                            fsync_folder(path.parent)
+                    if format_of(self.connection):  # 0: a crash left the file empty
+                        count = self.connection.execute("SELECT n FROM commits").fetchone()[0]
+                if recorded is not None and recorded[0] > count:
+                    missing = recorded[0] - count
                     reason = f"it lacks {missing} acknowledged changes, because its log is damaged or missing"
                     raise StoreCorrupt(reason) from ValueError(reason)
             except BaseException:
                 self.close()
                 raise
 
-    def _opened(self, read_only: bool) -> sqlite3.Connection:
-        self._read_only = read_only
+    def _open(self, format: int, read_only: bool) -> tuple[sqlite3.Connection, bool]:
         if not read_only:
             make_folder(self.path.parent)
         try:
-            return connect(self.path, self._format, read_only=read_only, create=not read_only)
+            return connect(self.path, format, read_only=read_only, create=not read_only), read_only
         except DiskFull:
             if read_only or not size_of_file(self.path):  # nothing can be read
                 raise
-            self._read_only = True
-            return connect(self.path, self._format, read_only=True)
+            return connect(self.path, format, read_only=True), True
 
     @contextmanager
     def using(self) -> Iterator[sqlite3.Connection | None]:
@@ -300,13 +294,7 @@ class Database:
             finally:
                 self._changing = False
 
-    def _count(self) -> int:
-        if self.connection is None or format_of(self.connection) == 0:  # a file that a crash left empty
-            return 0
-        return self.connection.execute("SELECT n FROM commits").fetchone()[0]
-
     def close(self) -> None:
-        """Close the file."""
         with self._lock:
             self._closed = True
             if self.connection is not None:

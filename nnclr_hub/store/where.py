@@ -87,39 +87,35 @@ EVERYTHING = Group()
 
 def parse(where: Mapping[str, Any] | None) -> Group:
     """Return the checked form of a filter; equal filters have equal forms."""
-    return EVERYTHING if where is None else _group(where, 1, _Left())
+    return EVERYTHING if where is None else _group(where, 1, {"conditions": MAX_CONDITIONS, "ids": MAX_IDS})
 
 
-@dataclass
-class _Left:
-    """What the rest of a filter may have."""
-
-    conditions: int = MAX_CONDITIONS
-    ids: int = MAX_IDS
-
-
-def _group(where: Any, depth: int, left: _Left) -> Group:
+def _group(where: Any, depth: int, left: dict[str, int]) -> Group:
+    """Return a group; `left` is what the rest of the filter may have."""
     if not isinstance(where, Mapping):
         raise InvalidFilter(f"`where` must be an object with {', '.join(_CLAUSES)}, got {where!r:.80}.")
-    unknown = [key for key in where if key not in _CLAUSES]
-    if unknown:
+    if unknown := [key for key in where if key not in _CLAUSES]:
         raise InvalidFilter(f"`where` takes {', '.join(_CLAUSES)}, got {unknown[0]!r:.80}.")
     if any(not isinstance(conditions, list | tuple) for conditions in where.values()):
         raise InvalidFilter(f"{', '.join(_CLAUSES)} of `where` must be lists of conditions.")
     if depth > MAX_DEPTH:
         raise InvalidFilter(f"`where` must not be nested deeper than {MAX_DEPTH} levels.")
-    left.conditions -= sum(map(len, where.values()))
-    if left.conditions < 0:
-        given = MAX_CONDITIONS - left.conditions
-        raise InvalidFilter(f"`where` takes at most {MAX_CONDITIONS} conditions, got {given}.")
+    _count(left, "conditions", sum(map(len, where.values())), MAX_CONDITIONS)
     return Group(**{name: tuple(_node(one, depth, left) for one in conditions) for name, conditions in where.items()})
 
 
-def _node(condition: Any, depth: int, left: _Left) -> Node:
+def _node(condition: Any, depth: int, left: dict[str, int]) -> Node:
     if isinstance(condition, Mapping) and condition.keys() & set(_CLAUSES):
         return _group(condition, depth + 1, left)
     if isinstance(condition, Mapping) and "ids" in condition:
-        return _ids(condition, left)
+        ids = condition["ids"]
+        if len(condition) > 1 or not isinstance(ids, list | tuple):
+            raise InvalidFilter(f"A condition on ids has only ids, a list; got {reprlib.repr(condition)}.")
+        _count(left, "ids", len(ids), MAX_IDS)
+        try:
+            return Condition("", "ids", tuple(check_ids(ids)))
+        except InvalidRequest as error:
+            raise InvalidFilter(f"ids: {error}") from error
     if not isinstance(condition, Mapping) or "key" not in condition:
         raise InvalidFilter(f'A condition must look like {{"key": "label", "match": "cat"}}, got {condition!r:.80}.')
     kinds = [kind for kind in condition if kind != "key"]
@@ -130,28 +126,35 @@ def _node(condition: Any, depth: int, left: _Left) -> Node:
     return Condition(check_key(condition["key"]), kind, _READERS[kind](condition[kind], kind))
 
 
-def _ids(condition: Mapping[str, Any], left: _Left) -> Condition:
-    ids = condition["ids"]
-    if len(condition) > 1 or not isinstance(ids, list | tuple):
-        raise InvalidFilter(f"A condition on ids has only ids, a list; got {reprlib.repr(condition)}.")
-    left.ids -= len(ids)
-    if left.ids < 0:
-        raise InvalidFilter(f"`where` takes at most {MAX_IDS:,} ids, got {MAX_IDS - left.ids:,}.")
-    try:
-        return Condition("", "ids", tuple(check_ids(ids)))
-    except InvalidRequest as error:
-        raise InvalidFilter(f"ids: {error}") from error
+def _count(left: dict[str, int], what: str, number: int, most: int) -> None:
+    left[what] -= number
+    if left[what] < 0:
+        raise InvalidFilter(f"`where` takes at most {most:,} {what}, got {most - left[what]:,}.")
 
 
 def check_key(key: Any) -> str:
     """Return a metadata key if it can be filtered by."""
     if not isinstance(key, str) or not 0 < len(key) <= 128 or any(bad in key for bad in '"\\\0'):
         raise InvalidFilter(f"A metadata key has 1 to 128 characters, no quotes or backslashes; got {key!r:.80}.")
-    _refuse_surrogates(key)
-    return key
+    return _utf8(key)
 
 
 # ------------------------------------------------------------------------------ values of conditions
+
+
+def _require(valid: bool, kind: str, what: str, value: Any) -> None:
+    if not valid:
+        raise InvalidFilter(f"{kind} must be {what}, got {value!r:.80}.")
+
+
+def _utf8(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidFilter(f"A filter must be valid UTF-8, got {text!r:.80}.") from error
+    if "\0" in text:
+        raise InvalidFilter(f"A filter must not contain NUL characters, got {text!r:.80}.")
+    return text
 
 
 def _scalar(value: Any, kind: str) -> Any:
@@ -160,64 +163,53 @@ def _scalar(value: Any, kind: str) -> Any:
 
 def _ordered(value: Any, kind: str) -> Any:
     if isinstance(value, str):
-        _refuse_surrogates(value)
-        return value
-    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**63:
-        return value
-    raise InvalidFilter(f"{kind} must be a string or a number below 2**63, got {value!r:.80}.")
+        return _utf8(value)
+    _require(is_number(value) and abs(value) < 2**63, kind, "a string or a number below 2**63", value)
+    return value
 
 
 def _scalars(value: Any, kind: str) -> tuple[Any, ...]:
-    if not isinstance(value, list | tuple) or len(value) > MAX_IN:
-        raise InvalidFilter(f"{kind} must be a list of at most {MAX_IN} values, got {value!r:.80}.")
+    valid = isinstance(value, list | tuple) and len(value) <= MAX_IN
+    _require(valid, kind, f"a list of at most {MAX_IN} values", value)
     return tuple(_scalar(one, kind) for one in value)
 
 
 def _bounds(value: Any, kind: str) -> tuple[tuple[str, Any], ...]:
-    if not isinstance(value, Mapping) or not value or any(name not in COMPARISONS for name in value):
-        raise InvalidFilter(f"{kind} must be an object with some of {', '.join(COMPARISONS)}, got {value!r:.80}.")
+    valid = isinstance(value, Mapping) and bool(value) and all(name in COMPARISONS for name in value)
+    _require(valid, kind, f"an object with some of {', '.join(COMPARISONS)}", value)
     return tuple((name, _ordered(bound, kind)) for name, bound in value.items())
 
 
 def _flag(value: Any, kind: str) -> bool:
-    if not isinstance(value, bool):
-        raise InvalidFilter(f"{kind} must be true or false, got {value!r:.80}.")
+    _require(isinstance(value, bool), kind, "true or false", value)
     return value
 
 
 def _text(value: Any, kind: str) -> str:
-    if not isinstance(value, str):
-        raise InvalidFilter(f"{kind} must be a string, got {value!r:.80}.")
-    return _ordered(value, kind)
+    _require(isinstance(value, str), kind, "a string", value)
+    return _utf8(value)
 
 
 def _length(value: Any, kind: str) -> tuple[tuple[str, Any], ...]:
     bounds = _bounds(value if isinstance(value, Mapping) else {"gte": value, "lte": value}, kind)
-    if any(isinstance(bound, str) for _, bound in bounds):
-        raise InvalidFilter(f"{kind} must be a number, or gt, gte, lt, lte of one; got {value!r:.80}.")
+    _require(all(is_number(bound) for _, bound in bounds), kind, "a number, or gt, gte, lt, lte of one", value)
     return bounds
 
 
 def _dates(value: Any, kind: str) -> tuple[tuple[str, int], ...]:
-    found = [(name, instant(bound)) for name, bound in _bounds(value, kind)]
-    known = tuple((name, moment) for name, moment in found if moment is not None)
-    if len(known) < len(found):
-        raise InvalidFilter(f"{kind} takes ISO 8601 such as 2026-01-31 or 2026-01-31T12:00:00Z, got {value!r:.80}.")
+    known = tuple((name, moment) for name, bound in _bounds(value, kind) if (moment := instant(bound)) is not None)
+    _require(len(known) == len(value), kind, "in ISO 8601, such as 2026-01-31 or 2026-01-31T12:00:00Z", value)
     return known
 
 
 def _circle(value: Any, kind: str) -> tuple[float, float, float]:
     names = ("lat", "lon", "radius")
-    if not isinstance(value, Mapping) or value.keys() != set(names):
-        raise InvalidFilter(f"{kind} must be an object with {', '.join(names)}, got {value!r:.80}.")
-    numbers = tuple(_ordered(value[name], kind) for name in names)
-    if any(isinstance(one, str) or not math.isfinite(one) for one in numbers):
-        raise InvalidFilter(f"{kind} must have finite numbers, got {value!r:.80}.")
-    if not (-90 <= numbers[0] <= 90 and -180 <= numbers[1] <= 180 and numbers[2] >= 0):
-        raise InvalidFilter(
-            f"{kind} must have a lat of -90 to 90, a lon of -180 to 180 and a radius; got {value!r:.80}."
-        )
-    return numbers[0], numbers[1], numbers[2]
+    _require(isinstance(value, Mapping) and value.keys() == set(names), kind, "an object with lat, lon, radius", value)
+    lat, lon, radius = (_ordered(value[name], kind) for name in names)
+    valid = all(is_number(one) and math.isfinite(one) for one in (lat, lon, radius))
+    valid = valid and -90 <= lat <= 90 and -180 <= lon <= 180 and radius >= 0
+    _require(valid, kind, "a lat of -90 to 90, a lon of -180 to 180 and a radius in meters", value)
+    return lat, lon, radius
 
 
 _READERS: dict[str, Callable[[Any, str], Any]] = {
@@ -233,15 +225,6 @@ _READERS: dict[str, Callable[[Any, str], Any]] = {
     "date": _dates,
     "geo": _circle,
 }
-
-
-def _refuse_surrogates(text: str) -> None:
-    try:
-        if "\0" in text:
-            raise InvalidFilter(f"A filter must not contain NUL characters, got {text!r:.80}.")
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidFilter(f"A filter must be valid UTF-8, got {text!r:.80}.") from error
 
 
 # ------------------------------------------------------------------------------ values of an item
@@ -262,11 +245,6 @@ def value_of(metadata: Mapping[str, Any], key: str, default: Any = ABSENT) -> An
         if value is not ABSENT:
             return value
     return default
-
-
-def geo_keys(key: str) -> tuple[str, str]:
-    """Return the keys of latitude and longitude."""
-    return f"{key}.lat", f"{key}.lon"
 
 
 def is_number(value: Any) -> bool:

@@ -28,8 +28,7 @@ class Admission:
         images: images in progress at once, or whatever else `what` names.
         size: bytes of them, before decoding.
         metrics: counts refusals.
-        what: has the permits, for messages.
-        in_work: gauges of what is in progress, and of its bytes; None: those of images.
+        gauges: of what is in progress, and of its bytes; None: those of images.
     """
 
     def __init__(
@@ -38,25 +37,21 @@ class Admission:
         size: int,
         metrics: Metrics,
         what: str = "images",
-        in_work: tuple[Gauge, Gauge] | None = None,
+        gauges: tuple[Gauge, Gauge] | None = None,
     ) -> None:
+        self.images = self._bytes = 0  # in progress
         self._max_images, self._max_bytes = images, size
         self._metrics, self._what = metrics, what
-        self._in_work, self._bytes_in_work = in_work or (metrics.images_in_work, metrics.bytes_in_work)
-        self._images = self._bytes = 0
+        self._gauge, self._bytes_gauge = gauges or (metrics.images_in_work, metrics.bytes_in_work)
         self._changed = threading.Condition()
         self._closed = False
-
-    @property
-    def images(self) -> int:
-        """Images in progress."""
-        return self._images
 
     def enter(self, images: int, size: int, *, background: bool = False) -> None:
         """Take permits.
 
         Args:
-            background: take them only while half of all permits stay free for requests; the caller tries again later.
+            background: leave half of all permits to requests; the caller tries again later, or sends fewer images. An
+                image that needs more alone is taken while no request is in progress.
 
         Raises:
             RequestTooLarge: the request needs more permits than exist, so a retry would not help.
@@ -66,29 +61,29 @@ class Admission:
         with self._changed:
             if self._closed:
                 raise shutting_down()
-            if images > self._max_images or size > self._max_bytes:
+            part = 2 if background and (images > 1 or self.images) else 1
+            max_images, max_bytes = self._max_images // part, self._max_bytes // part
+            if (images > 1 and (images > max_images or size > max_bytes)) or size > self._max_bytes:
                 raise RequestTooLarge(
-                    f"The request has {images} {self._what} and {size:,} bytes; the limit is {self._max_images} "
-                    f"{self._what} and {self._max_bytes:,} bytes."
+                    f"The request has {images} {self._what} and {size:,} bytes; the limit is {max_images} "
+                    f"{self._what} and {max_bytes:,} bytes."
                 )
-            images_free = self._max_images // (2 if background and self._images else 1) - self._images
-            bytes_free = self._max_bytes // (2 if background and self._images else 1) - self._bytes
-            if images > images_free or size > bytes_free:
+            if self.images + images > max_images or self._bytes + size > max_bytes:
                 self._metrics.refused.labels("overloaded").inc(not background)
                 raise Overloaded("The server is overloaded; try again in a moment.", RETRY_S)
-            self._images += images
-            self._bytes += size
-        self._in_work.inc(images)
-        self._bytes_in_work.inc(size)
+            self._change(images, size)
 
     def leave(self, images: int, size: int) -> None:
         """Return permits."""
         with self._changed:
-            self._images -= images
-            self._bytes -= size
+            self._change(-images, -size)
             self._changed.notify_all()
-        self._in_work.dec(images)
-        self._bytes_in_work.dec(size)
+
+    def _change(self, images: int, size: int) -> None:
+        self.images += images
+        self._bytes += size
+        self._gauge.inc(images)
+        self._bytes_gauge.inc(size)
 
     def close(self) -> None:
         """Refuse all new requests."""
@@ -98,7 +93,7 @@ class Admission:
     def wait_until_empty(self, timeout: float) -> bool:
         """Return whether all permits came back within the timeout, in seconds."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._images, timeout)
+            return self._changed.wait_for(lambda: not self.images, timeout)
 
 
 def shutting_down() -> NotReady:

@@ -28,17 +28,11 @@ MAX_TOTAL_PIXELS = 3 * MAX_PIXELS  # of all originals, which stay in memory unti
 
 
 class AttentionQuery:
-    """One query and its images.
-
-    images: the image of the query, then the targets.
-    task: what the engine does with each of them.
+    """One query and its images: the image of the query, then the targets in which it is searched for.
 
     Args:
         extractor: of the encoder.
         max_side: upper limit of `settings.max_side`. Each map reports the side that was used.
-        settings: the query.
-        image: the image of the query.
-        targets: images in which the query is searched for.
 
     Raises:
         InvalidRequest: the encoder cannot answer the query.
@@ -61,10 +55,7 @@ class AttentionQuery:
         self._lock = threading.Lock()
 
     def maps(self, results: Sequence[ImageFeatures | ImageError]) -> list[AttentionMap]:
-        """Return the map of the image, or those of the targets on one scale.
-
-        Args:
-            results: of the task, for each image.
+        """Return the map of the image, or those of the targets on one scale, from the results of the task.
 
         Raises:
             ImageError: the first unreadable image; the message names the number of a target.

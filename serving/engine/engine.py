@@ -10,7 +10,6 @@ engine.close()
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
@@ -26,10 +25,8 @@ from nnclr_hub.workbench.privacy import public_name
 from ..settings import Settings
 from ..telemetry import Metrics, current, measured
 from .admission import Admission, shutting_down, size_of
-from .batch_queue import BatchQueue
 from .request import ImageTask, Request
-from .stages import DecodeWorkers, DeviceThread
-from .watchdog import Watchdog
+from .stages import DecodeWorkers, Device
 
 JOIN_S = 5.0  # for threads that have nothing left to do
 
@@ -45,24 +42,12 @@ class Engine:
 
     def __init__(self, encoder: Encoder, settings: Settings, metrics: Metrics | None = None) -> None:
         self.encoder = encoder
+        self.metrics = metrics or Metrics()
         self._settings = settings
         self._building = asyncio.Lock()
-        self.metrics = metrics or Metrics()
-        wake = threading.Event()
         self._admission = Admission(settings.capacity, settings.capacity_bytes, self.metrics)
-        in_work = lambda: self._admission.images  # noqa: E731
-        self._device = DeviceThread(
-            encoder, settings.max_batch, settings.max_wait_ms / 1000, in_work, self.metrics, wake
-        )
+        self._device = Device(encoder, settings, lambda: self.in_work, self.metrics, self._test)
         self._decode_workers = DecodeWorkers(encoder, settings.decode_threads, self._device.queue, self.metrics)
-        self._watchdog = Watchdog(
-            encoder.name,
-            self._device,
-            settings.stall_s,
-            self.metrics,
-            wake,
-            lambda: self._test().answer,
-        )
 
     # ---- requests
 
@@ -130,7 +115,7 @@ class Engine:
     @property
     def fault(self) -> str | None:
         """What is wrong, without a full stop; None if all threads work."""
-        return self._watchdog.fault
+        return self._device.fault
 
     @property
     def in_work(self) -> int:
@@ -145,10 +130,10 @@ class Engine:
             NotReady: the engine is closed, or a thread failed.
         """
         for size in self._device.buckets or (1,):
-            batch = self._internal_request([self._blank_crop] * size)
+            batch = self._internal_request(size)
             for item in batch.items:
-                item.prepared = self._blank_crop
-            _send(self._device.queue, batch)
+                item.prepared = item.image
+            self._device.queue.put(batch.items, shutting_down())
             batch.answer.result()
         self._test().answer.result()
 
@@ -165,29 +150,15 @@ class Engine:
         """
         self.drain()
         self._admission.wait_until_empty(self._settings.deadline_s if timeout is None else timeout)
-        self._watchdog.close()
         deadline = time.monotonic() + (JOIN_S if timeout is None else min(JOIN_S, timeout))
-        for queue in (self._decode_workers.queue, self._device.queue):
-            queue.close()
-            for item in queue.clear():
-                item.fail(shutting_down())
+        self._device.queue.close(shutting_down())  # first: a decoded image must not wait for a device that ends
         self._decode_workers.close(deadline)
-        self._device.worker.close(deadline)
+        self._device.close(deadline)
 
     # ---- internal
 
-    @property
-    def _blank_crop(self) -> np.ndarray:
-        preprocessing = self.encoder.transform.preprocessing
-        return np.zeros((preprocessing.input_size,) * 2 + (preprocessing.in_chans,), np.uint8)
-
     def _submit(
-        self,
-        images: Sequence[ImageLike],
-        task: ImageTask | None,
-        deadline_s: float | None,
-        *,
-        background: bool = False,
+        self, images: Sequence[ImageLike], task: ImageTask | None, deadline_s: float | None, *, background: bool = False
     ) -> Request:
         """Take all permits of a request and send it to the decode workers."""
         seconds = self._settings.deadline_s
@@ -199,41 +170,35 @@ class Engine:
             raise NotReady(f"The server has a fault ({self.fault}); try again in a moment.")
         size = sum(map(size_of, images))
         self._admission.enter(len(images), size, background=background)
-        images_by_outcome = self.metrics.images
         name = public_name(self.encoder.name)
         request = Request(
             images,
             time.monotonic() + seconds,
             task=task,
-            on_outcome=lambda outcome: images_by_outcome.labels(name, outcome).inc(),
+            on_outcome=lambda outcome: self.metrics.images.labels(name, outcome).inc(),
             on_withdrawn=self._withdraw,
             on_empty=lambda: self._admission.leave(len(images), size),
         )
-        _send(self._decode_workers, request)
+        self._decode_workers.queue.put(request.items, shutting_down())
         return request
 
-    def _internal_request(self, images: Sequence[ImageLike]) -> Request:
-        """Make a request of the engine itself, which needs no permits and is not counted."""
+    def _internal_request(self, size: int) -> Request:
+        """Make a request of blank images, which needs no permits and is not counted."""
+        preprocessing = self.encoder.transform.preprocessing
+        blank = np.zeros((preprocessing.input_size,) * 2 + (preprocessing.in_chans,), np.uint8)
         deadline = time.monotonic() + max(self._settings.deadline_s, self._settings.stall_s)
-        return Request(images, deadline, on_outcome=lambda _: None, on_withdrawn=self._withdraw, on_empty=lambda: None)
+        return Request([blank] * size, deadline, on_withdrawn=self._withdraw)
 
     def _test(self) -> Request:
         """Send a test image through all stages."""
-        request = self._internal_request([self._blank_crop])
-        _send(self._decode_workers, request)
+        request = self._internal_request(1)
+        self._decode_workers.queue.put(request.items, shutting_down())
         return request
 
     def _withdraw(self, request: Request) -> None:
-        """Remove a request that is over from the queues, so that its permits come back at once."""
-        for queue in (self._decode_workers.queue, self._device.queue):
-            for item in queue.remove(request):
-                item.drop()
-
-
-def _send(queue: BatchQueue | DecodeWorkers, request: Request) -> None:
-    if not queue.put(request.items):
-        for item in request.items:
-            item.fail(shutting_down())
+        """Remove a request that is over from the queues."""
+        self._decode_workers.queue.withdraw(request)
+        self._device.queue.withdraw(request)
 
 
 async def _done(answer: Future[Any], loop: asyncio.AbstractEventLoop) -> None:

@@ -6,23 +6,26 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from nnclr_hub.encoder.encoder import Encoder
-from nnclr_hub.errors import ImageError, NNCLRHubError, ServiceError
+from nnclr_hub.errors import ImageError, NNCLRHubError, NotReady, ServiceError
 from nnclr_hub.images.pool import LIGHT, TOGETHER, attempt_each
 from nnclr_hub.workbench.privacy import public_name
 
+from ..settings import Settings
 from ..telemetry import Metrics
 from .admission import shutting_down
-from .batch_queue import BatchQueue
-from .request import ImageTask, WorkItem
-from .worker import ReplaceableWorker, Worker
+from .request import BatchQueue, ImageTask, Request, WorkItem
+from .worker import Worker
 
 log = logging.getLogger(__name__)
+MAX_FAILURES = 3  # forward passes in a row, each of one image
+MAX_PAUSE_S = 1.0  # between two checks of the device thread
 
 
 class DecodeWorkers:
@@ -31,7 +34,7 @@ class DecodeWorkers:
     An unreadable image is its own error.
 
     Args:
-        encoder: its `prepare` decodes.
+        encoder: its `prepare_each` decodes.
         threads: number of images decoded at once.
         decoded: the queue for decoded items.
     """
@@ -39,19 +42,16 @@ class DecodeWorkers:
     def __init__(self, encoder: Encoder, threads: int, decoded: BatchQueue, metrics: Metrics) -> None:
         self._encoder = encoder
         self._decoded = decoded
-        self._decode_seconds = metrics.stage_seconds.labels("decode")
+        self._seconds = metrics.stage("decode")
         self.queue = BatchQueue(metrics.undecoded)
         self._working: set[WorkItem] = set()
         self._threads = [threading.Thread(target=self._run, name="decode worker", daemon=True) for _ in range(threads)]
         for thread in self._threads:
             thread.start()
 
-    def put(self, items: Sequence[WorkItem]) -> bool:
-        """Add items together; return False if the queue is closed and nothing was added."""
-        return self.queue.put(items)
-
     def close(self, deadline: float) -> None:
-        """Wait for the threads to end, and fail what still runs at the deadline, by time.monotonic()."""
+        """End the threads, and fail what still runs at the deadline, by time.monotonic()."""
+        self.queue.close(shutting_down())
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         for item in tuple(self._working):
@@ -70,7 +70,7 @@ class DecodeWorkers:
             except BaseException as error:  # the thread must survive everything
                 log.exception("decoding failed")
                 for item in items:
-                    item.fail(ServiceError(f"Decoding failed ({type(error).__name__}); see the server's log."))
+                    item.fail(_failed("Decoding", error))
             self._working.difference_update(items)
 
     def _share(self) -> int:
@@ -84,81 +84,98 @@ class DecodeWorkers:
         results = prepare_each([item.image for item in items])
         seconds = (time.perf_counter() - begun) / len(items)
         for item in items:  # before the first result: it may complete the answer, which reports the time
-            self._decode_seconds.observe(seconds)
+            self._seconds.observe(seconds)
             item.request.add_seconds("decode", seconds)
         for item, result in zip(items, results, strict=True):
             match result:
                 case ImageError():
-                    item.finish(result)
+                    item.leave(result)
                 case NNCLRHubError():
                     item.fail(result)
                 case Exception():
                     log.error("decoding failed", exc_info=result)
-                    item.fail(ServiceError(f"Decoding failed ({type(result).__name__}); see the server's log."))
+                    item.fail(_failed("Decoding", result))
                 case _:
                     item.prepared = result
                     item.image = None  # frees the memory: the crop is all that is needed from here on
 
     def _pass_on(self, items: Sequence[WorkItem]) -> None:
-        if not self._decoded.put(items):
-            for item in items:
-                item.fail(shutting_down())
+        self._decoded.put(items, shutting_down())
         for request in {item.request for item in items if item.request.over}:
             # The request was withdrawn while its items were in no queue, so the withdrawal missed them. Remove them
             # now: a busy device may take long to get to them, and they hold their permits until then.
-            for one in self._decoded.remove(request):
-                one.drop()
+            self._decoded.withdraw(request)
 
 
-class DeviceThread:
-    """The queue of decoded items, and the one thread that owns the device and runs the encoder on batches.
+class Device:
+    """The queue of decoded items, the one thread that runs the encoder on batches, and the thread that watches it.
 
     A batch takes what is waiting. Tasks run between batches, at most one per batch. A failed batch is rerun image by
     image, so that only the request with the bad image fails. A batch that exceeds the memory of the device is halved,
     and later batches stay at that size.
 
+    A thread that died or stalled is replaced. The fault lasts until a test image has passed all stages: without
+    traffic, the new thread alone would not show whether the engine works again.
+
     Args:
         encoder: its `forward_crops` embeds.
-        max_batch: images per forward pass.
-        max_wait_s: time that a batch has to fill, from the arrival of its first image.
+        settings: max_batch, max_wait_ms, stall_s.
         in_work: returns how many images the engine has. A batch does not wait if it contains all of them.
-        wake: see `Worker`.
+        test: sends a test image through the engine.
     """
 
     def __init__(
         self,
         encoder: Encoder,
-        max_batch: int,
-        max_wait_s: float,
+        settings: Settings,
         in_work: Callable[[], int],
         metrics: Metrics,
-        wake: threading.Event,
+        test: Callable[[], Request],
     ) -> None:
-        self._encoder = encoder
+        self.fault: str | None = None
         # compiled backends have fixed batch sizes ("buckets"); a larger batch would compile again
         self.buckets = encoder.backend.buckets or ()
-        self.max_batch = min(max_batch, *self.buckets[-1:]) if self.buckets else max_batch
-        self.failures_in_a_row = 0
-        self._queue_seconds = metrics.stage_seconds.labels("queue")
-        self._forward_seconds = metrics.stage_seconds.labels("forward")
-        self._batch_images = metrics.batch_images.labels(public_name(encoder.name))
-        self.queue = BatchQueue(metrics.queued.labels(public_name(encoder.name)))
+        self._max_batch = min(settings.max_batch, *self.buckets[-1:]) if self.buckets else settings.max_batch
+        self._encoder, self._stall_s, self._test = encoder, settings.stall_s, test
+        self._failures_in_a_row = 0
+        name = public_name(encoder.name)
+        self._queue_seconds, self._forward_seconds = metrics.stage("queue"), metrics.stage("forward")
+        self._batch_images = metrics.batch_images.labels(name)
+        self._restarts = metrics.device_restarts.labels(name)
+        self.queue = BatchQueue(metrics.queued.labels(name))
 
         def take() -> Sequence[WorkItem]:
-            return self.queue.take(self.max_batch, max_wait_s, expected=in_work)
+            return self.queue.take(self._max_batch, settings.max_wait_ms / 1000, expected=in_work)
 
-        self.worker = ReplaceableWorker(lambda: Worker("device thread", take, self._run, wake))
+        self._wake = threading.Event()  # makes the watch check at once
+        self._start = lambda: Worker(take, self._run, self._wake)
+        self._worker = self._start()
+        self._running_test: Future | None = None
+        self._closed = False
+        self._watch_thread = threading.Thread(target=self._watch, name=f"watchdog of {name}", daemon=True)
+        self._watch_thread.start()
+
+    def close(self, deadline: float) -> None:
+        """End the threads; abandon what still runs at the deadline, by time.monotonic()."""
+        self._closed = True
+        self._wake.set()
+        self._watch_thread.join()
+        self.queue.close(shutting_down())
+        self._worker.join(max(0.0, deadline - time.monotonic()))
+        self._worker.abandon(shutting_down())
+
+    # ---- the device
 
     def _run(self, items: Sequence[WorkItem], worker: Worker) -> None:
-        wanted = [item for item in items if item.is_wanted()]
+        items = [item for item in items if item.is_wanted()]
         now = time.monotonic()
-        for item in wanted:
+        for item in items:
             self._queue_seconds.observe(now - item.queued_at)
             item.request.add_seconds("queue", now - item.queued_at)
-        crops = [item for item in wanted if item.request.task is None]
+        crops = [item for item in items if item.request.task is None]
         if crops:
             self._embed(crops, worker)
-        for item in wanted:
+        for item in items:
             if item.request.task is not None and not worker.abandoned and item.is_wanted():
                 self._run_task(item, item.request.task, worker)
 
@@ -174,12 +191,12 @@ class DeviceThread:
             item.fail(ServiceError("The encoder ran out of memory on this image; request a smaller size."))
         except Exception as error:
             log.exception("a task failed")
-            item.fail(ServiceError(f"The encoder failed ({type(error).__name__}); see the server's log."))
+            item.fail(_failed("The encoder", error))
         else:
             seconds = time.perf_counter() - begun
             self._forward_seconds.observe(seconds)
             item.request.add_seconds("forward", seconds)
-            item.finish(result)
+            item.leave(result)
 
     def _embed(self, items: Sequence[WorkItem], worker: Worker) -> None:
         """Embed the items. A failed batch is rerun in smaller ones until each item has a vector or an error."""
@@ -188,13 +205,17 @@ class DeviceThread:
         try:
             vectors = self._forward(items)
         except MemoryError:
-            smaller = self._halve_batch(len(items))
-            reason = "ran out of memory on one image"
-        except Exception as error:
+            smaller = len(items) // 2
+            error = ServiceError("The encoder ran out of memory on one image; see the server's log.")
+            if smaller:
+                self._max_batch = min(self._max_batch, smaller)
+                text = "a batch of %d exceeds the memory of the device; using batches of %d from now on"
+                log.warning(text, len(items), smaller)
+        except Exception as failure:
             log.exception("a batch of %d failed", len(items))
-            self.failures_in_a_row += 1
+            self._failures_in_a_row += 1
             smaller = 1 if len(items) > 1 else 0
-            reason = f"failed on this image ({type(error).__name__})"
+            error = _failed("The encoder", failure)
         else:
             if not worker.abandoned:
                 self._finish(items, vectors, time.perf_counter() - begun)
@@ -202,7 +223,7 @@ class DeviceThread:
         # The rerun is outside the except blocks: there, the traceback would keep the tensors of the failed batch
         # in memory.
         if not smaller:
-            items[0].fail(ServiceError(f"The encoder {reason}; see the server's log."))
+            items[0].fail(error)
             return
         for first in range(0, len(items), smaller):
             part = [item for item in items[first : first + smaller] if not worker.abandoned and item.is_wanted()]
@@ -218,21 +239,57 @@ class DeviceThread:
         return vectors
 
     def _finish(self, items: Sequence[WorkItem], vectors: np.ndarray, seconds: float) -> None:
-        self.failures_in_a_row = 0
+        self._failures_in_a_row = 0
         self._forward_seconds.observe(seconds)
         self._batch_images.observe(len(items))
         for request in {item.request for item in items}:
             request.add_seconds("forward", seconds)
         for item, vector in zip(items, vectors, strict=True):
             if np.isfinite(vector).all():
-                item.finish(vector)
+                item.leave(vector)
             else:
                 item.fail(ServiceError("The encoder returned NaN or infinity for an image; its weights are damaged."))
 
-    def _halve_batch(self, size: int) -> int:
-        """Halve the batch size from now on and return it; 0 if the batch was one image."""
-        half = size // 2
-        if half:
-            self.max_batch = min(self.max_batch, half)
-            log.warning("a batch of %d exceeds the memory of the device; using batches of %d from now on", size, half)
-        return half
+    # ---- the watch
+
+    def _watch(self) -> None:
+        while not self._closed:
+            self._wake.wait(min(MAX_PAUSE_S, self._stall_s / 4))
+            self._wake.clear()
+            try:
+                self._check()
+            except Exception:
+                log.exception("the watchdog of %s failed", self._encoder.name)
+
+    def _check(self) -> None:
+        fault = self._worker.find_fault(self._stall_s)
+        failing = self._failures_in_a_row >= MAX_FAILURES
+        if fault is not None or failing:
+            faults = [] if fault is None else [f"{self._worker.name} {fault} and was replaced"]
+            faults += ["the encoder fails on every image"] if failing else []
+            self.fault = "; ".join(faults)  # before the requests of the thread fail
+            log.error("%s: %s", self._encoder.name, self.fault)
+            self._running_test = None  # it may have been lost with the thread
+            self._failures_in_a_row = 0
+        if fault is not None:
+            self._worker.abandon(NotReady("A worker failed while it processed this request; try again in a moment."))
+            self._worker = self._start()
+            self._restarts.inc()
+        if self.fault is not None:
+            self._try_recovery()
+
+    def _try_recovery(self) -> None:
+        """Clear the fault when a test image has passed. If it failed, send another one at a later check."""
+        if self._running_test is not None and self._running_test.done():
+            if self._running_test.exception() is None:
+                log.warning("%s works again", self._encoder.name)
+                self.fault = self._running_test = None
+                return
+            self._running_test = None
+        if self._running_test is None:
+            self._running_test = self._test().answer
+            self._running_test.add_done_callback(lambda test: self._wake.set() if test.exception() is None else None)
+
+
+def _failed(what: str, error: BaseException) -> ServiceError:
+    return ServiceError(f"{what} failed ({type(error).__name__}); see the server's log.")

@@ -1,8 +1,4 @@
-"""ReplaceableWorker: a thread that is replaced when it dies or stalls.
-
-Python cannot kill a thread. A stalled one is abandoned: a new thread takes its place, the requests that it was
-working on fail, and whatever it still returns is ignored.
-"""
+"""Worker: a thread that can be given up when it stalls."""
 
 from __future__ import annotations
 
@@ -19,24 +15,25 @@ from .request import WorkItem
 log = logging.getLogger(__name__)
 
 
-class Worker:
-    """One thread, the items that it works on, and since when.
+class Worker(threading.Thread):
+    """One thread of the device, the items that it works on, and since when.
+
+    Python cannot kill a thread. A stalled one is abandoned: a new thread takes its place, the requests that it was
+    working on fail, and whatever it still returns is ignored.
 
     Args:
-        name: of the thread.
         take: blocks for the next items; an empty list ends the thread.
         work: processes them.
-        wake: set when the thread dies, so that the watchdog checks at once.
+        wake: set when the thread dies.
     """
 
     def __init__(
         self,
-        name: str,
         take: Callable[[], Sequence[WorkItem]],
         work: Callable[[Sequence[WorkItem], Worker], None],
         wake: threading.Event,
     ) -> None:
-        self.name = name
+        super().__init__(name="device thread", daemon=True)
         self.abandoned = False
         self._take, self._work, self._wake = take, work, wake
         self._items: Sequence[WorkItem] = ()
@@ -45,8 +42,7 @@ class Worker:
         # Setting `abandoned` and replacing `_items` exclude each other. Code that abandons the worker therefore sees
         # all of its items, and none is added afterwards.
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        self.start()
 
     def find_fault(self, stall_s: float) -> str | None:
         """Return what is wrong with the thread, or None. If something is, `abandon` must follow."""
@@ -72,59 +68,24 @@ class Worker:
         for item in items:
             item.fail(error)
 
-    def join(self, timeout: float) -> None:
-        self._thread.join(timeout)
-
-    def _run(self) -> None:
+    def run(self) -> None:
         try:
             while items := self._take():
-                if not self._hold(items, time.monotonic()):
+                if not self._hold(items):
                     for item in items:
                         item.fail(shutting_down())
                     return
                 self._work(items, self)
-                if not self._hold((), None):
+                if not self._hold(()):
                     return
         except BaseException:
-            log.exception("%s died", self._thread.name)
+            log.exception("%s died", self.name)
             self._dead = True
             self._wake.set()
 
-    def _hold(self, items: Sequence[WorkItem], since: float | None) -> bool:
+    def _hold(self, items: Sequence[WorkItem]) -> bool:
         """Set the items that the thread works on. An abandoned worker keeps its old ones, which `abandon` fails."""
         with self._lock:
             if not self.abandoned:
-                self._items, self._since = items, since
+                self._items, self._since = items, time.monotonic() if items else None
             return not self.abandoned
-
-
-class ReplaceableWorker:
-    """A thread with a successor.
-
-    Args:
-        start: makes a worker.
-    """
-
-    def __init__(self, start: Callable[[], Worker]) -> None:
-        self._start = start
-        self._worker = start()
-
-    def replace_if_faulty(self, stall_s: float, report: Callable[[str], None]) -> bool:
-        """Replace a thread that died or stalled, and return whether it did. Only one thread may call this.
-
-        Args:
-            stall_s: seconds that the thread may take for one step.
-            report: called with a description, before its requests fail.
-        """
-        fault = self._worker.find_fault(stall_s)
-        if fault is None:
-            return False
-        report(f"{self._worker.name} {fault} and was replaced")
-        self._worker.abandon(NotReady("A worker failed while it processed this request; try again in a moment."))
-        self._worker = self._start()
-        return True
-
-    def close(self, deadline: float) -> None:
-        """Wait for the thread to end, and abandon it if it still runs at the deadline, by time.monotonic()."""
-        self._worker.join(max(0.0, deadline - time.monotonic()))
-        self._worker.abandon(shutting_down())

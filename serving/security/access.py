@@ -14,23 +14,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from fastapi import APIRouter
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 from starlette.datastructures import QueryParams
-from starlette.responses import Response
 
 from nnclr_hub.errors import InvalidRequest
 
 from ..keys import READ, WRITE
-from ..problems import problem
 
 APP = "/app"  # the files of the web app, whose page is at /
 LOGIN, LOGOUT = "/login", "/logout"
 SAFE = ("GET", "HEAD", "OPTIONS")
+LONG = 256  # characters of a path that is not remembered
 
 F = TypeVar("F", bound=Callable[..., Any])
 _ATTRIBUTE = "__access__"
@@ -52,11 +52,7 @@ class Access:
     query: tuple[str, ...] | None = None
 
     def check_query(self, text: bytes) -> None:
-        """Check the query parameters, so that no misspelled one is ignored.
-
-        Raises:
-            InvalidRequest: a parameter is unknown, or is given twice.
-        """
+        """Raise InvalidRequest for a query parameter that is unknown or given twice. No misspelled one is ignored."""
         if not text or self.query is None:
             return
         given = QueryParams(text)
@@ -64,21 +60,12 @@ class Access:
             if name not in self.query:
                 expected = f"expected {', '.join(self.query)}" if self.query else "it has no parameters"
                 raise InvalidRequest(f"This path has no query parameter {name!r:.100}; {expected}.")
-            if len(given.getlist(name)) > 1:
-                count = len(given.getlist(name))
+            if (count := len(given.getlist(name))) > 1:
                 raise InvalidRequest(f"The query parameter {name} is given {count} times; give it once.")
 
 
-UNKNOWN_SAFE, UNKNOWN = Access(READ), Access(WRITE)
-
-
 def requires(scope: str | None, *, streamed: bool = False) -> Callable[[F], F]:
-    """Declare what an endpoint needs; goes directly above its function.
-
-    Args:
-        scope: READ or WRITE; None: no key needed.
-        streamed: whether the endpoint writes the body to disk as it arrives.
-    """
+    """Declare what an endpoint needs, see `Access`; goes directly above its function."""
 
     def mark(endpoint: F) -> F:
         setattr(endpoint, _ATTRIBUTE, Access(scope, streamed))
@@ -96,7 +83,8 @@ def access_of(route: APIRoute) -> Access:
     access = getattr(route.endpoint, _ATTRIBUTE, None)
     if access is None:
         raise TypeError(f"Route {route.path} has no @requires: declare the scope that its endpoint needs.")
-    return access
+    query = _query_names(route.dependant) if route.include_in_schema else None
+    return replace(access, route=route.path, query=query)
 
 
 class AccessRules:
@@ -111,59 +99,26 @@ class AccessRules:
 
     def __init__(self, routers: Iterable[APIRouter] = ()) -> None:
         routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
-        self._routes = [(route.methods or set(), route.path_regex, _access(route)) for route in routes]
-        # most paths have no parameters; a dictionary saves trying all patterns
-        fixed = [(methods, route.path) for (methods, *_), route in zip(self._routes, routes, strict=True)]
-        self._fixed = {
-            (one, path): self._match(one, path) for methods, path in fixed if "{" not in path for one in methods
-        }
+        self._routes = [(route.methods or set(), route.path_regex, access_of(route)) for route in routes]
+        self._recent = lru_cache(1024)(self._find)  # most paths have no parameters, and repeat
 
     def of(self, method: str, path: str) -> Access:
-        """Return what a request needs; the method of a websocket is GET."""
+        """Return what a request needs."""
+        return self._recent(method, path) if len(path) < LONG else self._find(method, path)
+
+    def _find(self, method: str, path: str) -> Access:
         method_of_route = "GET" if method == "HEAD" else method
-        return (
-            self._fixed.get((method_of_route, path))
-            or self._match(method_of_route, path)
-            or _outside_routes(method, path)
-        )
-
-    def _match(self, method: str, path: str) -> Access | None:
         for methods, pattern, access in self._routes:
-            if method in methods and pattern.fullmatch(path):
+            if method_of_route in methods and pattern.fullmatch(path):
                 return access
-        return None
+        # the files of the web app hold no data; its scripts send the key
+        public = path in (LOGIN, LOGOUT) or (method != "POST" and re.fullmatch(f"{APP}(/.*)?", path))
+        if public and method in ("GET", "HEAD", "POST"):
+            return Access(None)
+        return Access(READ if method in SAFE else WRITE)
 
 
-def _access(route: APIRoute) -> Access:
-    query = _names(route.dependant) if route.include_in_schema else None
-    return replace(access_of(route), route=route.path, query=query)
-
-
-def _names(dependant: Dependant) -> tuple[str, ...]:
+def _query_names(dependant: Dependant) -> tuple[str, ...]:
     """Return the query parameters of a route, including those of its dependencies."""
     own = [param.alias for param in dependant.query_params]
-    return (*own, *(name for inner in dependant.dependencies for name in _names(inner)))
-
-
-def _outside_routes(method: str, path: str) -> Access:
-    """Return what a path needs that is not one of the API's routes: the login, the files of the web app, or unknown."""
-    if path in (LOGIN, LOGOUT) and method in ("GET", "HEAD", "POST"):
-        return Access(None)
-    if re.fullmatch(f"{APP}(/.*)?", path) and method in ("GET", "HEAD"):  # its files hold no data; it asks for the key
-        return Access(None)
-    return UNKNOWN_SAFE if method in SAFE else UNKNOWN
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """Why a request is not accepted: status, stable code, message and extra headers of the error response."""
-
-    status: int
-    code: str
-    detail: str
-    headers: dict[str, str] = field(default_factory=dict)
-
-    def response(self, path: str) -> Response:
-        """Return the error response for a path."""
-        status = 400 if self.status == 415 and path.startswith("/v1/") else self.status  # OpenAI does not use 415
-        return problem(path, status, self.code, self.detail, headers=self.headers)
+    return (*own, *(name for inner in dependant.dependencies for name in _query_names(inner)))

@@ -1,14 +1,28 @@
 """AccessControl: the ASGI layer that every request passes first.
 
-It checks, in this order: the Host header and the origin of the requesting page (origins.py), then the key or session
-(keyholders.py) and whether its scopes include the one that the route requires (access.py). Every response, also an
-error, gets the security headers.
+It checks, in this order: the Host header and the origin of the requesting page (origins.py), then the key and whether
+its scopes include the one that the route requires (access.py). Every response, also an error, gets the security
+headers.
 
-Behind it, `scope["user"].display_name` is the name of the key, or the client's address on a server without keys.
-`scope["auth"].scopes` lists what the key allows: "read", "write".
+The key is in the Authorization header, or in the session that a login started. A session is starlette's: a signed
+cookie, which does not reveal the key. Scripts cannot read it (HttpOnly), and browsers send it only from our own pages
+(SameSite=Strict). Programs send their key instead.
+
+Behind this layer, `scope["user"].display_name` is the name of the key, or the client's address on a server without
+keys. `scope["auth"].scopes` lists what the key allows: "read", "write".
 """
 
 from __future__ import annotations
+
+import hashlib
+import ipaddress
+import logging
+import secrets
+import time
+from collections import Counter
+from functools import lru_cache
+from typing import Any
+from urllib.parse import urlsplit
 
 from starlette.authentication import AuthCredentials, SimpleUser
 from starlette.datastructures import Headers
@@ -20,26 +34,32 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nnclr_hub.errors import NNCLRHubError, OpenedForReading
 
-from ..keys import WRITE, Key
-from ..problems import error_response, status_of
+from ..keys import READ, WRITE, Key
+from ..problems import Refused, error_response
 from ..settings import Settings
 from . import login
-from .access import LOGIN, LOGOUT, Access, AccessRules, Refusal
-from .keyholders import Keyholders, caller_of
+from .access import LOGIN, LOGOUT, SAFE, AccessRules
 from .origins import OriginPolicy
 
-READ_ONLY = "This server is read-only; send writes to the server that owns the store."
-NO_KEY = Key("", (), b"")  # for routes that need none
+log = logging.getLogger(__name__)
 COOKIE = "nnclr_session"
+NO_KEY = Key("", (), b"")  # for routes that need none
+ANYONE = Key("", (READ, WRITE), b"")  # every client of a server without keys
+WRONG_KEYS_PER_MINUTE = 20
+MAX_ENDED = 100_000  # ended sessions that are remembered
 
 
 class AccessControl:
     """Pass a request on, or answer why it is refused.
 
+    An address that sends many wrong keys gets 429 for further wrong ones. A right key is always accepted: one
+    misconfigured program does not lock out the other clients behind its address. Guessing stays hopeless, because
+    keys are long.
+
     Args:
         app: the app behind this layer.
         access: what each route requires.
-        settings: keys, hosts and origins.
+        settings: keys, hosts, origins and sessions.
         read_only: whether to refuse every write, whatever the key.
 
     Raises:
@@ -51,19 +71,23 @@ class AccessControl:
         self._access = access
         self._read_only = read_only
         self._origins = OriginPolicy(settings)
-        self._keyholders = Keyholders(settings.keys())
+        self._keys = settings.keys()
+        self._key_of_session = {_session_name(key): key for key in self._keys}
+        self._ended: dict[str, None] = {}  # ids of sessions, the oldest first
+        self._wrong_keys: Counter[str] = Counter()  # by address, in this minute
+        self._minute = 0
         secret, seconds = settings.session_secret.get_secret_value(), int(settings.session_hours * 3600)
 
         def with_session(name: str, *, secure: bool) -> ASGIApp:
             return SessionMiddleware(self._admit, secret, name, seconds, same_site="strict", https_only=secure)
 
         # browsers accept a cookie with the prefix __Host- only over HTTPS and for exactly this host
-        self._by_scheme = {
+        self._with_session = {
             "http": with_session(COOKIE, secure=False),
             "https": with_session(f"__Host-{COOKIE}", secure=True),
         }
         self._with_cors = CORSMiddleware(
-            self._with_session,
+            self._after_origin,
             settings.cors_origins,
             ("GET", "POST", "PUT", "PATCH", "DELETE"),
             ("Authorization", "Idempotency-Key", "X-Request-Id", "Upload-Offset", "Upload-Complete"),
@@ -71,88 +95,150 @@ class AccessControl:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] not in ("http", "websocket"):
+        if scope["type"] == "websocket":  # no route has one
+            await send({"type": "websocket.close", "code": 1008, "reason": "not_found"})
+            return
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         headers, send = Headers(scope=scope), with_security_headers(send)
-        required = self._access.of(scope.get("method", "GET"), scope["path"])
-        state = scope.setdefault("state", {})
-        state["route"] = required.route  # for the request log, also of refused requests
-        state["streamed"] = required.streamed  # for the limits of bodies
-        state["writes"] = required.scope == WRITE  # for the audit log
-        state["required"] = required
-        refusal = self._origins.refusal(scope, headers)
-        if refusal is not None:
-            await self._refuse(refusal, scope, receive, send)
-        elif self._origins.lists(headers):
-            await self._with_cors(scope, receive, send)
-        else:
-            await self._with_session(scope, receive, send)
+        required = self._access.of(scope["method"], scope["path"])
+        # for the logs and the limits of bodies, also of refused requests
+        known = {"required": required, "route": required.route, "streamed": required.streamed}
+        scope.setdefault("state", {}).update(known, writes=required.scope == WRITE)
+        try:
+            self._origins.check(scope["method"], headers)
+        except Refused as error:
+            await _refusal(scope, error)(scope, receive, send)
+            return
+        app = self._with_cors if self._origins.lists(headers) else self._after_origin
+        await app(scope, receive, send)
 
-    async def _with_session(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app = self._by_scheme.get(scope.get("scheme", ""), self._admit) if self._keyholders else self._admit
+    async def _after_origin(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._with_session.get(scope.get("scheme", ""), self._admit) if self._keys else self._admit
         await app(scope, receive, send)
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check the key, and pass the request on."""
-        headers, address, state = Headers(scope=scope), caller_of(scope.get("client")), scope["state"]
+        app, state, address = self._app, scope["state"], _name_of_client((scope.get("client") or ("",))[0])
         scope.setdefault("session", {})
-        key = self._key(scope, headers, state["required"], address)
-        if isinstance(key, Refusal):
-            await self._refuse(key, scope, receive, send)
-        elif scope["path"] in (LOGIN, LOGOUT):
-            response = await self._log_in_or_out(Request(scope, receive), address)
-            await response(scope, receive, send)
-        else:
-            state["key_name"] = key.name  # for the request log
-            scope["user"], scope["auth"] = SimpleUser(key.name or address), AuthCredentials(list(key.scopes))
-            try:
-                state["required"].check_query(scope["query_string"])
-            except NNCLRHubError as error:  # the error handlers of the routes do not run here
-                await error_response(scope["path"], error)(scope, receive, send)
-                return
-            await self._app(scope, receive, send)
+        try:
+            key = self._admitted_key(scope, address)
+            state["required"].check_query(scope["query_string"])
+            if scope["path"] in (LOGIN, LOGOUT):
+                app = await self._log_in_or_out(Request(scope, receive), address)
+        except NNCLRHubError as error:  # the error handlers of the routes do not run here
+            await _refusal(scope, error)(scope, receive, send)
+            return
+        state["key_name"] = key.name  # for the request log
+        scope["user"], scope["auth"] = SimpleUser(key.name or address), AuthCredentials(list(key.scopes))
+        await app(scope, receive, send)
 
-    def _key(self, scope: Scope, headers: Headers, required: Access, address: str) -> Key | Refusal:
-        if required.scope is None:
+    # ---- keys
+
+    def _admitted_key(self, scope: Scope, address: str) -> Key:
+        """Return the key of a request if it may do what it asks for."""
+        needed = scope["state"]["required"].scope
+        if needed is None:
             return NO_KEY
-        key = self._keyholders.of_request(scope, headers, address)
-        if isinstance(key, Key) and required.scope not in key.scopes:
-            return Refusal(403, "forbidden", "This key may read but not write; use a key with the write scope.")
-        if isinstance(key, Key) and self._read_only and required.scope == WRITE:
-            error = OpenedForReading(READ_ONLY)
-            return Refusal(status_of(error), error.code, str(error))
+        key = self._key_of(scope, Headers(scope=scope), address) if self._keys else ANYONE
+        if needed not in key.scopes:
+            raise Refused("forbidden", "This key may read but not write; use a key with the write scope.")
+        if self._read_only and needed == WRITE:
+            raise OpenedForReading("This server is read-only; send writes to the server that owns the store.")
         return key
 
-    async def _refuse(self, refusal: Refusal, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1008, "reason": refusal.code})
-            return
-        accepts_html = scope["method"] == "GET" and "text/html" in Headers(scope=scope).get("accept", "")
-        response = refusal.response(scope["path"])
-        if refusal.status == 401 and accepts_html:
-            response = login.to_login(scope["path"])
-        await response(scope, receive, send)
+    def _key_of(self, scope: Scope, headers: Headers, address: str) -> Key:
+        values = headers.getlist("authorization")
+        if values:
+            kind, _, secret = values[0].partition(" ")
+            if len(values) == 1 and kind.lower() == "bearer":
+                return self._key_of_secret(secret.strip(), address)
+        elif _may_use_cookie(scope["method"], headers) and (key := self._key_in(scope["session"])) is not None:
+            return key
+        raise _unauthorized("This server requires a key; send the header Authorization: Bearer KEY.")
+
+    def _key_of_secret(self, secret: str, address: str) -> Key:
+        key = self._keys.find(secret)
+        if key is not None:
+            return key
+        if (minute := int(time.monotonic() // 60)) != self._minute:
+            self._minute = minute
+            self._wrong_keys.clear()
+        self._wrong_keys[address] += 1
+        if self._wrong_keys[address] > WRONG_KEYS_PER_MINUTE:
+            detail = "Too many wrong keys from this address; check the key and try again in a minute."
+            raise Refused("too_many_wrong_keys", detail, {"Retry-After": "60"})
+        log.warning("wrong key from %s", address)
+        raise _unauthorized("This key is not valid for this server; check it.")
+
+    # ---- sessions
+
+    def _key_in(self, session: dict[str, Any]) -> Key | None:
+        return None if session.get("id") in self._ended else self._key_of_session.get(str(session.get("key")))
 
     async def _log_in_or_out(self, request: Request, address: str) -> Response:
-        if not self._keyholders:
+        session = request.session
+        if not self._keys:
             return RedirectResponse("/", 303)
         if request.url.path == LOGOUT:
             if request.method != "POST":  # otherwise any web page could log a user out by a link
                 return RedirectResponse(LOGIN, 303)
-            self._keyholders.end(request.session)
+            # other servers with this secret accept a copy of the cookie until it expires
+            self._ended[session.get("id", "")] = None
+            if len(self._ended) > MAX_ENDED:
+                del self._ended[next(iter(self._ended))]
+            session.clear()
             return RedirectResponse(LOGIN, 303, {"Clear-Site-Data": '"cache"'})
         if request.method != "POST":
-            return login.form(request, self._keyholders.of_session(request.session))
+            return login.form(request, self._key_in(session))
+        secret, target = await login.read_form(request)
         try:
-            secret, target = await login.read_form(request)
-        except NNCLRHubError as error:
-            return error_response(request.url.path, error)
-        key = self._keyholders.of_secret(secret, address)
-        if isinstance(key, Refusal):
-            return login.refused(key, target)
-        self._keyholders.begin(request.session, key)
+            key = self._key_of_secret(secret, address)
+        except Refused as error:
+            return login.refused(error, target)
+        # the cookie names the key by a hash, so that each replica accepts it
+        session.update(key=_session_name(key), id=secrets.token_hex(16))
         return RedirectResponse(target, 303)
+
+
+def _refusal(scope: Scope, error: NNCLRHubError) -> Response:
+    accepts_html = scope["method"] == "GET" and "text/html" in Headers(scope=scope).get("accept", "")
+    if error.code == "unauthorized" and accepts_html:
+        return login.to_login(scope["path"])
+    return error_response(scope["path"], error)
+
+
+def _unauthorized(detail: str) -> Refused:
+    return Refused("unauthorized", detail, {"WWW-Authenticate": 'Bearer realm="nnclr_hub"'})
+
+
+def _session_name(key: Key) -> str:
+    return hashlib.sha256(b"session of " + key.digest).hexdigest()
+
+
+def _may_use_cookie(method: str, headers: Headers) -> bool:
+    """Return whether a session is enough: for a request of a page of this server, or a read that the user typed.
+
+    A browser says with each request that may write which page sends it (`Origin`), and to trustworthy addresses also
+    how near that page is (`Sec-Fetch-Site`). A page on another port of this host is not ours.
+    """
+    site = headers.get("sec-fetch-site")
+    if method in SAFE:
+        return site in (None, "same-origin", "none")
+    return urlsplit(headers.get("origin", "")).netloc == headers.get("host") and site in (None, "same-origin")
+
+
+@lru_cache(4096)
+def _name_of_client(text: str) -> str:
+    """Return a name for a client's address; for IPv6 its /64 network, because one machine has 2^64 addresses."""
+    try:
+        address = ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return "unknown"
+    if isinstance(address, ipaddress.IPv6Address):
+        return str(address.ipv4_mapped or ipaddress.ip_network((address, 64), strict=False))
+    return str(address)
 
 
 # ---- security headers of every response; headers that a response already has are kept

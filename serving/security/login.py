@@ -14,7 +14,8 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from nnclr_hub.errors import RequestTooSlow
 
 from ..keys import Key
-from .access import LOGIN, LOGOUT, Refusal
+from ..problems import Refused, status_of
+from .access import LOGIN, LOGOUT
 
 MAX_FORM = 4096  # bytes
 FORM_S = 10.0
@@ -67,10 +68,10 @@ async def read_form(request: Request) -> tuple[str, str]:
     return fields.get("key", [""])[0].strip(), _next(fields.get("next", [""])[0])
 
 
-def refused(refusal: Refusal, target: str) -> Response:
+def refused(error: Refused, target: str) -> Response:
     """Return the form with an error message."""
-    page = _page(f'<p role="alert">{html.escape(refusal.detail)}</p>' + _key_form(target), refusal.status)
-    page.headers.update(refusal.headers)
+    page = _page(f'<p role="alert">{html.escape(str(error))}</p>' + _key_form(target), status_of(error))
+    page.headers.update(error.headers)
     return page
 
 

@@ -19,10 +19,10 @@ import socket
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
-from starlette.types import Scope
 
+from ..problems import Refused
 from ..settings import Settings, is_loopback
-from .access import SAFE, Refusal
+from .access import SAFE
 
 LOCAL_NAMES = ("127.0.0.1", "localhost", "[::1]")
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+?)[.]?(?::(\d{1,5}))?")
@@ -30,11 +30,7 @@ _PORTS = {"http": "80", "https": "443"}
 
 
 class OriginPolicy:
-    """Check Host, Origin and Sec-Fetch-Site.
-
-    Args:
-        settings: host, allowed_hosts, keys and cors_origins.
-    """
+    """Check Host, Origin and Sec-Fetch-Site against the settings host, allowed_hosts, keys and cors_origins."""
 
     def __init__(self, settings: Settings) -> None:
         local = is_loopback(settings.host)
@@ -49,32 +45,28 @@ class OriginPolicy:
         """Return whether the settings allow the request's origin to use the API."""
         return headers.get("origin") in self._listed
 
-    def refusal(self, scope: Scope, headers: Headers) -> Refusal | None:
-        """Return why the request is refused, or None."""
+    def check(self, method: str, headers: Headers) -> None:
+        """Raise Refused for a request of another page, or to a name that is not ours."""
         values = headers.getlist("host")
         host = _HOST.fullmatch(values[0].lower()) if len(values) == 1 else None
         if self._checked and not (host and self._is_allowed(host[1])):
-            return Refusal(
-                403,
+            raise Refused(
                 "host_not_allowed",
                 f"The host {', '.join(values)!r:.100} is not allowed; the operator of this server can add it to "
                 "NNCLR_ALLOWED_HOSTS.",
             )
         if self.lists(headers):
-            return None
-        origin = headers.get("origin")
-        writes = scope["type"] == "websocket" or scope["method"] not in SAFE
+            return
+        origin, writes = headers.get("origin"), method not in SAFE
         own = host is not None and origin is not None and _is_own(origin, host)
         cross_site = headers.get("sec-fetch-site") in ("cross-site", "same-site")
         followed_link = not writes and headers.get("sec-fetch-mode") == "navigate"
         if (writes and origin is not None and not own) or (cross_site and not own and not followed_link):
-            return Refusal(
-                403,
+            raise Refused(
                 "origin_not_allowed",
                 f"Pages of {origin or 'another site'!r:.100} may not use this server; its operator can add the origin "
                 "to NNCLR_CORS_ORIGINS.",
             )
-        return None
 
     def _is_allowed(self, name: str) -> bool:
         if name in self._hosts:

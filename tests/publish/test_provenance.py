@@ -14,9 +14,8 @@ from nnclr_hub.hub.layout import read_config
 from nnclr_hub.publish.card import write_card
 from nnclr_hub.publish.export import export_run
 from nnclr_hub.publish.provenance import FORCED, check_license, describe_training, parent_record, width
-from training.initial_encoder import find_initial_encoder
-from training.lineage import lineage_of
 from training.pretrain import pretrain
+from training.run import Origin
 
 
 @pytest.mark.parametrize(
@@ -82,7 +81,7 @@ def test_the_license_of_a_parent_from_timm_is_the_one_that_timm_states(name, sta
     if name is None:
         network.pretrained_cfg = {**network.pretrained_cfg, "license": None}
     monkeypatch.setattr("nnclr_hub.encoder.backbones.create_backbone", lambda *_, **__: network)
-    about = lineage_of(find_initial_encoder("timm:vit_base_patch16_224.mae"), ["photos"], range(3), None)
+    about = Origin(["photos"], range(3), "timm:vit_base_patch16_224.mae").lineage()
     assert about["parents"][0]["license"] == stated
     if stated == "apache-2.0":
         check_license("apache-2.0", about)
@@ -186,7 +185,7 @@ def test_the_card_names_the_base_model_of_the_hub(child, tmp_path):
     config = json.loads((folder / "config.json").read_text())
     config["nnclr"]["parents"][0]["source"] = "hf-hub:org/parent@v1"
     (folder / "config.json").write_text(json.dumps(config))
-    assert 'base_model: ["org/parent"]' in write_card(folder, overwrite=True).read_text()
+    assert "base_model:\n- org/parent" in write_card(folder, overwrite=True).read_text()
 
 
 def test_a_resumed_run_keeps_its_terms(child, data, model):
@@ -264,7 +263,7 @@ def test_a_license_of_null_is_not_stated(model, tmp_path):
     written = export_run(without_license(model, tmp_path), tmp_path / "out")
     assert read_config(written).pretrained_cfg["license"] == "unknown"
     card = (written / "README.md").read_text()
-    assert 'license: "unknown"' in card
+    assert "license: unknown" in card
     assert "Weights: license not stated" in card
     assert "Started from p (fingerprint 0, unknown)" in card
 

@@ -12,7 +12,7 @@ from starlette.datastructures import Headers
 from starlette.types import Message
 
 from nnclr_hub.errors import Overloaded, RequestTooSlow
-from serving.body_limits import BodyLimits
+from serving.limits import BodyLimits
 
 pytestmark = pytest.mark.usefixtures("well_afterwards")
 

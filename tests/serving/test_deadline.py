@@ -1,7 +1,6 @@
 """The deadline of every route, and what a request holds until it is over."""
 
 import asyncio
-import itertools
 import socket
 import threading
 import time
@@ -19,8 +18,9 @@ from waiting import until
 from nnclr_hub import Encoder, load_encoder
 from nnclr_hub.store.base import Item
 from nnclr_hub.store.cancellation import check_cancelled
-from serving.deadline import Budget, Deadline
-from serving.routes import changes
+from serving.limits import Budget, RequestLimits
+from serving.routes import collections as changes
+from serving.settings import Settings
 
 DEADLINES_S = (0.3, 3.0, 30.0)  # one after the other: on a busy machine, work may not begin before the first
 
@@ -65,15 +65,6 @@ def stuck(hurried, monkeypatch):
     return work_of
 
 
-class Slow(Budget):
-    """Its clock has 60 s left when the timer of the event loop ends."""
-
-    def start(self):
-        deadline, self.seconds = self.seconds, 60.0
-        super().start()
-        self.seconds = deadline
-
-
 ROUTES = {
     "search": ("POST", "/api/v1/collections/c/search", {"vector": [1.0, 2.0]}),
     "batch": ("POST", "/api/v1/collections/c/search/batch", {"queries": [{"vector": [1.0, 2.0]}] * 2}),
@@ -84,15 +75,12 @@ ROUTES = {
 
 
 def test_work_stops_at_the_deadline(hurried, hurried_client, stuck, monkeypatch):
-    """Also where the timer of the event loop is earlier than the clock of the budget."""
-
     def ask(route) -> None:
         method, path, body = route
         is_problem(hurried_client.request(method, path, json=body), 504, "deadline_exceeded")
 
     for seconds in DEADLINES_S:
-        kinds = itertools.cycle([Budget, Slow])
-        monkeypatch.setattr("serving.deadline.Budget", lambda _, kinds=kinds, seconds=seconds: next(kinds)(seconds))
+        monkeypatch.setattr("serving.limits.Budget", lambda _, seconds=seconds: Budget(seconds))
         stuck.begun, stuck.ended = 0, []
         with ThreadPoolExecutor(len(ROUTES)) as pool:
             list(pool.map(ask, ROUTES.values()))
@@ -109,7 +97,7 @@ def test_the_client_does_not_wait_for_work_that_cannot_stop(hurried, hurried_cli
     )
     try:
         for seconds in DEADLINES_S:
-            monkeypatch.setattr("serving.deadline.Budget", lambda _, seconds=seconds: Budget(seconds))
+            monkeypatch.setattr("serving.limits.Budget", lambda _, seconds=seconds: Budget(seconds))
             is_problem(hurried_client.get(ROUTES["count"][1]), 504, "deadline_exceeded")
             if begun:
                 break
@@ -148,7 +136,7 @@ def test_the_time_of_an_upload_does_not_count(hurried, monkeypatch):
         uploaded.set()
         yield b"[1.0, 2.0]}"
 
-    monkeypatch.setattr("serving.deadline.Budget", Uploading)
+    monkeypatch.setattr("serving.limits.Budget", Uploading)
     headers = {"Content-Type": "application/json"}
     answer = httpx.post(f"{hurried.url}{ROUTES['search'][1]}", content=slowly(), headers=headers, timeout=60)
     assert answer.status_code == 200
@@ -167,7 +155,7 @@ def test_the_time_of_loading_a_model_does_not_count(make_engines, work_s, status
             await asyncio.sleep(work_s)
             await Response()(scope, receive, send)
 
-        transport = httpx.ASGITransport(Deadline(app, seconds))
+        transport = httpx.ASGITransport(RequestLimits(app, Settings(deadline_s=seconds)))
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             return (await client.get("/")).status_code
 
@@ -182,7 +170,7 @@ def test_the_first_attention_map_may_wait_for_its_network(hurried, hurried_clien
         waits = [1.5 * seconds]  # before the first use
         slow = property(lambda self, waits=waits: time.sleep(waits.pop() if waits else 0) or extractor)
         monkeypatch.setattr(Encoder, "attention_extractor", slow)
-        monkeypatch.setattr("serving.deadline.Budget", lambda _, seconds=seconds: Budget(seconds))
+        monkeypatch.setattr("serving.limits.Budget", lambda _, seconds=seconds: Budget(seconds))
         files = {"image": ("a.jpg", image_files[0].read_bytes())}
         statuses.append(hurried_client.post("/api/v1/attention", files=files).status_code)
     assert 200 in statuses
@@ -190,7 +178,7 @@ def test_the_first_attention_map_may_wait_for_its_network(hurried, hurried_clien
 
 def test_searches_above_the_capacity_are_refused_with_429(hurried, hurried_client, stuck, monkeypatch):
     budgets: list[Budget] = []
-    monkeypatch.setattr("serving.deadline.Budget", lambda seconds: budgets.append(Budget(seconds)) or budgets[-1])
+    monkeypatch.setattr("serving.limits.Budget", lambda seconds: budgets.append(Budget(seconds)) or budgets[-1])
     method, path, body = ROUTES["batch"]
     many = {"queries": body["queries"] * 2}
     with ThreadPoolExecutor(2) as pool:
@@ -202,7 +190,8 @@ def test_searches_above_the_capacity_are_refused_with_429(hurried, hurried_clien
             is_problem(refused, 429, "overloaded")
             assert int(refused.headers["Retry-After"]) > 0
         for budget in budgets:
-            budget.expire()
+            budget.seconds = 0.0
+            budget.start()
         assert {one.result().status_code for one in waiting} == {504}
 
 

@@ -148,6 +148,24 @@ def test_a_request_gets_all_of_its_permits_or_none(make_engine):
             engine.run(request)
 
 
+def test_background_work_leaves_half_of_the_permits_to_requests(make_engine):
+    encoder, release = FakeEncoder(), threading.Event()
+    engine = make_engine(encoder, capacity=8)
+    assert len(engine.run(numbers(*range(4)), background=True)) == 4
+    with pytest.raises(RequestTooLarge):  # it would never get them while requests come
+        engine.run(numbers(*range(5)), background=True)
+    with busy(engine, encoder, release), ThreadPoolExecutor(2) as pool:
+        with pytest.raises(Overloaded):
+            engine.run(numbers(1, 2, 3, 4), background=True)
+        assert sample(engine, "nnclr_refused_total", reason="overloaded") == 0  # no client was refused
+        job = pool.submit(engine.run, numbers(1, 2, 3), background=True)
+        until(lambda: engine.in_work == 4)
+        request = pool.submit(engine.run, numbers(1, 2, 3, 4))
+        until(lambda: engine.in_work == 8)
+        release.set()
+        assert (len(job.result()), len(request.result())) == (3, 4)
+
+
 # ---- timings and metrics
 
 
@@ -183,13 +201,13 @@ def test_metrics_count_every_image_once(make_engine):
 
 def test_the_time_of_decoding_is_counted_before_the_answer(make_engine, monkeypatch):
     """An image that cannot be read may complete the answer."""
-    counted, finish = [], Request.finish
+    counted, leave = [], Request.leave
 
     def noting(request: Request, index: int, result: object) -> None:
         counted.append((request.seconds["decode"] > 0, sample(engine, "nnclr_stage_seconds_count", stage="decode")))
-        finish(request, index, result)
+        leave(request, index, result)
 
-    monkeypatch.setattr(Request, "finish", noting)
+    monkeypatch.setattr(Request, "leave", noting)
     engine = make_engine(FakeEncoder(), decode_threads=1)
     engine.run([b"bad"])
     assert counted == [(True, 1)]
@@ -212,9 +230,9 @@ def test_all_images_are_counted_when_the_last_one_has_left():
         on_withdrawn=lambda _: None,
         on_empty=lambda: events.append("empty"),
     )
-    other = threading.Thread(target=request.drop, args=[1])
+    other = threading.Thread(target=request.leave, args=[1])
     request.cancel()
-    request.drop(0)
+    request.leave(0)
     other.join()
     assert events == ["cancelled", "cancelled", "empty"]
 

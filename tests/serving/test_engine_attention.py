@@ -1,4 +1,4 @@
-"""Feature maps and attention maps from a server's model: the same as the encoder's own."""
+"""Attention maps from a server's model: the same as the encoder's own."""
 
 import asyncio
 import threading
@@ -39,29 +39,19 @@ def make() -> Iterator:
         engines.close(0.2)
 
 
-def test_feature_maps_are_those_of_the_encoder(make, model, image_files):
-    encoder = load_encoder(model, device="cpu")
-    served = make(encoder)
-    np.testing.assert_allclose(served.tokens(image_files[:2]), encoder.tokens(image_files[:2]), atol=1e-4)
-    with pytest.raises(ImageError):
-        served.tokens([image_files[0], b"bad"])
-    with pytest.raises(InvalidRequest):
-        served.tokens([])
-
-
 def attend(served, image, query=None, *, target=None, **settings):
     """Return the map of the image or target, or the maps of a list of targets."""
     targets = [] if target is None else target if isinstance(target, list) else [target]
-    maps = served.attention_maps(AttentionSettings(query, **settings), image, targets)
+    maps = asyncio.run(served.attention_maps_async(AttentionSettings(query, **settings), image, targets))
     return maps if isinstance(target, list) else maps[0]
 
 
 def test_maps_and_vectors_at_the_same_time_do_not_change_each_other(make, vit, image_files):
-    served, want = make(vit), vit.embed(image_files[:8])
+    served, want = make(vit), vit.embed(image_files[:3])
     row = vit.attention(image_files[0]).values
     with ThreadPoolExecutor(6) as pool:
         maps = [pool.submit(attend, served, image_files[0]) for _ in range(6)]
-        vectors = [pool.submit(served.embed, image_files[:8]) for _ in range(6)]
+        vectors = [pool.submit(served.embed_each, image_files[:3]) for _ in range(6)]
         for one in maps:
             np.testing.assert_allclose(one.result().values, row, atol=1e-6)
         for one in vectors:
@@ -72,7 +62,7 @@ def test_impossible_queries_are_refused_before_an_image_is_read(make, vit, image
     served = make(vit, attention_side=512)
     for settings, targets in ((AttentionSettings(head=99), []), (AttentionSettings(), [b""] * 7)):
         with pytest.raises(InvalidRequest):
-            served.attention_maps(settings, b"not an image", targets)
+            asyncio.run(served.attention_maps_async(settings, b"not an image", targets))
     with pytest.raises(InvalidRequest):
         attend(served, image_files[0], Box(0, 0, 65, 64))
     with pytest.raises(ImageError, match="number 1"):
@@ -102,7 +92,7 @@ def test_attention_needs_permits_and_has_a_deadline(make, vit, image_files):
     vit.forward_crops = lambda crops: (hold.wait(120), forward(crops))[1]
     try:
         with ThreadPoolExecutor(1) as pool:
-            busy = pool.submit(served.embed, image_files[:1])
+            busy = pool.submit(served.embed_each, image_files[:1])
             until(lambda: engines.in_work)
             with pytest.raises(DeadlineExceeded):
                 asyncio.run(served.attention_maps_async(AttentionSettings(), image_files[0], deadline_s=0.05))

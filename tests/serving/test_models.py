@@ -108,9 +108,9 @@ def test_the_default_model_is_loaded_to_compare_its_fingerprint(make_engines, tm
 def test_an_unloaded_model_gives_the_same_vectors_again(model, make_model, image_files):
     second = make_model(seed=1)
     engines = Engines(str(model), Settings(model_memory=500_000, decode_threads=1))
-    want = {source: engines.get(source).embed(image_files[:3]) for source in (str(model), str(second))}
+    want = {source: np.stack(engines.get(source).embed_each(image_files[:3])) for source in (str(model), str(second))}
     assert engines.loaded(str(model)) is None
     for source, vectors in want.items():
-        np.testing.assert_allclose(engines.get(source).embed(image_files[:3]), vectors, atol=1e-6)
+        np.testing.assert_allclose(np.stack(engines.get(source).embed_each(image_files[:3])), vectors, atol=1e-6)
     assert not np.allclose(*want.values())
     engines.close()

@@ -6,7 +6,8 @@ import pytest
 from fastapi import Request
 from starlette.requests import ClientDisconnect
 
-from serving.responses import BYTES, JSON, NPY, wanted, while_connected
+from serving.answers import BYTES, JSON, NPY, wanted
+from serving.limits import while_connected
 
 
 @pytest.mark.parametrize(

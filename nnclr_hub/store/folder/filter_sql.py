@@ -13,7 +13,7 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any
 
-from nnclr_hub.store.where import Condition, Group, Node, distance, geo_keys, instant, paths
+from nnclr_hub.store.where import Condition, Group, Node, distance, instant, paths
 
 _OPERATORS = {"gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
 _NUMBER = "IN ('integer', 'real')"
@@ -89,12 +89,10 @@ def _condition(condition: Condition, parameters: list[Any]) -> str:
         case "length":
             return f"{kind} = 'array' AND {_bounds(value_sql(key, 'json_array_length'), wanted, parameters)}"
         case "geo":
-            lat, lon = geo_keys(key)
+            lat, lon = f"{key}.lat", f"{key}.lon"
             parameters += wanted
-            return (
-                f"CASE WHEN {type_sql(lat)} {_NUMBER} AND {type_sql(lon)} {_NUMBER} "
-                f"THEN distance({value_sql(lat)}, {value_sql(lon)}, ?, ?) <= ? END"
-            )
+            are_numbers = f"{type_sql(lat)} {_NUMBER} AND {type_sql(lon)} {_NUMBER}"
+            return f"CASE WHEN {are_numbers} THEN distance({value_sql(lat)}, {value_sql(lon)}, ?, ?) <= ? END"
         case _:
             return f"{kind} = 'array' AND {_contains(key, condition.kind, wanted, parameters)}"
 

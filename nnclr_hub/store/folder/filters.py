@@ -9,9 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import orjson
 
-from nnclr_hub.store.cancellation import check_cancelled
 from nnclr_hub.store.facets import Counts, count_values
 from nnclr_hub.store.folder.filter_sql import filter_sql
 from nnclr_hub.store.folder.rows import parse_metadata
@@ -105,13 +103,7 @@ def count_facets(connection: sqlite3.Connection, group: Group, keys: Sequence[st
     cursor = connection.execute(f"SELECT id, metadata FROM items WHERE {condition}", parameters)
     items, counts = dict.fromkeys(keys, 0), {key: Counts() for key in keys}
     while rows := cursor.fetchmany(BATCH):
-        check_cancelled()
-        try:
-            metadata = orjson.loads(f"[{','.join([text for _, text in rows])}]")
-        except ValueError:
-            metadata = []
-        if len(metadata) != len(rows) or set(map(type, metadata)) != {dict}:
-            metadata = parse_metadata(rows)  # which names the item that is damaged
+        metadata = parse_metadata(rows)
         for key in keys:
             if "." in key:
                 values = [value_of(metadatum, key) for metadatum in metadata]

@@ -25,8 +25,7 @@ from nnclr_hub.store.folder.log import trim_log
 from nnclr_hub.store.folder.rows import fetch_vectors
 from nnclr_hub.store.folder.schema import connect, last_seq
 from nnclr_hub.store.folder.writer import Writer, closed_error
-from nnclr_hub.store.index.build import Stopped
-from nnclr_hub.store.index.fold import FITTED, fold, is_due, is_outdated, kind_of_next, most_recent
+from nnclr_hub.store.index.fold import FITTED, Stopped, fold, is_due, is_outdated, kind_of_next, most_recent
 from nnclr_hub.store.index.main import Main, threads
 from nnclr_hub.store.index.snapshot import remove_snapshot, write_snapshot
 from nnclr_hub.store.index.state import State, States
@@ -47,7 +46,7 @@ SNAPSHOT_SHARE = 0.25  # of the rows: a larger collection is saved after more ch
 
 
 class Maintenance:
-    """Maintains one index, on a thread that runs what is due whenever it is woken.
+    """Maintains one index, on a thread that runs what is due whenever `wake` is set.
 
     Args:
         states: of the index.
@@ -73,16 +72,13 @@ class Maintenance:
         self._saved = _content(saved)
         self._folding, self._saving = threading.Lock(), threading.Lock()
         self._wake, self._closing = threading.Event(), threading.Event()
+        self.wake = self._wake.set
         self._dropped = False
         self._looked = 0.0  # when free pages were last counted
         self._building: str | None = None  # what is built now, and how far
         self.failure: str | None = None
         self._thread = threading.Thread(target=self._run, name=f"maintenance of {path.name}", daemon=True)
         self._thread.start()
-
-    def wake(self) -> None:
-        """Check soon whether something is due."""
-        self._wake.set()
 
     @property
     def busy(self) -> bool:
@@ -171,7 +167,7 @@ class Maintenance:
         """End the thread. With `keep`, save the index if enough has changed, and record that all is well."""
         self._dropped = dropped
         self._closing.set()
-        self._wake.set()
+        self.wake()
         self._thread.join()
         writer = self.writer
         if not keep or writer is None or writer.failure is not None or writer.behind is not None:
@@ -198,7 +194,7 @@ class Maintenance:
         if sys.platform == "linux":  # where a thread, and those that it starts, can have a lower priority
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
         idle = True
-        while True:
+        while not self._closing.is_set():
             # after a failure it tries again without being woken
             idle = not self._wake.wait(None if idle and self.failure is None else self._settings.idle_seconds)
             self._wake.clear()
@@ -212,18 +208,16 @@ class Maintenance:
                 # Searches and writes continue without maintenance, and `state` shows it. The thread must not end.
                 log.exception("maintenance failed")
                 self.failure = str(error) or type(error).__name__
-            if self._closing.is_set():
-                return
             # one look is enough for many commits that follow one another
             self._closing.wait(POLL_SECONDS if self.failure is None else self._settings.pause_seconds)
 
     def _do_what_is_due(self, idle: bool) -> bool:
         """Return whether anything was due; a full disk must be no reason to do it again at once."""
-        writer, done = self.writer, False
+        writer, settings, done = self.writer, self._settings, False
         if writer is not None and writer.behind is not None:
             self.rebuild()
             done = True
-        if is_due(self._states.latest, self._settings, idle):
+        if is_due(self._states.latest, settings, idle):
             # half of the threads: searches and writes come first
             with self._folding, threads(max(1, faiss.omp_get_max_threads() // 2)):
                 self._fold(idle=idle)
@@ -233,13 +227,12 @@ class Maintenance:
         if self._snapshot_due():
             self.snapshot(due=True)
             done = True
-        kept = self._settings.kept_changes
         with self._reader() as connection:
             first = connection.execute("SELECT min(seq) FROM oplog").fetchone()[0]
-        if first is not None and writer.last.seq - first >= kept + kept // 4:
-            writer.submit(lambda connection, _: trim_log(connection, kept), frees=True)
+        if first is not None and writer.last.seq - first >= settings.kept_changes + settings.kept_changes // 4:
+            writer.submit(lambda connection, _: trim_log(connection, settings.kept_changes), frees=True)
             done = True
-        if time.monotonic() - self._looked >= self._settings.idle_seconds:
+        if time.monotonic() - self._looked >= settings.idle_seconds:
             self._give_back(FREE_PAGES, FREE_SHARE)
             self._looked = time.monotonic()
         return done
@@ -247,7 +240,10 @@ class Maintenance:
     def _fold(self, *, rebuild: bool = False, idle: bool = True, progress: Progress = lambda done, total: None) -> None:
         kind, before = kind_of_next(self._states.latest, self._settings, idle=idle), self._states.latest.main.kind
         if not kind.lossless and kind is not COARSE:  # memory is short; elsewhere this would make searches slower
-            map_large_blocks()
+            # Map blocks of 1 MiB and more, so that they go back to the system when they are freed. glibc raises its
+            # limit to the largest block that was freed, up to 32 MiB. Batches of vectors then leave holes in the heap,
+            # which cost a third of the memory of a large index.
+            _call_libc("mallopt", M_MMAP_THRESHOLD, 1 << 20)
 
         def show(done: int, total: int) -> None:
             if kind is not before:
@@ -259,7 +255,7 @@ class Maintenance:
             fold(self._states, self._settings, self._fetch, rebuild=rebuild, idle=idle, stop=stop, progress=show)
         finally:
             self._building = None
-        trim()
+        _call_libc("malloc_trim", 0)  # lists of an inverted file grow by copies, and glibc keeps the old ones
 
     def _give_back(self, most: int, share: float = 0.0) -> None:
         """Give pages of deleted rows back to the disk, a few at a time, so that writes run in between."""
@@ -310,24 +306,9 @@ def _content(main: Main | None) -> tuple[Any, int, Any]:
     return (None, 0, None) if main is None else (main.kind, 0 if main.kind is FLAT else len(main), main.transform)
 
 
-def trim() -> None:
-    """Give freed memory back to the system: lists of an inverted file grow by copies, and glibc keeps the old ones."""
-    if release := _of_libc("malloc_trim"):
-        release(0)
-
-
-def map_large_blocks() -> None:
-    """Let the C library map blocks of 1 MiB and more, so that they go back to the system when they are freed.
-
-    glibc raises its limit to the largest block that was freed, up to 32 MiB. Batches of vectors then leave holes in the
-    heap, which cost a third of the memory of a large index.
-    """
-    if set_option := _of_libc("mallopt"):
-        set_option(M_MMAP_THRESHOLD, 1 << 20)
-
-
-def _of_libc(name: str) -> Any:
-    return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None  # musl has neither
+def _call_libc(name: str, *arguments: int) -> None:
+    if sys.platform == "linux" and (function := getattr(ctypes.CDLL(None), name, None)):  # musl lacks them
+        function(*arguments)
 
 
 def _set_clean_flag(connection: sqlite3.Connection, _: Any) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import orjson
 
 from nnclr_hub.errors import StoreCorrupt
 from nnclr_hub.store.cancellation import check_cancelled
@@ -49,16 +50,7 @@ def write_items(
     vectors: np.ndarray,
     spec: CollectionSpec,
 ) -> None:
-    """Write items with distinct ids under new row ids, replacing those with the same ids.
-
-    Args:
-        connection: in a transaction.
-        changes: extended by what was written.
-        items: with distinct ids.
-        metadata: their JSON.
-        vectors: (n, D) float32, as the collection compares them.
-        spec: of the collection.
-    """
+    """Write items with distinct ids, their JSON and vectors (n, D), under new row ids; replace those with these ids."""
     ids = [item.id for item in items]
     thumbnails = [item.thumbnail for item in items]
     delete_rows(connection, changes, [row[:2] for row in rows_by_id(connection, ids)])
@@ -82,8 +74,8 @@ def write_items(
 def _insert(connection: sqlite3.Connection, table: str, together: int, *columns: Sequence[Any]) -> None:
     """Insert rows, given by their columns, `together` at a time, which takes half the CPU time of one by one.
 
-    The writer undoes the whole request if a row fails. With OR FAIL, SQLite need not prepare for undoing one statement,
-    for which it would write each page that changes to a temporary file. It does so for tables with foreign keys anyway.
+    With OR FAIL, SQLite need not prepare for undoing one statement, for which it would write each page that changes to
+    a temporary file: the writer undoes the whole request if a row fails.
     """
     width, rows = len(columns), len(columns[0])
     values: list[Any] = [None] * (width * rows)
@@ -135,14 +127,7 @@ def edit_items(connection: sqlite3.Connection, texts: dict[int, str]) -> None:
 def read_rows(
     connection: sqlite3.Connection, condition: str, parameters: Sequence[Any], *, vectors: bool = True
 ) -> Iterator[Row]:
-    """Yield rows, with or without vectors, after their checksums were compared.
-
-    Args:
-        connection: in a read transaction.
-        condition: SQL after WHERE.
-        parameters: of it.
-        vectors: read the vectors, too.
-    """
+    """Yield rows that meet an SQL condition, with or without vectors, after their checksums were compared."""
     statement = (
         f"SELECT rid, id, metadata, {'vector' if vectors else 'NULL'}, jpeg, items.crc, vectors.crc FROM items "
         f"LEFT JOIN vectors USING (rid) LEFT JOIN thumbnails USING (rid) WHERE {condition}"
@@ -181,26 +166,26 @@ def to_vector(id: str, blob: bytes, spec: CollectionSpec) -> np.ndarray:
 def is_metadata(text: object) -> bool:
     """Return whether it is the JSON of an object."""
     try:
-        return isinstance(json.loads(text), dict)  # pyright: ignore[reportArgumentType] - which is a TypeError
+        return isinstance(orjson.loads(text), dict)  # pyright: ignore[reportArgumentType] - which is a TypeError
     except (TypeError, ValueError):
         return False
 
 
-def parse_metadata(rows: list[tuple[str, str]]) -> list[dict[str, Any]]:
+def parse_metadata(rows: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
     """Parse the metadata of pairs (id, JSON); StoreCorrupt names an item whose metadata is not an object."""
     metadata: list[dict[str, Any]] = []
     for start in range(0, len(rows), PARSED):
         check_cancelled()
         part = rows[start : start + PARSED]
         try:
-            parsed = json.loads(f"[{','.join([text for _, text in part])}]")  # much faster than one by one
+            parsed = orjson.loads(f"[{','.join([text for _, text in part])}]")  # much faster than one by one
         except (TypeError, ValueError):
             parsed = []
-        if len(parsed) != len(part) or any(type(values) is not dict for values in parsed):
+        if len(parsed) != len(part) or set(map(type, parsed)) != {dict}:
             for id, text in part:
                 if not is_metadata(text):
                     raise StoreCorrupt(f"The metadata of item {id!r} is damaged; {_HINT}.")
-            parsed = [json.loads(text) for _, text in part]
+            parsed = [orjson.loads(text) for _, text in part]
         metadata += parsed
     return metadata
 

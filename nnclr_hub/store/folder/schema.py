@@ -111,17 +111,12 @@ def read_spec(connection: sqlite3.Connection) -> CollectionSpec:
     exists = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'meta'").fetchone()
     row = connection.execute("SELECT value FROM meta WHERE key = 'spec'").fetchone() if exists else None
     try:
-        return spec_of(row[0] if row else "")
+        return CollectionSpec(**json.loads(row[0] if row else ""))
     except (TypeError, ValueError) as error:  # not JSON, or other fields
         path = connection.execute("PRAGMA database_list").fetchone()[2]
         raise StoreCorrupt(
             f"{path} has lost its specification; import the collection from an export, or index its images again."
         ) from error
-
-
-def spec_of(text: str) -> CollectionSpec:
-    """Return a specification from JSON."""
-    return CollectionSpec(**json.loads(text))
 
 
 def write_meta(connection: sqlite3.Connection, key: str, value: str) -> None:
@@ -141,18 +136,12 @@ def _meta_crc(connection: sqlite3.Connection) -> str:
 
 @dataclass(frozen=True)
 class Commit:
-    """The state of a collection after a commit.
+    """The state of a collection after a commit."""
 
-    seq: number of its last change.
-    at: time in seconds since 1970; never decreases.
-    items: number of items.
-    rid: the highest row id that was ever given out.
-    """
-
-    seq: int
-    at: float
-    items: int
-    rid: int
+    seq: int  # number of its last change
+    at: float  # time in seconds since 1970; never decreases
+    items: int  # number of items
+    rid: int  # the highest row id that was ever given out
 
     @property
     def row(self) -> tuple[int, float, int, int, int]:
@@ -192,10 +181,7 @@ def row_crc(rid: int, id: str, metadata: str, vector_crc: int, jpeg: bytes | Non
 def check_meta(connection: sqlite3.Connection, path: Path, recorded: tuple[int, int] | None) -> None:
     """Check the specification, the last commit and the counters; StoreCorrupt if something differs or is missing.
 
-    Args:
-        connection: in a read transaction.
-        path: of the file.
-        recorded: what `CommitRecord.read` returned before the transaction began.
+    The connection is in a read transaction, and `recorded` is what `CommitRecord.read` returned before it began.
     """
     sealed = connection.execute("SELECT value FROM meta WHERE key = 'crc'").fetchone()
     if sealed is None or sealed[0] != _meta_crc(connection):

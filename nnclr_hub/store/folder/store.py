@@ -18,25 +18,15 @@ from pathlib import Path
 from typing import TypeVar
 
 from nnclr_hub.errors import CollectionNotFound, DiskFull, InvalidRequest, NNCLRHubError, StoreClosed, StoreError
-from nnclr_hub.store.base import Collection, VectorStore
+from nnclr_hub.store.base import Collection, VectorStore, is_alias, is_own_name
 from nnclr_hub.store.checks import check_collection_name
 from nnclr_hub.store.disk import fsync_folder, give_back, spare_files, take_lock, translated, write_id
 from nnclr_hub.store.failpoints import reached
 from nnclr_hub.store.folder.catalog import CATALOG, LOST, has_collections, open_catalog
 from nnclr_hub.store.folder.collection import IS_MEANT, EmbeddedCollection
 from nnclr_hub.store.folder.salvage import salvage
-from nnclr_hub.store.folder.schema import connect, create_collection, last_commit, read_spec, spec_of, write_meta
+from nnclr_hub.store.folder.schema import connect, create_collection, last_commit, read_spec, write_meta
 from nnclr_hub.store.items import Progress
-from nnclr_hub.store.name_errors import (
-    alias_exists,
-    alias_not_found,
-    collection_exists,
-    collection_not_found,
-    is_alias,
-    is_collection,
-    is_own_name,
-    replaced_name,
-)
 from nnclr_hub.store.records import RECORDS, Records
 from nnclr_hub.store.reports import CollectionInfo, SalvageReport, Statistics
 from nnclr_hub.store.settings import StoreSettings
@@ -104,7 +94,7 @@ class EmbeddedStore(VectorStore):
 
     def __repr__(self) -> str:
         try:
-            names = f"collections {', '.join(self._stems()) or 'none'}"
+            names = f"collections {', '.join(self.names()) or 'none'}"
         except StoreError as error:
             names = "closed" if isinstance(error, StoreClosed) else "unreadable"
         return f"<EmbeddedStore {str(self.folder)!r}{', read-only' * self.read_only}: {names}>"
@@ -116,7 +106,7 @@ class EmbeddedStore(VectorStore):
         self.refuse_if_read_only()
         spec = spec.decided(transforms=True)
         with self._changing:
-            self._refuse_taken(name)
+            self.refuse_taken(name)
             key = uuid.uuid4().hex
             path = self._path(key)
             with translated(path):
@@ -183,7 +173,7 @@ class EmbeddedStore(VectorStore):
         self.refuse_if_read_only()
         with self._changing:
             name, key = self._resolve(name, aliases=False)
-            self._refuse_taken(check_collection_name(to))
+            self.refuse_taken(to)
             self._change("UPDATE collections SET name = ? WHERE name = ?", to, name)  # its aliases follow
             self._renamed(key, to)
 
@@ -193,7 +183,7 @@ class EmbeddedStore(VectorStore):
         A collection that is not open stays closed; its index is "closed". One that cannot be read does not hide the
         others: its state is "damaged: ...", and its spec may be the one that it was created with.
         """
-        infos = [self._info(name, key) for name, key in self._stems().items()]
+        infos = [self._info(name, key) for name, key in self.names().items()]
         return [info for info in infos if info is not None]
 
     def _info(self, name: str, key: str) -> CollectionInfo | None:
@@ -211,15 +201,15 @@ class EmbeddedStore(VectorStore):
         except DiskFull:
             raise
         except StoreError as error:
-            if name not in self._stems():
+            if name not in self.names():
                 return None
             if spec is None:
-                spec = spec_of(self._rows("SELECT name, spec FROM collections")[name])
+                spec = CollectionSpec(**json.loads(self._rows("SELECT name, spec FROM collections")[name]))
             return CollectionInfo(name, spec, 0, 0, 0, f"damaged: {error}", "none")
 
     def files(self) -> dict[str, Path]:
         """Return the SQLite file of each collection, by name."""
-        return {name: self._path(key) for name, key in self._stems().items()}
+        return {name: self._path(key) for name, key in self.names().items()}
 
     def statistics(self) -> dict[str, Statistics]:
         found = {}
@@ -251,15 +241,13 @@ class EmbeddedStore(VectorStore):
         self.refuse_if_read_only()
         with self._changing:
             name = self._resolve(name)[0]
-            if check_collection_name(alias, "Alias") in self._stems():
-                raise is_collection(alias)
+            self.check_alias(alias)
             self._change("INSERT OR REPLACE INTO aliases VALUES (?, ?)", alias, name)
 
     def unalias(self, alias: str) -> None:
         self.refuse_if_read_only()
         with self._changing:
-            if alias not in self.aliases():
-                raise alias_not_found(alias, self.aliases())
+            self.require_alias(alias)
             self._change("DELETE FROM aliases WHERE alias = ?", alias)
 
     def aliases(self) -> dict[str, str]:
@@ -272,33 +260,29 @@ class EmbeddedStore(VectorStore):
             name, key = self._resolve(name)
             check_collection_name(to, "Alias")
 
-            def change() -> str | None:
+            def swap() -> str | None:
                 if finish is not None:
                     finish()
-                return self._swap(name, to)
+                if name == to:
+                    raise is_own_name(name)
+                aliases, old = self.aliases(), None
+                with self._catalog.changing() as root:  # aliases follow each change of a name
+                    root.execute("UPDATE aliases SET name = ? WHERE name = ?", [name, aliases.get(to, to)])
+                    if to in self.names():
+                        # the promoted one gives up its name, so `c` and `c.old` can be swapped, and swapped back
+                        old = self.replaced_name(to, name)
+                        for now, then in ((name, ""), (to, old), ("", to)):
+                            root.execute("UPDATE collections SET name = ? WHERE name = ?", [then, now])
+                    else:
+                        root.execute("INSERT OR REPLACE INTO aliases VALUES (?, ?)", [to, name])
+                return old
 
-            old = change() if finish is None else self.get(to).hold_writes(change)
+            old = swap() if finish is None else self.get(to).hold_writes(swap)
             reached("promote.recorded")
             if old is not None:
                 self._renamed(self._resolve(old)[1], old)
                 self._renamed(key, to)
             return old
-
-    def _swap(self, name: str, to: str) -> str | None:
-        """Give a collection another's name, in one transaction; see `promote`."""
-        if name == to:
-            raise is_own_name(name)
-        aliases, old = self.aliases(), None
-        with self._catalog.changing() as root:  # aliases follow each change of a name
-            root.execute("UPDATE aliases SET name = ? WHERE name = ?", [name, aliases.get(to, to)])
-            if to in self._stems():
-                # the promoted one gives up its name, so `c` and `c.old` can be swapped, and swapped back
-                old = replaced_name(to, {*self._stems(), *aliases} - {name})
-                for now, then in ((name, ""), (to, old), ("", to)):
-                    root.execute("UPDATE collections SET name = ? WHERE name = ?", [then, now])
-            else:
-                root.execute("INSERT OR REPLACE INTO aliases VALUES (?, ?)", [to, name])
-        return old
 
     # ---- life
 
@@ -326,7 +310,7 @@ class EmbeddedStore(VectorStore):
             assert root is not None
             return dict(root.execute(statement))
 
-    def _stems(self) -> dict[str, str]:
+    def names(self) -> dict[str, str]:
         """Return the stems of the collections' files by name, sorted."""
         return self._rows("SELECT name, uuid FROM collections ORDER BY name")
 
@@ -341,16 +325,10 @@ class EmbeddedStore(VectorStore):
             assert root is not None
             row = root.execute(f"SELECT name, uuid FROM collections WHERE name = {own}", [name]).fetchone()
             if row is None:
-                raise collection_not_found(name, [*self._stems(), *self.aliases()])
+                raise self.not_found(name)
         if row[0] != name and not aliases:
             raise is_alias(name, row[0])
         return row
-
-    def _refuse_taken(self, name: str) -> None:
-        if name in self._stems():
-            raise collection_exists(name)
-        if name in self.aliases():
-            raise alias_exists(name)
 
     def _make_room(self) -> None:
         """Close the files of the least recently used collections if there are too many, or their indexes too large.
@@ -399,7 +377,7 @@ class EmbeddedStore(VectorStore):
 
     def _clear_leftovers(self) -> None:
         """Move files that a crash during create or drop has left, and that have no name, to lost+found."""
-        known = set(self._stems().values())
+        known = set(self.names().values())
         for file in (self.folder / "collections").glob("*"):
             if file.name.split(".")[0] not in known:
                 (self.folder / LOST).mkdir(exist_ok=True)

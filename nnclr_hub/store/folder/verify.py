@@ -8,8 +8,8 @@ import sqlite3
 import time
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,14 +30,13 @@ BATCH = 1000
 TOLERANCE = 1e-3  # between the index's scores and exhaustive ones
 
 
-@dataclass(frozen=True)
-class Damaged:
-    """A row that is not what was written; its id and metadata as far as they are text, and what is damaged."""
+class Damaged(NamedTuple):
+    """A row that is not what was written."""
 
     rid: int
-    id: str
+    id: str  # as far as it is text
     metadata: str
-    part: str
+    part: str  # what is damaged
 
 
 def verify(files: Resources, path: Path, progress: Progress) -> VerifyReport:
@@ -109,7 +108,6 @@ def _compare(connection: sqlite3.Connection, state: State, damaged: list[Damaged
     """Compare the index with the rows, and with an exhaustive search in the very same transaction."""
     main, spec, all_rows = state.main, state.main.spec, all_rids(connection)
     fetch = lambda rids: fetch_vectors(connection, spec, rids)  # noqa: E731
-    ids = lambda rids: tuple(_id_of(connection, rid) for rid in rids.tolist())  # noqa: E731
     missing = np.setxor1d(all_rows, state.live_rids())
     intact = np.setdiff1d(all_rows, np.array([row.rid for row in damaged], np.int64))
     # scattered over the collection, and the same ones each time
@@ -129,20 +127,18 @@ def _compare(connection: sqlite3.Connection, state: State, damaged: list[Damaged
         for i, rids in enumerate(found):
             true = score(compared[i], main.compared(fetch(rids[rids >= 0])), spec.metric)
             wrong[i] = not len(true) or bool((np.abs(true - found_scores[i][rids >= 0]) > allowed[i]).any())
+
+    def ids(rids: np.ndarray) -> tuple[str, ...]:
+        query = "SELECT id FROM items WHERE rid = ?"
+        rows = ((rid, connection.execute(query, [rid]).fetchone()) for rid in rids.tolist())
+        return tuple(row[0] if row else f"row {rid}" for rid, row in rows)
+
     names, parts = tuple(row.id for row in damaged), tuple(row.part for row in damaged)
     return VerifyReport(len(all_rows), names, ids(sample[wrong]), ids(missing), recall, parts)
 
 
-def _id_of(connection: sqlite3.Connection, rid: int) -> str:
-    row = connection.execute("SELECT id FROM items WHERE rid = ?", [rid]).fetchone()
-    return row[0] if row else f"row {rid}"
-
-
 def _keep_metadata(lost: Path, stem: str, rows: list[Damaged]) -> str:
-    """Write ids and metadata of rows that will be removed, one line of JSON each; return the file's path.
-
-    Metadata that is not JSON is written as text.
-    """
+    """Write ids and metadata of rows that will be removed, one line of JSON each; return the file's path."""
     lost.mkdir(exist_ok=True)
     file = lost / f"{stem}-damaged-{time.strftime('%Y%m%d-%H%M%S')}.jsonl"
     with file.open("a", encoding="utf-8") as handle:

@@ -55,19 +55,11 @@ class _Request:
 
 
 class Writer:
-    """The only writer of a collection's file.
-
-    Args:
-        connection: used by this thread alone.
-        states: of the index; a new one is published after each commit.
-        path: of the file, for messages.
-        record: of the last commit.
-        on_commit: called after each commit and the update of the index, successful or not.
-    """
+    """The only writer of a collection's file. `on_commit` is called after each commit and the update of the index."""
 
     def __init__(
         self,
-        connection: sqlite3.Connection,
+        connection: sqlite3.Connection,  # used by this thread alone
         states: States,
         path: Path,
         record: CommitRecord,
@@ -92,13 +84,9 @@ class Writer:
     def submit(self, apply: Apply[T], *, frees: bool = False, alone: bool = False) -> T:
         """Run `apply` in the next transaction; return its result when that is durable and searchable.
 
-        StoreReadOnly is raised if an earlier write failed on the disk, DiskFull or StoreError if the commit fails, and
-        errors of `apply` as they are.
-
-        Args:
-            apply: the change.
-            frees: it is possible on a disk that is nearly full, because it only deletes.
-            alone: nothing else is written in the same transaction, and `apply` is called once.
+        Errors of `apply` are raised as they are, DiskFull or StoreError if the commit fails, and StoreReadOnly if an
+        earlier write failed on the disk. `frees`: it is possible on a disk that is nearly full, because it only
+        deletes. `alone`: nothing else is written in the same transaction, and `apply` is called once.
         """
         check_process(self._pid)
         request = _Request(apply, frees, alone)

@@ -2,6 +2,5 @@
 
 main.py      the rows that faiss searches, which never change
 state.py     the index after one commit, and the newest of these states
-build.py     builds, extends and calibrates a main part
-fold.py      moves recent rows into a new main part, and when; snapshot.py keeps it on disk
+fold.py      builds main parts, and moves recent rows into them; snapshot.py keeps one on disk
 """

@@ -20,8 +20,7 @@ from nnclr_hub.store.index_kinds import FLAT, IndexKind
 from nnclr_hub.store.spec import CollectionSpec
 from nnclr_hub.store.vector_transform import VectorTransform
 
-# faiss's type stubs lack half of its names
-FAISS: Any = faiss
+FAISS: Any = faiss  # whose type stubs lack half of its names
 FEW = 16  # queries per call: from 20 on, faiss switches to matrix products, which lose small distances
 # A forked child lacks the threads of its parent, which the OpenMP library of faiss would wait for.
 os.register_at_fork(after_in_child=lambda: FAISS.omp_set_num_threads(1))
@@ -31,29 +30,20 @@ Found = tuple[np.ndarray, np.ndarray]  # scores (n, k) float32, best first, and 
 
 @dataclass(frozen=True)
 class Main:
-    """An index over rows 0 ... N-1. Nothing may be added to `index` afterwards: faiss would move its vectors.
-
-    rids: (N,) int64 ascending, the row ids.
-    effort: efSearch or nprobe that calibration chose; 0 for an exact kind.
-    calibrated_rows: number of rows at that time.
-    recall: share of the ten nearest that searches found then; 1.0 for an exact kind.
-    transform: of the vectors in the index and of queries; None: they are compared as they are.
-    fitted_rows: number of live rows of the collection when the transform was fitted.
-    """
+    """An index over rows 0 ... N-1. Nothing may be added to `index` afterwards: faiss would move its vectors."""
 
     spec: CollectionSpec
     kind: IndexKind
     index: Any
-    rids: np.ndarray
-    effort: int = 0
-    calibrated_rows: int = 0
-    recall: float = 1.0
-    transform: VectorTransform | None = None
-    fitted_rows: int = 0
+    rids: np.ndarray  # (N,) int64 ascending, the row ids
+    effort: int = 0  # efSearch or nprobe that calibration chose; 0 for an exact kind
+    calibrated_rows: int = 0  # number of rows at that time
+    recall: float = 1.0  # share of the ten nearest that searches found then; 1.0 for an exact kind
+    transform: VectorTransform | None = None  # of the vectors in the index and of queries
+    fitted_rows: int = 0  # live rows of the collection when the transform was fitted
 
     @classmethod
     def empty(cls, spec: CollectionSpec) -> Main:
-        """Return one without rows."""
         return cls(spec, FLAT, None, NO_ROWS)
 
     def __len__(self) -> int:
@@ -111,13 +101,11 @@ class Main:
     def _stored(self) -> np.ndarray | None:
         """The vectors (N, D) where they are, float16 or float32; None: they are in lists, or codes of another kind."""
         index = self._exhaustive[0]
-        if isinstance(index, faiss.IndexFlat):
-            kind = "<f4"
-        elif isinstance(index, faiss.IndexScalarQuantizer) and index.sq.qtype == faiss.ScalarQuantizer.QT_fp16:
-            kind = "<f2"
-        else:
+        is_f16 = isinstance(index, faiss.IndexScalarQuantizer) and index.sq.qtype == faiss.ScalarQuantizer.QT_fp16
+        if not is_f16 and not self.is_flat:
             return None
-        return faiss.rev_swig_ptr(index.codes.data(), index.codes.size()).view(kind).reshape(len(self), index.d)
+        stored = faiss.rev_swig_ptr(index.codes.data(), index.codes.size())
+        return stored.view("<f2" if is_f16 else "<f4").reshape(len(self), index.d)
 
     @cached_property
     def _exhaustive(self) -> tuple[Any, IndexKind, dict[str, int]]:

@@ -23,7 +23,7 @@ import shutil
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import faiss
 import numpy as np
@@ -52,17 +52,20 @@ def write_snapshot(main: Main, folder: Path, change: Change) -> None:
     check_space(folder, 4 * dim * (dim + 1) + (0 if main.kind is FLAT else len(main) * (4 * dim + MAX_OVERHEAD)))
     numbers = [path.name.removeprefix("index-").split(".")[0] for path in folder.glob("index-*")]
     file = folder / f"index-{max((int(number) for number in numbers if number.isdecimal()), default=0) + 1}.faiss"
-    half = folder / f"{file.name}.part"
+    half, written = folder / f"{file.name}.part", hashlib.blake2b()
     try:
         with half.open("wb") as handle:  # b
-            hashed = _Hashed(handle)
-            _write(main, hashed)
+
+            def write(data: Any) -> int:
+                written.update(data)  # independently of what the disk makes of it
+                return handle.write(data)
+
+            _write(main, write)
             reached("snapshot.written")
             handle.flush()
             os.fsync(handle.fileno())  # c
         reached("snapshot.synced")
-        digest = hashed.hash.hexdigest()
-        if _hash(half) != digest:  # d
+        if _hash(half) != written.hexdigest():  # d
             raise OSError("reading it back gave other bytes")
         reached("snapshot.checked")
         os.replace(half, file)  # e
@@ -74,7 +77,7 @@ def write_snapshot(main: Main, folder: Path, change: Change) -> None:
             raise DiskFull(f"The disk is too full for the index ({file}); nothing is lost. Free some space.") from error
         raise StoreError(f"The index could not be written to {file} ({error}); the previous one stays.") from error
     reached("snapshot.folder_synced")
-    change(lambda connection: _record(connection, (file.name, digest)))  # g
+    change(lambda connection: _record(connection, (file.name, written.hexdigest())))  # g
     reached("snapshot.recorded")
     _remove_others(folder, file.name)  # h
     reached("snapshot.cleaned")
@@ -130,23 +133,10 @@ def clear_leftovers(connection: sqlite3.Connection, folder: Path, lost: Path) ->
 # ------------------------------------------------------------------------------ the file
 
 
-class _Hashed:
-    """A file that hashes what is written to it, independently of what the disk makes of it."""
-
-    def __init__(self, handle: BinaryIO) -> None:
-        self._handle = handle
-        self.hash = hashlib.blake2b()
-
-    def write(self, data: Any) -> int:
-        self.hash.update(data)
-        return self._handle.write(data)
-
-
-def _write(main: Main, handle: _Hashed) -> None:
+def _write(main: Main, write: Callable[[Any], int]) -> None:
     flat, transform = main.kind is FLAT, main.transform
-    arrays = [] if flat else [main.rids]
-    if transform is not None:
-        arrays += [transform.mean] if transform.matrix is None else [transform.mean, transform.matrix]
+    parts = () if transform is None else (transform.mean, transform.matrix)
+    arrays = [array for array in parts if array is not None]
     about: dict[str, Any] = {
         "format": FORMAT,
         "kind": main.kind.name,
@@ -155,14 +145,14 @@ def _write(main: Main, handle: _Hashed) -> None:
         "recall": main.recall,
         "rows": 0 if flat else len(main),
         "fitted": main.fitted_rows,
-        "arrays": len(arrays) - (not flat),  # of the transform
+        "arrays": len(arrays),
         "faiss": faiss.__version__,
     }
-    handle.write(json.dumps(about).encode() + b"\n")
-    for array in arrays:
-        handle.write(np.ascontiguousarray(array).tobytes())
+    write(json.dumps(about).encode() + b"\n")
+    for array in arrays if flat else (main.rids, *arrays):
+        write(np.ascontiguousarray(array).tobytes())
     if not flat:
-        faiss.write_index(main.index, FAISS.PyCallbackIOWriter(handle.write, CHUNK))
+        faiss.write_index(main.index, FAISS.PyCallbackIOWriter(write, CHUNK))
 
 
 def _read(file: Path, spec: CollectionSpec) -> Main:

@@ -38,15 +38,10 @@ Fetch = Callable[[np.ndarray], np.ndarray]
 
 
 class RowSet:
-    """Some rows of a state, for example those that pass a filter.
-
-    Args:
-        flags: (N,) bool, first of the rows of the main part, then of the recent ones.
-        size: number of rows of the main part.
-    """
+    """Some rows of a state, for example those that pass a filter."""
 
     def __init__(self, flags: np.ndarray, size: int) -> None:
-        self.flags, self.size = flags, size
+        self.flags, self.size = flags, size  # (N,) bool, first of the `size` rows of the main part, then of recent ones
         self.recent = flags[size:]
 
     def __len__(self) -> int:
@@ -65,26 +60,18 @@ class RowSet:
     @cached_property
     def bitmap(self) -> np.ndarray | None:
         """The flags of the main part as faiss reads them, (N / 8,) uint8; None: all rows."""
-        if self.count == self.size:
-            return None
-        return np.packbits(self.flags[: self.size], bitorder="little")
+        return None if self.count == self.size else np.packbits(self.flags[: self.size], bitorder="little")
 
 
 @dataclass(frozen=True)
 class State:
-    """The index after one commit.
+    """The index after one commit."""
 
-    seq: the last change of the commit.
-    recent_rids: (n,) int64 ascending, rows that were added after those of main; all are above them.
-    recent: (n, D) float32, their vectors.
-    alive: the rows that exist.
-    """
-
-    seq: int
+    seq: int  # the last change of the commit
     main: Main
-    recent_rids: np.ndarray
-    recent: np.ndarray
-    alive: RowSet
+    recent_rids: np.ndarray  # (n,) int64 ascending, rows that were added after those of main; all are above them
+    recent: np.ndarray  # (n, D) float32, their vectors
+    alive: RowSet  # the rows that exist
 
     @classmethod
     def of(cls, seq: int, main: Main, alive: np.ndarray | None = None) -> State:
@@ -174,10 +161,9 @@ class State:
                 found.append(self._search_main(queries, k, fetch, chosen, exact, effort or 0))
         check_cancelled()
         if chosen.recent.any():
-            everything = chosen.recent.all()
-            vectors = self.recent if everything else self.recent[chosen.recent]
-            rids = self.recent_rids if everything else self.recent_rids[chosen.recent]
-            found.append(_by_id(compare(queries, vectors, k, self.main.spec.metric), rids))
+            some = slice(None) if chosen.recent.all() else chosen.recent  # a slice copies nothing
+            matches = compare(queries, self.recent[some], k, self.main.spec.metric)
+            found.append(_by_id(matches, self.recent_rids[some]))
         if not found:
             return np.zeros((len(queries), 0), np.float32), np.zeros((len(queries), 0), np.int64)
         return merge(found, k)
@@ -215,19 +201,15 @@ class State:
         step = max(1, SCAN_BYTES // (4 * main.spec.dim))
         for start in range(0, len(rows), step):
             check_cancelled()
-            rids = main.rids[rows[start : start + step]]
-            lossless = main.kind.lossless
-            vectors = main.vectors(rows[start : start + step]) if lossless else main.compared(fetch(rids))
-            found = [merge([*found, _by_id(compare(queries, vectors, k, main.spec.metric), rids)], k)]
+            part = rows[start : start + step]
+            vectors = main.vectors(part) if main.kind.lossless else main.compared(fetch(main.rids[part]))
+            matches = compare(queries, vectors, k, main.spec.metric)
+            found = [merge([*found, _by_id(matches, main.rids[part])], k)]
         return found[0]
 
 
 class States:
-    """The newest states by the number of their commit; one thread at a time replaces the newest.
-
-    Args:
-        state: the first.
-    """
+    """The newest states by the number of their commit; one thread at a time replaces the newest."""
 
     def __init__(self, state: State) -> None:
         self._states = OrderedDict({state.seq: state})
@@ -249,10 +231,9 @@ class States:
                 self._publish(state)
 
     def replace(self, change: Callable[[State], State | None]) -> None:
-        """Publish a state that has the same rows as the newest in another form, or other rows, and forget all others.
+        """Publish a state with the rows of the newest in another form, or other rows, and forget all others.
 
-        Args:
-            change: takes the newest state, which stays the newest until it returns; returns None to change nothing.
+        `change` takes the newest state, which stays the newest until it returns; None changes nothing.
         """
         with self._changed:
             state = change(self.latest)

@@ -14,7 +14,7 @@ from nnclr_hub.errors import InvalidRequest, ItemNotFound, OpenedForReading, Sto
 from nnclr_hub.store.base import ById, Collection, Item, Match, Page, Progress, SearchOptions, Where
 from nnclr_hub.store.cancellation import check_cancelled
 from nnclr_hub.store.checks import check_ids, check_k, check_limit, check_name, check_options, check_queries
-from nnclr_hub.store.edits import Edit, check_choice, check_expected, check_unchanged, each_editor, editor
+from nnclr_hub.store.edits import Edit, check_choice, check_unchanged, each_editor, editor
 from nnclr_hub.store.facets import Facet, check_facets
 from nnclr_hub.store.milvus import rows
 from nnclr_hub.store.milvus.connection import SLOW_TIMEOUT, WRITE_TIMEOUT, Connection, encode
@@ -42,10 +42,6 @@ class MilvusCollection(Collection):
       many items are stored; repeating the request stores the rest.
     - Reads see what this client has written before. They see writes of other clients within about a second.
     - The numbers of changes count what this client has written since it opened the collection.
-
-    Args:
-        name: our name, not Milvus's.
-        connection: shared by all collections of a store.
     """
 
     def __init__(self, name: str, spec: CollectionSpec, connection: Connection, *, read_only: bool = False) -> None:
@@ -103,8 +99,7 @@ class MilvusCollection(Collection):
 
     def update_each(self, metadata: ById, *, expected: ById | None = None, keep: Sequence[str] = ()) -> int:
         self._refuse_if_read_only()
-        edit = each_editor(metadata, keep=keep)
-        check_expected(expected, metadata)
+        edit = each_editor(metadata, expected=expected, keep=keep)
         with self.connection.writing:
             return self._edit(check_ids(list(metadata)), edit, expected)
 
@@ -166,10 +161,9 @@ class MilvusCollection(Collection):
         return self._vector_changes, self._count("")  # other clients change the number of items
 
     def thumbnail(self, id: str) -> bytes | None:
-        stored = self._rows([check_name(id, "Item id")], ["id", "thumbnail"])
-        if id not in stored:
-            raise ItemNotFound(f"Collection {self.name!r} has no item {id!r}.")
-        return rows.to_thumbnail(stored[id]["thumbnail"])
+        for item in self.get([check_name(id, "Item id")]):
+            return item.thumbnail
+        raise ItemNotFound(f"Collection {self.name!r} has no item {id!r}.")
 
     # ---- state and maintenance
 
@@ -269,16 +263,19 @@ class MilvusCollection(Collection):
         return len(before)
 
     def _upsert(self, made: list[dict[str, Any]], done: str, stored: int = 0) -> int:
+        """Write rows in requests that Milvus accepts; `stored` of those that `done` describes are stored already."""
         begun = stored
-        for request in rows.in_requests(made):
+        while made:
+            sizes = np.cumsum([rows.size_of(row) for row in made])
+            count = max(1, int(np.searchsorted(sizes, rows.REQUEST, "right")))
             try:
-                self._call("upsert", request, timeout=WRITE_TIMEOUT)
+                self._call("upsert", made[:count], timeout=WRITE_TIMEOUT)
             except StoreError as error:
                 if stored:
                     error.args = (f"{error} The first {stored} of {done}.",)
                 raise
-            stored += len(request)
-            self._changes += len(request)
+            made, stored = made[count:], stored + count
+            self._changes += count
         return stored - begun
 
     # ---- reading, inside

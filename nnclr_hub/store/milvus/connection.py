@@ -7,7 +7,6 @@ import re
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -68,34 +67,14 @@ FAULTS: tuple[tuple[str, type[NNCLRHubError], str], ...] = (
 )
 
 
-def import_pymilvus() -> ModuleType:
-    """Import pymilvus, which takes a second."""
-    try:
-        import pymilvus
-    except ModuleNotFoundError as error:
-        raise MissingDependency(
-            "A store in Milvus needs the package pymilvus, which is not installed: pip install 'nnclr_hub[scale]'."
-        ) from error
-    # it logs each failure with a traceback before it raises
-    logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
-    return pymilvus
-
-
 class Address(NamedTuple):
-    """Where a server is.
+    """Where a server is."""
 
-    name: the address without secrets.
-    uri: for pymilvus, http://HOST:PORT or https://HOST:PORT.
-    database: "" for the default one.
-    secrets: user, password and token.
-    parameters: of the indexes of new collections.
-    """
-
-    name: str
-    uri: str
-    database: str = ""
-    secrets: Mapping[str, str] = {}
-    parameters: Mapping[str, int] = {}
+    name: str  # the address without secrets
+    uri: str  # for pymilvus, http://HOST:PORT or https://HOST:PORT
+    database: str = ""  # "" for the default one
+    secrets: Mapping[str, str] = {}  # user, password and token
+    parameters: Mapping[str, int] = {}  # of the indexes of new collections
 
 
 def parse_address(text: str) -> Address:
@@ -157,7 +136,14 @@ class Connection:
     """
 
     def __init__(self, uri: str, *, create: bool = True) -> None:
-        self.pymilvus = import_pymilvus()
+        try:
+            import pymilvus
+        except ModuleNotFoundError as error:
+            raise MissingDependency(
+                "A store in Milvus needs the package pymilvus, which is not installed: pip install 'nnclr_hub[scale]'."
+            ) from error
+        logging.getLogger("pymilvus").setLevel(logging.CRITICAL)  # it logs each failure before it raises
+        self.pymilvus: Any = pymilvus
         self.writing = threading.RLock()  # an edit reads and writes whole rows; no other write may come between
         self._closed = False
         self._lite: tuple[Any, Any, int] | None = None
@@ -196,7 +182,6 @@ class Connection:
         return self._translated(method, lambda: getattr(self.client, method)(*args, timeout=limit, **options))
 
     def close(self) -> None:
-        """Close the connection."""
         if not self._closed:
             self._closed = True
             self.client.close()

@@ -21,8 +21,8 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
@@ -57,21 +57,17 @@ OVERHEAD = 256  # bytes of a row besides vector and texts, generously
 class MilvusIndex:
     """An index of Milvus.
 
-    kind: Milvus's name.
-    build: its build parameters.
-    effort: Milvus's name of the search effort; "": every search is exact.
-    default, filtered, most: effort of searches without and with a filter, and the largest one. Items that pass a filter
-        are far apart in a graph and in lists: see docs/decisions/0008-milvus.md for the recall of these values.
-    lossless: whether Milvus's scores are those of the vectors.
+    Items that pass a filter are far apart in a graph and in lists, so searches with one look further; see
+    docs/decisions/0008-milvus.md for the recall of these values.
     """
 
-    kind: str
-    build: Mapping[str, int]
-    effort: str = ""
-    default: int = 0
-    filtered: int = 0
-    most: int = 0
-    lossless: bool = True
+    kind: str  # Milvus's name
+    build: Mapping[str, int]  # parameters
+    effort: str = ""  # Milvus's name of the search effort; "": every search is exact
+    default: int = 0  # effort
+    filtered: int = 0  # effort with a filter
+    most: int = 0  # the largest effort
+    lossless: bool = True  # whether Milvus's scores are those of the vectors
 
     def search_params(self, spec: CollectionSpec, limit: int, effort: int | None, *, filtered: bool) -> dict[str, Any]:
         """Return Milvus's search parameters for `limit` neighbors."""
@@ -139,11 +135,6 @@ def schema_of(connection: Connection, spec: CollectionSpec) -> Any:
     return schema
 
 
-def spec_to_text(spec: CollectionSpec) -> str:
-    """Return what the properties of a collection hold."""
-    return json.dumps({**asdict(spec), "format": FORMAT})
-
-
 def spec_of(described: Mapping[str, Any], name: str) -> CollectionSpec:
     """Return the specification from Milvus's description of a collection."""
     text = (described.get("properties") or {}).get(SPEC_PROPERTY) or ""
@@ -180,20 +171,10 @@ def to_rows(items: Sequence[Item], spec: CollectionSpec) -> list[dict[str, Any]]
     ]
 
 
-def in_requests(rows: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """Yield the rows in lists that fit into a request."""
-    request: list[dict[str, Any]] = []
-    size = 0
-    for row in rows:
-        texts = len(row["metadata"]) + sum(map(len, row["terms"])) + len(str(row["ranges"]))
-        takes = 4 * len(row["vector"]) + 3 * texts + len(row["thumbnail"]) + OVERHEAD
-        if request and size + takes > REQUEST:
-            yield request
-            request, size = [], 0
-        request.append(row)
-        size += takes
-    if request:
-        yield request
+def size_of(row: Mapping[str, Any]) -> int:
+    """Return about how many bytes a row takes in a request."""
+    texts = len(row["metadata"]) + sum(map(len, row["terms"])) + len(str(row["ranges"]))
+    return 4 * len(row["vector"]) + 3 * texts + len(row["thumbnail"]) + OVERHEAD
 
 
 def metadata_columns(id: str, text: str, spec: CollectionSpec) -> dict[str, Any]:
@@ -239,14 +220,11 @@ def to_vector(row: Mapping[str, Any]) -> np.ndarray:
     return np.asarray(np.frombuffer(vector, np.float16) if isinstance(vector, bytes) else vector, np.float32)
 
 
-def to_thumbnail(text: str) -> bytes | None:
-    return base64.b64decode(text[1:]) if text else None
-
-
 def to_item(row: Mapping[str, Any]) -> Item:
     """Return an item from the columns of a row; without the column, its vector is empty (0,)."""
     vector = to_vector(row) if "vector" in row else np.zeros(0, np.float32)
-    return Item(row["id"], vector, json.loads(row["metadata"]), to_thumbnail(row.get("thumbnail", "")))
+    thumbnail = row.get("thumbnail")
+    return Item(row["id"], vector, json.loads(row["metadata"]), base64.b64decode(thumbnail[1:]) if thumbnail else None)
 
 
 # ------------------------------------------------------------------------------ filters
@@ -279,14 +257,15 @@ def among(ids: Sequence[str]) -> str:
 
 
 def _group(group: Group) -> str:
-    def compiled(node: Node) -> str:
-        return _group(node) if isinstance(node, Group) else _condition(node)
-
-    parts = [compiled(node) for node in group.must]
+    parts = [_node(node) for node in group.must]
     if group.should is not None:
-        parts.append(_any(map(compiled, group.should)))
-    parts += [f"(not {compiled(node)})" for node in group.must_not]
+        parts.append(_any(map(_node, group.should)))
+    parts += [f"(not {_node(node)})" for node in group.must_not]
     return _all(parts)
+
+
+def _node(node: Node) -> str:
+    return _group(node) if isinstance(node, Group) else _condition(node)
 
 
 def _all(clauses: Iterable[str]) -> str:
@@ -312,17 +291,17 @@ def _condition(condition: Condition) -> str:
         return _has(*(_term(key, inside, value) for value in operand))
     if kind == "prefix":
         return _compared(key, ":", f'like "{_hex(operand, KEPT, "A prefix")}%"')
-    return _all(_bounded(key, kind, name, bound) for name, bound in operand)
-
-
-def _bounded(key: str, kind: str, name: str, bound: Any) -> str:
-    operator = {"gt": ">", "gte": ">=", "lt": "<", "lte": "<="}[name]
-    if isinstance(bound, str):
-        return _compared(key, ":", f'{operator} "{_hex(bound, KEPT - 1, "A bound of a range of strings")}"')
-    if abs(bound) >= EXACT:
-        exact = "dates from 1685 to 2255" if kind == "date" else "numbers below 2**53"
-        raise InvalidFilter(f"Milvus compares {exact} exactly; use a bound among them instead of {bound!r:.80}.")
-    return _compared(key, {"length": "[]", "date": "@", "range": "="}[kind], f"{operator} {bound!r}")
+    parts = []
+    for name, bound in operand:  # of a range, a date or a length
+        operator = {"gt": ">", "gte": ">=", "lt": "<", "lte": "<="}[name]
+        if isinstance(bound, str):
+            parts.append(_compared(key, ":", f'{operator} "{_hex(bound, KEPT - 1, "A bound of a range of strings")}"'))
+            continue
+        if abs(bound) >= EXACT:
+            exact = "dates from 1685 to 2255" if kind == "date" else "numbers below 2**53"
+            raise InvalidFilter(f"Milvus compares {exact} exactly; use a bound among them instead of {bound!r:.80}.")
+        parts.append(_compared(key, {"length": "[]", "date": "@", "range": "="}[kind], f"{operator} {bound!r}"))
+    return _all(parts)
 
 
 def _hex(text: str, most: int, what: str) -> str:

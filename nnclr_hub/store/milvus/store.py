@@ -10,30 +10,21 @@ A path that ends in .milvus.db is a file of Milvus Lite, which tests use instead
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from nnclr_hub.errors import CollectionNotFound, InvalidRequest
-from nnclr_hub.store.base import VectorStore
+from nnclr_hub.store.base import VectorStore, is_alias, is_own_name
 from nnclr_hub.store.checks import check_collection_name
 from nnclr_hub.store.milvus import rows
 from nnclr_hub.store.milvus.collection import MilvusCollection
 from nnclr_hub.store.milvus.connection import SLOW_TIMEOUT, WRITE_TIMEOUT, Connection, decode, encode
-from nnclr_hub.store.name_errors import (
-    alias_exists,
-    alias_not_found,
-    collection_exists,
-    collection_not_found,
-    is_alias,
-    is_collection,
-    is_own_name,
-    replaced_name,
-)
 from nnclr_hub.store.records import RECORDS, Records
 from nnclr_hub.store.reports import CollectionInfo
 from nnclr_hub.store.spec import CollectionSpec
@@ -68,19 +59,11 @@ class MilvusStore(VectorStore):
         spec = spec.decided(transforms=False)
         schema = rows.schema_of(self.connection, spec)
         with self._names:
-            self._refuse_if_taken(name)
-            self.connection.call(
-                "create_collection",
-                encode(name),
-                schema=schema,
-                consistency_level="Session",
-                properties={rows.SPEC_PROPERTY: rows.spec_to_text(spec)},
-                timeout=SLOW_TIMEOUT,
-            )
-            # a crash before the next step is repaired by `get`
-            self._open[name] = MilvusCollection(name, spec, self.connection)
-            self._open[name].make_ready()
-            return self._open[name]
+            self.refuse_taken(name)
+            properties = {rows.SPEC_PROPERTY: json.dumps({**asdict(spec), "format": rows.FORMAT})}
+            options = {"schema": schema, "consistency_level": "Session", "properties": properties}
+            self.connection.call("create_collection", encode(name), timeout=SLOW_TIMEOUT, **options)
+            return self.get(name)  # which makes the index, also after a crash before
 
     def get(self, name: str) -> MilvusCollection:
         with self._names:
@@ -93,18 +76,17 @@ class MilvusStore(VectorStore):
     def drop(self, name: str) -> None:
         self.refuse_if_read_only()
         with self._names:
-            aliases = self._require(name)
-            for alias in aliases:  # later versions of Milvus refuse to drop a collection with aliases
-                self.connection.call("drop_alias", encode(alias), timeout=WRITE_TIMEOUT)
-            self.connection.call("drop_collection", encode(name), timeout=WRITE_TIMEOUT)
+            for alias in self._aliases_of(name):  # later versions of Milvus refuse to drop a collection with aliases
+                self._write("drop_alias", alias)
+            self._write("drop_collection", name)
             self._open.pop(name, None)
 
     def rename(self, name: str, to: str) -> None:
         self.refuse_if_read_only()
         with self._names:
-            self._require(name)
-            self._refuse_if_taken(check_collection_name(to))
-            self.connection.call("rename_collection", encode(name), encode(to), timeout=WRITE_TIMEOUT)
+            self._aliases_of(name)
+            self.refuse_taken(to)
+            self._write("rename_collection", name, to)
             if name in self._open:
                 self._open[to] = self._open.pop(name)
                 self._open[to].name = to
@@ -113,7 +95,7 @@ class MilvusStore(VectorStore):
     def list(self) -> list[CollectionInfo]:
         """Return the state of each collection, by name; changes of the last second may be missing from the counts."""
         infos = []
-        for name in self._collections():
+        for name in self.names():
             with suppress(CollectionNotFound):  # another client has just dropped it
                 infos.append(self._looked_up(name).info())
         return infos
@@ -123,20 +105,15 @@ class MilvusStore(VectorStore):
     def alias(self, alias: str, name: str) -> None:
         self.refuse_if_read_only()
         with self._names:
-            check_collection_name(alias, "Alias")
-            real = self.get(name).name
-            if alias in self._collections():
-                raise is_collection(alias)
-            method = "alter_alias" if alias in self.aliases() else "create_alias"
-            self.connection.call(method, encode(real), encode(alias), timeout=WRITE_TIMEOUT)
+            name = self.get(name).name
+            self.check_alias(alias)
+            self._write("alter_alias" if alias in self.aliases() else "create_alias", name, alias)
 
     def unalias(self, alias: str) -> None:
         self.refuse_if_read_only()
         with self._names:
-            known = self.aliases()
-            if alias not in known:
-                raise alias_not_found(alias, known)
-            self.connection.call("drop_alias", encode(alias), timeout=WRITE_TIMEOUT)
+            self.require_alias(alias)
+            self._write("drop_alias", alias)
 
     def aliases(self) -> dict[str, str]:
         found: dict[str, str] = {}
@@ -158,26 +135,23 @@ class MilvusStore(VectorStore):
                 raise is_own_name(real)
             if finish is not None:
                 finish()
-            known = self.aliases()
-            collections = self._collections()
-            # the promoted one gives up its name, so `c` and `c.old` can be swapped, and swapped back
-            kept = replaced_name(to, {*collections, *known} - {real}) if to in collections else None
-            others = [alias for alias, target in known.items() if target == known.get(to, to) and alias != to]
-            if kept is None:
+            known, kept = self.aliases(), None
+            if to not in self.names():
                 self.alias(to, real)
             else:
+                # the promoted one gives up its name, so `c` and `c.old` can be swapped, and swapped back
+                kept = self.replaced_name(to, real)
                 if kept == real:
-                    self.rename(real, real := replaced_name(kept, {*collections, *known}))
+                    self.rename(real, real := self.replaced_name(kept, ""))
                 self.rename(to, kept)
                 self.rename(real, to)
-            for alias in others:
+            for alias in [alias for alias, target in known.items() if target == known.get(to, to) and alias != to]:
                 self.alias(alias, to)
             return kept
 
     # ---- life
 
     def close(self) -> None:
-        """Close the connection."""
         with self._names:
             self._open.clear()
             self.records.close()
@@ -185,43 +159,34 @@ class MilvusStore(VectorStore):
 
     # ---- inside
 
-    def _collections(self) -> list[str]:
+    def names(self) -> list[str]:
         names = (decode(name) for name in self.connection.call("list_collections"))
         return sorted(name for name in names if name is not None)
 
-    def _described(self, name: str) -> dict[str, Any] | None:
-        try:
-            check_collection_name(name)
-            return self.connection.call("describe_collection", encode(name))
-        except (InvalidRequest, CollectionNotFound):
-            return None
+    def _write(self, method: str, *names: str) -> None:
+        self.connection.call(method, *map(encode, names), timeout=WRITE_TIMEOUT)
 
     def _looked_up(self, name: str) -> MilvusCollection:
-        described = self._described(name)
-        real = decode(described["collection_name"]) if described else None
-        if described is None or real is None:
-            raise self._not_found(name)
+        try:
+            described = self.connection.call("describe_collection", encode(check_collection_name(name)))
+        except (InvalidRequest, CollectionNotFound):
+            raise self.not_found(name) from None
+        if (real := decode(described["collection_name"])) is None:
+            raise self.not_found(name)
         spec, known = rows.spec_of(described, real), self._open.get(real)
         # another client may have dropped it and created a new one with its name
         if known is not None and known.spec == spec:
             return known
         return MilvusCollection(real, spec, self.connection, read_only=self.read_only)
 
-    def _require(self, name: str) -> list[str]:
+    def _aliases_of(self, name: str) -> list[str]:
+        """Return the aliases of a collection; raise InvalidRequest for the name of an alias."""
         known = self.aliases()
         if name in known:
             raise is_alias(name, known[name])
-        if name not in self._collections():
-            raise self._not_found(name)
+        if name not in self.names():
+            raise self.not_found(name)
         return [alias for alias, target in known.items() if target == name]
-
-    def _not_found(self, name: str) -> CollectionNotFound:
-        return collection_not_found(name, [*self._collections(), *self.aliases()])
-
-    def _refuse_if_taken(self, name: str) -> None:
-        described = self._described(name)
-        if described is not None:
-            raise collection_exists(name) if decode(described["collection_name"]) == name else alias_exists(name)
 
 
 def records_of(uri: str, connection: Connection, *, read_only: bool) -> Records:
