@@ -64,6 +64,7 @@ __all__ = [
     "list_models",
     "load_encoder",
     "model_info",
+    "open_bench",
     "open_store",
     "pretrain",
     "publish_model",
@@ -75,7 +76,7 @@ __all__ = [
 _load = lazy_names(
     __name__,
     {
-        "client": ("Client", "AsyncClient"),
+        "client": ("Client", "AsyncClient", "open_bench", "open_store"),
         "encoder.attention": ("Point", "Box", "AttentionMap"),
         "encoder.encoder": ("Encoder",),
         "encoder.loader": ("load_encoder",),
@@ -88,7 +89,6 @@ _load = lazy_names(
         "publish.convert": ("convert_checkpoint",),
         "publish.export": ("export_model",),
         "publish.upload": ("publish_model", "push_to_hub"),
-        "store": ("open_store",),
         "store.base": ("CollectionSpec", "Item", "Match"),
         "store.folder": ("EmbeddedStore",),
         "store.milvus": ("MilvusStore",),
@@ -108,7 +108,7 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from nnclr_hub.client import AsyncClient, Client
+    from nnclr_hub.client import AsyncClient, Client, open_bench, open_store
     from nnclr_hub.encoder.attention import AttentionMap, Box, Point
     from nnclr_hub.encoder.encoder import Encoder
     from nnclr_hub.encoder.loader import load_encoder
@@ -121,7 +121,6 @@ if TYPE_CHECKING:
     from nnclr_hub.publish.convert import convert_checkpoint
     from nnclr_hub.publish.export import export_model
     from nnclr_hub.publish.upload import publish_model, push_to_hub
-    from nnclr_hub.store import open_store
     from nnclr_hub.store.base import CollectionSpec, Item, Match
     from nnclr_hub.store.folder.store import EmbeddedStore
     from nnclr_hub.store.milvus.store import MilvusStore

@@ -42,8 +42,7 @@ from nnclr_hub.errors import (
 
 if TYPE_CHECKING:
     from nnclr_hub.client import Client
-    from nnclr_hub.client.jobs import Job
-    from nnclr_hub.store.base import CollectionSpec, Progress
+    from nnclr_hub.store.base import CollectionSpec
     from nnclr_hub.workbench import IndexReport, Workbench
 
 Collection = Annotated[str, typer.Option("--collection", help="Name of the collection.")]
@@ -344,16 +343,6 @@ def connected(server: str, api_key_env: str) -> Iterator[Client]:
             f"{server} {what}; set {api_key_env} to the key from its operator, or choose another variable with "
             "--api-key-env."
         ) from error
-
-
-def result_of(client: Client, job: Job, progress: Progress) -> dict[str, Any]:
-    """Wait for a job of a server and return its result. Ctrl-C does not cancel the job; its id is printed."""
-    try:
-        return dict(client.jobs.wait(job.id, progress=progress).result or {})
-    except KeyboardInterrupt:
-        how = f"cancel it in the web app, or with DELETE /api/v1/jobs/{job.id}"
-        err.print(f"The server continues with the job {job.id} ({job.kind}); {how}.", soft_wrap=True)
-        raise
 
 
 def place_of(id: str, metadata: Mapping[str, Any]) -> tuple[str, str]:

@@ -13,7 +13,7 @@ from urllib.parse import quote
 import typer
 from rich.table import Table
 
-from nnclr_hub.cli.index import connected, result_of
+from nnclr_hub.cli.index import connected
 from nnclr_hub.cli.reading import ReadingOptions, reads_labels, reads_tiles
 from nnclr_hub.cli.verbs import (
     DEFAULT_STORE,
@@ -169,9 +169,8 @@ def _remote(
     with connected(server, api_key_env) as client:
         collection = client.collection(name)
         job = collection.inspect(field, write_fields=write_fields, label_next=label_next)
-        result_of(client, job, report("inspecting"))
-        there: Any = collection
-        paths = {item.id: path_of(item) for items in pages(there, with_vector=False) for item in items}
+        client.jobs.wait(job.id, progress=report("inspecting"))
+        paths = {item.id: path_of(item) for items in pages(collection, with_vector=False) for item in items}
         return dict(collection.inspection().findings), paths
 
 
@@ -330,7 +329,7 @@ def _compare_there(
         raise InvalidRequest("Name the collection, for example: nnclr inspect pets --compare default --server URL.")
     with _bars() as report, connected(server, api_key_env) as client:
         job = client.collection(given[0]).compare([*compare, *given[1:]], field=field)
-        result = result_of(client, job, report("comparing"))
+        result = client.jobs.wait(job.id, progress=report("comparing")).result or {}
     _show_comparison(EncoderComparison.of_json(result), as_json)
 
 

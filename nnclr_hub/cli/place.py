@@ -9,21 +9,19 @@ def snapshot(name: Name, *, place: Place) -> None:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from nnclr_hub.cli.index import connected, result_of
+from nnclr_hub.cli.index import connected
 from nnclr_hub.cli.reading import combine_options
 from nnclr_hub.cli.verbs import DEFAULT_STORE, ApiKeyEnv, Server, Store, refuse_server_with_local
 
 if TYPE_CHECKING:
     from nnclr_hub.client import Client
-    from nnclr_hub.store.base import Progress, VectorStore
-    from nnclr_hub.store.reports import CollectionInfo, VerifyReport
-    from nnclr_hub.workbench.duplicates import Threshold
+    from nnclr_hub.store.base import VectorStore
+    from nnclr_hub.workbench import Workbench
 
 _OPTIONS: dict[str, Any] = {"store": Store, "server": Server, "api_key_env": ApiKeyEnv}
 _DEFAULTS = {"store": DEFAULT_STORE, "api_key_env": "NNCLR_API_KEY"}
@@ -56,14 +54,26 @@ class Place:
         return "" if self.store == DEFAULT_STORE else f" --store {self.store}"
 
     @contextmanager
-    def opened(self, *, read_only: bool = False) -> Iterator[VectorStore | ServerStore]:
-        """Open the store, or connect to the server; both have the methods that the verbs use."""
+    def opened(self, *, read_only: bool = False) -> Iterator[VectorStore]:
+        """Open the store, or connect to the server."""
         if self.server is None:
             with opened(self.store, read_only=read_only) as store:
                 yield store
         else:
             with self.connected() as client:
-                yield ServerStore(client)
+                yield client.store
+
+    @contextmanager
+    def bench(self, model: str | None = None, *, read_only: bool = False) -> Iterator[Workbench | Client]:
+        """Open the store with the encoders of this machine, or connect to the server."""
+        if self.server is not None:
+            with self.connected() as client:
+                yield client
+            return
+        from nnclr_hub.workbench import Encoders, Workbench
+
+        with opened(self.store, read_only=read_only) as store:
+            yield Workbench(Encoders(model), store)
 
     @contextmanager
     def connected(self) -> Iterator[Client]:
@@ -82,71 +92,3 @@ def on_store(verb: Callable[..., None]) -> Callable[..., None]:
         return place
 
     return combine_options(verb, "place", _OPTIONS, _DEFAULTS, place)
-
-
-class ServerStore:
-    """The collections of a server, with the methods of a local store."""
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-
-    def get(self, name: str) -> ServerCollection:
-        return ServerCollection(self._client, name)
-
-    def list(self) -> list[CollectionInfo]:
-        return self._client.collections.list()
-
-    def drop(self, name: str) -> None:
-        self._client.collections.drop(name)
-
-    def aliases(self) -> dict[str, str]:
-        return self._client.aliases.list()
-
-    def alias(self, alias: str, name: str) -> None:
-        self._client.aliases.point(alias, name)
-
-    def unalias(self, alias: str) -> None:
-        self._client.aliases.forget(alias)
-
-
-class ServerCollection:
-    """A collection of a server. Methods that are not below are those of `RemoteCollection`."""
-
-    def __init__(self, client: Client, name: str) -> None:
-        self._client, self._there = client, client.collection(name)
-
-    def __getattr__(self, method: str) -> Any:
-        return getattr(self._there, method)
-
-    @cached_property
-    def name(self) -> str:
-        """The name of the collection, also if it was opened by an alias."""
-        return self._there.info().name
-
-    @property
-    def spec(self) -> Any:
-        return self._there.info().spec
-
-    def update_metadata(self, metadata: Mapping[str, Any], *, keep: object = (), **choice: Any) -> int:
-        """Change metadata; the server itself decides which keys stay."""
-        return self._there.update_metadata(metadata, **choice)
-
-    def update_each(self, metadata: Mapping[str, Mapping[str, Any]], *, keep: object = (), **condition: Any) -> int:
-        return self._there.update_each(metadata, **condition)
-
-    def verify(self, progress: Progress) -> VerifyReport:
-        from nnclr_hub.client.collections import read_report
-
-        return read_report(result_of(self._client, self._there.start_verify(), progress))
-
-    def compact(self, progress: Progress) -> None:
-        result_of(self._client, self._there.compact(), progress)
-
-    def duplicates(self, threshold: Threshold, *, exact: bool, limit: int, progress: Progress) -> dict[str, Any]:
-        """Return what `workbench.duplicates.find_duplicates` returns; the server limits the ids of a group."""
-        return result_of(self._client, self._there.duplicates(threshold, exact=exact, limit=limit), progress)
-
-    def reembed(self, model: str, *, progress: Progress, **options: bool) -> dict[str, Any]:
-        """Return the fields of `Reembedded`, and how many items were left out, of which the server names some."""
-        result = result_of(self._client, self._there.reembed(model, **options), progress)
-        return {**result, "left_out": [(one["item"], one["reason"]) for one in result["left_out"]]}

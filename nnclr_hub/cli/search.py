@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from nnclr_hub.images.reading import ImageReading
     from nnclr_hub.workbench import SearchQuery
-    from nnclr_hub.workbench.search_batch import Answer
+    from nnclr_hub.workbench.search_query import Answer
 
     # runs queries, returns the thumbnail of an item, and how the images of queries are read
     Searcher = tuple[Callable[[Sequence[SearchQuery]], list[Answer]], Callable[[str], bytes | None], ImageReading]
@@ -165,7 +165,7 @@ def _local(
     """Open the store of this machine for reading. torch is imported only to embed images that can be read."""
     from nnclr_hub.images.reading import ImageReading
     from nnclr_hub.store import open_store
-    from nnclr_hub.workbench.search_batch import attempt, run_each
+    from nnclr_hub.workbench.search_query import attempt, run_each
 
     with open_store(store, read_only=True) as opened:
         there = opened.get(collection)
@@ -206,7 +206,7 @@ def _remote(server: str, api_key_env: str, collection: str) -> Iterator[Searcher
 
     with connected(server, api_key_env) as client:
         there = client.collection(collection)
-        yield there.search_each, there.thumbnail, ImageReading()
+        yield there.search_queries, there.thumbnail, ImageReading()
 
 
 def _require_one_file(images: Sequence[Path]) -> None:

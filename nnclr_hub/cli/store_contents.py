@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from nnclr_hub.cli.index import list_broken, place_of
-from nnclr_hub.cli.place import Place, ServerCollection, ServerStore, on_store, opened
+from nnclr_hub.cli.place import Place, on_store, opened
 from nnclr_hub.cli.stores import Name
 from nnclr_hub.cli.verbs import (
     DEFAULT_STORE,
@@ -28,7 +27,9 @@ from nnclr_hub.cli.verbs import (
 from nnclr_hub.errors import CollectionNotFound, InvalidRequest
 
 if TYPE_CHECKING:
-    from nnclr_hub.store.base import Collection, Progress, VectorStore
+    from nnclr_hub.client import Client
+    from nnclr_hub.store.base import Collection, Progress
+    from nnclr_hub.workbench import Workbench
 
 SHOWN = 20  # groups of duplicates that are printed before they are only counted
 CHUNK = 500
@@ -148,15 +149,13 @@ def reembed(
 
     if abandon == (model is not None):
         raise InvalidRequest("Name the new encoder with --model, or cancel with --abandon.")
-    with place.opened() as there:
+    with place.bench(model) as bench:
         if model is None:
-            run = there.get(name).abandon_reembed if isinstance(there, ServerStore) else partial(_abandon, there, name)
-            run()
+            _abandon(bench, name)
             out.print(f"{name} has no unfinished copy now; it was not changed.")
             return
         with bar(err, "embedding") as advance:
-            run = there.get(name).reembed if isinstance(there, ServerStore) else partial(_reembed, there, name)
-            report = run(model, skip_missing=skip_missing, writes_stopped=writes_stopped, progress=advance)
+            report = _reembed(bench, name, model, skip_missing, writes_stopped, advance)
     if as_json:
         print_json({"name": name, "model": model, **report})
         return
@@ -172,24 +171,28 @@ def reembed(
     )
 
 
-def _abandon(store: VectorStore, name: str) -> None:
-    from nnclr_hub.workbench import Encoders, Workbench, reembedding
+def _abandon(bench: Workbench | Client, name: str) -> None:
+    from nnclr_hub.client import Client
+    from nnclr_hub.workbench import reembedding
 
-    reembedding.abandon(Workbench(Encoders(), store), name)
+    if isinstance(bench, Client):
+        bench.collection(name).abandon_reembed()
+    else:
+        reembedding.abandon(bench, name)
 
 
 def _reembed(
-    store: VectorStore, name: str, model: str, *, skip_missing: bool, writes_stopped: bool, progress: Progress
+    bench: Workbench | Client, name: str, model: str, skip_missing: bool, writes_stopped: bool, progress: Progress
 ) -> dict[str, Any]:
-    store.get(name)
-    chosen_model(model)
-    from nnclr_hub.workbench import Encoders, Workbench, reembedding  # imports torch
+    from nnclr_hub.client import Client
+    from nnclr_hub.workbench.reembedding import ReembedRequest
 
-    bench = Workbench(Encoders(model), store)
-    report = reembedding.reembed(
-        bench, name, model, skip_missing=skip_missing, writes_stopped=writes_stopped, progress=progress
-    )
-    return {**asdict(report), "left_out_count": len(report.left_out)}
+    bench.collection(name)
+    if not isinstance(bench, Client):
+        chosen_model(model)
+    request = ReembedRequest(name, model, skip_missing=skip_missing, writes_stopped=writes_stopped)
+    report = bench.run("reembed", request, progress)
+    return {**report, "left_out": [(one["item"], one["reason"]) for one in report["left_out"]]}
 
 
 def duplicates(
@@ -207,26 +210,22 @@ def duplicates(
 ) -> None:
     """List duplicate images: with equal pixels, or nearly equal. Works while a server uses the store.
 
-    With --server, at most 10,000 groups and 1,000 items of each are listed, and only the name of the indexed folder.
+    At most 10,000 groups and 1,000 items of each are listed; with --server, only the name of the indexed folder.
 
     Example: nnclr store duplicates photos --near auto
     """
     from nnclr_hub.progress import bar
     from nnclr_hub.store.checks import MAX_LIMIT
-    from nnclr_hub.workbench.duplicates import find_duplicates
+    from nnclr_hub.workbench.duplicates import DuplicatesRequest
     from nnclr_hub.workbench.image_record import PIXEL_HASH
 
     if exact and near is None:
         raise InvalidRequest("--exact needs --near SCORE; without it, pixels are compared exactly anyway.")
     threshold: Any = near if near in (None, "auto") else parse_numbers("--near", near, "SCORE or auto")[0]
-    with place.opened(read_only=True) as there, bar(err, "comparing", unit="items") as advance:
-        collection = there.get(name)
-        if isinstance(collection, ServerCollection):
-            limit = MAX_LIMIT if as_json else SHOWN
-            found = collection.duplicates(threshold, exact=exact, limit=limit, progress=advance)
-        else:
-            limit = None if as_json else SHOWN
-            found = find_duplicates(collection, threshold, exact=exact, limit=limit, progress=advance)
+    with place.bench(read_only=True) as bench, bar(err, "comparing", unit="items") as advance:
+        collection = bench.collection(name)
+        request = DuplicatesRequest(name, threshold, exact=exact, limit=MAX_LIMIT if as_json else SHOWN)
+        found = bench.run("duplicates", request, advance)
         unknown = collection.count({"must_not": [{"key": PIXEL_HASH, "exists": True}]}) if near is None else 0
         groups = _named(collection, [one["ids"] for one in found["groups"]])
     counts = {"found": found["found"], "surplus": found["surplus"]}
@@ -258,7 +257,7 @@ class _Named:
         return str(Path(self.root, self.relative))
 
 
-def _named(collection: Collection | ServerCollection, groups: Sequence[Sequence[str]]) -> list[list[_Named]]:
+def _named(collection: Collection, groups: Sequence[Sequence[str]]) -> list[list[_Named]]:
     ids = [id for group in groups for id in group]
     found: dict[str, _Named] = {}
     for start in range(0, len(ids), CHUNK):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nnclr_hub.cli.index import connected, list_broken, result_of
+from nnclr_hub.cli.index import connected, list_broken
 from nnclr_hub.cli.place import opened
 from nnclr_hub.cli.verbs import (
     DEFAULT_STORE,
@@ -139,23 +139,23 @@ def _import_locally(file: Path, name: str, store: str, format: ImportFormat) -> 
         except CollectionNotFound as error:
             raise CollectionNotFound(f"{error} {command()} creates it.") from error
         from nnclr_hub.workbench import Encoders, Workbench
-        from nnclr_hub.workbench.file_import import import_file
+        from nnclr_hub.workbench.file_import import ImportRequest
 
         # about the number of images, which decides whether an export of the network is worth its time
         bench = Workbench(Encoders(backend="auto"), there)
         with bar(err, "importing", unit="images" if format.images else "MB") as advance:
             progress = advance if format.images else in_megabytes(advance)
-            return import_file(bench, name, file, format, progress=progress).result(name)
+            return dict(bench.run("import", ImportRequest(name, str(file), format.name), progress))
 
 
 def _dim_of(file: Path, format: ImportFormat) -> int | None:
     """Return the length of the first vector of a file; None if it has none."""
     from nnclr_hub.store.base import Item
-    from nnclr_hub.workbench.item_file import ItemFile
+    from nnclr_hub.workbench.item_file import read_items
 
     if format.images:
         return None
-    return next((len(row.vector) for _, row in ItemFile(file, format) if isinstance(row, Item)), None)
+    return next((len(item.vector) for _, item, _ in read_items(file, format) if isinstance(item, Item)), None)
 
 
 def _import_there(file: Path, name: str, server: str, api_key_env: str, format: ImportFormat) -> dict[str, Any]:
@@ -172,7 +172,7 @@ def _import_there(file: Path, name: str, server: str, api_key_env: str, format: 
         images = job.kind == "add"
         with bar(err, "importing", unit="images" if images else "MB") as advance:
             progress = advance if images else in_megabytes(advance)
-            return result_of(client, job, progress)
+            return dict(client.jobs.wait(job.id, progress=progress).result or {})
 
 
 def _import_shards(folder: Path, name: str | None, store: str, into: bool, as_json: bool) -> None:

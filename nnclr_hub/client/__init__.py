@@ -13,6 +13,20 @@ Results are the library's dataclasses and arrays, errors are its exceptions. Tem
 connections are retried until the timeout. An item has the id that its image has, so a retry never adds an image twice.
 """
 
-from nnclr_hub.client.client import AsyncClient, Client
+from __future__ import annotations
 
-__all__ = ["AsyncClient", "Client"]
+from typing import TYPE_CHECKING
+
+from nnclr_hub.lazy_names import lazy_names
+
+__all__ = ["AsyncClient", "Client", "open_bench", "open_store"]
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {"addresses": ("open_bench", "open_store"), "async_client": ("AsyncClient",), "client": ("Client",)},
+)
+
+if TYPE_CHECKING:
+    from nnclr_hub.client.addresses import open_bench, open_store
+    from nnclr_hub.client.async_client import AsyncClient
+    from nnclr_hub.client.client import Client

@@ -1,125 +1,57 @@
-"""Client and AsyncClient: the same verbs, blocking and awaited.
-
-Each verb is a function of a module of this package, with its signature and docstring. The verbs are listed once, here,
-for both clients.
-"""
+"""Client: a bench whose encoders and store are those of a server."""
 
 from __future__ import annotations
 
-from typing import Self
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import quote
 
-from nnclr_hub.client import collections, imports, jobs, kept_inspections, models, probes, searches, uploads
-from nnclr_hub.client.retry import Policy
-from nnclr_hub.client.transport import Address, AsyncDriver, SyncDriver
-from nnclr_hub.client.verbs import AsyncVerbs, NamedVerb, SyncVerbs, Verb
-from nnclr_hub.errors import InvalidRequest
-from nnclr_hub.store.checks import check_collection_name
+import numpy as np
 
+from nnclr_hub.client.collection import RemoteCollection
+from nnclr_hub.client.jobs import Job, RemoteJobs
+from nnclr_hub.client.probes import RemoteProbes
+from nnclr_hub.client.store import RemoteAliases, RemoteCollections, RemoteStore
+from nnclr_hub.client.transport import Call, Connection, make_error, to_json
+from nnclr_hub.client.uploads import File, bounded, files_of, image_error
+from nnclr_hub.errors import ImageError, ImageTooLarge, InvalidRequest, RequestTooLarge, ServerUnreachable
+from nnclr_hub.store.base import Progress
+from nnclr_hub.workbench.add_request import AddRequest, NewImage
+from nnclr_hub.workbench.payload import decode_vector, image_file
+from nnclr_hub.workbench.search_query import Answer, SearchQuery
+from nnclr_hub.workbench.tasks import Request, find_task
+
+if TYPE_CHECKING:
+    from nnclr_hub.encoder.attention import AttentionMap, Query
+    from nnclr_hub.encoder.embedder import ImageLike
+
+AT_ONCE = 2  # requests per call: the server decodes one while it embeds the other
 TIMEOUT_S = 60.0
 
-# ---- verbs
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model of a server.
+
+    name: its name in requests.
+    embed_dim: D; 0 if unknown, as in a list of models that are not loaded.
+    fingerprint: hash of weights and preprocessing; "" if unknown.
+    """
+
+    name: str
+    embed_dim: int = 0
+    fingerprint: str = ""
+
+    @classmethod
+    def of(cls, entry: dict[str, Any]) -> ServedModel:
+        """Read a model."""
+        return cls(entry["id"], entry.get("dim") or 0, entry.get("fingerprint") or "")
 
 
-class _Collection:
-    info = NamedVerb(collections.describe)
-    upsert = NamedVerb(collections.upsert)
-    add_images = NamedVerb(uploads.add_images)
-    index_folder = NamedVerb(uploads.index_folder)
-    import_file = NamedVerb(imports.import_file)
-    abandon_import = NamedVerb(imports.abandon_import)
-    delete = NamedVerb(collections.delete)
-    update_metadata = NamedVerb(collections.update_metadata)
-    update_each = NamedVerb(collections.update_each)
-    get = NamedVerb(collections.get)
-    facets = NamedVerb(collections.facets)
-    change_indexed = NamedVerb(collections.change_indexed)
-    thumbnail = NamedVerb(collections.thumbnail)
-    thumbnails = NamedVerb(collections.thumbnails)
-    count = NamedVerb(collections.count)
-    scroll = NamedVerb(collections.scroll)
-    search = NamedVerb(searches.search)
-    search_batch = NamedVerb(searches.search_batch)
-    search_each = NamedVerb(searches.search_each)
-    changes = NamedVerb(collections.changes)
-    snapshot = NamedVerb(collections.snapshot)
-    verify = NamedVerb(collections.verify)
-    start_verify = NamedVerb(jobs.verify)
-    compact = NamedVerb(jobs.compact)
-    duplicates = NamedVerb(jobs.duplicates)
-    inspect = NamedVerb(jobs.inspect)
-    compare = NamedVerb(jobs.compare)
-    inspections = NamedVerb(kept_inspections.numbers)
-    inspection = NamedVerb(kept_inspections.get)
-    placements = NamedVerb(kept_inspections.placements)
-    index_there = NamedVerb(jobs.index_there)
-    reembed = NamedVerb(jobs.reembed)
-    abandon_reembed = NamedVerb(jobs.abandon_reembed)
-
-
-class _Collections:
-    create = Verb(collections.create)
-    get = Verb(collections.describe)
-    drop = Verb(collections.drop)
-    list = Verb(collections.list_collections)
-
-
-class _Aliases:
-    point = Verb(collections.point_alias)
-    list = Verb(collections.list_aliases)
-    forget = Verb(collections.forget_alias)
-
-
-class _Probes:
-    fit = Verb(probes.fit)
-    get = Verb(probes.get)
-    list = Verb(probes.list_probes)
-    delete = Verb(probes.delete)
-    predict = Verb(probes.predict)
-    export = Verb(probes.export)
-
-
-class _Jobs:
-    get = Verb(jobs.get)
-    list = Verb(jobs.list_jobs)
-    wait = Verb(jobs.wait)
-    cancel = Verb(jobs.cancel)
-    backup = Verb(jobs.backup)
-
-
-class _Server:
-    ready = Verb(models.ready)
-    list_models = Verb(models.list_models)
-    model = Verb(models.served_model)
-    embed = Verb(models.embed)
-    embed_each = Verb(models.embed_each)
-    attention = Verb(models.attention)
-
-
-# ---- blocking
-
-
-class RemoteCollection(SyncVerbs, _Collection):
-    """A collection of a server, with the methods of a local one."""
-
-
-class RemoteCollections(SyncVerbs, _Collections):
-    """A server's collections."""
-
-
-class RemoteAliases(SyncVerbs, _Aliases):
-    """Aliases of a server's collections."""
-
-
-class RemoteProbes(SyncVerbs, _Probes):
-    """A server's linear probes."""
-
-
-class RemoteJobs(SyncVerbs, _Jobs):
-    """Background jobs of a server."""
-
-
-class Client(SyncVerbs, _Server):
-    """The verbs of a server. Each blocks until its result is there. Threads may share one client.
+class Client:
+    """A server. Each method blocks until its result is there. Threads may share one client.
 
     Args:
         timeout: seconds from a call to its result, including retries; uploads wait longer for a busy server.
@@ -128,19 +60,24 @@ class Client(SyncVerbs, _Server):
     def __init__(
         self, url: str = "http://127.0.0.1:8000", api_key: str | None = None, timeout: float = TIMEOUT_S
     ) -> None:
-        super().__init__(SyncDriver(Address(url, api_key), Policy(_positive(timeout))))
-        self.collections = RemoteCollections(self._driver)
-        self.aliases = RemoteAliases(self._driver)
-        self.probes = RemoteProbes(self._driver)
-        self.jobs = RemoteJobs(self._driver)
+        self._connection = Connection(url, api_key, timeout)
+        self.collections = RemoteCollections(self._connection)
+        self.aliases = RemoteAliases(self._connection)
+        self.probes = RemoteProbes(self._connection, self._embed_by)
+        self.jobs = RemoteJobs(self._connection)
+        self.store = RemoteStore(self._connection)
+
+    def __repr__(self) -> str:
+        """Return the class and the server; never the API key."""
+        return f"Client({self._connection.url!r})"
 
     def collection(self, name: str) -> RemoteCollection:
-        """Return the collection of that name or alias. The first verb fails if it does not exist."""
-        return RemoteCollection(self._driver, check_collection_name(name))
+        """Return the collection of that name or alias. The first call fails if it does not exist."""
+        return RemoteCollection(self._connection, name)
 
     def close(self) -> None:
         """Close the connections."""
-        self._driver.close()
+        self._connection.close()
 
     def __enter__(self) -> Self:
         return self
@@ -148,58 +85,182 @@ class Client(SyncVerbs, _Server):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    # ---- as a bench
 
-# ---- awaited
+    def search_each(self, name: str, queries: Sequence[SearchQuery]) -> list[Answer]:
+        """Return the matches of each query, or the error that concerns it alone."""
+        return self.collection(name).search_queries(queries)
+
+    def add_images(self, name: str, images: AddRequest | Sequence[NewImage]) -> list[ImageError | None]:
+        """Add images to a collection; return one entry per image: None or its error."""
+        return self.collection(name).add_images(images)
+
+    def run(self, task: str, request: Request, progress: Progress = lambda done, total: None) -> Mapping[str, Any]:
+        """Run a task of `workbench.tasks` as a job of the server, and return its result as JSON."""
+        return self.jobs.wait(self.start(task, request).id, progress=progress).result or {}
+
+    def start(self, task: str, request: Request) -> Job:
+        """Start a job that runs a task of `workbench.tasks`; `jobs.wait` waits for it."""
+        path, params, body = find_task(task).call(request)
+        return self._connection.send(Call("POST", f"/api/v1{path}", params, json=body)).read(Job.of)
+
+    # ---- models
+
+    def ready(self, *, wait: float = 0.0) -> bool:
+        """Return whether the server is up, its model loaded and its collections open.
+
+        Args:
+            wait: seconds to wait for that.
+
+        Raises:
+            ServerUnreachable: if nothing answers, even at the end of `wait`.
+        """
+        end = time.monotonic() + wait
+        while True:
+            try:
+                answer = self._connection.send(Call("GET", "/readyz", accepts=[503], once=True))
+                yes = answer.read(lambda body: body["status"] == "ready") and answer.status == 200
+            except ServerUnreachable:
+                if time.monotonic() >= end:
+                    raise
+                yes = False
+            if yes or time.monotonic() >= end:
+                return yes
+            self._connection.pause(0.2)
+
+    def list_models(self) -> list[ServedModel]:
+        """Return the models that requests may name, the default first."""
+        answer = self._connection.send(Call("GET", "/v1/models"))
+        return answer.read(lambda body: [ServedModel.of(one) for one in body["data"]])
+
+    def model(self, name: str) -> ServedModel:
+        """Return one model; the server loads it if necessary.
+
+        Raises:
+            UnknownModel: if the server has no model of that name.
+        """
+        return self._connection.send(Call("GET", f"/v1/models/{quote(name)}")).read(ServedModel.of)
+
+    def embed_each(self, images: Iterable[ImageLike], model: str | None = None) -> list[np.ndarray | ImageError]:
+        """Return one entry per image: its (D,) float32 unit vector, or its ImageError; any number of images.
+
+        Args:
+            images: paths, files' bytes, PIL images or (H, W, 3) uint8.
+            model: a name of `list_models`; None: the server's default.
+        """
+        if isinstance(images, str | bytes) or not isinstance(images, Iterable):
+            raise InvalidRequest("Give a list of images, even for one: client.embed([image]).")
+        sources = list(images)
+        results: list[Any] = [None] * len(sources)
+        fields = {} if model is None else {"model": model}
+        short = {"encoding_format": "base64"}  # a list of numbers takes 20 times as long to read
+
+        def read(entry: dict[str, Any]) -> np.ndarray | ImageError:
+            if "error" in entry:
+                return image_error(make_error(entry["error"]["code"], entry["error"]["detail"]))
+            return decode_vector(entry["embedding"], "embedding")
+
+        def embed(batch: list[tuple[int, File]]) -> None:
+            files = [("files", file) for _, file in batch]
+            call = Call("POST", "/api/v1/embed", short, files=files, fields=fields, parts=len(files))
+            try:
+                answer = self._connection.send(call)
+            except RequestTooLarge as error:
+                if len(batch) > 1:
+                    embed(batch[: len(batch) // 2])
+                    embed(batch[len(batch) // 2 :])
+                else:
+                    results[batch[0][0]] = ImageTooLarge(str(error))
+                return
+            if answer.status >= 300:
+                entries: list[Any] = [image_error(answer.failures[i]) for i in range(len(batch))]
+            else:
+                entries = answer.read(lambda body: list(map(read, body["data"])))
+            for (i, _), entry in zip(batch, entries, strict=True):
+                results[i] = entry
+
+        self._connection.for_each(bounded(files_of(sources, results), lambda one: len(one[1][1])), embed, AT_ONCE)
+        return results
+
+    def embed(self, images: Iterable[ImageLike], *, model: str | None = None) -> np.ndarray:
+        """Return (N, D) float32 unit rows.
+
+        Raises:
+            ImageError: for the first image that cannot be read; names it.
+        """
+        sources = images if isinstance(images, str | bytes) or not isinstance(images, Iterable) else list(images)
+        results = self.embed_each(sources, model)
+        for index, result in enumerate(results):
+            if isinstance(result, ImageError):
+                raise result.for_image(sources[index], index) from result
+        if results:
+            return np.stack(results)  # type: ignore[arg-type]
+        name = model if model is not None else self.list_models()[0].name
+        return np.zeros((0, self.model(name).embed_dim), np.float32)
+
+    def _embed_by(self, images: Sequence[ImageLike], model: str | None) -> tuple[str, np.ndarray]:
+        """Return the name of a model, and its vectors of images."""
+        name = model if model is not None else self.list_models()[0].name
+        return name, self.embed(images, model=name)
+
+    def attention(
+        self,
+        image: ImageLike,
+        query: Query | None = None,
+        target: ImageLike | list[Any] | tuple[Any, ...] | None = None,
+        similarity: str = "dot",
+        head: int | None = None,
+        threshold: float | None = None,
+        max_side: int | None = None,
+        *,
+        model: str | None = None,
+        collection: str | None = None,
+    ) -> AttentionMap | list[AttentionMap]:
+        """Return the attention map of an image, with the arguments and results of `Encoder.attention`.
+
+        Args:
+            max_side: limit of the long side of the network's input, in pixels; None: 1024, or the server's limit.
+            model: a name of `list_models`; None: the server's default, or the collection's own.
+
+        Returns:
+            The map of the image, or of the one target; a list for a list of targets.
+        """
+        several = isinstance(target, list | tuple)
+        targets: list[Any] = [] if target is None else list(target) if several else [target]
+        if several and not targets:
+            raise InvalidRequest("The list of target images is empty; leave target out, or give an image.")
+        said = {"similarity": similarity, "head": head, "threshold": threshold, "max_side": max_side}
+        said |= {"model": model, "collection": collection, **_query_fields(query)}
+        files = [image_file(one) for one in (image, *targets)]
+        parts = [("target" if i else "image", file) for i, file in enumerate(files)]
+        fields = {"query": to_json({name: value for name, value in said.items() if value is not None})}
+        answer = self._connection.send(Call("POST", "/api/v1/attention", files=parts, fields=fields))
+        shown = [data for _, data in files[1:] or files]
+        maps = answer.read(lambda body: [_map(one, data) for one, data in zip(body["maps"], shown, strict=True)])
+        return maps if several else maps[0]
 
 
-class AsyncRemoteCollection(AsyncVerbs, _Collection):
-    """A collection of a server, with the methods of a local one, awaited."""
+def _query_fields(query: Query | None) -> dict[str, Any]:
+    """Return the query in the form of the REST body."""
+    if query is None:
+        return {}
+    from nnclr_hub.encoder.attention import Box, Point
+
+    if not isinstance(query, Point | Box):
+        raise InvalidRequest(f"query must be Point(x, y), Box(x0, y0, x1, y1) or None, got {query!r}.")
+    return {"point" if isinstance(query, Point) else "box": [float(value) for value in astuple(query)]}
 
 
-class AsyncRemoteCollections(AsyncVerbs, _Collections):
-    """A server's collections, awaited."""
+def _map(body: dict[str, Any], data: bytes) -> AttentionMap:
+    """Return the map in a response, with the image, which the response does not contain."""
+    from nnclr_hub.encoder.attention.geometry import Axis, Grid
+    from nnclr_hub.encoder.attention.maps import AttentionMap
+    from nnclr_hub.images.decode import decode_image
 
-
-class AsyncRemoteAliases(AsyncVerbs, _Aliases):
-    """Aliases of a server's collections, awaited."""
-
-
-class AsyncRemoteProbes(AsyncVerbs, _Probes):
-    """A server's linear probes, awaited."""
-
-
-class AsyncRemoteJobs(AsyncVerbs, _Jobs):
-    """Background jobs of a server, awaited."""
-
-
-class AsyncClient(AsyncVerbs, _Server):
-    """The verbs of a server, awaited; for asyncio. The arguments are those of `Client`."""
-
-    def __init__(
-        self, url: str = "http://127.0.0.1:8000", api_key: str | None = None, timeout: float = TIMEOUT_S
-    ) -> None:
-        super().__init__(AsyncDriver(Address(url, api_key), Policy(_positive(timeout))))
-        self.collections = AsyncRemoteCollections(self._driver)
-        self.aliases = AsyncRemoteAliases(self._driver)
-        self.probes = AsyncRemoteProbes(self._driver)
-        self.jobs = AsyncRemoteJobs(self._driver)
-
-    def collection(self, name: str) -> AsyncRemoteCollection:
-        """Return the collection of that name or alias. The first verb fails if it does not exist."""
-        return AsyncRemoteCollection(self._driver, check_collection_name(name))
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._driver.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exception: object) -> None:
-        await self.close()
-
-
-def _positive(timeout: float) -> float:
-    if not timeout > 0:
-        raise InvalidRequest(f"timeout must be greater than 0 seconds, got {timeout}.")
-    return timeout
+    values = np.array(body["values"], np.float32)
+    across, down = (
+        Axis(values.shape[1 - i], body["first"][i], body["stride"][i], body["input_size"][i], body["size"][i])
+        for i in (0, 1)
+    )
+    low, high = body["limits"]
+    return AttentionMap(values, body["kind"], Grid(down, across), (low, high), decode_image(data))

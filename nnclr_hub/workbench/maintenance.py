@@ -8,7 +8,7 @@ from typing import Any
 from nnclr_hub.errors import InvalidRequest, NNCLRHubError
 from nnclr_hub.store.backup import BackupReport, back_up
 from nnclr_hub.store.reports import VerifyReport
-from nnclr_hub.workbench.tasks import Request, TaskContext, option, task
+from nnclr_hub.workbench.tasks import JOBS, Request, TaskContext, option, task
 from nnclr_hub.workbench.workbench import Workbench
 
 MAX_IDS = 1000  # of each kind of damage, in a result
@@ -37,7 +37,7 @@ class Verified:
         return {"collection": self.collection, "ok": self.report.ok, **report}
 
 
-@task("verify", CollectionRequest, path="/jobs")
+@task("verify", CollectionRequest, path=JOBS)
 def verify(bench: Workbench, request: CollectionRequest, context: TaskContext) -> Verified:
     """Read every vector back, and compare the index with an exhaustive search on a sample."""
     collection = bench.collection(request.collection)
@@ -57,7 +57,7 @@ class Compacted:
         return asdict(self)
 
 
-@task("compact", CollectionRequest, path="/jobs")
+@task("compact", CollectionRequest, path=JOBS)
 def compact(bench: Workbench, request: CollectionRequest, context: TaskContext) -> Compacted:
     """Rebuild the index of a collection without deleted items."""
     collection = bench.collection(request.collection)
@@ -84,7 +84,7 @@ class BackedUp:
         return asdict(self.report)
 
 
-@task("backup", BackupRequest, path="/store/backups")
+@task("backup", BackupRequest, path="/store/backups", query=True)
 def backup(bench: Workbench, request: BackupRequest, context: TaskContext) -> BackedUp:
     """Add a backup to those at the destination."""
     to = request.to or bench.backup_to

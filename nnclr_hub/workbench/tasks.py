@@ -19,13 +19,16 @@ from dataclasses import MISSING, dataclass, field, fields
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
+from urllib.parse import quote
 
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.store.base import Progress
 from nnclr_hub.store.records import Records
 
 # modules of this package that register tasks
-MODULES = ("maintenance",)
+MODULES = ("maintenance", "file_import", "duplicates", "inspection.findings", "inspection.comparison", "probes")
+MODULES += ("reembedding",)
+JOBS = "/jobs"  # the route that several tasks share; its body names the task
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -159,23 +162,35 @@ class Task:
 
     request: class of its requests.
     path: REST route below /api/v1 that starts it. Fields in braces are part of the path. The others are the body.
+    query: the others are the query instead.
     run: (bench, request, context) -> result.
     """
 
     name: str
     request: type[Request]
     path: str
+    query: bool
     run: Callable[[Any, Any, TaskContext], Result]
+
+    def call(self, request: Request) -> tuple[str, dict[str, str], dict[str, Any] | None]:
+        """Return the path, the query and the body of the REST request that starts the task."""
+        hidden = {one.name for one in fields(request) if one.metadata.get("hidden")}
+        values = {name: value for name, value in request.as_json().items() if name not in hidden}
+        path = self.path.format_map({name: quote(str(value), safe="") for name, value in values.items()})
+        rest = {name: value for name, value in values.items() if f"{{{name}}}" not in self.path}
+        if self.query:
+            return path, {name: str(value) for name, value in rest.items() if value is not None}, None
+        return path, {}, rest | ({"kind": self.name} if path == JOBS else {})
 
 
 TASKS: dict[str, Task] = {}
 
 
-def task(name: str, request: type[Request], *, path: str) -> Callable[[F], F]:
+def task(name: str, request: type[Request], *, path: str, query: bool = False) -> Callable[[F], F]:
     """Register a function as a task; see `Task`."""
 
     def register(run: F) -> F:
-        TASKS[name] = Task(name, request, path, run)
+        TASKS[name] = Task(name, request, path, query, run)
         return run
 
     return register

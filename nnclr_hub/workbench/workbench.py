@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -41,8 +41,7 @@ from nnclr_hub.workbench.key_paths import patches_of
 from nnclr_hub.workbench.models import Models, embedder_for
 from nnclr_hub.workbench.originals import Originals
 from nnclr_hub.workbench.probes import get_probe, label_items, label_rows
-from nnclr_hub.workbench.search_batch import Answer, attempt, resolve_each, run_each
-from nnclr_hub.workbench.search_query import SearchQuery
+from nnclr_hub.workbench.search_query import Answer, SearchQuery, attempt, resolve_each, run_each
 from nnclr_hub.workbench.tasks import Request, TaskContext, find_task
 
 log = logging.getLogger(__name__)
@@ -65,8 +64,20 @@ class Workbench:
         self.store = store
         self.originals = Originals.of(store, originals_bytes)
         self.backup_to = backup_to
+        # the only folders whose files a re-embedding reads; None: any folder
+        self.source_folders: Sequence[Path] | None = None
         self.read_only = store.read_only
         self.reembedding = threading.Lock()  # one at a time
+
+    def close(self) -> None:
+        """Close the store."""
+        self.store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
     # ---- collections
 
@@ -247,7 +258,7 @@ class Workbench:
             items = embedded[1] if embedded is not None and embedded[0] is collection else None
             if items is None:
                 items = embed_images(request.images, self.embedder_of(collection))
-            return store_images(collection, request.images, items, self.originals)
+            return store_images(collection, items, request.images, self.originals)
 
         return self.store.write(name, add)
 

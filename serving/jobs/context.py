@@ -79,6 +79,7 @@ class JobContext:
         self.input = input
         self.source_folders = source_folders
         self.bench = copy.copy(bench)  # shares the store and the locks
+        self.bench.source_folders = source_folders
         self.bench.models = RetryingModels(bench.models, self.wait)
         self._signals = signals
         self._report = report

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from explore_actions import option
 from phone import PHONE
 
 from nnclr_hub.store import open_store
@@ -194,15 +195,16 @@ def test_findings_are_fields_of_the_grid(insights, served, kept):
     page.goto(f"{served.url}/#/explore/photos?order=-inspection.outlier&group=inspection.cluster")
     page.wait_for_selector(".heading")
     page.wait_for_function("() => document.querySelector('.verdict').textContent.length > 0")
-    assert page.locator("[aria-label='Group by']").input_value() == "inspection.cluster"
-    page.locator("[aria-label='Group by']").select_option("")
+    assert option(page, "Group by").input_value() == "inspection.cluster"
+    option(page, "Group by").select_option("")
+    page.keyboard.press("Escape")
     score = {id: round(float(value), 4) for id, value in zip(kept.ids, kept.outlier_scores, strict=True)}
     page.wait_for_function("() => !document.querySelector('.heading')")
     values = [score[id] for id in ids(page)]
     assert values == sorted(values, reverse=True)
-    page.locator("section[aria-label='inspection.cluster'] .facet").first.click()
+    page.locator("[data-facet='inspection.cluster'] .facet").first.click()
     page.wait_for_selector(".chip")
-    number = int(page.locator("section[aria-label='inspection.cluster'] .facet .value").first.inner_text())
+    number = int(page.locator("[data-facet='inspection.cluster'] .facet .value").first.inner_text())
     passing = served.bench.collection("photos").count({"must": [{"key": "inspection.cluster", "match": number}]})
     assert page.locator(".verdict").inner_text().startswith(f"{passing} of")
 
@@ -213,7 +215,7 @@ def test_a_new_inspection_is_made_on_a_phone(insights, served, kept):
     served.bench.collection("photos").update_metadata({"note": 1}, ids=[kept.ids[0]])
     with page.expect_response(lambda answer: answer.url.endswith("/inspections") and answer.request.method == "POST"):
         page.get_by_role("button", name="Inspect again").click()
-    page.wait_for_function("() => !document.querySelector('progress:not([hidden])')")
+    page.wait_for_function("() => !document.querySelector('.job-bar:not([hidden])')")
     made = get_inspection(served.bench.store.records, served.bench.collection("photos"))
     assert made.number == kept.number + 1
     assert made.fields_seq == served.bench.collection("photos").info().durable_seq
@@ -223,7 +225,7 @@ def test_encoders_are_compared(insights, served):
     page = insights()
     encoders = card(page, "Encoders")
     encoders.get_by_role("button", name="Compare encoders").click()
-    encoders.locator("tbody tr").nth(1).wait_for()
+    encoders.locator("tbody tr").nth(1).wait_for(timeout=240_000)
     [job], _ = served.app.state.jobs.list(10, None, kind="comparison")
     scores = served.app.state.jobs.get(job.id).result["scores"]
     assert encoders.locator("tbody th").all_inner_texts() == [one["source"] for one in scores]

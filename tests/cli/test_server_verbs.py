@@ -9,7 +9,7 @@ import pytest
 from commands import error_line, nnclr
 
 from nnclr_hub import Client
-from nnclr_hub.client.client import RemoteJobs
+from nnclr_hub.client.transport import Connection
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import Item
 from nnclr_hub.store.folder.collection import EmbeddedCollection
@@ -196,16 +196,21 @@ def test_reembedding_is_the_same_over_rest(both, server, model, tmp_path, monkey
     assert (report["left_out_count"], report["items"]) == (3, len(kept) - 3)
 
 
-def test_an_interrupted_command_names_the_job_that_continues(both, server, monkeypatch):
-    def interrupted(*_, **__):
-        raise KeyboardInterrupt
+def test_an_interrupted_command_names_the_job_that_continues(both, server, monkeypatch, caplog):
+    send = Connection.send
+
+    def interrupted(self, call):
+        if (call.method, "/jobs/" in call.path) == ("GET", True):
+            raise KeyboardInterrupt
+        return send(self, call)
 
     with monkeypatch.context() as patch:
-        patch.setattr(RemoteJobs, "wait", interrupted)
+        patch.setattr(Connection, "send", interrupted)
         for words in (("duplicates", "v"), ("verify", "v"), ("compact", "v")):
-            code, _, err = nnclr("store", *words, "--server", server.url)
+            caplog.clear()
+            code, _, _ = nnclr("store", *words, "--server", server.url)
             with Client(server.url, KEY) as client:
                 job = client.jobs.list(1)[0]
-            assert (code, job.kind, job.id in err) == (130, words[0], True)
+            assert (code, job.kind, job.id in caplog.text) == (130, words[0], True)
     with Client(server.url, KEY) as client:
         assert client.jobs.wait(job.id).state == "done"

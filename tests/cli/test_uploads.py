@@ -10,7 +10,7 @@ import tifffile
 from commands import error_line, nnclr
 
 from nnclr_hub import Client
-from nnclr_hub.client.client import RemoteCollection
+from nnclr_hub.client.collection import RemoteCollection
 from nnclr_hub.encoder.loader import load_encoder
 from nnclr_hub.errors import ImageError, InvalidRequest, ServerUnreachable, StoreCorrupt, UnknownModel
 from nnclr_hub.store.folder.collection import EmbeddedCollection

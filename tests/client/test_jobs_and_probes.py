@@ -24,6 +24,7 @@ from nnclr_hub.errors import (
 )
 from nnclr_hub.probe.cross_validation import out_of_fold
 from nnclr_hub.workbench.inspections import get_inspection, is_current
+from nnclr_hub.workbench.maintenance import CollectionRequest
 from serving.jobs import KINDS, Kind
 
 
@@ -66,11 +67,16 @@ def test_a_probe_is_fitted_on_a_field_predicts_and_is_downloaded(client, encoder
         client.probes.get("classes")
 
 
-def test_maintenance_of_a_collection_runs_as_jobs(client, encoder, image_files):
+def test_maintenance_of_a_collection_runs_as_jobs(client, server, encoder, image_files):
     client.collections.create("twice")
     collection = client.collection("twice")
     collection.upsert([Item(name, encoder.embed(image_files[:1])[0]) for name in "ab"])
-    assert client.jobs.wait(collection.compact().id).result["items"] == 2
+    request = CollectionRequest("twice")
+    assert client.run("compact", request) == server.bench.run("compact", request)
+    assert client.run("verify", request) == server.bench.run("verify", request)
+    seen = []
+    collection.compact(lambda done, total: seen.append(total))
+    assert seen
     found = client.jobs.wait(collection.duplicates(0.99, where={"must": []}).id).result
     assert [sorted(group["ids"]) for group in found["groups"]] == [["a", "b"]]
     with pytest.raises(InvalidRequest):
@@ -188,7 +194,7 @@ def test_encoders_are_compared_on_a_collection(client, server):
     ids = sorted(item.id for item in collection.scroll(limit=1000).items)
     labels = [item.metadata["label"] for item in collection.get(ids)]
     codes = np.unique(labels, return_inverse=True)[1]
-    vectors = own.embed([collection.thumbnail(id) for id in ids])  # of the same pixels, all at once
+    vectors = np.stack(own.embed_each([collection.thumbnail(id) for id in ids]))  # of the same pixels, all at once
     right = out_of_fold(vectors, codes, classifier="knn").right
     pixels, network = done.result["scores"]
     assert (pixels["source"], done.result["images"], done.result["labels"]) == ("pixels", len(ids), len(ids))

@@ -5,6 +5,8 @@ import secrets
 import shutil
 import threading
 import zipfile
+from functools import partial
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -13,8 +15,9 @@ from waiting import until
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.workbench import Workbench, file_import, folder_index
 from nnclr_hub.workbench.staging import complete, partial_file, staged
+from nnclr_hub.workbench.tasks import Interrupted
 from serving.jobs import add_images
-from serving.jobs.context import JobContext, JobInterrupted, Signals
+from serving.jobs.context import JobContext, Signals
 
 
 @pytest.fixture
@@ -99,6 +102,9 @@ def test_uploads_of_a_job_are_deleted_however_it_ends(server, client, collection
     assert {jobs.get(job.id).state for job in made} <= {"cancelled", "done"}
 
 
+NOTES: dict[str, Any] = {}  # of the jobs, by ticket
+
+
 def attempt(server, ticket: str, *, until: int | None = None):
     """Run the work of a job; return None if a shutdown interrupts it after `until` images."""
     signals = Signals(threading.Event(), threading.Event())
@@ -109,8 +115,10 @@ def attempt(server, ticket: str, *, until: int | None = None):
 
     params = {"collection": "photos", "upload": ticket, "max_bytes": 10**6}
     try:
-        return add_images.add(JobContext(params, b"", server.bench, (), None, signals, report)).result
-    except JobInterrupted:
+        keep = partial(NOTES.__setitem__, ticket)
+        context = JobContext(params, b"", server.bench, (), signals, report, NOTES.get(ticket, {}), keep)
+        return add_images.add(context).result
+    except Interrupted:
         return None
 
 
@@ -139,7 +147,7 @@ def test_an_interrupted_job_embeds_each_image_once(server, collection, ticket, i
 def test_a_job_interrupted_before_its_write_adds_the_images_later(server, collection, ticket, image_files, monkeypatch):
     given = ticket({"a.jpg": image_files[0], "b.jpg": image_files[1]})
     with monkeypatch.context() as patched:
-        patched.setattr(Workbench, "add_images", lambda *given: (_ for _ in ()).throw(JobInterrupted()))
+        patched.setattr(Workbench, "add_images", lambda *given: (_ for _ in ()).throw(Interrupted()))
         assert attempt(server, given) is None
     assert server.bench.collection("photos").count() == 0
     assert attempt(server, given)["added"] == 2
@@ -191,10 +199,10 @@ def test_an_interrupted_index_job_counts_all_its_work(server, collection, photos
             if stop_at is not None and done >= stop_at:
                 signals.stop.set()
 
-        task = JobContext(params, b"", server.bench, (root,), None, signals, report, notes[-1], notes.append)
+        task = JobContext(params, b"", server.bench, (root,), signals, report, notes[-1], notes.append)
         try:
             body = add_images.index(task).result
-        except JobInterrupted:
+        except Interrupted:
             assert stop_at is not None
     assert [body[name] for name in ("added", "replaced", "unchanged", "removed")] == [40, 1, 18, 1]
     assert len(notes) == 2

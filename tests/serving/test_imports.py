@@ -16,7 +16,7 @@ from waiting import until
 
 from nnclr_hub import AsyncClient, Client
 from nnclr_hub.cli.app import app as cli
-from nnclr_hub.client import imports
+from nnclr_hub.client import uploads
 from nnclr_hub.errors import CollectionNotFound, InvalidRequest
 from nnclr_hub.workbench.staging import complete, partial_file, partial_size, staged
 from serving.routes.imports import _PartialFile
@@ -136,7 +136,7 @@ def test_a_body_may_exceed_the_limit_of_other_requests_but_not_that_of_imports(s
 
 
 def test_clients_upload_in_parts_and_continue_after_they_were_killed(server, client, points, tmp_path, monkeypatch):
-    monkeypatch.setattr(imports, "PART", 50_000)
+    monkeypatch.setattr(uploads, "PART", 50_000)
     path = tmp_path / "items.ndjson"
     path.write_bytes(BODY)
     seen: list[int] = []

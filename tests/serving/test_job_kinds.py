@@ -11,6 +11,7 @@ from rest_requests import ended
 from nnclr_hub.client import Client
 from nnclr_hub.store.backup import restore, verify_backups
 from nnclr_hub.store.base import CollectionSpec, Item
+from nnclr_hub.workbench.maintenance import BackupRequest
 
 JOBS, BACKUPS = "/api/v1/jobs", "/api/v1/store/backups"
 
@@ -69,14 +70,14 @@ def test_verification_and_compaction_in_the_background(client, twins):
 
 def test_backups_go_to_the_configured_destination_only(server, client, twins, tmp_path, monkeypatch):
     with Client(server.url) as remote:
-        made = remote.jobs.wait(remote.jobs.backup().id).result
+        made = remote.run("backup", BackupRequest())
     assert verify_backups(server.folder / "backups") == {made["id"]: None}
     assert restore(server.folder / "backups", tmp_path / "restored").collections["twins"] == 6
     job = ended(client, client.post(BACKUPS, json={"destination": str(tmp_path / "elsewhere")}))
     assert job["state"] == "done"
     assert not (tmp_path / "elsewhere").exists()
     with Client(server.url) as remote:
-        kept = remote.jobs.wait(remote.jobs.backup(keep=1).id).result
+        kept = remote.run("backup", BackupRequest(keep=1))
     assert verify_backups(server.folder / "backups") == {kept["id"]: None}
     assert client.post(BACKUPS, params={"keep": 0}).status_code == 422
     shutil.rmtree(server.folder / "backups")

@@ -5,8 +5,7 @@ import httpx
 import pytest
 from starlette.responses import PlainTextResponse, Response
 
-from nnclr_hub.client.answers import error_of
-from nnclr_hub.client.transport import answer_of
+from nnclr_hub.client.transport import Answer, error_of
 from nnclr_hub.errors import NotReady, Overloaded, ServerUnreachable
 from serving.ray_proxy import ProxyResponses
 
@@ -41,7 +40,7 @@ def test_errors_of_the_proxy_are_problems_that_ask_for_a_retry(app, status, kind
     assert (response.status_code, response.headers["retry-after"]) == (status, "1")
     assert response.headers["content-type"] == "application/problem+json"
     assert int(response.headers["content-length"]) == len(response.content)
-    error = error_of(answer_of(response, response.content))
+    error = error_of(Answer("http://here", status, response.headers, response.content))
     assert type(error) is kind
     assert "Ray" not in str(error)
     openai = response_of(app, "/v1/embeddings").json()["error"]

@@ -6,7 +6,8 @@ a pure function of seed and step, and each process gets its rows of the batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,9 +16,7 @@ import torch
 from torch import Generator, Tensor
 
 from .augment import NUMBERS, CutViews, StoredImages, sample_numbers
-from .folder_views import FolderNumbers
 from .order import Order, seed_of
-from .side_stream import SideStream
 from .views import View
 
 Views = Callable[[int], Sequence[View]]  # of a step
@@ -66,6 +65,35 @@ class Batch:
         return Batch(self.pixels.part(start, end), self.views, self.numbers[:, rows], self.ids[rows], self.labels[rows])
 
 
+class SideStream:
+    """A second stream of a GPU, for the images and views of a step; on other devices, nothing.
+
+    Eager steps use it. The CPU is ahead of the GPU, because a step never waits for it. On a single stream, the copy of
+    a batch and its views would still begin after the last operation of the step before.
+    """
+
+    def __init__(self, where: torch.device) -> None:
+        self._stream = torch.cuda.Stream(where) if where.type == "cuda" else None
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Run the operations of the block on this stream."""
+        if self._stream is None:
+            yield
+            return
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def hand_over(self, tensors: Iterable[Tensor]) -> None:
+        """Let the current stream wait for this one, and use tensors that were made on it."""
+        if self._stream is None:
+            return
+        current = torch.cuda.current_stream(self._stream.device)
+        current.wait_stream(self._stream)
+        for one in tensors:  # else their memory might be used again while the current stream still reads it
+            one.record_stream(current)
+
+
 class PixelSource(Protocol):
     """Where the pixels of a set come from: a `PackedPixels`, or the `Originals`.
 
@@ -95,7 +123,9 @@ class PixelSource(Protocol):
 class Batches:
     """Batches by step number, so that a resumed run continues with the very next one.
 
-    pixels, labels: as given.
+    pixels, labels, batch_size, seed: as given.
+    folders: (F,) int64, number of images of each data folder; their rows follow one another.
+    part: the slice of a batch that this rank has.
     steps: of the run, which its views may depend on.
 
     Args:
@@ -103,7 +133,6 @@ class Batches:
         labels: (N,) int64, -1 where unknown.
         order: of the images.
         views: returns the views of a step.
-        folder_numbers: changes the views of some folders; None for none.
         rank, world: this rank gets part number `rank` of `world` equal parts of each batch.
     """
 
@@ -117,16 +146,15 @@ class Batches:
         batch_size: int,
         seed: int,
         where: torch.device,
-        folder_numbers: FolderNumbers | None = None,
         rank: int = 0,
         world: int = 1,
     ) -> None:
         self.steps_per_epoch, self.steps = order.steps_per_epoch, 0
         self.pixels, self.labels = pixels, np.asarray(labels, np.int64)
         self._order = order
-        self._views, self._batch_size, self._seed, self._where = views, batch_size, seed, where
-        self._folder_numbers = folder_numbers
-        self._part = slice(rank * batch_size // world, (rank + 1) * batch_size // world)
+        self._views, self._where = views, where
+        self.batch_size, self.seed, self.folders = batch_size, seed, order.folders
+        self.part = slice(rank * batch_size // world, (rank + 1) * batch_size // world)
         self._begun: dict[int, Callable[[], Batch]] = {}
         self.side = SideStream(where)
 
@@ -166,11 +194,9 @@ class Batches:
     def draw(self, step: int) -> Draw:
         """Return the images and random numbers of a step, which `at` would fetch."""
         views = self._views(step)
-        draws = Generator().manual_seed(seed_of(self._seed, step))
-        numbers = sample_numbers(len(views), self._batch_size, draws)[:, self._part]
-        rows = self._order.rows(step)[self._part]
-        if self._folder_numbers is not None:
-            self._folder_numbers.change(numbers, rows, views)
+        draws = Generator().manual_seed(seed_of(self.seed, step))
+        numbers = sample_numbers(len(views), self.batch_size, draws)[:, self.part]
+        rows = self._order.rows(step)[self.part]
         return Draw(rows, views, numbers)
 
     def _begin(self, step: int) -> Callable[[], Batch]:
@@ -188,6 +214,10 @@ class Batches:
             return Batch(pixels, views, numbers, ids, labels)
 
         return finish
+
+
+# the classes that a recipe can name; each takes the arguments of Batches. Plug-ins add theirs, which override `draw`
+BATCHES: dict[str, type[Batches]] = {"batches": Batches}
 
 
 def channel_statistics(pixels: PixelSource) -> tuple[tuple[float, ...], tuple[float, ...]]:
