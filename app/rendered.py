@@ -2,7 +2,7 @@
 
     write_gallery(Path("gallery"), console_progress)
 
-The names tell what is planted: `star/star-003.jpg` is a star, `star/fish-007.jpg` a fish with a wrong label,
+The names show what is planted: `star/star-003.jpg` is a star, `star/fish-007.jpg` a fish with a wrong label,
 `star/copy-003.jpg` a copy of the first, and `star/odd-1.jpg` is of no kind.
 """
 

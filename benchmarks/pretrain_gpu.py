@@ -25,13 +25,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 import torch
-from training_loop import batches_of, make_stepper, wait
 
 from nnclr_hub.encoder.device import find_device
-from training.assemble import choose_precision
+from nnclr_hub.method import Gather
+from training.assemble import build_learner, choose_precision, place_learner
 from training.data.augment import make_views
-from training.data.image_pack import ImagePack
-from training.recipes import find_recipe
+from training.data.batches import Batches
+from training.data.image_pack import ImagePack, PackedPixels
+from training.data.order import Order
+from training.distributed import Ranks
+from training.optimization import Schedule, make_optimizer
+from training.recipes import Recipe, find_recipe
+from training.run import Run
+from training.step import Stepper
 
 PAPER = ("projection=nnclr", "queue_size=98304", "warm_start=0", "ramp=0", "gate=1")
 VIT = ("optimizer=adamw", "base_lr=5e-4", "weight_decay=0.05")
@@ -52,6 +58,7 @@ FORMS = {
     "graph, compiled network": ("compile=true",),
 }
 ALONE = "network alone"
+STEPS = 1000  # length of the schedule that the steps are taken from
 WARM = 6  # steps before the measured ones: three eager ones, the recorded one, and two more
 
 
@@ -91,13 +98,13 @@ def measure(network: str, form: str, chosen: argparse.Namespace, where: torch.de
     settings += [*TOY, "queue_size=64", "projection_hidden=16", "projection_dim=8"] if chosen.toy else []
     recipe = find_recipe("small").with_settings([*settings, f"precision={choose_precision('auto', where)}"])
     images, cuda = 64 if chosen.toy else 4096, where.type == "cuda"
-    batches = batches_of(noise_pack(images, recipe.pack_size), recipe, where)
+    pack = noise_pack(images, recipe.pack_size)
     gc.collect()
     if cuda:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(where)
     try:
-        _, stepper = make_stepper(recipe, batches, where)
+        stepper = make_stepper(recipe, pack, where)
         with fixed_views() if form == ALONE else nullcontext():
             began = time.perf_counter()
             for step in range(WARM):
@@ -114,6 +121,30 @@ def measure(network: str, form: str, chosen: argparse.Namespace, where: torch.de
     note = f"first {WARM} steps {prepared:.1f} s" + (f"; {stepper.eager_because}" if stepper.eager_because else "")
     gib = torch.cuda.max_memory_allocated(where) / 2**30 if cuda else 0.0
     return {"images_per_s": recipe.batch_size / seconds, "ms": 1e3 * seconds, "gib": gib, "note": note}
+
+
+def make_stepper(recipe: Recipe, pack: ImagePack, where: torch.device) -> Stepper:
+    torch.manual_seed(0)
+    batches = Batches(
+        PackedPixels(pack, where, recipe.residency),
+        np.full(len(pack), -1),
+        Order(np.array([len(pack)]), recipe.batch_size, 0),
+        views=lambda step: recipe.views_at(step / STEPS),
+        batch_size=recipe.batch_size,
+        seed=0,
+        where=where,
+    )
+    ranks = Ranks(0, 1, where, Gather())
+    learner = place_learner(build_learner(recipe), recipe, ranks)
+    learner.train()
+    optimizer = make_optimizer(learner, recipe)
+    run = Run(Path(), recipe, learner, optimizer, batches, ranks, STEPS)
+    return Stepper(run, Schedule(optimizer, recipe, STEPS, 100))
+
+
+def wait(where: torch.device) -> None:
+    if where.type == "cuda":
+        torch.cuda.synchronize(where)
 
 
 def noise_pack(images: int, side: int) -> ImagePack:

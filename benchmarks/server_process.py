@@ -44,7 +44,7 @@ class ServerProcess:
         flags: Sequence[str] = (),
         **settings: Any,
     ) -> None:
-        self.port = _free_port()
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = log or Path(store).with_suffix(".log")
         self._command = [sys.executable, "-m", "nnclr_hub.cli", "serve", "--store", str(store), "--no-page"]
@@ -98,7 +98,7 @@ class ServerProcess:
             self.kill()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

@@ -1,218 +1,245 @@
-"""The server against the library's own bulk embedding and a plain FastAPI handler.
+"""The server next to the library's own bulk embedding, a plain FastAPI handler, and a bare search of the store.
 
     python benchmarks/serving.py                                                # ResNet-50 at 224, everything
-    python benchmarks/serving.py --model random:test_resnet --requests 64 --turns 1 --only embed
-    python benchmarks/serving.py --only search,ready --json figures.json
+    python benchmarks/serving.py --model random:test_resnet --requests 64 --turns 1 --items 2000
 
-Ratios are the result, both sides measured in turns in this run; the medians of the turns are printed, with their
-range. The client runs in a separate process, on the same cores as the server; a side that is not measured is
-suspended. Images: 64 crops of 480 x 360 from scikit-image's photos as JPEG. Sections:
+Ratios are the result. All sides take turns in this run, and a side that is not measured is suspended. The client is a
+separate process on the same cores, which builds its requests before the clock starts. Images are 64 crops of 480 x 360
+from scikit-image's photos. Measured are
 
-    embed     images/s, one a request at concurrency 32, over Encoder.embed on the same images        at least 0.9
-              ... 64 a request at concurrency 2                                                         at least 0.95
-              images/s over a FastAPI handler with timm, torch fp32                                  at least 1.3
-    latency   p99 / p50 at 70% of the images/s above, requests at random moments                        at most 3
-    search    p50 by a vector over REST less p50 of the bare store call, 100,000 items                  at most 3 ms
-    ready     seconds until the API is ready, over importing torch, timm, faiss, FastAPI and the model  at most 1.5
+    images/s, one a request at concurrency 32, over Encoder.embed on the same images           at least 0.9
+    images/s, 64 a request at concurrency 2, over the same                                     at least 0.95
+    images/s over a FastAPI handler with timm in torch fp32                                    at least 1.3
+    p50 of a search by a vector over REST less p50 of the bare call of the store               at most 3 ms
 """
 
-from __future__ import annotations
-
 import argparse
+import asyncio
 import base64
+import io
 import json
+import os
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 from PIL import Image
-from serving_processes import HERE, Side, free_port, load, ours, plain
+from report import Report, seconds, spread
+from server_process import ServerProcess, free_port
 from store_data import Clusters
-from store_report import Report, seconds, spread, versions
 
-from nnclr_hub.store import open_store
-from nnclr_hub.store.base import CollectionSpec, Item
+from nnclr_hub import CollectionSpec, Item, load_encoder, open_store
 
-SECTIONS = ("embed", "latency", "search", "ready")
-PACKAGES = ("torch", "timm", "fastapi", "uvicorn", "uvloop", "httptools", "openvino")
 TINY = "random:test_resnet@0"  # where the model does not matter
-ITEMS, DIM, QUERIES = 100_000, 256, 300
+DIM, QUERIES, BOUNDARY = 256, 300, "nnclr-benchmark"
 
 
 def main() -> None:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the sides are ended too
+    if sys.argv[1:2] == ["--side"]:
+        return {"bulk": bulk, "plain": plain, "load": load}[sys.argv[2]](*sys.argv[3:])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="random:resnet50@0")
     parser.add_argument("--requests", type=int, default=640, help="images a turn of each side")
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--items", type=int, default=ITEMS, help="of the search section")
-    parser.add_argument("--only", default=",".join(SECTIONS), help="some of the sections, by commas")
-    parser.add_argument("--json", type=Path, help="file for the figures")
+    parser.add_argument("--items", type=int, default=100_000, help="items of the search")
+    parser.add_argument("--json", type=Path, help="file for the results")
     chosen = parser.parse_args()
-    wanted = chosen.only.split(",")
     report = Report(chosen.json)
-    report.begin(model=chosen.model, requests=chosen.requests, turns=chosen.turns, packages=versions(PACKAGES))
+    report.begin(model=chosen.model, requests=chosen.requests, turns=chosen.turns, items=chosen.items)
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        images = make_images(folder / "images")
-        if "embed" in wanted or "latency" in wanted:
-            embed(report, chosen, images, folder, wanted)
-        if "search" in wanted:
-            search(report, chosen.items, chosen.turns, folder)
-        if "ready" in wanted:
-            ready(report, chosen.model, chosen.turns, folder)
+        embed(report, chosen, Path(scratch))
+        search(report, chosen, Path(scratch))
 
 
-# ---------------------------------------------------------------- embedding
+def embed(report: Report, chosen: argparse.Namespace, folder: Path) -> None:
+    images, port = make_images(folder / "images"), free_port()
+    ratios: dict[str, list[float]] = {"one a request over bulk": [], "64 a request over bulk": [], "over FastAPI": []}
+    server = ServerProcess(folder / "store", model=chosen.model)
+    with server, side("bulk", chosen.model, images) as bulk, side("plain", chosen.model, port) as handler:
+        assert bulk.stdout is not None
+        assert bulk.stdin is not None
+        bulk.stdout.readline()
+        url, plain_url = f"{server.url}/api/v1/embed", f"http://127.0.0.1:{port}/predict"
+        measure(plain_url, images, requests=2, concurrency=1, patience=120)  # waits until it serves
+        for pid in (server.pid, bulk.pid, handler.pid):
+            os.kill(pid, signal.SIGSTOP)
+        for _ in range(chosen.turns):
+            with awake(bulk.pid):
+                bulk.stdin.write(f"{chosen.requests}\n")
+                bulk.stdin.flush()
+                alone = float(bulk.stdout.readline())
+            with awake(server.pid):
+                one = measure(url, images, requests=chosen.requests, concurrency=32)["images_per_s"]
+                many = measure(url, images, each=64, requests=max(2, chosen.requests // 64), concurrency=2)
+            with awake(handler.pid):
+                other = measure(plain_url, images, requests=chosen.requests, concurrency=32)["images_per_s"]
+            for name, ratio in zip(ratios, (one / alone, many["images_per_s"] / alone, one / other), strict=True):
+                ratios[name].append(ratio)
+            report.say("turn", [alone, one, other], f"images/s: bulk {alone:.4g}, ours {one:.4g}, FastAPI {other:.4g}")
+        for pid in (server.pid, bulk.pid, handler.pid):
+            os.kill(pid, signal.SIGCONT)
+    for name, values in ratios.items():
+        report.say(name, values, f"images/s, {name}: {spread(values)}")
 
 
-def embed(report: Report, chosen: argparse.Namespace, images: Path, folder: Path, wanted: list[str]) -> None:
-    """Measure all servers in turns; each runs only while it is measured."""
-    model = chosen.model
-    bulk = Side([str(HERE / "serving_sides.py"), "bulk", model, str(images)])
-    sides = {"bulk": (bulk, "")}
-    sides["plain"] = (plain(model, free_port()), "/health")
-    sides["ours"] = (ours(model, str(folder / "store"), free_port()), "/readyz")
-    try:
-        for side, path in sides.values():
-            side.wait(path)
-            side.sleep()
-        speed = throughput(report, chosen, images, {name: side for name, (side, _) in sides.items()})
-        if "latency" in wanted:
-            latency(report, "ours", sides["ours"][0], images, 0.7 * speed, chosen)
-    finally:
-        for side, _ in sides.values():
-            side.end()
-
-
-def throughput(report: Report, chosen: argparse.Namespace, images: Path, sides: dict[str, Side]) -> float:
-    """Measure the images/s of each server and their ratios, and return ours."""
-    count, speeds, tails = chosen.requests, [], []
-    for _ in range(chosen.turns):
-        speed: dict[str, float] = {}
-        tail: dict[str, float] = {}
-        with sides["bulk"].awake():
-            sides["bulk"].say(str(count))
-            speed["bulk"] = float(sides["bulk"].line())
-        for name in ("ours", "plain"):
-            with sides[name].awake():
-                found = load(sides[name].url, images, sides[name].form, requests=count, concurrency=32)
-            speed[name], tail[name] = found["images_per_s"], found["p99"]
-        with sides["ours"].awake():
-            many = {"each": 64, "requests": max(2, count // 64), "concurrency": 2, "warm": 1}
-            speed["ours, 64"] = load(sides["ours"].url, images, **many)["images_per_s"]
-        speeds.append(speed)
-        tails.append(tail)
-        report.say("turns", {"images_per_s": speeds, "p99": tails}, f"images/s {rounded(speed)}, p99 s {rounded(tail)}")
-    for name, above, below in (
-        ("one a request over bulk", "ours", "bulk"),
-        ("64 a request over bulk", "ours, 64", "bulk"),
-        ("one a request over FastAPI and timm fp32", "ours", "plain"),
-    ):
-        ratios = [speed[above] / speed[below] for speed in speeds]
-        report.say(name, ratios, f"images/s, {name}: {spread(ratios)}")
-    return statistics.median(speed["ours"] for speed in speeds)
-
-
-def latency(report: Report, name: str, side: Side, images: Path, rate: float, chosen: argparse.Namespace) -> None:
-    """Measure p99 / p50 at a rate, with requests at random times."""
-    ratios, halves = [], []
-    for _ in range(chosen.turns):
-        with side.awake():
-            found = load(side.url, images, side.form, requests=chosen.requests, rate=rate)
-        ratios.append(found["p99"] / found["p50"])
-        halves.append(1000 * found["p50"])
-    report.say(
-        f"p99/p50, {name}",
-        {"ratios": ratios, "p50_ms": halves, "rate": rate},
-        f"{name} at {rate:.1f} requests/s: p99/p50 {spread(ratios)}, p50 {spread(halves, '.1f')} ms",
-    )
-
-
-# ---------------------------------------------------------------- search and start
-
-
-def search(report: Report, items: int, turns: int, folder: Path) -> None:
+def search(report: Report, chosen: argparse.Namespace, folder: Path) -> None:
     """Measure a search by vector over REST and in the store, one at a time, on the same store and queries."""
-    place, bodies = str(folder / "search"), folder / "bodies"
-    clusters = Clusters(items, DIM)
+    place, bodies, clusters = folder / "search", folder / "bodies", Clusters(chosen.items, DIM)
     queries = clusters.queries(QUERIES)
-    with open_store(place) as store:
+    with open_store(str(place)) as store:
         collection = store.create("photos", CollectionSpec(DIM))
         for rows in clusters.chunks():
-            collection.upsert([Item(*one) for one in zip(rows.ids(), rows.vectors, rows.metadata(), strict=True)])
+            collection.upsert([Item(*row) for row in zip(rows.ids(), rows.vectors, rows.metadata(), strict=True)])
         collection.compact()
     bodies.mkdir()
-    for i, query in enumerate(queries):
+    for number, query in enumerate(queries):
         vector = base64.b64encode(query.astype("<f4").tobytes()).decode()
-        (bodies / f"{i:04}.json").write_text(json.dumps({"vector": vector, "k": 10}))
-    server = ours(TINY, place, free_port())
+        (bodies / f"{number:04}.json").write_text(json.dumps({"vector": vector, "k": 10}))
+    over, bare = [], []
+    with ServerProcess(place, model=TINY) as server, open_store(str(place), read_only=True) as store:
+        collection, url = store.get("photos"), f"{server.url}/api/v1/collections/photos/search"
+        for _ in range(chosen.turns):
+            there = measure(url, bodies, requests=QUERIES, concurrency=1)["p50"]
+            times = [seconds(lambda query=query: collection.search(query, 10)) for query in queries]
+            bare.append(1000 * statistics.median(times))
+            over.append(1000 * there - bare[-1])
+    report.say("search", {"over_ms": over, "bare_ms": bare}, f"REST adds {spread(over)} ms to p50 {spread(bare)} ms")
+
+
+# ------------------------------------------------------------------------------ processes
+
+
+@contextmanager
+def side(name: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, __file__, "--side", name, *map(str, arguments)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
-        server.wait()
-        url = server.url.replace("/embed", "/collections/photos/search")
-        over, bare = [], []
-        with open_store(place, read_only=True) as store:
-            collection = store.get("photos")
-            for _ in range(turns):
-                found = load(url, bodies, "body", requests=QUERIES, concurrency=1)
-                times = [seconds(lambda query=query: collection.search(query, 10)) for query in queries]
-                bare.append(1000 * statistics.median(times))
-                over.append(1000 * found["p50"] - bare[-1])
-            index = collection.info().index
+        yield process
     finally:
-        server.end()
-    report.say(
-        "search",
-        {"over_ms": over, "bare_ms": bare, "index": index},
-        f"search among {items:,} ({index}): REST adds {spread(over)} ms to p50 {spread(bare)} ms",
-    )
+        process.kill()
+        process.wait()
 
 
-def ready(report: Report, model: str, turns: int, folder: Path) -> None:
-    """Measure the time from the start of the process, with the page, on an empty store."""
-    ratios, times = [], []
-    for turn in range(turns):
-        command = [sys.executable, str(HERE / "serving_sides.py"), "ready", model]
-        bare = seconds(lambda command=command: subprocess.run(command, check=True))
-        begun = time.perf_counter()
-        server = ours(model, str(folder / f"empty{turn}"), free_port(), page=True)
-        try:
-            server.wait()
-            times.append(time.perf_counter() - begun)
-        finally:
-            server.end()
-        ratios.append(times[-1] / bare)
-    report.say("ready", {"ratios": ratios, "seconds": times}, f"ready in {spread(times)} s, over bare {spread(ratios)}")
+@contextmanager
+def awake(pid: int) -> Iterator[None]:
+    """Let a suspended process run; the decoding processes of a server have nothing to do without it."""
+    os.kill(pid, signal.SIGCONT)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGSTOP)
 
 
-# ---------------------------------------------------------------- images
+def measure(url: str, files: Path, *, requests: int, concurrency: int, each: int = 1, patience: float = 0) -> dict:
+    """Return what `load` measures in its own process; retry until `patience` if nothing listens yet."""
+    command = [sys.executable, __file__, "--side", "load", url, str(files), str(requests), str(concurrency), str(each)]
+    end = time.monotonic() + patience
+    while (done := subprocess.run(command, capture_output=True, text=True)).returncode and time.monotonic() < end:
+        time.sleep(0.5)
+    if done.returncode:
+        raise SystemExit(f"{url}: {done.stderr}")
+    return json.loads(done.stdout)
+
+
+def bulk(model: str, images: str) -> None:
+    """Embed as many images as each line of standard input says, and print images/s."""
+    encoder = load_encoder(model, backend="auto")
+    files = [path.read_bytes() for path in sorted(Path(images).iterdir())]
+    encoder.embed(files[:2])  # type: ignore[arg-type]
+    print("ready", flush=True)
+    for line in sys.stdin:
+        some = (files * (int(line) // len(files) + 1))[: int(line)]
+        print(len(some) / seconds(lambda some=some: encoder.embed(some)), flush=True)
+
+
+def plain(model: str, port: str) -> None:
+    """Serve timm's network and transform by a FastAPI handler, in torch fp32."""
+    import torch
+    import uvicorn
+    from fastapi import FastAPI, UploadFile
+
+    encoder, app = load_encoder(model, backend="torch", device="cpu"), FastAPI()
+    network = encoder.backbone.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+
+    @app.post("/predict")
+    @torch.inference_mode()
+    def predict(files: UploadFile) -> dict[str, list[float]]:
+        image = Image.open(io.BytesIO(files.file.read())).convert("RGB")
+        return {"embedding": torch.nn.functional.normalize(network(encoder.transform(image)[None]))[0].tolist()}
+
+    uvicorn.run(app, host="127.0.0.1", port=int(port), log_level="warning")
+
+
+def load(url: str, files: str, requests: str, concurrency: str, each: str) -> None:
+    """Send requests over `concurrency` connections and print images/s and the median latency."""
+    import httptools
+    import uvloop
+
+    parts, blobs = urlsplit(url), [path.read_bytes() for path in sorted(Path(files).iterdir())]
+    messages = [message(parts.path, parts.netloc, blobs, first, int(each)) for first in range(len(blobs))]
+    latencies: list[float] = []
+
+    class Answer:
+        complete = False
+
+        def on_message_complete(self) -> None:
+            self.complete = True
+
+    async def caller(numbers: Iterator[int]) -> None:
+        reader, writer = await asyncio.open_connection(parts.hostname, parts.port, limit=2**24)
+        for number in numbers:
+            begun, answer = time.perf_counter(), Answer()
+            parser = httptools.HttpResponseParser(answer)
+            writer.write(messages[number % len(messages)])
+            while not answer.complete:
+                parser.feed_data(await reader.read(2**20) or exit("closed by the server"))
+            latencies.append(time.perf_counter() - begun)
+            if parser.get_status_code() != 200:
+                exit(f"status {parser.get_status_code()}")
+        writer.close()
+
+    async def run() -> None:
+        numbers = iter(range(int(requests)))
+        await asyncio.gather(*(caller(numbers) for _ in range(int(concurrency))))
+
+    taken = seconds(lambda: uvloop.run(run()))
+    print(json.dumps({"images_per_s": int(requests) * int(each) / taken, "p50": statistics.median(latencies)}))
+
+
+def message(path: str, host: str, blobs: list[bytes], first: int, each: int) -> bytes:
+    """Return a request: JSON as it is, or a form with `each` images."""
+    if blobs[0].startswith(b"{"):
+        body, kind = blobs[first], "application/json"
+    else:
+        head = 'Content-Disposition: form-data; name="files"; filename="a.jpg"\r\nContent-Type: image/jpeg\r\n\r\n'
+        parts = (blobs[(first + number) % len(blobs)] for number in range(each))
+        body = b"".join(f"--{BOUNDARY}\r\n{head}".encode() + part + b"\r\n" for part in parts)
+        body, kind = body + f"--{BOUNDARY}--\r\n".encode(), f"multipart/form-data; boundary={BOUNDARY}"
+    lines = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
+    return lines.encode() + body
 
 
 def make_images(folder: Path, count: int = 64) -> Path:
-    """Write crops of 480 x 360 from scikit-image's photos."""
     from skimage import data
 
     folder.mkdir()
-    draws = np.random.default_rng(0)
-    photos = [
-        Image.fromarray(getattr(data, name)()).resize((720, 540)) for name in ("astronaut", "coffee", "cat", "rocket")
-    ]
-    for i in range(count):
-        left, top = int(draws.integers(0, 240)), int(draws.integers(0, 180))
-        crop = photos[i % len(photos)].crop((left, top, left + 480, top + 360))
-        crop.save(folder / f"{i:02}.jpg", quality=90)
+    rng = np.random.default_rng(0)
+    photos = [Image.fromarray(getattr(data, name)()).resize((720, 540)) for name in ("astronaut", "coffee", "cat")]
+    for number in range(count):
+        left, top = int(rng.integers(0, 240)), int(rng.integers(0, 180))
+        crop = photos[number % len(photos)].crop((left, top, left + 480, top + 360))
+        crop.save(folder / f"{number:02}.jpg", quality=90)
     return folder
-
-
-def rounded(values: dict[str, float]) -> dict[str, float]:
-    return {name: float(f"{value:.4g}") for name, value in values.items()}
 
 
 if __name__ == "__main__":

@@ -30,15 +30,12 @@ WITHOUT = (
     "import sys; [sys.modules.__setitem__(name, None) for name in ('torch', 'torchvision', 'timm', 'matplotlib')]; "
 )
 MAIN = "from nnclr_hub.cli import main; main()"
-# the least that --help can cost
-TYPER = "import typer; app = typer.Typer(); [app.command(name)(lambda: None) for name in 'ab']; app()"
 PORT = 8765
 READY_S = 120
 
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    arguments.add_argument("--images", type=Path, help="folder to index; default: 100 generated images")
     arguments.add_argument("--rounds", type=int, default=3)
     arguments.add_argument("--installs", nargs="+", help="extras to install into new environments instead")
     chosen = arguments.parse_args()
@@ -46,12 +43,12 @@ def main() -> None:
         installs(chosen.installs)
     else:
         with tempfile.TemporaryDirectory() as folder:
-            verbs(Path(folder), chosen.images, chosen.rounds)
+            verbs(Path(folder), chosen.rounds)
 
 
-def verbs(folder: Path, images: Path | None, rounds: int) -> None:
+def verbs(folder: Path, rounds: int) -> None:
     """Print the table of verbs; a first round, which is not counted, fills the caches."""
-    images = images or generated(folder / "images")
+    images = generate(folder / "images")
     query, place = str(next(images.rglob("*.jpg"))), ["--collection", "photos", "--store", str(folder / "store")]
     environment = os.environ | {"NNCLR_CACHE": str(folder / "cache"), "PYTHONPATH": str(ROOT)}
     search = ["search", query, *place]
@@ -67,17 +64,6 @@ def verbs(folder: Path, images: Path | None, rounds: int) -> None:
         "info": lambda more: run(more[0], ["info", default_model(), *more[1]], environment),
         "serve, ready": lambda more: ready(more[0], ["serve", *place[2:], *more[1]], environment),
     }
-    others = {
-        "Typer alone, --help": ["--help"],
-        "--help": ["--help"],
-        "models": ["models"],
-        "pretrain --recipes": ["pretrain", "--recipes"],
-        "store list": ["store", "list", *place[2:]],
-        "store duplicates": ["store", "duplicates", "photos", *place[2:]],
-        "inspect": ["inspect", "photos", *place[2:], "--out", str(folder / "report")],
-        "attention": ["attention", query, "--out", str(folder / "map.png")],
-        "probe predict": ["probe", "predict", str(images), "--probe", str(folder / "probe")],
-    }
     print("| verb | mode | CPU seconds | of `--backend torch` | MB |\n|---|---|---|---|---|")
     for verb, command in commands.items():
         taken: dict[str, list[tuple[float, float]]] = {mode: [] for mode in modes}
@@ -89,18 +75,14 @@ def verbs(folder: Path, images: Path | None, rounds: int) -> None:
                 if number:
                     taken[mode].append(measured)
         base = [seconds for seconds, _ in taken["--backend torch"]]
-        for mode, figures in taken.items():
-            seconds, memory = (statistics.median(column) for column in zip(*figures, strict=True))
-            ratio = statistics.median(one / other for (one, _), other in zip(figures, base, strict=True))
+        for mode, results in taken.items():
+            seconds, memory = (statistics.median(column) for column in zip(*results, strict=True))
+            ratio = statistics.median(ours / other for (ours, _), other in zip(results, base, strict=True))
             print(f"| {verb} | {mode} | {seconds:.2f} | {ratio:.2f} | {memory:.0f} |", flush=True)
-    labels = folder / "labels.csv"
-    rows = (f"{path},{number % 2}" for number, path in enumerate(sorted(images.rglob("*.jpg"))))
-    labels.write_text("\n".join(["path,label", *rows]))
-    run(MAIN, ["probe", "fit", str(labels), "--out", str(folder / "probe")], environment)
-    for verb, words in others.items():
-        figures = [run(TYPER if verb.startswith("Typer") else MAIN, words, environment) for _ in range(rounds + 1)][1:]
-        seconds, memory = (statistics.median(column) for column in zip(*figures, strict=True))
-        print(f"| {verb} | | {seconds:.2f} | | {memory:.0f} |", flush=True)
+    for words in (["--help"], ["models"], ["store", "list", *place[2:]]):
+        results = [run(MAIN, words, environment) for _ in range(rounds + 1)][1:]
+        seconds, memory = (statistics.median(column) for column in zip(*results, strict=True))
+        print(f"| {' '.join(words[:2])} | | {seconds:.2f} | | {memory:.0f} |", flush=True)
 
 
 def run(program: str, arguments: list[str], environment: dict[str, str]) -> tuple[float, float]:
@@ -150,7 +132,7 @@ def answers(url: str) -> bool:
         return False
 
 
-def generated(folder: Path) -> Path:
+def generate(folder: Path) -> Path:
     """Write 100 images of noise and gradients."""
     import numpy as np
     from PIL import Image

@@ -9,8 +9,7 @@ Both sides of a ratio are measured in this run, in CPU time and with one thread 
     ingest   durable upserts next to SQLite inserts of the same rows, 100 and 1,000 a request
     search   one query at a time and 64 at a time next to faiss's HNSW at the same recall
     filter   filters that 50%, 1% and .01% pass: the first time, again, and after a write; recall
-    open     a new process until its first answer, next to one that loads the vectors into a flat faiss index
-    memory   anonymous memory of a process that opens, searches and compacts; bytes on disk; over the vectors' bytes
+    memory   a new process until its first answer; its anonymous memory when it searches and compacts; bytes on disk
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable
 from contextlib import closing, nullcontext
 from pathlib import Path
@@ -33,12 +31,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import faiss
 import numpy as np
+from report import Report, cpu_seconds, seconds, spread
 from store_data import FILTERS, Clusters, Rows, exact, item_id, recall
-from store_report import Report, cpu_seconds, seconds, spread
 
 from nnclr_hub import CollectionSpec, Item, open_store
 
-SECTIONS = ("ingest", "search", "filter", "open", "memory")
+SECTIONS = ("ingest", "search", "filter", "memory")
 NAME, K, BATCH, SMALL = "bench", 10, 64, 20_000
 SPEC = {"indexed": ("label",), "vectors": "raw"}
 
@@ -120,29 +118,20 @@ def search(report: Report, collection: Any, data: Clusters, queries: int, turns:
     )
     faiss.omp_set_num_threads(1)
     blocks = [asked[start : start + BATCH] for start in range(0, len(asked), BATCH)]
-    compare(
-        report,
-        "search_one",
-        lambda: [collection.search(query, k=K) for query in asked],
-        lambda: [index.search(query[None], K) for query in asked],
-        turns,
-        len(asked),
-    )
-    compare(
-        report,
-        "search_batch",
-        lambda: [collection.search_batch(block, k=K) for block in blocks],
-        lambda: [index.search(block, K) for block in blocks],
-        turns,
-        len(asked),
-    )
-
-
-def compare(report: Report, name: str, ours: Callable, theirs: Callable, turns: int, queries: int) -> None:
-    pairs = [(cpu_seconds(ours), cpu_seconds(theirs)) for _ in range(turns + 1)][1:]  # the first turn warms up
-    ratios = [our / their for our, their in pairs]
-    times = [1000 * our / queries for our, _ in pairs]
-    report.say(name, ratios, f"{name}: {spread(times)} ms a query, {spread(ratios)} times faiss's HNSW")
+    sides: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
+        "search_one": (
+            lambda: [collection.search(query, k=K) for query in asked],
+            lambda: [index.search(query[None], K) for query in asked],
+        ),
+        "search_batch": (
+            lambda: [collection.search_batch(block, k=K) for block in blocks],
+            lambda: [index.search(block, K) for block in blocks],
+        ),
+    }
+    for name, (ours, theirs) in sides.items():
+        pairs = [(cpu_seconds(ours), cpu_seconds(theirs)) for _ in range(turns + 1)][1:]  # the first turn warms up
+        ratios, times = [our / their for our, their in pairs], [1000 * our / len(asked) for our, _ in pairs]
+        report.say(name, ratios, f"{name}: {spread(times)} ms a query, {spread(ratios)} times faiss's HNSW")
 
 
 def filters(report: Report, collection: Any, data: Clusters, queries: int) -> None:
@@ -169,31 +158,17 @@ def filters(report: Report, collection: Any, data: Clusters, queries: int) -> No
         report.say(f"filter {name}", figures, f"filter, {name} pass: {shown}")
 
 
-def opening(report: Report, folder: Path, data: Clusters, turns: int) -> None:
-    flat = folder.parent / "vectors.npy"
-    np.save(flat, np.concatenate([rows.vectors for rows in data.chunks()]))
-    theirs = (
-        "import sys, numpy, faiss; vectors = numpy.load(sys.argv[1]); index = faiss.IndexFlatIP(vectors.shape[1]); "
-        "index.add(vectors); index.search(vectors[:1], 10)"
-    )
-    process = [sys.executable, __file__, "--process", str(folder)]
-    ratios, times = [], []
-    for _ in range(turns):
-        times.append(seconds(lambda: subprocess.run([*process, "open"], check=True, capture_output=True)))
-        bare = seconds(lambda: subprocess.run([sys.executable, "-c", theirs, str(flat)], check=True))
-        ratios.append(times[-1] / bare)
-    flat.unlink()
-    report.say("open", {"s": times, "ratios": ratios}, f"open: {spread(times)} s, {spread(ratios)} times a flat index")
-
-
 def memory(report: Report, folder: Path, data: Clusters) -> None:
-    command = [sys.executable, __file__, "--process", str(folder), "memory"]
-    lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
-    figures = json.loads(lines[-1])
-    figures["disk"] = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    figures = {name: size / (data.items * data.dim * 4) for name, size in figures.items()}
-    shown = ", ".join(f"{name} {times:.2f}" for name, times in figures.items())
-    report.say("memory", figures, f"times the vectors' bytes as float32: {shown}")
+    lines: list[str] = []
+    command = [sys.executable, __file__, "--process", str(folder)]
+    taken = seconds(
+        lambda: lines.extend(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines())
+    )
+    results = json.loads(lines[-1])
+    results["disk"] = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    results = {name: size / (data.items * data.dim * 4) for name, size in results.items()}
+    shown = ", ".join(f"{name} {times:.2f}" for name, times in results.items())
+    report.say("memory", results, f"opened, searched and compacted in {taken:.1f} s; times the vectors' bytes: {shown}")
 
 
 def anonymous() -> int:
@@ -202,8 +177,8 @@ def anonymous() -> int:
     return 1024 * int(status["RssAnon"].split()[0])
 
 
-def process(folder: str, what: str) -> None:
-    """Open the store in this new process; for "memory", print its memory while it searches and compacts."""
+def process(folder: str) -> None:
+    """Open the store in this new process, and print its memory while it searches and compacts."""
     before, peak, done = anonymous(), [0], threading.Event()
 
     def watch() -> None:
@@ -212,22 +187,21 @@ def process(folder: str, what: str) -> None:
 
     with open_store(folder) as store:
         collection = store.get(NAME)
-        vector = collection.scroll(limit=1).items[0].vector
-        collection.search(vector, k=K)
-        if what == "memory":
-            steady = anonymous() - before
-            collection.delete([collection.scroll(limit=1).items[0].id])  # so that there is something to compact
-            thread = threading.Thread(target=watch)
-            thread.start()
-            collection.compact()
-            done.set()
-            thread.join()
-            print(json.dumps({"steady": steady, "peak": peak[0] - before}))
+        item = collection.scroll(limit=1).items[0]
+        collection.search(item.vector, k=K)
+        steady = anonymous() - before
+        collection.delete([item.id])  # so that there is something to compact
+        thread = threading.Thread(target=watch)
+        thread.start()
+        collection.compact()
+        done.set()
+        thread.join()
+        print(json.dumps({"steady": steady, "peak": peak[0] - before}))
 
 
 def main() -> None:
     if sys.argv[1:2] == ["--process"]:
-        return process(*sys.argv[2:])
+        return process(sys.argv[2])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--items", type=int, default=100_000)
     parser.add_argument("--dim", type=int, default=256)
@@ -248,21 +222,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() if chosen.folder is None else nullcontext(chosen.folder) as place:
         folder = Path(place) / "store"
         if set(sections) - {"ingest"} and not folder.exists():
-            began = time.perf_counter()
             spent = fill(folder, data, 1000)
-            report.say(
-                "fill",
-                spent,
-                f"filled and compacted: {spent:.1f} CPU s of upserts, {time.perf_counter() - began:.1f} s",
-            )
+            report.say("fill", spent, f"filled and compacted: {spent:.1f} CPU s of upserts")
         if {"search", "filter"} & set(sections):
             with open_store(str(folder)) as store:
                 if "search" in sections:
                     search(report, store.get(NAME), data, chosen.queries, chosen.turns)
                 if "filter" in sections:
                     filters(report, store.get(NAME), data, max(1, chosen.queries // 4))
-        if "open" in sections:
-            opening(report, folder, data, chosen.turns)
         if "memory" in sections:
             memory(report, folder, data)
 

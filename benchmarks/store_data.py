@@ -19,7 +19,6 @@ CLUSTERS = 1000
 LABELS = 100
 PARTS = 10_000
 COSINE = (0.6, 0.8)
-INDEXED = ("label", "half", "part")
 
 # share of the items that pass, and the filter; labels go with the clusters, half and part with nothing
 FILTERS: dict[str, Mapping[str, Any]] = {

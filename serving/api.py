@@ -63,7 +63,7 @@ def opened_app(settings: Settings, store: str, model: str | None, *, shared: boo
     with open_store(store, read_only=settings.read_only, shared=shared) as opened:
         engines = Engines(model, settings)
         try:
-            # its models take images, and no tensors
+            # its models embed images, and do nothing else that a Workbench may ask of an encoder
             bench = Workbench(
                 engines,  # type: ignore[arg-type]
                 opened,

@@ -21,7 +21,7 @@ export function make(tag, attributes = {}, ...children) {
 const FOCUSABLE = 'a, button, input, select, textarea, summary, [tabindex]';
 
 /**
- * Make the children of an element those of a list. The focus stays on its item; where that is gone, on the next one.
+ * Make the children of an element those of a list. The focus stays on its item; where that was removed, on the next one.
  * @template T
  * @param {Element} list @param {T[]} items @param {(item: T) => any} keyOf different for each item
  * @param {(item: T, before: any) => any} draw returns an element for an item: a new one, or the one of its key before

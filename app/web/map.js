@@ -10,7 +10,7 @@ import {Scatter} from './scatter.js';
 
 const CLUSTER = 'inspection.cluster';
 const ISLANDS = 30; // names on the map
-const OTHERS = 'others'; // values without a color of their own
+const OTHERS = 'others'; // values that share the gray
 const MOST_ADDED = 10_000; // items that are placed without a new inspection
 const STEP = 40; // pixels, per press of an arrow key
 const NEAR = 12; // pixels from a point to the pointer; the keyboard reaches everything
@@ -311,7 +311,7 @@ class ItemMap extends HTMLElement {
   /** @param {number} x @param {number} y @param {number} [reach] in pixels */
   _click(x, y, reach = NEAR) {
     const point = this.scatter?.nearest(x, y, reach) ?? -1;
-    if (point >= 0 && this.rows[point] >= 0) this.explorer.similarTo(this.rows[point]).catch(sayError);
+    if (point >= 0 && this.rows[point] >= 0) this.explorer.similarTo(this.rows[point]);
   }
 
   /** @param {KeyboardEvent} event */

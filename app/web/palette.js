@@ -5,10 +5,10 @@ const COLORS = ['#4e79a7', '#f28e2b', '#e15759', '#76b7b2', '#59a14f', '#edc948'
 export const PLAIN = [128, 132, 140];
 const [LOW, HIGH] = [[59, 105, 178], [235, 116, 36]];
 
-/** How many values have a color of their own. */
+/** How many values have different colors. */
 export const COLORED = COLORS.length;
 
-/** Red, green and blue of a value; gray for values without a color of their own. @param {number} place of the value */
+/** Red, green and blue of a value; gray for the values after those with different colors. @param {number} place of the value */
 export function colorOf(place) {
   return place < COLORED ? [1, 3, 5].map(at => parseInt(COLORS[place].slice(at, at + 2), 16)) : PLAIN;
 }

@@ -126,6 +126,7 @@ def back_up(
                 "removed by their age."
             )
         copy = _Copy(place, previous, store, progress)
+        copy.run()
         reached("backup.chunks")
         # ids ascend even if the clock is set back
         last = datetime.fromisoformat(ids[-1]).timestamp() + 1e-5 if ids else 0.0
@@ -154,18 +155,21 @@ class _Copy:
         self._place, self._store, self._progress, self._done = place, store, progress, 0
         self._total = sum(path.stat().st_size for path in store.files().values() if path.exists())
         self._existing, self._previous = place.chunks(), previous.files if previous else {}
-        self.written, self.files, self.collections = 0, dict[str, list[Chunk]](), dict[str, int]()
-        self.damaged = dict[str, StoreError]()  # by name
+        self.written = 0
+        self.files: dict[str, list[Chunk]] = {}
+        self.collections: dict[str, int] = {}
+        self.damaged: dict[str, StoreError] = {}  # by name
+
+    def run(self) -> None:
         # names first: an alias that is moved later must not point to a collection that was not complete yet
         names = "SELECT name, uuid FROM collections ORDER BY name", "SELECT alias, name FROM aliases ORDER BY alias"
         keys, aliases = self._save(CATALOG, schema.SCHEMA, *names)
-        if (store.folder / RECORDS).is_file():
+        if (self._store.folder / RECORDS).is_file():
             self._save(RECORDS, records.SCHEMA)
         for name, key in keys:
-            for [[count]] in self._save(
-                f"collections/{key}.sqlite", schema.SCHEMA, "SELECT count(*) FROM items", of=name
-            ):
-                self.collections[name] = count
+            file, count = f"collections/{key}.sqlite", "SELECT count(*) FROM items"
+            for [[items]] in self._save(file, schema.SCHEMA, count, of=name):  # none of a damaged collection
+                self.collections[name] = items
         self.aliases = {alias: name for alias, name in aliases if name in self.collections}
 
     def _save(self, file: str, format: int, *queries: str, of: str | None = None) -> list[list[Any]]:
@@ -180,9 +184,8 @@ class _Copy:
                     with closing(connect(path, format, read_only=True)) as source, translated(path):
                         quick_check(source, path)  # copies of damage must not replace sound backups
                         source.execute("BEGIN")
-                        found = [
-                            source.execute(query).fetchall() for query in ("SELECT 1 FROM sqlite_master", *queries)
-                        ]
+                        source.execute("SELECT 1 FROM sqlite_master").fetchone()  # the first read begins it
+                        found = [source.execute(query).fetchall() for query in queries]
                         source.backup(target, pages=CHUNK_PAGES)
             except StoreError as error:
                 if of is None or isinstance(error, DiskFull):
@@ -191,7 +194,7 @@ class _Copy:
                     self.damaged[of] = error
                 return []
             self.files[file] = self._chunks(copy.fileno(), file)
-            return found[1:]
+            return found
 
     def _chunks(self, copy: int, name: str) -> list[Chunk]:
         hashes: list[bytes] = []

@@ -48,8 +48,6 @@ def check_collection_name(name: str, what: str = "Collection name") -> str:
     Beyond those of `check_name`, it may have letters, marks and digits of any script, and single spaces inside. It is
     in the normal form NFC, so that equal names are equal texts, and has at most 128 bytes, so that Milvus can store it.
     """
-    if isinstance(name, str) and name.isascii() and _NAME.fullmatch(name) and name not in (".", ".."):
-        return name
     if (
         not isinstance(name, str)
         or name in ("", ".", "..")

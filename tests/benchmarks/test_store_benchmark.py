@@ -51,6 +51,6 @@ def test_every_section_gives_its_figures(tmp_path):
     figures = tmp_path / "figures.json"
     subprocess.run([*command, "--queries", "128", "--json", str(figures)], check=True, capture_output=True, timeout=300)
     found = json.loads(figures.read_text())
-    assert {"ingest_1000", "ingest_100", "search_batch", "search_one", "open", "memory"} <= set(found)
+    assert {"ingest_1000", "ingest_100", "search_batch", "search_one", "memory"} <= set(found)
     assert found["recall"]["store"] == 1
     assert all(found[f"filter {name}"]["recall"] == 1 for name in FILTERS)

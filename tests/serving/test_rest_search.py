@@ -222,3 +222,17 @@ def test_a_search_accepts_an_effort(client, gallery):
     path, vectors = gallery
     for query in ({"id": "p3"}, {"vector": vectors[3].tolist()}):
         assert len(ids(client.post(f"{path}/search", json={**query, "effort": 100}).json())) == 10
+
+
+def test_a_collection_that_got_another_model_is_searched_with_it(client, server, collection, image_files, make_model):
+    """A search embeds images with the model that the collection had at the last one, and looks afterwards."""
+    query = {"image": as_text(image_files[0]), "k": 1}
+    for model in ("default", server.engines.get(str(make_model(seed=1))).source):
+        client.delete(collection)
+        client.put(collection, json={"model": model})
+        client.post(f"{collection}/items", files=upload(image_files[:3]), data={"items": '[{"id": "a"},{},{}]'})
+        for _ in range(2):  # the second search remembers the model
+            [match] = client.post(f"{collection}/search", json=query).json()["matches"]
+            assert (match["id"], match["score"]) == ("a", pytest.approx(1, abs=1e-4))
+    client.delete(collection)
+    is_problem(client.post(f"{collection}/search", json=query), 404, "collection_not_found")

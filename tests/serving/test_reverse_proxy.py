@@ -1,4 +1,4 @@
-"""Behind nginx with the configuration of docs/operate.md: login, /docs and redirects, with and without a prefix.
+"""Behind nginx and Caddy with the configurations of docs/operate.md: login, /docs and redirects, also with a prefix.
 
 Also with the two lines that pass websockets on, with which the body of a request must not reach other paths.
 """
@@ -50,7 +50,9 @@ http {{
 }}
 """
 
-pytestmark = pytest.mark.skipif(NGINX is None, reason="nginx is not installed")
+CADDY = shutil.which("caddy")
+needs_nginx = pytest.mark.skipif(NGINX is None, reason="nginx is not installed")
+KEY = {"Authorization": f"Bearer {WRITER}"}
 
 
 class Proxied(NamedTuple):
@@ -105,6 +107,7 @@ def address(proxied, request) -> str:
     return getattr(proxied, request.param)
 
 
+@needs_nginx
 def test_a_browser_logs_in_and_stays_below_the_prefix(address):
     with httpx.Client(follow_redirects=True, timeout=60, headers={"Accept": "text/html"}) as browser:
         form = browser.get(f"{address}/docs")
@@ -127,6 +130,7 @@ def test_a_browser_logs_in_and_stays_below_the_prefix(address):
         assert str(known.url.join(start)) == f"{address}/"
 
 
+@needs_nginx
 @pytest.mark.parametrize("path", ["/app", "/app/", "/api/v1/collections/", "/docs/"])
 def test_redirects_stay_below_the_prefix(address, path):
     with httpx.Client(follow_redirects=True, timeout=60, headers={"Authorization": f"Bearer {WRITER}"}) as client:
@@ -136,12 +140,14 @@ def test_redirects_stay_below_the_prefix(address, path):
         assert str(answer.url).startswith(f"{address}/")
 
 
+@needs_nginx
 def test_a_client_uses_this_address(address, image_files):
     with Client(address, api_key=WRITER, timeout=60) as client:
         assert client.embed(image_files[:2]).shape[0] == 2
         assert client.list_models() != []
 
 
+@needs_nginx
 @pytest.mark.parametrize("offer", ["websocket", "h2c", "anything"])
 def test_a_body_cannot_reach_a_path_that_the_proxy_forbids(proxied, offer):
     """nginx sends a large body in separate packets."""
@@ -163,8 +169,37 @@ def test_a_body_cannot_reach_a_path_that_the_proxy_forbids(proxied, offer):
     assert httpx.get(victim, headers=headers, timeout=60).status_code == 200
 
 
+@needs_nginx
 def test_the_proxy_refuses_more_requests_than_its_rate(proxied):
     with httpx.Client(timeout=60) as client:
         statuses = [client.get(f"{proxied.root}/healthz").status_code for _ in range(600)]
     assert 429 in statuses
     assert statuses.count(200) >= 200
+
+
+@pytest.mark.skipif(CADDY is None, reason="Caddy is not installed")
+def test_the_documented_configuration_of_caddy_works(model, tmp_path, serve, image_files):
+    assert CADDY is not None
+    page, port = OPERATE_PAGE.read_text(), free_port()
+    documented = page[page.index("Caddy sets the headers") :].split("```")[1]
+    documented = documented.replace("{", "{\n    admin off", 1).replace(
+        "photos.example.com", f"http://127.0.0.1:{port}"
+    )
+    keys = {"write_keys": [f"ci:{WRITER}"], "trusted_proxies": ["127.0.0.1"]}
+    for server in serve(model, tmp_path / "store", **keys):
+        (tmp_path / "Caddyfile").write_text(documented.replace("127.0.0.1:8000", server.url.removeprefix("http://")))
+        command = [CADDY, "run", "--adapter", "caddyfile", "--config", str(tmp_path / "Caddyfile")]
+        with (tmp_path / "log").open("wb") as log:
+            process = subprocess.Popen(command, stderr=log, env={**os.environ, "HOME": str(tmp_path)})
+        try:
+            root = f"http://127.0.0.1:{port}"
+            until_served(f"{root}/readyz", process, tmp_path / "log")
+            with Client(root, api_key=WRITER, timeout=60) as client:
+                assert client.embed(image_files[:2]).shape[0] == 2
+            big = httpx.post(f"{root}/api/v1/embed", content=bytes(20_100_000), headers=KEY, timeout=60)
+            assert big.status_code == 413
+            form = httpx.get(f"{root}/docs", headers={"Accept": "text/html"}, follow_redirects=True, timeout=60)
+            assert str(form.url).startswith(f"{root}/login")
+        finally:
+            process.terminate()
+            process.wait()

@@ -8,9 +8,10 @@ from store.backups import contents
 from waiting import until
 
 from nnclr_hub import EmbeddedStore
+from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.store.settings import StoreSettings
-from nnclr_hub.store.vector_transform import VectorTransform
+from nnclr_hub.store.vector_transform import VectorTransform, unit_length
 
 ROWS, DIM, K = 1200, 24, 10
 SMALL = StoreSettings(memory=1 << 30, flat_below=1000, min_recent=300, max_recent=600)
@@ -134,3 +135,28 @@ def test_the_transform_is_fitted_as_the_collection_grows_and_survives_a_start(tm
         file.unlink()
     with EmbeddedStore(tmp_path) as store:  # without its files, on all items
         assert agrees(store.get("c"), rows, fitted_on(rows, vectors))
+
+
+# ------------------------------------------------------------------------------ the transform alone
+
+
+def test_centered_vectors_have_no_common_direction():
+    vectors = made(400, 0)
+    centered = VectorTransform.fit(vectors, "center")(vectors)
+    unit = unit_length(vectors)
+    assert centered == pytest.approx(unit_length(unit - unit.mean(axis=0)), abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["half_whiten", "whiten"])
+def test_fewer_vectors_than_dimensions_stay_finite(kind):
+    few = np.random.default_rng(0).standard_normal((5, 64)).astype(np.float32)
+    found = VectorTransform.fit(few, kind)(np.vstack([few, -few, few[:1] * 7]))
+    assert np.isfinite(found).all()
+    assert found[0] == pytest.approx(found[-1], abs=1e-5), "the length of a vector does not count"
+    assert np.linalg.norm(found, axis=1) == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize(("rows", "kind"), [(3, "sphere"), (0, "whiten")])
+def test_impossible_fits_are_refused(rows, kind):
+    with pytest.raises(InvalidRequest):
+        VectorTransform.fit(np.ones((rows, 4), np.float32), kind)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from store.backups import contents
 from store.crash.small import LONG, SEED, WITHOUT_SNAPSHOTS, open_small_store, repeated
 
 from nnclr_hub.errors import StoreError
@@ -15,11 +16,6 @@ from nnclr_hub.store.sqlite import CommitRecord
 
 N, DIM = 500, 4
 VECTORS = np.random.default_rng(0).normal(size=(N, DIM)).astype(np.float32)
-
-
-def contents(collection) -> dict:
-    ids = [item.id for item in collection.scroll(limit=10_000).items]
-    return {one.id: (one.vector.tobytes(), dict(one.metadata), one.thumbnail) for one in collection.get(ids)}
 
 
 @pytest.fixture(scope="module", params=["closed", "killed"])

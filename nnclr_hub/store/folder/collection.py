@@ -116,11 +116,12 @@ class EmbeddedCollection(Collection):
 
     @_in_use
     def delete(self, ids: Sequence[str] | None = None, *, where: Where | None = None) -> int:
-        find = _finder(ids, where)
-        return self._submit(
-            lambda connection, changes: rows.delete_rows(connection, changes, [row[:2] for row in find(connection)]),
-            frees=True,
-        )
+        chosen = _choose(ids, where)
+
+        def apply(connection: sqlite3.Connection, changes: Changes) -> int:
+            return rows.delete_rows(connection, changes, [row[:2] for row in rows.find_rows(connection, *chosen)])
+
+        return self._submit(apply, frees=True)
 
     @_in_use
     def update_metadata(
@@ -150,10 +151,10 @@ class EmbeddedCollection(Collection):
         *,
         frees: bool,
     ) -> int:
-        find = _finder(ids, where)
+        chosen = _choose(ids, where)
 
         def apply(connection: sqlite3.Connection, changes: Changes) -> int:
-            found = find(connection)
+            found = rows.find_rows(connection, *chosen)
             before = rows.parse_metadata([row[1:] for row in found])
             edits.check_unchanged(expected, [(row[1], metadata) for row, metadata in zip(found, before, strict=True)])
             texts = {rid: edit(id, metadata) for (rid, id, _), metadata in zip(found, before, strict=True)}
@@ -440,11 +441,7 @@ class EmbeddedCollection(Collection):
         return self._files.writer
 
 
-def _finder(
-    ids: Sequence[str] | None, where: Where | None
-) -> Callable[[sqlite3.Connection], list[tuple[int, str, str]]]:
-    """Return a function that returns row id, id and JSON of the metadata of the items to change."""
+def _choose(ids: Sequence[str] | None, where: Where | None) -> tuple[str, list[Any]]:
+    """Return the SQL condition on the items to change, and its parameters."""
     wanted, group = edits.check_choice(ids, where)
-    if group is not None:
-        return lambda connection: filters.rows_that_pass(connection, group)
-    return lambda connection: rows.rows_by_id(connection, wanted or [])
+    return (f"id {ONE_OF}", [json.dumps(wanted)]) if group is None else filter_sql(group)

@@ -88,12 +88,6 @@ def _select(connection: sqlite3.Connection, group: Group, among: np.ndarray | No
     return np.sort(np.fromiter((row[0] for row in rows), np.int64))
 
 
-def rows_that_pass(connection: sqlite3.Connection, group: Group) -> list[tuple[int, str, str]]:
-    """Return row id, id and JSON of the metadata of the rows that pass a filter."""
-    condition, parameters = filter_sql(group)
-    return connection.execute(f"SELECT rid, id, metadata FROM items WHERE {condition}", parameters).fetchall()
-
-
 def count_facets(connection: sqlite3.Connection, group: Group, keys: Sequence[str]) -> dict[str, tuple[int, Counts]]:
     """Return by key how many of the items that pass a filter have it, and how often each of its scalars occurs.
 

@@ -19,7 +19,7 @@ from nnclr_hub.store.items import Item
 from nnclr_hub.store.spec import CollectionSpec
 
 ONE_OF = "IN (SELECT value FROM json_each(?))"  # whose parameter is `json.dumps` of a list
-PARSED = 64  # metadata that are parsed in one call, which keeps all other threads waiting
+CHECKED = 64  # metadata that are parsed between two checks whether to go on
 DENSE = 2  # row ids that are so many times fewer than the range they are in are read as a range
 Row = tuple[int, str, str, bytes | None, bytes | None]  # row id, id, JSON of the metadata, vector, thumbnail
 _HINT = "remove it with `nnclr store repair COLLECTION`, then index it again"
@@ -53,47 +53,26 @@ def write_items(
     """Write items with distinct ids, their JSON and vectors (n, D), under new row ids; replace those with these ids."""
     ids = [item.id for item in items]
     thumbnails = [item.thumbnail for item in items]
-    delete_rows(connection, changes, [row[:2] for row in rows_by_id(connection, ids)])
+    before = find_rows(connection, f"id {ONE_OF}", [json.dumps(ids)])
+    delete_rows(connection, changes, [row[:2] for row in before])
     first = sequence(connection, "items") + 1
     rids = range(first, first + len(items))
     stored = np.ascontiguousarray(vectors, stored_type(spec))
     blobs = stored.view(f"V{size_of(spec)}").ravel().tolist()
     vector_crcs = list(map(zlib.crc32, blobs))
     crcs = list(map(row_crc, rids, ids, metadata, vector_crcs, thumbnails))
-    _insert(connection, "items", 50, rids, ids, metadata, crcs)
-    _insert(connection, "vectors", 250, rids, blobs, vector_crcs)
+    connection.executemany("INSERT INTO items VALUES (?, ?, ?, ?)", zip(rids, ids, metadata, crcs, strict=True))
+    connection.executemany("INSERT INTO vectors VALUES (?, ?, ?)", zip(rids, blobs, vector_crcs, strict=True))
     with_thumbnail = [(rid, jpeg) for rid, jpeg in zip(rids, thumbnails, strict=True) if jpeg is not None]
     connection.executemany("INSERT INTO thumbnails VALUES (?, ?)", with_thumbnail)
-    connection.execute(
-        "INSERT OR FAIL INTO oplog (op, rid, id) SELECT '+', rid, id FROM items WHERE rid >= ? ORDER BY rid", [first]
-    )
+    connection.executemany("INSERT INTO oplog (op, rid, id) VALUES ('+', ?, ?)", zip(rids, ids, strict=True))
     changes.added.append(np.arange(first, first + len(items)))
     changes.vectors.append(stored.astype(np.float32, copy=False))
 
 
-def _insert(connection: sqlite3.Connection, table: str, together: int, *columns: Sequence[Any]) -> None:
-    """Insert rows, given by their columns, `together` at a time, which takes half the CPU time of one by one.
-
-    With OR FAIL, SQLite need not prepare for undoing one statement, for which it would write each page that changes to
-    a temporary file: the writer undoes the whole request if a row fails.
-    """
-    width, rows = len(columns), len(columns[0])
-    values: list[Any] = [None] * (width * rows)
-    for position, column in enumerate(columns):
-        values[position::width] = column
-    row = f"({','.join('?' * width)})"
-    statement = f"INSERT OR FAIL INTO {table} VALUES {row}"
-    several = ",".join([statement, *[row] * (together - 1)])
-    size = width * together
-    whole = len(values) - len(values) % size
-    for start in range(0, whole, size):
-        connection.execute(several, values[start : start + size])
-    connection.executemany(statement, zip(*[iter(values[whole:])] * width, strict=True))
-
-
 def delete_rows(connection: sqlite3.Connection, changes: Changes, rows: Sequence[tuple[int, str]]) -> int:
     """Delete rows (row id, id) that exist; return how many."""
-    if rows:  # one by one: SQLite would prepare for undoing one statement, see `_insert`
+    if rows:  # one by one: for many in one statement, SQLite copies each page that changes to a temporary file
         connection.executemany("DELETE FROM items WHERE rid = ?", ((rid,) for rid, _ in rows))
         connection.executemany("INSERT INTO oplog (op, rid, id) VALUES ('-', ?, ?)", rows)
         changes.deleted += [rid for rid, _ in rows]
@@ -140,10 +119,9 @@ def read_rows(
         yield rid, id, metadata, vector, jpeg
 
 
-def rows_by_id(connection: sqlite3.Connection, ids: Iterable[str]) -> list[tuple[int, str, str]]:
-    """Return row id, id and JSON of the metadata of the items with these ids that exist."""
-    statement = f"SELECT rid, id, metadata FROM items WHERE id {ONE_OF}"
-    return connection.execute(statement, [json.dumps(list(ids))]).fetchall()
+def find_rows(connection: sqlite3.Connection, condition: str, parameters: Sequence[Any]) -> list[tuple[int, str, str]]:
+    """Return row id, id and JSON of the metadata of the items that meet an SQL condition."""
+    return connection.execute(f"SELECT rid, id, metadata FROM items WHERE {condition}", parameters).fetchall()
 
 
 def to_items(rows: Sequence[Row], spec: CollectionSpec, *, thumbnails: bool = True) -> list[Item]:
@@ -163,31 +141,25 @@ def to_vector(id: str, blob: bytes, spec: CollectionSpec) -> np.ndarray:
     return np.frombuffer(blob, stored_type(spec)).astype(np.float32)
 
 
-def is_metadata(text: object) -> bool:
-    """Return whether it is the JSON of an object."""
+def parse_object(text: object) -> dict[str, Any] | None:
+    """Return the object of a JSON text; None if it is something else."""
     try:
-        return isinstance(orjson.loads(text), dict)  # pyright: ignore[reportArgumentType] - which is a TypeError
+        value = orjson.loads(text)  # pyright: ignore[reportArgumentType] - which is a TypeError
     except (TypeError, ValueError):
-        return False
+        return None
+    return value if type(value) is dict else None
 
 
-def parse_metadata(rows: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
+def parse_metadata(rows: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
     """Parse the metadata of pairs (id, JSON); StoreCorrupt names an item whose metadata is not an object."""
-    metadata: list[dict[str, Any]] = []
-    for start in range(0, len(rows), PARSED):
-        check_cancelled()
-        part = rows[start : start + PARSED]
-        try:
-            parsed = orjson.loads(f"[{','.join([text for _, text in part])}]")  # much faster than one by one
-        except (TypeError, ValueError):
-            parsed = []
-        if len(parsed) != len(part) or set(map(type, parsed)) != {dict}:
-            for id, text in part:
-                if not is_metadata(text):
-                    raise StoreCorrupt(f"The metadata of item {id!r} is damaged; {_HINT}.")
-            parsed = [orjson.loads(text) for _, text in part]
-        metadata += parsed
-    return metadata
+    parsed: list[dict[str, Any]] = []
+    for number, (id, text) in enumerate(rows):
+        if number % CHECKED == 0:
+            check_cancelled()
+        if (values := parse_object(text)) is None:
+            raise StoreCorrupt(f"The metadata of item {id!r} is damaged; {_HINT}.")
+        parsed.append(values)
+    return parsed
 
 
 def fetch_vectors(connection: sqlite3.Connection, spec: CollectionSpec, rids: np.ndarray) -> np.ndarray:

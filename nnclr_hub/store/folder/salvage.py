@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from nnclr_hub.errors import StoreCorrupt
-from nnclr_hub.store.folder.rows import is_metadata, size_of
+from nnclr_hub.store.folder.rows import parse_object, size_of
 from nnclr_hub.store.folder.schema import Commit, connect, create_collection, insert_commit, read_spec, row_crc
 from nnclr_hub.store.items import Progress
 from nnclr_hub.store.reports import SalvageReport
@@ -111,7 +111,7 @@ def _keep(
     if not isinstance(vector, bytes) or len(vector) != size or zlib.crc32(vector) != vector_crc:
         return False
     if not whole:  # the checksum covers the thumbnail
-        if not isinstance(id, str) or known_id not in (None, id) or not is_metadata(metadata):
+        if not isinstance(id, str) or known_id not in (None, id) or parse_object(metadata) is None:
             return False
         crc = row_crc(rid, id, metadata, vector_crc, None)
     elif not isinstance(jpeg, bytes | None) or row_crc(rid, id, metadata, vector_crc, jpeg) != crc:

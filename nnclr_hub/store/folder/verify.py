@@ -16,7 +16,7 @@ import numpy as np
 from nnclr_hub.errors import StoreCorrupt
 from nnclr_hub.store.disk import fsync_folder, translated
 from nnclr_hub.store.folder.resources import Resources
-from nnclr_hub.store.folder.rows import all_rids, delete_damaged, fetch_vectors, is_metadata, size_of
+from nnclr_hub.store.folder.rows import all_rids, delete_damaged, fetch_vectors, parse_object, size_of
 from nnclr_hub.store.folder.schema import check_meta, check_totals, row_crc
 from nnclr_hub.store.index.main import nearest, score
 from nnclr_hub.store.index.state import RowSet, State
@@ -94,7 +94,7 @@ def _damaged_rows(connection: sqlite3.Connection, size: int, progress: Progress)
                 part = "vector"
             elif id.encode() != texts[0]:
                 part = "id"
-            elif metadata.encode() != texts[1] or not is_metadata(metadata):
+            elif metadata.encode() != texts[1] or parse_object(metadata) is None:
                 part = "metadata"
             elif row_crc(rid, id, metadata, vector_crc, jpeg) != crc:
                 part = "id, metadata or thumbnail"
@@ -143,8 +143,8 @@ def _keep_metadata(lost: Path, stem: str, rows: list[Damaged]) -> str:
     file = lost / f"{stem}-damaged-{time.strftime('%Y%m%d-%H%M%S')}.jsonl"
     with file.open("a", encoding="utf-8") as handle:
         for row in rows:
-            metadata = json.loads(row.metadata) if is_metadata(row.metadata) else row.metadata
-            handle.write(json.dumps({"id": row.id, "metadata": metadata}) + "\n")
+            metadata = parse_object(row.metadata)
+            handle.write(json.dumps({"id": row.id, "metadata": row.metadata if metadata is None else metadata}) + "\n")
         handle.flush()
         os.fsync(handle.fileno())
     fsync_folder(lost)

@@ -59,7 +59,6 @@ class Main:
         k: int,
         bitmap: np.ndarray | None = None,
         *,
-        rows: np.ndarray | None = None,
         effort: int = 0,
         exhaustive: bool = False,
     ) -> Found:
@@ -69,7 +68,6 @@ class Main:
             queries: (n, D) float32, transformed.
             k: at least 1.
             bitmap: (N / 8,) uint8, little-endian bits, of the rows to consider; None: all.
-            rows: (m,) int64, instead of a bitmap.
             effort: efSearch or nprobe; 0: the calibrated one.
             exhaustive: look at every row.
         """
@@ -77,9 +75,8 @@ class Main:
         if options is None:
             options = kind.search_options(index, k, effort or self.effort)
         selector = {} if bitmap is None else {"sel": FAISS.IDSelectorBitmap(bitmap)}
-        selector = selector if rows is None else {"sel": FAISS.IDSelectorArray(rows)}
         parameters = getattr(FAISS, kind.parameters)(**selector, **options)
-        parameters.chosen = bitmap, rows  # faiss reads them by address, so they must live as long as the parameters
+        parameters.bitmap = bitmap  # faiss reads it by address, so it must live as long as the parameters
         if self.spec.metric != "l2":
             return index.search(queries, k, params=parameters)
         step = FEW if isinstance(index, faiss.IndexFlat) else len(queries)
@@ -92,17 +89,12 @@ class Main:
             return self._stored[rows].astype(np.float32, copy=False)
         return self.index.reconstruct_batch(np.ascontiguousarray(rows, np.int64))
 
-    @property
-    def is_flat(self) -> bool:
-        """Whether its vectors are in one array of float32, so that some can be compared where they are."""
-        return isinstance(self._exhaustive[0], faiss.IndexFlat)
-
     @cached_property
     def _stored(self) -> np.ndarray | None:
         """The vectors (N, D) where they are, float16 or float32; None: they are in lists, or codes of another kind."""
         index = self._exhaustive[0]
         is_f16 = isinstance(index, faiss.IndexScalarQuantizer) and index.sq.qtype == faiss.ScalarQuantizer.QT_fp16
-        if not is_f16 and not self.is_flat:
+        if not is_f16 and not isinstance(index, faiss.IndexFlat):
             return None
         stored = faiss.rev_swig_ptr(index.codes.data(), index.codes.size())
         return stored.view("<f2" if is_f16 else "<f4").reshape(len(self), index.d)

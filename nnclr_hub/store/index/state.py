@@ -29,7 +29,6 @@ WAIT_SECONDS = 1.0  # for the state of a commit, which follows within moments
 # below this share of the main part, comparing with the rows that pass a filter is cheaper than walking past the others
 SCAN_SHARE = 0.05
 SCAN_BYTES = 64 << 20
-FEW_IN_PLACE = 2  # queries that are compared with vectors where they are; for more, a copy of them pays off
 MAX_EFFORT = 4096
 GROWTH = 65_536  # rows by which a buffer of recent rows grows at most
 
@@ -196,8 +195,6 @@ class State:
     def _scan(self, queries: np.ndarray, k: int, fetch: Fetch, rows: np.ndarray) -> Found:
         """Compare with rows (n,) int64 ascending of the main part."""
         main, found = self.main, []
-        if len(queries) <= FEW_IN_PLACE and len(rows) and main.is_flat:
-            return _by_id(main.search(queries, min(k, len(rows)), rows=rows, exhaustive=True), main.rids)
         step = max(1, SCAN_BYTES // (4 * main.spec.dim))
         for start in range(0, len(rows), step):
             check_cancelled()

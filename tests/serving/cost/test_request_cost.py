@@ -4,8 +4,7 @@ None of these depends on other work on the machine, as the wait of another reque
 """
 
 import pytest
-
-from benchmarks.request_cost import TELLING, cases, fit_probe, overdrawn, served
+from costly_requests import TELLING, cases, fit_probe, overdrawn, served
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,7 @@
-"""What the most expensive permitted request of each kind costs, measured from outside the server.
+"""The most expensive permitted request of each kind, with what it may cost.
 
-    python benchmarks/request_cost.py                     # every kind, as a table with its budget
-    python benchmarks/request_cost.py answer_at_limit     # the named kinds
-
-Each request is at the limit of what the server accepts, or above it, where refusing must be cheap. For each, the table
-has the CPU seconds of the server until it is idle again, the bytes of the answer, the CPU seconds of the longest turn
-of the event loop, the longest wait of /healthz by the clock, and the growth of the peak memory. `Budget` has the
-limits of all but the wait of /healthz, which depends on other work on the machine. tests/serving/cost checks them.
+Each request is at the limit of what the server accepts, or above it, where refusing must be cheap. `Budget` has the
+limits of all that does not depend on other work on the machine.
 """
 
 from __future__ import annotations
@@ -14,8 +9,6 @@ from __future__ import annotations
 import base64
 import io
 import json
-import sys
-import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,11 +20,8 @@ from typing import Any
 import httpx
 import numpy as np
 from PIL import Image
+from request_meter import JSON, Cost, Meter, Request
 
-if __name__ == "__main__":  # the checkout, wherever it is called from
-    sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from benchmarks.request_meter import JSON, Cost, Meter, Request
 from benchmarks.server_process import ServerProcess
 from nnclr_hub.client import Client
 from nnclr_hub.store import open_store
@@ -247,27 +237,3 @@ def overdrawn(cost: Cost, budget: Budget) -> list[str]:
     limits = ("cpu_s", "answer", "turn_s", "memory")
     above = [name for name in limits if getattr(cost, name) > getattr(budget, name)]
     return above + ["status"] * (cost.status != budget.status)
-
-
-def main(names: list[str]) -> None:
-    print(
-        "| request | status | CPU s | answer MB | longest turn ms | /healthz waits ms | peak grows MB "
-        "| above its budget |"
-    )
-    print("|---|---|---|---|---|---|---|---|")
-    with tempfile.TemporaryDirectory() as folder, served(Path(folder)) as meter:
-        fit_probe(meter.url)
-        for name in names or cases():
-            budget, request = cases()[name]
-            cost = meter.cost(request)
-            above = ", ".join(overdrawn(cost, budget))
-            print(
-                f"| {name} | {cost.status} | {cost.cpu_s:.2f} | {cost.answer / 1e6:.1f} "
-                f"| {1000 * cost.turn_s:.0f} | {1000 * cost.delay_s:.0f} "
-                f"| {cost.memory / 1e6:.0f} | {above} |",
-                flush=True,
-            )
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
