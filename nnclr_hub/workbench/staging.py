@@ -59,9 +59,6 @@ def partial_file(ticket: str) -> Path:
     """Return the file that collects an upload, which may be new.
 
     A complete file becomes partial again, so no job may have it.
-
-    Raises:
-        Overloaded: if too many bytes wait already.
     """
     _sweep()
     folder = _folder(ticket)
@@ -186,9 +183,6 @@ def images_of(path: Path, name: str, format: ImportFormat, most_bytes: int) -> A
     Args:
         name: of the archive, for messages.
         most_bytes: of an image.
-
-    Raises:
-        InvalidRequest: if it cannot be accepted.
     """
     changed, others = path.stat().st_mtime, Counter[str]()
     images: dict[str, tuple[int, Callable[[], bytes]]] = {}
