@@ -135,20 +135,20 @@ def test_channels_that_do_not_fit_the_model_are_refused(client):
     assert client.delete("/api/v1/collections/odd").status_code == 204
 
 
-def test_items_are_copied_or_moved_with_all_that_they_have(client, collection, image_files):
+def test_items_are_copied_or_moved_with_all_that_they_have(client, server, collection, image_files):
     client.post(f"{collection}/items", files=upload(image_files[:3]))
     items = client.get(f"{collection}/items", params={"with_vector": True}).json()["items"]
     ids = [item["id"] for item in items]
     client.put("/api/v1/collections/copies", json={})
-    client.put("/api/v1/collections/short", json={"dim": 3})
+    server.bench.store.create("alien", CollectionSpec(32, fingerprint="f" * 32))
     assert client.post(f"{collection}/copy", json={"to": "copies", "ids": [*ids[:2], "none"]}).json() == {"copied": 2}
     assert client.post(f"{collection}/copy", json={"to": "copies", "ids": ids, "move": True}).json() == {"copied": 3}
     there = "/api/v1/collections/copies/items"
     assert client.get(there, params={"with_vector": True}).json()["items"] == items
     assert client.get(f"{there}/{ids[0]}/thumbnail").status_code == 200
     assert client.get(f"{collection}/count").json()["count"] == 0
-    answer = client.post("/api/v1/collections/copies/copy", json={"to": "short", "ids": ids, "move": True})
+    answer = client.post("/api/v1/collections/copies/copy", json={"to": "alien", "ids": ids, "move": True})
     is_problem(answer, 409, "fingerprint_mismatch")
     assert client.get("/api/v1/collections/copies/count").json()["count"] == 3
-    for name in ("copies", "short"):
+    for name in ("copies", "alien"):
         client.delete(f"/api/v1/collections/{name}")
