@@ -15,7 +15,9 @@ import logging
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from functools import wraps
 from io import BytesIO
 from pathlib import Path
@@ -38,8 +40,10 @@ from nnclr_hub.workbench import Example, SearchQuery
 
 K, SHOWN = 23, 24  # neighbors, and images of the collection
 SAME = 0.9  # least score of an image with its own thumbnail
+VOTE = "its nearest neighbors"
 PARTS = 6  # images in which a part is looked for
 START_S = 600.0  # for a server to load
+GRACE_S = 5  # for open pages at the end
 FIELD = "label"
 INTRO = """# nnclr_hub
 NNCLR learns image encoders from unlabeled images: what is near in its vectors looks alike. Click an image to see its
@@ -96,7 +100,7 @@ class Demo:
             return None, []
         data, name = _png(image), self.collection.name
         point = None if x is None or y is None else Point(x, y)
-        others = [self.image(one.id) for one in self._search(Example(image=data))[:PARTS]] if point else []
+        others = [self.image(one.id) for one in self._search(_of(image))[:PARTS]] if point else []
         own: Any = self.client.attention(data, point, collection=name)
         maps: Any = self.client.attention(data, point, [_png(one) for one in others], collection=name) if others else []
         return own.overlay(), [one.overlay() for one in maps]
@@ -104,23 +108,24 @@ class Demo:
     def probes(self) -> list[str]:
         """Return the names of the probes that fit the collection's encoder; fit one on its labels if there is none."""
 
-        def known() -> list[str]:
-            return [one.name for one in self.client.probes.list() if one.fingerprint == self.info.spec.fingerprint]
+        with self.fitting, suppress(NNCLRHubError):  # no labels, or a server that is read-only
+            if not (found := self._fitted()):
+                job = self.client.probes.fit("demo", collection=self.collection.name, field=FIELD)
+                self.client.jobs.wait(job.id)
+                found = self._fitted()
+            return found
+        return []
 
-        with self.fitting:
-            if not (found := known()):
-                try:
-                    job = self.client.probes.fit("demo", collection=self.collection.name, field=FIELD)
-                    self.client.jobs.wait(job.id)
-                    found = known()
-                except NNCLRHubError as error:  # no labels, or a server that is read-only
-                    log.warning("The demo has no probe: %s", error)
-        return found
+    def _fitted(self) -> list[str]:
+        return [one.name for one in self.client.probes.list() if one.fingerprint == self.info.spec.fingerprint]
 
     def predict(self, image: Image.Image | None, probe: str | None) -> dict[str, float]:
-        """Return the probabilities of the most probable classes of an image."""
-        if image is None or not probe:
+        """Return the probabilities of the most probable classes of an image, or the votes of its neighbors."""
+        if image is None:
             return {}
+        if not probe or probe == VOTE:
+            votes = Counter(str(one.metadata[FIELD]) for one in self._search(_of(image)) if FIELD in one.metadata)
+            return {label: number / votes.total() for label, number in votes.most_common(5)}
         [found] = self.client.probes.predict(probe, [_png(image)])
         if isinstance(found, NNCLRHubError):
             raise found
@@ -138,8 +143,8 @@ class Demo:
             view = ImageOps.mirror(view)
         for change in (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color):
             view = change(view).enhance(self.rng.uniform(0.6, 1.4))
-        matches = self._search(Example(image=_png(view)))
-        own = next((one.id for one in self._search(Example(image=_png(image)))[:1] if one.score > SAME), None)
+        matches = self._search(_of(view))
+        own = next((one.id for one in self._search(_of(image))[:1] if one.score > SAME), None)
         nearest = next(one for one in matches if one.id != own)
         return [(image, "image"), (view, "augmented view"), (self.image(nearest.id), "its positive: the neighbor")]
 
@@ -212,13 +217,15 @@ def build(demo: Demo) -> gr.Blocks:
         with gr.Tab("Probe"), gr.Row():
             photo = gr.Image(first, type="pil", label="An image")
             with gr.Column():
-                probe = gr.Dropdown([], label="Probe", info="A linear classifier on the vectors.")
-                classes = gr.Label(label="Classes", num_top_classes=5)
+                probe = gr.Dropdown(
+                    [VOTE], value=VOTE, label="By", info="Neighbors vote; a probe is fitted.", allow_custom_value=True
+                )
+                classes = gr.Label(demo.predict(first, VOTE), label="Classes", num_top_classes=5)
             predict = _said(demo.predict)
             photo.change(predict, [photo, probe], classes, api_name="predict")
             probe.change(predict, [photo, probe], classes, api_visibility="private")
         # it may have to be fitted, which takes a while
-        page.load(_said(lambda: _first_of(demo.probes())), None, probe, api_visibility="private")
+        page.load(_said(lambda: _choice(demo.probes())), None, probe, api_visibility="private")
     return page
 
 
@@ -235,7 +242,9 @@ def serve(url: str, collection: str | None, port: int, host: str, runs: Path | N
     )
     # uvicorn's other parser, which `page.launch` would choose, executes the body of a request with `Upgrade` as a
     # request; see serving/http_protocol.py. Gradio has no web sockets.
-    uvicorn.run(served, host=host, port=port, log_level="warning", http="h11", ws="none")
+    uvicorn.run(
+        served, host=host, port=port, log_level="warning", http="h11", ws="none", timeout_graceful_shutdown=GRACE_S
+    )
 
 
 def _end_with(parent: int) -> None:
@@ -274,14 +283,18 @@ def _said(event: Callable[..., Any]) -> Callable[..., Any]:
     return said
 
 
-def _first_of(names: list[str]) -> gr.Dropdown:
-    return gr.Dropdown(names, value=names[0] if names else None)
+def _choice(names: list[str]) -> gr.Dropdown:
+    return gr.Dropdown([*names, VOTE], value=names[0] if names else VOTE)
 
 
 def _png(image: Image.Image) -> bytes:
     buffer = BytesIO()
     image.convert("RGB").save(buffer, "PNG")
     return buffer.getvalue()
+
+
+def _of(image: Image.Image) -> Example:
+    return Example(image=_png(image))
 
 
 def _decoded(jpeg: str) -> Image.Image:

@@ -41,7 +41,9 @@ class Settings(BaseSettings):
     decode_memory: int = Field(
         DecodingLimits.memory, ge=1, description="memory to decode one image in bytes, or like 2GB (Linux)"
     )
-    capacity: int = Field(512, ge=1, description="images in progress at once; 429 above that")
+    capacity: int = Field(
+        512, ge=1, description="images in progress at once, at most half of them for jobs; 429 above that"
+    )
     capacity_bytes: int = Field(256_000_000, ge=1, description="bytes of images in progress at once; 429 above that")
     deadline_s: float = Field(30.0, gt=0, description="seconds after which a request expires with 504")
     search_capacity: int = Field(256, ge=1, description="search queries in progress at once; 429 above that")

@@ -49,6 +49,10 @@ def exhaust(source):
     return np.ones(3_000_000_000, np.uint8)
 
 
+def allocate(source, size):
+    return len(bytes(size))
+
+
 def killed_once(source, begun):
     """Be killed the first time, as by the system when memory is short."""
     if not Path(begun).exists():

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from rich.console import Console
 
+from nnclr_hub.encoder.features import FeatureSource
 from nnclr_hub.errors import CheckpointError
 from nnclr_hub.file_replacement import replace_file
 
@@ -54,6 +55,7 @@ def state_of(run: Run, origin: Origin, monitor: Monitor, references: dict[str, A
         "settings": dataclasses.asdict(run.recipe),
         "init": origin.init,
         "terms": origin.terms,
+        "teacher": origin.teacher.fingerprint if origin.teacher else None,
         "files": files.digest,
         **({"images": torch.from_numpy(files.fingerprints)} if len(files.fingerprints) else {}),
         "steps_per_epoch": run.batches.steps_per_epoch,
@@ -123,7 +125,14 @@ def check_parts(saved: Mapping[str, Any], out: Path) -> None:
         )
 
 
-def check_same_run(saved: dict[str, Any], recipe: Recipe, files: ImageIndex, start: str | None, out: Path) -> None:
+def check_same_run(
+    saved: dict[str, Any],
+    recipe: Recipe,
+    files: ImageIndex,
+    start: str | None,
+    out: Path,
+    teacher: FeatureSource | None = None,
+) -> None:
     """Reject a checkpoint that belongs to a different run.
 
     Raises:
@@ -143,6 +152,8 @@ def check_same_run(saved: dict[str, Any], recipe: Recipe, files: ImageIndex, sta
         changed.insert(0, f"recipe was {saved['recipe']}, is {recipe.name}")
     if saved["init"] != start:
         changed.append(f"--init was {saved['init']}, is {start}")
+    if saved.get("teacher") != (teacher.fingerprint if teacher else None):
+        changed.append("the weights of the teacher have changed")
     if saved["files"] != files.digest:
         same = np.isin(saved["images"].numpy(), files.fingerprints) if "images" in saved else np.zeros(1)
         if same.mean() < LEAST_SAME:

@@ -222,7 +222,7 @@ def _pretrain(request: _Request, ranks: Ranks, console: Console) -> PretrainResu
     # ------------------------------------------------------------------------ resume
     terms, trained_before = request.terms, False
     if saved is not None:
-        check_same_run(saved, recipe, ready.files, init, out)
+        check_same_run(saved, recipe, ready.files, init, out, ready.teacher)
         restore(run, saved, ready.files, console)
         terms = terms or saved["terms"]
         trained_before = run.finished

@@ -1,7 +1,7 @@
 // The dialogs of the page Collections.
 import {path, rest} from './api.js';
 import {ask, copy, createCollection, targets} from './copying.js';
-import {button, count, make, openDialog, say, sayError} from './dom.js';
+import {button, count, make, openDialog, say} from './dom.js';
 import {jobBar} from './jobs.js';
 
 /** A choice of the encoders that the server serves. @param {string} [except] @returns {Promise<HTMLSelectElement>} */
@@ -67,23 +67,15 @@ export async function manage(info, aliases, collections, redraw) {
   const own = path(info.name), encoder = await encoders(info.model);
   /** @param {() => Promise<any>} act @param {string} done */
   const attempt = (act, done) => async () => {
-    try {
-      await act();
-      say(done);
-    } catch (error) {
-      sayError(error);
-    }
+    await act();
+    say(done);
   };
   const job = (/** @type {'verify' | 'compact'} */ kind) => attempt(() => rest('POST', 'jobs', {json: {kind, collection: info.name}, noted: true}), 'It runs as a job.');
   const alias = make('input', {maxlength: 128, placeholder: 'current', 'aria-label': 'New alias'});
   const change = (/** @type {() => Promise<any>} */ act) => async () => {
-    try {
-      await act();
-      dialog.close();
-      await redraw();
-    } catch (error) {
-      sayError(error);
-    }
+    await act();
+    dialog.close();
+    await redraw();
   };
   const name = make('input', {maxlength: 128, value: info.name, 'aria-label': 'Name'});
   const into = make('select', {'aria-label': 'Merge into'}, ...targets(info, collections)), progress = make('progress', {max: info.count, value: 0, hidden: true, 'aria-label': 'Merging'});

@@ -30,16 +30,16 @@ export async function showCollections(main, session) {
     await addFiles(session.collections.find(one => one.name === name), files);
     await draw();
     if ((session.collections.find(one => one.name === name)?.count ?? 0) < 2) return;
-    rest('POST', path(name, 'inspections'), {json: {write_fields: true}, noted: true}).catch(sayError);
+    rest('POST', path(name, 'inspections'), {json: {write_fields: true}, noted: true});
     if (!left) location.hash = `#/explore/${encodeURIComponent(name)}`;
   };
   const drop = (/** @type {File[]} */ files, /** @type {Element} */ target) => {
     const own = target.closest('article')?.getAttribute('aria-label'), info = session.collections.find(one => one.name === own);
-    (info ? addFiles(info, files) : fill(files)).catch(sayError);
+    (info ? addFiles(info, files) : fill(files));
   };
   if (session.canWrite) onDrop({text: 'Drop on a collection to add to it, elsewhere to make a new one', take: drop});
-  const redraw = () => { draw().catch(sayError); };
-  const backup = () => rest('POST', 'store/backups', {noted: true}).then(() => say('The backup runs as a job.')).catch(sayError);
+  const redraw = () => { draw(); };
+  const backup = () => rest('POST', 'store/backups', {noted: true}).then(() => say('The backup runs as a job.'));
   const {most, used} = session.originals;
   main.replaceChildren(make('div', {class: 'page'},
     make('header', {}, make('h1', {}, 'Collections'), session.canWrite
@@ -67,19 +67,15 @@ export async function showCollections(main, session) {
 /** What an empty store shows. @param {(files: File[]) => Promise<void>} fill @param {() => Promise<void>} draw */
 function firstVisit(fill, draw) {
   const choose = (/** @type {any} */ options) => {
-    const input = make('input', {type: 'file', hidden: true, ...options, onchange: () => { if (input.files.length) fill([...input.files]).catch(sayError); }});
+    const input = make('input', {type: 'file', hidden: true, ...options, onchange: () => { if (input.files.length) fill([...input.files]); }});
     return input;
   };
   const files = choose({multiple: true}), folder = choose({webkitdirectory: true});
   const sample = button('map', 'Sample gallery', async () => {
     sample.disabled = true;
     sample.lastChild.textContent = 'Drawing the images ...';
-    try {
-      const answer = await fetch(new URL('sample.zip', import.meta.url));
-      await fill([new File([await answer.blob()], 'sample.zip')]);
-    } catch (error) {
-      sayError(error);
-    }
+    const answer = await fetch(new URL('sample.zip', import.meta.url));
+    await fill([new File([await answer.blob()], 'sample.zip')]);
   });
   return make('div', {class: 'zone stack'}, make('h2', {}, 'Drop images, a folder or a zip anywhere here'),
     make('p', {}, 'They become a collection that you can search, with a map of what looks alike. Nothing leaves this server.'), files, folder,

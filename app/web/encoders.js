@@ -1,6 +1,6 @@
 // Which encoder suits a collection: a comparison of those that the server serves, and the change to another one.
 import {path, rest} from './api.js';
-import {button, count, make, say, sayError} from './dom.js';
+import {button, count, make, say} from './dom.js';
 import {fieldOf} from './explorer.js';
 import {jobBar} from './jobs.js';
 
@@ -17,16 +17,14 @@ export function encoderCard(name, canWrite) {
   const compare = button('similar', 'Compare encoders', async () => {
     compare.disabled = true;
     try {
-      const field = fieldOf(name);
-      const {id} = await rest('POST', path(name, 'comparisons'), {json: {models: await chosen(name), field}, noted: true});
+      const {id} = await rest('POST', path(name, 'comparisons'), {json: {models: await chosen(name), field: fieldOf(name)}, noted: true});
       await bar.follow(id);
       await draw();
-    } catch (error) {
-      sayError(error);
+    } finally {
+      compare.disabled = false;
     }
-    compare.disabled = false;
   });
-  draw().catch(sayError);
+  draw();
   return make('section', {class: 'card', 'aria-label': 'Encoders'}, make('div', {class: 'head'}, make('h2', {}, 'Encoders'), canWrite ? compare : ''),
     make('p', {}, 'How well each encoder of the server separates the labels of this collection, next to small copies of the images as a floor.'), bar.element, body);
 }
@@ -59,12 +57,8 @@ function table(name, {scores, labels, images, conclusion, field}, current, serve
     return make('span', {}, make('meter', {min: 0, max: 100, value: mean, 'aria-hidden': 'true'}), ` ${mean.toFixed(1)}% (${low.toFixed(0)} to ${high.toFixed(0)})`);
   };
   const use = (/** @type {string} */ model) => async () => {
-    try {
-      await rest('POST', path(name, 'reembed'), {json: {model}, noted: true});
-      say(`The images are embedded by ${model} in a job, see Collections. This collection can be searched in the meantime.`);
-    } catch (error) {
-      sayError(error);
-    }
+    await rest('POST', path(name, 'reembed'), {json: {model}, noted: true});
+    say(`The images are embedded by ${model} in a job, see Collections. This collection can be searched in the meantime.`);
   };
   const rows = scores.map((/** @type {any} */ one) => make('tr', {}, make('th', {scope: 'row'}, one.source), make('td', {}, percent(one.linear)), make('td', {}, percent(one.knn)),
     make('td', {}, one.against_first ? differenceOf(one.against_first) : ''), make('td', {}, one.rankme.toFixed(0)),

@@ -1,7 +1,7 @@
 // The screen Explore: facets, grid and map of one collection, with the query above them. The address keeps its state.
 import {path, rest} from './api.js';
 import {collectionChoice} from './collection_choice.js';
-import {button, count, icon, make, openDialog, say, sayError} from './dom.js';
+import {button, count, icon, make, openDialog, say} from './dom.js';
 import {onDrop} from './drops.js';
 import {Explorer} from './explorer.js';
 import {FacetList} from './facets.js';
@@ -74,8 +74,6 @@ export async function showExplore(main, name, address, session) {
       const id = to.get('open');
       if (id === null) viewer.isOpen && viewer.close();
       else await openItem(explorer, viewer, id);
-    } catch (error) {
-      sayError(error);
     } finally {
       going = false;
     }
@@ -91,13 +89,9 @@ export async function showExplore(main, name, address, session) {
     if (!session.canWrite) return say('Drop one image to search with it.', {error: true});
     const add = button('upload', `Add to ${name}`, async () => {
       dialog.close();
-      try {
-        const {addFiles} = await import('./uploads.js');
-        await addFiles(info, files);
-        await Promise.all([explorer.load(), session.changed()]);
-      } catch (error) {
-        sayError(error);
-      }
+      const {addFiles} = await import('./uploads.js');
+      await addFiles(info, files);
+      await Promise.all([explorer.load(), session.changed()]);
     }, {class: 'strong'});
     const dialog = openDialog(`Add ${count(files.length, 'file')}?`, make('div', {class: 'stack'}, make('p', {}, 'To search, drop one image.'), make('div', {class: 'tools'}, add)));
     add.focus();
@@ -113,7 +107,7 @@ export async function showExplore(main, name, address, session) {
   onDrop({text: `Drop an image to search with it, or several to add them to ${name}`, take: drop});
   document.addEventListener('paste', paste);
 
-  explorer.load().then(() => { view.fill(); map.load().catch(sayError); return go(address); }).catch(sayError);
+  explorer.load().then(() => { view.fill(); map.load(); return go(address); });
   if (address.size) go(address);
   return {go, leave: () => {
     left = true;

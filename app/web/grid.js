@@ -3,7 +3,7 @@
 // A click opens an image next to the grid, a double click on the whole screen; the corner of a tile, Ctrl, or a long
 // touch selects. One tab stop: see KEYS.
 import {deleteRows} from './deletion.js';
-import {CHANCE, button, keyed, make, sayError, similarity} from './dom.js';
+import {CHANCE, button, keyed, make, similarity} from './dom.js';
 import {nameOf} from './filters.js';
 import {GAP, layOut, lineAt} from './layout.js';
 
@@ -236,7 +236,7 @@ class ImageGrid extends HTMLElement {
       a: () => { if (event.ctrlKey || event.metaKey) explorer.select(explorer.view); },
       Escape: () => (viewer.isOpen ? viewer.close() : explorer.selected.size ? explorer.select([]) : explorer.search({positive: [], negative: []})),
     };
-    if (labels) Object.assign(keys, {l: () => labels.ask(chosen), Delete: () => deleteRows(explorer, chosen).catch(sayError)});
+    if (labels) Object.assign(keys, {l: () => labels.ask(chosen), Delete: () => deleteRows(explorer, chosen)});
     const isLabel = labels?.press(event.key, chosen);
     if (isLabel && labels?.advances && !explorer.selected.size) this._move(place, place + 1, false);
     if (!isLabel && !keys[event.key]) return;

@@ -162,7 +162,7 @@ function bestOf({items}, ids) {
 function copies(shown) {
   const groups = present(shown, duplicates(shown.inspection.findings));
   const surplus = [...new Set(groups.flatMap(one => one.items.filter(id => id !== bestOf(shown, one.items))))];
-  const remove = (/** @type {string[]} */ ids) => deleteItems(shown.name, ids).catch(sayError);
+  const remove = (/** @type {string[]} */ ids) => deleteItems(shown.name, ids);
   const rows = groups.slice(0, SHOWN).map(({place, score, exact, items}) => {
     const best = bestOf(shown, items), others = items.filter(id => id !== best);
     return make('li', {}, make('div', {class: 'images'}, ...items.map(id => figure(shown, id, id === best ? 'best' : '', `duplicates/${place}`))),
@@ -234,7 +234,7 @@ function suspects(shown) {
 function review({name, items}, field, {item, label, proposed}, accepted) {
   const values = accepted ? {[field]: typed(proposed, [items.get(item)[field]]), 'inspection.reviewed': proposed} : {'inspection.reviewed': label};
   const text = accepted ? `${field} is ${proposed} now` : `${field} stays ${label}`;
-  write(name, text, new Map([[item, values]]), id => items.get(id)).catch(sayError);
+  write(name, text, new Map([[item, values]]), id => items.get(id));
 }
 
 /** The classes with the most mistakes: rows are labels, columns predictions. @param {Shown} shown */

@@ -1,6 +1,6 @@
 // The jobs of the server: a bar for one that runs, and the list of the last ones.
 import {finished, rest} from './api.js';
-import {button, count, keyed, make, sayError} from './dom.js';
+import {button, count, keyed, make} from './dom.js';
 
 /** Shares of the progress at which the phases of a kind of job end; see STEPS in nnclr_hub/workbench/inspections.py. @type {Record<string, [number, string][]>} */
 const PHASES = {inspection: [[0.09, 'Reading the images'], [0.45, 'Looking for copies'], [0.63, 'Checking the labels'], [0.9, 'Arranging the map'], [1, 'Writing the findings']],
@@ -17,7 +17,7 @@ function phaseOf(job) {
 export function jobBar(label) {
   const bar = make('progress', {max: 1, 'aria-label': label}), text = make('span', {class: 'note', role: 'status'});
   let job = '';
-  const element = make('span', {class: 'job-bar', hidden: true}, bar, text, button('close', 'Cancel', () => rest('DELETE', `jobs/${job}`).catch(sayError), {quiet: true}));
+  const element = make('span', {class: 'job-bar', hidden: true}, bar, text, button('close', 'Cancel', () => rest('DELETE', `jobs/${job}`), {quiet: true}));
   /** Show a job until it ends, and return its result. @param {string} id */
   const follow = async id => {
     job = id;
@@ -57,7 +57,7 @@ function jobLine({id, kind, params, created}, canWrite) {
     toggle.setAttribute('aria-expanded', String(!shown));
     result.replaceChildren(...(shown ? [] : resultOf(await rest('GET', `jobs/${id}`))));
   }}, 'Details');
-  const cancel = canWrite ? button('close', `Cancel ${kind}`, () => rest('DELETE', `jobs/${id}`).catch(sayError), {quiet: true}) : '';
+  const cancel = canWrite ? button('close', `Cancel ${kind}`, () => rest('DELETE', `jobs/${id}`), {quiet: true}) : '';
   const line = make('li', {}, make('strong', {}, kind.replace('_', ' ')), make('span', {}, [params.collection, params.file].filter(Boolean).join(', ')), state, bar,
     make('time', {datetime: new Date(1000 * created).toISOString(), class: 'note'}, timeOf(created)), problem, toggle, cancel, result);
   line.draw = (/** @type {any} */ job) => {

@@ -1,6 +1,6 @@
 // Labels of a metadata key, and the keys 1 to 9 that give them.
 import {path, rest} from './api.js';
-import {button, count, make, openDialog, sayError} from './dom.js';
+import {button, count, make, openDialog} from './dom.js';
 import {write} from './edits.js';
 
 const KEYS = 9;
@@ -105,7 +105,7 @@ export class Labels extends EventTarget {
     };
     const give = (/** @type {any} */ label) => {
       dialog.close();
-      this.give(rows, label).catch(sayError);
+      this.give(rows, label);
     };
     const usual = make('div', {class: 'tools'}), own = make('div', {class: 'key-inputs'});
     const drawKeys = () => {
@@ -146,7 +146,7 @@ export class Labels extends EventTarget {
     const give = (/** @type {boolean} */ whole) => {
       const ids = new Set([...Object.keys(labels), ...(whole ? Object.keys(more) : [])]);
       const values = new Map([...ids].map(id => [id, {...(whole ? more[id] : {}), ...labels[id]}]));
-      write(name, `${count(values.size, 'image')} labeled${left}`, values, id => all.of(id)).catch(sayError);
+      write(name, `${count(values.size, 'image')} labeled${left}`, values, id => all.of(id));
     };
     return {text: `${file.name} labels ${count(Object.keys(labels).length, 'image')}; ${count(others, 'image')} not in it${left}.`, columns, give: Object.keys(labels).length || Object.keys(more).length ? give : null};
   }
@@ -155,7 +155,7 @@ export class Labels extends EventTarget {
   press(key, rows) {
     const label = /^[1-9]$/.test(key) ? this.keys[Number(key) - 1] : null;
     if (label === null || !rows.length) return false;
-    this.give(rows, label).catch(sayError);
+    this.give(rows, label);
     return true;
   }
 }
@@ -170,7 +170,7 @@ class LabelKeys extends HTMLElement {
       const {keys, field} = labels, chosen = rows(), focused = [...this.children].indexOf(/** @type {any} */ (document.activeElement));
       const buttons = keys.flatMap((label, place) => (label === null ? [] : [make('button', {type: 'button', class: 'button',
         'aria-pressed': String(chosen.length > 0 && chosen.every(row => explorer.rows.metadata[row][field] === label)), onclick: () => {
-          if (rows().length) labels.give(rows(), label).catch(sayError);
+          if (rows().length) labels.give(rows(), label);
         }}, make('kbd', {}, String(place + 1)), ` ${label}`)]));
       const text = buttons.length ? `${field}${explorer.selected.size && chosen.length ? ` of ${count(chosen.length, explorer.selected.has(chosen[0]) ? 'selected image' : 'image')}` : ''}:` : 'L labels an image. Labels get the keys 1 to 9.';
       this.replaceChildren(make('span', {class: 'note'}, text), ...buttons);

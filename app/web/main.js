@@ -104,7 +104,7 @@ const drawUndo = () => {
   undoButton.title = `Undo ${text} (Ctrl+Z)`;
 };
 edits.addEventListener('history', drawUndo);
-edits.addEventListener('deleted', () => session.changed().then(() => announce('counts')).catch(sayError));
+edits.addEventListener('deleted', () => session.changed().then(() => announce('counts')));
 document.getElementById('state')?.before(undoButton);
 drawUndo();
 addEventListener('keydown', event => {
@@ -118,5 +118,8 @@ document.querySelector('.skip')?.addEventListener('click', event => {
   event.preventDefault();
   /** @type {HTMLElement} */ (document.querySelector('.sheet') ?? main).focus();
 });
-addEventListener('unhandledrejection', event => sayError(event.reason)); // of an action whose caller does not wait
-start().catch(sayError);
+addEventListener('unhandledrejection', event => { // of an action that handles no error itself
+  event.preventDefault();
+  sayError(event.reason);
+});
+start();

@@ -311,7 +311,7 @@ class ItemMap extends HTMLElement {
   /** @param {number} x @param {number} y @param {number} [reach] in pixels */
   _click(x, y, reach = NEAR) {
     const point = this.scatter?.nearest(x, y, reach) ?? -1;
-    if (point >= 0 && this.rows[point] >= 0) this.explorer.similarTo(this.rows[point]).catch(sayError);
+    if (point >= 0 && this.rows[point] >= 0) this.explorer.similarTo(this.rows[point]);
   }
 
   /** @param {KeyboardEvent} event */

@@ -24,18 +24,17 @@ export function showProbe(explorer, field) {
     const labeled = explorer.rows.column(key).codes.filter(codes => codes !== null).length;
     about.textContent = `Learns the ${explorer.rows.column(key).values.length} values of ${key} from ${count(labeled, 'image')}, and measures on a part that is held out.`;
     shown.replaceChildren();
-    probe.known().then(known => { if (known && choice.value === key) shown.replaceChildren(probe.report(known)); }).catch(sayError);
+    probe.known().then(known => { if (known && choice.value === key) shown.replaceChildren(probe.report(known)); });
     fit.onclick = async () => {
       fit.disabled = true;
       const bar = jobBar('Fitting');
       shown.replaceChildren(bar.element);
       try {
         shown.replaceChildren(probe.report(await probe.fit(bar)));
-      } catch (error) {
-        shown.replaceChildren();
-        sayError(error);
+      } finally {
+        bar.element.remove();
+        fit.disabled = false;
       }
-      fit.disabled = false;
     };
   };
   fit.disabled = !choice.value;
@@ -122,7 +121,7 @@ class Probe {
   /** Show the images with these values. @param {Record<string, any>} values */
   _open(values) {
     this.dialog.close();
-    this.explorer.showValues(values).catch(sayError);
+    this.explorer.showValues(values);
   }
 
   /** @param {File | undefined} file @param {HTMLElement} answer */

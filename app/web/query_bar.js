@@ -1,6 +1,6 @@
 // <query-bar>: what is searched for, and every way to begin a search: file, paste, drop, camera.
 import {imageUrl} from './api.js';
-import {CHANCE, button, count, make, nearer, openDialog, say, sayError} from './dom.js';
+import {CHANCE, button, count, make, nearer, openDialog, say} from './dom.js';
 import {MAX_MATCHES} from './explorer.js';
 import {textOf} from './filters.js';
 
@@ -36,8 +36,6 @@ class QueryBar extends HTMLElement {
     this.classList.add('waiting');
     try {
       await explorer.searchImage(file, name, await previewOf(file), isFile);
-    } catch (error) {
-      sayError(error);
     } finally {
       this.classList.remove('waiting');
     }
@@ -58,7 +56,7 @@ class QueryBar extends HTMLElement {
       const src = example.id === undefined ? example.preview : imageUrl(explorer.name, example.id, 'thumbnail');
       const remove = () => {
         const query = {positive, negative, [sign]: explorer.query[sign].filter(one => one !== example)};
-        explorer.search(query.positive.length ? query : {positive: [], negative: []}).catch(sayError);
+        explorer.search(query.positive.length ? query : {positive: [], negative: []});
       };
       const name = example.name ?? (example.id === undefined ? 'your image' : explorer.rows.rowOf.has(example.id)
         ? explorer.rows.title(/** @type {number} */ (explorer.rows.rowOf.get(example.id))) : example.id);

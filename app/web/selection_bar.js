@@ -3,7 +3,7 @@ import {imageUrl} from './api.js';
 import {copyOrMove} from './copying.js';
 import {csvOf} from './csv.js';
 import {deleteRows} from './deletion.js';
-import {button, count, make, sayError} from './dom.js';
+import {button, count, make} from './dom.js';
 import {zipOf} from './zip.js';
 
 class SelectionBar extends HTMLElement {
@@ -36,12 +36,8 @@ class SelectionBar extends HTMLElement {
   }
 
   /** @param {(rows: number[]) => any} act */
-  async _do(act) {
-    try {
-      await act([...this.explorer.selected]);
-    } catch (error) {
-      sayError(error);
-    }
+  _do(act) {
+    return act([...this.explorer.selected]);
   }
 
   /** @param {number[]} rows */

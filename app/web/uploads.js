@@ -1,7 +1,7 @@
 // Uploads to collections: images in small requests, and archives or tables in parts, which the server imports as a job.
 // They continue while other pages of the app are shown. One that fails, is stopped, or is cut off by a reload can continue.
 import {ApiError, finished, newKey, path, rest} from './api.js';
-import {button, count, make, say, sayError} from './dom.js';
+import {button, count, make, say} from './dom.js';
 import {fieldOf} from './explorer.js';
 import {discard, forget, remember, unfinished, unfinishedOf} from './unfinished.js';
 
@@ -48,14 +48,10 @@ class JobError extends Error {}
 /** What has arrived of an upload, and buttons to continue or to end it. @param {Unfinished} upload @param {string} action @param {() => void} go */
 function choice(upload, action, go) {
   const end = async () => {
-    try {
-      await discard(upload);
-      shown.delete(upload.collection);
-      seen.delete(upload.collection);
-      dispatchEvent(new Event('uploads'));
-    } catch (error) {
-      sayError(error);
-    }
+    await discard(upload);
+    shown.delete(upload.collection);
+    seen.delete(upload.collection);
+    dispatchEvent(new Event('uploads'));
   };
   return make('div', {class: 'stack'}, make('p', {}, `${upload.label}: ${arrived(upload)} arrived.`), make('div', {class: 'tools'},
     button('upload', action, go), button('close', upload.key ? 'Delete what arrived' : 'Leave out the rest', end)));

@@ -1,7 +1,7 @@
 // <item-viewer>: one image, with its metadata, its neighbors, what the encoder looks at, and a box to search for a part:
 // next to the grid, where it follows the focus, or on the whole screen, where arrow keys go to the next image of the view.
 import {imageUrl, path, rest} from './api.js';
-import {button, make, nearer, percent, sayError} from './dom.js';
+import {button, make, nearer, percent} from './dom.js';
 import {deleteRows} from './deletion.js';
 import {nameOf} from './filters.js';
 import {LabelKeys} from './labels.js';
@@ -44,7 +44,7 @@ class ItemViewer extends HTMLElement {
     this.expand = button('view', 'Whole screen', () => this._setFull(!this.isFull), {quiet: true});
     this.side = make('aside', {'aria-label': 'About the image'});
     this.hint = make('p', {class: 'note', role: 'status'});
-    this.head = make('select', {'aria-label': 'Attention head', hidden: true, onchange: () => this._attend({}).catch(sayError)});
+    this.head = make('select', {'aria-label': 'Attention head', hidden: true, onchange: () => this._attend({})});
     /** @type {keyof typeof HINTS | null} */
     this.mode = null;
     this.modes = {
@@ -54,7 +54,7 @@ class ItemViewer extends HTMLElement {
     };
     this.steps = [button('back', 'Previous image', () => this._step(-1), {quiet: true}), button('forward', 'Next image', () => this._step(1), {quiet: true})];
     const onRow = (/** @type {(row: number) => void} */ act) => () => { if (this.row !== null) act(this.row); };
-    this.changes = labels ? [button('tag', 'Label', onRow(row => labels.ask([row]))), button('remove', 'Delete', onRow(row => this._delete(row).catch(sayError)))] : [];
+    this.changes = labels ? [button('tag', 'Label', onRow(row => labels.ask([row]))), button('remove', 'Delete', onRow(row => this._delete(row)))] : [];
     this.dialog = make('dialog', {class: 'viewer', 'aria-label': 'Image', onclose: () => this._closed()},
       make('div', {class: 'head'}, this.heading, this.expand,
         button('less', 'Zoom out', () => this.viewed.zoom(1 / 1.5), {quiet: true}), button('add', 'Zoom in', () => this.viewed.zoom(1.5), {quiet: true}),
@@ -125,7 +125,7 @@ class ItemViewer extends HTMLElement {
     this.neighbors = make('ul', {class: 'neighbors'});
     const note = match && make('p', {class: 'note'}, [`Score ${match.score.toFixed(3)}`, nearer(match.percentile)].filter(Boolean).join(', '));
     this.side.replaceChildren(note ?? '', make('h3', {}, 'Nearest images'), this.neighbors, ...(this.row === null ? [] : [make('h3', {}, 'Metadata'), this.metadata]));
-    this._listNeighbors(query).catch(sayError);
+    this._listNeighbors(query);
     document.addEventListener('keydown', this.onKey); // also if what had the focus was removed
   }
 
@@ -160,7 +160,7 @@ class ItemViewer extends HTMLElement {
     const keys = {ArrowLeft: () => this._step(-1), ArrowRight: () => this._step(1), '+': () => this.viewed.zoom(1.5), '-': () => this.viewed.zoom(1 / 1.5),
       s: () => this._findSimilar(), ...(this.isFull ? {} : {Escape: () => this.close()})};
     const {row, labels} = this;
-    if (row !== null && labels) Object.assign(keys, {l: () => labels.ask([row]), Delete: () => this._delete(row).catch(sayError)});
+    if (row !== null && labels) Object.assign(keys, {l: () => labels.ask([row]), Delete: () => this._delete(row)});
     if (row !== null && labels?.press(event.key, [row])) {
       if (labels.advances) this._step(1);
       return event.preventDefault();
@@ -205,8 +205,8 @@ class ItemViewer extends HTMLElement {
   _findSimilar() {
     const {row, example, explorer} = this;
     this._leaveFull();
-    const search = row !== null ? explorer.similarTo(row) : example ? explorer.search({positive: [example], negative: []}) : null;
-    search?.catch(sayError);
+    if (row !== null) explorer.similarTo(row);
+    else if (example) explorer.search({positive: [example], negative: []});
   }
 
   /** @param {number} row */
@@ -229,14 +229,14 @@ class ItemViewer extends HTMLElement {
     this.viewed.cover(null);
     for (const image of /** @type {NodeListOf<HTMLImageElement>} */ (this.neighbors?.querySelectorAll('img[data-src]') ?? [])) image.src = image.dataset.src ?? '';
     this.viewed.ask(this.mode === 'box' ? 'box' : this.mode === 'attention' ? 'any' : null);
-    if (this.mode === 'attention') this._attend({}).catch(sayError);
-    if (this.mode === 'why') this._explain().catch(sayError);
+    if (this.mode === 'attention') this._attend({});
+    if (this.mode === 'why') this._explain();
   }
 
   /** @param {import('./viewed_image.js').Choice} choice */
   _chosen(choice) {
-    if (this.mode === 'attention') this._attend(choice).catch(sayError);
-    else if ('box' in choice) this._searchPart(...choice.box).catch(sayError);
+    if (this.mode === 'attention') this._attend(choice);
+    else if ('box' in choice) this._searchPart(...choice.box);
   }
 
   /** @param {number} x0 @param {number} y0 @param {number} x1 @param {number} y1 in pixels of the image */

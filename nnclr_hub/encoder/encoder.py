@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, cast, overload
 
 import numpy as np
 
+from nnclr_hub.cores import usable_cores
 from nnclr_hub.encoder.attention import MAX_SIDE, AttentionMap, AttentionSettings, Query
 from nnclr_hub.encoder.backends import Backend, open_backend, parse_backend
 from nnclr_hub.encoder.crops import embed_crops
@@ -32,14 +35,15 @@ from nnclr_hub.encoder.inputs import (
     is_tensor,
     is_uint8,
     network_inputs,
+    weigh,
 )
-from nnclr_hub.encoder.prepared_batches import prepared_batches, readable_batches
 from nnclr_hub.encoder.preprocessing import EvalTransform, Preprocessing, Transform
 from nnclr_hub.errors import ImageError, InvalidRequest
 from nnclr_hub.html_table import html_table
 from nnclr_hub.hub.layout import ModelConfig
-from nnclr_hub.images.pool import attempt_each
+from nnclr_hub.images.pool import LIGHT, TOGETHER, active_pool, attempt_each
 from nnclr_hub.images.reading import ImageReading
+from nnclr_hub.read_ahead import batches, read_ahead
 
 if TYPE_CHECKING:  # an encoder with an exported network embeds without torch
     import torch
@@ -50,28 +54,20 @@ if TYPE_CHECKING:  # an encoder with an exported network embeds without torch
 BATCH = 64
 
 
+@dataclass(frozen=True)
 class DeferredBackbone:
     """A backbone that is built in torch only if something other than vectors of images is needed.
 
-    Args:
-        build: returns it.
-        embed_dim: D.
-        heads: number of attention heads; see `Encoder.heads`.
-        weight_bytes: size of its weights.
+    build: returns it.
+    embed_dim: D.
+    heads: number of attention heads; see `Encoder.heads`.
+    weight_bytes: size of its weights.
     """
 
-    def __init__(self, build: Callable[[], nn.Module], embed_dim: int, heads: int | None, weight_bytes: int) -> None:
-        self.embed_dim, self.heads, self.weight_bytes = embed_dim, heads, weight_bytes
-        self._build = build
-        self._built: nn.Module | None = None
-        self._lock = threading.Lock()
-
-    def build(self) -> nn.Module:
-        """Build it once, whichever thread comes first."""
-        with self._lock:
-            if self._built is None:
-                self._built = self._build()
-            return self._built
+    build: Callable[[], nn.Module]
+    embed_dim: int
+    heads: int | None
+    weight_bytes: int
 
 
 class Encoder:
@@ -111,7 +107,8 @@ class Encoder:
         if isinstance(backend, str):
             parse_backend(backend, precision)  # refuse an invalid name before the weights are moved
             backend = partial(open_backend, backend, precision=precision)
-        self._backbone = backbone
+        self._given, self._building = backbone, threading.Lock()
+        self._network: nn.Module | None = None
         self._device = device
         self.transform = EvalTransform(preprocessing) if isinstance(preprocessing, Preprocessing) else preprocessing
         self._fingerprint = fingerprint
@@ -148,22 +145,27 @@ class Encoder:
 
         return find_device(self._device)
 
-    @cached_property
+    @property
     def backbone(self) -> nn.Module:
         """The network in torch, in evaluation mode, on `device`."""
         import torch
 
         from nnclr_hub.encoder.backbones import is_convolutional
 
-        backbone = self._backbone.build() if isinstance(self._backbone, DeferredBackbone) else self._backbone
-        layout = torch.channels_last if is_convolutional(backbone) else torch.contiguous_format
-        return backbone.eval().to(self.device, torch.float32, memory_format=layout)  # type: ignore[call-overload]
+        with self._building:
+            if self._network is None:  # built once, whichever thread comes first
+                given = self._given
+                backbone = given.build() if isinstance(given, DeferredBackbone) else given
+                layout = torch.channels_last if is_convolutional(backbone) else torch.contiguous_format
+                backbone = backbone.eval().to(self.device, torch.float32, memory_format=layout)  # type: ignore[call-overload]
+                self._network = backbone
+            return self._network
 
     @property
     def weight_bytes(self) -> int:
         """Size of the torch network's weights."""
-        if isinstance(self._backbone, DeferredBackbone):
-            return self._backbone.weight_bytes
+        if isinstance(self._given, DeferredBackbone):
+            return self._given.weight_bytes
         return sum(tensor.nbytes for tensor in self.backbone.state_dict().values())
 
     @property
@@ -178,8 +180,8 @@ class Encoder:
 
     @property
     def _network_dim(self) -> int:
-        if isinstance(self._backbone, DeferredBackbone):
-            return self._backbone.embed_dim
+        if isinstance(self._given, DeferredBackbone):
+            return self._given.embed_dim
         from nnclr_hub.encoder.network_output import vector_length
 
         return vector_length(self.backbone)
@@ -260,7 +262,7 @@ class Encoder:
             for x in network_inputs(images, self.transform, self.backbone, self.name, self.batch_size):
                 yield from self._rows(self._forward(x, lambda backbone, x: backbone(x)), unit)
             return
-        for prepared in prepared_batches(self.prepare_each, images, self.batch_size):
+        for prepared in self._prepared(images):
             good = [crop for crop in prepared if isinstance(crop, np.ndarray)]
             vectors = iter(self.forward_crops(np.stack(good), unit=unit) if good else ())
             for crop in prepared:
@@ -283,8 +285,7 @@ class Encoder:
         if is_tensor(images):
             inputs = network_inputs(images, self.transform, self.backbone, self.name, self.batch_size)
         else:
-            batches = readable_batches(self.prepare_each, as_list(images), self.batch_size)
-            inputs = map(self.transform.normalize, batches)
+            inputs = map(self.transform.normalize, self._readable(as_list(images)))
         maps = [self._forward(x, feature_map) for x in inputs if len(x)]
         if not maps:
             raise InvalidRequest("The list of images is empty; tokens needs at least one.")
@@ -302,8 +303,8 @@ class Encoder:
     @property
     def heads(self) -> int | None:
         """Number of attention heads that `attention` selects from; None without [CLS], as in a ResNet."""
-        if isinstance(self._backbone, DeferredBackbone):
-            return self._backbone.heads
+        if isinstance(self._given, DeferredBackbone):
+            return self._given.heads
         return self.attention_extractor.heads
 
     def attention_maps(
@@ -387,6 +388,32 @@ class Encoder:
         sources = attempt_each(as_source, images)  # those stored elsewhere may be unreadable
         crops = iter(self.transform.read_each([one for one in sources if not isinstance(one, Exception)]))
         return [one if isinstance(one, Exception) else next(crops) for one in sources]
+
+    def _prepared(self, images: Iterable[ImageLike]) -> Iterator[list[np.ndarray | ImageError]]:
+        """Yield batches of crops, in order; other threads prepare the next batch while the caller uses this one."""
+
+        def attempt(images: Sequence[ImageLike]) -> list[np.ndarray | ImageError]:
+            crops = self.prepare_each(images)
+            for crop in crops:
+                if not isinstance(crop, np.ndarray | ImageError):
+                    raise crop
+            return cast(list[np.ndarray | ImageError], crops)
+
+        # processes take several small images at a time, which saves messages
+        most = TOGETHER if active_pool() is not None else 1
+        parts = (list(batches(batch, most, weigh, LIGHT)) for batch in batches(images, self.batch_size))
+        for _, results in read_ahead(parts, attempt, usable_cores()):
+            yield list(chain.from_iterable(results))
+
+    def _readable(self, images: Sequence[ImageLike]) -> Iterator[np.ndarray]:
+        """Yield batches of crops (B, S, S, C); raise the ImageError of the first image that cannot be read."""
+        seen = 0
+        for crops in self._prepared(images):
+            for index, crop in enumerate(crops, seen):
+                if isinstance(crop, ImageError):
+                    raise crop.for_image(images[index], index) from crop
+            seen += len(crops)
+            yield np.stack(crops)  # type: ignore[arg-type]
 
     def forward_crops(self, crops: np.ndarray | Tensor, *, unit: bool = True) -> np.ndarray:
         """Run one batch of crops from `prepare` through the network: (N, S, S, 3) uint8 -> (N, D) float32."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from PIL import Image
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.images.channels import ChannelImage
 from nnclr_hub.images.decode import DecodableImage
-from nnclr_hub.images.pool import read_stored
+from nnclr_hub.images.pool import LIGHT, TOGETHER, read_stored
 from nnclr_hub.images.reading import MAX_CHANNELS
 
 if TYPE_CHECKING:  # only the functions for tensors need torch, and importing it takes seconds
@@ -28,11 +29,7 @@ _GRAY = (np.uint8, np.uint16, np.int32, np.float32)  # types for which Pillow ha
 
 
 def as_list(images: Iterable[ImageLike]) -> list[ImageLike]:
-    """Return several images as a list.
-
-    Raises:
-        InvalidRequest: it is a single image.
-    """
+    """Return several images as a list; raise InvalidRequest for a single image."""
     one = isinstance(images, str | bytes | Path | Image.Image | ChannelImage) or (
         isinstance(images, np.ndarray) and images.ndim < 4
     )
@@ -42,11 +39,7 @@ def as_list(images: Iterable[ImageLike]) -> list[ImageLike]:
 
 
 def as_source(image: ImageLike) -> DecodableImage:
-    """Return one image in a form that `decode_image` takes.
-
-    Raises:
-        InvalidRequest: an array is not an image.
-    """
+    """Return one image in a form that `decode_image` takes; raise InvalidRequest for an array that is not one."""
     if not isinstance(image, np.ndarray):
         return read_stored(image)
     if image.ndim == 2 and image.dtype.kind in "uif" and image.size:  # gray, like a TIFF of that type
@@ -57,6 +50,16 @@ def as_source(image: ImageLike) -> DecodableImage:
             f"An array must be (H, W, C) uint8, or (H, W) gray, got shape {image.shape} of {image.dtype}."
         )
     return Image.fromarray(image) if image.shape[2] == 3 else ChannelImage(image)
+
+
+def weigh(image: ImageLike) -> int:
+    """Return the bytes of an image that a decoding process may take with others; otherwise more than LIGHT."""
+    try:
+        if isinstance(image, bytes | str | Path):
+            return len(image) if isinstance(image, bytes) else os.path.getsize(image)
+    except (OSError, ValueError):  # decoding reports the error
+        return 0
+    return LIGHT // TOGETHER if hasattr(image, "read") else LIGHT + 1
 
 
 # ---- tensors ---------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from PIL import Image
@@ -14,7 +14,7 @@ from PIL import Image
 from nnclr_hub.errors import InvalidRequest, UnsupportedImage, WeightsMismatch
 from nnclr_hub.images.channels import AnyImage
 from nnclr_hub.images.decode import DecodableImage, DecodedImage, decode_any, decode_scaled, with_bands
-from nnclr_hub.images.pool import run_isolated, run_isolated_each
+from nnclr_hub.images.pool import attempt_each, run_isolated, run_isolated_each
 from nnclr_hub.images.readers.stack import check_fit
 from nnclr_hub.images.reading import MAX_CHANNELS, PLAIN, ImageReading
 
@@ -68,11 +68,7 @@ class Preprocessing:
         self.check_reading(self.reading)
 
     def check_reading(self, reading: ImageReading) -> None:
-        """Check that the channels of a reading fit.
-
-        Raises:
-            InvalidRequest: they do not.
-        """
+        """Check that the channels of a reading fit; raise InvalidRequest if not."""
         if reading.channels:
             try:
                 check_fit(len(reading.channels), self.in_chans, chosen=True)
@@ -145,70 +141,62 @@ def _repeated(values: tuple[float, ...], count: int) -> tuple[float, ...]:
     return (sum(values) / len(values),) if count == 1 else tuple(islice(cycle(values), count))
 
 
-class Transform(Protocol):
-    """What an Encoder needs of a transform: `EvalTransform`, or a function of the user (`encoder.wrapped`)."""
+class Transform:
+    """From any source that `decode_image` reads to the network's input; see its two subclasses."""
 
     preprocessing: Preprocessing
 
+    def crop(self, image: AnyImage) -> np.ndarray:
+        """Return one crop (S, S, C) of an upright image that `read_image` returned, or of a part of it."""
+        raise NotImplementedError
+
+    def resized(self, image: AnyImage, size: tuple[int, int]) -> np.ndarray:
+        """Return (h, w, C) uint8 of an upright image, resized to a width and height without a crop."""
+        raise NotImplementedError
+
+    def normalize(self, crops: np.ndarray | Tensor) -> Tensor:
+        """Return the network's input (N, C, S, S) float32 from crops."""
+        raise NotImplementedError
+
+    def read_image(self, source: DecodableImage) -> AnyImage:
+        """Return the upright image, with the channels of the input."""
+        return decode_any(source, self.preprocessing.reading, self.preprocessing.in_chans)
+
     def read(self, source: DecodableImage) -> np.ndarray:
-        """Return one crop (S, S, 3) of any source that `decode_image` reads."""
-        ...
+        """Return one crop (S, S, C)."""
+        return self.crop(self.read_image(source))
 
     def read_each(self, sources: Sequence[DecodableImage]) -> list[np.ndarray | Exception]:
         """Return for each source what `read` returns, or the exception that it raises."""
-        ...
-
-    def read_image(self, source: DecodableImage) -> AnyImage:
-        """Return the upright image of any source that `decode_image` reads, for `crop` and `resized`."""
-        ...
-
-    def crop(self, image: AnyImage) -> np.ndarray:
-        """Return one crop (S, S, 3) of an upright RGB image."""
-        ...
-
-    def resized(self, image: AnyImage, size: tuple[int, int]) -> np.ndarray:
-        """Return (h, w, 3) uint8 of an upright RGB image, resized to a width and height."""
-        ...
-
-    def normalize(self, crops: np.ndarray | Tensor) -> Tensor:
-        """Return the network's input (N, 3, S, S) float32 from crops."""
-        ...
+        return attempt_each(self.read, sources)
 
     def __call__(self, image: DecodableImage) -> Tensor:
-        """Return (3, S, S) float32 of any source that `decode_image` reads."""
-        ...
+        """Return (C, S, S) float32."""
+        return self.normalize(self.read(image)[None])[0]
 
 
-class EvalTransform:
-    """timm's evaluation transform: resize, center crop, normalize.
+class EvalTransform(Transform):
+    """timm's evaluation transform: resize, center crop, normalize. Crops are uint8.
 
     The part that the crop keeps is cut out before the resize. Otherwise an image of 1 x 3000 pixels would become one
-    of 196 megapixels on the way.
+    of 196 megapixels on the way. A large JPEG is not decoded in full.
     """
 
     def __init__(self, preprocessing: Preprocessing) -> None:
         self.preprocessing = preprocessing
 
     def read(self, source: DecodableImage) -> np.ndarray:
-        """Return (S, S, C) uint8 of any source that `decode_image` reads; a large JPEG is not decoded in full."""
         return run_isolated(_crop_of, source, self.preprocessing)
 
+    def read_each(self, sources: Sequence[DecodableImage]) -> list[np.ndarray | Exception]:
+        return run_isolated_each(_crop_of, sources, self.preprocessing)
+
     def crop(self, image: AnyImage) -> np.ndarray:
-        """Return (S, S, C) uint8 of an upright image that `read_image` returned, or a part of it."""
         return self._crop(DecodedImage(with_bands(image, self.preprocessing.in_chans), image.size))
 
     def resized(self, image: AnyImage, size: tuple[int, int]) -> np.ndarray:
-        """Return (h, w, C) uint8 of an upright image, resized to a width and height without a crop."""
         resample = _RESAMPLING[self.preprocessing.interpolation]
         return np.array(image if image.size == size else image.resize(size, resample))
-
-    def read_image(self, source: DecodableImage) -> AnyImage:
-        """Return the upright image of any source that `decode_image` reads, with the channels of the input."""
-        return read_channels(source, self.preprocessing)
-
-    def read_each(self, sources: Sequence[DecodableImage]) -> list[np.ndarray | Exception]:
-        """Return for each source what `read` returns, or the exception that it raises."""
-        return run_isolated_each(_crop_of, sources, self.preprocessing)
 
     def decoded(self, source: DecodableImage) -> np.ndarray:
         """Return what `read` does, decoded in this process."""
@@ -263,15 +251,6 @@ class EvalTransform:
             for values in (self.preprocessing.mean, self.preprocessing.std)
         )
         return pixels.float().div_(255).sub_(mean).div_(std)
-
-    def __call__(self, image: DecodableImage) -> Tensor:
-        """Return (C, S, S) float32 of any source that `decode_image` reads."""
-        return self.normalize(self.read(image)[None])[0]
-
-
-def read_channels(source: DecodableImage, preprocessing: Preprocessing) -> AnyImage:
-    """Return the upright image of a source, read for an encoder with this preprocessing."""
-    return decode_any(source, preprocessing.reading, preprocessing.in_chans)
 
 
 def _crop_of(source: DecodableImage, preprocessing: Preprocessing) -> np.ndarray:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import runpy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +24,16 @@ from torch import Tensor, nn
 
 from nnclr_hub.encoder.encoder import BATCH, Encoder
 from nnclr_hub.encoder.fingerprint import hash_state
-from nnclr_hub.encoder.preprocessing import EvalTransform, Preprocessing
+from nnclr_hub.encoder.preprocessing import EvalTransform, Preprocessing, Transform
 from nnclr_hub.errors import InvalidRequest, NNCLRHubError, UnknownModel
 from nnclr_hub.hub.sources import PYTHON
 from nnclr_hub.images.channels import AnyImage
-from nnclr_hub.images.decode import DecodableImage, decode_image, with_bands
-from nnclr_hub.images.pool import attempt_each
+from nnclr_hub.images.decode import with_bands
 
 PROBE = 96  # pixels of the image that a transform is tried on
 
 
-class WrappedTransform:
+class WrappedTransform(Transform):
     """A function from an RGB image to the network's input, in the place of `EvalTransform`.
 
     Its crops are (S, S, 3) float32 and normalized, so `preprocessing` describes the identity.
@@ -55,20 +54,7 @@ class WrappedTransform:
         # rounded, because versions of Pillow differ in the last digits
         self.identity = [len(probe), *(round(float(one), 2) for one in (*probe.mean((0, 1)), *probe.std((0, 1))))]
 
-    def read(self, source: DecodableImage) -> np.ndarray:
-        """Return (S, S, 3) float32 of any source that `decode_image` reads."""
-        return self.crop(self.read_image(source))
-
-    def read_image(self, source: DecodableImage) -> Image.Image:
-        """Return the upright RGB image of any source that `decode_image` reads."""
-        return decode_image(source, self.preprocessing.reading)
-
-    def read_each(self, sources: Sequence[DecodableImage]) -> list[np.ndarray | Exception]:
-        """Return for each source what `read` returns, or the exception that it raises."""
-        return attempt_each(self.read, sources)
-
     def crop(self, image: AnyImage) -> np.ndarray:
-        """Return (S, S, 3) float32 of an upright RGB image."""
         result = self._function(with_bands(image, 3))  # type: ignore[arg-type]
         result = result.numpy(force=True) if isinstance(result, Tensor) else np.asarray(result)
         if result.ndim != 3 or result.dtype.kind != "f":
@@ -82,12 +68,7 @@ class WrappedTransform:
         raise InvalidRequest("Attention maps need wrap_encoder(..., transform=Preprocessing(...)), not a function.")
 
     def normalize(self, crops: np.ndarray | Tensor) -> Tensor:
-        """Return (N, 3, S, S) float32 from crops (N, S, S, 3)."""
         return torch.as_tensor(crops).float().permute(0, 3, 1, 2)
-
-    def __call__(self, image: DecodableImage) -> Tensor:
-        """Return (3, S, S) float32 of any source that `decode_image` reads."""
-        return self.normalize(self.read(image)[None])[0]
 
 
 class WrappedNetwork(nn.Module):
@@ -163,9 +144,7 @@ def wrap_encoder(
     return encoder
 
 
-def _identity(
-    network: nn.Module | Callable[[Tensor], Any], transform: EvalTransform | WrappedTransform, name: str, dim: int
-) -> str:
+def _identity(network: nn.Module | Callable[[Tensor], Any], transform: Transform, name: str, dim: int) -> str:
     steps = transform.identity if isinstance(transform, WrappedTransform) else transform.preprocessing.steps
     digest = hashlib.sha256(json.dumps([type(network).__name__, dim, steps], sort_keys=True).encode())
     if isinstance(network, nn.Module):
@@ -182,12 +161,7 @@ def _probe_image() -> Image.Image:
 
 
 def load_from_file(source: str) -> Encoder:
-    """Return the encoder of `python:FILE.py:NAME`: run the file, and take NAME from it.
-
-    Raises:
-        UnknownModel: the file or the name does not exist.
-        InvalidRequest: the file fails, or NAME is not an Encoder or a function that returns one.
-    """
+    """Return the encoder of `python:FILE.py:NAME`: run the file, and take NAME from it."""
     file, _, attribute = source.removeprefix(PYTHON).rpartition(":")
     path = Path(file).expanduser()
     if not path.is_file() or not attribute.isidentifier():

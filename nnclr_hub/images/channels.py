@@ -24,23 +24,14 @@ class ChannelImage:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.array(self.pixels, dtype) if dtype is not None or copy else self.pixels
 
-    @property
-    def width(self) -> int:
-        return self.pixels.shape[1]
-
-    @property
-    def height(self) -> int:
-        return self.pixels.shape[0]
+    height = property(lambda self: self.pixels.shape[0])
+    width = property(lambda self: self.pixels.shape[1])
+    channels = property(lambda self: self.pixels.shape[2])
 
     @property
     def size(self) -> tuple[int, int]:
         """Width and height."""
         return self.width, self.height
-
-    @property
-    def channels(self) -> int:
-        """C."""
-        return self.pixels.shape[2]
 
     def resize(self, size: tuple[int, int], *arguments: Any, **options: Any) -> ChannelImage:
         """Resize each channel as Pillow resizes a gray image; for the arguments see `PIL.Image.Image.resize`."""

@@ -83,9 +83,9 @@ def _blended(image: Image.Image) -> Image.Image:
 
 def _scaling(image: Image.Image) -> Callable[[Image.Image], Image.Image]:
     """Return the conversion to 8 bits."""
-    ends = [(values.min(), values.max()) for values in (_values(strip) for _, strip in _strips(image))]
+    ends = [(values.min(), values.max()) for values in (_finite(np.asarray(strip)) for _, strip in _strips(image))]
     limits = black_and_white(min(low for low, _ in ends), max(high for _, high in ends), floats=image.mode == "F")
-    return lambda strip: Image.fromarray(scaled(_values(strip), *limits)).convert("RGB")
+    return lambda strip: Image.fromarray(scaled(_finite(np.asarray(strip)), *limits)).convert("RGB")
 
 
 def black_and_white(low: float, high: float, *, floats: bool) -> tuple[float, float]:
@@ -130,11 +130,6 @@ def scaled(values: np.ndarray, black: np.ndarray | float, white: np.ndarray | fl
     """Return values (float) as uint8, so that black becomes 0 and white 255."""
     span = np.where(np.equal(white, black), 1.0, np.subtract(white, black))  # no division by zero for a constant image
     return np.clip(np.rint((values - black) / span * 255), 0, 255).astype(np.uint8)
-
-
-def _values(strip: Image.Image) -> np.ndarray:
-    """Return (H, W) float64."""
-    return _finite(np.asarray(strip))
 
 
 def _finite(values: np.ndarray) -> np.ndarray:

@@ -27,23 +27,16 @@ _SCAN, _END, _ALONE = 0xDA, 0xD9, (0x01, 0xD8)
 
 
 def check_cost(file: BinaryIO) -> BinaryIO:
-    """Check a file at its start.
+    """Check a file at its start; raise ImageTooExpensive for too many scans, segments, chunks or blocks.
 
     Returns:
         The file, or a copy in memory that need not be read again.
-
-    Raises:
-        ImageTooExpensive: too many scans, segments, chunks or blocks.
     """
     start = file.read(len(_PNG))
     file.seek(0)
-    if start.startswith(_JPEG):
-        check = _check_jpeg
-    elif start == _PNG:
-        check = _check_png
-    elif start.startswith(_GIF):
-        check = _check_gif
-    else:
+    checks = ((_JPEG, _check_jpeg), (_PNG, _check_png), (_GIF, _check_gif))
+    check = next((check for mark, check in checks if start.startswith(mark)), None)
+    if check is None:
         return file
     if isinstance(file, io.BytesIO):
         check(file.getvalue())  # the bytes that it was made of, without a copy

@@ -59,8 +59,8 @@ class DecodedImage:
     image: RGB or a ChannelImage, upright.
     size: width and height before scaling.
     scale: pixels of the full size per pixel of `image`.
-    corner: where the content begins in `image`, in its pixels, below (1, 1). It differs from (0, 0) only if the last
-        column or row, which a scaled JPEG may fill only in part, was turned to the left or the top.
+    corner: where the content begins in `image`, in its pixels, below (1, 1): a scaled JPEG may fill its last column or
+        row only in part, which its orientation may turn to the left or the top.
     """
 
     image: AnyImage
@@ -115,39 +115,34 @@ def decode_scaled(
             one or three channels, and otherwise all.
     """
     if isinstance(source, Tile):
-        return _full_size(with_bands(_read_tile(source, reading, bands), bands))
+        return _full_size(_read_tile(source, reading, bands), bands)
     if isinstance(source, ChannelImage | Image.Image):
         with image_errors():
-            return _full_size(with_bands(source if isinstance(source, ChannelImage) else _upright_rgb(source), bands))
+            return _full_size(source if isinstance(source, ChannelImage) else _upright_rgb(source), bands)
     with open_source(source) as file, image_errors():
         checked = check_cost(file)
         image, reader = _identified(checked, str(getattr(file, "name", "")), reading)
         if reader is not None:
             with opened(reader, checked) as stack:
-                return _full_size(with_bands(read_selected(stack, reading, bands, check_size), bands))
+                return _full_size(read_selected(stack, reading, bands, check_size), bands)
         assert image is not None
         with image:
             check_size(image.width, image.height)
             if is_wide(image):
                 image = eight_bits(image, checked)
             if reading != PLAIN:
-                stack = pillow_stack(image, reading)
-                return _full_size(with_bands(read_selected(stack, reading, bands, check_size), bands))
+                return _full_size(read_selected(pillow_stack(image, reading), reading, bands, check_size), bands)
             check_fit(3, bands)
             factor = _largest_factor(image, short)
             if factor < 2:
                 image.load()
-                return _full_size(with_bands(_upright_rgb(image), bands))
+                return _full_size(_upright_rgb(image), bands)
             scaled = _scaled(image, factor)
             return replace(scaled, image=with_bands(scaled.image, bands))
 
 
 def image_size(source: DecodableImage, reading: ImageReading = PLAIN) -> tuple[int, int]:
-    """Return width and height of an upright image, from its header.
-
-    Raises:
-        ImageError: it cannot be read.
-    """
+    """Return width and height of an upright image, from its header; raise ImageError if it cannot be read."""
     with open_source(source) as file, image_errors():
         image, reader = _identified(file, str(getattr(file, "name", "")), reading)
         if reader is not None:
@@ -203,12 +198,9 @@ def _largest_factor(image: Image.Image, short: int | Callable[[int, int], float]
 
 
 def _identified(file: BinaryIO, name: str, reading: ImageReading) -> tuple[Image.Image | None, ImageReader | None]:
-    """Return the image that Pillow opens, or the reader of the file.
+    """Return the image that Pillow opens, or the reader of the file; raise UnsupportedImage if neither reads it.
 
     A reader takes TIFF files that Pillow does not read completely, or of which the caller selects a part.
-
-    Raises:
-        UnsupportedImage: neither reads it.
     """
     reader = find_reader(file, name)
     if reader is not None:
@@ -234,11 +226,7 @@ def _identified(file: BinaryIO, name: str, reading: ImageReading) -> tuple[Image
 
 
 def with_bands(image: AnyImage, bands: int | None) -> AnyImage:
-    """Return an image with a number of channels.
-
-    Raises:
-        UnsupportedImage: it has another number.
-    """
+    """Return an image with a number of channels; raise UnsupportedImage if it has another one."""
     if bands is None or (bands == 3 and isinstance(image, Image.Image)):
         return image
     if bands == 1 and isinstance(image, Image.Image):
@@ -247,8 +235,8 @@ def with_bands(image: AnyImage, bands: int | None) -> AnyImage:
     return image
 
 
-def _full_size(image: AnyImage) -> DecodedImage:
-    return DecodedImage(image, image.size)
+def _full_size(image: AnyImage, bands: int | None) -> DecodedImage:
+    return DecodedImage(with_bands(image, bands), image.size)
 
 
 def _scaled(image: Image.Image, factor: int) -> DecodedImage:

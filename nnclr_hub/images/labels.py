@@ -118,14 +118,7 @@ def find_table(source: str | Path, labels: LabelTable | str | Path | None = None
 
 
 def table_labels(rows: TableRows, images: Sequence[PackedImage], source: str | Path) -> list[tuple[str, ...]]:
-    """Return the labels of each image by a table.
-
-    Args:
-        images: what `find_images` returned for `source`.
-
-    Raises:
-        InvalidRequest: see `TableRows.match` and `TableRows.check`.
-    """
+    """Return the labels by a table of each image that `find_images` returned for `source`."""
     found = rows.check(rows.match(_named(images)), source, part=_lists_other_parts(rows.table, source))
     return [found.labels(i) for i in range(len(images))]
 
@@ -152,11 +145,7 @@ def _listed(source: str | Path) -> LabeledImages:
 
 
 def read_splits(data: str | Path, *wanted: str) -> dict[str, LabeledImages]:
-    """Return the images of the wanted splits that a data set has, in its folders or inside archives; see `find_splits`.
-
-    Raises:
-        NoImages, InvalidRequest: see `read_labeled`.
-    """
+    """Return the images of the wanted splits that a data set has, in its folders or in archives; see `find_splits`."""
     if not is_packed(data):
         return {name: read_labeled(folder) for name, folder in splits_in(data).items() if name in wanted}
     images = read_labeled(data)

@@ -3,14 +3,21 @@
     with decoding_processes():
         decode_image(data)          # in another process; the same pixels, or an ImageError
 
+    DecodingPool(2).run(operation, data, limits=DecodingLimits(5, 1 << 30))     # any function of a module, any bytes
+
 A thread cannot be stopped inside a codec, and a codec may crash. Here an image that exceeds a limit, or crashes two
 processes, is one ImageError; the other images of its batch arrive. There is one queue: an image waits at most for the
 CPU limit of the images before it.
+
+A thread that wants an image takes a process, sends the image through a pipe and waits at the pipe. There are no other
+threads, locks or shared memory, so whatever ends a process is seen by the one thread that waits for it.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import queue
 import re
 import resource
 import signal
@@ -18,30 +25,26 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, Future, TimeoutError, wait
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
-from importlib.util import find_spec
 from multiprocessing import spawn
-from multiprocessing.context import ForkServerContext, ForkServerProcess
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from nnclr_hub.cores import usable_cores
 from nnclr_hub.errors import ImageError, ImageTooExpensive, InvalidRequest, NNCLRHubError, NotReady, ServiceError
-
-if TYPE_CHECKING:  # a machine that only trains decodes the files of its user without it
-    from pebble import ProcessPool
 
 T = TypeVar("T")
 FEW = 200  # below this number of images, starting processes (0.4 s) takes longer than they save
 TOGETHER, LIGHT = 8, 200_000  # images and bytes that a process takes at a time
 WALL_PER_CPU, WALL_S = 30.0, 60.0  # seconds that may pass per CPU second on a busy machine, and at least
-FORGOTTEN_S = 1  # after the end of a pool, for the results of what it had begun
-ATTEMPTS = 3  # pools that are started for one image, if the system kills processes
-PRELOADED = ["nnclr_hub.images.decode"]
+# processes that are tried for one image: after a crash, a second one shows that it was the image; the system kills
+# processes when memory is short, which may pass
+CRASHES, KILLS = 2, 3
+PRELOADED = "nnclr_hub.images.decode"
 NAME = "nnclr decoder"
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(KB|MB|GB)\s*", re.IGNORECASE)
@@ -68,23 +71,17 @@ class DecodingLimits:
 
         def read(variable: str, parse: Callable[[str], Any], default: Any) -> Any:
             text = os.environ.get(variable)
-            try:
+            with suppress(ValueError):
                 value = parse(text) if text else default
                 if value > 0:
                     return value
-            except ValueError:
-                pass
             raise InvalidRequest(f"{variable} must be a positive number, got {text!r}.")
 
         return cls(read("NNCLR_DECODE_CPU_S", float, cls.cpu_s), read("NNCLR_DECODE_MEMORY", parse_bytes, cls.memory))
 
 
 def parse_bytes(text: str) -> int:
-    """Return a number of bytes from text such as 4GB, which is 4,000,000,000.
-
-    Raises:
-        ValueError: it is neither that nor a whole number.
-    """
+    """Return a number of bytes from text such as 4GB, which is 4,000,000,000; raise ValueError for other text."""
     match = _SIZE.fullmatch(text)
     return int(text) if match is None else int(float(match[1]) * _UNITS[match[2].upper()])
 
@@ -103,16 +100,19 @@ class DecodingPool:
     ) -> None:
         self.owner = os.getpid()
         self._size, self._limits, self._on_killed = size, limits, on_killed
-        self._pool: ProcessPool | None = None
+        self._running: set[_Worker] = set()
         self._closed = False
-        self._changing = threading.Lock()
+        # a process, or None for one that is not started; the last one that was used is taken first
+        self._free: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
+        for _ in range(size):
+            self._free.put(None)
 
-    def run(self, operation: Callable[..., T], source: Any, *arguments: Any, cpu_s: float | None = None) -> T:
+    def run(self, operation: Callable[..., T], source: Any, *arguments: Any, limits: DecodingLimits | None = None) -> T:
         """Return operation(source, *arguments), computed in a process.
 
         Args:
             operation: a function of a module that does not import torch.
-            cpu_s: CPU seconds instead of those of the limits.
+            limits: of this call, instead of those of the pool.
 
         Raises:
             ImageTooExpensive: the image exceeded a limit.
@@ -120,7 +120,7 @@ class DecodingPool:
             NotReady: the pool is closed, or the system killed several processes that decoded the image.
             ServiceError: processes cannot start.
         """
-        [result] = self._results(operation, [_absolute(source)], arguments, cpu_s)
+        [result] = self._results(operation, [source], arguments, limits or self._limits)
         if isinstance(result, Exception):
             raise result
         return result
@@ -130,98 +130,118 @@ class DecodingPool:
 
         One process takes all of them. For small images that is cheaper than a message for each.
         """
-        return self._results(operation, [_absolute(source) for source in sources], arguments)
+        return self._results(operation, sources, arguments, self._limits)
 
     def close(self) -> None:
         """End the processes; images that they decode fail with NotReady."""
         self._closed = True
-        self._replace(self._pool)
-
-    def _replace(self, pool: ProcessPool | None) -> None:
-        """End a pool, so that the next image starts another one."""
-        with self._changing:
-            if self._pool is pool:
-                self._pool = None
-        if pool is not None:
-            with suppress(RuntimeError):
-                pool.stop()
-                pool.join()
-
-    def _started(self) -> ProcessPool:
-        with self._changing:
-            if self._closed:
-                raise NotReady("The decoding processes are closed.")
-            if self._pool is None:
-                from pebble import ProcessPool
-
-                self._pool = ProcessPool(
-                    self._size, initializer=_prepare, initargs=(self._limits.memory,), context=_context()
-                )
-            return self._pool
+        for _ in range(self._size):
+            while True:
+                for worker in tuple(self._running):
+                    worker.process.kill()
+                with suppress(queue.Empty):
+                    worker = self._free.get(timeout=0.1)
+                    break
+            if worker is not None:
+                worker.end()
+        for _ in range(self._size):  # for threads that wait for a process
+            self._free.put(None)
 
     def _results(
-        self, operation: Any, sources: list[Any], arguments: tuple[Any, ...], cpu_s: float | None = None
+        self, operation: Any, sources: Sequence[Any], arguments: tuple[Any, ...], limits: DecodingLimits
     ) -> list[Any]:
-        if not sources:
-            return []
-        if find_spec("pebble") is None:
-            return attempt_each(lambda source: operation(source, *arguments), sources)
-        from pebble import ProcessExpired
-
-        limit = cpu_s or self._limits.cpu_s
-        failure: Exception = NotReady("The decoding processes are closed.")
-        crashes = 0
-        for _ in range(ATTEMPTS):
-            pool = self._started()
+        sources, results, ended = [_absolute(source) for source in sources], [], 0
+        while len(results) < len(sources):
+            worker = self._free.get()
             try:
-                wall = max(WALL_S, WALL_PER_CPU * limit) * len(sources)
-                work = (operation, sources, arguments, limit)
-                return self._wait(pool, pool.schedule(_work, args=work, timeout=wall))
-            except (TimeoutError, ProcessExpired) as ended:
-                failure, crashed = self._failure(ended, limit)
-            except (BrokenProcessPool, RuntimeError, CancelledError, OSError) as error:
-                # an idle process was killed, perhaps because memory was short, or none could be started
                 if self._closed:
-                    raise NotReady("The decoding processes are closed.") from None
-                self._replace(pool)
-                failure = _cannot_start(error)
-                continue
-            if len(sources) > 1:  # alone, each gets its own result
-                return [self._results(operation, [source], arguments, cpu_s)[0] for source in sources]
-            crashes += crashed
-            if not crashed or (crashes > 1 and not isinstance(failure, NotReady)):
-                break
-        return [failure] if len(sources) == 1 else [failure] * len(sources)
+                    raise NotReady("The decoding processes are closed.")
+                worker = worker or _Worker()
+                self._running.add(worker)
+                for result in worker.results(operation, sources[len(results) :], arguments, limits):
+                    results.append(result)
+                    ended = 0
+            except (EOFError, ConnectionError, TimeoutError) as error:
+                assert worker is not None
+                failure, most = self._failure(error, worker.end(), limits)
+                self._running.discard(worker)
+                worker, ended = None, ended + 1
+                if ended >= most:
+                    results.append(failure)
+                    ended = 0
+            except (NotReady, ServiceError) as error:
+                results += [error] * (len(sources) - len(results))
+            except BaseException:  # such as KeyboardInterrupt: the process may still send results
+                if worker is not None:
+                    worker.end()
+                    worker = None
+                raise
+            finally:
+                if worker is not None:
+                    self._running.discard(worker)
+                self._free.put(worker)
+        return results
 
-    def _wait(self, pool: ProcessPool, future: Future[list[Any]]) -> list[Any]:
-        """Return the result; a pool that ended may have forgotten what was scheduled at that moment."""
-        while not future.done() and self._pool is pool:
-            wait([future], timeout=0.5)
-        if not wait([future], timeout=FORGOTTEN_S).done:
-            raise CancelledError
-        return future.result()
-
-    def _failure(self, ended: Exception, limit: float) -> tuple[Exception, bool]:
-        """Return the error of the image in the process that ended, and whether another process should try it."""
-        if isinstance(ended, TimeoutError):
+    def _failure(self, error: Exception, code: int, limits: DecodingLimits) -> tuple[Exception, int]:
+        """Return the error of the image in a process that ended, and how many processes are tried."""
+        if isinstance(error, TimeoutError):
             self._on_killed("time")
             return ImageError(
                 "Reading the image takes too long; check the disk or the network mount, or save it again."
-            ), False
-        code = getattr(ended, "exitcode", 0) or 0
+            ), 1
         if code == -signal.SIGPROF:
             self._on_killed("cpu")
             return ImageTooExpensive(
-                f"Decoding the image takes more than {limit:g} CPU seconds; save it again in a simpler format, or "
-                "smaller."
-            ), False
-        self._on_killed("crash")
+                f"Decoding the image takes more than {limits.cpu_s:g} CPU seconds; save it again in a simpler format, "
+                "or smaller."
+            ), 1
         if self._closed:
-            return NotReady("The decoding processes are closed."), False
+            return NotReady("The decoding processes are closed."), 1
+        self._on_killed("crash")
         if code in (-signal.SIGKILL, -signal.SIGTERM):  # no codec raises these: the system was short of memory
-            return NotReady("The process that decoded the image was killed; try again in a moment."), True
+            return NotReady("The process that decoded the image was killed; try again in a moment."), KILLS
         name = signal.Signals(-code).name if code < 0 else f"exit status {code}"
-        return ImageError(f"The image crashed its decoder ({name}); save it again."), True
+        return ImageError(f"The image crashed its decoder ({name}); save it again."), CRASHES
+
+
+class _Worker:
+    """A process and the pipe to it.
+
+    Raises:
+        ServiceError: it cannot be started.
+    """
+
+    def __init__(self) -> None:
+        try:
+            self._connection, theirs = _context().Pipe()
+            # of a daemon, this program does not wait for the end at its own
+            self.process = _context().Process(target=_serve, args=(theirs,), name=NAME, daemon=True)
+            self.process.start()
+            theirs.close()
+        except (OSError, EOFError) as error:
+            raise ServiceError(
+                f"A decoding process cannot be started ({getattr(error, 'strerror', None) or error}); if that is a "
+                "limit of the system (`ulimit -a`), raise it, or decode fewer images at once."
+            ) from error
+
+    def results(
+        self, operation: Any, sources: Sequence[Any], arguments: tuple[Any, ...], limits: DecodingLimits
+    ) -> Iterator[Any]:
+        """Yield the result of each source, or its exception; raise EOFError, ConnectionError or TimeoutError."""
+        self._connection.send((operation, sources, arguments, limits))
+        for _ in sources:
+            if not self._connection.poll(max(WALL_S, WALL_PER_CPU * limits.cpu_s)):
+                raise TimeoutError
+            yield self._connection.recv()
+
+    def end(self) -> int:
+        """End the process; return its exit status, or minus the signal that had ended it before."""
+        if self.process.is_alive() and not self._connection.closed:
+            self.process.join(0.2)  # a process that stopped may not be reaped yet
+        self.process.kill()
+        self.process.join()
+        self._connection.close()
+        return self.process.exitcode or 0
 
 
 def _absolute(source: Any) -> Any:
@@ -231,87 +251,74 @@ def _absolute(source: Any) -> Any:
     return source.absolute() if hasattr(source, "absolute") else source
 
 
-def _cannot_start(error: Exception) -> Exception:
-    cause = error.__cause__ or error
-    if isinstance(cause, OSError) and cause.errno is not None:
-        return ServiceError(
-            f"A decoding process cannot be started ({cause.strerror or cause}); raise the limit that it names "
-            "(`ulimit -a`), or decode fewer images at once."
-        )
-    return NotReady("The decoding processes were killed several times; try again in a moment.")
+@cache
+def _context() -> Any:
+    """Return a context whose processes fork from one that has loaded the codecs, and never run the main program."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([PRELOADED])
+    get_preparation_data = spawn.get_preparation_data
+
+    def without_main(name: str) -> dict[str, Any]:
+        data = get_preparation_data(name)  # a decoder must not import the user's script again
+        return {key: value for key, value in data.items() if name != NAME or not key.startswith("init_main")}
+
+    spawn.get_preparation_data = without_main
+    return context
 
 
 # ---- in a decoding process -------------------------------------------------------------------------------------------
 
 
-def _prepare(memory: int) -> None:
-    """Load the codecs, then limit the memory of a decoding process."""
+def _serve(connection: Connection) -> None:
+    """Run operations, each image under a timer by which the kernel ends this process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C ends
     warnings.simplefilter("ignore")
-    for module in PRELOADED:
-        import_module(module).readable_formats()
-    limit_memory(memory)
-
-
-def _work(operation: Any, sources: Sequence[Any], arguments: tuple[Any, ...], cpu_s: float) -> list[Any]:
-    """Run an operation on several images, each under a timer by which the kernel ends this process."""
-    results: list[Any] = []
-    for source in sources:
-        signal.setitimer(signal.ITIMER_PROF, cpu_s)
+    import_module(PRELOADED).readable_formats()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    used = _used_memory()
+    with suppress(OSError):  # if the machine runs out of memory, this process ends before its parent does
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    while True:
         try:
-            results.append(operation(source, *arguments))
-        except MemoryError:
-            results.append(ImageTooExpensive("Too little memory to decode the image."))
-        except NNCLRHubError as error:
-            results.append(error)
-        except Exception as error:  # noqa: BLE001 - the parent raises it
-            results.append(RuntimeError(f"decoding failed ({type(error).__name__}: {error})"))
-    signal.setitimer(signal.ITIMER_PROF, 0)
-    return results
+            operation, sources, arguments, limits = connection.recv()
+        except EOFError:
+            return
+        if used:  # beyond it, MemoryError is raised
+            hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+            resource.setrlimit(resource.RLIMIT_AS, (used + limits.memory, hard))
+        for source in sources:
+            signal.setitimer(signal.ITIMER_PROF, limits.cpu_s)
+            result: Any
+            try:
+                result = operation(source, *arguments)
+            except MemoryError:
+                result = ImageTooExpensive("Too little memory to decode the image.")
+            except NNCLRHubError as error:
+                result = error
+            except Exception as error:  # noqa: BLE001 - the parent raises it
+                result = RuntimeError(f"decoding failed ({type(error).__name__}: {error})")
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            connection.send(result)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _used_memory() -> int:
+    """Return the bytes that this process has reserved; 0 where the system does not enforce a limit."""
+    if sys.platform != "linux":
+        return 0
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
 def limit_memory(memory: int) -> None:
     """Let this process allocate `memory` more bytes; beyond that MemoryError is raised. Only Linux enforces it."""
-    if sys.platform != "linux":
-        return
-    with Path("/proc/self/statm").open() as file:
-        own = int(file.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (own + memory, own + memory))
-    with suppress(OSError):  # if the machine itself runs out of memory, this process ends before its parent does
-        Path("/proc/self/oom_score_adj").write_text("1000")
-
-
-# ---- how processes start ---------------------------------------------------------------------------------------------
-
-
-class _Process(ForkServerProcess):
-    @staticmethod
-    def _Popen(process_obj: Any) -> Any:
-        name, process_obj._name = process_obj._name, NAME
-        try:
-            return ForkServerProcess._Popen(process_obj)
-        finally:
-            process_obj._name = name
-
-
-class _Context(ForkServerContext):
-    Process = _Process  # type: ignore[assignment]
-
-
-def _context() -> _Context:
-    """Return a context whose processes fork from one that has loaded the codecs, and never run the main program."""
-    context = _Context()
-    context.set_forkserver_preload(PRELOADED)
-    spawn.get_preparation_data = _without_main
-    return context
-
-
-_preparation_data = spawn.get_preparation_data
-
-
-def _without_main(name: str) -> dict[str, Any]:
-    """Return what multiprocessing sends to a new process; a decoder must not import the user's script again."""
-    data: dict[str, Any] = _preparation_data(name)
-    return {key: value for key, value in data.items() if name != NAME or not key.startswith("init_main")}
+    if used := _used_memory():
+        resource.setrlimit(resource.RLIMIT_AS, (used + memory, used + memory))
 
 
 # ---- the pool of this process ----------------------------------------------------------------------------------------
@@ -361,7 +368,7 @@ def active_pool() -> DecodingPool | None:
     return _pool if _pool is not None and _pool.owner == os.getpid() else None
 
 
-def run_isolated(operation: Callable[..., T], source: Any, *arguments: Any, cpu_s: float | None = None) -> T:
+def run_isolated(operation: Callable[..., T], source: Any, *arguments: Any, limits: DecodingLimits | None = None) -> T:
     """Return operation(source, *arguments), computed in a decoding process if this process uses them.
 
     Pixels are decoded already, and stay here.
@@ -369,7 +376,7 @@ def run_isolated(operation: Callable[..., T], source: Any, *arguments: Any, cpu_
     pool, source = active_pool(), read_stored(source)
     if pool is None or not is_file(source):
         return operation(source, *arguments)
-    return pool.run(operation, source, *arguments, cpu_s=cpu_s)
+    return pool.run(operation, source, *arguments, limits=limits)
 
 
 def run_isolated_each(operation: Callable[..., T], sources: Sequence[Any], *arguments: Any) -> list[T | Exception]:

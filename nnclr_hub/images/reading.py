@@ -16,7 +16,7 @@ from typing import Any, Self
 from nnclr_hub.errors import InvalidRequest
 
 MAX_CHANNELS = 64
-PROJECTIONS = ("max",)
+PROJECTIONS = ("", "max")
 SCALES = ("depth", "range")
 
 
@@ -37,28 +37,20 @@ class ImageReading:
     scale: str = "depth"
 
     def __post_init__(self) -> None:
-        if len(self.channels) > MAX_CHANNELS or any(not _is_number(one) for one in self.channels):
+        if len(self.channels) > MAX_CHANNELS or not all(_is_number(one) for one in self.channels):
             given = ",".join(map(str, self.channels))
             raise InvalidRequest(f"channels must be up to {MAX_CHANNELS} numbers, such as 0,2,1; got {given:.80}.")
         if self.page is not None and not _is_number(self.page):
             raise InvalidRequest(f"page must be a number from 0, got {self.page!r:.80}.")
-        if self.project not in ("", *PROJECTIONS):
-            raise InvalidRequest(f"project must be one of {', '.join(PROJECTIONS)}, got {self.project!r:.80}.")
-        if self.scale not in SCALES:
-            raise InvalidRequest(f"scale must be one of {', '.join(SCALES)}, got {self.scale!r:.80}.")
+        for name, allowed in (("project", PROJECTIONS), ("scale", SCALES)):
+            if (value := getattr(self, name)) not in allowed:
+                raise InvalidRequest(f"{name} must be one of {', '.join(filter(None, allowed))}, got {value!r:.80}.")
         if self.project and self.page is not None:
             raise InvalidRequest("Give page or project, not both: a projection covers all pages.")
 
     @classmethod
     def parse(cls, text: str, base: ImageReading | None = None) -> Self:
-        """Read the form `channels=0,2,1&page=3`.
-
-        Args:
-            base: has the values that the text leaves out.
-
-        Raises:
-            InvalidRequest: it is invalid.
-        """
+        """Read the form `channels=0,2,1&page=3`; `base` has the values that it leaves out."""
         given: dict[str, Any] = dict(part.split("=", 1) for part in text.split("&") if "=" in part)
         try:
             if "channels" in given:

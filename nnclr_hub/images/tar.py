@@ -156,7 +156,7 @@ class _BoundedHeader(tarfile.TarInfo):
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
         header = super().frombuf(buf, encoding, errors)
-        # of a member that is no header itself, tarfile reads nothing
+        # tarfile reads nothing of other members
         if header.size < 0 or (header.type in b"LKxgX" and header.size > MOST_HEADER):
             raise tarfile.ReadError(f"a header declares {header.size} bytes; the limit is {MOST_HEADER}")
         return header

@@ -23,7 +23,7 @@ from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.images.channels import AnyImage, for_people
 from nnclr_hub.images.color import black_and_white
 from nnclr_hub.images.decode import decode_any, image_size, open_stack
-from nnclr_hub.images.pool import run_isolated
+from nnclr_hub.images.pool import DecodingLimits, run_isolated
 from nnclr_hub.images.readers.stack import ImageStack, selected_channels, selected_pages
 from nnclr_hub.images.reading import PLAIN, ImageReading
 from nnclr_hub.images.source import file_key
@@ -65,42 +65,31 @@ def tiles_of(path: Path, tiling: Tiling, reading: ImageReading = PLAIN) -> list[
         InvalidRequest: it has more than a million tiles.
     """
     kept = cache_folder() / "windows" / f"{file_key(path, str(reading)).hex()}.json"
-    known = _read_window(kept)
-    width, height, window = run_isolated(_layout, str(path), tiling, reading, known, cpu_s=WINDOW_S)
+    try:  # what an earlier call found in the file in this state
+        known = _window(json.loads(kept.read_text()))
+    except (OSError, ValueError, TypeError, LookupError):
+        known = None
+    limits = DecodingLimits(WINDOW_S)
+    width, height, window = run_isolated(_layout, str(path), tiling, reading, known, limits=limits)
     if window is not None and window != known:
         with suppress(OSError):  # it is computed again the next time
             kept.parent.mkdir(parents=True, exist_ok=True)
             kept.write_text(json.dumps(window))
     columns, rows, side = _starts(width, tiling), _starts(height, tiling), tiling.side
     boxes = [(x, y, min(x + side, width), min(y + side, height)) for y in rows for x in columns]
-    return [Tile(str(path), box, _window(window)) for box in boxes]
+    return [Tile(str(path), box, window) for box in boxes]
 
 
-def _layout(path: str, tiling: Tiling, reading: ImageReading, known: Any) -> tuple[int, int, Any]:
-    """Return the size of an image, and what `window_of` returns.
-
-    Args:
-        known: the window that an earlier call has found, or None.
-    """
+def _layout(path: str, tiling: Tiling, reading: ImageReading, known: Window | None) -> tuple[int, int, Window | None]:
+    """Return the size of an image, and what `window_of` returns, if it is not known."""
     with open_stack(path) as stack:
         width, height = stack.size if stack is not None else image_size(path, reading)
-    tiles = len(_starts(width, tiling)) * len(_starts(height, tiling))
-    if tiles > MAX_TILES:
-        raise InvalidRequest(f"{path} has {tiles:,} tiles; use a larger --tile.")
-    if known is None:
-        with open_stack(path) as stack:
-            known = window_of(stack, reading) if stack is not None and stack.regions else None
+        tiles = len(_starts(width, tiling)) * len(_starts(height, tiling))
+        if tiles > MAX_TILES:
+            raise InvalidRequest(f"{path} has {tiles:,} tiles; use a larger --tile.")
+        if known is None and stack is not None and stack.regions:
+            known = window_of(stack, reading)
     return width, height, known
-
-
-def _read_window(file: Path) -> Any:
-    """Return the window that an earlier call kept for the file in this state; None if there is none."""
-    try:
-        found = json.loads(file.read_text())
-        _window(found)
-    except (OSError, ValueError, TypeError):
-        return None
-    return found
 
 
 def _window(lists: Any) -> Window | None:
@@ -108,11 +97,7 @@ def _window(lists: Any) -> Window | None:
 
 
 def tiles_with_content(path: Path, tiling: Tiling, reading: ImageReading = PLAIN) -> list[Tile]:
-    """Return the tiles of an image; with `skip_empty` without empty ones, for which each is decoded.
-
-    Raises:
-        ImageError, InvalidRequest: see `tiles_of`.
-    """
+    """Return the tiles of an image, see `tiles_of`; with `skip_empty` without empty ones, for which each is decoded."""
     found = tiles_of(path, tiling, reading)
     return [one for one in found if not is_empty(decode_any(one, reading))] if tiling.skip_empty else found
 
@@ -123,10 +108,9 @@ def is_empty(image: AnyImage) -> bool:
 
 
 def window_of(stack: ImageStack, reading: ImageReading) -> Window | None:
-    """Return what becomes black and white in the whole page, so that all tiles have one scale.
+    """Return what becomes black and white in the whole page, read in bands, so that all tiles have one scale.
 
-    Reads the page in bands. 8-bit values and those with a window need
-    no scale.
+    8-bit values and those with a window need no scale.
     """
     if stack.window is not None or (stack.dtype in (np.uint8, np.bool_) and reading.scale == "depth"):
         return None

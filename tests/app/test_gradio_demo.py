@@ -1,5 +1,7 @@
 """The Gradio demo: its endpoints return what the server returns, and its page works in a browser."""
 
+import base64
+import io
 import json
 import re
 import socket
@@ -7,9 +9,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from labeling import fit_probe
+from PIL import Image
 from waiting import free_port, until_served
 
 from nnclr_hub.store import open_store
@@ -28,10 +32,12 @@ def served(model, photos, tmp_path_factory, serve) -> Iterator:
 
 
 @pytest.fixture(scope="module")
-def demo(served) -> Iterator[str]:
+def demo(served, tmp_path_factory) -> Iterator[str]:
     """Run the demo in its own process, and return its address."""
     port = free_port()
-    command = [sys.executable, "-m", "app.gradio_demo", "--url", served.url, "--port", str(port)]
+    runs = tmp_path_factory.mktemp("runs")
+    write_neighbors(runs / "first")
+    command = [sys.executable, "-m", "app.gradio_demo", "--url", served.url, "--port", str(port), "--runs", str(runs)]
     running = subprocess.Popen(command)
     try:
         until_served(f"http://127.0.0.1:{port}/config", running)
@@ -39,6 +45,16 @@ def demo(served) -> Iterator[str]:
     finally:
         running.terminate()
         running.wait(120)
+
+
+def write_neighbors(run: Path) -> None:
+    """Write what a training run records of its support set, at two checkpoints."""
+    file = io.BytesIO()
+    Image.new("RGB", (56, 40), "teal").save(file, "JPEG")
+    line = {"step": 10, "queries": [3], "neighbors": [[5, -1]], "similarity": [[0.5, -2.0]]}
+    line["thumbnails"] = dict.fromkeys(("3", "5"), base64.b64encode(file.getvalue()).decode())
+    run.mkdir()
+    (run / "neighbors.jsonl").write_text("".join(json.dumps(line | {"epoch": epoch}) + "\n" for epoch in (1, 4)))
 
 
 @pytest.fixture(scope="module")
@@ -54,14 +70,14 @@ def test_each_event_is_an_endpoint_that_answers_as_the_library_does(client, serv
     path = sorted((photos / "cat").iterdir())[4]
     bench = served.bench
     found = client.predict(handle_file(str(path)), api_name="/search")
-    expected = bench.search("photos", SearchQuery([path], k=24, with_percentile=True))
+    expected = bench.search("photos", SearchQuery([path], k=23, with_percentile=True))
     captions = [[f"{m.score:.3f}", f"({percent_text(m.percentile)})", m.metadata["label"]] for m in expected]
     assert [one["caption"].split() for one in found] == captions
 
     near = client.predict(expected[0].id, api_name="/similar")
-    assert [one["id"] for one in near] == [m.id for m in bench.search("photos", SearchQuery([expected[0].id], k=24))]
+    assert [one["id"] for one in near] == [m.id for m in bench.search("photos", SearchQuery([expected[0].id], k=23))]
 
-    overlay = client.predict(handle_file(str(path)), api_name="/attention")
+    overlay, _ = client.predict(handle_file(str(path)), api_name="/attention")
     assert overlay.endswith((".png", ".webp"))
 
     answer = client.predict(handle_file(str(path)), "things", api_name="/predict")
@@ -111,11 +127,24 @@ def test_a_body_after_an_upgrade_is_not_executed_as_a_request(demo, offer):
 
 
 @pytest.mark.browser
-def test_a_click_in_the_gallery_shows_neighbors(demo, chromium, served):
+def test_each_act_opens_with_an_answer(demo, chromium, served):
     page = chromium.new_page()
+    page.set_default_timeout(60_000)
     page.goto(demo)
+    captions = "[...document.querySelectorAll('.caption-label')].map(one => one.innerText)"
+    page.wait_for_function(f"() => {captions}.some(text => text.startsWith('1.000'))")
+    before = page.evaluate(captions)
     page.locator("button.thumbnail-item, .grid-container button").nth(2).click()
-    page.wait_for_function(
-        "() => [...document.querySelectorAll('.caption-label')].some(e => e.innerText.startsWith('1.000'))"
-    )
+    page.wait_for_function(f"before => {captions}[0] !== before[0]", arg=before)
+    page.get_by_role("tab", name="Attention").click()
+    image = page.locator("[data-testid=image] img:visible").first
+    image.wait_for()
+    box = image.bounding_box()
+    page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    page.wait_for_function("() => document.querySelectorAll('.thumbnail-item:not([hidden]) img').length >= 6")
+    page.get_by_role("tab", name="How NNCLR learns").click()
+    page.wait_for_selector(".caption-label:has-text('its positive')")
+    page.wait_for_selector("text=epoch 4")
+    page.get_by_role("tab", name="Probe").click()
+    page.wait_for_selector("[data-testid='label-output-value']")
     page.close()

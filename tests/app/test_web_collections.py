@@ -219,7 +219,7 @@ def test_a_collection_is_renamed_and_merged(opened, served, photos):
     page.get_by_label("Name", exact=True).fill("Ferien ü")
     page.get_by_role("button", name="Rename").click()
     page.get_by_label("Ferien ü", exact=True).get_by_role("button", name="Manage").click()
-    page.get_by_label("Merge into").select_option("more")
+    page.get_by_label("Merge into", exact=True).select_option("more")
     page.get_by_role("button", name="Merge into it").click()
     page.wait_for_selector(".message:has-text('part of more')")
     page.wait_for_selector("article[aria-label='Ferien ü']", state="detached")

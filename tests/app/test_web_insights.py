@@ -215,7 +215,7 @@ def test_a_new_inspection_is_made_on_a_phone(insights, served, kept):
     served.bench.collection("photos").update_metadata({"note": 1}, ids=[kept.ids[0]])
     with page.expect_response(lambda answer: answer.url.endswith("/inspections") and answer.request.method == "POST"):
         page.get_by_role("button", name="Inspect again").click()
-    page.wait_for_function("() => !document.querySelector('progress:not([hidden])')")
+    page.wait_for_function("() => !document.querySelector('.job-bar:not([hidden])')")
     made = get_inspection(served.bench.store.records, served.bench.collection("photos"))
     assert made.number == kept.number + 1
     assert made.fields_seq == served.bench.collection("photos").info().durable_seq
@@ -225,7 +225,7 @@ def test_encoders_are_compared(insights, served):
     page = insights()
     encoders = card(page, "Encoders")
     encoders.get_by_role("button", name="Compare encoders").click()
-    encoders.locator("tbody tr").nth(1).wait_for()
+    encoders.locator("tbody tr").nth(1).wait_for(timeout=240_000)
     [job], _ = served.app.state.jobs.list(10, None, kind="comparison")
     scores = served.app.state.jobs.get(job.id).result["scores"]
     assert encoders.locator("tbody th").all_inner_texts() == [one["source"] for one in scores]

@@ -283,7 +283,7 @@ def test_a_shard_has_images_of_one_archive(encoder, image_files, expected, tmp_p
 
 
 def test_a_process_reads_only_its_stretch_of_a_folder(encoder, photos, tmp_path):
-    """Images of other parts may even be gone; those of its own must be the planned ones."""
+    """Images of other parts may even be gone; those of this part must be the planned ones."""
     copy = shutil.copytree(photos, tmp_path / "photos")
     embed_shards(tmp_path / "v", [copy], encoder, shard_size=20, part=(1, 3))
     first, *_, last = sorted(copy.rglob("*.jpg"))

@@ -18,8 +18,7 @@ from nnclr_hub.method import learner as nnclr_learner
 from nnclr_hub.method.lejepa import random_directions
 from training.assemble import Tables, build_learner, place_learner
 from training.data.augment import change_all, colors_and_blur, make_view, make_views
-from training.data.batches import Batches
-from training.data.side_stream import SideStream
+from training.data.batches import Batches, SideStream
 from training.data.views import AUGMENTATIONS
 from training.distributed import Ranks
 from training.monitor import rankme

@@ -12,13 +12,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from decoding_operations import crash, describe, echo, exhaust, killed_always, killed_once, sleep, spin, spin_if_asked
+from decoding_operations import (
+    allocate,
+    crash,
+    describe,
+    echo,
+    exhaust,
+    killed_always,
+    killed_once,
+    sleep,
+    spin,
+    spin_if_asked,
+)
 from hostile_images import repeated_scans
 from PIL import Image
 from waiting import until
 
 from nnclr_hub.encoder.preprocessing import EvalTransform, Preprocessing
-from nnclr_hub.errors import ImageError, ImageTooExpensive, ImageTooLarge, InvalidRequest, NotReady
+from nnclr_hub.errors import ImageError, ImageTooExpensive, ImageTooLarge, InvalidRequest, NotReady, ServiceError
 from nnclr_hub.images.decode import decode_any, decode_image
 from nnclr_hub.images.pool import DecodingLimits, DecodingPool, decoding_processes, run_isolated, run_isolated_each
 from nnclr_hub.images.reading import PLAIN
@@ -132,6 +143,40 @@ def test_the_other_images_of_a_batch_arrive(pool):
     assert isinstance(bad, ImageTooExpensive)
 
 
+def test_a_call_may_have_other_limits(pool):
+    """Such as an import of a file, which takes longer than an image."""
+    begun = time.process_time()
+    with pytest.raises(ImageTooExpensive, match=r"0\.1 CPU"):
+        pool.run(spin, b"", limits=DecodingLimits(0.1))
+    with pytest.raises(ImageTooExpensive):
+        pool.run(allocate, b"", 300_000_000, limits=DecodingLimits(memory=100_000_000))
+    assert pool.run(allocate, b"", 300_000_000) == 300_000_000
+    assert time.process_time() - begun < 1
+
+
+def test_processes_need_no_semaphores(monkeypatch):
+    """In some containers /dev/shm cannot be written, so none can be made."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(13, "Permission denied")
+
+    monkeypatch.setattr("_multiprocessing.SemLock", refuse)
+    with decoding_processes(1):
+        assert decode_image(jpeg((5, 5))).size == (5, 5)
+
+
+def test_a_process_that_cannot_start_is_reported(monkeypatch):
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr("multiprocessing.connection.Pipe", refuse)
+    pool = DecodingPool(1)
+    assert [type(one) for one in pool.run_each(echo, [b"a", b"b"])] == [ServiceError] * 2
+    monkeypatch.undo()
+    assert pool.run(echo, b"abc")[1] == 3
+    pool.close()
+
+
 def test_a_costly_jpeg_is_ended_by_its_limit(killed):
     with decoding_processes(1, DecodingLimits(cpu_s=0.5), killed.append), pytest.raises(ImageTooExpensive):
         decode_image(repeated_scans(85, (4000, 2500)))
@@ -205,7 +250,7 @@ def test_closing_ends_what_runs(pool, tmp_path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are listed in /proc")
 def test_closing_fails_everything_that_is_decoded_at_that_moment():
-    """pebble forgets what it had begun, and its futures never end."""
+    """Also what begins while the pool closes."""
     pool = DecodingPool(2)
     pool.run(echo, b"first")
 

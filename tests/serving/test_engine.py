@@ -13,7 +13,6 @@ from waiting import until
 from nnclr_hub import ImageError, load_encoder
 from nnclr_hub.errors import InvalidRequest, NotReady, Overloaded, RequestTooLarge, ServiceError
 from serving.engine import Engine, ImageTask
-from serving.engine.request import Request
 from serving.settings import Settings
 from serving.telemetry import Timings, current
 
@@ -197,44 +196,6 @@ def test_metrics_count_every_image_once(make_engine):
     assert sample(engine, "nnclr_batch_images_sum", model="fake") == 2
     assert [sample(engine, f"nnclr_{name}_in_work") for name in ("images", "bytes")] == [0, 0]
     assert queued(engine) == 0
-
-
-def test_the_time_of_decoding_is_counted_before_the_answer(make_engine, monkeypatch):
-    """An image that cannot be read may complete the answer."""
-    counted, leave = [], Request.leave
-
-    def noting(request: Request, index: int, result: object) -> None:
-        counted.append((request.seconds["decode"] > 0, sample(engine, "nnclr_stage_seconds_count", stage="decode")))
-        leave(request, index, result)
-
-    monkeypatch.setattr(Request, "leave", noting)
-    engine = make_engine(FakeEncoder(), decode_threads=1)
-    engine.run([b"bad"])
-    assert counted == [(True, 1)]
-
-
-def test_all_images_are_counted_when_the_last_one_has_left():
-    """Also if another thread drops the last image while the first one is being counted."""
-    events: list[str] = []
-
-    def count(outcome: str) -> None:
-        if threading.current_thread() is not other:
-            other.start()
-            other.join(0.2)  # it must wait for the end of this call
-        events.append(outcome)
-
-    request = Request(
-        [b"1", b"2"],
-        time.monotonic() + 1000,
-        on_outcome=count,
-        on_withdrawn=lambda _: None,
-        on_empty=lambda: events.append("empty"),
-    )
-    other = threading.Thread(target=request.leave, args=[1])
-    request.cancel()
-    request.leave(0)
-    other.join()
-    assert events == ["cancelled", "cancelled", "empty"]
 
 
 # ---- tasks

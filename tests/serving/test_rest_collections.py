@@ -75,8 +75,11 @@ def test_a_name_of_any_script_works_over_rest_and_in_the_client(client, server, 
         assert client.get("/api/v1/collections/%C3%BC").json()["name"] == name
         job = opened.collection(name).inspect()
         assert opened.jobs.wait(job.id).state == "done"
-        assert opened.collection(name).inspections() == [1]
-        opened.collections.drop(name)
+        assert client.patch(path, json={"name": "春"}).json()["name"] == "春"
+        assert opened.collection("春").inspections() == [1]
+        assert opened.collection("ü").info().name == "春"
+        is_problem(client.patch("/api/v1/collections/%E6%98%A5", json={"name": "ü"}), 409, "collection_exists")
+        opened.collections.drop("春")
     for wrong in ("a%CC%88", "a%00", "a%20%20b", "%20a"):
         is_problem(client.put(f"/api/v1/collections/{wrong}", json={"dim": 4}), 422, "invalid_request")
 
@@ -130,3 +133,22 @@ def test_channels_that_do_not_fit_the_model_are_refused(client):
     is_problem(answer, 422, "invalid_request")
     assert client.put("/api/v1/collections/odd", json={"model": "default?channels=2,1,0"}).status_code == 201
     assert client.delete("/api/v1/collections/odd").status_code == 204
+
+
+def test_items_are_copied_or_moved_with_all_that_they_have(client, collection, image_files):
+    client.post(f"{collection}/items", files=upload(image_files[:3]))
+    items = client.get(f"{collection}/items", params={"with_vector": True}).json()["items"]
+    ids = [item["id"] for item in items]
+    client.put("/api/v1/collections/copies", json={})
+    client.put("/api/v1/collections/short", json={"dim": 3})
+    assert client.post(f"{collection}/copy", json={"to": "copies", "ids": [*ids[:2], "none"]}).json() == {"copied": 2}
+    assert client.post(f"{collection}/copy", json={"to": "copies", "ids": ids, "move": True}).json() == {"copied": 3}
+    there = "/api/v1/collections/copies/items"
+    assert client.get(there, params={"with_vector": True}).json()["items"] == items
+    assert client.get(f"{there}/{ids[0]}/thumbnail").status_code == 200
+    assert client.get(f"{collection}/count").json()["count"] == 0
+    answer = client.post("/api/v1/collections/copies/copy", json={"to": "short", "ids": ids, "move": True})
+    is_problem(answer, 409, "fingerprint_mismatch")
+    assert client.get("/api/v1/collections/copies/count").json()["count"] == 3
+    for name in ("copies", "short"):
+        client.delete(f"/api/v1/collections/{name}")

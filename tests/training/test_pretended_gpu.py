@@ -15,7 +15,7 @@ from pretended_gpu import PretendedGPU
 from nnclr_hub.method import Gather, SupportSet
 from training.assemble import build_learner
 from training.data.augment import make_view
-from training.data.side_stream import SideStream
+from training.data.batches import SideStream
 from training.data.views import AUGMENTATIONS, View
 from training.distributed import Ranks
 from training.optimization import Schedule, make_optimizer

@@ -235,6 +235,14 @@ def test_no_other_setting_may_change(name, tmp_path):
         check_same_run(saved, recipe(), images_of("a"), None, tmp_path)
 
 
+def test_the_teacher_must_be_the_same(tmp_path):
+    teacher = SimpleNamespace(fingerprint="a")
+    check_same_run(saved_of(recipe(), teacher="a"), recipe(), images_of("a"), None, tmp_path, teacher)
+    for saved, now in (("b", teacher), ("a", None), (None, teacher)):
+        with pytest.raises(CheckpointError, match="teacher"):
+            check_same_run(saved_of(recipe(), teacher=saved), recipe(), images_of("a"), None, tmp_path, now)
+
+
 def test_a_checkpoint_is_on_the_disk_before_it_replaces_the_last_one(tmp_path, monkeypatch):
     events, sync, replace = [], os.fsync, os.replace
     monkeypatch.setattr(os, "fsync", lambda file: (events.append("sync"), sync(file)))

@@ -6,7 +6,8 @@ a pure function of seed and step, and each process gets its rows of the batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,7 +17,6 @@ from torch import Generator, Tensor
 
 from .augment import NUMBERS, CutViews, StoredImages, sample_numbers
 from .order import Order, seed_of
-from .side_stream import SideStream
 from .views import View
 
 Views = Callable[[int], Sequence[View]]  # of a step
@@ -63,6 +63,35 @@ class Batch:
         """Return the images from `start` to `end`."""
         rows = slice(start, end)
         return Batch(self.pixels.part(start, end), self.views, self.numbers[:, rows], self.ids[rows], self.labels[rows])
+
+
+class SideStream:
+    """A second stream of a GPU, for the images and views of a step; on other devices, nothing.
+
+    Eager steps use it. The CPU is ahead of the GPU, because a step never waits for it. On a single stream, the copy of
+    a batch and its views would still begin after the last operation of the step before.
+    """
+
+    def __init__(self, where: torch.device) -> None:
+        self._stream = torch.cuda.Stream(where) if where.type == "cuda" else None
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Run the operations of the block on this stream."""
+        if self._stream is None:
+            yield
+            return
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def hand_over(self, tensors: Iterable[Tensor]) -> None:
+        """Let the current stream wait for this one, and use tensors that were made on it."""
+        if self._stream is None:
+            return
+        current = torch.cuda.current_stream(self._stream.device)
+        current.wait_stream(self._stream)
+        for one in tensors:  # else their memory might be used again while the current stream still reads it
+            one.record_stream(current)
 
 
 class PixelSource(Protocol):

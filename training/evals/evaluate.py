@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,23 +42,6 @@ from .task import TRANSFER_METRICS, Task, read_pair, read_task
 PUBLISHED = ("timm:", "hf-hub:")
 
 TORCH = parse_backend("torch")
-
-
-@dataclass(frozen=True)
-class EvalRequest:
-    """The arguments of `evaluate`, with protocols that know their settings."""
-
-    protocols: Sequence[Protocol]
-    sources: Sequence[str]
-    data: Sequence[str]
-    out: Path
-    queries: str | None = None
-    gallery: str | None = None
-    device: str | None = None
-    crops: int = 1
-    command: str = ""
-    labels: LabelTable | Path | None = None
-    backend: str = "torch"
 
 
 def evaluate(
@@ -101,11 +84,12 @@ def evaluate(
         ModelError: a source that is not available.
         Interrupted: a signal stopped the training.
     """
-    request = EvalRequest(
+    run = _EvalRun(
         find_protocols(_several(protocols), assignments(settings)),
         _several(sources),
         _several(data),
-        Path(out),
+        Results(Path(out)),
+        console or PlainConsole(stderr=True),
         queries,
         gallery,
         device,
@@ -114,25 +98,38 @@ def evaluate(
         labels,
         backend,
     )
-    if "" in request.sources or "" in request.data:
-        raise InvalidRequest("An encoder or data set name is empty; name it, or leave it out.")
-    if not request.sources:
-        raise InvalidRequest("No encoder is named; use nnclr eval knn SOURCE --data IMAGES.")
-    if parse_backend(backend) != TORCH and any(one.name == "finetune" for one in request.protocols):
-        raise InvalidRequest("Fine-tuning runs in torch; leave out --backend (and NNCLR_BACKEND), or finetune.")
-    return _EvalRun(request, Results(request.out), console or PlainConsole(stderr=True)).records()
+    return run.records()
 
 
 def _several(given: str | Path | Sequence[str | Path]) -> list[str]:
     return [str(one) for one in ([given] if isinstance(given, str | Path) else given)]
 
 
+@dataclass(frozen=True)
 class _EvalRun:
-    """The sources and data sets of a request, each loaded once."""
+    """The arguments of `evaluate`; sources and data sets are loaded once."""
 
-    def __init__(self, request: EvalRequest, results: Results, console: Console) -> None:
-        self.request, self.results, self.console = request, results, console
-        self._names: dict[str, Path] = {}
+    protocols: Sequence[Protocol]
+    sources: Sequence[str]
+    data: Sequence[str]
+    results: Results
+    console: Console
+    queries: str | None
+    gallery: str | None
+    device: str | None
+    crops: int
+    command: str
+    labels: LabelTable | Path | None
+    backend: str
+    names: dict[str, Path] = field(default_factory=dict)  # of data sets, which are unique
+
+    def __post_init__(self) -> None:
+        if "" in (*self.sources, *self.data):
+            raise InvalidRequest("An encoder or data set name is empty; name it, or leave it out.")
+        if not self.sources:
+            raise InvalidRequest("No encoder is named; use nnclr eval knn SOURCE --data IMAGES.")
+        if parse_backend(self.backend) != TORCH and any(one.name == "finetune" for one in self.protocols):
+            raise InvalidRequest("Fine-tuning runs in torch; leave out --backend (and NNCLR_BACKEND), or finetune.")
 
     def records(self) -> list[EvaluationRecord]:
         """Return the records of all combinations, and write the page of results.
@@ -140,8 +137,8 @@ class _EvalRun:
         Raises:
             InvalidRequest: no combination is possible.
         """
-        protocols = self.request.protocols
-        loaded, tasks = self.sources(), {one.name: self.tasks(one) for one in protocols}
+        protocols = self.protocols
+        loaded, tasks = self._load_sources(), {one.name: self._tasks(one) for one in protocols}
         records, refused = [], None
         for name, source in loaded.items():
             for protocol in protocols:
@@ -161,29 +158,27 @@ class _EvalRun:
         self.results.skipped.append(f"{what}: {error}")
         self.console.print(f"skipped {what}: {error}", style="yellow", highlight=False)
 
-    def sources(self) -> dict[str, FeatureSource]:
+    def _load_sources(self) -> dict[str, FeatureSource]:
         """Return the sources by name; published weights that are unavailable are skipped if there are other sources."""
         sources: dict[str, FeatureSource] = {}
-        for name in dict.fromkeys(self.request.sources):
+        for name in dict.fromkeys(self.sources):
             try:
-                source = _hand_crafted(name) or load_encoder(
-                    name, device=self.request.device, backend=self.request.backend
-                )
+                source = _hand_crafted(name) or load_encoder(name, device=self.device, backend=self.backend)
                 if isinstance(source, Encoder) and source.backend.name != "torch":
                     name = f"{name}, {source.backend.name}"
-                if self.request.crops != 1 and isinstance(source, Encoder):
-                    sources[f"{name}, {self.request.crops} crops"] = CropMean(source, self.request.crops)
+                if self.crops != 1 and isinstance(source, Encoder):
+                    sources[f"{name}, {self.crops} crops"] = CropMean(source, self.crops)
                 else:
                     sources[name] = source
             except ModelFilesMissing as error:
-                if len(self.request.sources) == 1 or not name.startswith(PUBLISHED):
+                if len(self.sources) == 1 or not name.startswith(PUBLISHED):
                     raise
                 self.skip(name, error)  # a later call on a machine with access adds its row
         return sources
 
-    def tasks(self, protocol: Protocol) -> list[Task]:
+    def _tasks(self, protocol: Protocol) -> list[Task]:
         """Return the data sets of a protocol; unavailable sets of transfer are skipped."""
-        data = self.request.data
+        data = self.data
         if protocol.name != "transfer" and not data:
             raise InvalidRequest(f"No labeled images are named; use nnclr eval {protocol.name} SOURCE --data IMAGES.")
         tasks: list[Task] = []
@@ -192,10 +187,10 @@ class _EvalRun:
                 packed = protocol.name != "retrieval" and is_packed(given)
                 folder = Path(given) if packed else find_folder(given, self.console)
                 if protocol.name == "retrieval":
-                    task = read_pair(folder, self.request.queries, self.request.gallery)
+                    task = read_pair(folder, self.queries, self.gallery)
                 else:
                     metric = TRANSFER_METRICS.get(given) or TRANSFER_METRICS.get(folder.name)
-                    task = read_task(given if packed else folder, metric=metric, labels=self.request.labels)
+                    task = read_task(given if packed else folder, metric=metric, labels=self.labels)
             except NNCLRHubError as error:
                 if data:
                     raise
@@ -207,13 +202,13 @@ class _EvalRun:
     def _unique_name(self, name: str, folder: Path) -> str:
         """Number equal names of different folders, which would share a cell of the table."""
         own, number = name, 2
-        while self._names.setdefault(own, folder.resolve()) != folder.resolve():
+        while self.names.setdefault(own, folder.resolve()) != folder.resolve():
             own, number = f"{name}-{number}", number + 1
         return own
 
     def record(self, protocol: Protocol, name: str, source: FeatureSource, task: Task) -> EvaluationRecord:
         """Return the existing record, or compute and write a new one."""
-        empty = _empty_record(protocol, name, source, task, self.request.command)
+        empty = _empty_record(protocol, name, source, task, self.command)
         before = self.results.existing(empty)
         if before is not None:
             self.console.print(f"{protocol.name} of {name} on {task.name} is complete already", highlight=False)
@@ -250,7 +245,7 @@ class _EvalRun:
         if not isinstance(source, Encoder):
             raise InvalidRequest(f"{protocol.name} trains a network, but {source.name} is not a network; leave it out.")
         name = f"{Path(source.name).name.replace(':', '-')}-{source.fingerprint[:8]}"
-        folder = self.request.out / "encoders" / name
+        folder = self.results.folder / "encoders" / name
         return ClassifierTrainer(source, task, folder, torch.device(source.device), self.console)
 
 

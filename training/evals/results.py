@@ -118,7 +118,7 @@ class Results:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._path, self._each = folder / NAME, folder / "each"
+        self.folder, self._path, self._each = folder, folder / NAME, folder / "each"
         try:
             existing = next(one for one in (folder, *folder.absolute().parents) if one.exists())
             with tempfile.TemporaryFile(dir=existing):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
@@ -22,6 +22,23 @@ from ..data.views import AUGMENTATIONS, IMAGENET_MEAN, IMAGENET_STD, View
 from .settings import FIT, assignments, one_of, parse_settings, require, setting
 
 UNPLANNED = 1_000_000  # steps of a run with epochs=fit until its speed is known
+# rule -> (whether a value fits, settings that have it)
+RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
+    "must be above 0": (
+        lambda value: value > 0,
+        "queue_size log_every epochs checkpoint_every accumulate k eval_images mean_of prototypes target_temperature "
+        "collective_minutes temperature soft_temperature base_lr",
+    ),
+    "must be at least 8 pixels": (lambda value: value >= 8, "image_size pack_size eval_size local_size"),
+    "must be between 0 and 1": (lambda value: 0 <= value <= 1, "warm_start ramp gate ema heads_first early_share"),
+    "must be above 0 and at most 1": (lambda value: 0 < value <= 1, "eval_crop layer_decay"),
+    "must be at least 0 and below 1": (lambda value: 0 <= value < 1, "drop_path"),
+    "must not be negative": (
+        lambda value: value >= 0,
+        "weight_decay momentum warmup_epochs seed clip chunk local_crops workers checkpoint_minutes keep_every "
+        "projection_hidden projection_dim prediction_hidden early_size",
+    ),
+}
 OF_PLUGIN = " If it is part of a plug-in, give that with --plugin."
 
 
@@ -161,33 +178,9 @@ class Recipe:
             object.__setattr__(self, "epochs", int(self.epochs))  # which reads better in every text and file
 
     def _check_ranges(self) -> None:
-        sizes = ("queue_size", "log_every", "epochs", "checkpoint_every", "accumulate", "k", "eval_images")
-        sizes += ("mean_of", "prototypes", "target_temperature")
-        for name in (*sizes, "collective_minutes", "temperature", "soft_temperature", "base_lr"):
-            require(getattr(self, name) > 0, name, getattr(self, name), "must be above 0")
-        for name in ("image_size", "pack_size", "eval_size", "local_size"):
-            require(getattr(self, name) >= 8, name, getattr(self, name), "must be at least 8 pixels")
-        shares = ("warm_start", "ramp", "gate", "ema", "heads_first", "early_share")
-        for name in shares:
-            require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "must be between 0 and 1")
-        for name in ("eval_crop", "layer_decay"):
-            require(0 < getattr(self, name) <= 1, name, getattr(self, name), "must be above 0 and at most 1")
-        require(0 <= self.drop_path < 1, "drop_path", self.drop_path, "must be at least 0 and below 1")
-        for name in (
-            "weight_decay",
-            "momentum",
-            "warmup_epochs",
-            "seed",
-            "clip",
-            "chunk",
-            "local_crops",
-            "workers",
-            "checkpoint_minutes",
-            "keep_every",
-        ):
-            require(getattr(self, name) >= 0, name, getattr(self, name), "must not be negative")
-        for name in ("projection_hidden", "projection_dim", "prediction_hidden", "early_size"):
-            require(getattr(self, name) >= 0, name, getattr(self, name), "must not be negative")
+        for rule, (holds, names) in RANGES.items():
+            for name in names.split():
+                require(holds(getattr(self, name)), name, getattr(self, name), rule)
         for name, value in (("crop_scale", self.crop_scale), ("local_scale", self.local_scale)):
             if value or name == "local_scale":
                 fits = len(value) == 2 and 0 < value[0] <= value[1] <= 1
