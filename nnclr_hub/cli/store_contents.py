@@ -185,17 +185,14 @@ def _reembed(
     bench: Workbench | Client, name: str, model: str, skip_missing: bool, writes_stopped: bool, progress: Progress
 ) -> dict[str, Any]:
     from nnclr_hub.client import Client
-    from nnclr_hub.workbench import reembedding
+    from nnclr_hub.workbench.reembedding import ReembedRequest
 
-    options: Any = {"skip_missing": skip_missing, "writes_stopped": writes_stopped}
-    if isinstance(bench, Client):
-        job = bench.collection(name).reembed(model, **options)
-        result = bench.jobs.wait(job.id, progress=progress).result or {}
-        return {**result, "left_out": [(one["item"], one["reason"]) for one in result["left_out"]]}
     bench.collection(name)
-    chosen_model(model)
-    report = reembedding.reembed(bench, name, model, **options, progress=progress)
-    return {**asdict(report), "left_out_count": len(report.left_out)}
+    if not isinstance(bench, Client):
+        chosen_model(model)
+    request = ReembedRequest(name, model, skip_missing=skip_missing, writes_stopped=writes_stopped)
+    report = bench.run("reembed", request, progress)
+    return {**report, "left_out": [(one["item"], one["reason"]) for one in report["left_out"]]}
 
 
 def duplicates(
