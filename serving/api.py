@@ -69,6 +69,7 @@ def opened_app(settings: Settings, store: str, model: str | None, *, shared: boo
                 engines,  # type: ignore[arg-type]
                 opened,
                 originals_bytes=settings.originals_bytes,
+                source_folders=settings.source_folders,
                 backup_to=settings.backup_to,
             )
             yield create_app(settings, engines, bench)
@@ -123,13 +124,7 @@ def _equip(app: FastAPI, settings: Settings, engines: Engines, workbench: Workbe
     state.metrics.describe_store(workbench.store)
     state.start_page = lambda: RedirectResponse("/docs")  # replaced if the web app is mounted
     state.on_loaded = lambda: None  # called after loading; `run` freezes the garbage collector then
-    state.jobs = Jobs(
-        workbench,
-        state.metrics,
-        waiting=settings.jobs_waiting,
-        keep=settings.jobs_kept,
-        source_folders=settings.source_folders,
-    )
+    state.jobs = Jobs(workbench, state.metrics, waiting=settings.jobs_waiting, keep=settings.jobs_kept)
     state.readiness = Startup(engines, workbench, state.jobs)
     state.fetcher = Fetcher(settings, metrics=state.metrics) if settings.allow_urls else None
     state.box_threads = CapacityLimiter(settings.decode_threads)

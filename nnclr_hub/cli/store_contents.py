@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nnclr_hub.cli.index import list_broken, place_of
-from nnclr_hub.cli.place import Place, on_store, opened
+from nnclr_hub.cli.place import Place, on_store
 from nnclr_hub.cli.stores import Name
 from nnclr_hub.cli.verbs import (
-    DEFAULT_STORE,
     Json,
     Model,
-    Store,
     chosen_model,
     err,
     loaded_encoder,
@@ -24,7 +22,7 @@ from nnclr_hub.cli.verbs import (
     parse_numbers,
     print_json,
 )
-from nnclr_hub.errors import CollectionNotFound, InvalidRequest
+from nnclr_hub.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from nnclr_hub.client import Client
@@ -37,8 +35,7 @@ CHUNK = 500
 
 def register(group: typer.Typer) -> None:
     """Add the verbs."""
-    group.command(name="export")(export)
-    for verb in (create, reembed, duplicates):
+    for verb in (create, export, reembed, duplicates):
         group.command()(on_store(verb))
 
 
@@ -67,8 +64,8 @@ def create(
 
     Example: nnclr store create photos --precision f16 --indexed label --indexed path
     """
-    from nnclr_hub.store import open_store
-    from nnclr_hub.store.base import CollectionSpec, collection_exists
+    from nnclr_hub.client import Client
+    from nnclr_hub.store.base import CollectionSpec
     from nnclr_hub.store.checks import check_collection_name
     from nnclr_hub.store.where import check_key
 
@@ -81,18 +78,16 @@ def create(
     chosen: dict[str, Any] = {"metric": metric, "index": index, "precision": precision, "vectors": vectors}
     if indexed is not None:
         chosen["indexed"] = tuple(indexed)
+    made: Any = None
     if place.server is None:
-        spec = replace(CollectionSpec(dim) if dim is not None else CollectionSpec.of(loaded_encoder(model)), **chosen)
-        with open_store(place.store) as there:
-            spec = there.create(name, spec).spec
-    else:
-        with place.connected() as client:
-            try:  # the server would do nothing if it exists with the same specification
-                client.collections.get(name)
-            except CollectionNotFound:
-                spec = client.collections.create(name, model=model, dim=dim, **chosen).spec
-            else:
-                raise collection_exists(name)
+        made = replace(CollectionSpec(dim) if dim is not None else CollectionSpec.of(loaded_encoder(model)), **chosen)
+    with place.bench(create=True) as bench:
+        bench.store.refuse_taken(name)  # a server accepts the same specification again
+        spec = (
+            bench.collections.create(name, model=model, dim=dim, **chosen)
+            if isinstance(bench, Client)
+            else bench.store.create(name, made)
+        ).spec
     if as_json:
         print_json({"name": name, **asdict(spec)})
         return
@@ -103,9 +98,10 @@ def create(
 def export(
     name: Name,
     folder: Annotated[Path, typer.Argument(help="Folder to write; must not exist.")],
-    store: Store = DEFAULT_STORE,
     thumbnails: Annotated[bool, typer.Option("--thumbnails/--no-thumbnails", help="Include thumbnails.")] = True,
     as_json: Json = False,
+    *,
+    place: Place,
 ) -> None:
     """Export a collection as Parquet and safetensors files. Works while a server uses the store.
 
@@ -114,7 +110,7 @@ def export(
     from nnclr_hub.progress import bar
     from nnclr_hub.store.exchange import export_collection
 
-    with opened(store, read_only=True) as there, bar(err, "exporting", unit="items") as advance:
+    with place.opened(read_only=True) as there, bar(err, "exporting", unit="items") as advance:
         manifest = export_collection(there.get(name), folder, thumbnails=thumbnails, progress=advance)
     if as_json:
         print_json({"folder": str(folder), **asdict(manifest), "bytes": manifest.size})

@@ -152,7 +152,7 @@ class RemoteCollection(Collection):
         self, keys: Sequence[str], where: Where | None = None, limit: int = 10, *, bins: int = 10
     ) -> dict[str, Facet]:
         """Return how often the values of metadata keys occur."""
-        body = {"keys": list(keys), "limit": limit, "bins": bins} | ({} if where is None else {"where": dict(where)})
+        body = {"keys": list(keys), "limit": limit, "bins": bins} | ({} if where is None else {"where": where})
         return self._ask(
             "POST", "facets", lambda body: {one["key"]: _read_facet(one) for one in body["facets"]}, json=body
         )
@@ -271,7 +271,7 @@ class RemoteCollection(Collection):
 
     def nearest(self, vectors: Sequence[np.ndarray] | np.ndarray, k: int, options: SearchOptions) -> list[list[Match]]:
         """Run `search` for each vector, with the options as one object."""
-        answers = self.search_queries([SearchQuery.of(vector=row, k=k, **vars(options)) for row in np.asarray(vectors)])
+        answers = self.search_queries([SearchQuery.of(vector=row, k=k, **vars(options)) for row in vectors])
         for answer in answers:
             if isinstance(answer, NNCLRHubError):
                 raise answer
@@ -527,7 +527,7 @@ def _chosen(ids: Sequence[str] | None, where: Where | None) -> Iterator[dict[str
     """Yield what chooses the items in the bodies of as many requests as it takes."""
     wanted, _ = check_choice(ids, where)
     if wanted is None:
-        yield {"where": dict(where or {})}
+        yield {"where": where}
         return
     for start in range(0, len(wanted), WRITTEN_AT_ONCE):
         yield {"ids": wanted[start : start + WRITTEN_AT_ONCE]}

@@ -9,13 +9,15 @@ bench.run("verify", CollectionRequest("photos"), progress=bar)
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from nnclr_hub.errors import ImageError
-from nnclr_hub.store.base import Progress, VectorStore
+from nnclr_hub.errors import ImageError, InvalidRequest, NNCLRHubError, ServerUnreachable
+from nnclr_hub.store.base import Collection, Progress, VectorStore
 from nnclr_hub.workbench.add_request import AddRequest, NewImage
 from nnclr_hub.workbench.search_batch import Answer
 from nnclr_hub.workbench.search_query import SearchQuery
@@ -23,6 +25,9 @@ from nnclr_hub.workbench.tasks import Request
 
 if TYPE_CHECKING:
     from nnclr_hub.encoder.embedder import ImageLike
+
+
+log = logging.getLogger(__name__)
 
 
 class Bench(Protocol):
@@ -61,3 +66,38 @@ class Bench(Protocol):
             progress: called with (done, total), in units of the task.
         """
         ...
+
+
+# ------------------------------------------------------------------------------ for implementations
+
+
+def check_vectors(collection: Collection, vectors: str | None) -> None:
+    """Raise InvalidRequest if a collection compares other vectors than `index_folder` is told."""
+    if vectors not in (None, "auto", collection.spec.vectors):
+        raise InvalidRequest(
+            f"Collection {collection.name!r} was created with --vectors {collection.spec.vectors}, which cannot be "
+            "changed; leave out --vectors, or index into another collection."
+        )
+
+
+@contextmanager
+def dropped_if_empty(store: VectorStore, created: str | None) -> Iterator[None]:
+    """Drop a collection that was created here if it has no items at the end, such as that of a damaged archive.
+
+    It stays if the user ends the command, who does not wait, or if the server is unreachable. The first error is the
+    one to report.
+
+    Args:
+        created: its name; None: do nothing.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, ServerUnreachable):
+        created = None
+        raise
+    finally:
+        try:
+            if created is not None and not store.get(created).count():
+                store.drop(created)
+        except NNCLRHubError as error:
+            log.warning("the empty collection %s was not dropped (%s)", created, error)

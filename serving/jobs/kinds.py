@@ -1,159 +1,177 @@
-"""The kinds of jobs, and what each does."""
+"""The kinds of jobs: the tasks of the registry, and those whose requests the routes still make by hand."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 from nnclr_hub.encoder.hand_crafted import FLOORS
 from nnclr_hub.errors import CollectionNotFound
-from nnclr_hub.store.records import Records
 from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.duplicates import find_duplicates
-from nnclr_hub.workbench.file_import import MAX_NAMED
+from nnclr_hub.workbench.file_import import MAX_NAMED, ImageImport, ImportReport, import_items
+from nnclr_hub.workbench.folder_changes import FolderChanges
+from nnclr_hub.workbench.import_format import FORMATS
 from nnclr_hub.workbench.inspection.findings import inspect_collection, write_fields
 from nnclr_hub.workbench.inspections import keep_inspection
+from nnclr_hub.workbench.item_file import ItemFile
 from nnclr_hub.workbench.portion import portion
 from nnclr_hub.workbench.privacy import without_paths
 from nnclr_hub.workbench.probes import FitOptions, fit_on_collection, fit_on_examples, keep_probe
 from nnclr_hub.workbench.reembedding import abandon, reembed
-from nnclr_hub.workbench.staging import renew, unstage
-from nnclr_hub.workbench.tasks import Task, TaskContext, all_tasks
+from nnclr_hub.workbench.source_folders import SourceFolders
+from nnclr_hub.workbench.staging import images_of, note, noted, staged
+from nnclr_hub.workbench.tasks import Cancelled, Task, TaskContext, all_tasks
 
 from ..request_bodies import decode_text
-from .add_images import add, import_vectors, index
-from .context import UPLOAD, JobContext, Outcome
 
-MAX_IDS = 1000  # of a group of duplicates, in a result
+MAX_IDS = 1000  # ids of a group of duplicates in a result
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A kind of job. All of its functions may run again, because a crash may interrupt them anywhere.
+class Values(dict[str, Any]):
+    """The request or the result of a task, as the JSON that it is."""
 
-    run: does the work.
-    clean: removes the partial results of a cancelled job; takes the workbench and the job's parameters.
-    renew: keeps the job's uploaded files from expiring while it waits; takes the parameters.
-    forget: deletes the job's uploaded files after its end is on disk; takes the parameters.
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Self:
+        """Return the values."""
+        return cls(body)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the values."""
+        return dict(self)
+
+
+def _add(bench: Workbench, values: Values, context: TaskContext) -> Values:
+    """Add the images of an uploaded archive. Unreadable images are reported."""
+    ticket = _ticket(context)
+    images_import = ImageImport(bench, values["collection"], noted(ticket), partial(note, ticket))
+    report = images_import.run(images_of(staged(ticket), values["max_bytes"]), context.progress)
+    return Values(report.result(values["collection"]))
+
+
+def _import(bench: Workbench, values: Values, context: TaskContext) -> Values:
+    """Import items by their vectors from an uploaded file. Invalid rows are reported."""
+    rows = ItemFile(staged(_ticket(context)).path, FORMATS[values["format"]])
+    return Values(import_items(bench, values["collection"], rows, context.progress).result(values["collection"]))
+
+
+def _ticket(context: TaskContext) -> str:
+    assert context.folder is not None
+    return context.folder.name
+
+
+def _index(bench: Workbench, values: Values, context: TaskContext) -> Values:
+    """Make a collection match a folder below one of the server's source folders.
+
+    The state keeps the counts of the first attempt, so that a restarted job reports what it did in total.
     """
+    folder = SourceFolders(bench.source_folders).again(values["root"], values["folder"]).path
+    name, prune = values["collection"], values["prune"]
+    left: dict[str, int] = {}
 
-    run: Callable[[JobContext], Outcome]
-    clean: Callable[[Workbench, Mapping[str, Any]], None] = lambda bench, params: None
-    renew: Callable[[Mapping[str, Any]], None] = lambda params: None
-    forget: Callable[[Mapping[str, Any]], None] = lambda params: None
+    def begin(changes: FolderChanges) -> None:
+        left.update(changes.counts)
+        if not context.state:
+            context.save(left)
+
+    indexed = bench.index_folder(name, folder, prune=prune, begin=begin, progress=context.progress)
+    before = {what: max(0, context.state[what] - number) for what, number in left.items()}
+    unchanged = max(0, indexed.unchanged - before["new"] - before["changed"])
+    report = ImportReport(indexed.added + before["new"], indexed.updated + before["changed"], unchanged)
+    for path, reason in indexed.broken:
+        report.refuse(Path(path).relative_to(folder).as_posix(), reason)
+    report.left_out.update(indexed.left_out)
+    removed = indexed.removed + before["gone"] if prune else 0
+    return Values({**report.result(name), "removed": removed, "kept": indexed.kept})
 
 
-def _duplicates(context: JobContext) -> Outcome:
+def _duplicates(bench: Workbench, values: Values, context: TaskContext) -> Values:
     """Find items with equal pixels, or with similar vectors if there is a threshold."""
-    collection, params = context.bench.collection(context.params["collection"]), context.params
-    options = {name: params[name] for name in ("where", "exact", "limit")}
-    found = find_duplicates(collection, params["threshold"], **options, most_ids=MAX_IDS, progress=context.progress)
-    return Outcome({"collection": collection.name, **found})
+    collection = bench.collection(values["collection"])
+    options = {name: values[name] for name in ("where", "exact", "limit")}
+    found = find_duplicates(collection, values["threshold"], **options, most_ids=MAX_IDS, progress=context.progress)
+    return Values({"collection": collection.name, **found})
 
 
-def _inspect(context: JobContext) -> Outcome:
-    params, progress = context.params, context.progress
-    collection = context.bench.collection(params["collection"])
-    share = 0.9 if params["write_fields"] else 1  # of the time; the fields take the rest
-    finding = portion(progress, 0, share)
-    kept = inspect_collection(collection, params["field"], label_next=params["label_next"], progress=finding)
-    if params["write_fields"]:
-        update = partial(context.bench.update_each, collection.name)
-        kept = write_fields(collection, kept, update, progress=portion(progress, share, 1))
-    return Outcome({"collection": collection.name, **kept.about}, partial(keep_inspection, kept=kept))
+def _inspect(bench: Workbench, values: Values, context: TaskContext) -> Values:
+    collection = bench.collection(values["collection"])
+    share = 0.9 if values["write_fields"] else 1  # of the time; the fields take the rest
+    finding = portion(context.progress, 0, share)
+    kept = inspect_collection(collection, values["field"], label_next=values["label_next"], progress=finding)
+    if values["write_fields"]:
+        update = partial(bench.update_each, collection.name)
+        kept = write_fields(collection, kept, update, progress=portion(context.progress, share, 1))
+    context.at_end(partial(keep_inspection, kept=kept))
+    return Values({"collection": collection.name, **kept.about})
 
 
-def _compare(context: JobContext) -> Outcome:
+def _compare(bench: Workbench, values: Values, context: TaskContext) -> Values:
     """Compare encoders on a collection; names of hand-crafted features are not models."""
     from nnclr_hub.workbench.inspection.comparison import compare_on_collection
 
-    collection, params = context.bench.collection(context.params["collection"]), context.params
-    pairs = zip(params["models"], params["source"], strict=True)
-    sources = [(name, FLOORS[name] if source is None else context.bench.models.get(source)) for name, source in pairs]
-    found = compare_on_collection(collection, sources, params["field"], progress=context.progress)
-    return Outcome({"collection": collection.name, "field": params["field"], **found.as_json()})
+    collection = bench.collection(values["collection"])
+    pairs = zip(values["models"], values["source"], strict=True)
+    sources = [(name, FLOORS[name] if source is None else bench.models.get(source)) for name, source in pairs]
+    found = compare_on_collection(collection, sources, values["field"], progress=context.progress)
+    return Values({"collection": collection.name, "field": values["field"], **found.as_json()})
 
 
-def _reembed(context: JobContext) -> Outcome:
-    done = reembed(
-        context.bench,
-        context.params["collection"],
-        context.params["source"],
-        skip_missing=context.params["skip_missing"],
-        writes_stopped=context.params["writes_stopped"],
-        folders=context.source_folders,
-        progress=context.progress,
-    )
+def _reembed(bench: Workbench, values: Values, context: TaskContext) -> Values:
+    try:
+        context.raise_if_cancelled()
+        done = reembed(
+            bench,
+            values["collection"],
+            values["source"],
+            skip_missing=values["skip_missing"],
+            writes_stopped=values["writes_stopped"],
+            folders=bench.source_folders,
+            progress=context.progress,
+        )
+    except Cancelled:
+        with suppress(CollectionNotFound):  # the collection is deleted
+            abandon(bench, values["collection"])
+        raise
     left_out = [{"item": item, "reason": without_paths(reason)} for item, reason in done.left_out]
-    return Outcome({**asdict(done), "left_out": left_out[:MAX_NAMED], "left_out_count": len(left_out)})
+    return Values({**asdict(done), "left_out": left_out[:MAX_NAMED], "left_out_count": len(left_out)})
 
 
-def _abandon_reembedding(bench: Workbench, params: Mapping[str, Any]) -> None:
-    with suppress(CollectionNotFound):  # the collection is deleted
-        abandon(bench, params["collection"])
-
-
-# ---- fitting a probe
-
-
-def _fit_probe(context: JobContext) -> Outcome:
+def _fit_probe(bench: Workbench, values: Values, context: TaskContext) -> Values:
     """Fit on a collection, or on the items submitted with the job."""
-    params, progress = context.params, context.progress
-    options = FitOptions(**params["options"])
-    if params["collection"] is not None:
-        collection = context.bench.collection(params["collection"])
-        fitted = fit_on_collection(collection, params["field"], params["where"], options, progress=progress)
+    options = FitOptions(**values["options"])
+    if values["collection"] is not None:
+        collection = bench.collection(values["collection"])
+        fitted = fit_on_collection(collection, values["field"], values["where"], options, progress=context.progress)
     else:
-        embedder = context.bench.models.get(params["source"]) if params["source"] else None
-        examples = json.loads(context.input)
-        fitted = fit_on_examples(examples, embedder, options, decode=decode_text, progress=progress)
-    context.check()
-    kept = fitted.kept(params["name"])
-    about = {name: kept.about[name] for name in ("rows", "left_out", "held_out", "scores", "none", "per_class")}
-    result = {"probe": kept.name, "classes": len(kept.probe.classes), "l2": kept.probe.l2, **about}
-    result["errors"] = [{"index": index, "detail": reason} for index, reason in fitted.broken[:MAX_NAMED]]
-    return Outcome(result, partial(keep_probe, kept=kept, replace=params["replace"]))
+        embedder = bench.models.get(values["source"]) if values["source"] else None
+        examples = values["examples"]
+        fitted = fit_on_examples(examples, embedder, options, decode=decode_text, progress=context.progress)
+    context.raise_if_cancelled()
+    kept = fitted.kept(values["name"])
+    shown = {name: kept.about[name] for name in ("rows", "left_out", "held_out", "scores", "none", "per_class")}
+    context.at_end(partial(keep_probe, kept=kept, replace=values["replace"]))
+    errors = [{"index": index, "detail": reason} for index, reason in fitted.broken[:MAX_NAMED]]
+    probe = {"probe": kept.name, "classes": len(kept.probe.classes), "l2": kept.probe.l2}
+    return Values({**probe, **shown, "errors": errors})
 
 
-# ---- uploaded files
-
-
-def _renew_upload(params: Mapping[str, Any]) -> None:
-    renew(params[UPLOAD])
-
-
-def _delete_upload(params: Mapping[str, Any]) -> None:
-    unstage(params[UPLOAD])
-
-
-def _kind_of(task: Task) -> Kind:
-    """Return the kind of job that runs a task."""
-
-    def run(context: JobContext) -> Outcome:
-        seen = TaskContext(context.progress, context.check, state=context.notes, save=context.keep)
-        result = task.run(context.bench, task.request.from_json(context.params), seen)
-
-        def commit(records: Records) -> None:
-            for write in seen.writes:
-                write(records)
-
-        return Outcome(result.as_json(), commit)
-
-    return Kind(run)
-
-
-KINDS: dict[str, Kind] = {
-    **{name: _kind_of(task) for name, task in all_tasks().items()},
-    "add": Kind(add, renew=_renew_upload, forget=_delete_upload),
-    "import": Kind(import_vectors, renew=_renew_upload, forget=_delete_upload),
-    "index": Kind(index),
-    "probe_fit": Kind(_fit_probe),
-    "duplicates": Kind(_duplicates),
-    "inspection": Kind(_inspect),
-    "comparison": Kind(_compare),
-    "reembed": Kind(_reembed, _abandon_reembedding),
+_BY_HAND: dict[str, Callable[[Any, Any, TaskContext], Values]] = {
+    "probe_fit": _fit_probe,
+    "reembed": _reembed,
+    "duplicates": _duplicates,
+    "add": _add,
+    "import": _import,
+    "index": _index,
+    "inspection": _inspect,
+    "comparison": _compare,
 }
+
+
+def all_kinds() -> dict[str, Task]:
+    """Return the task of each kind of job."""
+    by_hand = {name: Task(name, Values, "", False, run) for name, run in _BY_HAND.items()}  # type: ignore[arg-type]
+    return {**by_hand, **all_tasks()}

@@ -16,7 +16,7 @@ from ..request_bodies import json_of
 from ..security.access import requires
 from .bodies import FIRST_WRONG, MetadataKey, Strict
 from .dependencies import AppEngines, AppWorkbench, served_names, served_source
-from .jobs import SOURCE, JobResponse, Submit, answers_of_job
+from .jobs import JobResponse, Submit, answers_of_job
 
 MAX_COMPARED = 8  # encoders
 
@@ -62,4 +62,4 @@ def compare_encoders(
         source = None if one in FLOORS else served_source(engines, one)
         compared[one if source is None else names[source]] = source
     params = {"collection": name, "models": list(compared), "field": body.field}
-    return submit("comparison", {**params, SOURCE: list(compared.values())})
+    return submit("comparison", params, source=list(compared.values()))

@@ -30,7 +30,6 @@ from nnclr_hub.workbench.reembedding import abandon
 from nnclr_hub.workbench.source_folders import SourceFolders
 
 from ..jobs import Jobs, JobStatus
-from ..jobs.context import ROOT, UPLOAD
 from ..jobs.events import is_over, stream
 from ..keys import READ, WRITE
 from ..problems import answers
@@ -39,9 +38,6 @@ from ..security.access import requires
 from .bodies import CollectionName, Integer, Strict, Where
 from .dependencies import AppEngines, AppSettings, AppWorkbench, served_engine
 
-# job parameters that are not shown: paths of this machine (a model's source may be one), and secrets
-SOURCE = "source"
-HIDDEN = (SOURCE, ROOT, UPLOAD)
 JobKind = Literal[
     "probe_fit",
     "reembed",
@@ -88,10 +84,8 @@ class JobResponse(Strict):
 
     @classmethod
     def of(cls, job: JobStatus) -> JobResponse:
-        """Make the response of a job, without hidden parameters."""
-        fields = {name: getattr(job, name) for name in cls.model_fields}
-        params = {name: value for name, value in job.params.items() if name not in HIDDEN}
-        return cls.model_validate({**fields, "params": params})
+        """Make the response of a job."""
+        return cls.model_validate({name: getattr(job, name) for name in cls.model_fields})
 
 
 class JobsResponse(Strict):
@@ -170,10 +164,10 @@ class Submission:
     def __init__(self, request: Request, response: Response) -> None:
         self._request, self._response = request, response
 
-    def __call__(self, kind: str, params: Mapping[str, Any], input: bytes | None = None) -> JobResponse:
+    def __call__(self, kind: str, params: Mapping[str, Any], **hidden: Any) -> JobResponse:
         """Submit a job, and return the response of the route; see `Jobs.submit`."""
-        mark = hashlib.sha256(orjson.dumps([kind, params]) + (input or b"")).hexdigest()
-        job = _jobs(self._request).submit(kind, params, input, mark=mark)
+        mark = hashlib.sha256(orjson.dumps([kind, params, hidden])).hexdigest()
+        job = _jobs(self._request).submit(kind, params, hidden, mark=mark)
         self._response.headers["Location"] = f"/api/v1/jobs/{job.id}"
         return JobResponse.of(job)
 
@@ -330,7 +324,7 @@ def start_reembed(
             "This server reads no files and keeps no originals, so it cannot embed the images again; set "
             'NNCLR_SOURCE_FOLDERS to the folders that were indexed, as JSON such as ["/photos"].'
         )
-    return submit("reembed", {"collection": name, **body.model_dump(), SOURCE: source})
+    return submit("reembed", {"collection": name, **body.model_dump()}, source=source)
 
 
 @router.post(
@@ -356,8 +350,8 @@ def index_folder(
         raise InvalidRequest("Folders can be indexed only if the server listens on 127.0.0.1; send the images instead.")
     bench.fillable(name)
     place = SourceFolders(settings.source_folders).find(body.source, body.folder)
-    params = {"collection": name, ROOT: str(place.root), "folder": place.relative, "prune": body.prune}
-    return submit("index", params)
+    params = {"collection": name, "folder": place.relative, "prune": body.prune}
+    return submit("index", params, root=str(place.root))
 
 
 @router.delete(

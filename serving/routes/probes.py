@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import zipfile
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
@@ -40,7 +39,7 @@ from ..request_bodies import check_count, read_json
 from ..security.access import requires
 from .bodies import CollectionName, ImageText, MetadataKey, Name, Strict, Where, json_body, one_of
 from .dependencies import AppEngines, AppSettings, AppWorkbench, served_engine
-from .jobs import SOURCE, JobResponse, Submit, answers_of_job
+from .jobs import JobResponse, Submit, answers_of_job
 
 router = APIRouter(prefix="/api/v1/probes", tags=["probes"])
 EXPORTS = {"zip": "application/zip", "safetensors": "application/octet-stream"}
@@ -194,10 +193,9 @@ def fit(
         **body.model_dump(include={"name", "collection", "field", "where", "model", "replace"}),
         "items": None if body.items is None else len(body.items),
         "options": body.model_dump(include={"l2", "balanced", "threshold", "reject_far"}),
-        SOURCE: source,
     }
-    items = None if body.items is None else json.dumps([item.model_dump() for item in body.items]).encode()
-    return submit("probe_fit", params, items)
+    examples = None if body.items is None else [item.model_dump() for item in body.items]
+    return submit("probe_fit", params, source=source, examples=examples)
 
 
 @router.get("/{name}", responses=answers(ProbeNotFound))

@@ -4,6 +4,7 @@ import csv
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -25,7 +26,6 @@ from nnclr_hub.errors import (
 from nnclr_hub.probe.cross_validation import out_of_fold
 from nnclr_hub.workbench.inspections import get_inspection, is_current
 from nnclr_hub.workbench.maintenance import CollectionRequest
-from serving.jobs import KINDS, Kind
 
 
 @pytest.fixture(scope="module")
@@ -122,13 +122,14 @@ def test_a_probe_is_fitted_on_rows_and_on_images(client, encoder, image_files):
     assert client.probes.get("rows").classes == (0, 1)
 
 
-def test_jobs_are_listed_cancelled_and_awaited_with_a_timeout(client, monkeypatch):
-    def endless(context):
+def test_jobs_are_listed_cancelled_and_awaited_with_a_timeout(client, server, monkeypatch):
+    def endless(bench, request, context):
         while True:
-            context.check()
+            context.raise_if_cancelled()
             time.sleep(0.01)
 
-    monkeypatch.setitem(KINDS, "probe_fit", Kind(endless))
+    tasks = server.app.state.jobs.tasks
+    monkeypatch.setitem(tasks, "probe_fit", replace(tasks["probe_fit"], run=endless))
     job = client.probes.fit("slow", vectors=np.eye(4, dtype=np.float32), labels=[*"aabb"])
     with pytest.raises(DeadlineExceeded):
         client.jobs.wait(job.id, timeout=0.001)
