@@ -36,6 +36,8 @@ check: $(VENV)/.dev  ## check style, types and prose
 	@if npx --yes --package typescript@5 tsc --version >/dev/null 2>&1; then \
 		npx --yes --package typescript@5 tsc --project app/jsconfig.json; \
 	else echo "without TypeScript, the types of the web app are not checked"; fi
+	@if node --version >/dev/null 2>&1; then node --test tests/app/; \
+	else echo "without node, the unit tests of the web app are not run"; fi
 
 docs: $(VENV)/.dev  ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet

@@ -54,7 +54,6 @@ TESTS = {
         "tests/training/test_view_pipeline.py",
         "tests/training/test_originals.py::test_batches_from_any_step_and_of_any_rank_equal_those_of_one_uninterrupted_process",
     ],
-    "training/data/degrade": ["tests/training/test_data.py"],
     "training/data/pixel_ops": [
         "tests/training/test_pixel_ops.py",
         "tests/training/test_augment.py",
@@ -65,7 +64,6 @@ TESTS = {
     "training/data/order": ["tests/training/test_data.py"],
     "training/data/image_pack": ["tests/training/test_data.py"],
     "training/data/": ["tests/training/test_data.py", "tests/training/test_originals.py"],
-    "training/resume": ["tests/training/test_resume.py"],
     "training/checkpoint": ["tests/training/test_resume.py"],
     "training/monitor": ["tests/training/test_monitor.py"],
     "training/evaluation": ["tests/training/test_evaluation.py", "tests/training/test_pretrain.py"],

@@ -1,7 +1,4 @@
-"""The demo's default gallery.
-
-It is Imagenette. Without a network, it is rendered, next to crops of the photos in scikit-image.
-"""
+"""The gallery of the demo: Imagenette; without a network, drawn images next to crops of the photos in scikit-image."""
 
 from __future__ import annotations
 
@@ -10,30 +7,20 @@ import logging
 import shutil
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from .rendered.gallery import KINDS, Progress, write_gallery
+from .rendered import KINDS, Progress, write_gallery
 
 log = logging.getLogger(__name__)
 IMAGENETTE = "https://s3.amazonaws.com"  # host of torchvision's download
 TIMEOUT_S = 4
-PHOTOS = (
-    "astronaut",
-    "camera",
-    "cat",
-    "coffee",
-    "coins",
-    "hubble_deep_field",
-    "immunohistochemistry",
-    "page",
-    "rocket",
-    "brick",
-    "grass",
-    "gravel",
-)
+PHOTOS = ("astronaut", "camera", "cat", "coffee", "coins", "hubble_deep_field", "immunohistochemistry")
+PHOTOS += ("page", "rocket", "brick", "grass", "gravel")
 CROP_SIZE = 0.5  # side of a crop, as a share of the photo's shorter side
 CROPS_PER_SIDE = 5
 
@@ -53,6 +40,37 @@ def default_gallery(folder: Path, progress: Progress = lambda done, total: None)
     return rendered, f"gallery: no network; rendered images of {len(KINDS)} kinds and crops of photos, in {rendered}"
 
 
+def offline_gallery(folder: Path, progress: Progress = lambda done, total: None) -> Path:
+    """Return the folder of rendered images and crops of photos, one subfolder per kind; create it on the first call."""
+    if not folder.is_dir():
+        with _whole(folder) as partial:
+            write_gallery(partial, progress)
+            _write_crops(partial, "photo-")
+    return folder
+
+
+def photo_crops(folder: Path) -> Path:
+    """Return the folder of overlapping crops, one subfolder per photo; create it on the first call."""
+    if not folder.is_dir():
+        with _whole(folder) as partial:
+            _write_crops(partial)
+    return folder
+
+
+def key_of(folder: Path) -> str:
+    """Return a short, stable name for the store of a gallery."""
+    return hashlib.sha256(str(Path(folder).resolve()).encode()).hexdigest()[:12]
+
+
+@contextmanager
+def _whole(folder: Path) -> Iterator[Path]:
+    """Provide another folder that gets the name at the end, so that an interrupted call leaves nothing under it."""
+    partial = folder.with_name(folder.name + ".whole")
+    shutil.rmtree(partial, ignore_errors=True)
+    yield partial
+    partial.rename(folder)
+
+
 def _download(folder: Path) -> None:
     """Download Imagenette to `folder`; on failure, remove the partial download and continue without it."""
     from torchvision.datasets import Imagenette
@@ -64,48 +82,18 @@ def _download(folder: Path) -> None:
         shutil.rmtree(folder / "imagenette2-160", ignore_errors=True)
 
 
-def offline_gallery(folder: Path, progress: Progress = lambda done, total: None) -> Path:
-    """Return the folder of rendered images and crops of photos, one subfolder per kind; create it on the first call."""
-    if not folder.is_dir():
-        partial = folder.with_name(folder.name + ".whole")
-        shutil.rmtree(partial, ignore_errors=True)
-        write_gallery(partial, progress)
-        photo_crops(partial / "photos")
-        for photo in (partial / "photos").iterdir():
-            photo.rename(partial / f"photo-{photo.name}")
-        (partial / "photos").rmdir()
-        partial.rename(folder)
-    return folder
-
-
-def photo_crops(folder: Path) -> Path:
-    """Return the folder of overlapping crops, one subfolder per photo; create it on the first call."""
-    if not folder.is_dir():
-        partial = folder.with_name(folder.name + ".part")
-        shutil.rmtree(partial, ignore_errors=True)
-        for name in PHOTOS:
-            _write_crops(name, partial / name)
-        partial.rename(folder)
-    return folder
-
-
-def key_of(folder: Path) -> str:
-    """Return a short, stable name for the store of a gallery."""
-    return hashlib.sha256(str(Path(folder).resolve()).encode()).hexdigest()[:12]
-
-
-def _write_crops(name: str, folder: Path) -> None:
+def _write_crops(folder: Path, prefix: str = "") -> None:
     from skimage import data
 
-    photo = Image.fromarray(np.asarray(getattr(data, name)())).convert("RGB")
-    folder.mkdir(parents=True)
-    side = int(min(photo.size) * CROP_SIZE)
-    across, down = (np.linspace(0, length - side, CROPS_PER_SIDE).astype(int) for length in photo.size)
-    for row, top in enumerate(down):
-        for column, left in enumerate(across):
-            crop = photo.crop((left, top, left + side, top + side))
+    for name in PHOTOS:
+        photo = Image.fromarray(np.asarray(getattr(data, name)())).convert("RGB")
+        (folder / f"{prefix}{name}").mkdir(parents=True)
+        side = int(min(photo.size) * CROP_SIZE)
+        across, down = (np.linspace(0, length - side, CROPS_PER_SIDE).astype(int) for length in photo.size)
+        for row, column in np.ndindex(CROPS_PER_SIDE, CROPS_PER_SIDE):
+            crop = photo.crop((across[column], down[row], across[column] + side, down[row] + side))
             crop.thumbnail((256, 256))
-            crop.save(folder / f"{name}-{row}{column}.jpg", quality=90)
+            crop.save(folder / f"{prefix}{name}" / f"{name}-{row}{column}.jpg", quality=90)
 
 
 def _reachable() -> bool:

@@ -1,14 +1,16 @@
-"""The Gradio demo of the paper's idea: nearest neighbors, attention and probes, as a client of the REST API.
+"""The Gradio demo of the paper's idea, in four acts, as a client of the REST API.
 
-    python -m app.gradio_demo --url http://127.0.0.1:8000 --port 8001
+    python -m app.gradio_demo --url http://127.0.0.1:8000 --port 8001 --runs runs
 
-It runs in a separate process. Each event is also an endpoint for `gradio_client`: `/search`, `/attention` and
+It runs in a separate process. Its main events are also endpoints for `gradio_client`: `/search`, `/attention` and
 `/predict`; `/similar` returns the neighbors of an item as JSON.
 """
 
 from __future__ import annotations
 
 import argparse
+import base64
+import json
 import logging
 import os
 import threading
@@ -16,14 +18,16 @@ import time
 from collections.abc import Callable
 from functools import wraps
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # read when gradio is imported
 
 import gradio as gr
+import numpy as np
 import uvicorn
 from fastapi import FastAPI
-from PIL import Image
+from PIL import Image, ImageEnhance, ImageOps
 
 from nnclr_hub.client import Client
 from nnclr_hub.encoder.attention import Point
@@ -32,42 +36,47 @@ from nnclr_hub.store.base import Match
 from nnclr_hub.store.items import percent_text
 from nnclr_hub.workbench import Example, SearchQuery
 
-K = 24
-SHOWN = 36  # images of the collection to begin with
+K, SHOWN = 23, 24  # neighbors, and images of the collection
+SAME = 0.9  # least score of an image with its own thumbnail
+PARTS = 6  # images in which a part is looked for
 START_S = 600.0  # for a server to load
+FIELD = "label"
 INTRO = """# nnclr_hub
-
-NNCLR learns image encoders from unlabeled images: what is near in its vectors looks alike. Click an image, or upload
-one, to see its nearest neighbors in **{collection}** ({count:,} images). Encoder: {model}.
+NNCLR learns image encoders from unlabeled images: what is near in its vectors looks alike. Click an image to see its
+nearest neighbors in **{collection}** ({count:,} images). Encoder: {model}.
 """
+STORY = """A contrastive method pulls two augmented views of **one** image together. NNCLR replaces one view by its
+**nearest neighbor** in a support set of earlier images, so the encoder also learns what different images share.
+Below, this collection is the support set. Click again for another random view.
+"""
+EVOLUTION = """The neighbors that the training of **{run}** used as positives, from its first to its last epoch: first
+they share colors, then kinds."""
 
 Shown = list[tuple[Image.Image, str]]
 log = logging.getLogger(__name__)
 
 
 class Demo:
-    """What the events do, on one collection of a server.
+    """What the events do, on one collection of a server, whose folder of training runs may be given."""
 
-    Args:
-        client: of the server.
-        collection: its name.
-    """
-
-    def __init__(self, client: Client, collection: str) -> None:
+    def __init__(self, client: Client, collection: str, runs: Path | None = None) -> None:
         self.client = client
         self.collection = client.collection(collection)
         self.info = self.collection.info()
+        self.items = self.collection.scroll(limit=SHOWN, with_vector=False).items
+        self.rng = np.random.default_rng(0)
+        self.fitting = threading.Lock()
+        self.run, self.moments = newest_neighbors(runs)
 
-    def first(self) -> tuple[Shown, list[str]]:
-        """Return images to begin with, and their ids."""
-        items = self.collection.scroll(limit=SHOWN, with_vector=False).items
-        return self._shown([Match(item.id, float("nan"), item.metadata) for item in items])
+    def first(self) -> Image.Image | None:
+        return self.image(self.items[0].id) if self.items else None
 
-    def search(self, image: Image.Image | None) -> tuple[Shown, list[str]]:
-        """Return the nearest neighbors of an image, and their ids."""
-        if image is None:
-            return self.first()
-        return self._shown(self._search(Example(image=_png(image))))
+    def image(self, id: str) -> Image.Image:
+        return Image.open(BytesIO(self.collection.thumbnail(id))).convert("RGB")
+
+    def search(self, file: str | None) -> tuple[Shown, list[str]]:
+        """Return the nearest neighbors of an image file, and their ids."""
+        return self._shown(self._search(Example(image=Path(file).read_bytes())) if file else [])
 
     def similar(self, id: str) -> tuple[Shown, list[str]]:
         """Return an item with its nearest neighbors, and their ids."""
@@ -76,26 +85,37 @@ class Demo:
 
     def neighbors(self, id: str) -> list[dict[str, Any]]:
         """Return the nearest neighbors of an item as JSON, without metadata: Gradio takes a `path` for a file."""
-        return [
-            {"id": match.id, "score": match.score, "percentile": match.percentile}
-            for match in self._search(Example(id=id))
-        ]
+        matches = self._search(Example(id=id))
+        return [{"id": one.id, "score": one.score, "percentile": one.percentile} for one in matches]
 
     def attention(
         self, image: Image.Image | None, x: float | None = None, y: float | None = None
-    ) -> Image.Image | None:
-        """Return what the encoder attends to in an image: as a whole, or at a point in pixels."""
+    ) -> tuple[Image.Image | None, list[Image.Image]]:
+        """Return what the encoder attends to in an image; for a point in pixels also the same part of six others."""
         if image is None:
-            return None
+            return None, []
+        data, name = _png(image), self.collection.name
         point = None if x is None or y is None else Point(x, y)
-        data = _png(image)
-        found = self.client.attention(data, point, collection=self.collection.name)
-        assert not isinstance(found, list)
-        return found.overlay()
+        others = [self.image(one.id) for one in self._search(Example(image=data))[:PARTS]] if point else []
+        own: Any = self.client.attention(data, point, collection=name)
+        maps: Any = self.client.attention(data, point, [_png(one) for one in others], collection=name) if others else []
+        return own.overlay(), [one.overlay() for one in maps]
 
     def probes(self) -> list[str]:
-        """Return the names of the probes that fit the collection's encoder."""
-        return [one.name for one in self.client.probes.list() if one.fingerprint == self.info.spec.fingerprint]
+        """Return the names of the probes that fit the collection's encoder; fit one on its labels if there is none."""
+
+        def known() -> list[str]:
+            return [one.name for one in self.client.probes.list() if one.fingerprint == self.info.spec.fingerprint]
+
+        with self.fitting:
+            if not (found := known()):
+                try:
+                    job = self.client.probes.fit("demo", collection=self.collection.name, field=FIELD)
+                    self.client.jobs.wait(job.id)
+                    found = known()
+                except NNCLRHubError as error:  # no labels, or a server that is read-only
+                    log.warning("The demo has no probe: %s", error)
+        return found
 
     def predict(self, image: Image.Image | None, probe: str | None) -> dict[str, float]:
         """Return the probabilities of the most probable classes of an image."""
@@ -106,69 +126,116 @@ class Demo:
             raise found
         return {str(label): share for label, share in found.top}
 
+    def positive(self, image: Image.Image | None) -> Shown:
+        """Return an image, a random view of it as in training, and the neighbor that NNCLR takes as its positive."""
+        if image is None:
+            return []
+        size = np.array(image.size)
+        side = np.maximum(1, size * self.rng.uniform(0.4, 0.9, 2)).astype(int)
+        left, top = (self.rng.random(2) * (size - side)).astype(int)
+        view = image.convert("RGB").crop((left, top, left + side[0], top + side[1])).resize(image.size)
+        if self.rng.random() < 0.5:
+            view = ImageOps.mirror(view)
+        for change in (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color):
+            view = change(view).enhance(self.rng.uniform(0.6, 1.4))
+        matches = self._search(Example(image=_png(view)))
+        own = next((one.id for one in self._search(Example(image=_png(image)))[:1] if one.score > SAME), None)
+        nearest = next(one for one in matches if one.id != own)
+        return [(image, "image"), (view, "augmented view"), (self.image(nearest.id), "its positive: the neighbor")]
+
+    def moment(self, place: float) -> Shown:
+        """Return the recorded queries of the run, each with its neighbors at a checkpoint."""
+        line = self.moments[int(place)]
+        rows = zip(line["queries"], line["neighbors"], line["similarity"], strict=True)
+        tiles = [pair for query, found, near in rows for pair in [(query, "image"), *zip(found, near, strict=True)]]
+        pictures = line["thumbnails"]
+        blank = Image.new("RGB", (56, 56), "gray")  # an initial random row of the support set
+        return [(_decoded(pictures[str(i)]) if str(i) in pictures else blank, str(text)) for i, text in tiles]
+
     def _search(self, example: Example) -> list[Match]:
         return self.collection.search(SearchQuery([example], k=K, with_percentile=True))
 
     def _shown(self, matches: list[Match]) -> tuple[Shown, list[str]]:
-        shown = []
+        captions = []
         for match in matches:
-            thumbnail = Image.open(BytesIO(self.collection.thumbnail(match.id)))
-            score = "" if match.score != match.score else f"{match.score:.3f}  "
-            if match.percentile is not None:
-                score += f"({percent_text(match.percentile)})  "
-            shown.append((thumbnail, score + str(match.metadata.get("label", match.metadata.get("path", match.id)))))
-        return shown, [match.id for match in matches]
+            share = f"({percent_text(match.percentile)})  " if match.percentile is not None else ""
+            name = match.metadata.get(FIELD, match.metadata.get("path", match.id))
+            captions.append(f"{match.score:.3f}  {share}{name}")
+        ids = [match.id for match in matches]
+        return list(zip(map(self.image, ids), captions, strict=True)), ids
+
+
+def newest_neighbors(runs: Path | None) -> tuple[str, list[dict[str, Any]]]:
+    """Return the name and the recorded neighbors of the newest run below a folder; "" and [] if there are none."""
+    files = sorted(runs.rglob("neighbors.jsonl"), key=lambda path: path.stat().st_mtime) if runs else []
+    return (files[-1].parent.name, list(map(json.loads, files[-1].read_text().splitlines()))) if files else ("", [])
 
 
 def build(demo: Demo) -> gr.Blocks:
-    """Return the demo's page."""
+    """Return the demo's page; each act opens with an image and an answer."""
     intro = INTRO.format(collection=demo.collection.name, count=demo.info.count, model=demo.info.spec.model)
-    images, ids = demo.first()
+    shown, ids = demo.similar(demo.items[0].id) if demo.items else ([], [])
+    first = demo.first()
     with gr.Blocks(title="nnclr_hub", analytics_enabled=False) as page:
         gr.Markdown(intro)
         with gr.Tab("Nearest neighbors"):
-            shown = gr.State(ids)
-            query = gr.Image(type="pil", label="Search by your image", height=240)
-            gallery = gr.Gallery(images, label="Click an image to see its neighbors", columns=6, allow_preview=False)
-            query.change(_said(demo.search), query, [gallery, shown], api_name="search")
-            gallery.select(_said(_clicked(demo)), shown, [gallery, shown], api_visibility="private")
+            state = gr.State(ids)
+            query = gr.UploadButton("Search by your image", file_types=["image"], size="sm")
+            label = "Click an image to see its neighbors"
+            gallery = gr.Gallery(shown, label=label, columns=8, allow_preview=False, height="auto")
+            query.upload(_said(demo.search), query, [gallery, state], api_name="search")
+            select: Callable[..., Any] = lambda ids, event: demo.similar(ids[int(event.index)])  # noqa: E731
+            gallery.select(_said(_typed(select)), state, [gallery, state], api_visibility="private")
             gr.api(_said(demo.neighbors), api_name="similar")
-        with gr.Tab("Attention"), gr.Row():
-            source = gr.Image(type="pil", label="An image; click on a point of it")
-            attended = gr.Image(label="Bright where the encoder looks", interactive=False)
-            source.change(_said(demo.attention), source, attended, api_name="attention")
-            source.select(_said(_pointed(demo)), source, attended, api_visibility="private")
+        with gr.Tab("Attention"):
+            with gr.Row():
+                source = gr.Image(first, type="pil", label="Click a part of the image")
+                attended = gr.Image(demo.attention(first)[0], label="Bright where the encoder looks", interactive=False)
+            parts = gr.Gallery(label="The same part in the six nearest images", columns=PARTS, height="auto")
+            source.change(_said(demo.attention), source, [attended, parts], api_name="attention")
+            point: Callable[..., Any] = lambda image, event: demo.attention(image, *event.index)  # noqa: E731
+            source.select(_said(_typed(point)), source, [attended, parts], api_visibility="private")
+        with gr.Tab("How NNCLR learns"):
+            gr.Markdown(STORY)
+            with gr.Row():
+                own = gr.Image(first, type="pil", label="An image", scale=1)
+                pair = gr.Gallery(demo.positive(first), label="One step of NNCLR", columns=3, height="auto", scale=3)
+            gr.Button("Another view").click(_said(demo.positive), own, pair, api_visibility="private")
+            own.change(_said(demo.positive), own, pair, api_visibility="private")
+            if last := len(demo.moments):
+                gr.Markdown(EVOLUTION.format(run=demo.run))
+                epochs = " · ".join(f"{i}: epoch {moment['epoch']:g}" for i, moment in enumerate(demo.moments))
+                slider = gr.Slider(0, last - 1, last - 1, step=1, label="Checkpoint", info=epochs)
+                wide = 1 + len(demo.moments[-1]["neighbors"][0])
+                recorded = gr.Gallery(demo.moment(last - 1), columns=wide, label="Image and neighbors", height="auto")
+                slider.change(_said(demo.moment), slider, recorded, api_visibility="private")
         with gr.Tab("Probe"), gr.Row():
-            photo = gr.Image(type="pil", label="An image")
+            photo = gr.Image(first, type="pil", label="An image")
             with gr.Column():
-                probe = gr.Dropdown(demo.probes(), label="Probe", info="Fit one with `nnclr probe fit`, or in the app.")
+                probe = gr.Dropdown([], label="Probe", info="A linear classifier on the vectors.")
                 classes = gr.Label(label="Classes", num_top_classes=5)
             predict = _said(demo.predict)
             photo.change(predict, [photo, probe], classes, api_name="predict")
             probe.change(predict, [photo, probe], classes, api_visibility="private")
-        page.load(lambda: gr.Dropdown(demo.probes()), None, probe, api_visibility="private")
+        # it may have to be fitted, which takes a while
+        page.load(_said(lambda: _first_of(demo.probes())), None, probe, api_visibility="private")
     return page
 
 
-def serve(url: str, collection: str | None, port: int, host: str) -> None:
-    """Serve the demo until a signal arrives.
-
-    Args:
-        url: of the API; it may still be starting.
-        collection: its name; None: the largest.
-    """
+def serve(url: str, collection: str | None, port: int, host: str, runs: Path | None = None) -> None:
+    """Serve the demo until a signal arrives; the API may still be starting. Without a collection, show the largest."""
     client = Client(url, os.environ.get("NNCLR_API_KEY"))
     client.ready(wait=START_S)
     if collection is None:
         collection = max(client.collections.list(), key=lambda info: info.count).name
-    page = build(Demo(client, collection)).queue(default_concurrency_limit=2, max_size=64)
-    served = gr.mount_gradio_app(FastAPI(), page, path="/", server_name=host, server_port=port, ssr_mode=False)
+    page = build(Demo(client, collection, runs)).queue(default_concurrency_limit=2, max_size=64)
+    theme = gr.themes.Default(primary_hue="orange", neutral_hue="slate")
+    served = gr.mount_gradio_app(
+        FastAPI(), page, path="/", server_name=host, server_port=port, ssr_mode=False, theme=theme
+    )
     # uvicorn's other parser, which `page.launch` would choose, executes the body of a request with `Upgrade` as a
     # request; see serving/http_protocol.py. Gradio has no web sockets.
     uvicorn.run(served, host=host, port=port, log_level="warning", http="h11", ws="none")
-
-
-# ---- inside
 
 
 def _end_with(parent: int) -> None:
@@ -182,19 +249,13 @@ def _end_with(parent: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _clicked(demo: Demo) -> Callable[..., Any]:
-    def neighbors(ids: list[str], event: gr.SelectData) -> tuple[Shown, list[str]]:
-        return demo.similar(ids[int(event.index)])
+def _typed(act: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an event that gets what was selected, which Gradio passes by the type of the parameter."""
 
-    return neighbors
+    def event(value: Any, selected: gr.SelectData) -> Any:
+        return act(value, selected)
 
-
-def _pointed(demo: Demo) -> Callable[..., Any]:
-    def attention(image: Image.Image, event: gr.SelectData) -> Image.Image | None:
-        x, y = event.index
-        return demo.attention(image, x, y)
-
-    return attention
+    return event
 
 
 def _said(event: Callable[..., Any]) -> Callable[..., Any]:
@@ -213,24 +274,33 @@ def _said(event: Callable[..., Any]) -> Callable[..., Any]:
     return said
 
 
+def _first_of(names: list[str]) -> gr.Dropdown:
+    return gr.Dropdown(names, value=names[0] if names else None)
+
+
 def _png(image: Image.Image) -> bytes:
     buffer = BytesIO()
     image.convert("RGB").save(buffer, "PNG")
     return buffer.getvalue()
 
 
+def _decoded(jpeg: str) -> Image.Image:
+    return Image.open(BytesIO(base64.b64decode(jpeg)))
+
+
 def main() -> None:
     """Read the options and serve."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description="The Gradio demo of the paper's idea, as a client of the REST API.")
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     parser.add_argument("--collection", help="default: the largest")
     parser.add_argument("--port", type=int, default=8001)
     parser.add_argument("--host", default=os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1"))
+    parser.add_argument("--runs", type=Path, help="folder of pretraining runs")
     parser.add_argument("--parent", type=int, help="process to end with")
     options = parser.parse_args()
     if options.parent is not None:
         _end_with(options.parent)
-    serve(options.url, options.collection, options.port, options.host)
+    serve(options.url, options.collection, options.port, options.host, options.runs)
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ NETWORKS = {
         *(*VIT, "backbone=vit_small_patch8_224", "image_size=96", "eval_size=96", "pack_size=112", "batch_size=512"),
     ),
 }
-TOY = ("channels=4,4,8,8", "backbone=resnet18", "image_size=32", "eval_size=32", "pack_size=40", "batch_size=8")
+TOY = ("channels=8,8,8,8", "backbone=resnet18", "image_size=32", "eval_size=32", "pack_size=40", "batch_size=8")
 FORMS = {
     "eager": ("graph=false",),
     "graph": (),

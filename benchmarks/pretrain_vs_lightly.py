@@ -43,7 +43,7 @@ from training.data.image_pack import ImagePack, build_pack
 from training.data.views import IMAGENET_MEAN, IMAGENET_STD
 from training.distributed import ALONE
 from training.evals.frozen import knn
-from training.evals.labeled import LabeledSet
+from training.evaluation import LabeledSet
 from training.monitor import read_log
 from training.pretrain import pretrain
 from training.recipes import Recipe, find_recipe

@@ -72,7 +72,7 @@ def read_boxes(folder: Path, short_side: int = 0) -> list[BoxedImage]:
     else:
         with (folder / "boxes.csv").open(newline="", encoding="utf-8-sig") as file:
             for row in csv.DictReader(file):
-                x0, y0, x1, y1 = (int(row[name]) for name in ("x0", "y0", "x1", "y1"))
+                x0, y0, x1, y1 = (float(row[name]) for name in ("x0", "y0", "x1", "y1"))
                 entry = ([x0, y0, x1 + 1, y1 + 1], Path(row["file"]).parent.name)
                 listed.setdefault(row["file"], []).append(entry)
         parts = {Path(name).parts[0] for name in listed}
@@ -84,7 +84,8 @@ def read_boxes(folder: Path, short_side: int = 0) -> list[BoxedImage]:
 
 def _boxed(image: Image.Image, listed: list[tuple[list[float], str]], short_side: int) -> BoxedImage:
     side = short_side or max(LEAST_SIDE, min(image.size))
-    size = tuple(round(side / min(image.size) * one) for one in image.size)
+    width, height = (round(side / min(image.size) * one) for one in image.size)
+    size = (width, height)
     boxes = np.array([box for box, _ in listed], float) * np.tile(np.divide(size, image.size), 2)
     boxes = np.clip(boxes, 0, np.tile(size, 2))
     full = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)

@@ -1,6 +1,6 @@
 """Answers: vectors as fast JSON, NumPy files or raw bytes, and answers whose size depends on the request.
 
-    answer = answers.open(budget, queries=64)       # or 429
+    answer = answers.open(queries=64)       # or 429
     return PartsResponse([b'{"matches":', *answer.list(matches), b"}"])
 
 The bytes of an answer are counted while it is encoded, each against the limit of one answer (413) and that of all
@@ -26,7 +26,7 @@ from nnclr_hub.errors import AnswerTooLarge
 from nnclr_hub.store.cancellation import check_cancelled
 
 from .engine.admission import Admission
-from .limits import Budget
+from .limits import Budget, current_budget
 from .settings import Settings
 from .telemetry import Metrics
 
@@ -58,12 +58,13 @@ class Answers:
         gauges = metrics.searches_in_work, metrics.answer_bytes_in_work
         self._admission = Admission(settings.search_capacity, size, metrics, "queries", gauges)
 
-    def open(self, budget: Budget, queries: int = 1) -> AnswerEncoder:
-        """Take permits for the queries of a request until it is over, and return the encoder of its answer.
+    def open(self, queries: int = 1) -> AnswerEncoder:
+        """Take permits for the queries of the current request until it is over, and return the encoder of its answer.
 
         Raises:
             Overloaded: too many searches are in progress.
         """
+        budget = current_budget()
         if queries:
             budget.hold(self._admission, queries, 0)
         return AnswerEncoder(self._admission, budget, self._limit)

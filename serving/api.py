@@ -15,8 +15,8 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 from anyio import CapacityLimiter
-from fastapi import APIRouter, FastAPI
-from fastapi.responses import RedirectResponse, Response
+from fastapi import FastAPI
+from fastapi.responses import RedirectResponse
 from starlette.types import ASGIApp
 
 import nnclr_hub
@@ -25,7 +25,7 @@ from nnclr_hub.errors import NNCLRHubError
 from nnclr_hub.store import open_store
 from nnclr_hub.workbench import Workbench
 
-from . import docs, openapi, problems
+from . import openapi, problems
 from .answers import Answers
 from .ingest import Ingest
 from .jobs import Jobs
@@ -33,10 +33,9 @@ from .limits import RequestLimits
 from .models import Engines
 from .readiness import Startup
 from .request_log import observed
-from .routes import ROUTERS, embed, metadata, search
-from .routes import openai as openai_routes
+from .routes import PAGES, ROUTERS, embed, items, search
 from .routes.attention import AT_ONCE
-from .security.access import APP, AccessRules, requires
+from .security.access import AccessRules
 from .security.access_control import AccessControl
 from .settings import Settings
 from .url_fetcher import Fetcher
@@ -91,17 +90,23 @@ def create_app(settings: Settings, engines: Engines, workbench: Workbench) -> Fa
         title=openapi.TITLE,
         version=nnclr_hub.__version__,
         lifespan=lifespan,
-        openapi_url=None,  # served by docs
+        openapi_url=None,  # served by routes/server.py
         docs_url=None,  # the page of the framework loads its scripts from elsewhere
         redoc_url=None,
-        # recent versions trace requests, too; `tracing` does, with our stages. Older versions ignore it
+        # recent versions trace requests, too; `telemetry` does, with our stages. Older versions ignore it
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     _equip(app, settings, engines, workbench)
     problems.install(app)
-    access = _route(app)
+    # the most frequent requests first: each router that is tried before costs 20 us
+    frequent = (search.router, embed.router, embed.openai, items.router)
+    routers = (*frequent, *(one for one in ROUTERS if one not in frequent), *PAGES)
+    for router in routers:
+        app.include_router(router)
+    app.openapi = openapi.document
     app.add_middleware(RequestLimits, settings=settings)
-    app.add_middleware(AccessControl, access=access, settings=settings, read_only=workbench.read_only)
+    rules = AccessRules(routers)
+    app.add_middleware(AccessControl, access=rules, settings=settings, read_only=workbench.read_only)
     return app
 
 
@@ -117,49 +122,19 @@ def _load(app: FastAPI) -> None:
 
 
 def _equip(app: FastAPI, settings: Settings, engines: Engines, workbench: Workbench) -> None:
-    """Set the state of the app, which the routes use; see `routes/dependencies.py`."""
-    state = app.state
-    state.settings, state.engines, state.workbench = settings, engines, workbench
-    state.metrics = engines.metrics
-    state.metrics.describe_store(workbench.store)
+    """Set the state of the app, which the routes use; see `Parts` in routes/dependencies.py."""
+    state, metrics = app.state, engines.metrics
+    metrics.describe_store(workbench.store)
+    state.settings, state.engines, state.workbench, state.metrics = settings, engines, workbench, metrics
     state.start_page = lambda: RedirectResponse("/docs")  # replaced if the web app is mounted
     state.on_loaded = lambda: None  # called after loading; `run` freezes the garbage collector then
-    state.jobs = Jobs(workbench, state.metrics, waiting=settings.jobs_waiting, keep=settings.jobs_kept)
+    state.jobs = Jobs(workbench, metrics, waiting=settings.jobs_waiting, keep=settings.jobs_kept)
     state.readiness = Startup(engines, workbench, state.jobs)
-    state.fetcher = Fetcher(settings, metrics=state.metrics) if settings.allow_urls else None
-    state.box_threads = CapacityLimiter(settings.decode_threads)
-    state.answers = Answers(settings, state.metrics)
-    state.search_threads = CapacityLimiter(SEARCHES_PER_CORE * usable_cores())
-    state.attention_slots = CapacityLimiter(AT_ONCE)
-    state.waiting_for_changes = set()  # of the long polls of changes
+    state.fetcher = Fetcher(settings, metrics=metrics) if settings.allow_urls else None
+    state.answers = Answers(settings, metrics)
     state.ingest = Ingest(settings.decode_threads)
+    state.search_threads = CapacityLimiter(SEARCHES_PER_CORE * usable_cores())
+    state.box_threads = CapacityLimiter(settings.decode_threads)
+    state.attention_slots = CapacityLimiter(AT_ONCE)
     state.health_threads, state.long_threads = CapacityLimiter(2), CapacityLimiter(2)
-
-
-def _route(app: FastAPI) -> AccessRules:
-    """Include all routes, and return what each of them needs."""
-    pages = APIRouter(include_in_schema=False)
-
-    @pages.get("/")
-    @requires(None)
-    def root() -> Response:
-        return app.state.start_page()
-
-    @pages.get(APP)
-    @pages.get(f"{APP}/")
-    @requires(None)
-    def app_folder() -> RedirectResponse:
-        return RedirectResponse("/")
-
-    @pages.get("/favicon.ico")
-    @requires(None)
-    def favicon() -> Response:
-        return Response(status_code=204)
-
-    # the most frequent requests first: each router that is tried before costs 20 us
-    frequent = (search.router, embed.router, openai_routes.router, metadata.router)
-    routers = (*frequent, *(one for one in ROUTERS if one not in frequent), docs.router, pages)
-    for router in routers:
-        app.include_router(router)
-    app.openapi = openapi.document
-    return AccessRules(routers)
+    state.waiting_for_changes, state.search_models = set(), {}

@@ -1,6 +1,6 @@
 """The limits of every request: the bytes and seconds of its body, its deadline, and permits until its answer is sent.
 
-    budget: Budget = request.state.budget
+    budget = current_budget()
     budget.check()                          # in a thread: raises if nobody waits for the answer any more
     budget.hold(admission, queries, size)   # permits, given back when the request is over
     with loading():                         # a model: the time starts again when it is loaded
@@ -115,6 +115,13 @@ class Budget:
 _budget: ContextVar[Budget | None] = ContextVar("budget", default=None)  # of the request that this code works for
 
 
+def current_budget() -> Budget:
+    """Return the budget of the request that this code works for."""
+    budget = _budget.get()
+    assert budget is not None
+    return budget
+
+
 @contextmanager
 def loading() -> Iterator[None]:
     """Load a model inside the block. The deadline of the request starts again afterwards, as after an upload."""
@@ -167,7 +174,7 @@ async def in_thread_while_connected(
         ClientDisconnect: the client has disconnected.
         DeadlineExceeded: the deadline has passed.
     """
-    budget: Budget = request.state.budget
+    budget = current_budget()
 
     def checked() -> T:
         budget.check()  # it may have waited for the thread
@@ -192,14 +199,14 @@ class RequestLimits:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        state, headers = scope.setdefault("state", {}), Headers(scope=scope)
-        limits = self._streamed if state.get("streamed") else self._body
+        headers = Headers(scope=scope)
+        limits = self._streamed if scope.get("state", {}).get("streamed") else self._body
         try:
             limits.check(headers)
         except NNCLRHubError as error:
             await error_response(scope["path"], error)(scope, receive, send)
             return
-        budget = state["budget"] = Budget(self._seconds)
+        budget = Budget(self._seconds)
         _budget.set(budget)
         try:
             with limits.limited(receive, headers) as receive, cancellable(budget.check):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -58,7 +59,7 @@ class Startup:
         self._detail: str | None = "starting"
         self._failed = self._warm = False
         self._done, self._total = 0, 0
-        self._folder = _StoreFolder(workbench.store)
+        self._store_fault = store_watch(workbench.store)
         self.stopping = False  # set at SIGTERM
 
     def run(self) -> None:
@@ -68,7 +69,14 @@ class Startup:
             self._engines.get()
             self._warm = True
             self._detail = "opening the collections"
-            self._open_collections()
+            names = [info.name for info in self._workbench.store.list()]
+            self._total = len(names)
+            for name in names:
+                try:
+                    self._workbench.store.get(name)
+                except StoreError as error:  # a damaged one does not keep the others from being served
+                    log.error("collection %s: %s", name, error)
+                self._done += 1
             self._detail = "resuming the jobs"
             self._jobs.start()
         except NNCLRHubError as error:
@@ -95,7 +103,7 @@ class Startup:
                 else:
                     status = "ill"
                 detail = without_paths(fault)
-            if (store_fault := self._folder.fault()) is not None:
+            if (store_fault := self._store_fault()) is not None:
                 status, detail = "ill", store_fault
         if self.stopping:
             status, detail = "stopping", "The server is shutting down."
@@ -110,17 +118,6 @@ class Startup:
             collection_states=states,
         )
 
-    def _open_collections(self) -> None:
-        """Open all collections. A damaged one does not keep the others from being served."""
-        names = [info.name for info in self._workbench.store.list()]
-        self._total = len(names)
-        for name in names:
-            try:
-                self._workbench.store.get(name)
-            except StoreError as error:
-                log.error("collection %s: %s", name, error)
-            self._done += 1
-
     def _states(self) -> dict[str, int]:
         """Count the collections by state."""
         try:
@@ -131,40 +128,31 @@ class Startup:
         return dict(Counter(info.state.partition(":")[0] for info in infos))
 
 
-class _StoreFolder:
-    """The folder of a store, which may be unmounted, replaced or become read-only while the server runs.
+def store_watch(store: VectorStore) -> Callable[[], str | None]:
+    """Return a function that returns what is wrong with the folder of a store, without a path; None if nothing is.
 
-    A search would not notice: the index is in memory, and deleted files stay readable while they are open.
+    The folder may be unmounted, replaced or become read-only while the server runs. A search would not notice: the
+    index is in memory, and deleted files stay readable while they are open.
     """
+    folder: Path | None = getattr(store, "folder", None)
+    if folder is None:  # the store is on another server
+        return lambda: None
+    own, inner = _identity(folder), _identity(folder / "collections")
 
-    def __init__(self, store: VectorStore) -> None:
-        self._folder = getattr(store, "folder", None)  # None: the store is on another server
-        self._read_only = store.read_only
-        self._identity = self._current_identity()
-        self._collections = None if self._folder is None else _identity(self._folder / "collections")
-
-    def fault(self) -> str | None:
-        """Return what is wrong, without a path; None if nothing is."""
-        if self._folder is None:
-            return None
-        identity = self._current_identity()
-        if identity is None:
+    def fault() -> str | None:
+        nonlocal inner
+        found = _identity(folder)
+        if found is None:
             return "The folder of the store no longer exists; mount it again, and restart the server."
-        if identity != self._identity or self._collections_replaced():
+        collections = _identity(folder / "collections")
+        inner = inner or collections  # the first collection creates it
+        if (found, collections) != (own, inner):
             return "The folder of the store was replaced; restart the server."
-        if not self._read_only and not os.access(self._folder, os.W_OK):  # also false on a read-only file system
+        if not store.read_only and not os.access(folder, os.W_OK):  # also false on a read-only file system
             return "The folder of the store cannot be written; make it writable, and restart the server."
         return None
 
-    def _current_identity(self) -> tuple[int, int] | None:
-        return None if self._folder is None else _identity(self._folder)
-
-    def _collections_replaced(self) -> bool:
-        """Return whether the folder of the collections was removed or replaced. The first collection creates it."""
-        assert self._folder is not None
-        identity = _identity(self._folder / "collections")
-        self._collections = self._collections or identity
-        return identity != self._collections
+    return fault
 
 
 def _identity(folder: Path) -> tuple[int, int] | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import numpy as np
@@ -17,20 +17,19 @@ from anyio import CapacityLimiter, to_thread
 from anyio.lowlevel import RunVar
 from fastapi import Depends, Request
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, TypeAdapter, ValidationError
-from starlette.exceptions import HTTPException
+from pydantic import TypeAdapter, ValidationError
 
 from nnclr_hub.errors import ImageError, InvalidRequest, RequestTooLarge
 from nnclr_hub.workbench.payload import decode_base64
 
 from .multipart import MalformedForm, parse_form
+from .problems import Refused
 from .telemetry import note_images
 from .url_fetcher import Fetched, Fetcher
 
 P = ParamSpec("P")
 R = TypeVar("R")
-T = TypeVar("T", bound=BaseModel)
-A = TypeVar("A")
+T = TypeVar("T")
 LARGE = 256 << 10  # bytes; handling fewer is faster than handing them to a thread
 MAX_ERRORS = 20  # of one body that are listed
 MAX_LISTS = 200_000
@@ -66,44 +65,37 @@ def media_type(request: Request) -> str:
 
 
 def is_form(request: Request) -> bool:
-    """Return whether the body is a multipart form, and not JSON.
-
-    Raises:
-        HTTPException: it is neither.
-    """
+    """Return whether the body is a multipart form, and not JSON; raise Refused if it is neither."""
     kind = media_type(request)
     if kind not in (FORM, JSON):
         raise unsupported(request, FORM, JSON)
     return kind == FORM
 
 
-def unsupported(request: Request, *supported: str) -> HTTPException:
+def unsupported(request: Request, *supported: str) -> Refused:
     """Return the error for a body of another media type."""
     given = f"{media_type(request)!r:.100}" if media_type(request) else "missing"
-    return HTTPException(415, f"Content-Type is {given}; send {' or '.join(supported)}")
+    return Refused("unsupported_media_type", f"Content-Type is {given}; send {' or '.join(supported)}.")
 
 
 # ---- JSON
 
 
-async def read_json(request: Request, model: type[T]) -> T:
-    """Read the body as a model.
-
-    FastAPI's own parsing makes an object for every error in a body. 2 MB can hold enough errors to keep it busy for
-    15 seconds, so this function stops earlier; see `parse_as`.
+async def read_json(request: Request, kind: type[T]) -> T:
+    """Read the body as JSON of a type.
 
     Raises:
-        RequestValidationError: the body does not fit the model.
-        HTTPException: the Content-Type is not JSON.
+        RequestValidationError: the body does not fit the type.
+        Refused: the Content-Type is not JSON.
     """
     if media_type(request) != JSON:
         raise unsupported(request, JSON)
     body = await request.body()
-    return await in_thread_if_large(len(body), parse, body, model, ("body",))
+    return await in_thread_if_large(len(body), parse, body, kind, ("body",))
 
 
 class JSONBody(Generic[T]):
-    """Reads the body as a model."""
+    """A dependency that reads the body as a model, which OpenAPI then describes."""
 
     def __init__(self, model: type[T]) -> None:
         self.model = model
@@ -113,44 +105,41 @@ class JSONBody(Generic[T]):
 
 
 def json_of(model: type[T]) -> Any:
-    """Return a dependency that reads the body as a model, which OpenAPI then describes."""
+    """Return a dependency that reads the body as a model."""
     return Depends(JSONBody(model))
 
 
-def parse(text: str | bytes, model: type[T], place: tuple[str, ...] = ()) -> T:
-    """Parse JSON as a model.
+def parse(text: str | bytes, kind: type[T], place: tuple[str, ...] = ()) -> T:
+    """Parse JSON as a type.
+
+    FastAPI's own parsing makes an object for every error in a body. 2 MB can hold enough errors to keep it busy for
+    15 seconds, so this function stops earlier.
 
     Args:
         place: where in the request the text is.
 
     Raises:
-        RequestValidationError: it does not fit the model.
-    """
-    return parse_as(text, TypeAdapter(model), place)
-
-
-def parse_as(text: str | bytes, adapter: TypeAdapter[A], place: tuple[str, ...] = ()) -> A:
-    """Parse JSON as any type; see `parse`.
-
-    Raises:
+        RequestValidationError: it does not fit the type.
         RequestTooLarge: the text has more than `MAX_LISTS` lists and objects, or `MAX_VALUES` values. Python's garbage
             collector stops all threads for 5 seconds while 7 million empty lists are made.
     """
-    text = text.removeprefix("\ufeff") if isinstance(text, str) else text.removeprefix(BOM)
-    data = text.encode() if isinstance(text, str) else text
-    for kind, opening, most in (("lists and objects", b"[{", MAX_LISTS), ("values", b",", MAX_VALUES)):
+    data = (text.encode() if isinstance(text, str) else text).removeprefix(BOM)
+    for what, opening, most in (("lists and objects", b"[{", MAX_LISTS), ("values", b",", MAX_VALUES)):
         if _count(data, opening, most) > most:
             raise RequestTooLarge(
-                f"The JSON has more than {most:,} {kind}; send vectors as base64, or split it into several requests."
+                f"The JSON has more than {most:,} {what}; send vectors as base64, or split it into several requests."
             )
     try:
-        return adapter.validate_json(text)
+        return _adapter(kind).validate_json(data)
     except ValidationError as error:
         if error.error_count() > MAX_ERRORS:
             many = {"type": "too_many", "loc": place, "msg": f"it has {error.error_count()} errors"}
             raise RequestValidationError([many]) from error
         parts = error.errors(include_url=False, include_input=False)
         raise RequestValidationError([{**part, "loc": (*place, *part["loc"])} for part in parts]) from error
+
+
+_adapter: Callable[[Any], TypeAdapter[Any]] = cache(TypeAdapter)
 
 
 def _count(data: bytes, characters: bytes, most: int) -> int:
@@ -180,11 +169,7 @@ class UploadedImage:
 
 @dataclass(frozen=True)
 class Form:
-    """A multipart body.
-
-    files: (field, image), in order.
-    texts: values of the text fields by name, even if a client sends them as files.
-    """
+    """A multipart body: (field, image) of its files in order, and the text fields by name."""
 
     files: list[tuple[str, UploadedImage]] = field(default_factory=list)
     texts: dict[str, str] = field(default_factory=dict)
@@ -216,37 +201,29 @@ async def read_form(request: Request, files: Sequence[str] = ("files",), texts: 
         texts: fields that are text, even where a client sends them as files.
 
     Raises:
-        HTTPException: the body is malformed or truncated.
+        Refused: the body is malformed or truncated.
         InvalidRequest: the form has another field, or text where an image is expected. Nothing is silently ignored.
     """
     pieces = [piece async for piece in request.stream()]  # `request.body` would keep them in memory
     try:
         parts = await in_thread_if_large(sum(map(len, pieces)), parse_form, request.headers["content-type"], pieces)
     except MalformedForm as error:
-        raise HTTPException(400, f"the form cannot be read: {error}") from error
+        raise Refused("malformed", f"The form cannot be read: {error}.") from error
     form = Form()
     for name, filename, data in parts:
         if name in texts:
-            form.texts[name] = _text(data, name)
+            try:
+                form.texts[name] = data.decode()
+            except UnicodeDecodeError as error:
+                raise InvalidRequest(f"The part {name} must be UTF-8 text.") from error
         elif name not in files:
             raise InvalidRequest(f"The form has no field {name!r:.100}; its fields are {', '.join((*files, *texts))}.")
         elif filename is None:
             raise InvalidRequest(f"The field {name} is text; send the image as a file part.")
         else:
-            form.files.append((name, UploadedImage(data, _file_name(filename))))
+            without_folders = filename.replace("\\", "/").rpartition("/")[2]
+            form.files.append((name, UploadedImage(data, without_folders or None)))
     return form
-
-
-def _text(data: bytes, name: str) -> str:
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(f"The part {name} must be UTF-8 text.") from error
-
-
-def _file_name(given: str) -> str | None:
-    """Return the name that the client gave, without folders."""
-    return given.replace("\\", "/").rpartition("/")[2] or None
 
 
 # ---- images

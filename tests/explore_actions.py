@@ -16,9 +16,26 @@ def ids(page: Any) -> list[str]:
 
 def found(page: Any) -> list[str]:
     """Wait for the matches of a search, and return their ids."""
-    page.wait_for_selector(".tile .score")
+    page.wait_for_selector(".tile .score:not(:empty)")
     page.wait_for_selector("image-grid:not(.waiting)")
     return ids(page)
+
+
+def search(page: Any, place: int = 0) -> list[str]:
+    """Search for an image of the grid by the keyboard, and return the ids of the matches."""
+    page.locator(".sheet").focus()
+    page.keyboard.press("Home")
+    for _ in range(place):
+        page.keyboard.press("ArrowRight")
+    page.keyboard.press("s")
+    return found(page)
+
+
+def option(page: Any, name: str) -> Any:
+    """Return a control of the menu View, which is opened."""
+    if page.locator(".menu[open]").count() == 0:
+        page.locator(".menu > summary").click()
+    return page.locator(".menu").get_by_label(name)
 
 
 def expected(served: Any, **query: Any) -> list[str]:

@@ -20,13 +20,12 @@ def packed_batches(
     where: torch.device = CPU,
     labels: np.ndarray | None = None,
     folders: Sequence[int] = (),
-    one_folder: float = 0.0,
     residency: str = "auto",
     rank: int = 0,
     world: int = 1,
 ) -> Batches:
     """Return the batches of images (N, S, S, C) uint8 of seed 0; folders: their numbers of images, by default one."""
-    order = Order(np.array(folders or [len(squares)]), batch_size, 0, one_folder)
+    order = Order(np.array(folders or [len(squares)]), batch_size, 0)
     return Batches(
         PackedPixels(ImagePack.of_squares(squares), where, residency),
         np.full(len(squares), -1) if labels is None else labels,

@@ -1,6 +1,6 @@
-"""The table of settings in docs/serving.md, generated from the code.
+"""The table of settings in docs/reference/settings.md, generated from the code.
 
-python tests/settings_table.py      # updates the guide
+python tests/settings_table.py      # updates the page
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-GUIDE = ROOT / "docs" / "serving.md"
+PAGE = ROOT / "docs" / "reference" / "settings.md"
 BEGIN, END = "<!-- settings: python tests/settings_table.py -->\n", "<!-- end of settings -->\n"
 
 
@@ -27,11 +27,11 @@ def table() -> str:
 
 
 def written() -> str:
-    """Return the guide with the generated table."""
-    before, _, rest = GUIDE.read_text().partition(BEGIN)
+    """Return the page with the generated table."""
+    before, _, rest = PAGE.read_text().partition(BEGIN)
     return before + BEGIN + table() + END + rest.partition(END)[2]
 
 
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
-    GUIDE.write_text(written())
+    PAGE.write_text(written())

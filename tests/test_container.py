@@ -168,11 +168,11 @@ def test_the_image_has_no_root_user_and_a_valid_health_check():
     check = json.loads(all_of("HEALTHCHECK")[0].partition("CMD ")[2])
     assert check[:2] == ["python", "-c"]
     compile(check[2], "healthcheck", "exec")
-    from serving.routes import health
+    from serving.routes import server
 
     port, path = re.search(r"127\.0\.0\.1:(\d+)(/\w+)", check[2]).groups()  # type: ignore[union-attr]
     assert port == all_of("EXPOSE")[0]
-    assert path in {route.path for route in health.router.routes}  # type: ignore[attr-defined]
+    assert path in {route.path for route in server.router.routes}  # type: ignore[attr-defined]
 
 
 def test_compose_builds_and_runs_this_image():

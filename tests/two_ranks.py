@@ -48,7 +48,9 @@ def make(method: str, options: dict) -> Learner:
     heads = {"none": lambda: None, "prototypes": lambda: Prototypes(8, 5)}
     prediction = heads.get(row.prediction, lambda: PredictionHead(8, 16))()
     support = SupportSet(30, 8) if row.uses_support_set else None
-    return Learner(backbone, row, ProjectionHead(24, 16, 8), prediction, support, **options)
+    parts = [backbone, row, ProjectionHead(24, 16, 8), prediction, support]
+    teacher = {"teacher": torch.randn(2 * BATCH, 8)} if row.target_encoder == "teacher" else {}
+    return Learner(*parts, **teacher, **options)
 
 
 def one_step(case: str, ranks: Ranks) -> dict[str, torch.Tensor]:

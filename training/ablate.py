@@ -24,14 +24,14 @@ from nnclr_hub.file_replacement import replace_file
 from nnclr_hub.table_rows import LabelTable
 from nnclr_hub.terminal import PlainConsole
 
-from .assemble import require_labels
 from .data.datasets import ImageFiles, evaluation_sets, training_files
 from .data.named_sets import find_data
 from .evaluation import table_set
-from .prepare import chosen_by_auto
 from .pretrain import pretrain
 from .recipes import Recipe
 from .report import write_report
+from .setup import require_labels
+from .situation import chosen_by_auto
 from .tables import Row, Table, find_table, parse_row
 
 # settings that differ from the paper's in recipes for small sets; they hold for every row that does not change them

@@ -1,19 +1,17 @@
-"""Build the parts of a run from its recipe: sizes that fit the data, a precision, a learner."""
+"""Build the learner of a run from its recipe, and place it on its device."""
 
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 from inspect import signature
-from typing import Any
 
-import numpy as np
 import torch
-from rich.console import Console
-from torch import nn
+from torch import Tensor, nn
 
 from nnclr_hub.encoder.backbones import create_backbone, is_convolutional, sized, timm_name
 from nnclr_hub.encoder.network_output import vector_length
-from nnclr_hub.errors import InvalidRequest, NoImages
+from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.method import (
     LEARNERS,
     METHODS,
@@ -29,66 +27,11 @@ from nnclr_hub.method import (
     SupportSet,
 )
 
-from .checkpoint import SHORTENED
 from .cpu import cpu_features, use_plain_attention
 from .distributed import Ranks, synchronize_norms
 from .recipes import Recipe
 from .recipes.settings import as_text
 from .small_maps import use_products
-
-LEAST_IN_BF16 = 16  # pixels of a view; see `resolve_precision`
-
-
-def fit_to_data(recipe: Recipe, images: int, labels: np.ndarray, world: int, console: Console) -> Recipe:
-    """Shrink the batch so that an epoch has at least four steps, and the queue to the number of images.
-
-    Raises:
-        NoImages: too few images to learn from.
-        InvalidRequest: an option needs labels and the data has none, or the ranks cannot share the batch.
-    """
-    require_images(images, world, "readable images")
-    if recipe.pick == "oracle":
-        require_labels(labels)
-    changes: dict[str, Any] = {"batch_size": recipe.batch_for(images)}
-    if recipe.queue_size > images:
-        changes["queue_size"] = images
-    if recipe.support_set == "current_encoder":
-        changes["queue_size"] = changes.get("queue_size", recipe.queue_size) // world * world
-    if recipe.k > changes.get("queue_size", recipe.queue_size):
-        changes["k"] = changes.get("queue_size", recipe.queue_size)
-    if 0 < recipe.epochs <= recipe.warmup_epochs:  # the rate would only rise and never fall
-        changes["warmup_epochs"] = recipe.epochs / SHORTENED
-    unused = () if METHODS[recipe.method].uses_support_set else ("queue_size", "k")
-    for setting, value in changes.items():
-        if value != getattr(recipe, setting) and setting not in unused:
-            what = f"{recipe.epochs:g} epochs" if setting == "warmup_epochs" else f"{images} images"
-            console.print(
-                f"{setting}: {getattr(recipe, setting)} is too large for {what}; using {value}", highlight=False
-            )
-    recipe = dataclasses.replace(recipe, **changes)
-    if recipe.batch_size % (world * recipe.accumulate):
-        raise InvalidRequest(
-            f"batch_size={recipe.batch_size} cannot be divided among {world} processes in {recipe.accumulate} parts; "
-            f"use a multiple of {world * recipe.accumulate}."
-        )
-    return recipe
-
-
-def require_images(images: int, world: int, kind: str = "images") -> None:
-    """Raise NoImages, whose message calls them `kind`, if there are too few images for the processes of a run."""
-    if images < 8 * world:
-        raise NoImages(
-            f"{images} {kind} are too few to learn from; provide at least {8 * world}, better a few thousand."
-        )
-
-
-def require_labels(labels: np.ndarray) -> None:
-    """Raise InvalidRequest unless some of the (N,) int64 labels are known, as pick=oracle requires."""
-    if not (labels >= 0).any():
-        raise InvalidRequest(
-            "pick=oracle needs labels, and the images have none. Put the images into one folder per class, or use "
-            "another pick."
-        )
 
 
 def choose_precision(precision: str, where: torch.device) -> str:
@@ -101,23 +44,20 @@ def choose_precision(precision: str, where: torch.device) -> str:
     return "bf16" if features.get("avx512_bf16") or features.get("amx_bf16") else "fp32"
 
 
-def resolve_precision(recipe: Recipe, where: torch.device, console: Console) -> Recipe:
-    """Replace precision "auto", and use fp32 where bf16 would compute wrong gradients.
+@dataclass(frozen=True)
+class Tables:
+    """What a learner knows of the images by their numbers.
 
-    oneDNN in torch 2.15 computes wrong gradients in bf16 on a CPU for a 3 x 3 convolution of stride 2 over a single
-    pixel. The last stage of a ResNet has one for views of 16 pixels.
+    teacher: (N, D) float32, vectors of the teacher.
+    same, not_same: (N, C) int64, see `SupportSet`.
     """
-    precision = choose_precision(recipe.precision, where)
-    if precision == "bf16" and where.type == "cpu" and min(recipe.view_sizes) <= LEAST_IN_BF16:
-        console.print(
-            f"precision: using fp32, because bf16 on a CPU fails for views of {min(recipe.view_sizes)} pixels",
-            highlight=False,
-        )
-        precision = "fp32"
-    return dataclasses.replace(recipe, precision=precision)
+
+    teacher: Tensor | None = None
+    same: Tensor | None = None
+    not_same: Tensor | None = None
 
 
-def build_learner(recipe: Recipe) -> Learner:
+def build_learner(recipe: Recipe, tables: Tables = Tables()) -> Learner:
     """Build backbone, heads and support set from the recipe and its method."""
     method = METHODS[recipe.method]
     choices = {
@@ -125,6 +65,8 @@ def build_learner(recipe: Recipe) -> Learner:
     }
     if method.prediction == "prototypes":  # they are part of the objective, not a head that can be left out
         choices.pop("prediction", None)
+    if tables.teacher is not None and "projection" not in recipe.fixed:
+        choices.pop("projection", None)
     method = dataclasses.replace(method, **choices)
     backbone = _backbone(recipe)
     width = vector_length(backbone)
@@ -132,6 +74,8 @@ def build_learner(recipe: Recipe) -> Learner:
     if method.projection != "none":
         shape = PROJECTIONS[method.projection]
         d = recipe.projection_dim or shape.out_dim
+        if tables.teacher is not None:
+            d = tables.teacher.shape[1]
         hidden = recipe.projection_hidden or shape.hidden_dim
         projection = ProjectionHead(width, hidden, d, layers=shape.layers, last_norm=shape.last_norm)
     prediction = None
@@ -144,7 +88,7 @@ def build_learner(recipe: Recipe) -> Learner:
         method,
         projection,
         prediction,
-        _support_set(recipe, d) if method.uses_support_set else None,
+        _support_set(recipe, d, tables) if method.uses_support_set else None,
         objective=_objective(recipe.objective),
         temperature=recipe.temperature,
         target_temperature=recipe.target_temperature,
@@ -153,6 +97,7 @@ def build_learner(recipe: Recipe) -> Learner:
         transposed_term=recipe.transposed_term,
         chunk=recipe.chunk,
         both_views=recipe.enqueue == "both",
+        **({} if tables.teacher is None else {"teacher": tables.teacher}),
     )
 
 
@@ -212,7 +157,8 @@ def check_network(recipe: Recipe) -> None:
                 )
 
 
-def _support_set(recipe: Recipe, d: int) -> SupportSet:
+def _support_set(recipe: Recipe, d: int, tables: Tables) -> SupportSet:
+    columns = {name: one for name in ("same", "not_same") if (one := getattr(tables, name)) is not None}
     return SUPPORT_SETS[recipe.support_set](
         recipe.queue_size,
         d,
@@ -221,6 +167,7 @@ def _support_set(recipe: Recipe, d: int) -> SupportSet:
         k=recipe.k,
         soft_temperature=recipe.soft_temperature,
         seed=recipe.seed,
+        **columns,
     )
 
 

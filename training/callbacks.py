@@ -122,7 +122,7 @@ class WeightsAndBiases(Callback):
     def on_start(self, run: Run) -> None:
         if run.ranks.first:
             id = _run_id(run.out, "wandb", lambda: uuid.uuid4().hex)
-            settings = _settings(run)
+            settings = run.recipe.values()
             self._run = self._wandb.init(id=id, resume="allow", name=run.out.name, dir=str(run.out), config=settings)
 
     def on_log(self, run: Run, line: Mapping[str, Any]) -> None:
@@ -145,7 +145,7 @@ class MLflow(Callback):
 
     def _new(self, run: Run) -> str:
         with self._mlflow.start_run(run_name=run.out.name) as new:
-            self._mlflow.log_params(_settings(run))
+            self._mlflow.log_params(run.recipe.values())
         return new.info.run_id
 
     def on_log(self, run: Run, line: Mapping[str, Any]) -> None:
@@ -163,10 +163,6 @@ CALLBACKS: dict[str, Callable[[], Callback]] = {
     "wandb": WeightsAndBiases,
     "mlflow": MLflow,
 }
-
-
-def _settings(run: Run) -> dict[str, Any]:
-    return {name: getattr(run.recipe, name) for name, _, _ in run.recipe.settings()}
 
 
 def _run_id(out: Path, service: str, create: Callable[[], str]) -> str:

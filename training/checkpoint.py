@@ -2,6 +2,10 @@
 
 RUN/checkpoint.pt is written to a temporary file, synced and renamed. A full disk or a kill during the write leaves the
 previous checkpoint intact.
+
+A run may also continue with more epochs, or after images were added to its folders or removed from them. The rows of
+the support set, the place in the schedule and the lines of the log refer to images and steps by number; they are
+converted, so the run continues at the same epoch.
 """
 
 from __future__ import annotations
@@ -16,13 +20,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from rich.console import Console
 
 from nnclr_hub.errors import CheckpointError
+from nnclr_hub.file_replacement import replace_file
 
 from .data.image_index import ImageIndex
+from .monitor import LOG, NEIGHBORS, Monitor, read_log
 from .recipes import Recipe
+from .run import CHECKPOINT, Origin, Run
 
-NAME = "checkpoint.pt"
 EVALUATED = ("eval_size", "eval_crop", "eval_interpolation", "eval_crop_mode")  # the exported encoder's input
 # settings that may change between the parts of one run. The weights do not depend on them, except for rounding, and
 # except for epochs, and chunk, which sets the images that one batch norm sees
@@ -32,52 +39,75 @@ FREE = (
     *("keep_every", "collective_minutes", "callbacks", "residency", "workers", "channels_last", "compile"),
     *("compile_views", "graph", "chunk", "fixed", "name"),
 )
-
+FITTED = ("batch_size", "queue_size", "k", "warmup_epochs")  # they depend on the number of images at the run's start
 SHORTENED = 10  # a warm-up of all epochs is replaced by one of a tenth of them; it changes with the epochs
 LEAST_SAME = 0.5  # share of the images of a checkpoint that must be among those of the resumed run
+UNKNOWN = -1  # id and label of a row whose image was removed
 PARTS = {"recipe", "settings", "init", "terms", "files", "steps_per_epoch", "step", "unlogged", "learner", "scaler"}
 
 
-def save_checkpoint(run: Path, state: dict[str, Any]) -> None:
-    """Write RUN/checkpoint.pt.
+def state_of(run: Run, origin: Origin, monitor: Monitor, references: dict[str, Any]) -> dict[str, Any]:
+    """Return the state of a run for `save_checkpoint`."""
+    files = origin.files
+    return {
+        "recipe": run.recipe.name,
+        "settings": dataclasses.asdict(run.recipe),
+        "init": origin.init,
+        "terms": origin.terms,
+        "files": files.digest,
+        **({"images": torch.from_numpy(files.fingerprints)} if len(files.fingerprints) else {}),
+        "steps_per_epoch": run.batches.steps_per_epoch,
+        "step": run.step,
+        "scores": run.scores,
+        "references": references,
+        "unlogged": monitor.unlogged,
+        "learner": run.learner.state_dict(),
+        "optimizer": run.optimizer.state_dict(),
+        "scaler": run.scaler.state_dict(),
+    }
+
+
+def save_checkpoint(folder: Path, state: dict[str, Any]) -> None:
+    """Write FOLDER/checkpoint.pt.
 
     Raises:
         CheckpointError: the disk is full or rejects the write; an older checkpoint is still intact.
     """
-    half = run / (NAME + ".part")
+    half = folder / (CHECKPOINT + ".part")
     try:
         with half.open("wb") as file:
             torch.save(state, file)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(half, run / NAME)
+        os.replace(half, folder / CHECKPOINT)
     except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
         half.unlink(missing_ok=True)
+        reason = (error.strerror if isinstance(error, OSError) else None) or "the disk accepted only a part of it"
         raise CheckpointError(
-            f"The checkpoint could not be written to {run} ({_reason(error)}). Free some disk space, then continue "
-            "with --resume."
+            f"The checkpoint could not be written to {folder} ({reason}). Free some disk space, then continue with "
+            "--resume."
         ) from error
 
 
-def _reason(error: Exception) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or "the disk accepted only a part of it"
-
-
-def load_checkpoint(run: Path) -> dict[str, Any] | None:
+def load_checkpoint(folder: Path) -> dict[str, Any] | None:
     """Return the state passed to `save_checkpoint`, with tensors on the CPU, or None without a checkpoint.
 
     Raises:
         CheckpointError: the file is damaged.
     """
-    if not (run / NAME).exists():
+    path = folder / CHECKPOINT
+    if not path.exists():
         return None
     try:
-        return torch.load(run / NAME, map_location="cpu", weights_only=True)
+        return torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         raise CheckpointError(
-            f"{run / NAME} is damaged ({type(error).__name__}). "
+            f"{path} is damaged ({type(error).__name__}). "
             "Delete it and repeat the command with --resume; training then starts from step 0."
         ) from error
+
+
+# ------------------------------------------------------------------------------ --resume
 
 
 def check_parts(saved: Mapping[str, Any], out: Path) -> None:
@@ -86,8 +116,7 @@ def check_parts(saved: Mapping[str, Any], out: Path) -> None:
     Raises:
         CheckpointError: it does.
     """
-    settings = {name for name, _, _ in Recipe.settings()}
-    if not saved.keys() >= PARTS or not saved["settings"].keys() >= settings:
+    if not saved.keys() >= PARTS or not saved["settings"].keys() >= {name for name, _, _ in Recipe.settings()}:
         raise CheckpointError(
             f"The checkpoint in {out} was written by another version of nnclr_hub, which has other settings. Resume it "
             "with that version, or restart with another --out."
@@ -128,3 +157,58 @@ def check_same_run(saved: dict[str, Any], recipe: Recipe, files: ImageIndex, sta
 def evaluation_changed(saved: dict[str, Any], recipe: Recipe) -> bool:
     """Return whether the exported encoder's input size or crop differs from the checkpoint's."""
     return any(saved["settings"][name] != getattr(recipe, name) for name in EVALUATED)
+
+
+def choices_of(saved: Mapping[str, Any], recipe: Recipe) -> Recipe:
+    """Return the recipe `auto` with what it chose when the run began: it might choose otherwise for other images."""
+    names = {name for name in recipe.values() if name not in (*FREE, *recipe.fixed)}
+    names |= {"epochs"} - set(recipe.fixed)
+    return dataclasses.replace(recipe, **{name: saved["settings"][name] for name in names})
+
+
+def sizes_of(saved: Mapping[str, Any], asked: Recipe, fitted: Recipe, images: int) -> Recipe:
+    """Return the recipe with the sizes of the run's start, if the present settings allow them.
+
+    Args:
+        asked: before its sizes were fitted to the images.
+        fitted: after that.
+        images: their number; a batch of the start must not be larger.
+    """
+    before = saved["settings"]
+    most = {"batch_size": images}
+    names = [name for name in FITTED if before[name] <= min(getattr(asked, name), most.get(name, before[name]))]
+    return dataclasses.replace(fitted, **{name: before[name] for name in names})
+
+
+def restore(run: Run, saved: Mapping[str, Any], files: ImageIndex, console: Console) -> None:
+    """Load learner, optimizer, step and scores of a checkpoint, converted to the present images and epochs."""
+    learner, step = dict(saved["learner"]), saved["step"]
+    if (epochs := saved["settings"]["epochs"]) != run.recipe.epochs:
+        text = f"epochs: {epochs:g} before, {run.recipe.epochs:g} now; the learning rate follows the new schedule"
+        console.print(text, highlight=False)
+    if "images" in saved and not np.array_equal(before := saved["images"].numpy(), now := files.fingerprints):
+        places = dict(zip(now.tolist(), range(len(now)), strict=True))
+        moved = torch.tensor([places.get(one, UNKNOWN) for one in before.tolist()])
+        added, removed = len(now) - int((moved >= 0).sum()), int((moved < 0).sum())
+        console.print(f"images: {added} added and {removed} removed since the checkpoint", highlight=False)
+        if "support_set.ids" in learner:
+            labels = torch.from_numpy(np.asarray(files.labels, np.int64))
+            ids = learner["support_set.ids"]
+            new = torch.where(ids >= 0, moved[ids.clamp(min=0)], UNKNOWN)
+            learner["support_set.ids"] = new
+            learner["support_set.labels"] = torch.where(new >= 0, labels[new.clamp(min=0)], UNKNOWN)
+        step = round(step / saved["steps_per_epoch"] * run.batches.steps_per_epoch)
+        if run.ranks.first and step < run.steps:
+            _convert_log(run.out, run.batches.steps_per_epoch)
+    run.learner.load_state_dict(learner)
+    run.optimizer.load_state_dict(saved["optimizer"])
+    if scaler := saved["scaler"]:
+        run.scaler.load_state_dict(scaler)
+    run.step, run.scores = step, saved["scores"]
+
+
+def _convert_log(out: Path, steps_per_epoch: int) -> None:
+    """Number the lines of the log by steps of the new length, and drop the neighbors, which refer to image numbers."""
+    lines = [{**line, "step": round(line["epoch"] * steps_per_epoch)} for line in read_log(out)]
+    replace_file(out / LOG, "".join(json.dumps(line) + "\n" for line in lines))
+    (out / NEIGHBORS).unlink(missing_ok=True)

@@ -267,18 +267,16 @@ def slurm_ranks(environment: Mapping[str, str]) -> dict[str, str]:
 def share_gradients(learner: Learner, ranks: Ranks) -> nn.Module:
     """Wrap the learner so that gradients are averaged over ranks.
 
-    torch must not broadcast the support set: every rank enqueues the same rows, so it is equal everywhere already. A
-    broadcast would send the whole queue at each step.
+    torch must not broadcast the support set or a teacher's vectors: they are equal on all ranks, which enqueue the same
+    rows. A broadcast would send the whole queue at each step.
     """
     if ranks.world == 1:
         return learner
     learner.gather = ranks.gather
-    queue = (
-        []
-        if learner.support_set is None
-        else [f"support_set.{name}" for name, _ in learner.support_set.named_buffers()]
-    )
-    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(learner, queue)
+    buffers = ["teacher"]
+    if learner.support_set is not None:
+        buffers += [f"support_set.{name}" for name, _ in learner.support_set.named_buffers()]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(learner, buffers)
     devices = [ranks.where] if ranks.where.type == "cuda" else None
     known = signature(DistributedDataParallel).parameters
     # torch 2.15 renamed the argument. Running statistics are equal on all ranks, since batch norm is synchronized.

@@ -28,7 +28,7 @@ from nnclr_hub.method import Step, SupportSet
 
 from .distributed import Ranks
 
-LOG = "log.jsonl"
+LOG, NEIGHBORS = "log.jsonl", "neighbors.jsonl"
 
 Metrics = dict[str, tuple[Tensor | int, Tensor | int]]  # name -> (sum, count), scalars on the device
 NOTHING = (0, 0)  # sum and count of what another rank has
@@ -43,15 +43,20 @@ def measure_step(step: Step, queue: SupportSet | None, labels: Tensor) -> Metric
         queue: its support set, if it has one.
         labels: (B,) int64, -1 where unknown.
     """
-    z = F.normalize(step.z1.float(), dim=1)  # (B, D)
+    z = F.normalize(step.online.float(), dim=1)  # (B, D)
     metrics: Metrics = {"loss": (step.loss.detach(), 1), "z_std": (z.std(dim=0).mean() * z.shape[1] ** 0.5, 1)}
     if step.neighbors is not None and queue is not None:
         neighbors = step.neighbors
         batch, index = len(neighbors.index), neighbors.index.sort().values
         theirs = queue.labels[neighbors.index]
         known = (labels >= 0) & (theirs >= 0)
+        similarity: tuple[Tensor, Tensor | int] = (neighbors.similarity.sum(), batch)
+        if queue.guided:  # some images have no neighbor
+            found = neighbors.similarity.isfinite()
+            known, similarity = known & found, (neighbors.similarity.nan_to_num(neginf=0.0).sum(), found.sum())
+            metrics["nn_allowed"] = (found.sum(), batch)
         metrics |= {
-            "nn_similarity": (neighbors.similarity.sum(), batch),
+            "nn_similarity": similarity,
             "nn_distinct": ((index[1:] != index[:-1]).sum() + 1, batch),
             "nn_age": (queue.age(neighbors.index).sum(), batch),
             "self_match_rate": (neighbors.own.sum(), batch),
@@ -185,6 +190,11 @@ class Monitor:
 def read_log(run: Path) -> list[dict[str, Any]]:
     """Return the lines of RUN/log.jsonl; see `read_lines`."""
     return read_lines(run / LOG)
+
+
+def read_neighbors(run: Path) -> list[dict[str, Any]]:
+    """Return the lines of RUN/neighbors.jsonl, see `training.recorder`; empty without the file."""
+    return read_lines(run / NEIGHBORS)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@
 
 A plug-in is a Python file that adds entries to METHODS, SUPPORT_SETS, OBJECTIVES and LEARNERS of `nnclr_hub.method`,
 and to AUGMENTATIONS and CALLBACKS of `nnclr_hub`. `pretrain(support_set=Recent)` does the same from Python.
+examples/starters.py also replaces the order of the images, by an entry of BATCHES.
 """
 
 from __future__ import annotations

@@ -17,13 +17,13 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 
+from nnclr_hub.encoder.features import FeatureSource
 from nnclr_hub.errors import InvalidRequest, missing_package
 from nnclr_hub.method import Learner, Objective, SupportSet
 from nnclr_hub.progress import bar
@@ -32,24 +32,21 @@ from nnclr_hub.terminal import PlainConsole
 
 from .assemble import build_learner, place_learner
 from .callbacks import CALLBACKS, Callback, Callbacks
-from .checkpoint import check_parts, check_same_run, evaluation_changed, load_checkpoint
-from .data.datasets import EvaluationSet
+from .checkpoint import check_parts, check_same_run, evaluation_changed, load_checkpoint, restore
+from .data.datasets import EvaluationSet, has_labels
 from .data.views import View
 from .distributed import Ranks, joined
 from .evaluation import table_set
 from .initial_encoder import find_initial_encoder, load_initial_encoder
 from .interrupt import requeue_job, requeue_signal, stop_signals
-from .lineage import lineage_of
 from .monitor import stop_if_diverged
 from .optimization import Schedule, make_optimizer
 from .plugins import load_plugins, with_parts
-from .prepare import Prepared, prepare
 from .recipes import Recipe, find_recipe
-from .recipes.settings import FIT
+from .recipes.settings import FIT, assignments
 from .recorder import Recorder
-from .resume import restore
-from .run import Run
-from .run_folder import claim, disk_errors, write_run_json
+from .run import Origin, Run, claim, disk_errors
+from .setup import Setup
 from .step import Stepper
 from .time_limit import TimedEpochs, epochs_follow_time
 from .verdict import Verdict
@@ -93,6 +90,8 @@ class _Request:
     terms: str | None
     callbacks: Callbacks
     plugins: Mapping[str, str]
+    labels: LabelTable | None
+    teacher: FeatureSource | None
 
 
 def pretrain(
@@ -110,6 +109,7 @@ def pretrain(
     resume: bool = False,
     init: str | None = None,
     labels: LabelTable | Path | None = None,
+    teacher: FeatureSource | None = None,
     device: str | None = None,
     minutes: float | None = None,
     terms: str | None = None,
@@ -133,7 +133,9 @@ def pretrain(
         resume: continue from the checkpoint in `out`, or start there without one.
         init: source of an encoder to start from, or "none" for random weights. By default `auto` starts from the free
             starter, and other recipes from random weights; a resumed run keeps its source.
-        labels: a table of labels. The run is scored on a fifth of each class.
+        labels: a table of labels. The run is scored on a fifth of each class. Its other columns may guide neighbors,
+            see the settings `same` and `not_same`; then it needs no labels.
+        teacher: an encoder for the methods with a teacher, instead of the source in the setting `teacher`.
         device: "cpu", "cuda", "cuda:1"; default the GPU if there is one.
         minutes: time limit. The run saves a checkpoint and stops, after at least one step; saving takes extra time.
             The epochs of `auto` follow it, see `training.time_limit`; those of a resumed run do not.
@@ -152,15 +154,21 @@ def pretrain(
     """
     until = None if minutes is None else time.monotonic() + 60 * minutes
     digests = load_plugins([Path(one) for one in plugins])
+    if teacher is not None:
+        settings = [*assignments(settings), f"teacher={teacher.name}"]
     chosen = (find_recipe(recipe) if isinstance(recipe, str) else recipe).with_settings(settings)
     chosen = with_parts(chosen, learner, support_set, objective, augmentation)
     data = [data] if isinstance(data, str | Path) else data
-    table = None if labels is None else table_set(labels, data)  # a wrong table stops the run at once
+    given = None if labels is None else LabelTable.of(labels)
+    scored = given if given and (has_labels(given) or not (chosen.same or chosen.not_same)) else None
+    table = None if scored is None else table_set(scored, data)  # a wrong table stops the run at once
     try:
         called = Callbacks([*(CALLBACKS[name]() for name in chosen.callbacks), *callbacks])
     except ModuleNotFoundError as error:
         raise missing_package(error) or error from error
-    request = _Request(chosen, data, Path(out), resume, init, table, minutes, until, terms, called, digests)
+    request = _Request(
+        chosen, data, Path(out), resume, init, table, minutes, until, terms, called, digests, given, teacher
+    )
     console = console or PlainConsole(stderr=True)
     with (
         requeue_signal(console),
@@ -187,23 +195,25 @@ def _pretrain(request: _Request, ranks: Ranks, console: Console) -> PretrainResu
         check_parts(saved, out)
         if init is None and saved["init"]:
             start = find_initial_encoder(saved["init"])
-    ready = prepare(
+    ready = Setup.of(
         request.recipe,
         request.data,
-        start,
-        saved,
         ranks,
         console,
-        request.minutes,
-        request.table,
+        start=start,
+        saved=saved,
+        minutes=request.minutes,
+        table=request.table,
         choose_start=init is None and saved is None,
+        labels=request.labels,
+        teacher=request.teacher,
     )
     recipe, batches, start = ready.recipe, ready.batches, ready.start
     init = start.source if start else None
 
     # ------------------------------------------------------------------------ network
     torch.manual_seed(recipe.seed)
-    learner = build_learner(recipe)
+    learner = build_learner(recipe, ready.tables)
     if start and saved is None:
         load_initial_encoder(learner, start, console, recipe.in_chans)
     learner = place_learner(learner, recipe, ranks)
@@ -225,12 +235,10 @@ def _pretrain(request: _Request, ranks: Ranks, console: Console) -> PretrainResu
     ranks.require_equal(
         images=len(batches), batch_size=recipe.batch_size, precision=recipe.precision, checkpoint=run.step
     )
-    lineage: dict[str, Any] = {}
-    write_run = partial(write_run_json, run, ready.folders, ready.files, init, request.plugins)
+    origin = Origin(ready.folders, ready.files, init, terms, request.plugins, ready.teacher)
     if ranks.first:
         out.mkdir(parents=True, exist_ok=True)
-        write_run()
-        lineage = lineage_of(start, ready.folders, ready.files, terms)
+    recorder = Recorder(run, origin, request.callbacks, ready.sets, saved, console)
     if (
         request.until is not None
         and request.minutes  # a limit of 0 stops after a step, to be resumed
@@ -238,11 +246,8 @@ def _pretrain(request: _Request, ranks: Ranks, console: Console) -> PretrainResu
         and (saved is None or fits)
         and ranks.world == 1
     ):
-        timed = TimedEpochs(request.until, request.recipe, schedule, write_run, console)
+        timed = TimedEpochs(request.until, request.recipe, schedule, recorder.write_run, console)
         request = dataclasses.replace(request, callbacks=Callbacks([request.callbacks, timed]))
-    recorder = Recorder(
-        run, request.callbacks, ready.sets, ready.files, init, terms, lineage, write_run, saved, console
-    )
     request.callbacks.on_start(run)
     try:
         if trained_before:  # only the exported encoder's input has changed
@@ -265,7 +270,7 @@ def _pretrain(request: _Request, ranks: Ranks, console: Console) -> PretrainResu
     return PretrainResult(run.finished, run.step, run.scores, run.verdict)
 
 
-def _plan(out: Path, ready: Prepared, learner: Learner, ranks: Ranks, *, from_encoder: bool) -> tuple[Run, Schedule]:
+def _plan(out: Path, ready: Setup, learner: Learner, ranks: Ranks, *, from_encoder: bool) -> tuple[Run, Schedule]:
     """Return the run at its first step, and its learning rates.
 
     Args:
@@ -315,7 +320,7 @@ def _train(run: Run, stepper: Stepper, recorder: Recorder, request: _Request, re
                 if checkpoint_due or stopping:
                     recorder.save()
                 elif minutes_due:
-                    recorder.save_checkpoint()
+                    recorder.save(checkpoint_only=True)
                 if checkpoint_due or stopping or minutes_due:
                     saved_at, saved_when = run.step, time.monotonic()
             if stopping and not run.finished:

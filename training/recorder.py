@@ -1,34 +1,48 @@
-"""What a run writes: log lines, scores, checkpoints, the encoder and the report. The first process writes all of it."""
+"""What a run writes: log lines, scores, checkpoints, the encoder, neighbors and the report.
+
+RUN/neighbors.jsonl has the nearest neighbors of a few fixed images in the support set, with thumbnails: the data of the
+paper's figure "Evolution of Nearest-Neighbors".
+"""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import base64
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from rich.console import Console
+from torch import Tensor
 
 from nnclr_hub.encoder.features import FeatureSource
 from nnclr_hub.encoder.loader import load_encoder
 from nnclr_hub.errors import ModelError
+from nnclr_hub.file_replacement import replace_file
+from nnclr_hub.images.channels import for_people
+from nnclr_hub.images.readers.stack import as_image
 
 from .callbacks import Callback
-from .checkpoint import save_checkpoint
+from .checkpoint import save_checkpoint, state_of
+from .data.augment import make_views
+from .data.batches import Batches
 from .data.datasets import EvaluationSet
-from .data.image_index import ImageIndex
+from .data.views import View
 from .evaluation import Evaluation, exact_inference
-from .monitor import Monitor, peak_memory_mb, rankme
-from .neighbor_history import record_neighbors
-from .references import UNTRAINED, References
+from .monitor import NEIGHBORS, Monitor, peak_memory_mb, rankme, read_neighbors
 from .report import write_report
-from .run import Run
-from .run_folder import export_encoder, keep_milestone
+from .run import Origin, Run, export_encoder, keep_milestone, write_run_json
 from .step import StepResult
-from .verdict import RUN, judge, symptoms
+from .verdict import RUN, UNTRAINED, References, judge, symptoms
 
 RECENT = 20  # last lines of the log that are searched for symptoms
+QUERIES, SHOWN = 8, 5  # images whose neighbors are recorded, and neighbors of each
+THUMBNAIL = 56  # pixels of the longer side
+# the whole image, squashed to a square
+PLAIN = View(scale=(1.0, 1.0), ratio=(1e-6, 1e6), flip=0.0, jitter=0.0, gray=0.0, blur=0.0)
 
 
 class Recorder:
@@ -36,65 +50,55 @@ class Recorder:
 
     Args:
         sets: labeled sets that score the run.
-        files: the images that the run learns from.
-        init: source of the encoder that the run starts from, if any.
-        terms: of the images.
-        lineage: see `lineage_of`.
-        write_run: writes RUN/run.json.
         saved: the checkpoint that the run resumes from, if any.
     """
 
     def __init__(
         self,
         run: Run,
+        origin: Origin,
         callbacks: Callback,
         sets: Sequence[EvaluationSet],
-        files: ImageIndex,
-        init: str | None,
-        terms: str | None,
-        lineage: Mapping[str, Any],
-        write_run: Callable[[], None],
         saved: Mapping[str, Any] | None,
         console: Console,
     ) -> None:
-        self._run, self._callbacks, self._console = run, callbacks, console
-        self._files, self._init, self._terms, self._lineage, self._write_run = files, init, terms, lineage, write_run
+        self._run, self._origin, self._callbacks, self._console = run, origin, callbacks, console
         self._warned: set[str] = set()
-        recipe = run.recipe
-        self._preprocessing = recipe.preprocessing
+        recipe, ranks = run.recipe, run.ranks
+        self._lineage = origin.lineage() if ranks.first else {}
         self._chance = run.learner.chance_loss(recipe.batch_size // recipe.accumulate)
-        self._monitor = Monitor(
-            run.out, resumed_at=run.step, unlogged=saved["unlogged"] if saved else None, ranks=run.ranks
-        )
-        self._evaluation = Evaluation(sets, self._preprocessing, recipe, run.ranks, console)
+        self._monitor = Monitor(run.out, run.step, saved["unlogged"] if saved else None, ranks=ranks)
+        self._evaluation = Evaluation(sets, recipe, ranks, console)
         before = saved.get("references") if saved else None
-        labeled = sets if run.ranks.first else ()
-        self._references = References(labeled, self._preprocessing.reading, recipe.in_chans, before, console)
-        self._keep_color = "augmentation=keep_color"
-        if len(lineage.get("data", ())) > 1 and len(sets) == 1:
-            self._keep_color = f"keep_color_of={sets[0].name}"
+        labeled = sets if ranks.first else ()
+        self._references = References(labeled, recipe.preprocessing.reading, recipe.in_chans, before, console)
 
     def start(self) -> None:
         """Score what the run is compared with, and the encoder that it starts from as the start of its curve."""
-        run = self._run
+        run, init = self._run, self._origin.init
         run.tested = self._evaluation.tested
         if run.ranks.first:
-            self._write_run()
-            known = run.step == 0 or self._init is not None  # the first step changes the untrained network
-            self._references.measure(self._init or UNTRAINED, self._initial_encoder if known else None)
-        if run.step == 0 and self._init:
+            self.write_run()
+            known = run.step == 0 or init is not None  # the first step changes the untrained network
+            self._references.measure(init or UNTRAINED, self._initial_encoder if known else None, self._origin.teacher)
+        if run.step == 0 and init:
             self.evaluate()
+
+    def write_run(self) -> None:
+        """Write RUN/run.json."""
+        write_run_json(self._run, self._origin)
 
     def _initial_encoder(self) -> FeatureSource:
         """Return the parent as it is; or the network before its first step, which may take other channels."""
-        if self._init is not None:
+        run, init = self._run, self._origin.init
+        if init is not None:
             try:
-                parent = load_encoder(self._init, device=str(self._run.ranks.where))
-                if parent.transform.preprocessing.in_chans == self._preprocessing.in_chans:
+                parent = load_encoder(init, device=str(run.ranks.where))
+                if parent.transform.preprocessing.in_chans == run.recipe.in_chans:
                     return parent
             except ModelError as error:
-                self._console.print(f"note: {self._init} is scored in this run: {error}", highlight=False)
-        return self._evaluation.encoder(self._run.learner, self._run.out.name)
+                self._console.print(f"note: {init} is scored in this run: {error}", highlight=False)
+        return self._evaluation.encoder(run)
 
     def add(self, result: StepResult) -> None:
         """Count a step."""
@@ -123,40 +127,31 @@ class Recorder:
 
     def evaluate(self) -> None:
         """Score the encoder on the labeled images, if there are any. Each rank computes features of its share."""
-        scores = self._evaluation.scores(self._run.learner, self._run.out.name)
-        if self._run.ranks.first:
-            self._record(scores)
-        self._run.ranks.wait_for_first()  # which scores for longer than other operations may take
-
-    def _record(self, scores: Mapping[str, float]) -> None:
         run = self._run
-        run.scores.update(scores)
-        line = self._monitor.record(run.step, run.epoch, run.scores)
-        self._evaluation.print_scores(run.epoch, run.scores)
-        if run.scores:  # without labels there are none
-            self._callbacks.on_log(run, line)
-            self._callbacks.on_evaluation(run, run.scores)
+        scores = self._evaluation.scores(run)
+        if run.ranks.first:
+            run.scores.update(scores)
+            line = self._monitor.record(run.step, run.epoch, run.scores)
+            if run.scores:  # without labels there are none
+                shown = "  ".join(f"{key} {value:.3f}" for key, value in run.scores.items())
+                self._console.print(f"epoch {run.epoch:g}  {shown}", highlight=False)
+                self._callbacks.on_log(run, line)
+                self._callbacks.on_evaluation(run, run.scores)
+        run.ranks.wait_for_first()  # which scores for longer than other operations may take
 
-    def save_checkpoint(self) -> None:
-        """Write the checkpoint alone, between two that also score and export the encoder."""
-        self._monitor.collect()
-        if self._run.ranks.first:
-            save_checkpoint(self._run.out, self._state())
-            self._callbacks.on_checkpoint(self._run)
-        self._run.ranks.wait_for_first()
-
-    def save(self) -> None:
-        """Write the checkpoint, the encoder, the neighbors and the report."""
+    def save(self, *, checkpoint_only: bool = False) -> None:
+        """Write the checkpoint and, unless it is one between two evaluations, the encoder, neighbors and report."""
         run = self._run
         self._monitor.collect()
         if run.ranks.first:
-            save_checkpoint(run.out, self._state())
-            self._export()
-            every = run.recipe.keep_every * run.batches.steps_per_epoch
-            if every and run.step % every == 0:
-                keep_milestone(run.out, round(run.epoch))
-            record_neighbors(run.out, run.learner, run.batches, run.recipe, run.step, run.epoch)
-            write_report([run.out], run.out / "report.html")
+            save_checkpoint(run.out, state_of(run, self._origin, self._monitor, self._references.state))
+            if not checkpoint_only:
+                self._export()
+                every = run.recipe.keep_every * run.batches.steps_per_epoch
+                if every and run.step % every == 0:
+                    keep_milestone(run)
+                record_neighbors(run)
+                write_report([run.out], run.out / "report.html")
             self._callbacks.on_checkpoint(run)
         run.ranks.wait_for_first()
 
@@ -172,44 +167,70 @@ class Recorder:
         if not run.ranks.first:
             return
         with exact_inference():
-            self._references.score(RUN, self._evaluation.encoder(run.learner, run.out.name))
-        run.verdict = judge(self._references, self._init, run.recipe, self._monitor.lines, run.steps, self._keep_color)
-        self._write_run()
+            self._references.score(RUN, self._evaluation.encoder(run))
+        run.verdict = judge(self._references, self._origin.init, run.recipe, self._monitor.lines, run.steps)
+        self.write_run()
         self._export()
         write_report([run.out], run.out / "report.html")
         self._console.print(f"verdict: {run.verdict.sentence}", style="bold", highlight=False)
         done = f"done: the encoder is in {run.out / 'encoder'}, the report in {run.out / 'report.html'}"
         self._console.print(done, highlight=False)
 
-    def _state(self) -> dict[str, Any]:
-        run = self._run
-        return {
-            "recipe": run.recipe.name,
-            "settings": dataclasses.asdict(run.recipe),
-            "init": self._init,
-            "terms": self._terms,
-            "files": self._files.digest,
-            **({"images": torch.from_numpy(self._files.fingerprints)} if len(self._files.fingerprints) else {}),
-            "steps_per_epoch": run.batches.steps_per_epoch,
-            "step": run.step,
-            "scores": run.scores,
-            "references": self._references.state,
-            "unlogged": self._monitor.unlogged,
-            "learner": run.learner.state_dict(),
-            "optimizer": run.optimizer.state_dict(),
-            "scaler": run.scaler.state_dict(),
-        }
-
     def _export(self) -> None:
-        run = self._run
-        provenance: dict[str, Any] = {
-            "metrics": {key: round(value, 4) for key, value in run.scores.items()},
-            "measured_on": self._evaluation.images,
-            "splits": self._evaluation.splits,
-        }
-        if (scored := self._monitor.last_scored(run.scores)) is not None:  # a stopped run is saved without scores
-            provenance["measured_at_step"] = scored
-        about = {**self._lineage, **(provenance if run.scores else {})}
-        if run.verdict is not None:
-            about["verdict"] = run.verdict.record
-        export_encoder(run.learner, self._preprocessing, run.recipe, run.out, run.step, run.steps, about)
+        run, about = self._run, dict(self._lineage)
+        if run.scores:
+            about["metrics"] = {key: round(value, 4) for key, value in run.scores.items()}
+            about |= {"measured_on": self._evaluation.images, "splits": self._evaluation.splits}
+            if (scored := self._monitor.last_scored(run.scores)) is not None:  # a stopped run is saved without scores
+                about["measured_at_step"] = scored
+        export_encoder(run, about)
+
+
+# ------------------------------------------------------------------------------ neighbors
+
+
+@torch.no_grad()
+def record_neighbors(run: Run) -> None:
+    """Append a line to RUN/neighbors.jsonl and drop lines of later steps; nothing without a support set."""
+    learner, batches, recipe = run.learner, run.batches, run.recipe
+    if learner.support_set is None:
+        return
+    draws = torch.Generator().manual_seed(recipe.seed)
+    queries = torch.randperm(len(batches), generator=draws)[:QUERIES].sort().values
+    plain = replace(PLAIN, size=recipe.eval_size, mean=recipe.mean, std=recipe.std)
+    batch = batches.of(queries, [plain], recipe.seed)
+    [view] = make_views(batch.pixels, [plain], batch.numbers)
+    learner.eval()
+    with exact_inference():
+        z = torch.nn.functional.normalize(learner.project(view, batch.ids).float(), dim=1)
+    learner.train()
+    similarity = z @ learner.support_set.queue.T
+    similarity[:, learner.support_set.ids < 0] = -2  # initial random rows, or rows without an id
+    similarity[batch.ids[:, None] == learner.support_set.ids[None]] = -2
+    value, place = similarity.topk(min(SHOWN, similarity.shape[1]), dim=1)
+    ids = learner.support_set.ids[place].cpu()
+    line = {
+        "step": run.step,
+        "epoch": round(run.epoch, 4),
+        "queries": queries.tolist(),
+        "neighbors": ids.tolist(),
+        "similarity": [[round(v, 4) for v in row] for row in value.tolist()],
+        "thumbnails": _thumbnails(torch.cat([queries, ids[ids >= 0]]).unique(), batches, recipe.in_chans),
+    }
+    lines = [json.dumps(one) for one in read_neighbors(run.out) if one["step"] < run.step]
+    replace_file(run.out / NEIGHBORS, "\n".join([*lines, json.dumps(line)]) + "\n")
+
+
+def _thumbnails(ids: Tensor, batches: Batches, channels: int) -> dict[str, str]:
+    """Return small JPEGs in base64, with the proportions of the original images."""
+    plain = replace(PLAIN, size=THUMBNAIL, mean=(0.0,) * channels, std=(1.0,) * channels)
+    batch = batches.of(ids, [plain], 0)
+    [squares] = make_views(batch.pixels, [plain], batch.numbers)
+    pixels = (squares.permute(0, 2, 3, 1) * 255).round().to(torch.uint8).cpu().numpy()
+    thumbnails = {}
+    for number, square, size in zip(ids.tolist(), pixels, batch.pixels.sizes, strict=True):
+        height, width = (max(1, round(THUMBNAIL * side / max(size))) for side in size)
+        file = io.BytesIO()
+        for_people(as_image(square)).resize((width, height)).save(file, "JPEG", quality=80)
+        thumbnails[str(number)] = base64.b64encode(file.getvalue()).decode()
+    return thumbnails

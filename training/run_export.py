@@ -26,13 +26,13 @@ from nnclr_hub.hub.layout import read_config
 from nnclr_hub.publish.export import encoder_of, export_run, require_free
 from nnclr_hub.terminal import PlainConsole
 
-from .checkpoint import NAME, load_checkpoint
+from .checkpoint import load_checkpoint
 from .data.datasets import evaluation_sets
 from .data.named_sets import find_data
 from .evals.frozen import knn
-from .evals.labeled import LabeledSet, scores_of
-from .evaluation import exact_inference, labeled_sets
+from .evaluation import LabeledSet, exact_inference, labeled_sets, scores_of
 from .recipes import Recipe
+from .run import CHECKPOINT
 
 TOLERANCE = 0.001  # of an accuracy in [0, 1]
 FLIPS = 2  # images of a small set that rounding may assign to another class
@@ -98,7 +98,7 @@ def export(
             f"The encoder is worse than the one that it started from. Its verdict is: {verdict['sentence']} Use "
             "--force to export it; its card will show this verdict."
         )
-    if not verdict and about.get("parents") and (Path(run) / NAME).exists():
+    if not verdict and about.get("parents") and (Path(run) / CHECKPOINT).exists():
         console.print("note: the run was stopped before its verdict, so it is not compared with its parent")
     about |= provenance or {}
     parts["force_license"] = force_license
@@ -165,7 +165,7 @@ def _support_set(run: Path) -> Tensor:
 def _learner(run: Path, what: str) -> dict[str, Tensor]:
     saved = load_checkpoint(run)
     if saved is None:
-        raise CheckpointError(f"{run} has no {NAME}, which holds {what}; pass the complete run folder.")
+        raise CheckpointError(f"{run} has no {CHECKPOINT}, which holds {what}; pass the complete run folder.")
     return saved["learner"]
 
 

@@ -38,7 +38,7 @@ class StepResult:
     A later step may overwrite `z1` and `metrics`: callbacks that keep them must copy them.
 
     loss: scalar float32 on the device, the mean over the parts.
-    z1: (B, D) projections of the first view.
+    z1: (B, D) projections of the first view by the trained encoder.
     metrics: see `measure_step`.
     lr: learning rate of the heads.
     data_seconds: spent waiting for images and making views; on a GPU, the seconds to launch this work.
@@ -100,7 +100,7 @@ class Stepper:
                 self._learner.enqueue(part.step, part.ids, part.labels)
         self._learner.update_momentum_encoder(momentum_at(step / self._run.steps, self._recipe.ema))
         loss = torch.stack([part.step.loss.detach() for part in parts]).mean()
-        return StepResult(loss, parts[-1].step.z1, metrics, lr, self._data_seconds)
+        return StepResult(loss, parts[-1].step.online, metrics, lr, self._data_seconds)
 
     def _update_weights(self, step: int) -> tuple[list[Part], Metrics] | None:
         """Compute gradients and update the weights; return None if the device runs out of memory."""
@@ -190,7 +190,7 @@ class Stepper:
             part = self._batches.of(row_numbers, views, seed_of(self._recipe.seed, step, int(row_numbers[0])))
             view = make_views(part.pixels, views, part.numbers)[0]
             with self._autocast():
-                z.append(self._learner.project(view))
+                z.append(self._learner.project(view, part.ids))
             ids.append(part.ids)
             labels.append(part.labels)
         gather = self._ranks.gather

@@ -1,28 +1,8 @@
 // The dialogs of the page Collections.
 import {path, rest} from './api.js';
-import {createCollection} from './copying.js';
+import {ask, copy, createCollection, targets} from './copying.js';
 import {button, count, make, openDialog, say, sayError} from './dom.js';
-
-/**
- * A form in a dialog that stays open, with the reason, if its action fails.
- * @param {string} title @param {string} action text of its button @param {(string | Node)[]} content @param {() => Promise<void>} act
- */
-function ask(title, action, content, act) {
-  const problem = make('p', {role: 'alert'}), go = make('button', {class: 'button strong'}, action);
-  const dialog = openDialog(title, make('form', {class: 'stack', onsubmit: async (/** @type {SubmitEvent} */ event) => {
-    event.preventDefault();
-    go.disabled = true;
-    problem.textContent = '';
-    try {
-      await act();
-      dialog.close();
-    } catch (error) {
-      problem.textContent = /** @type {Error} */ (error).message;
-    }
-    go.disabled = false;
-  }}, ...content, problem, go));
-  return {dialog, go};
-}
+import {jobBar} from './jobs.js';
 
 /** A choice of the encoders that the server serves. @param {string} [except] @returns {Promise<HTMLSelectElement>} */
 async function encoders(except) {
@@ -50,21 +30,40 @@ export function drop(info, redraw) {
   go.disabled = true;
 }
 
+/** Fields for a folder of the server, and what adds it to a collection. @returns {Promise<{fields: Node[], add: (collection: string) => Promise<any>, name: () => string}>} */
+async function folderFields() {
+  const {source_folders: names} = await rest('GET', 'session');
+  const source = make('select', {}, ...names.map((/** @type {string} */ one) => make('option', {value: one}, one)));
+  const folder = make('input', {maxlength: 4096, placeholder: 'holidays/2024'}), prune = make('input', {type: 'checkbox'});
+  const help = make('p', {class: 'note'}, 'The server reads no folder yet. Start it with NNCLR_SOURCE_FOLDERS=\'["/home/me/photos"]\'.');
+  return {name: () => folder.value.split('/').filter(Boolean).at(-1) ?? source.value,
+    add: collection => rest('POST', path(collection, 'index'), {json: {folder: folder.value, source: source.value || null, prune: prune.checked}, noted: true}),
+    fields: names.length ? [make('p', {class: 'note'}, 'Files that were added before and have not changed are skipped.'), make('label', {}, 'Source folder', source),
+      make('label', {}, 'Folder in the source folder; empty: all of it', folder), make('label', {class: 'row'}, prune, 'Delete items whose files no longer exist')] : [help]};
+}
+
 /** @param {any} info */
-export function serverFolder(info) {
-  const folder = make('input', {maxlength: 4096, placeholder: 'holidays/2024'}), source = make('input', {placeholder: 'only if the server has several'});
-  const prune = make('input', {type: 'checkbox'});
-  ask(`Add a folder of the server to ${info.name}`, 'Add', [
-    make('p', {class: 'note'}, 'The folder must be in NNCLR_SOURCE_FOLDERS, and the server must listen on this machine only. Files that were added before and have not changed are skipped.'),
-    make('label', {}, 'Folder in the source folder; empty: all of it', folder), make('label', {}, 'Name of the source folder', source),
-    make('label', {class: 'row'}, prune, 'Delete items whose files no longer exist')], async () => {
-    await rest('POST', path(info.name, 'index'), {json: {folder: folder.value, source: source.value || null, prune: prune.checked}, noted: true});
+export async function serverFolder(info) {
+  const {fields, add} = await folderFields();
+  ask(`Add a folder of the server to ${info.name}`, 'Add', fields, async () => {
+    await add(info.name);
     say('The folder is added by a job.');
   });
 }
 
-/** Aliases, another encoder, and maintenance. @param {any} info @param {any[]} aliases @param {() => Promise<void>} redraw */
-export async function manage(info, aliases, redraw) {
+/** Make a collection of a folder that the server reads, with a map. */
+export async function newFromFolder() {
+  const {fields, add, name} = await folderFields(), {data: [first]} = await rest('GET', '../../v1/models'), bar = jobBar('Adding the folder');
+  ask('A folder of this computer', 'Add', [...fields, bar.element], async () => {
+    const collection = await createCollection(name(), first.id, 'auto');
+    await bar.follow((await add(collection)).id);
+    await rest('POST', path(collection, 'inspections'), {json: {write_fields: true}, noted: true});
+    location.hash = `#/explore/${encodeURIComponent(collection)}`;
+  });
+}
+
+/** Name, aliases, another encoder, and maintenance. @param {any} info @param {any[]} aliases @param {any[]} collections @param {() => Promise<void>} redraw */
+export async function manage(info, aliases, collections, redraw) {
   const own = path(info.name), encoder = await encoders(info.model);
   /** @param {() => Promise<any>} act @param {string} done */
   const attempt = (act, done) => async () => {
@@ -86,7 +85,25 @@ export async function manage(info, aliases, redraw) {
       sayError(error);
     }
   };
+  const name = make('input', {maxlength: 128, value: info.name, 'aria-label': 'Name'});
+  const into = make('select', {'aria-label': 'Merge into'}, ...targets(info, collections)), progress = make('progress', {max: info.count, value: 0, hidden: true, 'aria-label': 'Merging'});
+  /** Move all items, then delete what is empty. */
+  const merge = async () => {
+    progress.hidden = false;
+    let cursor = null, done = 0;
+    do {
+      const page = await rest('GET', `${own}/items`, {query: {limit: 5000, cursor}});
+      await copy(info.name, page.items.map((/** @type {any} */ one) => one.id), into.value, false, sent => { progress.value = done + sent; });
+      done += page.items.length;
+      cursor = page.cursor;
+    } while (cursor !== null);
+    await rest('DELETE', own, {noted: true});
+    say(`${info.name} is now part of ${into.value}.`);
+  };
   const dialog = openDialog(`Manage ${info.name}`, make('div', {class: 'stack'},
+    make('h3', {}, 'Name'), make('div', {class: 'tools'}, name, button('check', 'Rename', change(() => rest('PATCH', own, {json: {name: name.value.trim().normalize()}, noted: true})))),
+    ...(into.options.length ? [make('h3', {}, 'Merge'), make('p', {class: 'note'}, 'Another collection of the same encoder gets the images, and this one is deleted. Images with the same ids are replaced there.'),
+      make('div', {class: 'tools'}, into, button('forward', 'Merge into it', change(merge)), progress)] : []),
     make('h3', {}, 'Aliases'), make('p', {class: 'note'}, 'Programs that use an alias follow it when it points to another collection.'),
     make('div', {class: 'tools'}, ...aliases.map(one => make('span', {class: 'chip'}, one.alias, button('close', `Delete the alias ${one.alias}`, change(() => rest('DELETE', `aliases/${encodeURIComponent(one.alias)}`, {noted: true})), {quiet: true}))),
       alias, button('add', 'Point this alias here', change(() => rest('PUT', `aliases/${encodeURIComponent(alias.value)}`, {json: {collection: info.name}, noted: true})))),
@@ -94,7 +111,8 @@ export async function manage(info, aliases, redraw) {
     encoder.options.length ? make('div', {class: 'tools'}, encoder, button('similar', 'Embed again', attempt(() => rest('POST', `${own}/reembed`, {json: {model: encoder.value}, noted: true}), 'The images are embedded again by a job.')),
       button('close', 'Delete an unfinished copy', attempt(() => rest('DELETE', `${own}/reembed`, {noted: true}), 'There is no unfinished copy any more.')))
       : make('p', {}, 'This server serves no other encoder.'),
-    make('h3', {}, 'Maintenance'), make('div', {class: 'tools'}, button('check', 'Verify every vector', job('verify')), button('facets', 'Compact', job('compact')),
+    make('h3', {}, 'Maintenance'), make('p', {class: 'note'}, `${info.dim} numbers each, ${info.metric}, ${info.precision}${info.vectors === 'raw' ? '' : `, ${info.vectors}`}; index ${info.index_in_use}.`),
+    make('div', {class: 'tools'}, button('check', 'Verify every vector', job('verify')), button('facets', 'Compact', job('compact')),
       button('download', 'Write the index to disk', attempt(() => rest('POST', `${own}/snapshot`, {noted: true}), 'The next start is fast.')),
       button('similar', 'Find identical images', attempt(() => rest('POST', `${own}/duplicates`, {json: {}, noted: true}), 'The search runs as a job.')))));
 }

@@ -1,6 +1,6 @@
 // The page Collections: create, fill, look after and delete collections; the jobs of the server.
 import {path, rest} from './api.js';
-import {create, drop, manage, serverFolder} from './collection_dialogs.js';
+import {create, drop, manage, newFromFolder, serverFolder} from './collection_dialogs.js';
 import {createCollection} from './copying.js';
 import {button, count, make, say, sayError} from './dom.js';
 import {onDrop} from './drops.js';
@@ -71,10 +71,20 @@ function firstVisit(fill, draw) {
     return input;
   };
   const files = choose({multiple: true}), folder = choose({webkitdirectory: true});
+  const sample = button('map', 'Sample gallery', async () => {
+    sample.disabled = true;
+    sample.lastChild.textContent = 'Drawing the images ...';
+    try {
+      const answer = await fetch(new URL('sample.zip', import.meta.url));
+      await fill([new File([await answer.blob()], 'sample.zip')]);
+    } catch (error) {
+      sayError(error);
+    }
+  });
   return make('div', {class: 'zone stack'}, make('h2', {}, 'Drop images, a folder or a zip anywhere here'),
     make('p', {}, 'They become a collection that you can search, with a map of what looks alike. Nothing leaves this server.'), files, folder,
-    make('div', {class: 'tools'}, button('upload', 'Choose images', () => files.click(), {class: 'strong'}), button('upload', 'Choose a folder', () => folder.click(), {class: 'strong'}),
-      button('add', 'Empty collection', () => create(draw))));
+    make('div', {class: 'tools'}, button('upload', 'Choose images', () => files.click(), {class: 'strong'}), button('upload', 'Choose a folder', () => folder.click(), {class: 'strong'})),
+    make('div', {class: 'tools'}, sample, button('facets', 'A folder of this computer', () => newFromFolder()), button('add', 'Empty collection', () => create(draw))));
 }
 
 /** A name for a collection of files: that of their folder or archive, with a number if it exists. @param {File[]} files @param {string[]} others */
@@ -84,7 +94,7 @@ function nameOf([first], others) {
   return names.find(one => !others.includes(one)) ?? base;
 }
 
-/** @param {any} info @param {any[]} aliases @param {{canWrite: boolean}} session @param {() => Promise<void>} redraw */
+/** @param {any} info @param {any[]} aliases @param {{canWrite: boolean, collections: any[]}} session @param {() => Promise<void>} redraw */
 function card(info, aliases, session, redraw) {
   const chosen = (/** @type {any} */ input, /** @type {(files: File[]) => any} */ act) => {
     const files = [...input.files];
@@ -98,11 +108,10 @@ function card(info, aliases, session, redraw) {
   return make('article', {class: 'card', 'aria-label': info.name},
     make('h2', {}, make('a', {href: address}, info.name), ...aliases.map(one => make('span', {class: 'chip alias'}, one.alias))),
     make('p', {}, `${count(info.count, 'image')}, encoder ${info.model || 'unknown'}`),
-    make('p', {class: 'note'}, `${info.dim} numbers each, ${info.metric}, ${info.precision}${info.vectors === 'raw' ? '' : `, ${info.vectors}`}; index ${info.index_in_use}`),
     info.state === 'ready' ? null : make('p', {role: 'alert'}, info.state),
     session.canWrite ? make('div', {class: 'tools'}, files, folder, file,
       button('upload', 'Add images', () => files.click()), button('upload', 'Add a folder', () => folder.click()),
       button('upload', 'Add a zip or table', () => file.click()), button('upload', 'Add a folder of the server', () => serverFolder(info)),
-      button('facets', 'Manage', () => manage(info, aliases, redraw)), button('remove', 'Delete', () => drop(info, redraw))) : null,
+      button('facets', 'Manage', () => manage(info, aliases, session.collections, redraw)), button('remove', 'Delete', () => drop(info, redraw))) : null,
     shown.get(info.name), ...(session.canWrite ? cutOff(info.name, one => (one.key ? file : one.folder ? folder : files).click()) : []));
 }

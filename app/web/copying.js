@@ -1,10 +1,11 @@
-// A new collection from some images of another one.
-import {imageUrl, path, rest} from './api.js';
+// New collections, and copies of images in other ones.
+import {path, rest} from './api.js';
 import {count, make, openDialog, say} from './dom.js';
+import {announce} from './edits.js';
 
-const AT_ONCE = 16; // images in one request
+const AT_ONCE = 500; // images in one request
 
-/** Create a collection; unlike REST, refuse a name that exists. @param {string} name as a person typed it @param {string} model @param {string} vectors what searches compare */
+/** Create a collection; unlike REST, refuse a name that exists. @param {string} name as a person typed it @param {string} model @param {string} vectors what searches compare @returns {Promise<string>} its name */
 export async function createCollection(name, model, vectors) {
   const wanted = name.trim().normalize();
   if (/[/\\]/.test(wanted)) throw new Error('A name must not contain a slash.'); // servers take it for a part of the address
@@ -13,56 +14,69 @@ export async function createCollection(name, model, vectors) {
     throw new Error(`${wanted} exists already; choose another name.`);
   }
   await rest('PUT', path(wanted), {json: {model, vectors}, noted: true});
-}
-
-/** Ask for a name, and add the images of these rows to a new collection. @param {import('./explorer.js').Explorer} explorer @param {number[]} rows */
-export function copyToNew(explorer, rows) {
-  const problem = make('p', {role: 'alert'}), progress = make('progress', {max: rows.length, value: 0, hidden: true, 'aria-label': 'Adding the images'});
-  const input = make('input', {required: true, maxlength: 128});
-  const go = make('button', {class: 'button strong'}, 'Create');
-  let created = ''; // by an attempt that failed later
-  const dialog = openDialog(`New collection of ${count(rows.length, 'image')}`, make('form', {class: 'stack', onsubmit: async (/** @type {SubmitEvent} */ event) => {
-    event.preventDefault();
-    const name = input.value.trim().normalize();
-    go.disabled = true;
-    progress.hidden = false;
-    try {
-      if (created !== name) await createCollection(name, explorer.info.model, explorer.info.vectors);
-      created = name;
-      const {left, small} = await copy(explorer, rows, name, done => { progress.value = done; });
-      dialog.close();
-      const open = () => { location.hash = `#/explore/${encodeURIComponent(name)}`; };
-      say(`${count(rows.length - left, 'image')} added to ${name}${left ? `; ${left} have no image` : ''}${small ? `; ${small} from thumbnails, since their originals are not kept` : ''}.`, {action: 'Open', run: open, seconds: 12});
-    } catch (error) {
-      problem.textContent = /** @type {Error} */ (error).message;
-      go.disabled = false;
-      progress.hidden = true;
-    }
-  }}, make('label', {}, 'Name', input), make('p', {class: 'note'}, 'The images are embedded again, with the same encoder. The collection that they come from stays as it is.'), problem, progress, go));
+  return wanted;
 }
 
 /**
- * @param {import('./explorer.js').Explorer} explorer @param {number[]} rows @param {string} name @param {(done: number) => void} report
- * @returns {Promise<{left: number, small: number}>} how many items have no image, and how many only a thumbnail
+ * A form in a dialog that stays open, with the reason, if its action fails.
+ * @param {string} title @param {string} action text of its button @param {(string | Node)[]} content @param {() => Promise<void>} act
  */
-async function copy(explorer, rows, name, report) {
-  let left = 0, small = 0;
-  for (let start = 0; start < rows.length; start += AT_ONCE) {
-    const form = new FormData(), items = [];
-    for (const row of rows.slice(start, start + AT_ONCE)) {
-      const id = explorer.rows.ids[row], answer = await fetch(imageUrl(explorer.name, id, 'original'));
-      if (!answer.ok) {
-        left++;
-        continue;
-      }
-      if (answer.headers.get('X-Image') === 'thumbnail') small++;
-      const {root: _, mtime: __, size: ___, pixel_sha256: ____, file_sha256: _____, ...metadata} = explorer.rows.metadata[row]; // of the file on the server
-      form.append('files', await answer.blob(), explorer.rows.title(row).split('/').at(-1));
-      items.push({id, metadata});
+export function ask(title, action, content, act) {
+  const problem = make('p', {role: 'alert'}), go = make('button', {class: 'button strong'}, action);
+  const dialog = openDialog(title, make('form', {class: 'stack', onsubmit: async (/** @type {SubmitEvent} */ event) => {
+    event.preventDefault();
+    go.disabled = true;
+    problem.textContent = '';
+    try {
+      await act();
+      dialog.close();
+    } catch (error) {
+      problem.textContent = /** @type {Error} */ (error).message;
     }
-    form.append('items', JSON.stringify(items));
-    if (items.length) await rest('POST', path(name, 'items'), {form});
-    report(start + AT_ONCE);
+    go.disabled = false;
+  }}, ...content, problem, go));
+  return {dialog, go};
+}
+
+/** A choice of the collections to which those of a collection can be copied. @param {any} info @param {any[]} collections */
+export function targets(info, collections) {
+  return collections.filter(one => one.name !== info.name && one.fingerprint === info.fingerprint).map(one => make('option', {value: one.name}, one.name));
+}
+
+/**
+ * Ask where to, and copy or move the images of these rows.
+ * @param {import('./explorer.js').Explorer} explorer @param {{collections: any[], changed: () => Promise<void>}} session @param {number[]} rows
+ */
+export function copyOrMove(explorer, session, rows) {
+  const {info} = explorer, ids = rows.map(row => explorer.rows.ids[row]);
+  const progress = make('progress', {max: ids.length, value: 0, hidden: true, 'aria-label': 'Copying the images'});
+  const name = make('input', {maxlength: 128, required: true}), move = make('input', {type: 'checkbox'});
+  const to = make('select', {onchange: () => { name.parentElement.hidden = to.value !== ''; name.required = to.value === ''; }}, make('option', {value: ''}, 'A new collection'), ...targets(info, session.collections));
+  let created = ''; // by an attempt that failed later
+  ask(`Copy or move ${count(ids.length, 'image')}`, 'Copy', [make('label', {}, 'To', to), make('label', {}, 'Name', name),
+    make('label', {class: 'row'}, move, 'Move: remove them from this collection'), progress], async () => {
+    progress.hidden = false;
+    if (!to.value && created !== name.value) created = await createCollection(name.value, info.model, info.vectors);
+    const target = to.value || created;
+    const copied = await copy(info.name, ids, target, move.checked, done => { progress.value = done; });
+    await session.changed();
+    announce('counts');
+    say(`${count(copied, 'image')} ${move.checked ? 'moved' : 'copied'} to ${target}.`, {action: 'Open', run: () => { location.hash = `#/explore/${encodeURIComponent(target)}`; }, seconds: 12});
+  });
+}
+
+/**
+ * Copy items in as many requests as it takes.
+ * @param {string} from @param {string[]} ids @param {string} to @param {boolean} move @param {(done: number) => void} [progress]
+ * @returns {Promise<number>} how many existed
+ */
+export async function copy(from, ids, to, move, progress = () => {}) {
+  let copied = 0;
+  for (let start = 0; start < ids.length; start += AT_ONCE) {
+    const some = ids.slice(start, start + AT_ONCE);
+    copied += (await rest('POST', path(from, 'copy'), {json: {to, ids: some, move}, noted: start === 0})).copied;
+    if (move) announce('deleted', {collection: from, ids: some});
+    progress(start + some.length);
   }
-  return {left, small};
+  return copied;
 }

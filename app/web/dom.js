@@ -18,7 +18,35 @@ export function make(tag, attributes = {}, ...children) {
   return made;
 }
 
+const FOCUSABLE = 'a, button, input, select, textarea, summary, [tabindex]';
+
+/**
+ * Make the children of an element those of a list. The focus stays on its item; where that is gone, on the next one.
+ * @template T
+ * @param {Element} list @param {T[]} items @param {(item: T) => any} keyOf different for each item
+ * @param {(item: T, before: any) => any} draw returns an element for an item: a new one, or the one of its key before
+ */
+export function keyed(list, items, keyOf, draw) {
+  const before = /** @type {any[]} */ ([...list.children]), own = new Map(before.map(child => [child.dataset.key, child]));
+  const inside = (/** @type {Element} */ child) => [child, ...child.querySelectorAll(FOCUSABLE)];
+  const place = before.findIndex(child => child.contains(document.activeElement));
+  const focused = place < 0 ? -1 : inside(before[place]).indexOf(/** @type {Element} */ (document.activeElement));
+  const after = items.map(item => {
+    const key = String(keyOf(item)), drawn = draw(item, own.get(key) ?? null);
+    drawn.dataset.key = key;
+    return drawn;
+  });
+  if (after.length === before.length && after.every((child, i) => child === before[i])) return;
+  list.replaceChildren(...after);
+  if (focused < 0) return;
+  const next = after.find(child => child.dataset.key === before[place].dataset.key) ?? after[Math.min(place, after.length - 1)];
+  if (next) /** @type {any} */ (inside(next)[focused] ?? next).focus();
+}
+
 const SHOWN = 0.999; // the highest percentile that differs reliably from others
+export const CHANCE = 0.95; // a match below this share of random pairs is not similar
+/** @type {[number, string][]} */
+const STEPS = [[SHOWN, 'very similar'], [0.99, 'similar'], [CHANCE, 'a little similar']];
 const PATHS = {
   add: 'M12 5v14M5 12h14',
   back: 'M15 5l-7 7 7 7',
@@ -34,6 +62,7 @@ const PATHS = {
   link: 'M10 14a4 4 0 0 0 6 0l3-3a4 4 0 0 0-6-6l-1 1M14 10a4 4 0 0 0-6 0l-3 3a4 4 0 0 0 6 6l1-1',
   map: 'M7 8a1 1 0 1 0 0-.1M16 6a1 1 0 1 0 0-.1M12 14a1 1 0 1 0 0-.1M18 17a1 1 0 1 0 0-.1M6 18a1 1 0 1 0 0-.1',
   remove: 'M5 7h14M10 7V4h4v3M7 7l1 13h8l1-13',
+  settings: 'M4 7h9M19 7h1M4 17h1M11 17h9M13 4v6M19 4v6M13 4h6M13 10h6M5 14v6M11 14v6M5 14h6M5 20h6',
   similar: 'M10 4a6 6 0 1 0 0 12 6 6 0 0 0 0-12M15 15l5 5',
   table: 'M4 5h16v14H4zM4 10h16M4 14.5h16M10 5v14',
   tag: 'M4 4h8l8 8-8 8-8-8zM8 8h.1',
@@ -87,7 +116,7 @@ export function say(text, {action, run, seconds = 6, error = false} = {}) {
   if (action && run) message.append(make('button', {type: 'button', class: 'plain', onclick: () => { remove(); run(); }}, action));
   message.append(button('close', 'Close the message', remove, {quiet: true}));
   messages.append(message);
-  ([...document.querySelectorAll('dialog[open]')].at(-1) ?? document.body).append(messages); // what is outside of a dialog cannot be clicked
+  ([...document.querySelectorAll('dialog:modal')].at(-1) ?? document.body).append(messages); // what is outside of a dialog cannot be clicked
   setTimeout(remove, 1000 * seconds);
   return remove;
 }
@@ -128,6 +157,13 @@ export function count(number, one, many = `${one}s`) {
 export function percent(share) {
   if (share === null || share === undefined) return '';
   return share > SHOWN ? `>${100 * SHOWN}%` : `${(100 * share).toFixed(1)}%`;
+}
+
+/** How similar that is: 3 to 0 steps, and words; null if it is unknown. @param {number | null | undefined} share */
+export function similarity(share) {
+  if (share === null || share === undefined) return null;
+  const place = STEPS.findIndex(([low]) => share >= low);
+  return place < 0 ? {steps: 0, words: 'no better than chance'} : {steps: 3 - place, words: STEPS[place][1]};
 }
 
 /** The same as words of a sentence; '' if it is unknown. @param {number | null | undefined} share */

@@ -1,12 +1,14 @@
 // Which encoder suits a collection: a comparison of those that the server serves, and the change to another one.
-import {finished, path, rest} from './api.js';
+import {path, rest} from './api.js';
 import {button, count, make, say, sayError} from './dom.js';
+import {fieldOf} from './explorer.js';
+import {jobBar} from './jobs.js';
 
 const FLOOR = 'pixels'; // small copies of the images themselves: an encoder that is not better has learned nothing here
 
 /** A card with the newest comparison, and buttons for another. @param {string} name of the collection @param {boolean} canWrite */
 export function encoderCard(name, canWrite) {
-  const body = make('div', {class: 'stack'}), progress = make('progress', {hidden: true, 'aria-label': 'Comparing'});
+  const body = make('div', {class: 'stack'}), bar = jobBar('Comparing');
   const draw = async () => {
     const [{data}, info, result] = await Promise.all([rest('GET', '../../v1/models'), rest('GET', path(name)), newest(name)]);
     const served = data.map((/** @type {any} */ one) => one.id);
@@ -14,21 +16,19 @@ export function encoderCard(name, canWrite) {
   };
   const compare = button('similar', 'Compare encoders', async () => {
     compare.disabled = true;
-    progress.hidden = false;
     try {
-      const field = localStorage.getItem(`field ${name}`) ?? 'label';
+      const field = fieldOf(name);
       const {id} = await rest('POST', path(name, 'comparisons'), {json: {models: await chosen(name), field}, noted: true});
-      await finished(id, job => { if (job.total) [progress.max, progress.value] = [job.total, job.done]; });
+      await bar.follow(id);
       await draw();
     } catch (error) {
       sayError(error);
     }
     compare.disabled = false;
-    progress.hidden = true;
   });
   draw().catch(sayError);
   return make('section', {class: 'card', 'aria-label': 'Encoders'}, make('div', {class: 'head'}, make('h2', {}, 'Encoders'), canWrite ? compare : ''),
-    make('p', {}, 'How well each encoder of the server separates the labels of this collection, next to small copies of the images as a floor.'), progress, body);
+    make('p', {}, 'How well each encoder of the server separates the labels of this collection, next to small copies of the images as a floor.'), bar.element, body);
 }
 
 /** The encoder of the collection first, then the others of the server, and the floor. @param {string} name */

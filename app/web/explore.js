@@ -1,12 +1,13 @@
 // The screen Explore: facets, grid and map of one collection, with the query above them. The address keeps its state.
 import {path, rest} from './api.js';
 import {collectionChoice} from './collection_choice.js';
-import {button, count, make, openDialog, say, sayError} from './dom.js';
+import {button, count, icon, make, openDialog, say, sayError} from './dom.js';
 import {onDrop} from './drops.js';
 import {Explorer} from './explorer.js';
 import {FacetList} from './facets.js';
+import {nameOf} from './filters.js';
 import {itemsOf, newest} from './findings.js';
-import {ImageGrid} from './grid.js';
+import {ImageGrid, KEYS} from './grid.js';
 import {LabelKeys, Labels} from './labels.js';
 import {ItemMap} from './map.js';
 import {showProbe} from './probe_panel.js';
@@ -31,29 +32,24 @@ export async function showExplore(main, name, address, session) {
   const bar = new QueryBar(explorer), facets = new FacetList(explorer);
   const labels = session.canWrite ? new Labels(explorer) : null, viewer = new ItemViewer(explorer, bar, labels);
   bar.show = example => viewer.openExample(example);
-  const selection = new SelectionBar(explorer, labels), grid = new ImageGrid(explorer, row => viewer.open(row), labels);
-  const map = new ItemMap(explorer, session.canWrite);
-  const order = make('select', {'aria-label': 'Order', onchange: () => explorer.sort(order.value)});
-  const group = make('select', {'aria-label': 'Group by', onchange: () => explorer.groupBy(group.value)});
-  const size = make('input', {type: 'range', min: 60, max: 320, 'aria-label': 'Size of the images', oninput: () => grid.resize(Number(size.value))});
-  const toggle = button('facets', 'Filters', () => {
-    const open = screen.classList.toggle('with-facets');
-    toggle.setAttribute('aria-expanded', String(open));
-  });
-  toggle.classList.add('narrow-only');
-  toggle.setAttribute('aria-expanded', 'false');
+  const selection = new SelectionBar(explorer, session, labels), grid = new ImageGrid(explorer, viewer, labels);
+  const map = new ItemMap(explorer, session.canWrite), view = new ViewMenu(explorer, grid, labels !== null);
+  const filters = button('facets', 'Filters', () => {
+    filters.setAttribute('aria-expanded', String(screen.classList.toggle('with-facets')));
+  }, {class: 'narrow-only'});
+  filters.setAttribute('aria-expanded', 'false');
   const mapToggle = button('map', 'Map', () => {
     const open = screen.classList.toggle('with-map');
+    if (open && viewer.isOpen) viewer.close(); // it covers the map
+    screen.classList.toggle('with-side', open || viewer.isOpen);
     mapToggle.setAttribute('aria-pressed', String(open));
     localStorage.setItem('map', open ? 'open' : 'closed');
   });
   const screen = make('div', {class: 'explore'}, make('h1', {class: 'hidden'}, name),
-    make('div', {class: 'bar'}, collectionChoice('explore', name, session), bar, make('div', {class: 'arrange'}, toggle, mapToggle, order, group, size,
-      labels ? button('check', 'Probe', () => showProbe(explorer, labels.field)) : null)),
-    facets, make('section', {class: 'center', 'aria-label': 'Images'}, grid, selection, labels ? new LabelKeys(labels, () => grid.chosen) : ''), map, viewer);
+    make('div', {class: 'bar'}, collectionChoice('explore', name, session), bar, make('div', {class: 'arrange'}, filters, mapToggle, view.element,
+      labels ? button('check', 'Probe', () => showProbe(explorer, labels.field)) : null)), selection,
+    facets, make('section', {class: 'center', 'aria-label': 'Images'}, grid, labels ? new LabelKeys(labels, () => grid.chosen) : ''), map, viewer);
   main.replaceChildren(screen);
-  size.value = grid.size;
-  fillKeys(explorer, order, group);
   if (localStorage.getItem('map') !== 'closed' && innerWidth > 820) mapToggle.click();
 
   // ---- the address
@@ -74,10 +70,9 @@ export async function showExplore(main, name, address, session) {
     going = true;
     try {
       await read(explorer, to);
-      order.value = explorer.order;
-      group.value = explorer.group;
+      view.fill();
       const id = to.get('open');
-      if (id === null) viewer.isOpen && viewer.dialog.close();
+      if (id === null) viewer.isOpen && viewer.close();
       else await openItem(explorer, viewer, id);
     } catch (error) {
       sayError(error);
@@ -90,7 +85,7 @@ export async function showExplore(main, name, address, session) {
 
   const paste = (/** @type {ClipboardEvent} */ event) => { if (bar.take(event.clipboardData, false)) event.preventDefault(); };
   const drop = (/** @type {File[]} */ files) => {
-    if (viewer.isOpen) viewer.dialog.close();
+    if (viewer.isFull) viewer.close();
     const [file] = files;
     if (files.length === 1 && !file.webkitRelativePath && !/\.(zip|tar|parquet)$/i.test(file.name)) return bar.searchFile(file);
     if (!session.canWrite) return say('Drop one image to search with it.', {error: true});
@@ -107,29 +102,66 @@ export async function showExplore(main, name, address, session) {
     const dialog = openDialog(`Add ${count(files.length, 'file')}?`, make('div', {class: 'stack'}, make('p', {}, 'To search, drop one image.'), make('div', {class: 'tools'}, add)));
     add.focus();
   };
+  const shortcut = (/** @type {KeyboardEvent} */ event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector('dialog:modal') || /** @type {Element} */ (event.target).matches('input, select, textarea')) return;
+    if (event.key === '/') bar.file.click();
+    else if (event.key === '?') openDialog('Keys', make('dl', {class: 'keys'}, ...KEYS.flatMap(([key, text]) => [make('dt', {}, make('kbd', {}, key)), make('dd', {}, text)])));
+    else return;
+    event.preventDefault();
+  };
+  document.addEventListener('keydown', shortcut);
   onDrop({text: `Drop an image to search with it, or several to add them to ${name}`, take: drop});
   document.addEventListener('paste', paste);
 
-  explorer.load().then(() => { fillKeys(explorer, order, group); map.load().catch(sayError); return go(address); }).catch(sayError);
+  explorer.load().then(() => { view.fill(); map.load().catch(sayError); return go(address); }).catch(sayError);
   if (address.size) go(address);
   return {go, leave: () => {
     left = true;
-    if (viewer.isOpen) viewer.dialog.close();
+    if (viewer.isOpen) viewer.close();
     explorer.close();
     document.removeEventListener('paste', paste);
+    document.removeEventListener('keydown', shortcut);
     onDrop(null);
   }};
 }
 
-/** @param {Explorer} explorer @param {HTMLSelectElement} order @param {HTMLSelectElement} group */
-function fillKeys(explorer, order, group) {
-  const keys = explorer.rows.keys;
-  const dated = explorer.rows.metadata.some(one => one.mtime !== undefined) ? [make('option', {value: '-mtime'}, 'Order: newest file'), make('option', {value: 'mtime'}, 'Order: oldest file')] : [];
-  order.replaceChildren(make('option', {value: 'stored'}, 'Order: default'), make('option', {value: 'path'}, 'Order: name'), ...dated,
-    ...keys.flatMap(key => [make('option', {value: key}, `Order: ${key}`), make('option', {value: `-${key}`}, `Order: ${key}, descending`)]));
-  order.value = explorer.order;
-  group.replaceChildren(make('option', {value: ''}, 'No groups'), ...keys.filter(key => !explorer.rows.column(key).numeric).map(key => make('option', {value: key}, `Group by ${key}`)));
-  group.value = explorer.group;
+/** A menu with the order, the groups and the size of the images. */
+class ViewMenu {
+  /** @param {Explorer} explorer @param {ImageGrid} grid @param {boolean} canWrite */
+  constructor(explorer, grid, canWrite) {
+    this.explorer = explorer;
+    this.order = make('select', {onchange: () => explorer.sort(this.order.value)});
+    this.group = make('select', {onchange: () => explorer.groupBy(this.group.value)});
+    const size = make('input', {type: 'range', min: 60, max: 320, value: grid.size, oninput: () => grid.resize(Number(size.value))});
+    /** @param {string} text @param {string} name of what is stored @param {(on: boolean) => void} [act] */
+    const option = (text, name, act = () => {}) => {
+      const box = make('input', {type: 'checkbox', checked: localStorage.getItem(name) !== 'no', onchange: () => {
+        localStorage.setItem(name, box.checked ? 'yes' : 'no');
+        act(box.checked);
+      }});
+      act(box.checked);
+      return make('label', {class: 'row'}, box, text);
+    };
+    this.element = make('details', {class: 'menu', onkeydown: (/** @type {KeyboardEvent} */ event) => {
+      if (event.key !== 'Escape') return;
+      this.element.open = false;
+      this.element.firstChild.focus();
+    }, onfocusout: (/** @type {FocusEvent} */ event) => { if (event.relatedTarget && !this.element.contains(event.relatedTarget)) this.element.open = false; }},
+    make('summary', {class: 'button', 'aria-label': 'View'}, icon('settings'), make('span', {}, 'View')), make('div', {class: 'stack'},
+      make('label', {}, 'Order', this.order), make('label', {}, 'Group by', this.group), make('label', {}, 'Size of the images', size),
+      option('Labels on the images', 'tags', on => grid.classList.toggle('no-tags', !on)), canWrite ? option('A label key goes to the next image', 'goes on') : ''));
+    this.fill();
+  }
+
+  /** Offer the keys that the items have. */
+  fill() {
+    const {explorer, order, group} = this, {rows} = explorer;
+    const dated = rows.metadata.some(one => one.mtime !== undefined) ? [['-mtime', 'newest file'], ['mtime', 'oldest file']] : [];
+    const options = (/** @type {string[][]} */ all) => all.map(([value, text]) => make('option', {value}, text));
+    order.replaceChildren(...options([['stored', 'default'], ['path', 'name'], ...dated, ...rows.keys.flatMap(key => [[key, nameOf(key)], [`-${key}`, `${nameOf(key)}, descending`]])]));
+    group.replaceChildren(...options([['', 'no groups'], ...rows.keys.filter(key => !rows.column(key).numeric).map(key => [key, nameOf(key)])]));
+    [order.value, group.value] = [explorer.order, explorer.group];
+  }
 }
 
 /** The address of what is shown. @param {Explorer} explorer @param {import('./viewer.js').ItemViewer} viewer */

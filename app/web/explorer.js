@@ -24,6 +24,11 @@ export const MAX_MATCHES = 1000;
 const MAX_IDS = 100_000; // of a filter
 const NONE = 'none'; // group of the images without a value
 
+/** The metadata key of the labels of a collection. @param {string} name */
+export function fieldOf(name) {
+  return localStorage.getItem(`field ${name}`) ?? 'label';
+}
+
 export class Explorer extends EventTarget {
   /** @param {any} info of the collection, as REST describes it */
   constructor(info) {
@@ -31,6 +36,8 @@ export class Explorer extends EventTarget {
     this.info = info;
     this.name = info.name;
     this.rows = new Rows(info.name);
+    /** The metadata key of the labels. */
+    this.field = fieldOf(info.name);
     /** @type {import('./filters.js').Filters} */
     this.filters = new Map();
     /** A filter as JSON of REST. @type {any} */
@@ -254,7 +261,7 @@ export class Explorer extends EventTarget {
     const examples = (/** @type {Example[]} */ list) => list.map(({id, vector}) => (id === undefined ? {vector} : {id}));
     const json = {
       positive: examples(this.query.positive), negative: examples(this.query.negative), k, offset,
-      where: restFilter(this.filters, merged(this.where, this._areaFilter)), with_percentile: true,
+      where: restFilter(this.rows, this.filters, merged(this.where, this._areaFilter)), with_percentile: true,
     };
     const {matches} = await rest('POST', path(this.name, 'search'), {json, signal, noted: offset === 0});
     this.hasMore = matches.length === k && offset + k < MAX_MATCHES;

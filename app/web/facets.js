@@ -1,9 +1,10 @@
 // <facet-list>: the values of each metadata key with their counts among the shown images; a click filters.
-import {count, later, make} from './dom.js';
-import {passing, short} from './filters.js';
-import {PALETTE} from './palette.js';
+import {count, keyed, later, make} from './dom.js';
+import {isFound, nameOf, passing, predictedBy, restFilter, short} from './filters.js';
+import {cssColor} from './palette.js';
 
 const SHOWN = 12;
+const MOST = 500;
 const BARS = 24;
 
 class FacetList extends HTMLElement {
@@ -11,92 +12,35 @@ class FacetList extends HTMLElement {
   constructor(explorer) {
     super();
     this.explorer = explorer;
-    /** Keys whose values are all shown. @type {Set<string>} */
-    this.opened = new Set();
+    this.note = make('p', {class: 'note'});
     this.list = make('div', {class: 'facets'});
-    this.replaceChildren(make('h2', {class: 'hidden'}, 'Filters'), this.list, this._json());
+    this.replaceChildren(make('h2', {class: 'hidden'}, 'Filters'), this.note, this.list, this._json());
     const redraw = later(() => this._draw());
     for (const event of ['rows', 'view', 'selection', 'color']) explorer.addEventListener(event, redraw);
     redraw();
   }
 
   _draw() {
-    const {explorer} = this;
-    const focused = /** @type {HTMLElement | null} */ (document.activeElement)?.dataset?.facet;
-    const sections = explorer.rows.keys.flatMap(key => {
-      const column = explorer.rows.column(key);
-      const passes = passing(explorer.rows, explorer.filters, key);
-      const counted = explorer.selected.size ? [...explorer.selected]
+    const {explorer} = this, {rows, selected} = explorer;
+    const facets = rows.keys.flatMap(key => {
+      const column = rows.column(key), passes = passing(rows, explorer.filters, key);
+      const counted = selected.size ? [...selected]
         : explorer.matches ? explorer.view
-        : explorer.rows.ids.map((_, row) => row).filter(row => passes[row] && (explorer.passed?.has(row) ?? true) && (explorer.area?.has(row) ?? true));
-      if (!explorer.filters.has(key) && !counted.some(row => column.codes[row])) return []; // none of the images has it
-      return [make('section', {'aria-label': key}, make('h3', {}, key),
-        column.numeric && column.values.length > SHOWN ? this._histogram(column, counted) : this._values(column, counted))];
+        : rows.ids.map((_, row) => row).filter(row => passes[row] && (explorer.passed?.has(row) ?? true) && (explorer.area?.has(row) ?? true));
+      return explorer.filters.has(key) || counted.some(row => column.codes[row]) ? [{key, column, counted}] : []; // else none of the images has it
     });
-    const note = explorer.selected.size ? `Counts of ${count(explorer.selected.size, 'selected image')}.` : explorer.matches ? 'Counts of the matches.'
-      : explorer.rows.complete ? '' : `Counts of the ${explorer.rows.ids.length.toLocaleString('en')} images loaded so far.`;
-    this.list.replaceChildren(make('p', {class: 'note', hidden: !note}, note), ...sections);
-    if (focused) this.list.querySelector(`[data-facet="${CSS.escape(focused)}"]`)?.focus();
-  }
-
-  /** @param {import('./rows.js').Column} column @param {number[]} counted */
-  _values(column, counted) {
-    const {explorer} = this;
-    const counts = new Array(column.values.length).fill(0);
-    for (const row of counted) for (const code of column.codes[row] ?? []) counts[code]++;
-    const condition = explorer.filters.get(column.key);
-    const chosen = new Set(condition && 'in' in condition ? condition.in : []);
-    const shown = column.values.map((value, code) => ({value, code, number: counts[code]}))
-      .filter(one => one.number > 0 || chosen.has(one.value));
-    shown.sort((a, b) => Number(chosen.has(b.value)) - Number(chosen.has(a.value)) || b.number - a.number);
-    const most = Math.max(1, ...shown.map(one => one.number));
-    const open = this.opened.has(column.key);
-    const list = make('ul', {}, ...shown.slice(0, open ? 500 : SHOWN).map(({value, code, number}) => {
-      const toggle = () => {
-        chosen.delete(value) || chosen.add(value);
-        explorer.filter(column.key, {in: [...chosen]});
-      };
-      const bar = make('span', {class: 'bar'});
-      bar.style.width = `${(100 * number) / most}%`;
-      const swatch = column.key === explorer.colored ? make('span', {class: 'swatch'}) : null;
-      if (swatch) swatch.style.background = `rgb(${PALETTE[column.colors[code] % PALETTE.length]})`;
-      return make('li', {}, make('button', {type: 'button', class: 'facet', 'aria-pressed': String(chosen.has(value)), onclick: toggle,
-        'data-facet': `${column.key} ${value}`}, bar, swatch, make('span', {class: 'value'}, explorer.rows.text(value)), make('span', {class: 'count'}, number.toLocaleString('en'))));
-    }));
-    if (shown.length <= SHOWN) return list;
-    const toggle = () => { this.opened.delete(column.key) || this.opened.add(column.key); this._draw(); };
-    return make('div', {}, list, make('button', {type: 'button', class: 'plain', onclick: toggle, 'data-facet': `${column.key} all`},
-      open ? 'Show fewer' : `Show all ${shown.length}`));
-  }
-
-  /** @param {import('./rows.js').Column} column @param {number[]} counted */
-  _histogram(column, counted) {
-    const {explorer} = this;
-    let low = Infinity, high = -Infinity;
-    for (const value of column.numbers) if (!Number.isNaN(value)) { low = Math.min(low, value); high = Math.max(high, value); }
-    const bins = new Array(BARS).fill(0);
-    for (const row of counted) {
-      const value = column.numbers[row];
-      if (!Number.isNaN(value)) bins[Math.min(BARS - 1, Math.floor(((value - low) / (high - low)) * BARS))]++;
-    }
-    const most = Math.max(1, ...bins);
-    const condition = explorer.filters.get(column.key);
-    const [from, to] = condition && 'range' in condition ? condition.range : [low, high];
-    const bars = make('div', {class: 'histogram', 'aria-hidden': 'true'}, ...bins.map((number, bin) => {
-      const bar = make('span', {title: `${short(low + ((high - low) * bin) / BARS)} and more: ${number.toLocaleString('en')}`});
-      bar.style.height = `${number ? Math.max(4, (100 * number) / most) : 0}%`;
-      const middle = low + ((high - low) * (bin + 0.5)) / BARS;
-      bar.classList.toggle('out', middle < from || middle > to);
-      return bar;
-    }));
-    const bound = (/** @type {string} */ label, /** @type {number} */ value) => make('input', {type: 'number', step: 'any', value: Number(value.toPrecision(6)),
-      'aria-label': `${column.key}, ${label}`, 'data-facet': `${column.key} ${label}`, onchange: () => {
-        const [a, b] = [...inputs.querySelectorAll('input')].map(input => input.value);
-        const range = /** @type {[number, number]} */ ([a === '' ? low : Number(a), b === '' ? high : Number(b)]);
-        explorer.filter(column.key, range[0] <= low && range[1] >= high ? null : {range});
-      }});
-    const inputs = make('div', {class: 'range'}, bound('from', from), make('span', {}, 'to'), bound('to', to));
-    return make('div', {}, bars, inputs);
+    this.note.textContent = selected.size ? `Counts of ${count(selected.size, 'selected image')}.` : explorer.matches ? 'Counts of the matches.'
+      : rows.complete ? '' : `Counts of the ${rows.ids.length.toLocaleString('en')} images loaded so far.`;
+    const groups = [{title: '', facets: facets.filter(one => !isFound(one.key))}, {title: 'Found by this program', facets: facets.filter(one => isFound(one.key))}];
+    keyed(this.list, groups.filter(one => one.facets.length), one => one.title, (group, before) => {
+      const section = before ?? make('section', {'aria-label': group.title || 'Of the collection'}, group.title ? make('h3', {}, group.title) : '', make('div', {class: 'facets'}));
+      keyed(section.lastChild, group.facets, one => one.key, ({key, column, counted}, facet) => {
+        if (facet?.numeric !== column.numeric) facet = new Facet(explorer, key, column.numeric).element; // more items may change that
+        facet.draw(column, counted);
+        return facet;
+      });
+      return section;
+    });
   }
 
   _json() {
@@ -113,6 +57,107 @@ class FacetList extends HTMLElement {
     return make('details', {class: 'json'}, make('summary', {}, 'Filter as JSON'), text,
       make('button', {type: 'button', class: 'button', onclick: apply}, 'Apply'), problem);
   }
+}
+
+/** The values of one key, which can be folded. */
+class Facet {
+  /** @param {import('./explorer.js').Explorer} explorer @param {string} key @param {boolean} numeric */
+  constructor(explorer, key, numeric) {
+    this.explorer = explorer;
+    this.key = key;
+    this.all = false; // whether all values are shown
+    this.search = make('input', {type: 'search', placeholder: 'Search', 'aria-label': `Search the values of ${nameOf(key)}`, oninput: () => this._fill()});
+    this.list = make('ul', {});
+    this.more = make('button', {type: 'button', class: 'plain', onclick: () => { this.all = !this.all; this._fill(); }});
+    this.bars = make('div', {class: 'histogram', 'aria-hidden': 'true'});
+    this.bounds = ['from', 'to'].map(end => make('input', {type: 'number', step: 'any', 'aria-label': `${nameOf(key)}, ${end}`, onchange: () => this._setRange()}));
+    const stored = `folded ${key}`;
+    this.element = make('details', {class: 'facet-values', 'data-facet': key, open: localStorage.getItem(stored) === null, ontoggle: () => {
+      if (this.element.open) localStorage.removeItem(stored);
+      else localStorage.setItem(stored, '');
+    }}, make('summary', {title: key}, nameOf(key)), ...(numeric
+      ? [this.bars, make('div', {class: 'range'}, this.bounds[0], make('span', {}, 'to'), this.bounds[1])] : [this.search, this.list, this.more]));
+    this.element.numeric = numeric;
+    this.element.draw = numeric ? this._histogram.bind(this) : this._values.bind(this);
+    /** @type {{value: any, number: number, text: string, color?: string}[]} */
+    this.values = [];
+    /** @type {[number, number]} */
+    this.ends = [0, 0];
+  }
+
+  /** Count the values. @param {import('./rows.js').Column} column @param {number[]} counted rows */
+  _values(column, counted) {
+    const {explorer: {rows, colored}, key} = this, counts = new Array(column.values.length).fill(0), other = predictedBy(key);
+    let none = 0;
+    for (const row of counted) {
+      if (!column.codes[row]) none++;
+      for (const code of column.codes[row] ?? []) counts[code]++;
+    }
+    this.values = column.values.map((value, code) => ({value, number: counts[code], text: rows.text(value), color: key === colored ? cssColor(column.colors[code]) : undefined}));
+    this.values.sort((a, b) => b.number - a.number);
+    if (none) this.values.unshift({value: null, number: none, text: 'none'});
+    if (other) {
+      const {ids} = restFilter(rows, new Map([[key, {differs: other}]])).must[0], all = new Set(counted);
+      this.values.unshift({value: undefined, number: ids.filter((/** @type {string} */ id) => all.has(rows.rowOf.get(id) ?? -1)).length, text: `differs from ${other}`});
+    }
+    this._fill();
+  }
+
+  /** Show the values. */
+  _fill() {
+    const {explorer, key, all, search} = this, condition = explorer.filters.get(key), wanted = search.value.toLowerCase();
+    const chosen = new Set(condition && 'in' in condition ? condition.in : condition ? [undefined] : []);
+    const toggle = (/** @type {any} */ value) => {
+      if (value === undefined) return explorer.filter(key, chosen.has(value) ? null : {differs: predictedBy(key) ?? ''});
+      chosen.delete(undefined);
+      if (!chosen.delete(value)) chosen.add(value);
+      explorer.filter(key, {in: [...chosen]});
+    };
+    const existing = this.values.filter(one => one.number > 0 || chosen.has(one.value));
+    const found = existing.filter(one => one.text.toLowerCase().includes(wanted)).sort((a, b) => Number(chosen.has(b.value)) - Number(chosen.has(a.value)));
+    const most = Math.max(1, ...existing.map(one => one.number));
+    search.hidden = existing.length <= SHOWN;
+    keyed(this.list, found.slice(0, all ? MOST : SHOWN), one => `${typeof one.value} ${one.value}`, ({value, number, text, color}) => {
+      const bar = make('span', {class: 'bar'}), swatch = color ? make('span', {class: 'swatch'}) : '';
+      bar.style.width = `${(100 * number) / most}%`;
+      if (swatch) swatch.style.background = color;
+      return make('li', {}, make('button', {type: 'button', class: value === null || value === undefined ? 'facet special' : 'facet', 'aria-pressed': String(chosen.has(value)), onclick: () => toggle(value)},
+        bar, swatch, make('span', {class: 'value'}, text), make('span', {class: 'count'}, number.toLocaleString('en'))));
+    });
+    this.more.hidden = found.length <= SHOWN;
+    this.more.textContent = all ? 'Show fewer' : `Show all ${found.length}`;
+  }
+
+  /** @param {import('./rows.js').Column} column @param {number[]} counted rows */
+  _histogram(column, counted) {
+    const [low, high] = this.ends = endsOf(column.numbers), bins = new Array(BARS).fill(0);
+    for (const row of counted) {
+      const value = column.numbers[row];
+      if (!Number.isNaN(value)) bins[Math.min(BARS - 1, Math.floor(((value - low) / (high - low)) * BARS))]++;
+    }
+    const most = Math.max(1, ...bins), condition = this.explorer.filters.get(this.key);
+    const [from, to] = condition && 'range' in condition ? condition.range : [low, high];
+    this.bars.replaceChildren(...bins.map((number, bin) => {
+      const start = low + ((high - low) * bin) / BARS, middle = start + (high - low) / BARS / 2;
+      const bar = make('span', {class: middle < from || middle > to ? 'out' : '', title: `${short(start)} and more: ${number.toLocaleString('en')}`});
+      bar.style.height = `${number ? Math.max(4, (100 * number) / most) : 0}%`;
+      return bar;
+    }));
+    this.bounds.forEach((bound, i) => { if (bound !== document.activeElement) bound.value = Number([from, to][i].toPrecision(6)); });
+  }
+
+  _setRange() {
+    const [low, high] = this.ends, [from, to] = this.bounds.map(bound => bound.value);
+    const range = /** @type {[number, number]} */ ([from === '' ? low : Number(from), to === '' ? high : Number(to)]);
+    this.explorer.filter(this.key, range[0] <= low && range[1] >= high ? null : {range});
+  }
+}
+
+/** The least and the greatest number. @param {Iterable<number>} numbers NaN is left out @returns {[number, number]} */
+export function endsOf(numbers) {
+  let low = Infinity, high = -Infinity;
+  for (const value of numbers) if (!Number.isNaN(value)) [low, high] = [Math.min(low, value), Math.max(high, value)];
+  return [low, high];
 }
 
 customElements.define('facet-list', FacetList);

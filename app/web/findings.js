@@ -1,7 +1,8 @@
 // The findings of an inspection, and which items each is about. Addresses refer to findings by short texts:
 //
 //   duplicates, duplicates/3, leaks, leaks/0, outliers, suspects, next, problems/blurred, cluster/2, overlap/3/5
-import {finished, path, rest} from './api.js';
+import {path, rest} from './api.js';
+import {fieldOf} from './explorer.js';
 
 /**
  * @typedef {object} Inspection
@@ -34,11 +35,9 @@ export async function running(name) {
   return jobs.find((/** @type {any} */ job) => job.params.collection === name && ['queued', 'running'].includes(job.state))?.id;
 }
 
-/** Inspect a collection, and write the findings into the metadata. @param {string} name @param {any} [progress] a <progress> */
-export async function inspect(name, progress) {
-  const field = localStorage.getItem(`field ${name}`) ?? 'label';
-  const id = await running(name) ?? (await rest('POST', path(name, 'inspections'), {json: {field, write_fields: true}, noted: true})).id;
-  return finished(id, job => { if (progress && job.total) [progress.max, progress.value] = [job.total, job.done]; });
+/** Inspect a collection, and write the findings into the metadata. @param {string} name @param {ReturnType<import('./jobs.js').jobBar>} bar */
+export async function inspect(name, bar) {
+  return bar.follow(await running(name) ?? (await rest('POST', path(name, 'inspections'), {json: {field: fieldOf(name), write_fields: true}, noted: true})).id);
 }
 
 /**

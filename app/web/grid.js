@@ -1,65 +1,68 @@
-// <image-grid>: all images of the view in justified rows, of which only those near the screen are in the page.
+// <image-grid>: all images of the view in square tiles, of which only those near the screen are in the page.
 //
-// One tab stop: arrows move, Enter finds similar images, Space selects, V opens the viewer, + and - refine the search,
-// L and 1 to 9 label, Delete deletes. A double click opens the image under its first press.
+// A click opens an image next to the grid, a double click on the whole screen; the corner of a tile, Ctrl, or a long
+// touch selects. One tab stop: see KEYS.
 import {deleteRows} from './deletion.js';
-import {button, make, nearer, percent, sayError} from './dom.js';
-import {onSecondPress, pressed} from './double_click.js';
+import {CHANCE, button, keyed, make, sayError, similarity} from './dom.js';
+import {nameOf} from './filters.js';
 import {GAP, layOut, lineAt} from './layout.js';
 
 const MARGIN = 600; // pixels above and below the screen in which images are loaded, too
+const BELOW = 'No better than chance from here';
+
+/** What the keys of the grid do, for people. */
+export const KEYS = [['Arrows, Home, End', 'go to another image'], ['Enter', 'open it next to the grid'], ['V', 'open it on the whole screen'], ['S', 'find similar images'],
+  ['+ and −', 'more or less like this'], ['Space', 'select'], ['Shift + arrows', 'select several'], ['Ctrl + A', 'select all'], ['1 to 9', 'label, and go to the next'], ['L', 'choose a label'],
+  ['Delete', 'delete'], ['Ctrl + Z', 'undo'], ['Escape', 'close, select none, or end the search'], ['/', 'search by an image'], ['?', 'show this list']];
 
 class ImageGrid extends HTMLElement {
   /**
    * @param {import('./explorer.js').Explorer} explorer
-   * @param {(row: number) => void} open shows a row in the viewer
+   * @param {import('./viewer.js').ItemViewer} viewer
    * @param {import('./labels.js').Labels | null} labels null: the caller may not write
    */
-  constructor(explorer, open, labels) {
+  constructor(explorer, viewer, labels) {
     super();
     this.labels = labels;
     this.explorer = explorer;
-    this.open = open;
+    this.viewer = viewer;
     this.size = Number(localStorage.getItem('size')) || 150;
-    /** Width over height by row, where it is known. @type {Map<number, number>} */
-    this.aspects = new Map();
+    this.side = this.size;
     /** @type {import('./layout.js').Line[]} */
     this.lines = [];
-    /** @type {Map<number, HTMLElement>} */
-    this.tiles = new Map();
     this.anchor = 0;
+    this.tiles = make('div', {role: 'presentation'});
+    this.headings = make('div', {'aria-hidden': 'true'});
     this.sheet = make('div', {class: 'sheet', role: 'listbox', tabindex: 0, 'aria-label': 'Images', 'aria-multiselectable': 'true',
-      onclick: (/** @type {MouseEvent} */ event) => this._click(event),
+      onclick: (/** @type {MouseEvent} */ event) => this._click(event), ondblclick: () => { if (explorer.focus !== null && !explorer.selected.size) viewer.open(explorer.focus, true); },
       onkeydown: (/** @type {KeyboardEvent} */ event) => this._key(event), oncontextmenu: (/** @type {MouseEvent} */ event) => this._hold(event),
       onpointerover: (/** @type {PointerEvent} */ event) => this._onRow(/** @type {Element} */ (event.target), row => this._showActions(row)),
-      onfocus: () => { if (explorer.focus === null && explorer.view.length) explorer.setFocus(explorer.view[0]); }});
+      onfocus: () => { if (explorer.focus === null && explorer.view.length) explorer.setFocus(explorer.view[0]); }}, this.headings, this.tiles);
     this.actions = make('div', {class: 'actions', role: 'toolbar', 'aria-label': 'Actions on an image', hidden: true},
       button('similar', 'Find similar images', () => explorer.similarTo(this.acted), {quiet: true}),
       button('add', 'More like this', () => explorer.refine([this.acted], 'positive'), {quiet: true}),
-      button('less', 'Less like this', () => explorer.refine([this.acted], 'negative'), {quiet: true}),
-      button('view', 'Open in the viewer', () => open(this.acted), {quiet: true}));
+      button('less', 'Less like this', () => explorer.refine([this.acted], 'negative'), {quiet: true}));
     for (const one of this.actions.children) one.tabIndex = -1; // the keys of the grid do the same
     this.acted = 0;
     /** Where the pointer is. @type {[number, number] | null} */
     this.pointer = null;
     /** @type {number[]} */
     this.shown = [];
-    this.relaying = false;
     this.empty = make('p', {class: 'empty', hidden: true});
     this.scroller = make('div', {class: 'scroller', onscroll: () => this._draw(),
       onpointermove: (/** @type {PointerEvent} */ event) => { this.pointer = [event.clientX, event.clientY]; },
       onpointerleave: () => { this.actions.hidden = true; this.pointer = null; }},
       this.sheet, this.actions, this.empty);
     this.replaceChildren(this.scroller);
-    const redraw = () => this.relayout();
-    explorer.addEventListener('view', redraw);
+    explorer.addEventListener('view', () => this.relayout());
+    explorer.addEventListener('rows', () => this._draw()); // of new labels
     explorer.addEventListener('selection', () => this._mark());
-    explorer.addEventListener('focus', () => this._mark(true));
+    explorer.addEventListener('focus', () => { this._mark(); this._reveal(); });
     explorer.addEventListener('query', () => this.classList.toggle('waiting', explorer.searching));
     new ResizeObserver(() => this.relayout(true)).observe(this.scroller);
   }
 
-  /** @param {number} size height of the lines in pixels */
+  /** @param {number} size about the width of a tile in pixels */
   resize(size) {
     this.size = size;
     localStorage.setItem('size', String(size));
@@ -72,58 +75,44 @@ class ImageGrid extends HTMLElement {
     if (!scroller.clientWidth) return;
     const before = this.lines[lineAt(this.lines, scroller.scrollTop)];
     const offset = before ? scroller.scrollTop - before.top : 0;
-    const changed = this.shown !== explorer.view;
-    if (changed) for (const tile of this.tiles.values()) tile.dataset.old = '';
-    const view = this.shown = explorer.view;
-    const heading = explorer.group ? (/** @type {number} */ place) => explorer.groupOf(view[place]) : undefined;
-    this.lines = layOut(view.length, place => this.aspects.get(view[place]) ?? 1, scroller.clientWidth - 2 * GAP, this.size, heading);
+    const above = before ? this.shown.slice(0, before.start + 1).filter(row => !explorer.rows.deleted.has(row)) : [];
+    const view = this.shown = explorer.view, {matches, group} = explorer;
+    const isBelow = (/** @type {number} */ place) => (matches?.get(view[place])?.percentile ?? 1) < CHANCE;
+    const heading = group ? (/** @type {number} */ place) => `${nameOf(group)}: ${explorer.rows.text(explorer.groupOf(view[place]))}`
+      : matches && explorer.order === 'stored' ? (/** @type {number} */ place) => (isBelow(place) ? BELOW : '') : () => '';
+    ({side: this.side, lines: this.lines} = layOut(view.length, scroller.clientWidth - 2 * GAP, this.size, heading));
     const last = this.lines.at(-1);
     this.sheet.style.height = `${last ? last.top + last.height : 0}px`;
-    if (before && (stay || !explorer.rows.complete)) {
-      const line = this.lines.find(one => one.end > before.start);
-      if (line) scroller.scrollTop = line.top + offset;
-    } else if (changed) {
-      scroller.scrollTop = 0;
-    }
+    // what is above stays there if it did not change, such as after a label, a deletion or more matches
+    const isStill = above.length > 0 && (stay || !explorer.rows.complete || above.every((row, place) => row === view[place]));
+    const line = isStill ? this.lines.find(one => one.end >= above.length && one.heading === undefined) : undefined;
+    scroller.scrollTop = line ? line.top + offset : 0;
     if (!explorer.searching) this.classList.remove('waiting'); // else this layout is of the matches before
     this.empty.hidden = view.length > 0 || !explorer.rows.complete;
-    this.empty.textContent = explorer.rows.ids.length ? 'No image passes the filters.' : 'This collection is empty: add images under Collections.';
+    this.empty.textContent = explorer.rows.ids.length ? 'No image passes the filters.' : 'This collection is empty: drop images here.';
     this._draw();
   }
 
   _draw() {
-    const {explorer, scroller, lines, tiles} = this;
+    const {explorer, scroller, lines} = this;
     this.actions.hidden = true;
     const top = scroller.scrollTop, bottom = top + scroller.clientHeight;
-    const first = lineAt(lines, top - MARGIN);
-    /** @type {Set<number>} */
-    const near = new Set();
-    for (const heading of this.sheet.querySelectorAll('.heading')) heading.remove();
-    for (let i = first; i < lines.length && lines[i].top < bottom + MARGIN; i++) {
-      const line = lines[i];
-      if (line.heading !== undefined) {
-        const heading = make('div', {class: 'heading', 'aria-hidden': 'true'}, `${explorer.group}: ${explorer.rows.text(line.heading)}`);
-        heading.style.top = `${line.top}px`;
-        this.sheet.append(heading);
-      }
-      let left = GAP;
-      for (let place = line.start; place < line.end; place++) {
-        const row = explorer.view[place];
-        near.add(row);
-        const tile = tiles.get(row) ?? this._tile(row);
-        const width = line.height * (this.aspects.get(row) ?? 1);
-        Object.assign(tile.style, {left: `${left}px`, top: `${line.top}px`, width: `${width}px`, height: `${line.height}px`});
-        tile.setAttribute('aria-posinset', String(place + 1));
-        tile.setAttribute('aria-setsize', String(explorer.view.length));
-        this._score(tile, row);
-        left += width + GAP;
-      }
-    }
-    for (const [row, tile] of tiles) {
-      if (near.has(row)) continue;
-      tile.remove();
-      tiles.delete(row);
-    }
+    const near = lines.slice(lineAt(lines, top - MARGIN)).filter(line => line.top < bottom + MARGIN);
+    keyed(this.headings, near.filter(line => line.heading), line => line.heading, (line, before) => {
+      const heading = before ?? make('div', {class: line.heading === BELOW ? 'heading chance' : 'heading'}, line.heading);
+      heading.style.top = `${line.top}px`;
+      return heading;
+    });
+    const placed = near.flatMap(line => explorer.view.slice(line.start, line.end).map((row, i) => ({row, line, place: line.start + i})));
+    keyed(this.tiles, placed, one => one.row, ({row, line, place}, before) => {
+      const tile = before ?? this._tile(row);
+      Object.assign(tile.style, {left: `${GAP + (place - line.start) * (this.side + GAP)}px`, top: `${line.top}px`, width: `${this.side}px`, height: `${this.side}px`});
+      tile.ariaPosInSet = place + 1;
+      tile.ariaSetSize = explorer.view.length;
+      this._describe(tile, row);
+      return tile;
+    });
+    for (const tile of this.tiles.children) if (!tile.firstChild.src) explorer.rows.thumbnails.show(tile.firstChild, Number(tile.dataset.row));
     this._mark();
     // what is under the pointer now, without a move of it
     const under = this.pointer && document.elementsFromPoint(...this.pointer).find(one => one.matches('.tile'));
@@ -133,50 +122,40 @@ class ImageGrid extends HTMLElement {
 
   /** @param {number} row @returns {HTMLElement} */
   _tile(row) {
-    const {explorer} = this;
-    const image = make('img', {alt: '', decoding: 'async',
-      onload: () => this._learn(row, image), onerror: () => tile.classList.add('broken')});
-    const tile = make('div', {role: 'option', id: `row-${row}`, class: 'tile', 'data-row': row, 'data-id': explorer.rows.ids[row], 'aria-selected': 'false'},
-      image, make('span', {class: 'box', 'aria-hidden': 'true'}));
-    this.sheet.append(tile);
-    explorer.rows.thumbnails.show(image, row);
-    this.tiles.set(row, tile);
+    const tile = make('div', {role: 'option', id: `row-${row}`, class: 'tile', 'data-row': row, 'data-id': this.explorer.rows.ids[row], 'aria-selected': 'false'},
+      make('img', {alt: '', decoding: 'async', onerror: () => tile.classList.add('broken')}), make('span', {class: 'box', 'aria-hidden': 'true'}),
+      make('span', {class: 'score', 'aria-hidden': 'true'}), make('span', {class: 'tag', 'aria-hidden': 'true'}));
     return tile;
   }
 
-  /** @param {HTMLElement} tile @param {number} row */
-  _score(tile, row) {
-    const match = this.explorer.matches?.get(row), title = this.explorer.rows.title(row);
-    const score = match?.score.toFixed(3), share = percent(match?.percentile), meaning = nearer(match?.percentile);
-    tile.setAttribute('aria-label', score ? `${title}, ${score} ${share && `${share} of random pairs are less similar`}`.trim() : title);
-    tile.querySelector('.score')?.remove();
-    if (match) tile.append(make('span', {class: 'score', 'aria-hidden': 'true', title: meaning || null}, `${score} `, share && make('small', {}, share)));
+  /** Show the label of a tile, and how similar it is. @param {any} tile @param {number} row */
+  _describe(tile, row) {
+    const {explorer: {matches, rows, field}} = this, [, , score, tag] = tile.children;
+    const match = matches?.get(row), how = match && similarity(match.percentile), label = rows.metadata[row][field] ?? '';
+    tile.ariaLabel = [rows.title(row), label, how?.words ?? match?.score.toFixed(3)].filter(one => one !== undefined && one !== '').join(', ');
+    score.textContent = how ? '●●●○○○'.slice(3 - how.steps, 6 - how.steps) : match?.score.toFixed(3) ?? '';
+    score.title = how?.words ?? '';
+    tag.textContent = label;
   }
 
-  /** @param {number} row @param {HTMLImageElement} image */
-  _learn(row, image) {
-    const aspect = Math.min(4, Math.max(0.25, image.naturalWidth / image.naturalHeight));
-    if (Math.abs((this.aspects.get(row) ?? 1) - aspect) < 0.01) return;
-    this.aspects.set(row, aspect);
-    if (this.relaying) return;
-    this.relaying = true;
-    requestAnimationFrame(() => { this.relaying = false; this.relayout(true); });
-  }
-
-  /** Show what is selected and focused. @param {boolean} [scroll] bring the focused image to the screen */
-  _mark(scroll = false) {
-    const {explorer, tiles, scroller} = this;
-    for (const [row, tile] of tiles) {
-      tile.setAttribute('aria-selected', String(explorer.selected.has(row)));
+  /** Show what is selected and focused. */
+  _mark() {
+    const {explorer} = this, asked = new Set(explorer.query.positive.map(one => one.id));
+    for (const tile of this.tiles.children) {
+      const row = Number(tile.dataset.row);
+      tile.ariaSelected = String(explorer.selected.has(row));
       tile.classList.toggle('focused', row === explorer.focus);
-      const sign = explorer.query.positive.some(one => one.id === explorer.rows.ids[row]);
-      tile.classList.toggle('asked', sign);
+      tile.classList.toggle('asked', asked.has(tile.dataset.id));
     }
     this.classList.toggle('selecting', explorer.selected.size > 0);
-    if (explorer.focus !== null && tiles.has(explorer.focus)) this.sheet.setAttribute('aria-activedescendant', `row-${explorer.focus}`);
+    const id = `row-${explorer.focus}`;
+    if (this.tiles.querySelector(`#${id}`)) this.sheet.setAttribute('aria-activedescendant', id);
     else this.sheet.removeAttribute('aria-activedescendant');
-    if (!scroll || explorer.focus === null) return;
-    const place = explorer.view.indexOf(explorer.focus);
+  }
+
+  /** Bring the focused image to the screen. */
+  _reveal() {
+    const {explorer, scroller} = this, place = explorer.focus === null ? -1 : explorer.view.indexOf(explorer.focus);
     const line = this.lines.find(one => one.start <= place && place < one.end);
     if (!line) return;
     if (line.top < scroller.scrollTop) scroller.scrollTop = line.top;
@@ -185,7 +164,7 @@ class ImageGrid extends HTMLElement {
 
   /** @param {number} row */
   _showActions(row) {
-    const tile = this.tiles.get(row);
+    const tile = /** @type {HTMLElement | null} */ (this.tiles.querySelector(`#row-${row}`));
     if (!tile || matchMedia('(hover: none)').matches) return;
     this.acted = row;
     this.actions.hidden = false;
@@ -201,16 +180,12 @@ class ImageGrid extends HTMLElement {
 
   /** @param {MouseEvent} event */
   _click(event) {
-    const {explorer} = this, target = pressed(event);
+    const {explorer} = this, target = /** @type {Element} */ (event.target);
+    if (event.detail > 1) return; // the second one of a double click, below which another image may have come
     this._onRow(target, row => {
-      const box = target.classList.contains('box');
       if (event.shiftKey) this._selectTo(row);
-      else if (box || event.ctrlKey || event.metaKey || explorer.selected.size > 0) this._toggle(row);
-      else {
-        onSecondPress(() => this.open(row));
-        explorer.setFocus(row);
-        explorer.similarTo(row);
-      }
+      else if (target.matches('.box') || event.ctrlKey || event.metaKey || explorer.selected.size > 0) this._toggle(row);
+      else this.viewer.open(row);
     });
   }
 
@@ -243,35 +218,30 @@ class ImageGrid extends HTMLElement {
 
   /** @param {KeyboardEvent} event */
   _key(event) {
-    const {explorer} = this;
+    const {explorer, viewer, labels, chosen} = this;
     if (event.altKey || (event.key !== 'a' && (event.ctrlKey || event.metaKey)) || !explorer.view.length) return;
-    const place = Math.max(0, explorer.focus === null ? 0 : explorer.view.indexOf(explorer.focus));
-    const row = explorer.view[place];
+    const place = Math.max(0, explorer.focus === null ? 0 : explorer.view.indexOf(explorer.focus)), row = explorer.view[place];
+    const move = (/** @type {number} */ to) => () => this._move(place, to, event.shiftKey);
+    const screen = Math.max(1, Math.floor(this.scroller.clientHeight / (this.side + GAP)) - 1);
     /** @type {Record<string, () => void>} */
     const keys = {
-      ArrowRight: () => this._move(place, place + 1, event.shiftKey),
-      ArrowLeft: () => this._move(place, place - 1, event.shiftKey),
-      ArrowDown: () => this._move(place, this._across(place, 1), event.shiftKey),
-      ArrowUp: () => this._move(place, this._across(place, -1), event.shiftKey),
-      Home: () => this._move(place, 0, event.shiftKey),
-      End: () => this._move(place, explorer.view.length - 1, event.shiftKey),
-      PageDown: () => this._move(place, this._across(place, this._linesOnScreen()), event.shiftKey),
-      PageUp: () => this._move(place, this._across(place, -this._linesOnScreen()), event.shiftKey),
-      Enter: () => explorer.similarTo(row),
+      ArrowRight: move(place + 1), ArrowLeft: move(place - 1), ArrowDown: move(this._across(place, 1)), ArrowUp: move(this._across(place, -1)),
+      Home: move(0), End: move(explorer.view.length - 1), PageDown: move(this._across(place, screen)), PageUp: move(this._across(place, -screen)),
+      Enter: () => viewer.open(row),
+      v: () => viewer.open(row, true),
+      s: () => explorer.similarTo(row),
       ' ': () => this._toggle(row),
-      v: () => this.open(row),
       '+': () => explorer.refine([row], 'positive'),
       '-': () => explorer.refine([row], 'negative'),
       a: () => { if (event.ctrlKey || event.metaKey) explorer.select(explorer.view); },
-      Escape: () => (explorer.selected.size ? explorer.select([]) : explorer.search({positive: [], negative: []})),
+      Escape: () => (viewer.isOpen ? viewer.close() : explorer.selected.size ? explorer.select([]) : explorer.search({positive: [], negative: []})),
     };
-    const {labels, chosen} = this;
     if (labels) Object.assign(keys, {l: () => labels.ask(chosen), Delete: () => deleteRows(explorer, chosen).catch(sayError)});
-    if (labels?.press(event.key, chosen)) return event.preventDefault();
-    const act = keys[event.key];
-    if (!act) return;
+    const isLabel = labels?.press(event.key, chosen);
+    if (isLabel && labels?.goesOn && !explorer.selected.size) this._move(place, place + 1, false);
+    if (!isLabel && !keys[event.key]) return;
     event.preventDefault();
-    act();
+    if (!isLabel) keys[event.key]();
   }
 
   /** @param {number} from @param {number} to place in the view @param {boolean} select all on the way, too */
@@ -282,17 +252,12 @@ class ImageGrid extends HTMLElement {
     explorer.setFocus(explorer.view[to]);
   }
 
-  /** Place of the image that is some lines further, nearest to the same x. @param {number} place @param {number} by */
+  /** Place of the image that is some lines further, in the same column. @param {number} place @param {number} by */
   _across(place, by) {
     const lines = this.lines.filter(one => one.heading === undefined);
     const own = lines.findIndex(one => one.start <= place && place < one.end);
     const line = lines[Math.min(lines.length - 1, Math.max(0, own + by))];
-    const share = (place - lines[own].start + 0.5) / (lines[own].end - lines[own].start);
-    return line.start + Math.min(line.end - line.start - 1, Math.floor(share * (line.end - line.start)));
-  }
-
-  _linesOnScreen() {
-    return Math.max(1, Math.floor(this.scroller.clientHeight / (this.size + GAP)) - 1);
+    return Math.min(line.end - 1, line.start + place - lines[own].start);
   }
 }
 

@@ -6,6 +6,7 @@ import {button, count, make, sayError} from './dom.js';
 import {edits, write} from './edits.js';
 import {encoderCard} from './encoders.js';
 import {duplicates, inspect, newest, predictions, running} from './findings.js';
+import {jobBar} from './jobs.js';
 import {typed} from './labels.js';
 import {changed, flat} from './rows.js';
 
@@ -52,24 +53,22 @@ export async function showInsights(main, name, session) {
 
 /** The state of the inspection, and the button for another. @param {string} name @param {Inspection | null} inspection @param {boolean} canWrite @param {() => Promise<void>} reload @param {string} [job] that runs already */
 function runner(name, inspection, canWrite, reload, job) {
-  const progress = make('progress', {hidden: true, 'aria-label': 'Inspecting'});
+  const bar = jobBar('Inspecting');
   const go = async () => {
     start.disabled = true;
-    progress.hidden = false;
     try {
-      await inspect(name, progress);
-      if (progress.isConnected) await reload(); // else another page is shown
+      await inspect(name, bar);
+      if (bar.element.isConnected) await reload(); // else another page is shown
     } catch (error) {
       sayError(error);
       start.disabled = false;
-      progress.hidden = true;
     }
   };
   const start = button('similar', inspection ? 'Inspect again' : 'Inspect', go, {class: inspection?.current ? '' : 'strong'});
   if (job) go();
   const when = inspection && new Date(1000 * inspection.made).toLocaleString('en', {dateStyle: 'medium', timeStyle: 'short'});
   const state = inspection ? `${count(inspection.items, 'image')} inspected on ${when}. ${inspection.current ? '' : 'The collection has changed since.'}` : '';
-  return [make('p', {class: 'note', role: 'status'}, state), canWrite ? start : '', progress];
+  return [make('p', {class: 'note', role: 'status'}, state), canWrite ? start : '', bar.element];
 }
 
 /** The metadata of the items that the page shows and that still exist. @param {string} name @param {Inspection} inspection */
@@ -219,11 +218,12 @@ function suspects(shown) {
     else return;
     event.preventDefault();
   }}, ...open.slice(0, SHOWN).map((/** @type {any} */ one) => {
-    const decide = (/** @type {boolean} */ accepted) => review(shown, field, one, accepted);
+    // the second click of a double click is meant for no image: it comes to the next one
+    const decide = (/** @type {boolean} */ accepted) => (/** @type {MouseEvent} */ event) => { if (event.detail < 2) review(shown, field, one, accepted); };
     const {firstChild: image, lastChild: caption} = figure(shown, one.item, `${one.label} → ${one.proposed}`, 'suspects');
     return make('li', {'data-id': one.item, title: titleOf(shown, one.item)}, image, caption, canWrite ? make('div', {class: 'tools'},
-      make('button', {type: 'button', class: 'button accept', 'aria-label': `Accept ${one.proposed} instead of ${one.label}`, onclick: () => decide(true)}, 'Accept'),
-      make('button', {type: 'button', class: 'button reject', 'aria-label': `Reject ${one.proposed}, keep ${one.label}`, onclick: () => decide(false)}, 'Reject')) : '');
+      make('button', {type: 'button', class: 'button accept', 'aria-label': `Accept ${one.proposed} instead of ${one.label}`, onclick: decide(true)}, 'Accept'),
+      make('button', {type: 'button', class: 'button reject', 'aria-label': `Reject ${one.proposed}, keep ${one.label}`, onclick: decide(false)}, 'Reject')) : '');
   }));
   const keys = canWrite ? make('p', {class: 'note'}, 'Keys: ', make('kbd', {}, 'A'), ' accepts the proposed label, ', make('kbd', {}, 'R'), ' rejects it, arrows move.') : '';
   return card('Suspect labels', 'Labels that are more probably wrong than right: given label → proposed label.',

@@ -1,48 +1,96 @@
-// The list of the server's jobs.
-import {rest} from './api.js';
-import {button, make, sayError} from './dom.js';
+// The jobs of the server: a bar for one that runs, and the list of the last ones.
+import {finished, rest} from './api.js';
+import {button, count, keyed, make, sayError} from './dom.js';
+
+/** Shares of the progress at which the phases of a kind of job end; see STEPS in nnclr_hub/workbench/inspections.py. @type {Record<string, [number, string][]>} */
+const PHASES = {inspection: [[0.09, 'Reading the images'], [0.45, 'Looking for copies'], [0.63, 'Checking the labels'], [0.9, 'Arranging the map'], [1, 'Writing the findings']],
+  comparison: [[0.5, 'Embedding the images'], [1, 'Fitting classifiers']]};
+
+/** What a job does now. @param {any} job */
+function phaseOf(job) {
+  if (job.state === 'queued') return 'Waiting for other jobs';
+  const share = job.total ? job.done / job.total : 0, left = job.eta_s ? `, ${Math.ceil(job.eta_s)} s left` : '';
+  return PHASES[job.kind]?.find(([end]) => share <= end)?.[1] ?? (job.total ? `${job.done.toLocaleString('en')} of ${job.total.toLocaleString('en')}${left}` : 'Starting');
+}
+
+/** A bar that only grows, with the phase of a job and a button that cancels it. @param {string} label */
+export function jobBar(label) {
+  const bar = make('progress', {max: 1, 'aria-label': label}), text = make('span', {class: 'note', role: 'status'});
+  let job = '';
+  const element = make('span', {class: 'job-bar', hidden: true}, bar, text, button('close', 'Cancel', () => rest('DELETE', `jobs/${job}`).catch(sayError), {quiet: true}));
+  /** Show a job until it ends, and return its result. @param {string} id */
+  const follow = async id => {
+    job = id;
+    bar.removeAttribute('value');
+    element.hidden = false;
+    try {
+      return await finished(id, now => {
+        if (now.total) bar.value = Math.max(bar.value, now.done / now.total);
+        text.textContent = phaseOf(now);
+      });
+    } finally {
+      element.hidden = true;
+    }
+  };
+  return {element, follow};
+}
 
 /** The list of the last jobs; a click on one shows its result. @param {boolean} canWrite */
 export function jobList(canWrite) {
-  const element = make('div', {class: 'jobs'});
-  let drawn = '';
-  const open = new Set();
-  return {element, draw: async () => {
+  const list = make('ul', {}), empty = make('p', {class: 'empty'}, 'No job has run yet.');
+  return {element: make('div', {class: 'jobs'}, empty, list), draw: async () => {
     const {jobs} = await rest('GET', 'jobs', {query: {limit: 20}});
-    const state = JSON.stringify(jobs);
-    if (state === drawn) return;
-    drawn = state;
-    element.replaceChildren(jobs.length ? make('ul', {}, ...jobs.map((/** @type {any} */ job) => jobLine(job, canWrite, open))) : make('p', {class: 'empty'}, 'No job has run yet.'));
+    empty.hidden = jobs.length > 0;
+    keyed(list, jobs, job => job.id, (job, before) => {
+      const line = before ?? jobLine(job, canWrite);
+      line.draw(job);
+      return line;
+    });
   }};
 }
 
-/** @param {any} job @param {boolean} canWrite @param {Set<string>} open ids of the jobs whose results are shown */
-function jobLine(job, canWrite, open) {
-  const cancel = () => rest('DELETE', `jobs/${job.id}`).catch(sayError);
-  const running = ['queued', 'running'].includes(job.state), left = job.eta_s ? `, ${Math.ceil(job.eta_s)} s left` : '';
-  const result = make('div', {class: 'result'});
-  const show = async () => {
-    open.add(job.id);
-    const full = await rest('GET', `jobs/${job.id}`);
-    result.replaceChildren(make('dl', {}, ...Object.entries(full.result ?? full.params).flatMap(([key, value]) => [make('dt', {}, key), make('dd', {}, textOf(value))])));
-  };
-  const toggle = make('button', {type: 'button', class: 'plain', 'aria-expanded': 'false', onclick: () => {
+/** @param {any} job @param {boolean} canWrite */
+function jobLine({id, kind, params, created}, canWrite) {
+  const state = make('span'), bar = make('progress', {max: 1, 'aria-label': `Progress of ${kind}`}), problem = make('span', {class: 'problem'}), result = make('div', {class: 'result'});
+  const toggle = make('button', {type: 'button', class: 'plain', 'aria-expanded': 'false', onclick: async () => {
     const shown = toggle.getAttribute('aria-expanded') === 'true';
     toggle.setAttribute('aria-expanded', String(!shown));
-    if (!shown) return void show().catch(sayError);
-    open.delete(job.id);
-    result.replaceChildren();
+    result.replaceChildren(...(shown ? [] : resultOf(await rest('GET', `jobs/${id}`))));
   }}, 'Details');
-  if (open.has(job.id)) toggle.click();
-  return make('li', {class: job.state}, make('strong', {}, job.kind), make('span', {}, [job.params.collection, job.params.file].filter(Boolean).join(', ')), make('span', {}, job.state + left),
-    running && job.total ? make('progress', {max: job.total, value: job.done, 'aria-label': `Progress of ${job.kind}`}) : null,
-    make('time', {datetime: new Date(1000 * job.created).toISOString(), class: 'note'}, new Date(1000 * job.created).toLocaleString()),
-    job.error ? make('span', {class: 'problem'}, job.error.detail ?? String(job.error)) : null, running ? null : toggle,
-    canWrite && running ? button('close', `Cancel ${job.kind}`, cancel, {quiet: true}) : null, result);
+  const cancel = canWrite ? button('close', `Cancel ${kind}`, () => rest('DELETE', `jobs/${id}`).catch(sayError), {quiet: true}) : '';
+  const line = make('li', {}, make('strong', {}, kind.replace('_', ' ')), make('span', {}, [params.collection, params.file].filter(Boolean).join(', ')), state, bar,
+    make('time', {datetime: new Date(1000 * created).toISOString(), class: 'note'}, timeOf(created)), problem, toggle, cancel, result);
+  line.draw = (/** @type {any} */ job) => {
+    const isRunning = ['queued', 'running'].includes(job.state);
+    line.className = job.state;
+    state.textContent = isRunning ? phaseOf(job) : job.state;
+    bar.hidden = !isRunning || !job.total;
+    if (job.total) bar.value = Math.max(bar.value, job.done / job.total);
+    problem.textContent = job.error ? job.error.detail ?? String(job.error) : '';
+    toggle.hidden = isRunning;
+    if (cancel) cancel.hidden = !isRunning;
+  };
+  return line;
 }
 
-/** @param {any} value */
-function textOf(value) {
-  const text = typeof value === 'object' && value !== null ? JSON.stringify(value) : String(value);
+/** A sentence on the result, the rest as a list, and a link to the collection. @param {any} job */
+function resultOf({kind, params, result}) {
+  const {collection, added, replaced, unchanged, removed, errors_count: refused, items, ...rest} = result ?? params;
+  const parts = [[added, 'added'], [replaced, 'replaced'], [unchanged, 'unchanged'], [removed, 'removed'], [refused, 'refused']].filter(([number]) => number !== undefined).map(([number, what]) => `${number} ${what}`);
+  const text = parts.length ? `${parts.join(', ')}.` : items !== undefined && typeof items === 'number' ? `${count(items, 'image')}.` : '';
+  const entries = Object.entries(rest).filter(([, value]) => value !== null && JSON.stringify(value) !== '[]' && JSON.stringify(value) !== '{}');
+  return [make('p', {}, text, ' ', collection ? make('a', {href: `#/${kind === 'inspection' ? 'insights' : 'explore'}/${encodeURIComponent(collection)}`}, `Open ${collection}`) : ''),
+    make('dl', {}, ...entries.flatMap(([key, value]) => [make('dt', {}, key.replaceAll('_', ' ')), make('dd', {}, textOf(key, value))]))];
+}
+
+/** @param {string} key @param {any} value */
+function textOf(key, value) {
+  if (['made', 'created', 'started', 'ended'].includes(key)) return timeOf(value);
+  const text = typeof value === 'object' ? JSON.stringify(value) : String(value);
   return text.length > 400 ? `${text.slice(0, 400)} ...` : text;
+}
+
+/** @param {number} seconds since 1970 */
+function timeOf(seconds) {
+  return new Date(1000 * seconds).toLocaleString('en', {dateStyle: 'medium', timeStyle: 'short'});
 }

@@ -11,12 +11,20 @@ export class Labels extends EventTarget {
   constructor(explorer) {
     super();
     this.explorer = explorer;
-    /** The metadata key that is written. */
-    this.field = localStorage.getItem(`field ${explorer.name}`) ?? 'label';
     /** The metadata key whose keys were assigned since the page was loaded. */
     this.assigned = '';
     explorer.addEventListener('rows', () => this._assign());
     addEventListener('storage', event => { if (event.key === this._stored) this.dispatchEvent(new Event('keys')); }, {signal: explorer.closing});
+  }
+
+  /** The metadata key that is written. */
+  get field() {
+    return this.explorer.field;
+  }
+
+  /** Whether the focus goes to the next image after a key. */
+  get goesOn() {
+    return localStorage.getItem('goes on') !== 'no';
   }
 
   get _stored() {
@@ -56,9 +64,10 @@ export class Labels extends EventTarget {
 
   /** @param {string} field */
   _setField(field) {
-    this.field = field;
+    this.explorer.field = field;
     localStorage.setItem(`field ${this.explorer.name}`, field);
     this._assign();
+    this.explorer.emit('rows'); // the tiles show other labels
     this.dispatchEvent(new Event('keys'));
   }
 

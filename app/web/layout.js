@@ -1,4 +1,4 @@
-// Justified rows: lines of whole images that all have the width of the grid.
+// Lines of equal square tiles, which do not wait for the images to know their sizes.
 
 export const GAP = 4;
 export const HEADING = 34;
@@ -15,35 +15,28 @@ export const HEADING = 34;
 /**
  * Lay out images in lines.
  * @param {number} length number of images
- * @param {(place: number) => number} aspectOf width over height of an image
  * @param {number} width of the grid
- * @param {number} target height of a line; lines that are full get near it
- * @param {(place: number) => string} [headingOf] images with different headings are on different lines
- * @returns {Line[]}
+ * @param {number} target width of a tile; the tiles of a full line fill the width
+ * @param {(place: number) => string} headingOf images with different headings are on different lines; '' has none
+ * @returns {{side: number, lines: Line[]}} the width of a tile
  */
-export function layOut(length, aspectOf, width, target, headingOf) {
+export function layOut(length, width, target, headingOf) {
+  const columns = Math.max(1, Math.round((width + GAP) / (target + GAP))), side = (width + GAP) / columns - GAP;
   /** @type {Line[]} */
   const lines = [];
-  let top = 0, start = 0, aspects = 0;
-  const close = (/** @type {number} */ end, /** @type {boolean} */ full) => {
-    const free = width - GAP * (end - start - 1);
-    const height = full ? free / aspects : Math.min(target, free / aspects);
-    lines.push({top, height, start, end});
-    top += height + GAP;
-    start = end;
-    aspects = 0;
-  };
-  for (let place = 0; place < length; place++) {
-    if (headingOf && (place === 0 || headingOf(place) !== headingOf(place - 1))) {
-      if (place > start) close(place, false);
-      lines.push({top, height: HEADING, start: place, end: place, heading: headingOf(place)});
+  let top = 0, heading = '';
+  for (let start = 0, end; start < length; start = end) {
+    const own = headingOf(start);
+    if (own && own !== heading) {
+      lines.push({top, height: HEADING, start, end: start, heading: own});
       top += HEADING;
     }
-    aspects += aspectOf(place);
-    if (aspects * target + GAP * (place - start) >= width) close(place + 1, true);
+    heading = own;
+    for (end = start + 1; end < length && end - start < columns && headingOf(end) === own;) end++;
+    lines.push({top, height: side, start, end});
+    top += side + GAP;
   }
-  if (start < length) close(length, false);
-  return lines;
+  return {side, lines};
 }
 
 /** Index of the last line that begins at or above a height. @param {Line[]} lines @param {number} y */

@@ -1,7 +1,6 @@
 // The pages of the app, chosen by the address: #/explore/NAME, #/insights/NAME, #/collections, #/training, #/api.
 import {ROOT, rest} from './api.js';
 import {button, make, sayError} from './dom.js';
-import './double_click.js';
 import './drops.js';
 import {announce, edits, undo, undoable} from './edits.js';
 

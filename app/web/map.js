@@ -1,12 +1,16 @@
 // <item-map>: the collection as points; what is near looks alike. A drag moves, a wheel or a pinch zooms, a lasso chooses.
 import {path, rest} from './api.js';
-import {button, later, make, sayError} from './dom.js';
+import {button, keyed, later, make, sayError} from './dom.js';
+import {endsOf} from './facets.js';
 import {inspect, running} from './findings.js';
-import {passing} from './filters.js';
-import {PALETTE} from './palette.js';
+import {nameOf, passing, short} from './filters.js';
+import {jobBar} from './jobs.js';
+import {COLORED, PLAIN, colorOf, cssColor, shade} from './palette.js';
 import {Scatter} from './scatter.js';
 
-const PLAIN = [128, 132, 140];
+const CLUSTER = 'inspection.cluster';
+const ISLANDS = 30; // names on the map
+const OTHERS = 'others'; // values without a color of their own
 const MOST_ADDED = 10_000; // items that are placed without a new inspection
 const STEP = 40; // pixels, per press of an arrow key
 const NEAR = 12; // pixels from a point to the pointer; the keyboard reaches everything
@@ -34,8 +38,15 @@ class ItemMap extends HTMLElement {
     this.thumbnails = make('div', {class: 'thumbnails', 'aria-hidden': 'true'});
     this.preview = make('img', {class: 'preview', alt: '', hidden: true});
     this.note = make('div', {class: 'stack note'});
+    this.legend = make('div', {class: 'legend', role: 'group', 'aria-label': 'Legend: click hides, double click shows only one'});
+    this.names = make('div', {class: 'islands', 'aria-hidden': 'true'});
+    /** Values whose points are hidden. @type {Set<any>} */
+    this.out = new Set();
+    /** The middle of each cluster, the largest first. @type {{cluster: any, x: number, y: number, rows: number[]}[]} */
+    this.islands = [];
     this.colorBy = make('select', {'aria-label': 'Color by', onchange: () => {
       localStorage.setItem(`color ${explorer.name}`, this.colorBy.value);
+      this.out.clear();
       this._color();
       explorer.colorBy(this.colorBy.value);
     }});
@@ -46,9 +57,9 @@ class ItemMap extends HTMLElement {
     this.surface = make('div', {class: 'surface', tabindex: 0, role: 'application', 'aria-label': 'Map: arrow keys move it, + and - zoom, Enter searches for the image in the middle',
       onkeydown: (/** @type {KeyboardEvent} */ event) => this._key(event), onblur: () => { this.preview.hidden = true; }, onpointerdown: (/** @type {PointerEvent} */ event) => this._press(event),
       onpointermove: (/** @type {PointerEvent} */ event) => this._hover(event), onpointerleave: () => { this.preview.hidden = true; },
-      onwheel: (/** @type {WheelEvent} */ event) => this._wheel(event)}, this.canvas, this.thumbnails, this.drawing, this.preview);
+      onwheel: (/** @type {WheelEvent} */ event) => this._wheel(event)}, this.canvas, this.thumbnails, this.names, this.drawing, this.preview);
     this.tools = make('div', {class: 'tools', hidden: true}, this.colorBy, this.lasso, button('view', 'Show the whole map', () => { this.moved = false; this.scatter?.fit(); this._draw(); }, {quiet: true}));
-    this.append(this.tools, this.note, this.surface);
+    this.append(this.tools, this.note, this.surface, this.legend);
     explorer.addEventListener('rows', () => this._fillKeys());
     const color = later(() => this._color());
     for (const event of ['view', 'selection', 'query', 'focus']) explorer.addEventListener(event, color);
@@ -75,6 +86,7 @@ class ItemMap extends HTMLElement {
     this.tools.hidden = false;
     this.scatter ??= new Scatter(this.canvas);
     this.scatter.setPlaces(Float32Array.from([...new Float32Array(places), ...added.flatMap(one => [one.x, one.y])]));
+    this.islands = this._findIslands();
     this._fillKeys();
     this.note.replaceChildren(about.current ? '' : this._start('The collection has changed since.', 'Arrange again', job));
     this._color();
@@ -86,33 +98,29 @@ class ItemMap extends HTMLElement {
     if (!this.scatter || keys.join() === this.keys) return;
     this.keys = keys.join();
     const kept = localStorage.getItem(`color ${explorer.name}`) ?? 'label';
-    this.colorBy.replaceChildren(make('option', {value: ''}, 'One color'), ...keys.map(key => make('option', {value: key}, `Color by ${key}`)));
+    this.colorBy.replaceChildren(make('option', {value: ''}, 'One color'), ...keys.map(key => make('option', {value: key}, `Color by ${nameOf(key)}`)));
     this.colorBy.value = keys.includes(kept) ? kept : '';
     explorer.colorBy(this.colorBy.value);
   }
 
   /** @param {string} text @param {string} action @param {string} [job] that runs already */
   _start(text, action, job) {
-    const progress = make('progress', {hidden: true, 'aria-label': 'Making the map'});
+    const bar = jobBar('Making the map');
     const go = async () => {
-      words.textContent = 'The map is being made. ';
       start.hidden = true;
-      progress.hidden = false;
       try {
-        await inspect(this.explorer.name, progress);
+        await inspect(this.explorer.name, bar);
         if (!this.isConnected) return; // another page is shown
         await this.explorer.load(); // the findings are fields of the items
         await this.load();
       } catch (error) {
         sayError(error);
-        words.textContent = `${text} `;
         start.hidden = false;
-        progress.hidden = true;
       }
     };
-    const words = make('span', {}, `${text} `), start = make('button', {type: 'button', class: 'button', onclick: go}, action);
+    const start = make('button', {type: 'button', class: 'button', onclick: go}, action);
     if (job && this.canWrite) go();
-    return make('p', {}, words, this.canWrite ? start : '', progress);
+    return make('p', {}, `${text} `, this.canWrite ? start : '', bar.element);
   }
 
   // ---- drawing
@@ -123,6 +131,7 @@ class ItemMap extends HTMLElement {
     requestAnimationFrame(() => {
       this.due = false;
       this.scatter?.draw();
+      this._placeNames();
       this._showThumbnails();
     });
   }
@@ -134,18 +143,89 @@ class ItemMap extends HTMLElement {
     const key = this.colorBy.value, column = key ? explorer.rows.column(key) : null;
     const passes = passing(explorer.rows, explorer.filters);
     const asked = new Set([...explorer.query.positive, ...explorer.query.negative].map(one => explorer.rows.rowOf.get(one.id ?? '')));
-    const range = column?.numeric ? column.numbers.reduce(([low, high], one) => [one < low ? one : low, one > high ? one : high], [Infinity, -Infinity]) : [0, 1];
+    const [low, high] = column?.numeric ? endsOf(column.numbers) : [0, 1];
     const colors = new Uint8Array(4 * this.rows.length);
     this.rows.forEach((row, i) => {
       if (row < 0 || explorer.rows.deleted.has(row)) return;
-      const code = column?.codes[row]?.[0];
-      const color = code === undefined || !column ? PLAIN : column.numeric ? shade((column.numbers[row] - range[0]) / (range[1] - range[0] || 1)) : PALETTE[column.colors[code] % PALETTE.length];
-      const shown = explorer.matches ? explorer.matches.has(row) : passes[row] && (explorer.passed?.has(row) ?? true) && (explorer.area?.has(row) ?? true);
+      const code = column?.codes[row]?.[0], value = code === undefined ? null : column?.values[code];
+      const color = code === undefined || !column ? PLAIN : column.numeric ? shade((column.numbers[row] - low) / (high - low || 1)) : colorOf(column.colors[code]);
+      const isOut = this.out.has(value) || (code !== undefined && this.out.has(OTHERS) && /** @type {any} */ (column).colors[code] >= COLORED);
+      const shown = !isOut && (explorer.matches ? explorer.matches.has(row) : passes[row] && (explorer.passed?.has(row) ?? true) && (explorer.area?.has(row) ?? true));
       const loud = explorer.selected.has(row) || asked.has(row) || row === explorer.focus;
       colors.set([...color, loud ? 255 : shown ? 215 : 36], 4 * i);
     });
+    this._drawLegend(column);
     scatter.setColors(colors);
     this._draw();
+  }
+
+  /** A click hides or shows the points of a value, a double click shows only them, or all again. @param {import('./rows.js').Column | null} column */
+  _drawLegend(column) {
+    if (column?.numeric) {
+      const [low, high] = endsOf(column.numbers), scale = make('span', {class: 'scale'});
+      scale.style.background = `linear-gradient(90deg, ${[0, 0.5, 1].map(share => `rgb(${shade(share)})`)})`;
+      return this.legend.replaceChildren(short(low), scale, short(high));
+    }
+    const existing = new Set(this.rows.filter(row => row >= 0).map(row => column?.codes[row]?.[0] ?? -1));
+    const codes = [...existing].filter(code => code >= 0).sort((a, b) => a - b), own = codes.filter(code => /** @type {any} */ (column).colors[code] < COLORED);
+    const entries = own.map(code => ({value: column?.values[code], text: this.explorer.rows.text(column?.values[code]), color: cssColor(/** @type {any} */ (column).colors[code])}));
+    if (own.length < codes.length) entries.push({value: OTHERS, text: `${codes.length - own.length} others`, color: `rgb(${PLAIN})`});
+    if (column && existing.has(-1)) entries.push({value: null, text: 'none', color: `rgb(${PLAIN})`});
+    const all = entries.map(one => one.value);
+    keyed(this.legend, entries, one => `${typeof one.value} ${one.value}`, ({value, text, color}, before) => {
+      const entry = before ?? make('button', {type: 'button', onclick: () => entry.show(this.out.has(value)), ondblclick: () => entry.only()}, make('span', {class: 'swatch'}), text);
+      entry.firstChild.style.background = color;
+      entry.ariaPressed = String(!this.out.has(value));
+      entry.show = (/** @type {boolean} */ on) => {
+        if (on) this.out.delete(value);
+        else this.out.add(value);
+        this._color();
+      };
+      entry.only = () => {
+        const isAlone = this.out.size === all.length - 1 && !this.out.has(value);
+        this.out = new Set(isAlone ? [] : all.filter(one => one !== value));
+        this._color();
+      };
+      return entry;
+    });
+  }
+
+  /** The clusters of the inspection, each in the middle of its points. */
+  _findIslands() {
+    const {explorer: {rows}, scatter} = this, column = rows.column(CLUSTER);
+    /** @type {Map<number, number[]>} */
+    const points = new Map();
+    this.rows.forEach((row, i) => {
+      const code = column.codes[row]?.[0];
+      if (code !== undefined) points.set(code, [...points.get(code) ?? [], i]);
+    });
+    const middle = (/** @type {number[]} */ numbers) => numbers.sort((a, b) => a - b)[numbers.length >> 1];
+    return [...points].sort(([, a], [, b]) => b.length - a.length).slice(0, ISLANDS).map(([code, own]) => ({cluster: column.values[code], rows: own.map(i => this.rows[i]),
+      x: middle(own.map(i => /** @type {Scatter} */ (scatter).places[2 * i])), y: middle(own.map(i => /** @type {Scatter} */ (scatter).places[2 * i + 1]))}));
+  }
+
+  /** Write the commonest label of each cluster on it, where there is space. */
+  _placeNames() {
+    const {explorer, scatter} = this, column = explorer.rows.column(explorer.field), {clientWidth, clientHeight} = this.canvas;
+    /** @type {[number, number, number][]} */
+    const taken = [];
+    const names = this.islands.flatMap(({x, y, rows, cluster}) => {
+      const counts = new Map();
+      for (const row of rows) for (const code of column.codes[row] ?? []) counts.set(code, (counts.get(code) ?? 0) + 1);
+      const common = [...counts].sort(([, a], [, b]) => b - a).filter(([, number]) => number > rows.length / 4).slice(0, 2).map(([code]) => column.values[code]);
+      const text = common.length ? common.join(', ') : counts.size ? '' : `cluster ${cluster}`; // a mixed one has no name
+      const [left, top] = /** @type {Scatter} */ (scatter).pixelOf(x, y), wide = 4 * text.length + 6;
+      const isFree = taken.every(([a, b, other]) => Math.abs(left - a) > wide + other || Math.abs(top - b) > 18);
+      if (!text || !isFree || left < wide || top < 10 || left > clientWidth - wide || top > clientHeight - 10) return [];
+      taken.push([left, top, wide]);
+      return [{text, left, top, cluster}];
+    });
+    keyed(this.names, names, one => one.cluster, ({text, left, top}, before) => {
+      const name = before ?? make('span');
+      name.textContent = text;
+      Object.assign(name.style, {left: `${left}px`, top: `${top}px`});
+      return name;
+    });
   }
 
   _showThumbnails() {
@@ -158,14 +238,12 @@ class ItemMap extends HTMLElement {
       const [x, y] = scatter.pixel(i);
       if (this.rows[i] >= 0 && x > 0 && y > 0 && x < clientWidth && y < clientHeight) near.push([this.rows[i], x, y]);
     }
-    const before = new Map([.../** @type {HTMLCollectionOf<HTMLImageElement>} */ (this.thumbnails.children)].map(image => [Number(image.dataset.row), image]));
-    const images = (near.length > THUMBNAILS ? [] : near).map(([row, x, y]) => {
-      const image = before.get(row) ?? make('img', {alt: '', 'data-row': row});
+    keyed(this.thumbnails, near.length > THUMBNAILS ? [] : near, ([row]) => row, ([, x, y], image) => {
+      image ??= make('img', {alt: ''});
       Object.assign(image.style, {left: `${x}px`, top: `${y}px`});
       return image;
     });
-    if (images.length || before.size) this.thumbnails.replaceChildren(...images);
-    for (const image of images) if (!image.src) explorer.rows.thumbnails.show(image, Number(image.dataset.row));
+    for (const image of this.thumbnails.children) if (!image.src) explorer.rows.thumbnails.show(image, Number(image.dataset.key));
   }
 
   // ---- pointer
@@ -300,12 +378,6 @@ async function placements(inspection) {
     cursor = page.cursor;
   } while (cursor !== null && all.length < MOST_ADDED);
   return all;
-}
-
-/** From blue over gray to orange. @param {number} share */
-function shade(share) {
-  const low = [59, 105, 178], high = [235, 116, 36];
-  return low.map((one, i) => one + (high[i] - one) * share);
 }
 
 customElements.define('item-map', ItemMap);

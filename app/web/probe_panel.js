@@ -1,8 +1,9 @@
 // The dialog Probe: fit a linear classifier on the labels of a collection, see how good it is and what it confuses, try it
 // on an own image, and apply it to all images.
-import {ROOT, finished, rest} from './api.js';
+import {ROOT, rest} from './api.js';
 import {count, make, openDialog, sayError} from './dom.js';
 import {write} from './edits.js';
+import {jobBar} from './jobs.js';
 import {typed} from './labels.js';
 
 const AT_ONCE = 5000; // items in one prediction
@@ -26,9 +27,10 @@ export function showProbe(explorer, field) {
     probe.known().then(known => { if (known && choice.value === key) shown.replaceChildren(probe.report(known)); }).catch(sayError);
     fit.onclick = async () => {
       fit.disabled = true;
-      shown.replaceChildren(make('p', {role: 'status'}, 'Fitting ...'));
+      const bar = jobBar('Fitting');
+      shown.replaceChildren(bar.element);
       try {
-        shown.replaceChildren(probe.report(await probe.fit()));
+        shown.replaceChildren(probe.report(await probe.fit(bar)));
       } catch (error) {
         shown.replaceChildren();
         sayError(error);
@@ -54,9 +56,10 @@ class Probe {
     return (await rest('GET', 'probes')).probes.find((/** @type {any} */ one) => one.name === this.name);
   }
 
-  async fit() {
+  /** @param {ReturnType<typeof jobBar>} bar */
+  async fit(bar) {
     const json = {name: this.name, collection: this.explorer.name, field: this.field, balanced: true, replace: true};
-    await finished((await rest('POST', 'probes', {json, noted: true})).id);
+    await bar.follow((await rest('POST', 'probes', {json, noted: true})).id);
     return rest('GET', `probes/${this.name}`);
   }
 

@@ -1,11 +1,10 @@
 // <query-bar>: what is searched for, and every way to begin a search: file, paste, drop, camera.
 import {imageUrl} from './api.js';
-import {button, count, make, nearer, openDialog, say, sayError} from './dom.js';
+import {CHANCE, button, count, make, nearer, openDialog, say, sayError} from './dom.js';
 import {MAX_MATCHES} from './explorer.js';
 import {textOf} from './filters.js';
 
 const PREVIEW = 96; // pixels per side of the small copy that is kept for reloads
-const NOTHING = 0.95; // a best match below this share of random pairs is not similar
 
 class QueryBar extends HTMLElement {
   /** @param {import('./explorer.js').Explorer} explorer */
@@ -25,7 +24,7 @@ class QueryBar extends HTMLElement {
     this.replaceChildren(this.file,
       make('div', {class: 'start'}, button('upload', 'Search by an image', () => this.file.click()),
         button('camera', 'Take a photo', () => this._camera(), {quiet: true})),
-      this.examples, this.chips, this.verdict);
+      make('div', {class: 'asked-for'}, this.examples, this.chips), this.verdict);
     explorer.addEventListener('query', () => this._drawExamples());
     explorer.addEventListener('view', () => this._drawResult());
     this._drawExamples();
@@ -118,7 +117,7 @@ class QueryBar extends HTMLElement {
 /** A sentence on the best match. @param {number | null | undefined} percentile */
 function sentenceOn(percentile) {
   if (percentile === null || percentile === undefined) return '';
-  return percentile < NOTHING ? 'Nothing similar: random pairs of images are as near as the best match.' : `The best is ${nearer(percentile)}.`;
+  return percentile < CHANCE ? 'Nothing similar: random pairs of images are as near as the best match.' : `The best is ${nearer(percentile)}.`;
 }
 
 /** A small copy as a data address; undefined if the browser cannot read the format. @param {Blob} file */

@@ -93,8 +93,13 @@ export class Scatter {
 
   /** Pixels of point i, from the left and the top. @param {number} i @returns {[number, number]} */
   pixel(i) {
+    return this.pixelOf(this.places[2 * i], this.places[2 * i + 1]);
+  }
+
+  /** Pixels of a place. @param {number} x @param {number} y @returns {[number, number]} */
+  pixelOf(x, y) {
     const {clientWidth, clientHeight} = this.canvas;
-    return [clientWidth / 2 + (this.places[2 * i] - this.center[0]) * this.zoom, clientHeight / 2 - (this.places[2 * i + 1] - this.center[1]) * this.zoom];
+    return [clientWidth / 2 + (x - this.center[0]) * this.zoom, clientHeight / 2 - (y - this.center[1]) * this.zoom];
   }
 
   /** Move by pixels. @param {number} dx @param {number} dy */

@@ -1,6 +1,6 @@
 // <selection-bar>: what can be done with the selected images.
 import {imageUrl} from './api.js';
-import {copyToNew} from './copying.js';
+import {copyOrMove} from './copying.js';
 import {csvOf} from './csv.js';
 import {deleteRows} from './deletion.js';
 import {button, count, make, sayError} from './dom.js';
@@ -9,9 +9,10 @@ import {zipOf} from './zip.js';
 class SelectionBar extends HTMLElement {
   /**
    * @param {import('./explorer.js').Explorer} explorer
+   * @param {{collections: any[], changed: () => Promise<void>}} session
    * @param {import('./labels.js').Labels | null} labels null: the caller may not write
    */
-  constructor(explorer, labels) {
+  constructor(explorer, session, labels) {
     super();
     this.explorer = explorer;
     this.number = make('strong', {role: 'status'});
@@ -21,7 +22,7 @@ class SelectionBar extends HTMLElement {
       labels ? button('tag', 'Label', () => this._do(rows => labels.ask(rows))) : '',
       button('table', 'Table (CSV)', () => this._do(rows => save(new Blob([csvOf(explorer.rows, rows)], {type: 'text/csv'}), `${explorer.name}.csv`))),
       button('download', 'Images (zip)', () => this._do(rows => this._zip(rows))),
-      labels ? button('add', 'New collection', () => this._do(rows => copyToNew(explorer, rows))) : '',
+      labels ? button('forward', 'Copy or move', () => this._do(rows => copyOrMove(explorer, session, rows))) : '',
       labels ? button('remove', 'Delete', () => this._do(rows => deleteRows(explorer, rows))) : '',
       make('button', {type: 'button', class: 'plain', onclick: () => explorer.select(explorer.view)}, 'Select all'),
       make('button', {type: 'button', class: 'plain', onclick: () => explorer.select([])}, 'Select none'));

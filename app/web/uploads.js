@@ -2,12 +2,14 @@
 // They continue while other pages of the app are shown. One that fails, is stopped, or is cut off by a reload can continue.
 import {ApiError, finished, newKey, path, rest} from './api.js';
 import {button, count, make, say, sayError} from './dom.js';
+import {fieldOf} from './explorer.js';
 import {discard, forget, remember, unfinished, unfinishedOf} from './unfinished.js';
 
 const AT_ONCE = 16; // images in one request; two requests run at a time
 const PART = 8_000_000; // bytes of a file in one request
 const UNREADABLE = new Set([413, 415, 422]); // statuses about the images of a request, not about the server
 const NAMED = 200; // files that failed
+const TABLE = 'labels.csv'; // of a folder, as for `nnclr index`
 const KINDS = /** @type {Record<string, string>} */ ({zip: 'application/zip', tar: 'application/x-tar', ndjson: 'application/x-ndjson', jsonl: 'application/x-ndjson',
   parquet: 'application/vnd.apache.parquet', arrow: 'application/vnd.apache.arrow.stream'});
 /** Names of files that can be imported. */
@@ -192,9 +194,18 @@ export function importFile(collection, file) {
 
 /** Add images, archives and tables. @param {any} info of the collection @param {File[]} files */
 export async function addFiles(info, files) {
-  const images = files.filter(file => !(suffixOf(file).slice(1) in KINDS));
-  for (const file of files) if (!images.includes(file)) await importFile(info.name, file);
+  const table = files.find(file => file.name.toLowerCase() === TABLE), images = files.filter(file => file !== table && !(suffixOf(file).slice(1) in KINDS));
+  for (const file of files) if (file !== table && !images.includes(file)) await importFile(info.name, file);
   if (images.length) await uploadImages(info, images);
+  if (table) await writeTable(info.name, table);
+}
+
+/** Write the labels and the other columns of the table of a folder into the metadata of its images. @param {string} collection @param {File} file */
+async function writeTable(collection, file) {
+  const write = (/** @type {any} */ query) => rest('POST', path(collection, 'labels'), {query, body: file, headers: {'Content-Type': 'text/csv'}});
+  const {updated, unmatched_rows: lost, other_columns: columns} = await write({key: fieldOf(collection)});
+  if (columns.length) await write({columns});
+  say(`${file.name}: ${count(updated, 'image')} labeled${columns.length ? `, with ${columns.join(', ')}` : ''}${lost ? `; ${count(lost, 'line')} of unknown images` : ''}.`);
 }
 
 /** @param {File} file */

@@ -1,13 +1,15 @@
-// <item-viewer>: one image on the whole screen, with its metadata, its neighbors, what the encoder looks at, and a box
-// to search for a part. Arrow keys go to the next image of the view.
+// <item-viewer>: one image, with its metadata, its neighbors, what the encoder looks at, and a box to search for a part:
+// next to the grid, where it follows the focus, or on the whole screen, where arrow keys go to the next image of the view.
 import {imageUrl, path, rest} from './api.js';
 import {button, make, nearer, percent, sayError} from './dom.js';
 import {deleteRows} from './deletion.js';
+import {nameOf} from './filters.js';
 import {LabelKeys} from './labels.js';
 import {ViewedImage} from './viewed_image.js';
 
 const NEIGHBORS = 8;
 const COMPARED = 4; // neighbors on which a point is looked for
+const NARROW = 820; // pixels of a screen without space next to the grid
 const SIDE = 512; // pixels of the images that the encoder gets for a map
 const HINTS = {
   box: 'Draw a box on the image, or press Tab and use the arrow keys and Enter.',
@@ -39,6 +41,7 @@ class ItemViewer extends HTMLElement {
     this.viewed.addEventListener('swipe', event => this._step(/** @type {CustomEvent} */ (event).detail));
     this.viewed.addEventListener('choice', event => this._chosen(/** @type {CustomEvent} */ (event).detail));
     this.heading = make('h2', {tabindex: -1, autofocus: true}); // not the first button, whose outline would look chosen
+    this.expand = button('view', 'Whole screen', () => this._setFull(!this.isFull), {quiet: true});
     this.side = make('aside', {'aria-label': 'About the image'});
     this.hint = make('p', {class: 'note', role: 'status'});
     this.head = make('select', {'aria-label': 'Attention head', hidden: true, onchange: () => this._attend({}).catch(sayError)});
@@ -53,22 +56,25 @@ class ItemViewer extends HTMLElement {
     const onRow = (/** @type {(row: number) => void} */ act) => () => { if (this.row !== null) act(this.row); };
     this.changes = labels ? [button('tag', 'Label', onRow(row => labels.ask([row]))), button('remove', 'Delete', onRow(row => this._delete(row).catch(sayError)))] : [];
     this.dialog = make('dialog', {class: 'viewer', 'aria-label': 'Image', onclose: () => this._closed()},
-      make('div', {class: 'head'}, this.heading,
+      make('div', {class: 'head'}, this.heading, this.expand,
         button('less', 'Zoom out', () => this.viewed.zoom(1 / 1.5), {quiet: true}), button('add', 'Zoom in', () => this.viewed.zoom(1.5), {quiet: true}),
-        ...this.steps, button('close', 'Close', () => this.dialog.close(), {quiet: true})),
+        ...this.steps, button('close', 'Close', () => this.close(), {quiet: true})),
       make('div', {class: 'columns'}, make('div', {class: 'left'}, this.viewed,
         make('div', {class: 'tools'}, button('similar', 'Find similar images', () => this._findSimilar()), ...Object.values(this.modes), ...this.changes, this.head, this.hint), labels ? new LabelKeys(labels, () => (this.row === null ? [] : [this.row])) : ''), this.side));
     this.replaceChildren(this.dialog);
     explorer.addEventListener('rows', () => { if (this.row !== null) this._drawMetadata(this.row); });
+    explorer.addEventListener('focus', () => { if (this.row !== null && explorer.focus !== null && explorer.focus !== this.row) this.open(explorer.focus); });
   }
 
-  /** Show an item. @param {number} row */
-  open(row) {
+  /** Show an item. @param {number} row @param {boolean} [full] on the whole screen; else as it is, or next to the grid */
+  open(row, full = this.isFull) {
     const {explorer} = this;
+    if (row === this.row) return this._setFull(full);
     this.row = row;
     this.example = null;
     this._show(imageUrl(explorer.name, explorer.rows.ids[row], 'original'), explorer.rows.title(row), {id: explorer.rows.ids[row]});
     this._drawMetadata(row);
+    this._setFull(full);
     explorer.setFocus(row);
     this.dispatchEvent(new Event('change'));
   }
@@ -82,6 +88,27 @@ class ItemViewer extends HTMLElement {
     this.row = null;
     this.example = example;
     this._show(src, example.name ?? 'your image', {vector: example.vector});
+    this._setFull(true);
+  }
+
+  /** Show it on the whole screen, or next to the grid, for which a narrow screen has no space. @param {boolean} full */
+  _setFull(full) {
+    const {dialog} = this, modal = full || innerWidth <= NARROW;
+    if (dialog.open && this.isFull === modal) return;
+    dialog.removeAttribute('open');
+    if (modal) dialog.showModal();
+    else dialog.open = true; // the focus stays in the grid
+    this.expand.hidden = innerWidth <= NARROW;
+    this.expand.title = this.expand.ariaLabel = modal ? 'Next to the grid' : 'Whole screen';
+    this.parentElement?.classList.add('with-side');
+  }
+
+  get isFull() {
+    return this.dialog.matches(':modal');
+  }
+
+  close() {
+    this.dialog.close();
   }
 
   /** @param {string} src @param {string} title @param {Record<string, any>} query whose neighbors are listed */
@@ -97,10 +124,8 @@ class ItemViewer extends HTMLElement {
     this.metadata = make('dl', {});
     this.neighbors = make('ul', {class: 'neighbors'});
     const note = match && make('p', {class: 'note'}, [`Score ${match.score.toFixed(3)}`, nearer(match.percentile)].filter(Boolean).join(', '));
-    this.side.replaceChildren(note ?? '', ...(this.row === null ? [] : [make('h3', {}, 'Metadata'), this.metadata]), make('h3', {}, 'Nearest images'), this.neighbors);
+    this.side.replaceChildren(note ?? '', make('h3', {}, 'Nearest images'), this.neighbors, ...(this.row === null ? [] : [make('h3', {}, 'Metadata'), this.metadata]));
     this._listNeighbors(query).catch(sayError);
-    if (this.dialog.open) return;
-    this.dialog.showModal();
     document.addEventListener('keydown', this.onKey); // also if what had the focus was removed
   }
 
@@ -110,6 +135,7 @@ class ItemViewer extends HTMLElement {
 
   _closed() {
     this.row = this.example = null;
+    if (!this.parentElement?.classList.contains('with-map')) this.parentElement?.classList.remove('with-side');
     document.removeEventListener('keydown', this.onKey);
     this.turn++;
     this.viewed.image.removeAttribute('src');
@@ -127,12 +153,18 @@ class ItemViewer extends HTMLElement {
 
   /** @param {KeyboardEvent} event */
   _key(event) {
-    if ([...document.querySelectorAll('dialog[open]')].at(-1) !== this.dialog || event.target instanceof HTMLInputElement || event.ctrlKey || event.metaKey || event.altKey) return;
+    const {target} = event;
+    if ([...document.querySelectorAll('dialog[open]')].at(-1) !== this.dialog || target instanceof HTMLInputElement || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (!this.isFull && !this.dialog.contains(/** @type {Node} */ (target))) return; // the grid and the map have keys of their own
     /** @type {Record<string, () => void>} */
-    const keys = {ArrowLeft: () => this._step(-1), ArrowRight: () => this._step(1), '+': () => this.viewed.zoom(1.5), '-': () => this.viewed.zoom(1 / 1.5)};
+    const keys = {ArrowLeft: () => this._step(-1), ArrowRight: () => this._step(1), '+': () => this.viewed.zoom(1.5), '-': () => this.viewed.zoom(1 / 1.5),
+      s: () => this._findSimilar(), ...(this.isFull ? {} : {Escape: () => this.close()})};
     const {row, labels} = this;
     if (row !== null && labels) Object.assign(keys, {l: () => labels.ask([row]), Delete: () => this._delete(row).catch(sayError)});
-    if (row !== null && labels?.press(event.key, [row])) return event.preventDefault();
+    if (row !== null && labels?.press(event.key, [row])) {
+      if (labels.goesOn) this._step(1);
+      return event.preventDefault();
+    }
     if (!keys[event.key]) return;
     event.preventDefault();
     keys[event.key]();
@@ -141,11 +173,11 @@ class ItemViewer extends HTMLElement {
   /** @param {number} row */
   _drawMetadata(row) {
     const {explorer} = this;
-    const filterBy = (/** @type {string} */ key, /** @type {any} */ value) => { this.dialog.close(); explorer.filter(key, {in: [value]}); };
+    const filterBy = (/** @type {string} */ key, /** @type {any} */ value) => { this._leaveFull(); explorer.filter(key, {in: [value]}); };
     const facets = new Set(explorer.rows.keys);
-    const {pixel_sha256: _, file_sha256: __, mtime, ...metadata} = explorer.rows.metadata[row];
+    const {pixel_sha256: _, file_sha256: __, 'inspection.seq': ___, mtime, ...metadata} = explorer.rows.metadata[row];
     const entries = Object.entries({...metadata, ...(mtime ? {date: new Date(1000 * mtime).toLocaleString()} : {}), id: explorer.rows.ids[row]});
-    this.metadata?.replaceChildren(...entries.flatMap(([key, value]) => [make('dt', {}, key),
+    this.metadata?.replaceChildren(...entries.flatMap(([key, value]) => [make('dt', {title: key}, nameOf(key)),
       make('dd', {}, facets.has(key) && typeof value === 'string'
         ? make('button', {type: 'button', class: 'plain', title: `Show images with this ${key}`, onclick: () => filterBy(key, value)}, explorer.rows.text(value))
         : typeof value === 'object' ? JSON.stringify(value) : String(value))]));
@@ -164,9 +196,15 @@ class ItemViewer extends HTMLElement {
     }));
   }
 
+  /** Show the grid, for what a control of the viewer changes there. */
+  _leaveFull() {
+    if (this.row === null || innerWidth <= NARROW) this.close();
+    else this._setFull(false);
+  }
+
   _findSimilar() {
     const {row, example, explorer} = this;
-    this.dialog.close();
+    this._leaveFull();
     const search = row !== null ? explorer.similarTo(row) : example ? explorer.search({positive: [example], negative: []}) : null;
     search?.catch(sayError);
   }
@@ -176,7 +214,7 @@ class ItemViewer extends HTMLElement {
     const {explorer} = this, place = explorer.view.indexOf(row);
     if (!(await deleteRows(explorer, [row])) || this.row !== row) return;
     if (explorer.view.length) this.open(explorer.view[Math.min(Math.max(0, place), explorer.view.length - 1)]);
-    else this.dialog.close();
+    else this.close();
   }
 
   // ---- part and attention
@@ -204,7 +242,7 @@ class ItemViewer extends HTMLElement {
   /** @param {number} x0 @param {number} y0 @param {number} x1 @param {number} y1 in pixels of the image */
   async _searchPart(x0, y0, x1, y1) {
     const part = await drawn(this.viewed.image, x0, y0, x1 - x0, y1 - y0), name = `part of ${this.heading.textContent}`;
-    this.dialog.close();
+    this._leaveFull();
     await this.bar.searchFile(part, name, false);
   }
 

@@ -35,7 +35,16 @@ def written_whole(path: Path, *, first: bool = False) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        _name(unfinished, path, first)
+        if not first:
+            unfinished.replace(path)
+        else:
+            try:
+                os.link(unfinished, path)
+            except FileExistsError:
+                pass
+            except OSError:  # a file system without links: of several processes, the last one wins
+                if not path.exists():
+                    unfinished.replace(path)
         fsync_folder(path.parent)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
@@ -56,19 +65,6 @@ def sweep(folder: Path, name: str | None = None) -> None:
                 path.unlink()
         except (FileNotFoundError, ValueError):  # just renamed by its process, or not a file of ours
             continue
-
-
-def _name(unfinished: Path, path: Path, first: bool) -> None:
-    if not first:
-        unfinished.replace(path)
-        return
-    try:
-        os.link(unfinished, path)
-    except FileExistsError:
-        return
-    except OSError:  # a file system without links: of several processes that start together, the last one wins
-        if not path.exists():
-            unfinished.replace(path)
 
 
 def _host() -> str:

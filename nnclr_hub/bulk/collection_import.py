@@ -8,25 +8,24 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from nnclr_hub.bulk.plan import ShardPlan
+from nnclr_hub.bulk.plan import TILE, ShardPlan
 from nnclr_hub.bulk.shards import Shards
 from nnclr_hub.errors import CollectionExists, CollectionNotFound, InvalidRequest
 from nnclr_hub.images.listing import named
 from nnclr_hub.images.source import ImageSource, ListedImage
 from nnclr_hub.store.base import Collection, CollectionSpec, Item, Progress, VectorStore
 from nnclr_hub.store.where import MAX_IN
-from nnclr_hub.workbench.folder_changes import BOX, item_id
+from nnclr_hub.workbench.folder_changes import item_id
+from nnclr_hub.workbench.image_record import BOX
 
 log = logging.getLogger(__name__)
 BATCH = MAX_IN  # items whose ids one filter can name
-_TILE = re.compile(r"#\d+,\d+,\d+,\d+$")  # the end of the path of a tile
 
 
 def collect(
@@ -130,7 +129,7 @@ def _item(
     source: ImageSource, image: ListedImage, vector: np.ndarray, about: dict[str, Any], label: str | None
 ) -> Item:
     """Return the item that `nnclr index` would write; the root of an image in an archive is the archive."""
-    path, mark, box = image.path.rpartition("#") if _TILE.search(image.path) else (image.path, "", "")
+    path, mark, box = image.path.rpartition("#") if TILE.search(image.path) else (image.path, "", "")
     metadata = {"path": path, "root": source.absolute, "size": image.size, "mtime": image.mtime}
     if mark:
         metadata[BOX] = [int(one) for one in box.split(",")]

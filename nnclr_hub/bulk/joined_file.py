@@ -35,11 +35,7 @@ Shape = tuple[int, int]
 
 
 def check_format(file: Path) -> None:
-    """Check that the packages for the format of a file are installed.
-
-    Raises:
-        MissingDependency: pyarrow is not installed.
-    """
+    """Check that the packages for the format of a file are installed; raise MissingDependency if not."""
     if file.suffix.lower() == PARQUET:
         require_parquet()
 

@@ -6,6 +6,7 @@ embed_shards(Path("vectors"), [Path("photos")], encoder, part=(2, 8))      # the
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from nnclr_hub.bulk.atomic_file import sweep
-from nnclr_hub.bulk.plan import SHARD_SIZE, Listing, ShardPlan, check_part
+from nnclr_hub.bulk.plan import SHARD_SIZE, Places, ShardPlan, check_part
 from nnclr_hub.bulk.shards import Shard, Shards, find_shard, write_shard
 from nnclr_hub.encoder.inputs import ImageLike
 from nnclr_hub.errors import ImageError
@@ -28,7 +29,7 @@ from nnclr_hub.images.source import ImageSource, ListedImage
 from nnclr_hub.images.tiles import Tiling
 from nnclr_hub.progress import Advance
 from nnclr_hub.store.spec import Embeds
-from nnclr_hub.workbench.sample_metadata import metadata_of
+from nnclr_hub.workbench.folder_changes import metadata_of
 
 READERS = 16
 STEP = 64  # images between two progress reports
@@ -86,8 +87,8 @@ def embed_shards(
         DiskFull: a shard does not fit.
     """
     check_part(part)
-    listing = Listing.of(given, tiling, getattr(encoder, "reading", PLAIN))
-    plan = ShardPlan.of(encoder, listing, precision=precision, shard_size=shard_size).begin(folder)
+    places = Places.of(given, tiling, getattr(encoder, "reading", PLAIN))
+    plan = ShardPlan.begin(folder, encoder, places, precision=precision, shard_size=shard_size)
     # in a row, so that a part lists few archives
     numbers = range(plan.shards * (part[0] - 1) // part[1], plan.shards * part[0] // part[1])
     wanted = shards_to_make(folder, plan, numbers)
@@ -100,8 +101,12 @@ def embed_shards(
         progress(done, total)
 
     advance(0)
-    for (sources, _), shards in plan.parts(listing, wanted):
-        fill(folder, plan, sources, shards, encoder, advance)
+    if not wanted:  # check at least that these are the images
+        for _, shards in plan.stretches(folder, places, numbers[:1]):
+            list(shards)
+    with decoding_processes(images=total - done):
+        for sources, shards in plan.stretches(folder, places, wanted):
+            fill(folder, plan, sources, shards, encoder, advance)
     return summarize(folder, plan, numbers)
 
 
@@ -123,7 +128,7 @@ def fill(
     folder: Path,
     plan: ShardPlan,
     sources: Sequence[ImageSource],
-    parts: Sequence[tuple[int, Sequence[ListedImage]]],
+    shards: Iterable[tuple[int, Sequence[ListedImage]]],
     encoder: Streams,
     advance: Callable[[int], None] = lambda count: None,
 ) -> None:
@@ -133,33 +138,41 @@ def fill(
 
     Args:
         sources: of the images, with paths of this machine.
+        shards: (number, images) of each, see `ShardPlan.stretches`; each has an image without a vector.
         advance: called with the number of images done since the last call.
     """
-    shards = [find_shard(folder, plan, number) for number, _ in parts]
-    readable = [_readable(plan, images, shard) for (_, images), shard in zip(parts, shards, strict=True)]
-    new = [list(compress(images, map(not_, has))) for (_, images), has in zip(parts, readable, strict=True)]
-    with decoding_processes(images=sum(map(len, new))):
-        results = encoder.embed_in_order(contents(sources, chain.from_iterable(new)))
-        for (number, images), shard, has in zip(parts, shards, readable, strict=True):
-            stored = iter(shard.vectors) if shard and any(has) else iter(())
-            good: list[ListedImage] = []
-            rows: list[np.ndarray] = []
-            broken: list[tuple[str, str]] = []
-            for count, (image, is_known) in enumerate(zip(images, has, strict=True), 1):
-                result = next(stored if is_known else results)
-                if isinstance(result, ImageError):
-                    broken.append((named(plan.sources, image), str(result)))
-                elif not np.isfinite(result).all() or not result.any():
-                    broken.append((named(plan.sources, image), INVALID_VECTOR))
-                else:
-                    good.append(image)
-                    rows.append(result)
-                if count % STEP == 0:
-                    advance(STEP)
-            if not any(has) or len(good) > sum(has):
-                vectors = np.stack(rows) if rows else np.zeros((0, plan.dim), np.float32)
-                write_shard(folder, plan, number, vectors, good, broken, _all_metadata(sources, good))
-            advance(len(images) % STEP)
+    begun: deque[tuple[int, Sequence[ListedImage], Shard | None, list[bool]]] = deque()
+
+    def images_to_embed() -> Iterator[ImageLike]:
+        for number, images in shards:
+            shard = find_shard(folder, plan, number)
+            has = _readable(plan, images, shard)
+            begun.append((number, images, shard, has))
+            yield from contents(sources, compress(images, map(not_, has)))
+
+    results = encoder.embed_in_order(images_to_embed())
+    for first in results:  # of the next shard
+        number, images, shard, has = begun.popleft()
+        new = chain([first], results)
+        stored = iter(shard.vectors) if shard and any(has) else iter(())
+        good: list[ListedImage] = []
+        rows: list[np.ndarray] = []
+        broken: list[tuple[str, str]] = []
+        for count, (image, is_known) in enumerate(zip(images, has, strict=True), 1):
+            result = next(stored if is_known else new)
+            if isinstance(result, ImageError):
+                broken.append((named(plan.sources, image), str(result)))
+            elif not np.isfinite(result).all() or not result.any():
+                broken.append((named(plan.sources, image), INVALID_VECTOR))
+            else:
+                good.append(image)
+                rows.append(result)
+            if count % STEP == 0:
+                advance(STEP)
+        if not any(has) or len(good) > sum(has):
+            vectors = np.stack(rows) if rows else np.zeros((0, plan.dim), np.float32)
+            write_shard(folder, plan, number, vectors, good, broken, _all_metadata(sources, good))
+        advance(len(images) % STEP)
 
 
 def _all_metadata(sources: Sequence[ImageSource], images: Sequence[ListedImage]) -> list[dict[str, Any]]:

@@ -1,57 +1,48 @@
-"""The plan of a bulk run: its images, encoder and shards. It is written first and never changes.
+"""The plan of a bulk run: its encoder and its shards. It is written first and never changes.
 
-listing = Listing.of(["photos", "more.tar"])
-plan = ShardPlan.of(encoder, listing, precision="f32", shard_size=4096).begin(folder)
+places = Places.of(["photos", "more.tar"])
+plan = ShardPlan.begin(folder, encoder, places)
 plan.shards                         # number of shards
-for number, images in plan.parts(listing, [3, 4]): ...
+for number, sources, images in plan.stretches(places, [3, 4]): ...
 
-A shard has images of one archive or folder only, and these are listed one at a time. So no process holds the list of
-all images, and one that makes a part of the shards lists only their archives.
+A shard is a stretch of one archive or of the listing of one folder. The plan has the path at which each begins, so a
+process walks only to its own stretches, and no process holds the list of all images.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from bisect import bisect_right
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from itertools import accumulate, groupby
+from itertools import dropwhile, groupby, islice
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
 from nnclr_hub.bulk.atomic_file import written_whole
-from nnclr_hub.errors import InvalidRequest, NoImages
-from nnclr_hub.images.listing import EXPECTED, digest_of, find_images, find_units, in_tiles, is_archive
+from nnclr_hub.errors import ImageError, InvalidRequest, NoImages
+from nnclr_hub.images.listing import EXPECTED, contents, find_units, is_archive, open_unit, tiles_in_order
 from nnclr_hub.images.reading import PLAIN, ImageReading
 from nnclr_hub.images.source import ImageSource, ListedImage
+from nnclr_hub.images.tile import Tile
 from nnclr_hub.images.tiles import Tiling
 from nnclr_hub.store.spec import Embeds
 
 PLAN = "plan.json"
-FORMAT, VERSION = "nnclr_hub shards", 3
+FORMAT, VERSION = "nnclr_hub shards", 4
 PRECISIONS = {"f32": np.float32, "f16": np.float16}
 SHARD_SIZE = 4096
-KINDS = {
-    "model": str,
-    "fingerprint": str,
-    "dim": int,
-    "precision": str,
-    "shard_size": int,
-    "units": list,
-    "listing": str,
-}  # types of the fields in plan.json, except sources
+TILE = re.compile(r"#\d+,\d+,\d+,\d+$")  # the end of the path of a tile
+# plan.json: types of the fields except sources and stretches
+KINDS = {"model": str, "fingerprint": str, "dim": int, "precision": str, "shard_size": int, "units": list}
 
 
 def check_form(precision: str, shard_size: int) -> None:
-    """Check the precision of vectors and the size of shards.
-
-    Raises:
-        InvalidRequest: one is invalid.
-    """
+    """Check the precision of vectors and the size of shards; raise InvalidRequest if one is invalid."""
     if precision not in PRECISIONS:
         raise InvalidRequest(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}.")
     if shard_size < 1:
@@ -59,11 +50,7 @@ def check_form(precision: str, shard_size: int) -> None:
 
 
 def check_part(part: tuple[int, int]) -> None:
-    """Check a part (k, n).
-
-    Raises:
-        InvalidRequest: k is not from 1 to n.
-    """
+    """Check a part (k, n); raise InvalidRequest if k is not from 1 to n."""
     if not 1 <= part[0] <= part[1]:
         raise InvalidRequest(f"Parts are numbered 1/N to N/N, got {part[0]}/{part[1]}.")
 
@@ -85,12 +72,9 @@ def check_folder(folder: Path) -> None:
         raise InvalidRequest(f"{folder} contains other files, such as {strangers[0]}; use a new folder.")
 
 
-Found = tuple[list[ImageSource], list[ListedImage]]
-
-
 @dataclass(frozen=True)
-class Listing:
-    """The images of a call, listed one archive or folder at a time.
+class Places:
+    """The archives and folders of a call.
 
     units: places that are listed together; see `find_units`.
     tiling, reading: how images are cut into tiles, if they are.
@@ -102,27 +86,63 @@ class Listing:
 
     @classmethod
     def of(cls, given: Sequence[str | Path], tiling: Tiling | None = None, reading: ImageReading = PLAIN) -> Self:
-        """Find the archives and folders at the given places; see `find_units`."""
+        """Find the archives and folders at the given places."""
         return cls(tuple(find_units(given)), tiling, reading)
 
-    def unit(self, number: int) -> Found:
-        """List one unit. With several archives, the keys of samples begin with the name of theirs.
+    def open(self, unit: int, start: str = "") -> tuple[list[ImageSource], Iterator[ListedImage]]:
+        """Return the sources of a unit, and its images from a path on.
+
+        With several archives, the keys of samples begin with the name of theirs.
 
         Raises:
             NoImages: it is empty and the only one.
         """
         try:
-            sources, images = find_images(self.units[number])
+            sources, images = open_unit(self.units[unit], start if self.tiling is None else TILE.sub("", start))
         except NoImages:
             if len(self.units) == 1:
                 raise
-            return [], []
+            return [], iter(())
         if self.tiling is not None:
-            images = in_tiles(sources, images, self.tiling, self.reading)
-        if sum(is_archive(place) for unit in self.units for place in unit) > 1:
+            images = tiles_in_order(sources, images, self.tiling, self.reading)
+            images = dropwhile(lambda one: start not in ("", one.path), images)
+        if sum(is_archive(place) for places in self.units for place in places) > 1:
             names = [Path(source.absolute).name for source in sources]
-            images = [replace(one, key=f"{names[one.source]}/{one.key}") if one.key else one for one in images]
+            images = (replace(one, key=f"{names[one.source]}/{one.key}") if one.key else one for one in images)
         return sources, images
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """The images of a shard.
+
+    unit: number of their archive or folder.
+    first: path of the first one.
+    count: their number.
+    digest: of their names and sizes, and the bytes of the first one; see `digest_of`.
+    """
+
+    unit: int
+    first: str
+    count: int
+    digest: str
+
+
+def digest_of(sources: Sequence[ImageSource], images: Sequence[ListedImage]) -> str:
+    """Return a hash of some images, in hex, independent of their location.
+
+    It covers names and sizes, and the bytes of the first one, because images of equal names and sizes may differ.
+    """
+    digest = hashlib.sha256()
+    for one in images:
+        digest.update(f"{one.source}\0{one.path}\0{one.size}\n".encode("utf-8", "surrogateescape"))
+    for image in contents(sources, images[:1]):
+        try:
+            if not isinstance(image, Tile):  # whose file may be too large to read
+                digest.update(Path(image).read_bytes() if isinstance(image, str) else image.read())
+        except (OSError, ImageError):  # its shard reports the error
+            digest.update(b"-")
+    return digest.hexdigest()[:32]
 
 
 @dataclass(frozen=True)
@@ -134,9 +154,9 @@ class ShardPlan:
     dim: D, length of a vector.
     precision: "f32" or "f16", of the stored vectors.
     shard_size: images per shard; the last shard of an archive or folder has the rest.
-    units: for each unit of the listing the number of its images and of its sources.
-    listing: SHA-256 of the names and sizes of all images, in order, and of the bytes of a few; see `digest_of`.
+    units: the number of sources of each archive or folder.
     sources: folders and archives of the images.
+    stretch: the images of each shard.
     """
 
     model: str
@@ -144,42 +164,9 @@ class ShardPlan:
     dim: int
     precision: str
     shard_size: int
-    units: tuple[tuple[int, int], ...]
-    listing: str
+    units: tuple[int, ...]
     sources: tuple[ImageSource, ...]
-
-    def __post_init__(self) -> None:
-        check_form(self.precision, self.shard_size)
-
-    @classmethod
-    def of(cls, encoder: Embeds, listing: Listing, *, precision: str = "f32", shard_size: int = SHARD_SIZE) -> Self:
-        """Make the plan for these images.
-
-        Raises:
-            InvalidRequest: the precision or the shard size is invalid.
-            NoImages: there are no images.
-        """
-        check_form(precision, shard_size)
-        digest = hashlib.sha256()
-        units: list[tuple[int, int]] = []
-        sources: list[ImageSource] = []
-        for number in range(len(listing.units)):
-            found, images = listing.unit(number)
-            digest.update(digest_of(found, images).encode())
-            units.append((len(images), len(found)))
-            sources += found
-        if not sources:
-            raise NoImages(f"There are no images; {EXPECTED}.")
-        return cls(
-            model=encoder.name,
-            fingerprint=encoder.fingerprint,
-            dim=encoder.embed_dim,
-            precision=precision,
-            shard_size=shard_size,
-            units=tuple(units),
-            listing=digest.hexdigest(),
-            sources=tuple(sources),
-        )
+    stretch: tuple[Stretch, ...]
 
     @property
     def name(self) -> str:
@@ -193,72 +180,69 @@ class ShardPlan:
 
     @property
     def images(self) -> int:
-        """The number of images."""
-        return sum(images for images, _ in self.units)
-
-    @cached_property
-    def _ends(self) -> list[int]:
-        """The number of shards up to the end of each unit."""
-        return list(accumulate(-(-images // self.shard_size) for images, _ in self.units))
+        """The number of images, with those that cannot be read."""
+        return sum(one.count for one in self.stretch)
 
     @property
     def shards(self) -> int:
         """The number of shards."""
-        return self._ends[-1]
+        return len(self.stretch)
 
     def size(self, number: int) -> int:
         """Return the number of images of a shard, with those that cannot be read."""
-        unit, start = self._place(number)
-        return min(self.shard_size, self.units[unit][0] - start)
-
-    def _place(self, number: int) -> tuple[int, int]:
-        """Return the unit of a shard, and the number of its first image there."""
-        unit = bisect_right(self._ends, number)
-        return unit, (number - (self._ends[unit - 1] if unit else 0)) * self.shard_size
-
-    def parts(self, listing: Listing, numbers: Iterable[int]) -> Iterator[tuple[Found, list[tuple[int, list]]]]:
-        """Yield for each unit of these shards (ascending) its sources and images, and (number, images) of each shard.
-
-        The images have the numbers of their sources in the plan, and so have the yielded sources.
-        """
-        for unit, group in groupby(numbers, key=lambda number: self._place(number)[0]):
-            found, images = listing.unit(unit)
-            before = sum(sources for _, sources in self.units[:unit])
-            images = [replace(one, source=before + one.source) for one in images] if before else images
-            # with places of this call: the plan may have been made on another machine
-            sources = [*self.sources[:before], *found, *self.sources[before + len(found) :]]
-            starts = [(number, self._place(number)[1]) for number in group]
-            yield (sources, images), [(number, images[start : start + self.shard_size]) for number, start in starts]
+        return self.stretch[number].count
 
     @cached_property
     def id(self) -> str:
         """16 hex digits that each shard records: a hash of all fields except the sources and the encoder's name."""
-        named = [getattr(self, name) for name in sorted(KINDS) if name != "model"]
-        return hashlib.sha256(json.dumps(named).encode()).hexdigest()[:16]
+        fields = [getattr(self, name) for name in sorted(KINDS) if name != "model"]
+        stretches = [[one.unit, one.count, one.digest] for one in self.stretch]
+        return hashlib.sha256(json.dumps([fields, stretches]).encode()).hexdigest()[:16]
 
-    def begin(self, folder: Path) -> ShardPlan:
-        """Create the folder and write the plan, or check that the existing plan is the same.
+    @classmethod
+    def begin(
+        cls,
+        folder: Path,
+        encoder: Embeds,
+        places: Places,
+        *,
+        precision: str = "f32",
+        shard_size: int = SHARD_SIZE,
+    ) -> Self:
+        """Read the plan of a folder, or make it: list all images, a shard at a time.
 
         Raises:
-            InvalidRequest: the folder has another plan; or see `check_folder`.
+            InvalidRequest: the folder has another plan, the form is invalid, or see `check_folder`.
+            NoImages: there are no images.
         """
+        check_form(precision, shard_size)
         check_folder(folder)
+        wanted = (encoder.name, encoder.fingerprint, encoder.embed_dim, precision, shard_size)
+        if (folder / PLAN).exists():
+            there = cls.read(folder)
+            there._check(wanted, places, folder)
+            return there
+        units, sources, stretches = [], [], []
+        for unit in range(len(places.units)):
+            found, images = places.open(unit)
+            units.append(len(found))
+            sources += found
+            while images_of := list(islice(images, shard_size)):
+                stretches.append(Stretch(unit, images_of[0].path, len(images_of), digest_of(found, images_of)))
+        if not stretches:
+            raise NoImages(f"There are no images; {EXPECTED}.")
+        plan = cls(*wanted, tuple(units), tuple(sources), tuple(stretches))
         try:
             folder.mkdir(exist_ok=True)
         except FileNotFoundError as error:  # although its parent exists, as in /proc
             raise InvalidRequest(f"{folder} cannot be created in {folder.parent}; use another --out.") from error
-        if not (folder / PLAN).exists():
-            fields = {name: getattr(self, name) for name in KINDS}
-            fields["sources"] = [
-                {name: value for name, value in asdict(source).items() if name != "left_out"}  # not in the file format
-                for source in self.sources
-            ]
-            text = json.dumps({"format": FORMAT, "version": VERSION, **fields}, indent=1)
-            with written_whole(folder / PLAN, first=True) as file:
-                file.write(text.encode())
-        there = ShardPlan.read(folder)
-        if there.id != self.id:
-            raise InvalidRequest(there._difference(self, folder))
+        fields: dict[str, Any] = {name: getattr(plan, name) for name in KINDS}
+        fields["sources"] = [{**asdict(source), "left_out": ()} for source in sources]
+        fields["shards"] = [[one.unit, one.first, one.count, one.digest] for one in stretches]
+        with written_whole(folder / PLAN, first=True) as file:
+            file.write(json.dumps({"format": FORMAT, "version": VERSION, **fields}, indent=1).encode())
+        there = cls.read(folder)  # another process may have been first
+        there._check(wanted, places, folder)
         return there
 
     @classmethod
@@ -273,37 +257,75 @@ class ShardPlan:
             given = json.loads(path.read_bytes())
             if given["format"] != FORMAT or given["version"] != VERSION:
                 raise ValueError(f"{given['format']!r:.80}, version {given['version']!r:.80}")
-            return cls._parsed(given)
+            fields = {name: given[name] for name in KINDS}
+            for name, kind in KINDS.items():
+                if type(fields[name]) is not kind:
+                    raise ValueError(f"{name} is {fields[name]!r:.80}")
+            check_form(fields["precision"], fields["shard_size"])
+            fields["units"] = tuple(map(int, fields["units"]))
+            sources = tuple(ImageSource(**{**one, "left_out": ()}) for one in given["sources"])
+            stretches = tuple(Stretch(int(one[0]), str(one[1]), int(one[2]), str(one[3])) for one in given["shards"])
+            return cls(**fields, sources=sources, stretch=stretches)
         except FileNotFoundError as error:
             raise InvalidRequest(
                 f"{folder} has no {PLAN}; expected a folder of shards that `nnclr embed --out` wrote."
             ) from error
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise InvalidRequest(f"{path} is not a valid plan ({str(error)[:150]}); use a new folder.") from error
 
-    @classmethod
-    def _parsed(cls, given: dict[str, Any]) -> Self:
-        sources = tuple(ImageSource(**one) for one in given["sources"])
-        fields = {name: given[name] for name in KINDS}
-        for name, kind in KINDS.items():
-            if type(fields[name]) is not kind:
-                raise ValueError(f"{name} is {fields[name]!r:.80}")
-        fields["units"] = tuple((int(images), int(count)) for images, count in fields["units"])
-        return cls(**fields, sources=sources)
-
-    def _difference(self, other: ShardPlan, folder: Path) -> str:
-        """Return a message that says why another plan cannot continue this one, and what to do."""
-        if self.fingerprint != other.fingerprint:
-            return (
-                f"{folder} contains vectors of {self.model} ({self.fingerprint[:8]}), not of {other.model} "
-                f"({other.fingerprint[:8]}); use another --out, or --model {self.model}."
+    def _check(self, wanted: tuple[str, str, int, str, int], places: Places, folder: Path) -> None:
+        model, fingerprint, _, precision, shard_size = wanted
+        if self.fingerprint != fingerprint:
+            raise InvalidRequest(
+                f"{folder} contains vectors of {self.model} ({self.fingerprint[:8]}), not of {model} "
+                f"({fingerprint[:8]}); use another --out, or --model {self.model}."
             )
-        for name, option in (("shard_size", "--shard-size"), ("precision", "--precision")):
-            if getattr(self, name) != getattr(other, name):
-                was = getattr(self, name)
-                return f"{folder} was started with {option} {was}; use the same value, or another --out."
-        now = f"{other.images} images" if other.images != self.images else "other images"
-        return (
-            f"{folder} was started for {self.images} images, and now there are {now}; use another --out, or delete "
-            f"{folder}. For a folder that changes, use `nnclr index`."
+        for option, was, now in (
+            ("--shard-size", self.shard_size, shard_size),
+            ("--precision", self.precision, precision),
+        ):
+            if was != now:
+                raise InvalidRequest(f"{folder} was started with {option} {was}; use the same value, or another --out.")
+        if len(places.units) != len(self.units):
+            raise self._other_images(folder)
+
+    def _other_images(self, folder: Path) -> InvalidRequest:
+        return InvalidRequest(
+            f"{folder} was started for {self.images} images, and now there are other images; use another --out, or "
+            f"delete {folder}. For a folder that changes, use `nnclr index`."
         )
+
+    def stretches(
+        self, folder: Path, places: Places, numbers: Iterable[int]
+    ) -> Iterator[tuple[list[ImageSource], Iterator[tuple[int, list[ListedImage]]]]]:
+        """Yield for each unit of these shards (ascending) its sources, and (number, images) of each shard.
+
+        The images have the numbers of their sources in the plan, and so have the yielded sources.
+
+        Raises:
+            InvalidRequest: the images of a shard are not those of the plan.
+        """
+        for unit, group in groupby(numbers, key=lambda number: self.stretch[number].unit):
+            before = sum(self.units[:unit])
+            wanted = list(group)
+            found, images = places.open(unit, self.stretch[wanted[0]].first)
+            if len(found) != self.units[unit]:
+                raise self._other_images(folder)
+            # with places of this call: the plan may have been made on another machine
+            sources = [*self.sources[:before], *found, *self.sources[before + len(found) :]]
+            yield sources, self._shards(folder, found, images, wanted, before)
+
+    def _shards(
+        self, folder: Path, found: list[ImageSource], images: Iterator[ListedImage], wanted: list[int], before: int
+    ) -> Iterator[tuple[int, list[ListedImage]]]:
+        make = set(wanted)
+        for number in range(wanted[0], wanted[-1] + 1):
+            stretch = self.stretch[number]
+            images_of = list(islice(images, stretch.count))
+            is_last = number + 1 == self.shards or self.stretch[number + 1].unit != stretch.unit
+            if is_last and next(images, None) is not None:
+                raise self._other_images(folder)
+            if number in make:
+                if len(images_of) != stretch.count or digest_of(found, images_of) != stretch.digest:
+                    raise self._other_images(folder)
+                yield number, [replace(one, source=before + one.source) for one in images_of] if before else images_of

@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nnclr_hub.bulk.local import Embedded, fill, shards_to_make, summarize
-from nnclr_hub.bulk.plan import SHARD_SIZE, Listing, ShardPlan
+from nnclr_hub.bulk.plan import SHARD_SIZE, Places, ShardPlan
 from nnclr_hub.errors import BY_CODE, InvalidRequest, MissingDependency, NNCLRHubError
+from nnclr_hub.images.pool import decoding_processes
 from nnclr_hub.progress import Advance
 from nnclr_hub.remote_files import is_address
 
@@ -36,17 +37,11 @@ CONNECT_TIMEOUT_S = 10
 
 @dataclass(frozen=True)
 class WorkerTask:
-    """The arguments of every worker.
-
-    folder, plan: of the shards.
-    listing: of the images.
-    model: source of the encoder.
-    backend: of the encoder.
-    """
+    """The arguments of every worker: shards and images, source of the encoder and its backend."""
 
     folder: Path
     plan: ShardPlan
-    listing: Listing
+    places: Places
     model: str
     backend: str
 
@@ -71,19 +66,17 @@ class ShardWorker:
         return encoder
 
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Make a shard.
-
-        Args:
-            batch: the number of one shard.
+        """Make the shard of this number.
 
         Returns:
             The number of images, or the code and message of an error; Ray passes on only the text of exceptions.
         """
-        number = int(batch["number"][0])
-        done, error = self.job.plan.size(number), ("", "")
+        job, number = self.job, int(batch["number"][0])
+        done, error = job.plan.size(number), ("", "")
         try:
-            for (sources, _), shards in self.job.plan.parts(self.job.listing, [number]):
-                fill(self.job.folder, self.job.plan, sources, shards, self.encoder)
+            with decoding_processes(images=done):
+                for sources, shards in job.plan.stretches(job.folder, job.places, [number]):
+                    fill(job.folder, job.plan, sources, shards, self.encoder)
         except NNCLRHubError as caught:
             done, error = 0, (caught.code, str(caught))
         return {"done": np.array([done]), "error": np.array([error[0]]), "message": np.array([error[1]])}
@@ -113,12 +106,12 @@ def embed_shards_by_ray(
         MissingDependency: Ray is not installed.
         NNCLRHubError: an error of `embed_shards` on a worker, or the cluster does not answer.
     """
-    listing = Listing.of([one if is_address(str(one)) else Path(one).absolute() for one in given])
+    places = Places.of([one if is_address(str(one)) else Path(one).absolute() for one in given])
     folder = folder.resolve()
-    plan = ShardPlan.of(encoder, listing, precision=precision, shard_size=shard_size).begin(folder)
+    plan = ShardPlan.begin(folder, encoder, places, precision=precision, shard_size=shard_size)
     wanted = shards_to_make(folder, plan, range(plan.shards))
     model = str(Path(encoder.name).resolve()) if Path(encoder.name).exists() else encoder.name
-    job = WorkerTask(folder, plan, listing, model, backend)
+    job = WorkerTask(folder, plan, places, model, backend)
     parts = [{"number": number} for number in wanted]
     done = plan.images - sum(map(plan.size, wanted))
     progress(done, plan.images)

@@ -123,11 +123,7 @@ class Shards:
         return tuple(number for number in range(self.plan.shards) if number not in there)
 
     def require_all(self) -> None:
-        """Check that all shards exist.
-
-        Raises:
-            InvalidRequest: shards are missing.
-        """
+        """Check that all shards exist; raise InvalidRequest if not."""
         if self.missing:
             raise InvalidRequest(
                 f"{len(self.missing)} of {self.plan.shards} shards are missing in {self.folder}; run the same "
@@ -136,11 +132,7 @@ class Shards:
 
 
 def open_shards(folder: Path) -> Shards:
-    """Open the shards of a bulk run.
-
-    Raises:
-        InvalidRequest: the folder is not a folder of shards.
-    """
+    """Open the shards of a bulk run; raise InvalidRequest if the folder does not contain shards."""
     return Shards(folder)
 
 

@@ -126,7 +126,7 @@ def _check_inputs(images: list[str], to: Path | None, how: dict[str, Any]) -> No
 def _print_lines(images: list[str], encoder: Encoder, tiling: Any) -> None:
     """Print a line for each image as soon as it is embedded; list unreadable images at the end."""
     from nnclr_hub.images.listing import contents, find_images, in_tiles, named
-    from nnclr_hub.workbench.sample_metadata import metadata_of
+    from nnclr_hub.workbench.folder_changes import metadata_of
 
     sources, listed = find_images(images)
     if tiling is not None:

@@ -59,6 +59,14 @@ def pretrain(
             "follow the time instead.",
         ),
     ] = None,
+    same: Annotated[
+        list[str],
+        typer.Option("--same", help="Column of a table: only images with the same value are neighbors. Repeatable."),
+    ] = [],  # noqa: B006
+    not_same: Annotated[
+        list[str],
+        typer.Option("--not-same", help="Column of a table: only images with another value are neighbors. Repeatable."),
+    ] = [],  # noqa: B006
     terms: Annotated[
         str | None, typer.Option("--terms", help="Terms of the images, such as cc-by-4.0, for the encoder's record.")
     ] = None,
@@ -78,6 +86,8 @@ def pretrain(
     Example: nnclr pretrain auto --data photos --out runs/photos --labels labels.csv
 
     Example: nnclr pretrain auto --data cells --out runs/cells --channels 0,1,2,3
+
+    Example: nnclr pretrain small --data scans --out runs/scans --labels scans.csv --same patient --not-same scanner
     """
     program = load_program("training", "recipes")
     if recipes:
@@ -93,6 +103,8 @@ def pretrain(
         from nnclr_hub.images.reading import PLAIN
 
         settings = [f"reading={reading.over(PLAIN)}", *settings]
+    guides = {"same": same, "not_same": not_same}
+    settings = [*settings, *(f"{name}={','.join(columns)}" for name, columns in guides.items() if columns)]
     chosen = program.find_recipe(recipe).with_settings(settings)
     if show:
         out.print(program.RECIPES[recipe].describe(recipe))

@@ -30,7 +30,7 @@ from nnclr_hub.errors import ImageError, InvalidRequest, NNCLRHubError
 if TYPE_CHECKING:
     from nnclr_hub.images.reading import ImageReading
     from nnclr_hub.workbench import SearchQuery
-    from nnclr_hub.workbench.search_batch import Answer
+    from nnclr_hub.workbench.search_query import Answer
 
 
 def register(app: typer.Typer) -> None:
@@ -86,8 +86,7 @@ def search(
     from nnclr_hub.client import Client
     from nnclr_hub.images.reading import ImageReading
     from nnclr_hub.workbench.contact_sheet import SheetRow, check_sheet, write_contact_sheet
-    from nnclr_hub.workbench.search_batch import attempt
-    from nnclr_hub.workbench.search_query import Example, SearchQuery
+    from nnclr_hub.workbench.search_query import Example, SearchQuery, attempt
 
     if place.server is not None and model is not None:
         raise InvalidRequest(f"Give --model {model} or --server {place.server}; the server selects the encoder.")

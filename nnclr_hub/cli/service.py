@@ -210,6 +210,7 @@ def _gradio_demo(settings: Any, port: int | None) -> Iterator[None]:
     url = f"http://{_browser_host(settings.host)}:{settings.port}"
     start = "from nnclr_hub.cli.programs import load_program; load_program('app', 'gradio_demo').main()"
     options = ["--url", url, "--port", str(port), "--parent", str(os.getpid())]
+    options += ["--runs", str(settings.runs)] if settings.runs else []
     running = subprocess.Popen([sys.executable, "-c", start, *options])
     err.print(f"Gradio demo: http://127.0.0.1:{port}", soft_wrap=True)
     try:

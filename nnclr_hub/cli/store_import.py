@@ -121,10 +121,10 @@ def _import_file(file: Path, name: str | None, place: Place, as_json: bool) -> N
             with bar(err, "importing", unit=unit) as advance:
                 result = dict(bench.jobs.wait(job.id, progress=progress(advance)).result or {})
         else:
-            from nnclr_hub.workbench.file_import import import_file
+            from nnclr_hub.workbench.file_import import ImportRequest
 
             with bar(err, "importing", unit=unit) as advance:
-                result = import_file(bench, name, file, format, progress=progress(advance)).result(name)
+                result = bench.run("import", ImportRequest(name, str(file), format.name), progress(advance))
     counted = ("added", "replaced", "unchanged")
     if as_json:
         print_json(result)
@@ -141,11 +141,11 @@ def _import_file(file: Path, name: str | None, place: Place, as_json: bool) -> N
 def _dim_of(file: Path, format: ImportFormat) -> int | None:
     """Return the length of the first vector of a file; None if it has none."""
     from nnclr_hub.store.base import Item
-    from nnclr_hub.workbench.item_file import ItemFile
+    from nnclr_hub.workbench.item_file import read_items
 
     if format.images:
         return None
-    return next((len(row.vector) for _, row in ItemFile(file, format) if isinstance(row, Item)), None)
+    return next((len(item.vector) for _, item, _ in read_items(file, format) if isinstance(item, Item)), None)
 
 
 def _import_shards(folder: Path, name: str | None, place: Place, into: bool, as_json: bool) -> None:

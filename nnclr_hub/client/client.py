@@ -31,8 +31,7 @@ from nnclr_hub.workbench.add_request import AddRequest, NewImage
 from nnclr_hub.workbench.bench import check_vectors, dropped_if_empty
 from nnclr_hub.workbench.folder_changes import IndexReport, check_images
 from nnclr_hub.workbench.payload import decode_vector, image_file
-from nnclr_hub.workbench.search_batch import Answer
-from nnclr_hub.workbench.search_query import SearchQuery
+from nnclr_hub.workbench.search_query import Answer, SearchQuery
 from nnclr_hub.workbench.tasks import Request, find_task
 
 if TYPE_CHECKING:

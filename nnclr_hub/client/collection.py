@@ -37,8 +37,7 @@ from nnclr_hub.workbench.folder_changes import IndexReport, find_changes
 from nnclr_hub.workbench.import_format import FORMATS
 from nnclr_hub.workbench.inspections import LABEL_NEXT, KeptInspection, Placements
 from nnclr_hub.workbench.payload import decode_vector, encode_vector, image_file
-from nnclr_hub.workbench.search_batch import Answer
-from nnclr_hub.workbench.search_query import Box, Example, SearchQuery
+from nnclr_hub.workbench.search_query import Answer, Box, Example, SearchQuery
 
 if TYPE_CHECKING:
     from nnclr_hub.encoder.embedder import ImageLike

@@ -1,4 +1,4 @@
-"""A folder of images: its files, and their labels by folder."""
+"""A folder of images: its files in a stable order, its splits, and labels by folder."""
 
 from __future__ import annotations
 
@@ -12,37 +12,13 @@ from pathlib import Path, PurePath
 from nnclr_hub.errors import NoImages
 
 log = logging.getLogger(__name__)
-_OF_PILLOW = frozenset(
-    [
-        ".jpg",
-        ".jpeg",
-        ".jpe",
-        ".jfif",
-        ".png",
-        ".webp",
-        ".gif",
-        ".bmp",
-        ".dib",
-        ".tif",
-        ".tiff",
-        ".avif",
-        ".heic",
-        ".heif",
-        ".hif",
-        ".ppm",
-        ".pgm",
-        ".pbm",
-        ".pnm",
-        ".ico",
-        ".qoi",
-        ".jp2",
-        ".j2k",
-    ]
+_PILLOW = (
+    ".jpg .jpeg .jpe .jfif .png .webp .gif .bmp .dib .tif .tiff .avif .heic .heif .hif .ppm .pgm .pbm .pnm .ico .qoi "
+    ".jp2 .j2k"
 )
-# files that often lie next to images and are not expected to be any
-COMPANIONS = frozenset(
-    [".csv", ".tsv", ".json", ".jsonl", ".txt", ".md", ".xml", ".yaml", ".yml", ".html", ".log", ".db"]
-)
+# suffixes of files that often lie next to images and are not expected to be any
+_COMPANIONS = ".csv .tsv .json .jsonl .txt .md .xml .yaml .yml .html .log .db"
+COMPANIONS = frozenset(_COMPANIONS.split())
 SHOWN = 8  # suffixes in a warning
 ARCHIVES = (".tar", ".zip", ".parquet")
 TABLE = "labels.csv"
@@ -52,6 +28,12 @@ SPLITS = ("train", "val", "test", *UNLABELED)  # names of folders, see `find_spl
 SYSTEM_FOLDERS = frozenset(
     ["@eadir", "#recycle", "#snapshot", "$recycle.bin", "lost+found", "system volume information", "__macosx"]
 ) | {".thumbnails"}
+
+
+@cache
+def warn_once(message: str) -> None:
+    """Log a warning once; programs list the same folder several times."""
+    log.warning("%s", message)
 
 
 def is_system_folder(name: str) -> bool:
@@ -70,6 +52,19 @@ def count_system_files(path: str, others: Counter[str]) -> None:
         others[folder] += 1
 
 
+@cache
+def image_suffixes() -> frozenset[str]:
+    """Return the suffixes of image files, in lower case: those of Pillow and of all readers."""
+    from nnclr_hub.images.readers import readers  # imports Pillow, which the client does without
+
+    return frozenset(_PILLOW.split()).union(*(reader.suffixes for reader in readers()))
+
+
+def is_image(path: str) -> bool:
+    """Return whether a file is an image, by its suffix."""
+    return os.path.splitext(path)[1].lower() in image_suffixes()
+
+
 def walk(folder: Path | str, others: Counter[str] | None = None) -> Iterator[tuple[str, list[str], list[str]]]:
     """Walk a folder as `os.walk` does, in a stable order, without hidden files, hidden folders and system folders.
 
@@ -84,12 +79,25 @@ def walk(folder: Path | str, others: Counter[str] | None = None) -> Iterator[tup
         yield parent, folders, sorted(name for name in files if not name.startswith("."))
 
 
-@cache
-def image_suffixes() -> frozenset[str]:
-    """Return the suffixes of image files, in lower case: those of Pillow and of all readers."""
-    from nnclr_hub.images.readers import readers  # imports Pillow, which the client does without
+def walk_images(folder: Path | str, start: str = "") -> Iterator[str]:
+    """Yield the path with slashes of each image below a folder, sorted by its parts, from `start` on.
 
-    return _OF_PILLOW.union(*(reader.suffixes for reader in readers()))
+    At any time, the names of one folder and of those above it are in memory.
+    """
+    first, _, rest = start.partition("/")
+    try:
+        with os.scandir(folder) as found:
+            entries = sorted((one.name, one.is_dir(follow_symlinks=False), one.is_dir()) for one in found)
+    except OSError:  # as os.walk, which leaves out what cannot be read
+        return
+    for name, is_folder, leads_to_one in entries:
+        if name < first or is_hidden(name):
+            continue
+        if is_folder:
+            for path in walk_images(os.path.join(folder, name), rest if name == first else ""):
+                yield f"{name}/{path}"
+        elif not leads_to_one and is_image(name):
+            yield name
 
 
 def list_images(folder: Path) -> list[Path]:
@@ -105,40 +113,39 @@ def list_images(folder: Path) -> list[Path]:
     if not folder.is_dir():
         problem = "is a file, not a folder" if folder.exists() else "does not exist"
         raise NoImages(f"{folder} {problem}; expected a folder of images.")
-    suffixes = image_suffixes()
-    found = []
-    links = []
-    others: Counter[str] = Counter()
+    found, links, others = [], [], Counter[str]()
     for parent, folders, files in walk(folder, others):
         links += [path for name in folders if os.path.islink(path := os.path.join(parent, name))]
-        for path in (Path(parent, name) for name in files):
-            suffix = path.suffix.lower()
-            if suffix in suffixes:
+        for path in (os.path.join(parent, name) for name in files):
+            suffix = os.path.splitext(path)[1].lower()
+            if suffix in image_suffixes():
                 found.append(path)
-            elif suffix not in COMPANIONS and not path.is_symlink():
+            elif suffix not in COMPANIONS and not os.path.islink(path):
                 others[suffix] += 1
+    found.sort(key=lambda path: path.split(os.sep))  # the order of `walk_images`
+    place = folder.resolve()  # the same path for every spelling of the folder
     if links:
-        whole = folder.resolve()  # the same path for every spelling of the folder
-        _warn_of_links(str(whole), len(links), str(whole / Path(links[0]).relative_to(folder)))
+        warn_once(
+            f"{place} contains {len(links)} links to folders, such as {place / Path(links[0]).relative_to(folder)}, "
+            "which are not followed; pass those folders instead"
+        )
     if not found and not any(folder.iterdir()):
         raise NoImages(f"{folder} is empty; expected a folder of images.")
     if not found:
         counted = f" ({_counted(others)})" if others else ""
         raise NoImages(
             f"{folder} and its subfolders contain no image{counted}; supported suffixes are "
-            f"{' '.join(sorted(suffixes))}."
+            f"{' '.join(sorted(image_suffixes()))}."
         )
-    place = str(folder.resolve())
     if archives := others.pop(".tar", 0) + others.pop(".zip", 0):
-        _warn_of_archives(place, archives)
-    warn_of_others(place, others)
-    return found
+        warn_once(f"{place} contains images, so its {archives} archives (tar, zip) are not read; pass them by name")
+    warn_of_others(str(place), others)
+    return list(map(Path, found))
 
 
 def has_images(folder: Path | str) -> bool:
     """Return whether there is an image below a folder; the walk ends at the first one."""
-    suffixes = image_suffixes()
-    return any(os.path.splitext(name)[1].lower() in suffixes for _, _, files in walk(folder) for name in files)
+    return any(True for _ in walk_images(folder))
 
 
 def left_out(folder: Path, without: Sequence[Path] = ()) -> dict[str, int]:
@@ -150,11 +157,8 @@ def left_out(folder: Path, without: Sequence[Path] = ()) -> dict[str, int]:
     excluded = {Path(one).resolve() for one in without}
     counts: Counter[str] = Counter()
     for parent, _, files in walk(folder, counts):
-        for name in files:
-            path = Path(parent, name)
-            if path.suffix.lower() in image_suffixes() or path.resolve() in excluded:
-                continue
-            counts[path.suffix.lower() or "(none)"] += 1
+        others = [Path(parent, name) for name in files if not is_image(name)]
+        counts.update(path.suffix.lower() or "(none)" for path in others if path.resolve() not in excluded)
     return dict(counts.most_common())
 
 
@@ -162,7 +166,7 @@ def warn_of_others(place: str, others: Counter[str]) -> None:
     """Log the number of other files of a folder or archive by suffix, without tables and texts, once."""
     others = Counter({suffix: count for suffix, count in others.items() if suffix not in COMPANIONS})
     if others:
-        _warn_once(place, _counted(others))
+        warn_once(f"{place} also contains files that are not read as images: {_counted(others)}")
 
 
 def _counted(others: Counter[str]) -> str:
@@ -172,25 +176,7 @@ def _counted(others: Counter[str]) -> str:
     return ", ".join(f"{n} {words(kind)}" for kind, n in others.most_common(SHOWN))
 
 
-@cache
-def _warn_once(place: str, counted: str) -> None:
-    log.warning("%s also contains files that are not read as images: %s", place, counted)
-
-
-@cache
-def _warn_of_links(folder: str, count: int, first: str) -> None:
-    """Log a warning once per folder; programs list the same folder several times."""
-    log.warning(
-        "%s contains %d links to folders, such as %s, which are not followed; pass those folders instead",
-        folder,
-        count,
-        first,
-    )
-
-
-@cache
-def _warn_of_archives(folder: str, count: int) -> None:
-    log.warning("%s contains images, so its %d archives (tar, zip) are not read; pass them by name", folder, count)
+# ---- splits and labels -----------------------------------------------------------------------------------------------
 
 
 def find_splits(folders: Iterable[str]) -> dict[str, str]:
@@ -217,12 +203,12 @@ def find_splits(folders: Iterable[str]) -> dict[str, str]:
 
 def splits_in(folder: Path | str) -> dict[str, Path]:
     """Return the splits in a folder, see `find_splits`; one may also contain archives or a table of its labels."""
-    folder, suffixes = Path(folder), image_suffixes()
+    folder = Path(folder)
 
     def folders_of_images() -> Iterator[str]:
         for parent, _, files in walk(folder):
             path = PurePath(parent).relative_to(folder).as_posix().removeprefix(".")
-            if any(os.path.splitext(name)[1].lower() in suffixes for name in files):
+            if any(map(is_image, files)):
                 yield path
             if path and any(name == TABLE or name.lower().endswith(ARCHIVES) for name in files):
                 yield f"{path}/*"
@@ -235,18 +221,24 @@ def splits_in(folder: Path | str) -> dict[str, Path]:
     return {name: folder / path for name, path in find_splits(folders_of_images()).items()}
 
 
-def folder_labels(paths: Sequence[str]) -> list[str]:
-    """Return the label of each image of a data set: the name of its parent folder.
+def labels_of(parents: Iterable[str]) -> dict[str, str]:
+    """Return the label of the images directly in each folder of a data set: its name.
 
-    It is "" directly below the data set or a split, and for everything in `unlabeled`.
+    It is "" for the data set or a split itself, and for everything in `unlabeled`.
 
     Args:
-        paths: with slashes, of all images of the data set.
+        parents: paths, with slashes, of all folders that contain images directly.
     """
-    parents = [path.rpartition("/")[0] for path in paths]
     labels = {parent: parent.rpartition("/")[2] for parent in parents}
     for name, path in find_splits(labels).items():
         for parent in labels if name in UNLABELED else (path,):
             if parent == path or parent.startswith(f"{path}/"):
                 labels[parent] = ""
+    return labels
+
+
+def folder_labels(paths: Sequence[str]) -> list[str]:
+    """Return the label of each image of a data set by its path with slashes; see `labels_of`."""
+    parents = [path.rpartition("/")[0] for path in paths]
+    labels = labels_of(parents)
     return [labels[parent] for parent in parents]

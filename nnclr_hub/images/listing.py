@@ -4,19 +4,19 @@
     for image in contents(sources, images):
         ...                                     # a path, a `Tile` or a `PackedImage`: each a source for decoding
 
+    for unit in find_units(["photos", "shards"]):       # an archive, a folder, or files named one by one
+        sources, images = open_unit(unit)               # a folder is walked while its images are consumed
+
 The order is the same for the same files in every location, because a shard is a slice of it.
 """
 
 from __future__ import annotations
 
-import hashlib
-import logging
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
-from functools import cache
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -26,11 +26,14 @@ from nnclr_hub.images.folder import (
     count_system_files,
     folder_labels,
     has_images,
-    image_suffixes,
     is_hidden,
+    is_image,
+    labels_of,
     list_images,
     walk,
+    walk_images,
     warn_of_others,
+    warn_once,
 )
 from nnclr_hub.images.parquet import is_table, rows
 from nnclr_hub.images.reading import ImageReading
@@ -43,8 +46,6 @@ from nnclr_hub.remote_files import expand, is_address, open_file_system, reading
 if TYPE_CHECKING:
     from nnclr_hub.images.tiles import Tiling
 
-log = logging.getLogger(__name__)
-SAMPLED = 16  # images whose bytes are part of a listing's digest
 EXPECTED = "expected images, folders of images, tar or zip files of images, or tables with a column of images"
 
 
@@ -72,68 +73,6 @@ def find_images(given: Sequence[str | Path]) -> tuple[list[ImageSource], list[Li
     return list(sources), _with_unique_keys(list(sources), images)
 
 
-def find_units(given: Sequence[str | Path]) -> list[tuple[str, ...]]:
-    """Return groups of places that are listed one after the other: an archive, a folder, or files named one by one.
-
-    A folder with archives but no images is its archives. Nothing is listed but names, so that a caller of millions of
-    images can list one archive at a time, by `find_images` of a group.
-
-    Raises:
-        NoImages, InvalidRequest, MissingDependency: see `find_places`.
-    """
-    units: list[tuple[str, ...]] = []
-    files: list[str] = []
-    for place in find_places(given):
-        if not is_address(place) and os.path.isfile(place) and not is_archive(place):
-            files.append(place)
-            continue
-        units += [tuple(files)] if files else []
-        files = []
-        archives = archives_in(Path(place)) if os.path.isdir(place) and not has_images(place) else []
-        units += [(str(archive),) for archive in archives] or [(place,)]
-    return units + ([tuple(files)] if files else [])
-
-
-def image_files(given: Sequence[str | Path]) -> list[Path | PackedImage]:
-    """Return every image of the given paths, under the names that the caller uses; see `find_images`."""
-    return files_of(*find_images(given))
-
-
-def files_of(sources: Sequence[ImageSource], images: Sequence[ListedImage]) -> list[Path | PackedImage]:
-    """Return the images of a listing, under the names that the caller uses; see `find_images`."""
-    return [
-        Path(sources[one.source].given, one.path) if isinstance(content, str) else PackedImage(sources[one.source], one)
-        for one, content in zip(images, contents(sources, images), strict=True)
-    ]
-
-
-def in_tiles(
-    sources: Sequence[ImageSource], images: Sequence[ListedImage], tiling: Tiling, reading: ImageReading
-) -> list[ListedImage]:
-    """Return the tiles of the images, in order; a file that cannot be read stays, and its shard reports the error.
-
-    Raises:
-        InvalidRequest: an image is in an archive or at an address, so no part of it can be read.
-    """
-    from nnclr_hub.images.pool import decoding_processes
-    from nnclr_hub.images.tiles import tiles_with_content  # imports Pillow, which the client does without
-
-    found = []
-    with decoding_processes():  # one slide may take as long as thousands of images
-        for one, content in zip(images, contents(sources, images), strict=True):
-            if not isinstance(content, str):
-                name = named(sources, one)
-                step = "give its path, without file://" if name.startswith("file://") else "unpack or copy it"
-                raise InvalidRequest(f"--tile needs files of this machine, not {name}; {step}.")
-            try:
-                tiles = tiles_with_content(Path(content), tiling, reading)
-            except ImageError:
-                found.append(one)
-                continue
-            found += [replace(one, path=replace(tile, path=one.path).name, tile=tile) for tile in tiles]
-    return found
-
-
 def find_places(given: Sequence[str | Path]) -> list[str]:
     """Return the paths and addresses that the arguments name, with expanded patterns; nothing is listed.
 
@@ -157,6 +96,107 @@ def find_places(given: Sequence[str | Path]) -> list[str]:
     return places
 
 
+def find_units(given: Sequence[str | Path]) -> list[tuple[str, ...]]:
+    """Return groups of places that are listed one after the other: an archive, a folder, or files named one by one.
+
+    A folder with archives but no images is its archives. Nothing is listed but names.
+
+    Raises:
+        NoImages, InvalidRequest, MissingDependency: see `find_places`.
+    """
+    units: list[tuple[str, ...]] = []
+    files: list[str] = []
+    for place in find_places(given):
+        if not is_address(place) and os.path.isfile(place) and not is_archive(place):
+            files.append(place)
+            continue
+        units += [tuple(files)] if files else []
+        files = []
+        archives = archives_in(Path(place)) if os.path.isdir(place) and not has_images(place) else []
+        units += [(str(archive),) for archive in archives] or [(place,)]
+    return units + ([tuple(files)] if files else [])
+
+
+def open_unit(unit: tuple[str, ...], start: str = "") -> tuple[list[ImageSource], Iterator[ListedImage]]:
+    """Return the sources of a unit, and its images from a path on; those of a local folder are never in memory at once.
+
+    Raises:
+        NoImages: it is empty; or see `find_images`.
+    """
+    if not os.path.isdir(unit[0]):
+        sources, images = find_images(unit)
+        first = next((i for i, one in enumerate(images) if one.path == start), 0) if start else 0
+        return sources, iter(images[first:])
+    folder = Path(unit[0])
+    labels = labels_of({path.rpartition("/")[0] for path in walk_images(folder)})
+    if not labels:
+        list_images(folder)  # raises
+
+    def images_of() -> Iterator[ListedImage]:
+        for path in walk_images(folder, start):
+            yield ListedImage(0, path, *_size_and_time(folder / path), folder=labels.get(path.rpartition("/")[0], ""))
+
+    return [_source(folder)], images_of()
+
+
+def image_files(given: Sequence[str | Path]) -> list[Path | PackedImage]:
+    """Return every image of the given paths, under the names that the caller uses; see `find_images`."""
+    return files_of(*find_images(given))
+
+
+def files_of(sources: Sequence[ImageSource], images: Sequence[ListedImage]) -> list[Path | PackedImage]:
+    """Return the images of a listing, under the names that the caller uses; see `find_images`."""
+    return [
+        Path(sources[one.source].given, one.path) if isinstance(content, str) else PackedImage(sources[one.source], one)
+        for one, content in zip(images, contents(sources, images), strict=True)
+    ]
+
+
+def in_tiles(
+    sources: Sequence[ImageSource], images: Iterable[ListedImage], tiling: Tiling, reading: ImageReading
+) -> list[ListedImage]:
+    """Return the tiles of the images; see `tiles_in_order`."""
+    return list(tiles_in_order(sources, images, tiling, reading))
+
+
+def tiles_in_order(
+    sources: Sequence[ImageSource], images: Iterable[ListedImage], tiling: Tiling, reading: ImageReading
+) -> Iterator[ListedImage]:
+    """Yield the tiles of the images; a file that cannot be read stays, and its shard reports the error.
+
+    Raises:
+        InvalidRequest: an image is in an archive or at an address, so no part of it can be read.
+    """
+    from nnclr_hub.images.pool import decoding_processes
+    from nnclr_hub.images.tiles import tiles_with_content  # imports Pillow, which the client does without
+
+    with decoding_processes():  # one slide may take as long as thousands of images
+        for one in images:
+            [content] = contents(sources, [one])
+            if not isinstance(content, str):
+                name = named(sources, one)
+                step = "give its path, without file://" if name.startswith("file://") else "unpack or copy it"
+                raise InvalidRequest(f"--tile needs files of this machine, not {name}; {step}.")
+            try:
+                tiles = tiles_with_content(Path(content), tiling, reading)
+            except ImageError:
+                yield one
+                continue
+            yield from (replace(one, path=replace(tile, path=one.path).name, tile=tile) for tile in tiles)
+
+
+def contents(sources: Sequence[ImageSource], images: Iterable[ListedImage]) -> Iterator[str | PackedImage | Tile]:
+    """Yield each image in a form that can be decoded."""
+    for one in images:
+        place = sources[one.source]
+        if one.tile is not None:
+            yield one.tile
+        elif one.offset is not None or not place.is_local:
+            yield PackedImage(place, one)
+        else:
+            yield os.path.join(place.absolute, one.path)
+
+
 def named(sources: Sequence[ImageSource], image: ListedImage) -> str:
     """Return the display name of an image: its source as passed, and its path below."""
     return str(PackedImage(sources[image.source], image))
@@ -173,36 +213,6 @@ def is_packed(given: str | Path) -> bool:
 def is_archive(place: str) -> bool:
     """Return whether a file is an archive, by its name."""
     return place.lower().endswith((*ARCHIVES, *COMPRESSED))
-
-
-def digest_of(sources: Sequence[ImageSource], images: Sequence[ListedImage]) -> str:
-    """Return the SHA-256 of a listing, in hex, independent of its location.
-
-    It covers names and sizes, and the bytes of a few images, because images of equal names and sizes may differ.
-    """
-    digest = hashlib.sha256()
-    for one in images:
-        digest.update(f"{one.source}\0{one.path}\0{one.size}\n".encode("utf-8", "surrogateescape"))
-    some = images[:: -(-len(images) // SAMPLED)]
-    for image in contents(sources, some):
-        try:
-            if not isinstance(image, Tile):  # whose file may be too large to read
-                digest.update(Path(image).read_bytes() if isinstance(image, str) else image.read())
-        except (OSError, ImageError):  # its shard reports the error
-            digest.update(b"-")
-    return digest.hexdigest()
-
-
-def contents(sources: Sequence[ImageSource], images: Iterable[ListedImage]) -> Iterator[str | PackedImage | Tile]:
-    """Yield each image in a form that can be decoded."""
-    for one in images:
-        place = sources[one.source]
-        if one.tile is not None:
-            yield one.tile
-        elif one.offset is not None or not place.is_local:
-            yield PackedImage(place, one)
-        else:
-            yield os.path.join(place.absolute, one.path)
 
 
 def _with_unique_keys(sources: Sequence[ImageSource], images: list[ListedImage]) -> list[ListedImage]:
@@ -222,14 +232,12 @@ def _with_unique_keys(sources: Sequence[ImageSource], images: list[ListedImage])
 
 # ---- sources
 
-Listing = list[tuple[Any, ...]]  # the fields of `ListedImage` after `source`
-_Found = tuple[ImageSource, Listing]
+Found = tuple[ImageSource, list[ListedImage]]  # the images have source 0
 
 
-def sources_at(place: str) -> Iterator[tuple[ImageSource, list[ListedImage]]]:
+def sources_at(place: str) -> Iterator[Found]:
     """Yield each folder or archive at a path or address, see `find_places`, with its images (of source 0)."""
-    for source, found in _remote(place) if is_address(place) else _local(Path(place)):
-        images = [ListedImage(0, *one) for one in found]
+    for source, images in _remote(place) if is_address(place) else _local(Path(place)):
         if any(kind == CLS for one in images for kind, *_ in one.texts):
             yield source, images  # an image without this text is unlabeled, and not in the class of its folder
             continue
@@ -237,63 +245,63 @@ def sources_at(place: str) -> Iterator[tuple[ImageSource, list[ListedImage]]]:
         yield source, [replace(one, folder=name) if name else one for one, name in zip(images, folders, strict=True)]
 
 
-def _local(place: Path) -> Iterator[_Found]:
-    """Yield the sources at a local path."""
-    if place.is_dir():
-        try:
-            images = list_images(place)
-        except NoImages:
-            archives = archives_in(place)
-            if not archives:
-                raise
-            yield from _with_images(str(place), list(map(_archive, archives)))
-        else:
-            yield _source(place), [_file(path, place) for path in images]
-    elif is_archive(place.name) and place.is_file():
-        yield from _with_images(str(place), [_archive(place)])
-    else:
-        yield _source(place.parent), [_file(place, place.parent)]
+def _local(place: Path) -> Iterable[Found]:
+    """Return the sources at a local path."""
+    if is_archive(place.name) and place.is_file():
+        return _with_images(str(place), [_archive(place)])
+    if not place.is_dir():
+        return [(_source(place.parent), [_file(place, place.parent)])]
+    try:
+        return [(_source(place), [_file(path, place) for path in list_images(place)])]
+    except NoImages:
+        if not (archives := archives_in(place)):
+            raise
+        return _with_images(str(place), list(map(_archive, archives)))
 
 
-def _archive(path: Path) -> _Found:
-    source = ImageSource(str(path), str(path.resolve()), True, path.stat().st_mtime)
-    if is_table(path.name):
-        return source, _rows(source)
+def _archive(path: Path) -> Found:
     with path.open("rb") as file:
-        images, others = _archived(str(path), file)
-    return replace(source, left_out=others), images
+        return _archived(ImageSource(str(path), str(path.resolve()), True, path.stat().st_mtime), file)
 
 
-def _rows(source: ImageSource) -> Listing:
-    """Return the images of a table; their sizes are unknown (0) without reading all of them."""
-    size, zipped, key, texts = 0, None, "", ()
-    found = rows(source.absolute, source.changed)
-    return [(one.name, size, source.changed, one.number, zipped, key, texts, one.label) for one in found]
+def _archived(source: ImageSource, file: Any) -> Found:
+    """List the images of an archive; the number of its other files by suffix is part of the source."""
+    others: Counter[str] = Counter()
+    if is_table(source.absolute):  # sizes are unknown (0) without reading all images
+        found = rows(source.absolute, source.changed)
+        return source, [ListedImage(0, one.name, 0, source.changed, one.number, label=one.label) for one in found]
+    if is_zip(source.absolute):
+        images = [ListedImage(0, *one) for one in zip_members(file, source.given, others)]
+    else:
+        images = [ListedImage(0, *one, None, key, texts) for one, key, texts in samples(file, source.given, others)]
+    if repeated := len(images) - len({one.path for one in images}):
+        others[REPEATED] = repeated
+    warn_of_others(source.given, others)
+    return replace(source, left_out=tuple((kind or "(none)", count) for kind, count in others.most_common())), images
 
 
-def _with_images(place: str, found: list[_Found]) -> list[_Found]:
-    """Return the archives of a place, and warn if some have no image.
-
-    Raises:
-        NoImages: none has.
-    """
+def _with_images(place: str, found: list[Found]) -> list[Found]:
+    """Return the archives of a place; warn if some have no image, and raise NoImages if none has."""
     empty = [source.given for source, images in found if not images]
     if len(empty) == len(found):
         raise NoImages(f"{place} contains no image; {EXPECTED}.")
     if empty:
-        _warn_of_empty(place, len(empty), len(found), empty[0])
+        warn_once(f"{len(empty)} of the {len(found)} archives in {place} contain no image, such as {empty[0]}")
     return found
 
 
-@cache
-def _warn_of_empty(place: str, empty: int, count: int, first: str) -> None:
-    """Log a warning once per place; programs list the same folder several times."""
-    log.warning("%d of the %d archives in %s contain no image, such as %s", empty, count, place, first)
-
-
-def _remote(address: str) -> Iterator[_Found]:
-    """Yield the sources at an address."""
+def _remote(address: str) -> Iterable[Found]:
+    """Return the sources at an address."""
     files, root = open_file_system(address)
+
+    def at(place: str, about: dict[str, Any]) -> Found:
+        size, changed = int(about.get("size") or 0), _changed(about)
+        if is_archive(place):
+            with reading(place), files.open(about["name"], "rb") as file:
+                return _archived(ImageSource(place, place, True, changed), file)
+        parent, _, name = place.rpartition("/")
+        return ImageSource(parent, parent), [ListedImage(0, name, size, changed)]
+
     with reading(address):
         try:
             about = files.info(root)
@@ -303,40 +311,21 @@ def _remote(address: str) -> Iterator[_Found]:
                 raise cause from error
             raise NoImages(f"{address} does not exist; {EXPECTED}.") from error
         if about["type"] != "directory":
-            yield from _with_images(address, [_remote_file(files, address, about)])
-            return
-        found = sorted(files.find(root, detail=True).items())
-    inside = [(path.removeprefix(root).lstrip("/"), one) for path, one in found]
+            return _with_images(address, [at(address, about)])
+        found = {path.removeprefix(root).lstrip("/"): one for path, one in files.find(root, detail=True).items()}
     others: Counter[str] = Counter()
-    for path, _ in inside:
+    for path in found:
         count_system_files(path, others)
-    inside = [(path, one) for path, one in inside if not is_hidden(path)]
-    images = [
-        (path, int(one.get("size") or 0), _changed(one))
-        for path, one in inside
-        if os.path.splitext(path)[1].lower() in image_suffixes()
-    ]
-    if images:
+    paths = sorted((path for path in found if not is_hidden(path)), key=lambda path: path.split("/"))
+    if images := [
+        ListedImage(0, path, int(found[path].get("size") or 0), _changed(found[path]))
+        for path in paths
+        if is_image(path)
+    ]:
         warn_of_others(address, others)
-        yield ImageSource(address, address.rstrip("/"), left_out=tuple(others.items())), images
-        return
-    about_each = dict(inside)
-    archives = _without_descriptions([path for path in about_each if path.lower().endswith(ARCHIVES)])
-    yield from _with_images(
-        address, [_remote_file(files, f"{address.rstrip('/')}/{path}", about_each[path]) for path in archives]
-    )
-
-
-def _remote_file(files: Any, address: str, about: dict[str, Any]) -> _Found:
-    if not is_archive(address):
-        parent, _, name = address.rpartition("/")
-        return ImageSource(parent, parent), [(name, int(about.get("size") or 0), _changed(about))]
-    if is_table(address):
-        source = ImageSource(address, address, True, _changed(about))
-        return source, _rows(source)
-    with reading(address), files.open(about["name"], "rb") as file:
-        images, others = _archived(address, file)
-        return ImageSource(address, address, True, _changed(about), others), images
+        return [(ImageSource(address, address.rstrip("/"), left_out=tuple(others.items())), images)]
+    archives = _without_descriptions([path for path in paths if path.lower().endswith(ARCHIVES)])
+    return _with_images(address, [at(f"{address.rstrip('/')}/{path}", found[path]) for path in archives])
 
 
 def _changed(about: dict[str, Any]) -> float:
@@ -350,26 +339,11 @@ def _changed(about: dict[str, Any]) -> float:
     return changed.timestamp() if isinstance(changed, datetime) else float(changed)
 
 
-def _archived(name: str, file: Any) -> tuple[Listing, tuple[tuple[str, int], ...]]:
-    """Return the images of an archive, and the number of its other files by suffix."""
-    others: Counter[str] = Counter()
-    if is_zip(name):
-        found: Listing = list(zip_members(file, name, others))
-    else:
-        found = [(*image, None, key, texts) for image, key, texts in samples(file, name, others)]
-    if repeated := len(found) - len({image[0] for image in found}):
-        others[REPEATED] = repeated
-    warn_of_others(name, others)
-    return found, tuple((suffix or "(none)", count) for suffix, count in others.most_common())
-
-
 def archives_in(folder: Path) -> list[Path]:
     """Return the archives below a folder, in order, without hidden files, hidden folders and system folders."""
-    found: list[Path] = []
-    for parent, _, files in walk(folder):
-        found += [Path(parent, name) for name in files if name.lower().endswith(ARCHIVES)]
-    kept = _without_descriptions([str(path) for path in found if path.is_file()])
-    return sorted(map(Path, kept))
+    found = (Path(parent, name) for parent, _, files in walk(folder) for name in files)
+    archives = [str(path) for path in found if path.name.lower().endswith(ARCHIVES) and path.is_file()]
+    return sorted(map(Path, _without_descriptions(archives)))
 
 
 def _without_descriptions(archives: list[str]) -> list[str]:
@@ -382,10 +356,13 @@ def _source(place: Path) -> ImageSource:
     return ImageSource(str(place), str(place.resolve()))
 
 
-def _file(path: Path, root: Path) -> tuple[str, int, float]:
-    name = path.relative_to(root).as_posix()
+def _file(path: Path, root: Path) -> ListedImage:
+    return ListedImage(0, path.relative_to(root).as_posix(), *_size_and_time(path))
+
+
+def _size_and_time(path: Path) -> tuple[int, float]:
     try:
         stat = path.stat()
     except OSError:  # a dangling link; its shard reports the error
-        return name, 0, 0.0
-    return name, stat.st_size, stat.st_mtime
+        return 0, 0.0
+    return stat.st_size, stat.st_mtime

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, repeat
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ from nnclr_hub.remote_files import is_address, open_file_system, reading
 SUFFIX = ".parquet"
 COLUMNS = ("image", "img", "jpg", "jpeg", "png", "webp", "bytes", "content")  # the first one that has bytes is read
 LABELS = ("label", "cls", "class")
-KEPT_BYTES = 1 << 30  # of row groups
+_groups = ByteCache(1 << 30)  # bytes of row groups
 
 
 class Row(NamedTuple):
@@ -47,36 +47,7 @@ def is_table(place: str) -> bool:
     return place.lower().endswith(SUFFIX)
 
 
-@dataclass(frozen=True, slots=True)
-class ParquetImage:
-    """An image in a Parquet file.
-
-    table: path or address of the file.
-    changed: its modification time when it was listed.
-    row: its number.
-    """
-
-    table: str
-    changed: float
-    row: int
-
-    def read(self) -> bytes:
-        """Return the bytes of the image.
-
-        Raises:
-            ImageError: the row has no bytes.
-            NNCLRHubError, OSError: the file cannot be read.
-        """
-        groups = _layout(self.table, self.changed).groups
-        group = bisect_right(groups, self.row)
-        data = _group(self.table, self.changed, group)[self.row - (groups[group - 1] if group else 0)].as_py()
-        if data is None:
-            raise ImageError(f"Row {self.row} of {self.table} has no image.")
-        return data
-
-
-@dataclass(frozen=True)
-class _Layout:
+class _Layout(NamedTuple):
     """Where the images of a file are.
 
     column: path of the column with the bytes; image.bytes is a part of a struct.
@@ -93,6 +64,37 @@ class _Layout:
     groups: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class ParquetImage:
+    """An image in a Parquet file.
+
+    table: path or address of the file.
+    changed: its modification time when it was listed.
+    row: its number.
+    """
+
+    table: str
+    changed: float
+    row: int
+
+    def read(self) -> bytes:
+        """Return the bytes of the image; raise ImageError if the row has none."""
+        layout = _layout(self.table, self.changed)
+        group = bisect_right(layout.groups, self.row)
+
+        def read() -> Any:
+            with _opened(self.table) as file:
+                return _field(
+                    file.read_row_group(group, columns=[layout.column]).column(0).combine_chunks(), layout.column
+                )
+
+        values = _groups.get((self.table, self.changed, group), read, lambda values: values.nbytes)
+        data = values[self.row - (layout.groups[group - 1] if group else 0)].as_py()
+        if data is None:
+            raise ImageError(f"Row {self.row} of {self.table} has no image.")
+        return data
+
+
 def group_ends(table: str, changed: float) -> tuple[int, ...]:
     """Return the number of rows up to the end of each row group."""
     return _layout(table, changed).groups
@@ -107,8 +109,16 @@ def rows(table: str, changed: float) -> Iterator[Row]:
         ImportError: pyarrow is not installed; see `errors.missing_package`.
     """
     layout = _layout(table, changed)
-    named, labeled = (_values(table, column, layout) for column in (layout.names, layout.label))
-    for number, (name, label) in enumerate(zip(named, labeled, strict=True)):
+
+    def values(column: str) -> Iterator[Any]:
+        if not column:
+            yield from repeat(None, layout.groups[-1] if layout.groups else 0)
+            return
+        with _opened(table) as file:
+            for batch in file.iter_batches(columns=[column]):
+                yield from _field(batch.column(0), column).to_pylist()
+
+    for number, (name, label) in enumerate(zip(values(layout.names), values(layout.label), strict=True)):
         yield Row(f"{number:08}" + (f"-{PurePath(name).name}" if name else ""), number, _label(label, layout.classes))
 
 
@@ -120,16 +130,11 @@ def _label(value: Any, classes: tuple[str, ...]) -> str:
     return classes[value] if isinstance(value, int) and 0 <= value < len(classes) else str(value)
 
 
-def _values(table: str, column: str, layout: _Layout) -> Iterator[Any]:
-    if not column:
-        yield from (None for _ in range(layout.groups[-1] if layout.groups else 0))
-        return
-    with _opened(table) as file:
-        for batch in file.iter_batches(columns=[column]):
-            values = batch.column(0)
-            for part in column.split(".")[1:]:
-                values = values.field(part)
-            yield from values.to_pylist()
+def _field(values: Any, column: str) -> Any:
+    """Return the part of structs that a path such as image.bytes names."""
+    for part in column.split(".")[1:]:
+        values = values.field(part)
+    return values
 
 
 @lru_cache(4096)
@@ -145,27 +150,22 @@ def _layout(table: str, changed: float) -> _Layout:
         return pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
 
     label = next((name for name in LABELS if name in schema.names), "")
-    classes = _classes(schema.metadata or {}, label)
-    for name in COLUMNS:
-        if name in schema.names:
-            kind = schema.field(name).type
-            if is_binary(kind):
-                return _Layout(name, "", label, classes, groups)
-            inner = {kind.field(i).name: kind.field(i).type for i in range(kind.num_fields)}
-            if is_binary(inner.get("bytes", pa.null())):
-                return _Layout(f"{name}.bytes", f"{name}.path" if "path" in inner else "", label, classes, groups)
+    try:  # as `datasets` keeps the names of classes in a file
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        classes = tuple(map(str, features[label]["names"]))
+    except (KeyError, TypeError, ValueError):
+        classes = ()
+    for name in (one for one in COLUMNS if one in schema.names):
+        kind = schema.field(name).type
+        if is_binary(kind):
+            return _Layout(name, "", label, classes, groups)
+        inner = {kind.field(i).name: kind.field(i).type for i in range(kind.num_fields)}
+        if is_binary(inner.get("bytes", pa.null())):
+            return _Layout(f"{name}.bytes", f"{name}.path" if "path" in inner else "", label, classes, groups)
     raise InvalidRequest(
         f"{table} has no column of images; expected one of {', '.join(COLUMNS)} with the bytes of files, got "
         f"{', '.join(schema.names)[:200]}."
     )
-
-
-def _classes(metadata: dict[bytes, bytes], label: str) -> tuple[str, ...]:
-    """Return the names of the classes as `datasets` keeps them in a file; () if it does not."""
-    try:
-        return tuple(map(str, json.loads(metadata[b"huggingface"])["info"]["features"][label]["names"]))
-    except (KeyError, TypeError, ValueError):
-        return ()
 
 
 @contextmanager
@@ -195,20 +195,3 @@ def _opened(table: str) -> Iterator[Any]:
             raise InvalidRequest(f"{table} is not a valid Parquet file ({str(error)[:150]}).") from error
         except pa.ArrowException as error:
             raise NNCLRHubError(f"{table} could not be read: {type(error).__name__} ({str(error)[:150]}).") from error
-
-
-def _group(table: str, changed: float, number: int) -> Any:
-    """Return the bytes of the images of a row group, as an Arrow array."""
-
-    def read() -> Any:
-        column = _layout(table, changed).column
-        with _opened(table) as file:
-            values = file.read_row_group(number, columns=[column]).column(0).combine_chunks()
-        for part in column.split(".")[1:]:
-            values = values.field(part)
-        return values
-
-    return _groups.get((table, changed, number), read, lambda values: values.nbytes)
-
-
-_groups = ByteCache(KEPT_BYTES)

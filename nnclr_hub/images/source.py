@@ -47,6 +47,12 @@ class ImageSource:
         """Whether it is on this machine."""
         return not is_address(self.absolute)
 
+    def part(self, offset: int, size: int) -> bytes:
+        """Read a part of an archive."""
+        if self.is_local:
+            return TarMember(self.absolute, self.changed, offset, size).read()
+        return RemoteBytes(self.absolute, offset, size).read()
+
 
 @dataclass(frozen=True, slots=True)
 class ListedImage:
@@ -60,7 +66,7 @@ class ListedImage:
     zipped: packed size and CRC-32 of a file in a zip; None elsewhere, or if unknown.
     key: of its sample in an archive (`__key__` of WebDataset), after the archive's name and a slash if the key repeats;
         "" if it has none.
-    texts: of its sample; see `image_tar.samples`.
+    texts: of its sample; see `images.tar.samples`.
     label: of its row in a table; "" if it has none.
     tile: of the file, if the image is one; `path` then ends in its box.
     folder: its label by the folders of its source, see `folder_labels`; "" if it has none.
@@ -108,19 +114,13 @@ class PackedImage:
     def read_texts(self, *kinds: str) -> list[tuple[str, str]]:
         """Read the texts of its sample, or those of some kinds; return (kind, text) of each.
 
-        The label of a row in a table is its text `cls`.
-
-        Raises:
-            InvalidRequest: the archive has changed since it was listed.
-            OSError, NNCLRHubError: it cannot be read.
+        The label of a row in a table is its text `cls`. See `read` for errors of the archive.
         """
-        label = [(CLS, self.image.label)] if self.image.label else []
-        texts = (
-            (kind, part_of(self.source, offset, size).read().decode("utf-8", "replace").strip())
-            for kind, size, offset in self.image.texts
-            if not kinds or kind in kinds
-        )
-        return [one for one in label if not kinds or one[0] in kinds] + [*texts]
+        texts = [(CLS, self.image.label)] if self.image.label and (not kinds or CLS in kinds) else []
+        for kind, size, offset in self.image.texts:
+            if not kinds or kind in kinds:
+                texts.append((kind, self.source.part(offset, size).decode("utf-8", "replace").strip()))
+        return texts
 
     @property
     def identity(self) -> str:
@@ -149,17 +149,8 @@ class PackedImage:
         if is_table(place.absolute):
             return ParquetImage(place.absolute, place.changed, one.offset).read()
         if is_zip(place.absolute):
-            return unzipped(
-                lambda start, count: part_of(place, start, count).read(), one.offset, one.path, one.size, one.zipped
-            )
-        return part_of(place, one.offset, one.size).read()
-
-
-def part_of(place: ImageSource, offset: int, size: int) -> TarMember | RemoteBytes:
-    """Return what reads a part of an archive."""
-    if place.is_local:
-        return TarMember(place.absolute, place.changed, offset, size)
-    return RemoteBytes(place.absolute, offset, size)
+            return unzipped(place.part, one.offset, one.path, one.size, one.zipped)
+        return place.part(one.offset, one.size)
 
 
 def is_zip(place: str) -> bool:

@@ -2,7 +2,7 @@
 
     for name, size, mtime, offset in members(Path("more.tar")):
         TarMember("more.tar", changed, offset, size).read()
-    for image, key, texts in samples(Path("webdataset-000.tar")):
+    for image, key, texts in samples(file, "webdataset-000.tar"):
         ...                                     # also the key of WebDataset, and its captions and labels
 
 Archives must allow random access: uncompressed, one archive per file, and complete.
@@ -10,38 +10,28 @@ Archives must allow random access: uncompressed, one archive per file, and compl
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import tarfile
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Self
 
 from nnclr_hub.errors import InvalidRequest
-from nnclr_hub.images.folder import count_system_files, image_suffixes, is_hidden
+from nnclr_hub.images.folder import count_system_files, is_hidden, is_image, warn_once
 
-log = logging.getLogger(__name__)
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
 LINKS, REPEATED, UNMATCHED = "links", "repeated", "texts without an image"  # counted like suffixes
 CLS = "cls"  # the kind of text that is a label
 TEXTS = ("json", CLS, "txt")  # of a sample of WebDataset
 MOST_TEXT = 1 << 16  # bytes of one; longer ones are left out
+MOST_HEADER = 1 << 20  # bytes of a long name, or of other attributes of a member
 CHUNK = 1 << 20
 Member = tuple[str, int, float, int]  # name, size, mtime, offset of the bytes
 Text = tuple[str, int, int]  # kind, size, offset of the bytes
 _DRIVE = re.compile(r"^[A-Za-z]:(?=/)")
-MOST_HEADER = 1 << 20  # bytes of a long name, or of other attributes of a member
-HEADERS = (
-    tarfile.GNUTYPE_LONGNAME,
-    tarfile.GNUTYPE_LONGLINK,
-    tarfile.XHDTYPE,
-    tarfile.XGLTYPE,
-    tarfile.SOLARIS_XHDTYPE,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,36 +49,17 @@ class TarMember:
     size: int
 
     def read(self) -> bytes:
-        """Return the bytes of the image.
-
-        Raises:
-            InvalidRequest: the archive has changed since it was listed.
-            OSError: it cannot be read.
-        """
+        """Return the bytes of the image; raise InvalidRequest if the archive has changed since it was listed."""
         with open(self.archive, "rb", buffering=0) as file:
             if os.fstat(file.fileno()).st_mtime != self.changed:
                 raise InvalidRequest(f"{self.archive} changed while its images were read; restart the run.")
             return os.pread(file.fileno(), self.size, self.offset)
 
 
-class _BoundedHeader(tarfile.TarInfo):
-    """A header whose size is checked before tarfile reads that many bytes at once."""
-
-    @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        header = super().frombuf(buf, encoding, errors)
-        if header.size < 0 or (header.type in HEADERS and header.size > MOST_HEADER):
-            raise tarfile.ReadError(f"a header declares {header.size} bytes; the limit is {MOST_HEADER}")
-        return header
-
-
 def members(archive: Path, name: str | None = None, others: Counter[str] | None = None) -> Iterator[Member]:
     """Yield (name, size, mtime, offset) of each image, by suffix, in the order of the archive, which reads fastest.
 
-    Names are those of `path_inside`.
-
     Args:
-        archive: its path.
         name: for error messages; None: the path.
         others: counts the files that are not images, by suffix, and links.
 
@@ -96,17 +67,16 @@ def members(archive: Path, name: str | None = None, others: Counter[str] | None 
         InvalidRequest: it is compressed, truncated, has data after its end, or contains a sparse image or a header
             that is too large.
     """
+    others = Counter() if others is None else others
     with archive.open("rb") as file:
         for one in _files(file, name or str(archive), others):
             if is_image(one[0]):
                 yield one
-            elif others is not None:
+            else:
                 others[PurePosixPath(one[0]).suffix.lower()] += 1
 
 
-def samples(
-    file: BinaryIO, name: str, others: Counter[str] | None = None
-) -> Iterator[tuple[Member, str, tuple[Text, ...]]]:
+def samples(file: BinaryIO, name: str, others: Counter[str]) -> Iterator[tuple[Member, str, tuple[Text, ...]]]:
     """Yield each image of an archive with its key, and the texts of its sample, as WebDataset packs them.
 
     The files of a sample have the same name up to the first dot, which is the key, in any order. A text belongs to the
@@ -126,19 +96,22 @@ def samples(
     Raises:
         InvalidRequest: see `members`.
     """
-    others = Counter() if others is None else others
     images: list[Member] = []
     texts: dict[str, dict[str, Text]] = defaultdict(dict)  # by the path without the suffix
+    by_stem: dict[str, set[str]] = defaultdict(set)
+    by_key: dict[str, set[str]] = defaultdict(set)
     for member in _files(file, name, others):
         path, size, _, offset = member
-        stem, suffix = _stem(path), PurePosixPath(path).suffix.lower()
+        suffix = PurePosixPath(path).suffix
+        stem, kind = path.removesuffix(suffix), suffix[1:].lower()
         if is_image(path):
             images.append(member)
-        elif suffix[1:] in TEXTS and size <= MOST_TEXT:
-            texts[stem][suffix[1:]] = (suffix[1:], size, offset)
+            by_stem[stem].add(path)
+            by_key[_key(path)].add(path)
+        elif kind in TEXTS and size <= MOST_TEXT:
+            texts[stem][kind] = (kind, size, offset)
         else:
-            others[suffix] += suffix[1:] not in TEXTS
-    by_stem, by_key = (_grouped(images, of) for of in (_stem, _key))
+            others[suffix.lower()] += kind not in TEXTS
     texts_of: dict[str, dict[str, Text]] = {}
     unmatched = Counter[str]()
     for stem, found in texts.items():
@@ -149,41 +122,18 @@ def samples(
             unmatched.update(found.keys())
     for image in images:
         path, key = image[0], _key(image[0])
-        named = len(by_key[key]) == 1 or (_stem(path) == key and len(by_stem[key]) == 1)
+        named = len(by_key[key]) == 1 or (os.path.splitext(path)[0] == key and len(by_stem[key]) == 1)
         yield image, key if named else "", tuple(texts_of.get(path, {}).values())
     for kind, count in unmatched.items():  # without samples, a .json or .txt may be any file
         others[UNMATCHED if texts_of or kind == CLS else f".{kind}"] += count
     if bare := [path for path, *_ in images if path not in texts_of] if texts_of or unmatched[CLS] else []:
-        _warn_of_bare(name, len(bare), len(images), bare[0])
-
-
-def _grouped(images: Sequence[Member], of: Callable[[str], str]) -> dict[str, set[str]]:
-    groups: dict[str, set[str]] = defaultdict(set)
-    for path, *_ in images:
-        groups[of(path)].add(path)
-    return groups
-
-
-@cache
-def _warn_of_bare(name: str, bare: int, count: int, first: str) -> None:
-    """Log a warning once per archive; programs list the same archive several times."""
-    log.warning("%d of the %d images in %s have no text (cls, txt, json), such as %s", bare, count, name, first)
-
-
-def _stem(path: str) -> str:
-    """Return a path without its last suffix."""
-    return path.removesuffix(PurePosixPath(path).suffix)
+        warn_once(f"{len(bare)} of the {len(images)} images in {name} have no text (cls, txt, json), such as {bare[0]}")
 
 
 def _key(path: str) -> str:
     """Return the path of a sample: up to the first dot of the file name."""
     folder, slash, file = path.rpartition("/")
     return folder + slash + file.partition(".")[0]
-
-
-def is_image(path: str) -> bool:
-    """Return whether a member is an image, by its suffix."""
-    return PurePosixPath(path).suffix.lower() in image_suffixes()
 
 
 def path_inside(name: str, others: Counter[str] | None = None) -> str:
@@ -194,14 +144,25 @@ def path_inside(name: str, others: Counter[str] | None = None) -> str:
     Args:
         others: counts the files in system folders, by the name of the system folder.
     """
-    parts = [part for part in PurePosixPath(_DRIVE.sub("", name)).parts if part not in ("/", "//", "..")]
-    path = "/".join(parts)
+    path = "/".join(part for part in PurePosixPath(_DRIVE.sub("", name)).parts if part not in ("/", "//", ".."))
     if others is not None:
         count_system_files(path, others)
     return "" if is_hidden(path) else path
 
 
-def _files(file: BinaryIO, name: str, others: Counter[str] | None) -> Iterator[Member]:
+class _BoundedHeader(tarfile.TarInfo):
+    """A header whose size is checked before tarfile reads that many bytes at once."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        header = super().frombuf(buf, encoding, errors)
+        # of a member that is no header itself, tarfile reads nothing
+        if header.size < 0 or (header.type in b"LKxgX" and header.size > MOST_HEADER):
+            raise tarfile.ReadError(f"a header declares {header.size} bytes; the limit is {MOST_HEADER}")
+        return header
+
+
+def _files(file: BinaryIO, name: str, others: Counter[str]) -> Iterator[Member]:
     """Yield the regular files of an archive that are not hidden, count its links, and check that it is complete."""
     if name.lower().endswith(COMPRESSED):
         raise InvalidRequest(f"{name} is compressed and does not allow random access; decompress it first.")
@@ -217,7 +178,7 @@ def _files(file: BinaryIO, name: str, others: Counter[str] | None) -> Iterator[M
                             f"{name} contains the sparse file {member.name}; pack it without --sparse."
                         )
                     yield path, member.size, float(member.mtime), member.offset_data
-                elif (member.issym() or member.islnk()) and path and others is not None:
+                elif (member.issym() or member.islnk()) and path:
                     others[LINKS] += 1
                 tar.members.clear()  # type: ignore[attr-defined] - otherwise all members stay in memory
             end = tar.offset
@@ -226,11 +187,7 @@ def _files(file: BinaryIO, name: str, others: Counter[str] | None) -> Iterator[M
     except (tarfile.TarError, ValueError, ArithmeticError, LookupError, RecursionError) as error:
         # tarfile does not expect every damage of a header, such as that of a sparse file
         raise InvalidRequest(f"{name} is not a complete tar file ({error}); create it again, or unpack it.") from error
-    _check_end(file, end, name)
-
-
-def _check_end(file: BinaryIO, end: int, name: str) -> None:
-    """Check that only zeros follow the last member; tarfile stops silently at an invalid header."""
+    # tarfile stops silently at an invalid header; only zeros may follow the last member
     file.seek(end)
     rest = file.read(CHUNK)
     if len(rest) < tarfile.BLOCKSIZE:

@@ -16,12 +16,13 @@ import struct
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import PurePosixPath
 from typing import BinaryIO
 
 from nnclr_hub.errors import ImageError, ImageTooLarge, InvalidRequest
-from nnclr_hub.images.tar import LINKS, is_image, path_inside
+from nnclr_hub.images.folder import is_image
+from nnclr_hub.images.tar import LINKS, path_inside
 
 SUFFIX = ".zip"
 MOST_FILES = 100_000
@@ -31,15 +32,13 @@ RATIO_FROM = 50_000_000  # bytes below which the ratio is not checked
 MOST_IMAGE = 20_000_000
 HEADING = b"PK\x01\x02"  # starts each entry of the zip's directory
 FILE_HEADING = b"PK\x03\x04"  # starts each file
-ENCRYPTED = 0x1
+ENCRYPTED, STREAMED = 0x1, 0x8  # flags; a streamed heading has neither CRC-32 nor packed size
 READ = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}  # other methods may need gigabytes of memory
 BROKEN = (zipfile.BadZipFile, NotImplementedError, OSError, EOFError, ValueError, zlib.error)
 # the heading of a file: signature, flags, method, CRC-32, packed size, lengths of its name and extra field
 _LOCAL = struct.Struct("<4s2xHH4xII4xHH")
 _EXTRA = 256  # bytes of an extra field that are read with the file; those of usual programs have 30
-STREAMED = 0x8  # the flag of a heading without CRC-32 and packed size
 _OF_ZIP64 = 0xFFFFFFFF
-
 
 Zipped = tuple[int, int]  # of a file in a zip: its packed size in bytes, and the CRC-32 of its content
 
@@ -60,16 +59,25 @@ def zip_members(
     Raises:
         InvalidRequest: it is not a zip, is damaged, is encrypted, or exceeds a limit.
     """
+    others = Counter() if others is None else others
     if limited and _headings(file) > MOST_FILES:
         raise InvalidRequest(f"{name} holds more than {MOST_FILES:,} files; split it into several zips.")
     try:
         entries = zipfile.ZipFile(file).infolist()
     except BROKEN as error:
         raise InvalidRequest(f"{name} is not a complete zip file ({error}); create it again, or unpack it.") from error
-    if _is_of_an_inner_zip(file, entries):
+    file.seek(0)
+    if file.read(len(FILE_HEADING)) == FILE_HEADING and all(entry.header_offset > 0 for entry in entries):
+        # these are the entries of a zip in the zip: a truncated file may end with the directory of one
         raise InvalidRequest(f"{name} is truncated; create it again, or unpack it.")
-    if limited:
-        _check_sizes(entries, name)
+    size, packed = (sum(getattr(entry, of) for entry in entries) for of in ("file_size", "compress_size"))
+    if limited and size > MOST_BYTES:
+        raise InvalidRequest(f"{name} would unpack to {_words(size)}; the limit is {_words(MOST_BYTES)}; split it.")
+    if limited and size > RATIO_FROM and size > MOST_RATIO * packed:
+        raise InvalidRequest(
+            f"{name} would unpack to {size // max(1, packed):,} times its size, which images never do; choose the "
+            "folder of images itself."
+        )
     for entry in entries:
         path = "" if entry.is_dir() else path_inside(entry.filename.replace("\\", "/"), others)
         if not path:
@@ -77,46 +85,27 @@ def zip_members(
         if entry.flag_bits & ENCRYPTED:
             raise InvalidRequest(f"{name} is encrypted; pack the images without a password.")
         is_link = stat.S_ISLNK(entry.external_attr >> 16)
-        if is_image(path) and not is_link:
-            yield (
-                path,
-                entry.file_size,
-                _seconds(entry.date_time),
-                entry.header_offset,
-                (entry.compress_size, entry.CRC),
-            )
-        elif others is not None:
+        if is_link or not is_image(path):
             others[LINKS if is_link else PurePosixPath(path).suffix.lower()] += 1
-
-
-def _is_of_an_inner_zip(file: BinaryIO, entries: Sequence[zipfile.ZipInfo]) -> bool:
-    """Return whether these are the entries of a zip in the zip: a truncated file may end with the directory of one."""
-    file.seek(0)
-    return file.read(len(FILE_HEADING)) == FILE_HEADING and all(entry.header_offset > 0 for entry in entries)
+            continue
+        try:
+            changed = float(calendar.timegm((*entry.date_time, 0, 0, 0)))  # without a time zone, so as if in UTC
+        except (OverflowError, ValueError):
+            changed = 0.0
+        yield path, entry.file_size, changed, entry.header_offset, (entry.compress_size, entry.CRC)
 
 
 def _headings(file: BinaryIO) -> int:
     """Return an upper bound on the number of entries, before reading a directory that could fill the memory."""
     count, position = 0, -1
     try:
-        bytes_ = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except ValueError:  # it is empty
         return 0
-    with bytes_:
-        while count <= MOST_FILES and (position := bytes_.find(HEADING, position + 1)) >= 0:
+    with content:
+        while count <= MOST_FILES and (position := content.find(HEADING, position + 1)) >= 0:
             count += 1
     return count
-
-
-def _check_sizes(entries: Sequence[zipfile.ZipInfo], name: str) -> None:
-    size, packed = (sum(getattr(entry, of) for entry in entries) for of in ("file_size", "compress_size"))
-    if size > MOST_BYTES:
-        raise InvalidRequest(f"{name} would unpack to {_words(size)}; the limit is {_words(MOST_BYTES)}; split it.")
-    if size > RATIO_FROM and size > MOST_RATIO * packed:
-        raise InvalidRequest(
-            f"{name} would unpack to {size // max(1, packed):,} times its size, which images never do; choose the "
-            "folder of images itself."
-        )
 
 
 def too_large(size: int, most: int) -> ImageTooLarge:
@@ -149,7 +138,7 @@ def unzipped(
     if len(data) < _LOCAL.size:
         raise broken
     signature, flags, method, crc, packed, name, extra = _LOCAL.unpack_from(data)
-    if signature != b"PK\x03\x04":
+    if signature != FILE_HEADING:
         raise broken
     if method not in READ:
         raise ImageError("Its compression method is not supported; use deflate.")
@@ -160,22 +149,11 @@ def unzipped(
         data += read(offset + len(data), start + packed - len(data))
     content = memoryview(data)[start : start + packed]
     try:
-        found = bytes(content[:size]) if method == zipfile.ZIP_STORED else _inflated(content, size)
+        # at most one byte more than `size`, however many there are
+        inflate = zlib.decompressobj(-zlib.MAX_WBITS).decompress
+        found = bytes(content[:size]) if method == zipfile.ZIP_STORED else inflate(content, size + 1)
     except zlib.error as error:
         raise broken from error
     if len(found) != size or (zipped is not None and zlib.crc32(found) != zipped[1]):
         raise broken
     return found
-
-
-def _inflated(content: memoryview, size: int) -> bytes:
-    """Return the unpacked bytes; at most one more than `size`, however many there are."""
-    return zlib.decompressobj(-zlib.MAX_WBITS).decompress(content, size + 1)
-
-
-def _seconds(moment: tuple[int, int, int, int, int, int]) -> float:
-    """Return the time of a zip, which has no time zone, as seconds since 1970 in UTC; 0 if it is not a valid time."""
-    try:
-        return float(calendar.timegm((*moment, 0, 0, 0)))
-    except (OverflowError, ValueError):
-        return 0.0

@@ -19,7 +19,7 @@ class ProjectionHead(nn.Module):
         in_dim: length of the encoder's output.
         hidden_dim: width of the hidden layers.
         out_dim: d.
-        layers: number of linear layers, at least 2.
+        layers: number of linear layers.
         last_norm: batch norm after the last layer: "affine" has a learned scale and shift, "plain" has neither.
     """
 
@@ -34,9 +34,10 @@ class ProjectionHead(nn.Module):
     ) -> None:
         super().__init__()
         parts: list[nn.Module] = []
-        for width in [in_dim, *[hidden_dim] * (layers - 2)]:
+        widths = [in_dim, *[hidden_dim] * (layers - 1)]
+        for width in widths[:-1]:
             parts += [nn.Linear(width, hidden_dim, bias=False), nn.BatchNorm1d(hidden_dim), nn.ReLU(inplace=True)]
-        parts.append(nn.Linear(hidden_dim, out_dim, bias=False))
+        parts.append(nn.Linear(widths[-1], out_dim, bias=False))
         if last_norm != "none":
             parts.append(nn.BatchNorm1d(out_dim, affine=last_norm == "affine"))
         self.layers = nn.Sequential(*parts)

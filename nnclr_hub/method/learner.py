@@ -37,7 +37,8 @@ class Step:
     """Result of the forward pass of one step.
 
     loss: scalar float32.
-    z1, z2: (B, D) projections of the large views, without gradient, from the momentum encoder if there is one.
+    z1, z2: (B, D) projections of the large views by the target encoder, without gradient: what Q takes.
+    online: (B, D) projections of the first view by the trained encoder, without gradient.
     neighbors: lookup result of the first view; None for methods whose target is not a row of Q or a mean of rows.
     neighbor_share: share of the batch whose target is the neighbor, a scalar in [0, 1].
     """
@@ -45,6 +46,7 @@ class Step:
     loss: Tensor
     z1: Tensor
     z2: Tensor
+    online: Tensor
     neighbors: Neighbors | None
     neighbor_share: Tensor
 
@@ -66,12 +68,16 @@ class Learner(nn.Module):
         sigreg_weight: lambda of `lejepa_loss`.
         chunk: images per pass of the backbone, see `in_chunks`; 0 for the whole batch.
         both_views: enqueue both large views instead of only the first.
+        teacher: (N, D) float, the vectors of a frozen encoder for the samples 0 to N - 1; required by the methods with
+            a teacher, rejected by the others. It is not a part of the state.
         gather: collects tensors over the ranks of a distributed run.
 
     Raises:
-        InvalidRequest: the support set is missing, or the method does not use one; an objective for a method whose
-            targets have another shape; or a transposed term without negatives of the batch.
+        InvalidRequest: a support set or teacher is missing, or the method does not use one; an objective for a method
+            whose targets have another shape; or a transposed term without negatives of the batch.
     """
+
+    teacher: Tensor | None
 
     def __init__(
         self,
@@ -89,6 +95,7 @@ class Learner(nn.Module):
         sigreg_weight: float = 0.02,
         chunk: int = 0,
         both_views: bool = False,
+        teacher: Tensor | None = None,
         gather: Gather = ALONE,
     ) -> None:
         super().__init__()
@@ -101,6 +108,9 @@ class Learner(nn.Module):
             raise InvalidRequest(
                 f"The method {method.name!r} {needs} (its target: {method.target}, its objective: {method.objective})."
             )
+        if (method.target_encoder == "teacher") != (teacher is not None):
+            needs = "needs the vectors of a teacher" if teacher is None else "does not use a teacher: leave it out"
+            raise InvalidRequest(f"The method {method.name!r} {needs}.")
         if (method.prediction == "prototypes") != isinstance(prediction, Prototypes):
             raise InvalidRequest(
                 "Methods with the head 'prototypes' need Prototypes as their prediction head, and others must not have "
@@ -121,6 +131,7 @@ class Learner(nn.Module):
         self.prediction = prediction if prediction is not None else nn.Identity()
         self.support_set = support_set
         self.momentum = MomentumEncoder(self.online) if method.target_encoder == "momentum" else None
+        self.register_buffer("teacher", teacher, persistent=False)
         self.temperature = temperature
         self.target_temperature = target_temperature
         self.transposed_term = transposed_term
@@ -152,7 +163,7 @@ class Learner(nn.Module):
 
         Args:
             views: (B, 3, H, W) float each, of the same B images: two large ones first, then any small ones.
-            ids: (B,) int64 sample numbers.
+            ids: (B,) int64 sample numbers; required with a teacher.
             labels: (B,) int64 classes.
             neighbor_share: share of the batch, those with the most similar neighbors, that uses neighbors as targets.
                 Below 1 this deviates from the paper; short runs need it. The rest uses the view itself: with gradient
@@ -161,12 +172,15 @@ class Learner(nn.Module):
         """
         z = encode_views(lambda x: self.projection(in_chunks(self.backbone, x, self.chunk)), views, LARGE)  # (B, D)
         p = encode_views(self.prediction, z, LARGE)  # (B, D)
-        own = [self._project(self.target, x) for x in views[:LARGE]] if self.momentum is not None else z[:LARGE]
+        own = z[:LARGE]
+        if self.momentum is not None or self.teacher is not None:
+            own = [self.project(x, ids) for x in views[:LARGE]]
         batch = Batch(own, p, ids, labels, neighbor_share)
         targets = TARGETS[self.method.target](self, batch)
         loss = self.method.loss_scale * self.loss.compute(self, batch, targets)
         share = torch.zeros((), device=z[0].device) if targets.share is None else targets.share
-        return Step(loss, own[0].detach(), own[1].detach(), targets.found[0] if targets.found else None, share)
+        found = targets.found[0] if targets.found else None
+        return Step(loss, own[0].detach(), own[1].detach(), z[0].detach(), found, share)
 
     def enqueue(self, step: Step, ids: Tensor | None = None, labels: Tensor | None = None) -> None:
         """Add the step's first view (or both) to the support set. Call it after the optimizer's step."""
@@ -189,14 +203,18 @@ class Learner(nn.Module):
             self.momentum.update(self.online, t)
 
     @torch.no_grad()
-    def project(self, x: Tensor) -> Tensor:
-        """Return projections as the support set holds them: (B, 3, H, W) -> (B, D)."""
-        return self._project(self.target, x)
+    def project(self, x: Tensor, ids: Tensor | None = None) -> Tensor:
+        """Return projections as the support set holds them, (B, D): of views (B, 3, H, W), or the teacher's of `ids`.
 
-    def _project(self, encoder: nn.Sequential, x: Tensor) -> Tensor:
-        backbone, projection = encoder
-        with torch.no_grad():
-            return projection(in_chunks(backbone, x, self.chunk))
+        Raises:
+            InvalidRequest: a teacher without the numbers of the samples.
+        """
+        if self.teacher is not None:
+            if ids is None:
+                raise InvalidRequest("The vectors of a teacher are those of samples; pass ids.")
+            return self.teacher[ids]
+        backbone, projection = self.target
+        return projection(in_chunks(backbone, x, self.chunk))
 
 
 # the learners that a recipe can name; each takes the arguments of Learner. Plug-ins add theirs

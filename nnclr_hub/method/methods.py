@@ -17,10 +17,15 @@
 | sce             | momentum       | view         | no       | none       | relation to Q      | Q         |
 | swav            | online         | assignment   | no       | prototypes | swapped prediction | none      |
 | lejepa          | online         | view         | yes      | none       | SIGReg             | none      |
+| teacher         | teacher        | view         | no       | none       | InfoNCE            | batch     |
+| teacher_cosine  | teacher        | view         | no       | none       | negative cosine    | none      |
+| teacher_nnclr   | teacher        | neighbor     | no       | none       | InfoNCE            | batch     |
 
 "gradient" says whether the target passes one. The names of targets and objectives are those of functions in `TARGETS`
-and `LOSSES`, so a new row needs no change of the learner. The rows from `moco_v2` on are the methods that NNCLR is
-compared with at equal cost. Where their papers use other heads or schedules, `--set` changes them.
+and `LOSSES`, so a new row needs no change of the learner. The rows from `moco_v2` to `lejepa` are the methods that
+NNCLR is compared with at equal cost. Where their papers use other heads or schedules, `--set` changes them. The rows of
+a teacher are not in the paper: a frozen encoder gives one vector per image, which is the target of both views, and
+whose neighbors are those of the teacher.
 """
 
 from __future__ import annotations
@@ -35,7 +40,7 @@ LastNorm = Literal["affine", "plain", "none"]  # of a projection head
 class Method:
     """The choices that define one self-supervised method.
 
-    target_encoder: network that computes the target: the trained encoder, or its moving average.
+    target_encoder: network that computes the target: the trained encoder, its moving average, or a frozen teacher.
     target: what predictions are compared with; a name in `TARGETS`.
     stop_gradient: whether a view is a constant as target. A neighbor always is one, because it is a row of a buffer.
     prediction: the head g between z and p, or none (then p = z); see PREDICTIONS.
@@ -51,12 +56,12 @@ class Method:
     """
 
     name: str
-    target_encoder: Literal["online", "momentum"]
+    target_encoder: Literal["online", "momentum", "teacher"]
     target: str
     stop_gradient: bool
     prediction: Literal["none", "paper", "simsiam", "prototypes"]
     objective: str
-    projection: Literal["nnclr", "simclr", "simsiam", "byol", "moco_v3", "swav", "lejepa", "none"]
+    projection: Literal["nnclr", "simclr", "simsiam", "byol", "moco_v3", "swav", "lejepa", "teacher", "none"]
     loss_scale: float = 1.0
     anchor: Literal["target", "prediction"] = "target"
     positive_weight: float = 1.0
@@ -95,6 +100,9 @@ METHODS: dict[str, Method] = {
         ),
         Method("swav", "online", "assignment", True, "prototypes", "swapped_prediction", "swav"),
         Method("lejepa", "online", "view", False, "none", "lejepa", "lejepa"),
+        Method("teacher", "teacher", "view", True, "none", "info_nce", "teacher"),
+        Method("teacher_cosine", "teacher", "view", True, "none", "negative_cosine", "teacher"),
+        Method("teacher_nnclr", "teacher", "neighbor", True, "none", "info_nce", "teacher", uses_support_set=True),
     )
 }
 
@@ -117,6 +125,7 @@ PROJECTIONS: dict[str, Projection] = {
     "moco_v3": Projection(4096, 256, 2, "plain"),  # "An Empirical Study of Training ViTs", its code for ResNets
     "swav": Projection(2048, 128, 2, "none"),  # "Unsupervised Learning by Contrasting Cluster Assignments", its code
     "lejepa": Projection(2048, 64, 3, "none"),  # "LeJEPA", its minimal script with d = 16 to 64
+    "teacher": Projection(2048, 256, 1, "none"),  # linear, so that the encoder's output keeps what the teacher's has
 }
 # hidden widths; the paper uses BYOL's prediction head, and SimSiam's is a bottleneck
 PREDICTIONS: dict[str, int] = {"paper": 4096, "simsiam": 512}

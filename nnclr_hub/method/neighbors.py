@@ -80,11 +80,14 @@ def nearest(z: Tensor, queue: Tensor, mask: Mask | None = None) -> tuple[Tensor,
     return best.value, best.index
 
 
-def nearest_other(z: Tensor, queue: Tensor, mask: Mask) -> tuple[Tensor, Tensor, Tensor]:
-    """Find the nearest row that is not masked, and whether a masked row was nearer, (B,) bool, in one pass over Q."""
+def nearest_other(z: Tensor, queue: Tensor, mask: Mask, excluded: Mask | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Find the nearest row that is not masked, and whether a masked row was nearer, (B,) bool, in one pass over Q.
+
+    excluded: pairs that are in neither of both.
+    """
     best, best_of_all = _BestSoFar(z), _BestSoFar(z)
     for piece, similarity in _chunks(z, queue):
-        best_of_all.add(similarity, piece)
+        best_of_all.add(_masked(similarity, excluded, piece), piece)
         best.add(_masked(similarity, mask, piece), piece)
     return best.value, best.index, best_of_all.value > best.value
 

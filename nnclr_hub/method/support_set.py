@@ -47,6 +47,10 @@ class SupportSet(nn.Module):
         soft_temperature: of the softmax over Q.
         replacement: which rows a batch overwrites: "fifo" the oldest, "random" any.
         seed: of the random initial rows and of random replacement.
+        same, not_same: (N, C) int64, metadata of the samples 0 to N - 1, -1 where unknown. A neighbor has the same
+            values in all columns of `same`, and other values in all columns of `not_same`; unknown values fit nothing.
+            A query without such a row gets similarity -inf, and its own view is the target. They need `ids`, and are
+            not a part of the state.
 
     Raises:
         InvalidRequest: an unknown choice, a size below 1, or k > 1 with soft neighbors.
@@ -58,6 +62,8 @@ class SupportSet(nn.Module):
     enqueued_at: Tensor  # (M,) int64, number of the enqueue that wrote it
     pointer: Tensor  # () int64, the row to overwrite next
     enqueues: Tensor  # () int64, number of enqueues
+    same: Tensor | None
+    not_same: Tensor | None
 
     def __init__(
         self,
@@ -70,6 +76,8 @@ class SupportSet(nn.Module):
         soft_temperature: float = 0.1,
         replacement: Replacement = "fifo",
         seed: int = 0,
+        same: Tensor | None = None,
+        not_same: Tensor | None = None,
     ) -> None:
         super().__init__()
         for name, value, known in (("pick", pick, get_args(Pick)), ("replacement", replacement, get_args(Replacement))):
@@ -92,11 +100,18 @@ class SupportSet(nn.Module):
         self.register_buffer("enqueued_at", torch.full((size,), UNKNOWN))
         self.register_buffer("pointer", torch.zeros((), dtype=torch.int64))
         self.register_buffer("enqueues", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("same", same, persistent=False)
+        self.register_buffer("not_same", not_same, persistent=False)
         self._count = 0  # copy of `enqueues` on the CPU: reading the buffer for a seed would synchronize a GPU
 
     @property
     def size(self) -> int:
         return len(self.queue)
+
+    @property
+    def guided(self) -> bool:
+        """Whether metadata decides which rows may be neighbors."""
+        return self.same is not None or self.not_same is not None
 
     # ---- reading
 
@@ -116,7 +131,7 @@ class SupportSet(nn.Module):
         with torch.autocast(z.device.type, enabled=False):
             z = F.normalize(z.float())
             similarity, index, own = self._nearest(z, ids)
-            mask = self._own_rows(ids) if self.mask_own and ids is not None else None
+            mask = self._mask(ids)
             if self.pick == "oracle":
                 similarity, index = self._nearest_of_class(z, labels, mask, similarity, index)
             elif self.k > 1:
@@ -140,9 +155,11 @@ class SupportSet(nn.Module):
         """
         self._require_rows(z)
         with torch.autocast(z.device.type, enabled=False):
-            mask = self._own_rows(ids) if self.mask_own and ids is not None else None
-            similarity, index = top_k(F.normalize(z.float()), self.queue, k, mask)
+            unit = F.normalize(z.float())
+            similarity, index = top_k(unit, self.queue, k, self._mask(ids))
             rows = self.queue[index].float()
+            if self.guided:
+                rows = torch.where(similarity.isfinite()[..., None], rows, unit[:, None])
         own = torch.zeros(len(z), dtype=torch.bool, device=z.device)  # masked, or not looked for
         return rows, Neighbors(rows[:, 0], index[:, 0], similarity[:, 0], own)
 
@@ -152,14 +169,41 @@ class SupportSet(nn.Module):
 
     def _nearest(self, z: Tensor, ids: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return similarity and index of the nearest row, and whether the sample's own row was nearest."""
+        excluded = self._other_metadata(ids)
         if ids is None or not self.mask_own:
-            similarity, index = nearest(z, self.queue)
+            similarity, index = nearest(z, self.queue, excluded)
             own = torch.zeros_like(index, dtype=torch.bool) if ids is None else self.ids[index] == ids
             return similarity, index, own
-        return nearest_other(z, self.queue, self._own_rows(ids))
+        return nearest_other(z, self.queue, self._own_rows(ids), excluded)
 
     def _own_rows(self, ids: Tensor) -> Mask:
         return lambda rows: ids[:, None] == self.ids[None, rows]
+
+    def _mask(self, ids: Tensor | None) -> Mask | None:
+        """Return the pairs that must not be neighbors: own rows, and those of other metadata."""
+        own = self._own_rows(ids) if self.mask_own and ids is not None else None
+        other = self._other_metadata(ids)
+        if own is None or other is None:
+            return own or other
+        return lambda rows: own(rows) | other(rows)
+
+    def _other_metadata(self, ids: Tensor | None) -> Mask | None:
+        """Return the pairs that metadata forbids; None without metadata."""
+        if not self.guided:
+            return None
+        if ids is None:
+            raise InvalidRequest("Neighbors by metadata need the numbers of the samples; pass ids.")
+
+        def other(rows: slice) -> Tensor:
+            place = self.ids[rows].clamp(min=0)
+            forbidden = (self.ids[rows] < 0)[None].expand(len(ids), -1)  # initial random rows
+            for table, equal in ((self.same, True), (self.not_same, False)):
+                for column in table.T if table is not None else ():
+                    mine, theirs = column[ids][:, None], column[place][None]
+                    forbidden = forbidden | ((mine == theirs) != equal) | (mine < 0) | (theirs < 0)
+            return forbidden
+
+        return other
 
     def _nearest_of_class(
         self, z: Tensor, labels: Tensor | None, own: Mask | None, fallback: Tensor, fallback_index: Tensor

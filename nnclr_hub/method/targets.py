@@ -99,13 +99,17 @@ def assignment(learner: Parts, batch: Batch) -> Targets:
 
 def _mixed(learner: Parts, z: Tensor, found: Neighbors, share: float | Tensor) -> Tensor:
     """Return neighbors for the most similar `share` of the batch and views for the rest: (B, D) float32."""
-    if isinstance(share, float | int) and share == 1:
+    assert learner.support_set is not None
+    guided = learner.support_set.guided
+    if isinstance(share, float | int) and share == 1 and not guided:
         return found.embeddings
     # the most similar of the whole batch, so the choice does not depend on the number of ranks
     order = learner.gather(found.similarity).argsort(descending=True, stable=True)
     place = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=z.device))
     own_places = place[learner.gather.rank * len(z) :][: len(z)]
     use_neighbor = own_places < _count(len(order), share, z.device)
+    if guided:  # without a row that metadata allows, the view itself is the target
+        use_neighbor &= found.similarity.isfinite()
     own = z if learner.has_negatives else z.detach()  # without negatives, a gradient through both sides collapses
     return torch.where(use_neighbor[:, None], found.embeddings, own.float())
 

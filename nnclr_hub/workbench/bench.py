@@ -19,8 +19,7 @@ import numpy as np
 from nnclr_hub.errors import ImageError, InvalidRequest, NNCLRHubError, ServerUnreachable
 from nnclr_hub.store.base import Collection, Progress, VectorStore
 from nnclr_hub.workbench.add_request import AddRequest, NewImage
-from nnclr_hub.workbench.search_batch import Answer
-from nnclr_hub.workbench.search_query import SearchQuery
+from nnclr_hub.workbench.search_query import Answer, SearchQuery
 from nnclr_hub.workbench.tasks import Request
 
 if TYPE_CHECKING:

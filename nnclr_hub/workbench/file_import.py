@@ -1,36 +1,35 @@
 """Import a file into a collection: images in an archive, or items by their vectors.
 
-    report = import_file(bench, "photos", Path("photos.zip"), FORMATS["zip"])
-    report = import_file(bench, "vectors", Path("items.ndjson"), FORMATS["ndjson"])
-    report.added, report.replaced, report.unchanged, report.errors
+    bench.run("import", ImportRequest("photos", "photos.zip"))
+    bench.run("import", ImportRequest("vectors", "items.ndjson"))
 
-Jobs of the server and the command line import with it. An invalid image or row is reported, and the others are stored.
-An import that was interrupted can be repeated: items that the collection has are not written again.
+An invalid image or row is reported, and the others are stored. An import that was interrupted can be repeated: items
+that the collection has are not written again.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from nnclr_hub.errors import ImageError, InvalidRequest
 from nnclr_hub.images.zip import MOST_IMAGE
-from nnclr_hub.store.base import Item, Progress
+from nnclr_hub.read_ahead import batches
+from nnclr_hub.store.base import Item
 from nnclr_hub.store.checks import check_items
 from nnclr_hub.store.exchange import same_item
 from nnclr_hub.store.spec import CollectionSpec
 from nnclr_hub.workbench.add_request import NewImage
 from nnclr_hub.workbench.image_record import FILE_HASH, PIXEL_HASH
-from nnclr_hub.workbench.import_format import ImportFormat
-from nnclr_hub.workbench.indexed_again import refreshed
-from nnclr_hub.workbench.ingestion import read_image
-from nnclr_hub.workbench.item_file import ItemFile
+from nnclr_hub.workbench.import_format import FORMATS, ImportFormat, format_of_file
+from nnclr_hub.workbench.ingestion import read_image, refreshed
+from nnclr_hub.workbench.item_file import read_items
 from nnclr_hub.workbench.privacy import without_paths
-from nnclr_hub.workbench.staging import Archive, Staged, images_of
-from nnclr_hub.workbench.workbench import Workbench
+from nnclr_hub.workbench.staging import StagedImage, images_of
+from nnclr_hub.workbench.tasks import Request, TaskContext, option, task
 
 IMAGES = 32  # per batch
 IMAGE_BYTES = 64_000_000  # of a batch
@@ -39,7 +38,28 @@ VECTOR_BYTES = 16_000_000  # of a batch
 MAX_NAMED = 100  # errors in a result
 MAX_SHOWN = 200  # characters of an invalid path in a result
 MAX_NAME = 4096  # bytes of the path of an image in an archive, as on Linux
-Note = Callable[[Sequence[str]], None]
+
+
+@dataclass(frozen=True)
+class ImportRequest(Request):
+    """A file of images or vectors to import into an existing collection."""
+
+    collection: str = option("name or alias of the collection")
+    path: str = option("path of the file", hidden=True)
+    format: str = option("zip, tar, ndjson, arrow or parquet; empty: by the suffix of the file", "")
+    file: str = option("name of the file", "")
+    max_bytes: int = option("largest image", MOST_IMAGE, hidden=True)
+
+    def validate(self) -> None:
+        """Raise InvalidRequest for an unknown format."""
+        super().validate()
+        if self.format and self.format not in FORMATS:
+            raise InvalidRequest(f"format must be one of {', '.join(FORMATS)}, got {self.format!r:.80}.")
+
+    @property
+    def kind(self) -> ImportFormat:
+        """The format of the file."""
+        return FORMATS[self.format] if self.format else format_of_file(self.path)
 
 
 @dataclass
@@ -52,6 +72,7 @@ class ImportReport:
     left_out: numbers of files in an archive that are not images, by suffix.
     """
 
+    collection: str
     added: int = 0
     replaced: int = 0
     unchanged: int = 0
@@ -65,61 +86,41 @@ class ImportReport:
         if len(self.errors) < MAX_NAMED:
             self.errors.append({"name": name, "detail": without_paths(reason)})
 
-    def result(self, collection: str) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """Return the report as JSON."""
-        return {"collection": collection, **vars(self)}
+        return dict(vars(self))
 
 
-def import_file(
-    bench: Workbench,
-    collection: str,
-    path: Path,
-    format: ImportFormat,
-    *,
-    progress: Progress = lambda done, total: None,
-) -> ImportReport:
+@task("import", ImportRequest, path="/collections/{collection}/imports")
+def import_file(bench: Any, request: ImportRequest, context: TaskContext) -> ImportReport:
     """Import a file into an existing collection.
-
-    Args:
-        bench: with the collection.
-        collection: its name, or an alias.
-        path: of the file.
-        format: of the file.
-        progress: called with (done, total), in images or bytes.
 
     Raises:
         CollectionNotFound: the collection does not exist.
         InvalidRequest: the file is damaged, or not of this format.
         MissingDependency: pyarrow is needed and not installed.
     """
-    if not format.images:
-        return import_items(bench, collection, ItemFile(path, format), progress)
-    return ImageImport(bench, collection).run(images_of(Staged(path.name, path), MOST_IMAGE), progress)
+    return (_import_images if request.kind.images else _import_items)(bench, request, context)
 
 
-# ------------------------------------------------------------------------------ vectors
+# ---- vectors
 
 
-def import_items(bench: Workbench, name: str, file: ItemFile, progress: Progress) -> ImportReport:
-    """Import items by their vectors; see `import_file`. Of rows with the same id, the last one counts."""
-    report, spec = ImportReport(), bench.collection(name).spec
+def _import_items(bench: Any, request: ImportRequest, context: TaskContext) -> ImportReport:
+    """Import items by their vectors. Of rows with the same id, the last one counts."""
+    path, name = Path(request.path), request.collection
+    size, report, spec = path.stat().st_size, ImportReport(name), bench.collection(name).spec
     most = max(1, min(ROWS, VECTOR_BYTES // (4 * spec.dim)))
-    rows: list[tuple[int, Item]] = []
-
-    def write() -> None:
-        progress(file.done, file.total)
-        _write_items(bench, name, _valid(rows, spec, report), spec, report)
-        rows.clear()
-
-    for number, row in file:
-        if isinstance(row, Item):
-            rows.append((number, row))
-        else:
-            report.refuse(f"row {number}", row)
-        if len(rows) == most:
-            write()
-    write()
-    progress(file.total, file.total)
+    for rows in batches(read_items(path, request.kind), most):
+        context.progress(min(rows[-1][2], size), size)
+        good = []
+        for number, item, _ in rows:
+            if isinstance(item, Item):
+                good.append((number, item))
+            else:
+                report.refuse(f"row {number}", item)
+        _write_items(bench, name, _valid(good, spec, report), spec, report)
+    context.progress(size, size)
     return report
 
 
@@ -138,12 +139,8 @@ def _valid(rows: Sequence[tuple[int, Item]], spec: CollectionSpec, report: Impor
         return list(valid.values())
 
 
-def _write_items(
-    bench: Workbench, name: str, items: Sequence[Item], spec: CollectionSpec, report: ImportReport
-) -> None:
-    if not items:
-        return
-    known = {item.id: item for item in bench.collection(name).get([item.id for item in items])}
+def _write_items(bench: Any, name: str, items: Sequence[Item], spec: CollectionSpec, report: ImportReport) -> None:
+    known = {item.id: item for item in bench.collection(name).get([item.id for item in items])} if items else {}
     new = [item for item in items if item.id not in known or not _same(known[item.id], item, spec)]
     if new:
         bench.upsert(name, new, fingerprint=spec.fingerprint)
@@ -158,122 +155,99 @@ def _same(kept: Item, item: Item, spec: CollectionSpec) -> bool:
     return same_item(kept, Item(item.id, vector, item.metadata), spec)
 
 
-# ------------------------------------------------------------------------------ images
+# ---- images
 
 
-class ImageImport:
-    """An import of images. An image's id is the hash of its bytes, and its label is the folder that it was in.
+def _import_images(bench: Any, request: ImportRequest, context: TaskContext) -> ImportReport:
+    """Import the images of an archive. An image's id is the hash of its bytes, and its label is its folder.
 
-    Args:
-        bench: with the collection.
-        collection: its name.
-        begun: ids that an earlier attempt began to add. If the collection has them now, this import added them.
-        note: keeps ids that will be added, durably.
+    The state of the task holds the report before a batch and the ids that the batch adds. So a repeated attempt does
+    not report them as replaced.
     """
+    archive = images_of(Path(request.path), request.file or request.path, request.kind, request.max_bytes)
+    state, total, name = context.state, len(archive.images), request.collection
+    done: int = state.get("done", 0)
+    adding = set(state.get("adding", ()))
+    report = ImportReport(**state["report"]) if state else ImportReport(name, left_out=dict(archive.others))
+    context.progress(done, total)
+    for batch in batches(archive.images[done:], IMAGES, lambda one: one.size, IMAGE_BYTES):
+        before = {"done": done, "report": report.as_json() | {"errors": list(report.errors)}}
+        new, names = _read_images(batch, report)
+        kept: dict[str, Item] = {item.id: item for item in bench.collection(name).get(list(new))} if new else {}
+        for id in adding & kept.keys():  # by the attempt before
+            report.added += 1
+            names.remove(next(one for one in names if one[0] == id))
+        adding = set()
+        context.raise_if_cancelled()
+        context.save({**before, "adding": [id for id in new if id not in kept]})
+        _add_images(bench, name, {id: new[id] for id, _ in names}, names, kept, report)
+        done += len(batch)
+        context.progress(done, total)
+    return report
 
-    def __init__(
-        self, bench: Workbench, collection: str, begun: Collection[str] = (), note: Note = lambda ids: None
-    ) -> None:
-        self.report = ImportReport()
-        self._bench = bench
-        self._name = collection
-        self._begun = set(begun)
-        self._note = note
 
-    def run(self, archive: Archive, progress: Progress) -> ImportReport:
-        """Add images; those that an earlier attempt added are counted as added, and are not embedded again.
+def _read_images(
+    batch: Iterable[StagedImage], report: ImportReport
+) -> tuple[dict[str, NewImage], list[tuple[str, str]]]:
+    """Return images by id, and the id and name of each file: files with the same bytes have the same id."""
+    new: dict[str, NewImage] = {}
+    names: list[tuple[str, str]] = []
+    for image in batch:
+        invalid = _invalid_path(image.name)
+        if invalid is not None:  # it becomes metadata, and the collection would refuse the whole batch
+            report.refuse(image.name[:MAX_SHOWN], invalid)
+            continue
+        try:
+            data = image.read()
+        except ImageError as error:
+            report.refuse(image.name, str(error))
+            continue
+        id = hashlib.sha256(data).hexdigest()[:32]
+        metadata = {"name": PurePosixPath(image.name).name} | ({"label": image.label} if image.label else {})
+        new[id] = NewImage(id, data, metadata)
+        names.append((id, image.name))
+    return new, names
 
-        Args:
-            archive: whose images are read one after another.
-            progress: called with (done, total) in images.
-        """
-        images = archive.images
-        self.report.left_out.update(archive.others)
-        progress(0, len(images))
-        batch: dict[str, NewImage] = {}  # by id
-        names: list[tuple[str, str]] = []  # (id, name); files with the same bytes have the same id
-        size = 0
-        for done, image in enumerate(images, 1):
-            invalid = _invalid_path(image.name)
-            if invalid is not None:  # it becomes metadata, and the collection would refuse the whole batch
-                self.report.refuse(image.name[:MAX_SHOWN], invalid)
-                continue
-            try:
-                data = image.read()
-            except ImageError as error:
-                self.report.refuse(image.name, str(error))
-                continue
-            id = hashlib.sha256(data).hexdigest()[:32]
-            metadata = {"name": PurePosixPath(image.name).name} | ({"label": image.label} if image.label else {})
-            batch[id] = NewImage(id, data, metadata)
-            names.append((id, image.name))
-            size += len(data)
-            if len(names) == IMAGES or size > IMAGE_BYTES:
-                progress(done - len(names), len(images))  # which may end the import
-                self._write(batch, names)
-                batch, names, size = {}, [], 0
-                progress(done, len(images))
-        progress(len(images) - len(names), len(images))
-        self._write(batch, names)
-        progress(len(images), len(images))
-        return self.report
 
-    def _write(self, batch: dict[str, NewImage], names: list[tuple[str, str]]) -> None:
-        """Add a batch, and report what became of each file."""
-        if not batch:
-            return
-        kept = {item.id: item for item in self._bench.collection(self._name).get(list(batch))}
-        known = set(kept)
-        left = [(id, name) for id, name in names if not self._was_added(id, known)]
-        # Noted before they are added: after a crash in between, the next attempt must not report them as replaced.
-        self._note([id for id, _ in left if id not in known])
-        new = {id: batch[id] for id, _ in left}
-        unchanged = set()
-        for id in new.keys() & kept.keys():
-            new[id] = replace(new[id], metadata=self._metadata(kept[id], new[id]))
-            if self._is_held(kept[id], new[id]):
+def _add_images(
+    bench: Any,
+    name: str,
+    new: dict[str, NewImage],
+    names: Sequence[tuple[str, str]],
+    kept: Mapping[str, Item],
+    report: ImportReport,
+) -> None:
+    """Add a batch, and report what became of each file."""
+    unchanged, known = set(), set(kept)
+    for id in new.keys() & kept.keys():
+        # pixels are compared, because an item may have been replaced under its id
+        result = read_image(new[id], bench.embedder_of(bench.collection(name)).reading, with_image=False)
+        if not isinstance(result, ImageError):
+            new[id] = replace(new[id], metadata=refreshed(kept[id].metadata, result[1].metadata))
+            if _is_held(bench.originals, kept[id], new[id]):
                 unchanged.add(id)
                 del new[id]
-        errors = self._bench.add_images(self._name, list(new.values())) if new else []
-        reasons = dict(zip(new, errors, strict=True))
-        for id, name in left:
-            reason = reasons.get(id)
-            if reason is not None:
-                self.report.refuse(name, str(reason))
-            elif id in unchanged:
-                self.report.unchanged += 1
-            elif id in known:
-                self.report.replaced += 1
-            else:
-                self.report.added += 1
-                known.add(id)
+    errors = dict(zip(new, bench.add_images(name, list(new.values())) if new else (), strict=True))
+    for id, file in names:
+        if errors.get(id) is not None:
+            report.refuse(file, str(errors[id]))
+        elif id in unchanged:
+            report.unchanged += 1
+        elif id in known:
+            report.replaced += 1
+        else:
+            report.added += 1
+            known.add(id)
 
-    def _metadata(self, kept: Item, image: NewImage) -> Mapping[str, Any]:
-        """Return the metadata to store of an image whose item the collection has; without a hash if it is unreadable.
 
-        Its pixels are compared, because an item may have been replaced under its id.
-        """
-        embedder = self._bench.embedder_of(self._bench.collection(self._name))
-        result = read_image(image, embedder.reading, with_image=False)
-        return image.metadata if isinstance(result, ImageError) else refreshed(kept.metadata, result[1].metadata)
-
-    def _is_held(self, kept: Item, image: NewImage) -> bool:
-        """Return whether the collection has all that adding the image would store."""
-        originals = self._bench.originals
-        return (
-            kept.thumbnail is not None
-            and PIXEL_HASH in image.metadata
-            and image.metadata == kept.metadata
-            and (not originals or not originals.most_bytes or originals.read(kept.metadata.get(FILE_HASH)) is not None)
-        )
-
-    def _was_added(self, id: str, known: set[str]) -> bool:
-        """Return whether an earlier attempt added the image, and count it once."""
-        if id not in known or id not in self._begun:
-            return False
-        self._begun.discard(id)
-        self.report.added += 1
-        return True
+def _is_held(originals: Any, kept: Item, image: NewImage) -> bool:
+    """Return whether the collection has all that adding the image would store."""
+    return (
+        kept.thumbnail is not None
+        and PIXEL_HASH in image.metadata
+        and image.metadata == kept.metadata
+        and (not originals or not originals.most_bytes or originals.read(kept.metadata.get(FILE_HASH)) is not None)
+    )
 
 
 def _invalid_path(path: str) -> str | None:

@@ -7,16 +7,19 @@ The id of an indexed image is a hash of its path relative to the folder. Its met
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import starmap
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from nnclr_hub.errors import InvalidRequest, NoImages
 from nnclr_hub.images.folder import left_out
@@ -25,16 +28,36 @@ from nnclr_hub.images.listing import find_images, find_places, in_tiles, is_arch
 from nnclr_hub.images.reading import PLAIN, ImageReading
 from nnclr_hub.images.source import ImageSource, ListedImage, PackedImage
 from nnclr_hub.images.tile import Tile
+from nnclr_hub.store.base import Item
+from nnclr_hub.store.checks import metadata_json
 from nnclr_hub.table_rows import LabelTable, read_rows
-from nnclr_hub.workbench.index_report import IndexReport, why_hidden
-from nnclr_hub.workbench.sample_metadata import metadata_of
+from nnclr_hub.workbench.image_record import BOX, OFFSET, WINDOW
 
 if TYPE_CHECKING:
     from nnclr_hub.images.tiles import Tiling
 
 log = logging.getLogger(__name__)
-BOX, WINDOW = "box", "window"  # metadata of a tile; see `Tile`
-OFFSET = "archive_offset"  # metadata of an image in an archive; see `ListedImage`
+NO_VECTOR = np.zeros(0, np.float32)
+
+
+@dataclass(frozen=True)
+class IndexReport:
+    """The result of indexing a folder; `broken` holds (path, reason).
+
+    kept: items that pruning kept, because their files may exist in a folder that cannot be read, or in another folder
+        of the same source; the log names it.
+    left_out: number of files that are not read as images, by suffix.
+    empty: number of tiles without content that were left out.
+    """
+
+    added: int
+    updated: int
+    unchanged: int
+    removed: int
+    kept: int
+    broken: tuple[tuple[str, str], ...]
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    empty: int = 0
 
 
 @dataclass(frozen=True)
@@ -401,3 +424,61 @@ def _log_other_folder(listing: Listing, origins: Iterable[str]) -> None:
             listing.sources[0].given,
             shlex.quote(origin.removesuffix(archives.get(origin, ""))),
         )
+
+
+def why_hidden(folder: Path) -> str | None:
+    """Return why a folder may hold files that cannot be seen, or None."""
+    link = "is a link to a folder, and such links are not followed"
+    try:
+        with os.scandir(folder) as entries:
+            if folder.is_symlink():
+                return link
+            return "is empty, which may mean that its disk is not mounted" if next(entries, None) is None else None
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return link if folder.is_symlink() else None
+    except OSError as error:
+        return f"cannot be listed ({error.strerror})"
+
+
+# ---- samples
+
+
+def metadata_of(
+    source: ImageSource, image: ListedImage, texts: Sequence[tuple[str, str]] | None = None
+) -> dict[str, Any]:
+    """Return what the texts of an image's sample say: the fields of its JSON, `cls`, `txt`, and its key as `__key__`.
+
+    Invalid JSON is kept as text. What a collection cannot store is left out and logged.
+
+    Args:
+        texts: what `PackedImage.read_texts` returned; None: read them.
+
+    Raises:
+        OSError, NNCLRHubError: a text cannot be read.
+    """
+    key = {"__key__": image.key} if image.key else {}
+    metadata: dict[str, Any] = key
+    for kind, text in PackedImage(source, image).read_texts() if texts is None else texts:
+        try:
+            value = text if kind == "txt" else json.loads(text)
+        except (ValueError, RecursionError):
+            value = text
+        fields = value if kind == "json" and isinstance(value, dict) else {kind: value}
+        for candidate in (metadata | fields | key, metadata | {kind: text}):
+            if error := _store_error(source, image, candidate):
+                log.warning("%s: its %s is not kept as it is: %s", PackedImage(source, image), kind, error)
+                continue
+            metadata = candidate
+            break
+    return metadata
+
+
+def _store_error(source: ImageSource, image: ListedImage, metadata: dict[str, Any]) -> str:
+    """Return why no collection can store the metadata with what an import adds to it; "" if one can."""
+    added = {"path": image.path, "root": source.absolute, "size": image.size, "mtime": image.mtime}
+    label = {"label": str(metadata["cls"])} if "cls" in metadata else {}
+    try:
+        metadata_json(Item(image.path, NO_VECTOR, metadata | added | label))
+    except InvalidRequest as error:
+        return str(error)
+    return ""

@@ -23,11 +23,12 @@ from nnclr_hub.images.reading import ImageReading
 from nnclr_hub.read_ahead import batches, read_ahead
 from nnclr_hub.store.base import Collection, Item
 from nnclr_hub.workbench.add_request import NewImage
-from nnclr_hub.workbench.image_record import FILE_HASH, PIXEL_HASH, record
-from nnclr_hub.workbench.indexed_again import is_indexed, refreshed
+from nnclr_hub.workbench.image_record import BOX, FILE_HASH, OFFSET, PIXEL_HASH, WINDOW, record
 from nnclr_hub.workbench.originals import Originals, file_hash
 
 DECODED_AT_ONCE = 8
+PLACE = frozenset({"root", "path", "size", "mtime"})  # in the metadata of all images that indexing sends
+OWNED = PLACE | {PIXEL_HASH, FILE_HASH, BOX, WINDOW, OFFSET}
 
 
 @dataclass(frozen=True)
@@ -146,3 +147,27 @@ def _keep_files(
             originals.remove_unused(files)
             raise
         originals.remove_unused(one for one in replaced - files.keys() if isinstance(one, str))
+
+
+def is_indexed(metadata: Mapping[str, Any]) -> bool:
+    """Return whether an image is of a folder, an archive or an address that is indexed."""
+    return metadata.keys() >= PLACE
+
+
+def refreshed(kept: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metadata to store of an image whose item the collection has.
+
+    If the pixels differ, it is another image, and only its own metadata counts. Otherwise the keys that others added
+    stay, and so does a label. The label is new only if the old one came from the image's sample in an archive.
+
+    Args:
+        kept: metadata of the item.
+        new: of the image, with the hash of its pixels.
+    """
+    if kept.get(PIXEL_HASH) != new[PIXEL_HASH]:
+        return dict(new)
+    metadata = {key: value for key, value in kept.items() if key not in OWNED} | dict(new)
+    # a folder gives the same label each time; that of a sample is stored as its text `cls`, too
+    if "label" in kept and ("cls" not in kept or kept["label"] != str(kept["cls"])):
+        metadata["label"] = kept["label"]
+    return metadata

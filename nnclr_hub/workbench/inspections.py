@@ -13,7 +13,7 @@ from __future__ import annotations
 import io
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -88,6 +88,16 @@ def keep_inspection(records: Records, kept: KeptInspection) -> None:
         records.put(Record(INSPECTION, f"{kept.collection}/{number:08}", content, data.getvalue()))
         if len(before) >= KEPT:
             records.delete(INSPECTION, *before[: len(before) - KEPT + 1])
+
+
+def rename_inspections(records: Records, collection: str, to: str) -> None:
+    """Keep the inspections of a collection that was renamed."""
+    with records.transaction():
+        kept = _records(records, collection)
+        for listed in kept:
+            if (record := records.get(INSPECTION, listed.name)) is not None:
+                records.put(replace(record, name=f"{to}/{_number(record.name):08}"))
+        records.delete(INSPECTION, *(listed.name for listed in kept))
 
 
 def list_inspections(records: Records, collection: Collection) -> list[int]:

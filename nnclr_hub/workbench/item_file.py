@@ -1,125 +1,106 @@
 """Items by their vectors, read from NDJSON, Arrow and Parquet files without loading a whole file.
 
-    file = ItemFile(Path("items.parquet"), FORMATS["parquet"])
-    for number, item in file:           # Item, or the reason why the row is not one
-        ...
-    file.done, file.total               # bytes
+    for number, item, done in read_items(Path("items.parquet"), FORMATS["parquet"]):
+        ...             # Item, or the reason why the row is not one; bytes of the file that are read
 
 NDJSON has one object with `id`, `vector` and `metadata` per line. A table has the columns `id` and `vector`. Its column
 `metadata` is JSON text or a struct, and all other columns become metadata, too: dates and times as ISO 8601, and
 neither null nor NaN, which pandas writes for a missing number.
+
+A few kilobytes of a table may decode to gigabytes, and a damaged one may abort pyarrow or keep it busy forever. So
+tables are decoded in a process with limits, which returns one batch of rows at a time.
 """
 
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import date, time
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
-from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.errors import ImageError, ImageTooExpensive, InvalidRequest
+from nnclr_hub.images.pool import DecodingLimits, DecodingPool
 from nnclr_hub.missing_values import is_nan
 from nnclr_hub.store.base import Item
 from nnclr_hub.store.exchange import require_parquet
 from nnclr_hub.workbench.import_format import ImportFormat
-from nnclr_hub.workbench.parquet_process import parquet_batches
 from nnclr_hub.workbench.payload import decode_vector
-from nnclr_hub.workbench.table_limits import arrow_batches, check_batch
 
 MOST_LINE = 4 << 20  # bytes: the longest vector as text, and 64 KiB of metadata
-ROWS = 1000
-MOST_BATCH = 512 << 20  # bytes of one batch of a table in memory
+ROWS = 1000  # of a batch
 FIELDS = ("id", "vector", "metadata")
-MOST_RATIO = 16  # of the decoded size of a part of a table to the size of the file, if it exceeds MOST_BATCH
+CPU_S = 30.0  # CPU seconds to decode a batch
+# bytes that decoding may take: a part of a table is decoded as a whole, and decodes to 16 times its size at most
+MEMORY, MOST_RATIO = 1 << 30, 32
+MOST_BATCH = 128 << 20  # bytes of the items of a batch
+# a file with more rows than FREE_ROWS has at most ROWS_PER_BYTE: a few kilobytes may hold billions of equal rows,
+# and a million ascending ids take down to 0.056 bytes each
+FREE_ROWS, ROWS_PER_BYTE = 100_000, 32
+Row = tuple[int, Item | str, int]
 
-Row = tuple[int, Item | str]
 
-
-class ItemFile:
-    """The rows of a file, counted from 1.
+def read_items(path: Path, format: ImportFormat) -> Iterator[Row]:
+    """Yield the number of each row, its item or why it is not one, and how many bytes are read.
 
     Args:
-        path: of the file.
-        format: of the file, one that holds vectors.
+        format: one that holds vectors.
 
     Raises:
         MissingDependency: pyarrow is needed and not installed.
+        InvalidRequest: the table is damaged, or exceeds a limit. Rows before that are yielded.
+        ServiceError, NotReady: the process that decodes failed for another reason than the file.
     """
+    if format.name == "ndjson":
+        yield from _lines(path)
+        return
+    require_parquet()
+    size, number = path.stat().st_size, 0
+    limits = DecodingLimits(CPU_S, max(MEMORY, MOST_RATIO * size))
+    pool = DecodingPool(1, limits)
+    try:
+        while True:
+            try:
+                items, done = pickle.loads(pool.run(read_batch, path, format.name, number))
+            except ImageTooExpensive as error:
+                raise InvalidRequest(
+                    f"Decoding some rows of the file takes more than {CPU_S:g} CPU seconds or {limits.memory >> 20} "
+                    "MiB; write it again, with smaller row groups."
+                ) from error
+            except ImageError as error:
+                raise _damaged(format.name, str(error)) from error
+            if not items:
+                return
+            for item in items:
+                number += 1
+                yield number, item, done
+            if number > max(FREE_ROWS, ROWS_PER_BYTE * size):
+                raise InvalidRequest(f"The file has over {ROWS_PER_BYTE} rows per byte; write each row once.")
+    finally:
+        pool.close()
 
-    def __init__(self, path: Path, format: ImportFormat) -> None:
-        self._path = path
-        self._format = format
-        self.done = 0
-        self.total = path.stat().st_size
-        if format.name != "ndjson":
-            require_parquet()
 
-    def __iter__(self) -> Iterator[Row]:
-        """Yield each row; a damaged table raises InvalidRequest where the damage is."""
-        if self._format.name == "ndjson":
-            with self._path.open("rb") as file:
-                yield from self._lines(file)
-        else:
-            with _sound(self._format.name):
-                yield from self._rows()
-        self.done = self.total
+def _damaged(format: str, reason: str) -> InvalidRequest:
+    reason = " ".join(reason.split())[:200]
+    return InvalidRequest(f"The file is not {format}, or it is damaged ({reason}); write it again.")
 
-    def _lines(self, file: BinaryIO) -> Iterator[Row]:
-        number = 0
+
+def _lines(path: Path) -> Iterator[Row]:
+    number = 0
+    with path.open("rb") as file:
         while line := file.readline(MOST_LINE + 1):
             number += 1
             whole = line
             while len(line) > MOST_LINE and not line.endswith(b"\n"):  # skip the rest of a line that is too long
                 line = file.readline(MOST_LINE + 1)
-            self.done = file.tell()
             if len(whole) > MOST_LINE:
-                yield number, f"The line is longer than {MOST_LINE >> 20} MiB."
+                yield number, f"The line is longer than {MOST_LINE >> 20} MiB.", file.tell()
             elif whole.strip():
-                yield number, _parsed(whole)
-
-    def _rows(self) -> Iterator[Row]:
-        number = 0
-        for batch in self._batches():
-            missing = {"id", "vector"} - set(batch.schema.names)
-            if missing:
-                raise InvalidRequest(
-                    f"The file has no column {min(missing)!r}; it needs id and vector. For a table of images, "
-                    "use `nnclr index`."
-                )
-            vectors = batch.column("vector")
-            others = [name for name in batch.schema.names if name not in FIELDS]
-            columns = {name: batch.column(name).to_pylist() for name in ("id", *others)}
-            if "metadata" in batch.schema.names:
-                columns["metadata"] = batch.column("metadata").to_pylist()
-            for i in range(len(batch)):
-                number += 1
-                extra = {name: value for name in others if (value := _plain(columns[name][i])) is not None}
-                metadata = columns["metadata"][i] if "metadata" in columns else None
-                id = columns["id"][i]
-                # a table has one type for all ids, so 7 and "007" cannot both occur
-                yield number, _item(str(id) if type(id) is int else id, _numbers(vectors[i]), metadata, extra)
-
-    def _batches(self) -> Iterator[Any]:
-        """Yield record batches of at most ROWS rows, which take at most MOST_BATCH when decoded."""
-        import pyarrow
-
-        most = max(MOST_BATCH, MOST_RATIO * self.total)
-        if self._format.name == "parquet":
-            for batch, rows in parquet_batches(self._path, ROWS, MOST_BATCH, 2 * most):
-                yield batch
-                self.done = min(self.total, self.done + self.total * len(batch) // max(1, rows))
-            return
-        with pyarrow.memory_map(str(self._path)) as source:
-            for large in arrow_batches(source, most):
-                for start in range(0, len(large), ROWS):
-                    batch = large.slice(start, ROWS)
-                    check_batch(batch, MOST_BATCH)
-                    yield batch
-                self.done = min(self.total, self.done + large.nbytes)
+                yield number, _parsed(whole), file.tell()
 
 
 def _parsed(line: bytes) -> Item | str:
@@ -147,6 +128,102 @@ def _item(id: Any, vector: Any, metadata: Any, extra: Mapping[str, Any]) -> Item
         return str(error)
 
 
+# ---- in the process that decodes
+
+
+@dataclass
+class _Reader:
+    """A table that this process is reading."""
+
+    key: tuple[str, str]
+    batches: Iterator[tuple[Any, int]]
+    number: int = 0
+
+
+_reader: _Reader | None = None
+
+
+def read_batch(path: str, format: str, start: int) -> bytes:
+    """Return the items after the first `start` rows, and how many bytes are read, pickled; no items at the end.
+
+    The process keeps the table open, because the next batch is usually the one that follows.
+    """
+    global _reader
+    try:
+        if _reader is None or (_reader.key, _reader.number) != ((path, format), start):
+            _reader = _Reader((path, format), _batches(path, format))
+            while _reader.number < start:
+                _reader.number += len(next(_reader.batches)[0])
+        batch, done = next(_reader.batches, (None, 0))
+        items = [] if batch is None else _items(batch)
+        _reader.number += len(items)
+        data = pickle.dumps((items, done))
+    except (InvalidRequest, MemoryError, ImportError):
+        raise
+    except Exception as error:
+        if getattr(error, "errno", None):  # of the machine
+            raise
+        raise _damaged(format, str(error) or type(error).__name__) from error
+    if len(data) > MOST_BATCH:
+        raise InvalidRequest(
+            f"{len(items)} rows of the file take {len(data) >> 20} MiB; the limit is {MOST_BATCH >> 20} MiB. Write "
+            "shorter values."
+        )
+    return data
+
+
+def _batches(path: str, format: str) -> Iterator[tuple[Any, int]]:
+    """Yield record batches of at most ROWS rows, and how many bytes are read."""
+    import pyarrow
+    from pyarrow import ipc
+    from pyarrow.parquet import ParquetFile
+
+    pyarrow.set_memory_pool(pyarrow.system_memory_pool())  # others reserve addresses, which the limit counts
+    size = Path(path).stat().st_size
+    if format == "parquet":
+        with ParquetFile(path) as table:
+            read, count = 0, table.metadata.num_rows
+            for batch in table.iter_batches(ROWS, use_threads=False):
+                read += len(batch)
+                yield batch, size * read // max(1, count)
+        if read != count:
+            raise ValueError(f"its footer has {count} rows, and its row groups have {read}")
+        return
+    with pyarrow.OSFile(path) as source:
+        is_file = source.read(6) == b"ARROW1"  # a stream has no such mark
+        source.seek(0)
+        options = ipc.IpcReadOptions(use_threads=False)
+        if is_file:
+            table = ipc.open_file(source, options=options)
+            parts = (table.get_batch(i) for i in range(table.num_record_batches))
+            total = table.num_record_batches
+        else:
+            parts, total = ipc.open_stream(source, options=options), 0
+        for number, large in enumerate(parts, 1):
+            large.validate(full=True)  # invalid offsets would read foreign memory
+            for start in range(0, len(large), ROWS):
+                yield large.slice(start, ROWS), size * number // total if total else source.tell()
+
+
+def _items(batch: Any) -> list[Item | str]:
+    names = batch.schema.names
+    if missing := {"id", "vector"} - set(names):
+        raise InvalidRequest(
+            f"The file has no column {min(missing)!r}; it needs id and vector. For a table of images, use `nnclr "
+            "index`."
+        )
+    vectors = batch.column("vector")
+    columns = {name: batch.column(name).to_pylist() for name in names if name != "vector"}
+    others = [name for name in names if name not in FIELDS]
+    items = []
+    for i, id in enumerate(columns["id"]):
+        extra = {name: value for name in others if (value := _plain(columns[name][i])) is not None}
+        metadata = columns["metadata"][i] if "metadata" in columns else None
+        # a table has one type for all ids, so 7 and "007" cannot both occur
+        items.append(_item(str(id) if type(id) is int else id, _numbers(vectors[i]), metadata, extra))
+    return items
+
+
 def _plain(value: Any) -> Any:
     """Return what JSON has for the value of a cell."""
     if isinstance(value, date | time):
@@ -163,15 +240,3 @@ def _numbers(value: Any) -> Any:
         return numbers.to_numpy(zero_copy_only=False).astype(np.float32)
     except (TypeError, ValueError):
         return value.as_py()
-
-
-@contextmanager
-def _sound(name: str) -> Iterator[None]:
-    """Raise InvalidRequest if pyarrow cannot read a file."""
-    from pyarrow import ArrowException
-
-    try:
-        yield
-    except (ArrowException, OSError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise InvalidRequest(f"The file is not {name}, or it is damaged ({reason}); write it again.") from error

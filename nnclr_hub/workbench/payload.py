@@ -21,11 +21,7 @@ _TOLERATED = str.maketrans("-_", "+/", " \t\r\n")
 
 
 def encode_vector(vector: Any) -> str:
-    """Return a vector (D,) as base64 of little-endian float32.
-
-    Raises:
-        InvalidRequest: if it is not a one-dimensional array of numbers.
-    """
+    """Return a vector (D,) as base64 of little-endian float32, or raise InvalidRequest if it is not a vector."""
     row = np.asarray(vector)
     if row.ndim != 1 or row.dtype.kind not in "fiu":
         raise InvalidRequest(f"A vector must have shape (D,) and hold numbers; got {row.shape} {row.dtype}.")
@@ -36,10 +32,7 @@ def decode_vector(vector: Any, what: str = "vector") -> np.ndarray:
     """Return (D,) float32 from a list of numbers, an array, or base64 of little-endian float32.
 
     Args:
-        what: name of the field, for the error message.
-
-    Raises:
-        InvalidRequest: if the value is anything else.
+        what: name of the field, for the InvalidRequest about anything else.
     """
     if isinstance(vector, str):
         data = decode_base64(vector, what)
@@ -70,10 +63,7 @@ def decode_base64(text: str, what: str) -> bytes:
     """Return the bytes of base64 or of a data URI.
 
     Args:
-        what: name of the field, for the error message.
-
-    Raises:
-        InvalidRequest: if the text is neither, or empty.
+        what: name of the field, for the InvalidRequest about a text that is neither, or empty.
     """
     if text[:5].lower() == "data:":
         head, comma, text = text.partition(",")

@@ -26,9 +26,8 @@ from nnclr_hub.images.reading import ImageReading
 from nnclr_hub.read_ahead import batches, read_ahead
 from nnclr_hub.store.base import Collection, Item, Progress, VectorStore
 from nnclr_hub.store.pages import pages
-from nnclr_hub.workbench.folder_changes import BOX, OFFSET, WINDOW
 from nnclr_hub.workbench.folder_index import BATCH, MAX_BATCH_BYTES
-from nnclr_hub.workbench.image_record import FILE_HASH, PIXEL_HASH
+from nnclr_hub.workbench.image_record import BOX, FILE_HASH, OFFSET, PIXEL_HASH, WINDOW
 from nnclr_hub.workbench.sources import read_source
 
 if TYPE_CHECKING:

@@ -10,23 +10,33 @@ The command line, `Workbench`, `Client`, REST and the apps run a search in the s
     vectors = embedder.embed_each(images)       # in this thread, or awaited
     matches = query.resolve(vectors).run(collection)
 
+Many searches of one collection have an answer each, which is its matches or its error:
+
+    images = [attempt(query.images) for query in queries]
+    resolved = resolve_each(queries, images, vectors)           # the vectors of all images together
+    for position, answer in run_in_turn(collection, resolved):  # as soon as each is known, in any order
+        ...
+
 Its JSON form is the body of POST /api/v1/collections/{name}/search. This module imports neither torch nor a web
 framework, so the client and a command line with a mistake in it do not wait for them.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 
-from nnclr_hub.errors import ImageError, InvalidRequest, ItemNotFound
+from nnclr_hub.errors import ImageError, InvalidRequest, ItemNotFound, NNCLRHubError
+from nnclr_hub.read_ahead import batches
 from nnclr_hub.store import checks
 from nnclr_hub.store.base import Collection, Match, SearchOptions, Where
+from nnclr_hub.store.cancellation import check_cancelled
 from nnclr_hub.store.queries import best_per_group, search_like
 from nnclr_hub.store.where import parse
 from nnclr_hub.workbench.payload import decode_base64, decode_vector, encode_image, encode_vector
@@ -36,7 +46,12 @@ if TYPE_CHECKING:
     from nnclr_hub.images.channels import AnyImage
     from nnclr_hub.images.reading import ImageReading
 
+T = TypeVar("T")
 Box = tuple[float, float, float, float]
+Answer = list[Match] | NNCLRHubError
+# errors that concern one query and leave the others alone
+QUERY_ERRORS = (InvalidRequest, ImageError, ItemNotFound)
+TOGETHER = 1000  # matches of the queries that run as one batch: all of them are in memory at the same time
 _SHORT_FORM = ("id", "image", "vector", "box")
 
 
@@ -77,10 +92,7 @@ class Example:
         return cls(id=value) if isinstance(value, str) else cls(vector=value)
 
     def embeddable(self, reading: ImageReading | None = None) -> ImageLike:
-        """Return the image, or the part of it in the box.
-
-        Args:
-            reading: of the encoder; None: all channels of the first page.
+        """Return the image, or the part of it in the box, read as an encoder does.
 
         Raises:
             ImageError: if there is a box and the image cannot be read.
@@ -97,16 +109,13 @@ class Example:
 
     def to_json(self, encode: Callable[[ImageLike], str | None] = encode_image) -> dict[str, Any]:
         """Return the JSON form; see `SearchQuery.to_json`."""
-        value: dict[str, Any] = {}
-        if self.id is not None:
-            value["id"] = self.id
-        if self.vector is not None:
-            value["vector"] = encode_vector(self.vector)
-        if self.image is not None and (text := encode(self.image)) is not None:
-            value["image"] = text
-        if self.box is not None:
-            value["box"] = list(self.box)
-        return value
+        values = {
+            "id": self.id,
+            "vector": None if self.vector is None else encode_vector(self.vector),
+            "image": None if self.image is None else encode(self.image),
+            "box": None if self.box is None else list(self.box),
+        }
+        return {name: value for name, value in values.items() if value is not None}
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any], decode: Callable[[str], bytes] | None = None) -> Self:
@@ -168,38 +177,20 @@ class SearchQuery:
         image: ImageLike | None = None,
         box: Box | None = None,
         positive: Sequence[Example] = (),
-        negative: Sequence[Example] = (),
-        k: int = 10,
-        offset: int = 0,
-        where: Where | None = None,
-        exact: bool = False,
-        score_threshold: float | None = None,
-        with_vector: bool = False,
-        effort: int | None = None,
-        with_percentile: bool = False,
-        group_by: str | None = None,
+        **options: Any,
     ) -> Self:
         """Make a query from one example, given by its fields, or from `positive`.
+
+        Args:
+            options: the other fields of a query.
 
         Raises:
             InvalidRequest: unless exactly one of id, vector, image and positive is given.
         """
-        single = {"id": id, "vector": vector, "image": image, "box": box}
+        single: dict[str, Any] = {"id": id, "vector": vector, "image": image, "box": box}
         single = {name: value for name, value in single.items() if value is not None}
         _check_one_form(single, positive or None)
-        return cls(
-            positive=positive or [Example(**single)],
-            negative=negative,
-            k=k,
-            offset=offset,
-            where=where,
-            exact=exact,
-            score_threshold=score_threshold,
-            with_vector=with_vector,
-            effort=effort,
-            with_percentile=with_percentile,
-            group_by=group_by,
-        )
+        return cls(positive=positive or [Example(**single)], **options)
 
     def validate(self) -> None:
         """Check everything that can be checked without the collection.
@@ -227,7 +218,7 @@ class SearchQuery:
         checks.check_effort(self.effort, checks.MAX_SEARCH_EFFORT)
         if self.group_by is not None and not (isinstance(self.group_by, str) and self.group_by):
             raise InvalidRequest(f"group_by must be a metadata key, got {self.group_by!r:.80}.")
-        if self.group_by is not None and len(self.positive) + len(self.negative) > 1:
+        if self.group_by is not None and count > 1:
             raise InvalidRequest("group_by takes a single example; remove group_by or the other examples.")
 
     @property
@@ -238,22 +229,14 @@ class SearchQuery:
     # ---- from images to matches
 
     def images(self, reading: ImageReading | None = None) -> list[ImageLike]:
-        """Return the images that must be embedded, in the order of `examples`; for `reading` see `Example.embeddable`.
-
-        Raises:
-            ImageError: if an image with a box cannot be read.
-            InvalidRequest: if a box is not inside its image.
-        """
+        """Return the images that must be embedded, in the order of `examples`; see `Example.embeddable`."""
         return [example.embeddable(reading) for example in self.examples if example.image is not None]
 
     def resolve(self, vectors: Iterable[np.ndarray | ImageError]) -> Self:
         """Return the same query with a vector in place of each image.
 
         Args:
-            vectors: (D,) float32 for each of `images()`, or why the image cannot be read.
-
-        Raises:
-            ImageError: the first of those.
+            vectors: (D,) float32 for each of `images()`, or why the image cannot be read; the first error is raised.
         """
         remaining = iter(vectors)
 
@@ -270,7 +253,7 @@ class SearchQuery:
     @property
     def plain_vector(self) -> np.ndarray | None:
         """The vector of a query that is a single vector without groups, which the store answers directly."""
-        if len(self.positive) > 1 or self.negative or self.group_by is not None:
+        if len(self.examples) > 1 or self.group_by is not None:
             return None
         return self.positive[0].vector
 
@@ -282,10 +265,10 @@ class SearchQuery:
             ItemNotFound: if an example's id is not in the collection.
         """
         wanted = self.k + self.offset
-        if self.group_by is not None:
-            found = self._best_per_group(collection, self.group_by, wanted)
-        elif (vector := self.plain_vector) is not None:
+        if (vector := self.plain_vector) is not None:
             [found] = collection.search_each([vector], wanted, self.options())
+        elif self.group_by is not None:
+            found = self._best_per_group(collection, self.group_by, wanted)
         else:
             positive, negative = map(_ids_and_vectors, (self.positive, self.negative))
             found = search_like(collection, positive, negative, wanted, self.options())
@@ -304,14 +287,12 @@ class SearchQuery:
 
     def options(self) -> SearchOptions:
         """Return the arguments of `Collection.search` other than the vector and k."""
-        return SearchOptions(
-            self.where, self.exact, self.score_threshold, self.with_vector, self.effort, self.with_percentile
-        )
+        return SearchOptions(**{one.name: getattr(self, one.name) for one in fields(SearchOptions)})
 
     # ---- JSON
 
     def to_json(self, encode: Callable[[ImageLike], str | None] = encode_image) -> dict[str, Any]:
-        """Return the body of a REST search; fields with their default value are left out.
+        """Return the body of a REST search; fields with their default value are left out, except k.
 
         Args:
             encode: makes text of an image. Where it returns None, the image is left out: it is sent as a file.
@@ -323,10 +304,9 @@ class SearchQuery:
         body: dict[str, Any] = positive[0] if len(positive) == 1 else {"positive": positive}
         if negative:
             body["negative"] = negative
-        body["k"] = self.k
-        for field in fields(self):
+        for field in fields(self)[2:]:
             value = getattr(self, field.name)
-            if field.name not in ("positive", "negative", "k") and value != field.default:
+            if field.name == "k" or value != field.default:
                 body[field.name] = dict(value) if field.name == "where" else value
         return body
 
@@ -347,10 +327,8 @@ class SearchQuery:
             raise InvalidRequest(f"A search has no field {unknown[0]!r}; see the API documentation for its fields.")
         options = {name: value for name, value in body.items() if value is not None}
         single = {name: options.pop(name) for name in _SHORT_FORM if name in options}
-        sides = {"positive": options.pop("positive", None), "negative": options.pop("negative", ())}
-        _check_one_form(single, sides["positive"])
-        if sides["positive"] is None:
-            sides["positive"] = [single]
+        _check_one_form(single, options.get("positive"))
+        sides = {"positive": options.pop("positive", [single]), "negative": options.pop("negative", ())}
         for side, members in sides.items():
             if not isinstance(members, list | tuple) or not all(isinstance(one, Mapping) for one in members):
                 raise InvalidRequest(f"{side} must be a list of examples, got {members!r:.80}.")
@@ -396,3 +374,74 @@ def _check_box(box: Any) -> Box:
     if not (x0 < x1 and y0 < y1):
         raise InvalidRequest(f"The box {box!r:.80} has no area; give x0, y0, x1, y1 with x0 < x1 and y0 < y1.")
     return x0, y0, x1, y1
+
+
+# ---- many searches
+
+
+def attempt(work: Callable[[], T]) -> T | NNCLRHubError:
+    """Return what `work` returns, or its error if it concerns one query only."""
+    try:
+        return work()
+    except QUERY_ERRORS as error:
+        return error
+
+
+def resolve_each(
+    queries: Sequence[SearchQuery | NNCLRHubError],
+    images: Sequence[Sequence[Any] | NNCLRHubError],
+    vectors: Iterable[np.ndarray | ImageError],
+) -> list[SearchQuery | NNCLRHubError]:
+    """Return the queries with vectors in place of images, or the error of each.
+
+    Args:
+        images: the `images()` of each query, or the error that they raised.
+        vectors: one for each image of all queries, in order.
+    """
+    remaining = iter(vectors)
+    resolved: list[SearchQuery | NNCLRHubError] = []
+    for query, own in zip(queries, images, strict=True):
+        if isinstance(query, NNCLRHubError) or isinstance(own, NNCLRHubError):
+            resolved.append(query if isinstance(query, NNCLRHubError) else own)  # type: ignore[arg-type]
+        else:
+            rows = [next(remaining) for _ in own]
+            resolved.append(attempt(lambda query=query, rows=rows: query.resolve(rows)))
+    return resolved
+
+
+def run_each(collection: Collection, queries: Sequence[SearchQuery | NNCLRHubError]) -> list[Answer]:
+    """Run queries without images; return the answer of each."""
+    found = dict(run_in_turn(collection, queries))
+    return [found[i] for i in range(len(queries))]
+
+
+def run_in_turn(collection: Collection, queries: Sequence[SearchQuery | NNCLRHubError]) -> Iterator[tuple[int, Answer]]:
+    """Run queries without images; yield the position and the answer of each, in any order.
+
+    Queries that are one vector each and share their options run in batches. Between two batches the search can be
+    cancelled, see `store.cancellation`.
+    """
+    groups: dict[str, list[tuple[int, SearchQuery, np.ndarray]]] = {}
+    for i, query in enumerate(queries):
+        vector = None if isinstance(query, NNCLRHubError) else query.plain_vector
+        if isinstance(query, SearchQuery) and vector is not None and vector.shape == (collection.spec.dim,):
+            options = json.dumps([query.k, query.offset, vars(query.options())], sort_keys=True, default=repr)
+            groups.setdefault(options, []).append((i, query, vector))
+    answered: set[int] = set()
+    for group in groups.values():
+        first = group[0][1]
+        for some in batches(group, max(1, TOGETHER // (first.k + first.offset))):
+            check_cancelled()
+            if len(some) == 1:
+                continue
+            vectors = np.stack([vector for _, _, vector in some])
+            search = (collection.search_each, vectors, first.k + first.offset, first.options())
+            together = attempt(lambda search=search: search[0](*search[1:]))
+            if not isinstance(together, NNCLRHubError):  # otherwise each runs alone, to find the one that fails
+                for (i, _, _), matches in zip(some, together, strict=True):
+                    answered.add(i)
+                    yield i, matches[first.offset :]
+    for i, query in enumerate(queries):
+        if i not in answered:
+            check_cancelled()
+            yield i, query if isinstance(query, NNCLRHubError) else attempt(lambda query=query: query.run(collection))

@@ -23,8 +23,7 @@ from nnclr_hub.images.reading import PLAIN, ImageReading
 from nnclr_hub.images.source import ImageSource, ListedImage, PackedImage
 from nnclr_hub.images.tile import Tile
 from nnclr_hub.store.base import Collection
-from nnclr_hub.workbench.folder_changes import BOX, OFFSET, WINDOW
-from nnclr_hub.workbench.image_record import FILE_HASH, PIXEL_HASH, record
+from nnclr_hub.workbench.image_record import BOX, FILE_HASH, OFFSET, PIXEL_HASH, WINDOW, record
 from nnclr_hub.workbench.originals import Originals
 
 # formats that browsers show; others are converted to PNG

@@ -5,10 +5,9 @@
     file = staged(ticket)
     file.name, file.path
     renew(ticket)                               # when a job takes the file: its week restarts
-    note(ticket, ["id"])                        # records that these are being added; see `noted`
     unstage(ticket)
 
-    image = images_of(file, most_bytes=20_000_000).images[0]
+    image = images_of(file.path, file.name, FORMATS["zip"], most_bytes=20_000_000).images[0]
     image.name, image.label, image.read()                                      # read only when it is needed
 
 A ticket is a folder in the cache folder, so its file survives a lost connection and a restart of the server. It is
@@ -25,7 +24,7 @@ import re
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -35,8 +34,9 @@ from nnclr_hub.cache import cache_folder
 from nnclr_hub.errors import InvalidRequest, Overloaded
 from nnclr_hub.images.folder import folder_labels
 from nnclr_hub.images.tar import REPEATED, TarMember, members
-from nnclr_hub.images.zip import MOST_FILES, SUFFIX, Zipped, too_large, unzipped, zip_members
+from nnclr_hub.images.zip import MOST_FILES, Zipped, too_large, unzipped, zip_members
 from nnclr_hub.store.disk import fsync_folder
+from nnclr_hub.workbench.import_format import ImportFormat
 
 KEPT_S = 7 * 24 * 3600
 PARTIAL_S = 24 * 3600  # since the last bytes of an upload that is not complete
@@ -44,7 +44,6 @@ MOST_BYTES = 20_000_000_000  # of all waiting files
 FILE = "0"  # of an upload that is not complete
 WHOLE = "whole"
 NAME = "names.json"
-BEGUN = "begun.txt"
 _TICKET = re.compile(r"[0-9a-f]{32}")
 
 
@@ -65,7 +64,7 @@ def partial_file(ticket: str) -> Path:
         Overloaded: if too many bytes wait already.
     """
     _sweep()
-    folder = _folder() / ticket
+    folder = _folder(ticket)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / NAME).unlink(missing_ok=True)
     with suppress(FileNotFoundError):
@@ -76,7 +75,7 @@ def partial_file(ticket: str) -> Path:
 
 def partial_size(ticket: str) -> int:
     """Return how many bytes of an upload have arrived."""
-    return max(_size(_folder() / ticket / name) for name in (FILE, WHOLE))
+    return max(_size(_folder(ticket) / name) for name in (FILE, WHOLE))
 
 
 def complete(ticket: str, name: str) -> None:
@@ -84,7 +83,7 @@ def complete(ticket: str, name: str) -> None:
 
     It is renamed, so that a connection that was replaced by another cannot write to it any more.
     """
-    folder = _folder() / ticket
+    folder = _folder(ticket)
     with (folder / FILE).open("rb") as file:
         os.fsync(file.fileno())
     (folder / FILE).rename(folder / WHOLE)
@@ -97,12 +96,8 @@ def complete(ticket: str, name: str) -> None:
 
 
 def staged(ticket: str) -> Staged:
-    """Return the file of a ticket.
-
-    Raises:
-        InvalidRequest: if there is none.
-    """
-    folder = _folder() / ticket
+    """Return the file of a ticket, or raise InvalidRequest if there is none."""
+    folder = _folder(ticket)
     if not _TICKET.fullmatch(ticket) or not (folder / NAME).is_file():
         raise InvalidRequest("The uploaded file no longer exists; upload it again.")
     return Staged(json.loads((folder / NAME).read_text())[0], folder / WHOLE)
@@ -117,31 +112,17 @@ def renew(ticket: str) -> None:
     """Keep the file of a ticket for another week; does nothing if there is none."""
     if _TICKET.fullmatch(ticket):
         with suppress(OSError):  # the file keeps its old deadline
-            os.utime(_folder() / ticket)
+            os.utime(_folder(ticket))
 
 
 def unstage(ticket: str) -> None:
     """Delete the file of a ticket; does nothing if there is none."""
     if _TICKET.fullmatch(ticket):
-        shutil.rmtree(_folder() / ticket, ignore_errors=True)
+        shutil.rmtree(_folder(ticket), ignore_errors=True)
 
 
-def note(ticket: str, lines: Sequence[str]) -> None:
-    """Store lines with the file of a ticket; durable when it returns."""
-    with (_folder() / ticket / BEGUN).open("a") as file:
-        file.write("\n" + "\n".join(lines) + "\n")  # the last line may be incomplete after a kill
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def noted(ticket: str) -> set[str]:
-    """Return the lines of `note`."""
-    path = _folder() / ticket / BEGUN
-    return set(path.read_text().split("\n")) - {""} if path.is_file() else set()
-
-
-def _folder() -> Path:
-    return cache_folder() / "adding"
+def _folder(ticket: str = "") -> Path:
+    return cache_folder() / "adding" / ticket
 
 
 def _size(file: Path) -> int:
@@ -183,11 +164,13 @@ class StagedImage:
 
     name: its path there.
     label: the folder that contains it; "" for none.
+    size: bytes, as the archive declares them.
     read: returns its bytes; raises ImageError if it cannot be read.
     """
 
     name: str
     label: str
+    size: int
     read: Callable[[], bytes]
 
 
@@ -202,32 +185,34 @@ class Archive:
     others: Mapping[str, int]
 
 
-def images_of(file: Staged, most_bytes: int) -> Archive:
+def images_of(path: Path, name: str, format: ImportFormat, most_bytes: int) -> Archive:
     """List the images of a zip or tar. Of files with equal paths, see `path_inside`, the last one counts.
+
+    Args:
+        name: of the archive, for messages.
+        most_bytes: of an image.
 
     Raises:
         InvalidRequest: if it cannot be accepted.
     """
-    changed = file.path.stat().st_mtime
-    others: Counter[str] = Counter()
-    images: dict[str, Callable[[], bytes]] = {}
-    for name, size, _, offset, zipped in _members(file, others):
-        if len(images) == MOST_FILES:
-            raise InvalidRequest(f"{file.name} holds more than {MOST_FILES:,} images; split it into several archives.")
-        others[REPEATED] += name in images
-        images[name] = partial(_read, str(file.path), changed, most_bytes, name, size, offset, zipped)
+    changed, others = path.stat().st_mtime, Counter[str]()
+    images: dict[str, tuple[int, Callable[[], bytes]]] = {}
+    with path.open("rb") as opened:
+        if format.name == "zip":
+            found = zip_members(opened, name, others, limited=True)
+        else:
+            found = ((*one, None) for one in members(path, name, others))
+        for inside, size, _, offset, zipped in found:
+            if len(images) == MOST_FILES:
+                raise InvalidRequest(f"{name} holds more than {MOST_FILES:,} images; split it into several archives.")
+            others[REPEATED] += inside in images
+            read = partial(_read, str(path), changed, most_bytes, inside, size, offset, zipped)
+            images[inside] = size, read
     if not images:
-        raise InvalidRequest(f"{file.name} holds no images; put JPEG, PNG or other images into it.")
+        raise InvalidRequest(f"{name} holds no images; put JPEG, PNG or other images into it.")
     labels = folder_labels(list(images))
-    return Archive([StagedImage(*one) for one in zip(images, labels, images.values(), strict=True)], +others)
-
-
-def _members(file: Staged, others: Counter[str]) -> Iterator[tuple[str, int, float, int, Zipped | None]]:
-    if Path(file.name).suffix.lower() == SUFFIX:
-        with file.path.open("rb") as opened:
-            yield from zip_members(opened, file.name, others, limited=True)
-    else:
-        yield from ((*one, None) for one in members(file.path, file.name, others))
+    found_images = zip(images.items(), labels, strict=True)
+    return Archive([StagedImage(one, label, *about) for (one, about), label in found_images], +others)
 
 
 def _read(

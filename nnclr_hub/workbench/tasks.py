@@ -26,7 +26,7 @@ from nnclr_hub.store.base import Progress
 from nnclr_hub.store.records import Records
 
 # modules of this package that register tasks
-MODULES = ("maintenance",)
+MODULES = ("maintenance", "file_import")
 JOBS = "/jobs"  # the route that several tasks share; its body names the task
 F = TypeVar("F", bound=Callable[..., Any])
 

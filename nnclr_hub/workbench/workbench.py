@@ -42,8 +42,7 @@ from nnclr_hub.workbench.key_paths import patches_of
 from nnclr_hub.workbench.models import Models, embedder_for
 from nnclr_hub.workbench.originals import Originals
 from nnclr_hub.workbench.probes import get_probe, label_items, label_rows
-from nnclr_hub.workbench.search_batch import Answer, attempt, resolve_each, run_each
-from nnclr_hub.workbench.search_query import SearchQuery
+from nnclr_hub.workbench.search_query import Answer, SearchQuery, attempt, resolve_each, run_each
 from nnclr_hub.workbench.tasks import Request, TaskContext, find_task
 
 log = logging.getLogger(__name__)

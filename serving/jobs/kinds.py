@@ -13,18 +13,17 @@ from nnclr_hub.encoder.hand_crafted import FLOORS
 from nnclr_hub.errors import CollectionNotFound
 from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.duplicates import find_duplicates
-from nnclr_hub.workbench.file_import import MAX_NAMED, ImageImport, ImportReport, import_items
+from nnclr_hub.workbench.file_import import MAX_NAMED, ImportReport, ImportRequest, import_file
 from nnclr_hub.workbench.folder_changes import FolderChanges
-from nnclr_hub.workbench.import_format import FORMATS
+from nnclr_hub.workbench.import_format import format_of_file
 from nnclr_hub.workbench.inspection.findings import inspect_collection, write_fields
 from nnclr_hub.workbench.inspections import keep_inspection
-from nnclr_hub.workbench.item_file import ItemFile
 from nnclr_hub.workbench.portion import portion
 from nnclr_hub.workbench.privacy import without_paths
 from nnclr_hub.workbench.probes import FitOptions, fit_on_collection, fit_on_examples, keep_probe
 from nnclr_hub.workbench.reembedding import abandon, reembed
 from nnclr_hub.workbench.source_folders import SourceFolders
-from nnclr_hub.workbench.staging import images_of, note, noted, staged
+from nnclr_hub.workbench.staging import staged
 from nnclr_hub.workbench.tasks import Cancelled, Task, TaskContext, all_tasks
 
 from ..request_bodies import decode_text
@@ -45,23 +44,13 @@ class Values(dict[str, Any]):
         return dict(self)
 
 
-def _add(bench: Workbench, values: Values, context: TaskContext) -> Values:
-    """Add the images of an uploaded archive. Unreadable images are reported."""
-    ticket = _ticket(context)
-    images_import = ImageImport(bench, values["collection"], noted(ticket), partial(note, ticket))
-    report = images_import.run(images_of(staged(ticket), values["max_bytes"]), context.progress)
-    return Values(report.result(values["collection"]))
-
-
-def _import(bench: Workbench, values: Values, context: TaskContext) -> Values:
-    """Import items by their vectors from an uploaded file. Invalid rows are reported."""
-    rows = ItemFile(staged(_ticket(context)).path, FORMATS[values["format"]])
-    return Values(import_items(bench, values["collection"], rows, context.progress).result(values["collection"]))
-
-
-def _ticket(context: TaskContext) -> str:
+def _import(bench: Workbench, values: Values, context: TaskContext) -> ImportReport:
+    """Import an uploaded file. Unreadable images and invalid rows are reported."""
     assert context.folder is not None
-    return context.folder.name
+    file = staged(context.folder.name)
+    format = values.get("format") or format_of_file(file.name).name
+    limit = {name: values[name] for name in ("max_bytes",) if name in values}
+    return import_file(bench, ImportRequest(values["collection"], str(file.path), format, file.name, **limit), context)
 
 
 def _index(bench: Workbench, values: Values, context: TaskContext) -> Values:
@@ -69,7 +58,7 @@ def _index(bench: Workbench, values: Values, context: TaskContext) -> Values:
 
     The state keeps the counts of the first attempt, so that a restarted job reports what it did in total.
     """
-    folder = SourceFolders(bench.source_folders).again(values["root"], values["folder"]).path
+    folder = SourceFolders(bench.source_folders or ()).again(values["root"], values["folder"]).path
     name, prune = values["collection"], values["prune"]
     left: dict[str, int] = {}
 
@@ -81,12 +70,12 @@ def _index(bench: Workbench, values: Values, context: TaskContext) -> Values:
     indexed = bench.index_folder(name, folder, prune=prune, begin=begin, progress=context.progress)
     before = {what: max(0, context.state[what] - number) for what, number in left.items()}
     unchanged = max(0, indexed.unchanged - before["new"] - before["changed"])
-    report = ImportReport(indexed.added + before["new"], indexed.updated + before["changed"], unchanged)
+    report = ImportReport(name, indexed.added + before["new"], indexed.updated + before["changed"], unchanged)
     for path, reason in indexed.broken:
         report.refuse(Path(path).relative_to(folder).as_posix(), reason)
     report.left_out.update(indexed.left_out)
     removed = indexed.removed + before["gone"] if prune else 0
-    return Values({**report.result(name), "removed": removed, "kept": indexed.kept})
+    return Values({**report.as_json(), "removed": removed, "kept": indexed.kept})
 
 
 def _duplicates(bench: Workbench, values: Values, context: TaskContext) -> Values:
@@ -159,11 +148,11 @@ def _fit_probe(bench: Workbench, values: Values, context: TaskContext) -> Values
     return Values({**probe, **shown, "errors": errors})
 
 
-_BY_HAND: dict[str, Callable[[Any, Any, TaskContext], Values]] = {
+_BY_HAND: dict[str, Callable[[Any, Any, TaskContext], Any]] = {
     "probe_fit": _fit_probe,
     "reembed": _reembed,
     "duplicates": _duplicates,
-    "add": _add,
+    "add": _import,
     "import": _import,
     "index": _index,
     "inspection": _inspect,
@@ -174,4 +163,4 @@ _BY_HAND: dict[str, Callable[[Any, Any, TaskContext], Values]] = {
 def all_kinds() -> dict[str, Task]:
     """Return the task of each kind of job."""
     by_hand = {name: Task(name, Values, "", False, run) for name, run in _BY_HAND.items()}  # type: ignore[arg-type]
-    return {**by_hand, **all_tasks()}
+    return {**all_tasks(), **by_hand}

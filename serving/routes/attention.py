@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal, cast
 
 import numpy as np
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import Response
 from pydantic import BaseModel, Field
@@ -33,36 +32,17 @@ from nnclr_hub.errors import (
     UnknownModel,
 )
 from nnclr_hub.images.decode import MAX_PIXELS
-from nnclr_hub.workbench import Workbench
 
-from ..answers import NPY, PNG, PartsResponse, array_response, encoded, wanted
+from ..answers import JSON, NPY, PNG, PartsResponse, array_response, encoded, wanted
 from ..keys import READ
-from ..limits import while_connected
-from ..models import Engines, Model
-from ..problems import UNREADABLE, answers
-from ..request_bodies import (
-    JSON,
-    check_count,
-    decode_text,
-    fetch_each,
-    in_thread_if_large,
-    is_form,
-    read_form,
-    read_json,
-)
-from ..security.access import requires
+from ..limits import current_budget, while_connected
+from ..models import Model
+from ..problems import UNREADABLE
+from ..request_bodies import check_count, decode_text, fetch_each, in_thread_if_large, is_form, read_form, read_json
 from ..telemetry import measured
-from ..url_fetcher import Fetcher
 from .bodies import FIRST_WRONG, Box, CollectionName, ImageText, Integer, Strict, binary, form_body
-from .dependencies import (
-    AppAttentionSlots,
-    AppEngines,
-    AppFetcher,
-    AppSettings,
-    AppWorkbench,
-    name_of,
-    served_source,
-)
+from .collections import TYPE
+from .dependencies import Here, Parts, Router, name_of, served_source
 
 Pair = tuple[float, float]
 
@@ -120,118 +100,93 @@ class AttentionResponse(BaseModel):
     maps: list[AttentionEntry] = Field(description="one map of the image, or one per target")
 
 
-router = APIRouter(prefix="/api/v1", tags=["attention"])
+router = Router(prefix="/api/v1", tags=["attention"])
 AT_ONCE = 3  # one is decoded, one is on the device, one is rendered; each holds all its images in memory
 MAX_RENDERED_PIXELS = MAX_PIXELS  # of all PNGs in one JSON response
+_FIELDS = {"image": "one", "target": "many", "query": "JSON with the other fields"}
 
 
-@dataclass(frozen=True)
-class AttentionInput:
-    """The options of a request, its image, and the targets in which to look."""
-
-    options: AttentionOptions
-    image: bytes
-    targets: list[bytes]
-
-
-@router.post(
-    "/attention",
-    response_model=AttentionResponse,
-    responses={
-        **answers(
-            *UNREADABLE,
-            UnknownModel,
-            ModelError,
-            CollectionNotFound,
-            FingerprintMismatch,
-            MissingDependency,
-            "unsupported_media_type",
-        ),
-        200: {
-            "content": {
-                NPY: binary("NumPy file of shape (h, w), or (n, h, w) for n targets whose maps have one shape"),
-                PNG: binary("The map over the image, in the size of the original. At most one target."),
-            }
-        },
+@router.on(
+    *("POST", "/attention", READ, *UNREADABLE, UnknownModel, ModelError, CollectionNotFound, FingerprintMismatch),
+    *(MissingDependency, TYPE),
+    content={
+        NPY: binary("NumPy file of shape (h, w), or (n, h, w) for n targets whose maps have one shape"),
+        PNG: binary("The map over the image, in the size of the original. At most one target."),
     },
-    openapi_extra=form_body(
-        {"image": "one", "target": "many", "query": "JSON with the other fields"},
-        required=["image"],
-        json=AttentionRequest,
-    ),
+    response_model=AttentionResponse,
+    openapi_extra=form_body(_FIELDS, required=["image"], json=AttentionRequest),
 )
-@requires(READ)
-async def attention(
-    request: Request,
-    bench: AppWorkbench,
-    engines: AppEngines,
-    settings: AppSettings,
-    slots: AppAttentionSlots,
-    fetcher: AppFetcher,
-) -> Response:
+async def attention(request: Request, here: Here) -> Response:
     """Compute what an encoder looks at in an image.
 
     The map is of the whole image, of a point or of a box. With targets, it shows where up to 6 other images contain
     what the point, the box or the image shows. `Accept` selects JSON, a NumPy file of the raw values, or a PNG of one
     map over its image.
     """
-    query = await _read(request, settings.max_images, fetcher)
-    options, kind = query.options, wanted(request, NPY, PNG)
-    _check_format(options, kind, len(query.targets))
-    attention_settings = _settings_of(options, settings.attention_side)
-    model = await run_in_threadpool(_model, bench, engines, options)
+    options, image, targets = await _read(request, here)
+    kind = wanted(request, NPY, PNG)
+    _check_format(options, kind, len(targets))
+    settings = _settings_of(options, here.settings.attention_side)
+    model = await run_in_threadpool(_model, here, options)
 
     def render(maps: list[AttentionMap], heads: int | None) -> Response:
-        about = {"model": name_of(engines, model), "heads": heads}
         with measured("render"):
-            return _rendered(maps, kind, options, about, len(query.targets))
+            if kind == PNG:
+                return Response(maps[0].png(options.opacity), media_type=PNG, headers={"Vary": "Accept"})
+            if kind == NPY:
+                return array_response(_stacked(maps) if targets else maps[0].values, NPY)
+            _check_pixels(maps, options)
+            content = {
+                "model": name_of(here.engines, model),
+                "heads": heads,
+                "maps": [_entry(m, options) for m in maps],
+            }
+            return PartsResponse([encoded(content)], {"Vary": "Accept"})
 
     async def answer() -> Response:
         heads = await model.load_attention_async()
-        async with slots:
-            left = max(request.state.budget.left, 0.001)
-            maps = await model.attention_maps_async(attention_settings, query.image, query.targets, deadline_s=left)
-            return await run_in_threadpool(render, maps, heads)
+        async with here.attention_slots:
+            left = max(current_budget().left, 0.001)
+            maps = await model.attention_maps_async(settings, image, targets, deadline_s=left)
+            return await run_in_threadpool(render, maps, heads)  # rendering a large image takes seconds
 
     return await while_connected(request, answer())
 
 
-# ---- requests
+async def _read(request: Request, here: Parts) -> tuple[AttentionOptions, bytes, list[bytes]]:
+    """Return the options, the image, and the targets; in a multipart request the images are file parts."""
+    limit = here.settings.max_images
+    if is_form(request):
+        form = await read_form(request, files=("image", "target"), texts=("query",))
+        images = form.images("image", 1)
+        if any(name == "target" for name, _ in form.files):
+            images += form.images("target", limit - 1)
+        options = await form.query(AttentionOptions)
+        image, *targets = (cast(bytes, one.data) for one in images)  # the data of a file part is always bytes
+        return options, image, targets
+    body = await read_json(request, AttentionRequest)
+    texts = [body.image, *body.target]
+    check_count(len(texts), limit)
+    fetched = await fetch_each(texts, here.fetcher)
+    names = ["image", *(f"target[{i}]" for i in range(len(body.target)))]
+
+    def decode() -> list[bytes]:
+        return [decode_text(text, name, fetched) for text, name in zip(texts, names, strict=True)]
+
+    image, *targets = await in_thread_if_large(sum(map(len, texts)), decode)
+    return body, image, targets
 
 
-async def _read(request: Request, limit: int, fetcher: Fetcher | None) -> AttentionInput:
-    """Read the query; in a multipart request the images are file parts."""
-    if not is_form(request):
-        body = await read_json(request, AttentionRequest)
-        texts = [body.image, *body.target]
-        check_count(len(texts), limit)
-        fetched = await fetch_each(texts, fetcher)
-        names = ["image", *(f"target[{i}]" for i in range(len(body.target)))]
-
-        def decode() -> list[bytes]:
-            return [decode_text(text, name, fetched) for text, name in zip(texts, names, strict=True)]
-
-        image, *targets = await in_thread_if_large(sum(map(len, texts)), decode)
-        return AttentionInput(body, image, targets)
-    form = await read_form(request, files=("image", "target"), texts=("query",))
-    images = form.images("image", 1)
-    if any(name == "target" for name, _ in form.files):
-        images += form.images("target", limit - 1)
-    options = await form.query(AttentionOptions)
-    image, *targets = (cast(bytes, one.data) for one in images)  # the data of a file part is always bytes
-    return AttentionInput(options, image, targets)
-
-
-def _model(bench: Workbench, engines: Engines, options: AttentionOptions) -> Model:
+def _model(here: Parts, options: AttentionOptions) -> Model:
     """Return the model that is named, or that of a collection.
 
     Raises:
         FingerprintMismatch: the model is not the collection's.
     """
     if options.collection is None:
-        return engines.get(served_source(engines, options.model))
-    source = None if options.model is None else served_source(engines, options.model)
-    return cast(Model, bench.embedder(source, options.collection))
+        return here.engines.get(served_source(here.engines, options.model))
+    source = None if options.model is None else served_source(here.engines, options.model)
+    return cast(Model, here.workbench.embedder(source, options.collection))
 
 
 def _settings_of(options: AttentionOptions, max_side: int) -> AttentionSettings:
@@ -252,11 +207,7 @@ def _settings_of(options: AttentionOptions, max_side: int) -> AttentionSettings:
 
 
 def _check_format(options: AttentionOptions, kind: str, targets: int) -> None:
-    """Refuse what the response format cannot hold, before anything is computed.
-
-    Raises:
-        InvalidRequest: several maps in one PNG, or PNGs in a format other than JSON.
-    """
+    """Raise InvalidRequest, before anything is computed, for what the format of the response cannot hold."""
     check_opacity(options.opacity)
     if kind == PNG and targets > 1:
         raise InvalidRequest(
@@ -266,32 +217,14 @@ def _check_format(options: AttentionOptions, kind: str, targets: int) -> None:
         raise InvalidRequest(f"with_png needs a JSON response, got Accept: {kind}; send Accept: application/json.")
 
 
-# ---- responses
-
-
-def _rendered(
-    maps: Sequence[AttentionMap], kind: str, options: AttentionOptions, about: dict[str, Any], targets: int
-) -> Response:
-    """Return the maps as NPY, PNG, or JSON with these facts about the model.
-
-    Blocks: rendering a large image takes seconds.
-
-    Raises:
-        InvalidRequest: maps of several shapes, which do not fit into one array.
-        RequestTooLarge: the PNGs in a JSON response would have too many pixels.
-    """
-    if kind == PNG:
-        return Response(maps[0].png(options.opacity), media_type=PNG, headers={"Vary": "Accept"})
-    if kind == NPY:
-        return array_response(_stacked(maps) if targets else maps[0].values, NPY)
+def _check_pixels(maps: Sequence[AttentionMap], options: AttentionOptions) -> None:
+    """Raise RequestTooLarge if the PNGs in a JSON response would have too many pixels."""
     pixels = sum(width * height for width, height in (one.size for one in maps))
     if options.with_png and pixels > MAX_RENDERED_PIXELS:
         raise RequestTooLarge(
             f"with_png would render {pixels / 1e6:.0f} megapixels, above the limit of {MAX_RENDERED_PIXELS / 1e6:g}; "
             "request image/png, one target at a time."
         )
-    content = {**about, "maps": [_entry(one, options) for one in maps]}
-    return PartsResponse([encoded(content)], {"Vary": "Accept"})
 
 
 def _stacked(maps: Sequence[AttentionMap]) -> np.ndarray:

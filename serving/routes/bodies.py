@@ -5,8 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, FailFast, Field, WithJsonSchema
+from fastapi import Query
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    WithJsonSchema,
+)
 
+from nnclr_hub.errors import InvalidFilter
 from nnclr_hub.store.spec import MAX_DIM
 from nnclr_hub.workbench.privacy import public_key, public_where
 
@@ -60,6 +72,31 @@ class Strict(BaseModel):
     """Refuses unknown fields, so that no misspelled one is silently ignored. Does not convert types."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+_WHERE: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
+WhereText = Annotated[
+    str | None,
+    Query(description='filter on metadata as JSON, such as {"must": [{"key": "label", "match": "cat"}]}'),
+]
+
+
+def read_where(text: str | None) -> dict[str, Any] | None:
+    """Parse the filter; None: no filter.
+
+    Raises:
+        InvalidFilter: the text is not a JSON object, or it names a private key.
+    """
+    if text is None:
+        return None
+    try:
+        where = _WHERE.validate_json(text)
+        public_where(where)
+    except ValidationError as error:
+        raise InvalidFilter("where must be a JSON object.") from error
+    except ValueError as error:
+        raise InvalidFilter(f"where: {error}.") from error
+    return where
 
 
 def one_of(*fields: str) -> dict[str, Any]:

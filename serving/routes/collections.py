@@ -1,23 +1,30 @@
-"""/api/v1/collections: create, list, describe, drop, count, snapshot and verify collections; /api/v1/aliases."""
+"""/api/v1/collections: create, describe, drop, count, snapshot and verify collections, and follow their changes.
+
+/api/v1/aliases: alternative names.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import threading
+import time
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, replace
-from functools import partial
 from typing import Annotated, Any, Literal
 
 from anyio import to_thread
-from fastapi import APIRouter, Request, Response
+from fastapi import Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, Field, TypeAdapter
 
 from nnclr_hub.errors import (
+    AnswerTooLarge,
+    ChangesUnavailable,
     CollectionExists,
     CollectionNotFound,
     DiskFull,
     InvalidFilter,
+    InvalidRequest,
     ModelError,
     StoreReadOnly,
     UnknownModel,
@@ -25,26 +32,28 @@ from nnclr_hub.errors import (
 from nnclr_hub.hub.sources import split_reading
 from nnclr_hub.store.base import CollectionSpec
 from nnclr_hub.store.cancellation import check_cancelled
+from nnclr_hub.store.checks import MAX_LIMIT
 from nnclr_hub.store.index_kinds import AUTO
-from nnclr_hub.store.reports import CollectionInfo, VerifyReport
+from nnclr_hub.store.reports import CollectionInfo
 from nnclr_hub.store.spec import MAX_DIM, MAX_INDEXED, Compared, IndexName
 from nnclr_hub.store.where import check_key
 from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.privacy import public_name, without_paths
 
+from ..answers import PartsResponse, encoded
 from ..keys import READ, WRITE
-from ..limits import in_thread_while_connected
-from ..models import Engines
-from ..problems import answers
+from ..limits import current_budget, in_thread_while_connected
 from ..request_bodies import json_of
-from ..security.access import requires
 from ..telemetry import measured
-from .bodies import FIRST_WRONG, INTEGRAL, CollectionName, Strict
-from .dependencies import AppAnswers, AppEngines, AppLongThreads, AppWorkbench, source_with_reading
-from .listings import WhereText, read_where
+from .bodies import FIRST_WRONG, INTEGRAL, CollectionName, Strict, WhereText, read_where
+from .dependencies import Here, Parts, Router, source_with_reading
 from .where_schema import KEY
 
 INDEXABLE = {name: value for name, value in KEY.items() if name != "not"}  # a key that no answer shows may be indexed
+MAX_WAIT = 30.0  # seconds; clients and proxies close connections that are silent for a minute
+WAIT_SHARE = 0.8  # of the deadline of a request
+POLL_SECONDS = 0.1
+POLLS_PER_SECOND = 200  # of all waiting clients together: more clients wait longer between their polls
 
 
 class CollectionRequest(Strict):
@@ -121,94 +130,138 @@ class AliasesResponse(BaseModel):
     aliases: list[AliasResponse]
 
 
-router = APIRouter(prefix="/api/v1/collections", tags=["collections"])
-_WRITE = (StoreReadOnly, DiskFull)
+class ChangeResponse(Strict):
+    """One change of an item; GET items/{id} returns its content."""
+
+    seq: int = Field(description="number of the change")
+    op: Literal["upsert", "delete"]
+    id: str
+    commit: int = Field(description="number of the last change of the same commit; a request is always in one commit")
+    at: float = Field(description="time of the commit, seconds since 1970")
 
 
-@router.get("", responses=answers())
-@requires(READ)
-def list_collections(bench: AppWorkbench) -> CollectionsResponse:
+class ChangesResponse(Strict):
+    """Part of the log of changes."""
+
+    changes: list[ChangeResponse]
+    next: int = Field(description="pass it as `since` to continue")
+    last: int = Field(description="number of the collection's last change")
+    log: str = Field("", description="the log that the numbers belong to; pass it with `since`")
+
+
+router = Router(prefix="/api/v1/collections", tags=["collections"])
+TYPE = "unsupported_media_type"
+FAILED_WRITE = (StoreReadOnly, DiskFull)
+
+
+@router.on("GET", "", READ)
+def list_collections(here: Here) -> CollectionsResponse:
     """List all collections by name."""
     with measured("store"):
-        return CollectionsResponse(collections=[response_of(info) for info in bench.store.list()])
+        return CollectionsResponse(collections=[response_of(info) for info in here.workbench.store.list()])
 
 
-@router.put(
-    "/{name}",
-    responses={
-        **answers("unsupported_media_type", CollectionExists, UnknownModel, ModelError, *_WRITE),
-        201: {"model": CollectionResponse, "description": "The collection was created."},
-    },
-)
-@requires(WRITE)
+CREATED = {201: {"model": CollectionResponse, "description": "The collection was created."}}
+
+
+@router.on("PUT", "/{name}", WRITE, TYPE, CollectionExists, UnknownModel, ModelError, *FAILED_WRITE, responses=CREATED)
 async def create(
-    name: str,
-    body: Annotated[CollectionRequest, json_of(CollectionRequest)],
-    response: Response,
-    bench: AppWorkbench,
-    engines: AppEngines,
+    name: str, body: Annotated[CollectionRequest, json_of(CollectionRequest)], response: Response, here: Here
 ) -> CollectionResponse:
     """Create a collection (201). If it exists with the same specification, `indexed` aside, nothing changes (200)."""
-    info, created = await run_in_threadpool(_create_of, engines, bench, name, body)
+    info, created = await run_in_threadpool(_create, here, name, body)
     response.status_code = 201 if created else 200
     return response_of(info)
 
 
-@router.get("/{name}", responses=answers(CollectionNotFound))
-@requires(READ)
-def describe(name: str, bench: AppWorkbench) -> CollectionResponse:
+@router.on("GET", "/{name}", READ, CollectionNotFound)
+def describe(name: str, here: Here) -> CollectionResponse:
     """Describe a collection, by its name or an alias."""
     with measured("store"):
-        return response_of(bench.collection(name).info())
+        return response_of(here.workbench.collection(name).info())
 
 
-@router.delete("/{name}", status_code=204, responses=answers(CollectionNotFound, *_WRITE))
-@requires(WRITE)
-def drop(name: str, bench: AppWorkbench) -> None:
+@router.on("DELETE", "/{name}", WRITE, CollectionNotFound, *FAILED_WRITE, status_code=204)
+def drop(name: str, here: Here) -> None:
     """Delete a collection with all its items, and the aliases that point to it."""
     with measured("store"):
-        bench.drop(name)
+        here.workbench.drop(name)
 
 
-@router.get("/{name}/count", responses=answers(CollectionNotFound, InvalidFilter))
-@requires(READ)
-def count(
-    name: str, request: Request, limits: AppAnswers, bench: AppWorkbench, where: WhereText = None
-) -> CountResponse:
+@router.on("GET", "/{name}/count", READ, CollectionNotFound, InvalidFilter)
+def count(name: str, here: Here, where: WhereText = None) -> CountResponse:
     """Count the items, or the items that match a filter."""
     condition = read_where(where)
     with measured("store"):
-        collection = bench.collection(name)
-        limits.open(request.state.budget)
+        collection = here.workbench.collection(name)
+        here.answers.open()
         return CountResponse(count=collection.count(condition))
 
 
-@router.post("/{name}/snapshot", status_code=204, responses=answers(CollectionNotFound, *_WRITE))
-@requires(WRITE)
-async def snapshot(name: str, bench: AppWorkbench, threads: AppLongThreads) -> None:
+@router.on("POST", "/{name}/snapshot", WRITE, CollectionNotFound, *FAILED_WRITE, status_code=204)
+async def snapshot(name: str, here: Here) -> None:
     """Write the index to disk now, so that the next start is fast."""
     with measured("store"):
-        await to_thread.run_sync(lambda: bench.collection(name).snapshot(), limiter=threads)
+        await to_thread.run_sync(lambda: here.workbench.collection(name).snapshot(), limiter=here.long_threads)
 
 
-@router.post("/{name}/verify", responses=answers(CollectionNotFound))
-@requires(WRITE)
-async def verify(name: str, request: Request, bench: AppWorkbench, threads: AppLongThreads) -> VerifyResponse:
+@router.on("POST", "/{name}/verify", WRITE, CollectionNotFound)
+async def verify(name: str, request: Request, here: Here) -> VerifyResponse:
     """Read every vector back, and compare the index with an exhaustive search on a sample.
 
     For a large collection, start a job of kind `verify` instead: this request has the deadline of every request.
     """
+
+    def work() -> VerifyResponse:
+        report = here.workbench.collection(name).verify(lambda done, total: check_cancelled())
+        return VerifyResponse(ok=report.ok, **_JSON.dump_python(report, mode="json"))
+
     with measured("store"):
-        work = partial(_verified, bench, name)
-        report = await in_thread_while_connected(request, work, threads)
-    return VerifyResponse(ok=report.ok, **_JSON_REPORT.dump_python(report, mode="json"))
+        return await in_thread_while_connected(request, work, here.long_threads)
 
 
-_JSON_REPORT: TypeAdapter[Any] = TypeAdapter(Any)
+_JSON: TypeAdapter[Any] = TypeAdapter(Any)
 
 
-def _verified(bench: Workbench, name: str) -> VerifyReport:
-    return bench.collection(name).verify(lambda done, total: check_cancelled())
+_CHANGES_ERRORS = (CollectionNotFound, ChangesUnavailable, InvalidRequest, AnswerTooLarge)
+
+
+@router.on("GET", "/{name}/changes", READ, *_CHANGES_ERRORS, response_model=ChangesResponse)
+async def changes(
+    request: Request,
+    name: str,
+    here: Here,
+    since: Annotated[int, Query(ge=0, description="number of the last change that is known; 0: from the first")] = 0,
+    limit: Annotated[int, Query(ge=1, le=MAX_LIMIT)] = 1000,
+    wait: Annotated[float, Query(ge=0, le=MAX_WAIT, description="seconds to wait for a change")] = 0.0,
+    log: Annotated[str | None, Query(max_length=64, description="`log` of the answer that `since` is from")] = None,
+) -> Response:
+    """List what changed after a change, in order; with `wait`, wait for the next one (long poll).
+
+    410 if the log does not reach back to `since`, or is not `log`: read all items, then continue after `last`.
+    """
+
+    def has_changes() -> bool:
+        return here.workbench.collection(name).changes(since, 1, log=log).next > since
+
+    def answer() -> Response:
+        encoder = here.answers.open()
+        page = here.workbench.collection(name).changes(since, limit, log=log)
+        rest = encoded({field: getattr(page, field) for field in ("next", "last", "log")})
+        return PartsResponse([b'{"changes":', *encoder.list(vars(one) for one in page.changes), b",", rest[1:]])
+
+    until = time.monotonic() + min(wait, WAIT_SHARE * current_budget().seconds)
+    waiting = here.waiting_for_changes
+    waiting.add(request)
+    try:
+        # neither a thread nor a permit is held while it waits
+        while (left := until - time.monotonic()) > 0 and not await run_in_threadpool(has_changes):
+            if await request.is_disconnected():
+                break
+            await asyncio.sleep(min(max(POLL_SECONDS, len(waiting) / POLLS_PER_SECOND), left))
+    finally:
+        waiting.discard(request)
+    return await in_thread_while_connected(request, answer, here.search_threads)
 
 
 def response_of(info: CollectionInfo) -> CollectionResponse:
@@ -223,25 +276,21 @@ def response_of(info: CollectionInfo) -> CollectionResponse:
 _counting = threading.Lock()  # between the count of readings and the collection that adds one
 
 
-def _create_of(engines: Engines, bench: Workbench, name: str, body: CollectionRequest) -> tuple[CollectionInfo, bool]:
+def _create(here: Parts, name: str, body: CollectionRequest) -> tuple[CollectionInfo, bool]:
+    """Create a collection, or return the one that exists, and whether it was created."""
     with _counting if split_reading(body.model or "")[1] else nullcontext():
-        spec = _spec(engines, bench, body)
+        if body.dim is not None and body.model is None:
+            spec = CollectionSpec(body.dim, body.metric)  # for vectors of unknown origin
+        else:
+            engine = here.engines.get(source_with_reading(here.engines, here.workbench, body.model))
+            spec = CollectionSpec(body.dim or engine.embed_dim, body.metric, engine.fingerprint, engine.name)
+        indexed = tuple(map(check_key, body.indexed))
+        spec = replace(spec, indexed=indexed, index=body.index, precision=body.precision, vectors=body.vectors)
         with measured("store"):
-            return _create(bench, name, spec)
+            return _create_or_compare(here.workbench, name, spec)
 
 
-def _spec(engines: Engines, bench: Workbench, body: CollectionRequest) -> CollectionSpec:
-    """Return the specification: of a model, or of vectors of unknown origin if only `dim` is given."""
-    if body.dim is not None and body.model is None:
-        spec = CollectionSpec(body.dim, body.metric)
-    else:
-        engine = engines.get(source_with_reading(engines, bench, body.model))
-        spec = CollectionSpec(body.dim or engine.embed_dim, body.metric, engine.fingerprint, engine.name)
-    indexed = tuple(map(check_key, body.indexed))
-    return replace(spec, indexed=indexed, index=body.index, precision=body.precision, vectors=body.vectors)
-
-
-def _create(bench: Workbench, name: str, spec: CollectionSpec) -> tuple[CollectionInfo, bool]:
+def _create_or_compare(bench: Workbench, name: str, spec: CollectionSpec) -> tuple[CollectionInfo, bool]:
     try:
         existing = bench.collection(name)
     except CollectionNotFound:
@@ -258,41 +307,34 @@ def _create(bench: Workbench, name: str, spec: CollectionSpec) -> tuple[Collecti
     return existing.info(), False
 
 
-# ---- aliases
+# ---- aliases; the ids of operations are published, and generated clients are named after them
 
-aliases = APIRouter(prefix="/api/v1/aliases", tags=["aliases"])
+aliases = Router(prefix="/api/v1/aliases", tags=["aliases"])
 
 
-@aliases.get("", responses=answers())
-@requires(READ)
-def list_aliases(bench: AppWorkbench) -> AliasesResponse:
+@aliases.on("GET", "", READ)
+def list_aliases(here: Here) -> AliasesResponse:
     """List all aliases with their collections."""
     with measured("store"):
-        found = bench.store.aliases()
+        found = here.workbench.store.aliases()
     return AliasesResponse(aliases=[AliasResponse(alias=alias, collection=name) for alias, name in found.items()])
 
 
-@aliases.put(
-    "/{alias}",
-    responses=answers("unsupported_media_type", CollectionNotFound, CollectionExists, StoreReadOnly, DiskFull),
-    operation_id="aliases-point",  # the published id; generated clients are named after it
-)
-@requires(WRITE)
-def set_alias(alias: str, body: Annotated[AliasRequest, json_of(AliasRequest)], bench: AppWorkbench) -> AliasResponse:
+_POINT_ERRORS = (TYPE, CollectionNotFound, CollectionExists, *FAILED_WRITE)
+
+
+@aliases.on("PUT", "/{alias}", WRITE, *_POINT_ERRORS, operation_id="aliases-point")
+def set_alias(alias: str, body: Annotated[AliasRequest, json_of(AliasRequest)], here: Here) -> AliasResponse:
     """Point an alias to a collection. If it pointed to another one, it switches atomically."""
     with measured("store"):
-        bench.store.alias(alias, body.collection)
-        return AliasResponse(alias=alias, collection=bench.collection(alias).name)
+        here.workbench.store.alias(alias, body.collection)
+        return AliasResponse(alias=alias, collection=here.workbench.collection(alias).name)
 
 
-@aliases.delete(
-    "/{alias}",
-    status_code=204,
-    responses=answers(CollectionNotFound, StoreReadOnly, DiskFull),
-    operation_id="aliases-forget",  # published, too
+@aliases.on(
+    "DELETE", "/{alias}", WRITE, CollectionNotFound, *FAILED_WRITE, status_code=204, operation_id="aliases-forget"
 )
-@requires(WRITE)
-def delete_alias(alias: str, bench: AppWorkbench) -> None:
+def delete_alias(alias: str, here: Here) -> None:
     """Delete an alias; its collection stays."""
     with measured("store"):
-        bench.store.unalias(alias)
+        here.workbench.store.unalias(alias)

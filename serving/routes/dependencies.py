@@ -1,13 +1,15 @@
-"""Dependencies of the routes: settings, engines and more from the app's state."""
+"""What routes share: the router, the parts of the server, and the names of its models."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Protocol, TypeVar, cast
 
 from anyio import CapacityLimiter
-from fastapi import Depends, Request
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import Response
 
-from nnclr_hub.errors import InvalidRequest, UnknownModel
+from nnclr_hub.errors import InvalidRequest, NNCLRHubError, UnknownModel
 from nnclr_hub.hub.sources import split_reading
 from nnclr_hub.images.reading import ImageReading
 from nnclr_hub.workbench import Workbench
@@ -15,19 +17,93 @@ from nnclr_hub.workbench.privacy import public_name
 
 from ..answers import Answers
 from ..ingest import Ingest
+from ..jobs import Jobs
 from ..models import Engines, Model
+from ..problems import answers
+from ..readiness import Startup
+from ..security.access import requires
 from ..settings import Settings
 from ..telemetry import Metrics
 from ..url_fetcher import Fetcher
 
+F = TypeVar("F", bound=Callable[..., Any])
 DEFAULT = "default"
 MAX_READINGS = 32
+
+
+class Router(APIRouter):
+    """A router whose routes declare the scope that a key needs, and the errors that they answer.
+
+        @router.on("GET", "/{name}/count", READ, CollectionNotFound, InvalidFilter)
+        def count(name: str, here: Here) -> CountResponse: ...
+
+    Args of `on`:
+        errors: error classes, or codes of `problems.HTTP_KINDS`.
+        content: media types of the successful response other than JSON, as `binary` describes them.
+        openai: whether errors have the envelope of OpenAI.
+        options: see `APIRouter.add_api_route`.
+    """
+
+    def on(
+        self,
+        method: str,
+        path: str,
+        scope: str | None,
+        *errors: str | type[NNCLRHubError],
+        content: dict[str, Any] | None = None,
+        responses: Mapping[Any, Any] | None = None,
+        openai: bool = False,
+        **options: Any,
+    ) -> Callable[[F], F]:
+        documented = {**answers(*errors, openai=openai), **(responses or {})}
+        if content is not None:
+            documented[200] = {"content": content, **documented.get(200, {})}
+
+        def add(endpoint: F) -> F:
+            self.add_api_route(path, requires(scope)(endpoint), methods=[method], responses=documented, **options)
+            return endpoint
+
+        return add
+
+
+class Parts(Protocol):
+    """The state of the app: the parts of the server, which `api.create_app` makes."""
+
+    settings: Settings
+    engines: Engines
+    workbench: Workbench
+    metrics: Metrics
+    jobs: Jobs
+    readiness: Startup
+    fetcher: Fetcher | None  # None: the server fetches no web addresses
+    answers: Answers
+    ingest: Ingest
+    search_threads: CapacityLimiter
+    box_threads: CapacityLimiter
+    attention_slots: CapacityLimiter  # attention requests in work at once
+    health_threads: CapacityLimiter  # for health checks, which must not wait for other requests
+    long_threads: CapacityLimiter  # for work on a whole collection, which must not block other requests
+    waiting_for_changes: set[object]
+    search_models: dict[str, Model]  # that the collections of recent searches are bound to
+    start_page: Callable[[], Response]
+
+
+def parts_of(request: Request) -> Parts:
+    """Return the parts of the server. A dependency takes as long as parsing a small request."""
+    return cast(Parts, request.app.state)
+
+
+# asynchronous, because FastAPI runs synchronous dependencies in the thread pool that all routes share
+async def _parts(request: Request) -> Any:
+    return request.app.state
+
+
+Here = Annotated[Parts, Depends(_parts)]
 
 
 def _state(name: str) -> Any:
     """Return a dependency that reads an attribute of the app's state."""
 
-    # asynchronous, because FastAPI runs synchronous dependencies in the thread pool that all routes share
     async def read(request: Request) -> Any:
         return getattr(request.app.state, name)
 
@@ -37,16 +113,6 @@ def _state(name: str) -> Any:
 AppSettings = Annotated[Settings, _state("settings")]
 AppEngines = Annotated[Engines, _state("engines")]
 AppWorkbench = Annotated[Workbench, _state("workbench")]
-AppFetcher = Annotated[Fetcher | None, _state("fetcher")]
-AppMetrics = Annotated[Metrics, _state("metrics")]
-AppIngest = Annotated[Ingest, _state("ingest")]
-AppAnswers = Annotated[Answers, _state("answers")]
-# attention requests in work at once
-AppAttentionSlots = Annotated[CapacityLimiter, _state("attention_slots")]
-# separate threads for health checks, which must not wait for other requests
-AppHealthThreads = Annotated[CapacityLimiter, _state("health_threads")]
-# separate threads for work on a whole collection, which must not block other requests
-AppLongThreads = Annotated[CapacityLimiter, _state("long_threads")]
 
 
 def served_names(engines: Engines) -> dict[str, str]:

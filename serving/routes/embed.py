@@ -1,37 +1,48 @@
-"""POST /api/v1/embed: images to vectors; an image that fails does not affect the others."""
+"""Images to vectors: POST /api/v1/embed, the API of OpenAI under /v1, and that of text-embeddings-inference (TEI).
+
+`huggingface_hub.InferenceClient(URL).feature_extraction(image_as_base64)` works with the last one.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from fastapi import APIRouter, Query, Request
+from anyio import to_thread
+from fastapi import Query, Request
 from fastapi.responses import Response
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field, SkipValidation
 
-from nnclr_hub.errors import ImageError, ModelError, UnknownModel
+import nnclr_hub
+from nnclr_hub.errors import DeadlineExceeded, ImageError, InvalidRequest, ModelError, NotReady, UnknownModel
+from nnclr_hub.hub.registry import MODELS
 from nnclr_hub.workbench.payload import encode_vector
 
 from ..answers import BYTES, JSON, NPY, NUMBER_BYTES, DType, PartsResponse, array_response, encoded, wanted
 from ..keys import READ
 from ..limits import while_connected
-from ..models import Engines
-from ..problems import UNREADABLE, answers, problem
+from ..models import Engines, Model
+from ..problems import UNREADABLE, InvalidInput, problem
 from ..request_bodies import (
     FORM,
     UploadedImage,
     check_count,
     decode_each,
+    decode_text,
+    fetch_each,
     in_thread_if_large,
+    json_of,
     media_type,
     read_form,
     read_json,
     unsupported,
 )
-from ..security.access import requires
-from ..url_fetcher import Fetcher
-from .bodies import FIRST_WRONG, ImageText, ItemError, Strict, binary, form_body
-from .dependencies import name_of, served_engine_async
+from .bodies import FIRST_WRONG, ImageText, Integer, ItemError, Strict, binary, form_body
+from .collections import TYPE
+from .dependencies import DEFAULT, Here, Parts, Router, name_of, parts_of, served_engine_async, served_names
+
+LISTED = 1024  # images of a request; the clients of frameworks send lists of 100 to 1000
 
 
 class EmbedRequest(Strict):
@@ -54,7 +65,7 @@ class EmbedResponse(BaseModel):
     data: list[EmbedEntry]
 
 
-router = APIRouter(prefix="/api/v1", tags=["embed"])
+router = Router(prefix="/api/v1", tags=["embed"])
 _BODY = form_body(
     {"files": "many", "model": "an id from GET /v1/models; default: the default model"},
     required=["files"],
@@ -63,21 +74,12 @@ _BODY = form_body(
 _BODY["requestBody"]["content"]["image/*"] = {"schema": {"type": "string", "format": "binary"}}
 
 
-@router.post(
-    "/embed",
+@router.on(
+    *("POST", "/embed", READ, *UNREADABLE, UnknownModel, ModelError, TYPE),
+    content={NPY: binary("NumPy file of shape (N, D)"), BYTES: binary("N x D little-endian numbers, row by row")},
     response_model=EmbedResponse,
-    responses={
-        **answers(*UNREADABLE, UnknownModel, ModelError, "unsupported_media_type"),
-        200: {
-            "content": {
-                NPY: binary("NumPy file of shape (N, D)"),
-                BYTES: binary("N x D little-endian numbers, row by row"),
-            }
-        },
-    },
     openapi_extra=_BODY,
 )
-@requires(READ)
 async def embed(
     request: Request,
     dtype: Annotated[DType, Query(description="type of the numbers in a binary response")] = "float32",
@@ -89,12 +91,11 @@ async def embed(
 
     `Accept` selects JSON, a NumPy file or raw numbers. The binary formats are sent only if every image could be read.
     """
-    state = request.app.state  # read here, because each dependency costs as much time as parsing the request
-    engines: Engines = state.engines
-    images, model = await _read(request, state.settings.max_images, state.fetcher)
-    engine = await served_engine_async(engines, model)
+    here = parts_of(request)
+    images, name = await _read(request, here)
+    model = await served_engine_async(here.engines, name)
     good = [image.data for image in images if isinstance(image.data, bytes)]
-    vectors = iter(await while_connected(request, engine.embed_each_async(good)))
+    vectors = iter(await while_connected(request, model.embed_each_async(good)))
     results = [image.data if isinstance(image.data, ImageError) else next(vectors) for image in images]
     broken = [
         {"index": i, "name": images[i].name, "code": result.code, "detail": str(result)}
@@ -106,33 +107,295 @@ async def embed(
         detail = f"{len(broken)} of {len(results)} images could not be read; first error: {broken[0]['detail']}"
         return problem(request.url.path, 422, "undecodable_image", detail, items=broken)
 
+    def entry(index: int, image: UploadedImage, result: Any) -> dict[str, Any]:
+        if isinstance(result, ImageError):
+            value: dict[str, Any] = {"error": {"code": result.code, "detail": str(result)}}
+        else:
+            value = {"embedding": _encoded_as(encoding_format, result)}
+        return {"index": index, "name": image.name, **value}
+
     def response() -> Response:
         if kind != JSON:
             return array_response(np.stack([one for one in results if isinstance(one, np.ndarray)]), kind, dtype)
-        data: list[dict[str, Any]] = []
-        for index, (image, result) in enumerate(zip(images, results, strict=True)):
-            entry: dict[str, Any] = {"index": index, "name": image.name}
-            if isinstance(result, ImageError):
-                entry["error"] = {"code": result.code, "detail": str(result)}
-            else:
-                entry["embedding"] = encode_vector(result) if encoding_format == "base64" else result
-            data.append(entry)
-        head = encoded({"model": name_of(engines, engine), "dim": engine.embed_dim})[:-1]
-        return PartsResponse([head, b',"data":', *state.answers.open(request.state.budget, 0).list(data), b"}"])
+        entries = (entry(index, *pair) for index, pair in enumerate(zip(images, results, strict=True)))
+        return _with_data(here, {"model": name_of(here.engines, model), "dim": model.embed_dim}, entries)
 
-    return await in_thread_if_large(len(good) * engine.embed_dim * NUMBER_BYTES, response)
+    return await in_thread_if_large(len(good) * model.embed_dim * NUMBER_BYTES, response)
 
 
-async def _read(request: Request, limit: int, fetcher: Fetcher | None) -> tuple[list[UploadedImage], str | None]:
+async def _read(request: Request, here: Parts) -> tuple[list[UploadedImage], str | None]:
     """Return the images, and the model that the request names."""
-    kind = media_type(request)
+    kind, limit = media_type(request), here.settings.max_images
     if kind == FORM:
         form = await read_form(request, texts=("model",))
         return form.images("files", limit), form.texts.get("model")
     if kind == JSON:
         body = await read_json(request, EmbedRequest)
-        return await decode_each(body.images, "images", limit, fetcher), body.model
+        return await decode_each(body.images, "images", limit, here.fetcher), body.model
     if kind.startswith("image/"):
         check_count(1, limit)
         return [UploadedImage(await request.body())], None
     raise unsupported(request, FORM, JSON, "image/*")
+
+
+def _with_data(here: Parts, head: dict[str, Any], entries: Iterable[dict[str, Any]]) -> Response:
+    return PartsResponse([encoded(head)[:-1], b',"data":', *here.answers.open(0).list(entries), b"}"])
+
+
+def _encoded_as(encoding: str, vector: np.ndarray) -> Any:
+    return encode_vector(vector) if encoding == "base64" else vector
+
+
+# ---- /v1: the embeddings and models API of OpenAI, for images
+
+
+class ImageInput(BaseModel):
+    """An image as Jina, Voyage and vLLM write it."""
+
+    image: str = Field(description="data URI or base64 of an image; a web address if the server allows it")
+
+
+class EmbeddingsRequest(BaseModel):
+    """The body of the OpenAI API plus `modality`; other fields are ignored."""
+
+    model_config = ConfigDict(strict=True)
+
+    model: str = Field(description="an id from GET /v1/models, or default")
+    # not validated by pydantic, which would name every member of the union in its errors, and not the wrong image
+    input: SkipValidation[str | ImageInput | list[str | ImageInput]] = Field(
+        description='data URI or base64 of an image, or {"image": ...}, or a list of up to 1024 of them'
+    )
+
+    def texts(self) -> list[str]:
+        """Return the images as text.
+
+        Raises:
+            InvalidInput: one of them is neither text nor an object with an image.
+        """
+        found: list[str] = []
+        for index, one in enumerate(self.input if isinstance(self.input, list) else [self.input]):
+            text: Any = one.get("image") if isinstance(one, dict) else one
+            if not isinstance(text, str):
+                reason = 'must be a data URI or base64 of an image, or {"image": ...} with one.'
+                if type(text) in (int, list):
+                    reason = (
+                        "holds token numbers, and the model embeds images; send each image as text (in LangChain, set "
+                        "check_embedding_ctx_length=False)."
+                    )
+                raise InvalidInput(f"input[{index}]", InvalidRequest(reason))
+            found.append(text)
+        return found
+
+    modality: Literal["image"] = "image"
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Integer | None = Field(None, description="must be the length of the model's vectors")
+    user: str | None = None
+
+
+class EmbeddingEntry(BaseModel):
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class Usage(BaseModel):
+    """Numbers of images, as there are no tokens."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingsResponse(BaseModel):
+    object: Literal["list"]
+    data: list[EmbeddingEntry]
+    model: str
+    usage: Usage
+
+
+class ModelCard(BaseModel):
+    """A model as OpenAI lists it, with more details. Details are null until the model is loaded."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int = 0
+    owned_by: str = "nnclr_hub"
+    loaded: bool = False
+    dim: int | None = None
+    fingerprint: str | None = None
+    license: str | None = None
+    preprocessing: dict[str, Any] | None = None
+
+
+class ModelsResponse(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+openai = Router(prefix="/v1", tags=["openai"])
+_WITH_MODEL = (UnknownModel, ModelError, DeadlineExceeded)
+
+
+@openai.on("POST", "/embeddings", READ, *_WITH_MODEL, ImageError, TYPE, openai=True, response_model=EmbeddingsResponse)
+async def embeddings(
+    request: Request, body: Annotated[EmbeddingsRequest, json_of(EmbeddingsRequest)], here: Here
+) -> Response:
+    """Embed images. A single unreadable image fails the request; the error names its index."""
+    inputs = body.texts()
+    model = await _served(here.engines, body.model)
+    vectors = await _embed_listed(request, model, inputs, "input", body.dimensions)
+
+    def response() -> Response:
+        vectors_as = (_encoded_as(body.encoding_format, one) for one in vectors)
+        entries = ({"object": "embedding", "index": i, "embedding": one} for i, one in enumerate(vectors_as))
+        usage = {"prompt_tokens": len(inputs), "total_tokens": len(inputs)}
+        return _with_data(here, {"object": "list", "model": name_of(here.engines, model), "usage": usage}, entries)
+
+    return await in_thread_if_large(len(vectors) * model.embed_dim * NUMBER_BYTES, response)
+
+
+async def _embed_listed(
+    request: Request, model: Model, texts: list[str], field: str, dimensions: int | None
+) -> list[np.ndarray]:
+    """Return the vector of each image, (D,) float32. A single unreadable image fails the request.
+
+    Args:
+        texts: data URIs, base64 or web addresses.
+        field: of the body, for errors.
+        dimensions: what the client expects; None: anything.
+
+    Raises:
+        InvalidInput: the list is empty, an image cannot be read, or the vectors have another length.
+        RequestTooLarge: more than `LISTED` images.
+    """
+    here = parts_of(request)
+    if not texts:
+        reason = InvalidRequest("the list is empty; send an image as a data URI or base64, or a list of them.")
+        raise InvalidInput(field, reason)
+    check_count(len(texts), max(here.settings.max_images, LISTED))
+    if dimensions is not None and dimensions != model.embed_dim:
+        reason = InvalidRequest(f"must be {model.embed_dim}, the length of the model's vectors, got {dimensions}.")
+        raise InvalidInput("dimensions", reason)
+    fetched = await fetch_each(texts, here.fetcher)
+
+    def decode(index: int, text: str) -> bytes:
+        try:
+            return decode_text(text, "the image", fetched)
+        except InvalidRequest as error:
+            raise InvalidInput(f"{field}[{index}]", error) from error
+
+    size = sum(map(len, texts))
+    images = await in_thread_if_large(size, lambda: [decode(index, text) for index, text in enumerate(texts)])
+    vectors: list[np.ndarray] = []
+    for index, result in enumerate(await while_connected(request, model.embed_each_async(images))):
+        if isinstance(result, ImageError):
+            raise InvalidInput(f"{field}[{index}]", result)
+        vectors.append(result)
+    return vectors
+
+
+@openai.on("GET", "/models", READ, openai=True)
+async def models(here: Here) -> ModelsResponse:
+    """List the models that requests may name, the default first."""
+    named = served_names(here.engines).items()
+    return ModelsResponse(data=[_card(name, source, here.engines.loaded(source)) for name, source in named])
+
+
+@openai.on("GET", "/models/{name:path}", READ, *_WITH_MODEL, openai=True)
+async def model(name: str, here: Here) -> ModelCard:
+    """Describe one model, and load it if needed."""
+    found = await _served(here.engines, name)
+    return _card(name if name == DEFAULT else name_of(here.engines, found), found.name, found)
+
+
+async def _served(engines: Engines, name: str) -> Model:
+    try:
+        return await served_engine_async(engines, name)
+    except UnknownModel as error:
+        raise InvalidInput("model", error) from error
+
+
+def _card(name: str, source: str, model: Model | None) -> ModelCard:
+    """Return the details of a model; if it is not loaded, those in the registry."""
+    known = MODELS.get(source)
+    card = ModelCard(id=name, license=known.license if known else None, dim=known.embed_dim if known else None)
+    if model is not None:
+        pretrained = {} if model.config is None else model.config.pretrained_cfg
+        card.loaded, card.dim, card.fingerprint = True, model.embed_dim, model.fingerprint
+        card.license = card.license or pretrained.get("license")
+        card.preprocessing = None if model.own_transform else model.preprocessing.steps
+    return card
+
+
+# ---- /embed, /info, /health and POST /: the API of TEI
+
+_Image = Annotated[str, Field(json_schema_extra={"minLength": 1})]
+
+
+class TEIRequest(BaseModel):
+    """The body of TEI; fields about text, such as `truncate` and `prompt_name`, are ignored."""
+
+    model_config = ConfigDict(strict=True)
+
+    inputs: _Image | Annotated[list[_Image], FIRST_WRONG, Field(json_schema_extra={"minItems": 1})] = Field(
+        description="data URI or base64 of an image, or a list of up to 1024 of them"
+    )
+    normalize: Literal[True] | None = Field(None, description="vectors always have length 1")
+    dimensions: Integer | None = Field(None, description="must be the length of the model's vectors")
+
+
+class TEIModelType(BaseModel):
+    embedding: dict[str, str]
+
+
+class TEIInfo(BaseModel):
+    """The default model and the limits of the server, as TEI describes them."""
+
+    model_id: str
+    model_sha: str = Field(description="the model's fingerprint")
+    model_dtype: str
+    model_type: TEIModelType
+    max_concurrent_requests: int
+    max_client_batch_size: int
+    max_batch_requests: int
+    auto_truncate: bool = True
+    version: str
+
+
+tei = Router(tags=["tei"])
+_TEI = (ImageError, ModelError, DeadlineExceeded, TYPE)
+
+
+@tei.on("POST", "/", READ, include_in_schema=False)  # GET / leads people to the page
+@tei.on("POST", "/embed", READ, *_TEI, response_model=list[list[float]], name="embed")
+async def embed_tei(request: Request, body: Annotated[TEIRequest, json_of(TEIRequest)], here: Here) -> Response:
+    """Embed images with the default model. A single unreadable image fails the request; the error names its index."""
+    texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
+    model = await served_engine_async(here.engines, None)
+    vectors = await _embed_listed(request, model, texts, "inputs", body.dimensions)
+    size = len(vectors) * model.embed_dim * NUMBER_BYTES
+    return await in_thread_if_large(size, lambda: PartsResponse(here.answers.open(0).list(vectors)))
+
+
+@tei.on("GET", "/info", READ, ModelError)
+async def info(here: Here) -> TEIInfo:
+    """Describe the default model and the limits."""
+    model = await served_engine_async(here.engines, None)
+    return TEIInfo(
+        model_id=name_of(here.engines, model),
+        model_sha=model.fingerprint,
+        model_dtype="float32",
+        model_type=TEIModelType(embedding={"pooling": "mean"}),
+        max_concurrent_requests=here.settings.connections,
+        max_client_batch_size=LISTED,
+        max_batch_requests=here.settings.max_batch,
+        version=nnclr_hub.__version__,
+    )
+
+
+@tei.on("GET", "/health", None, NotReady, response_class=Response)
+async def health(here: Here) -> Response:
+    """Answer 200 without a body if the server is ready, and 503 otherwise; /readyz has the reason."""
+    found = await to_thread.run_sync(here.readiness.report, limiter=here.health_threads)
+    if found.status != "ready":
+        raise NotReady("The server is not ready; GET /readyz for the reason.")
+    return Response()

@@ -1,28 +1,40 @@
-"""/api/v1/probes: fit, list, describe, delete and export probes."""
+"""/api/v1/probes: fit, list, describe, delete and export probes, and predict labels with them."""
 
 from __future__ import annotations
 
 import io
+import json
+import re
 import zipfile
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, cast
 
-from fastapi import APIRouter, Depends, Request, Response
+import numpy as np
+from fastapi import Depends, Request, Response
+from fastapi.concurrency import run_in_threadpool
 from pydantic import ConfigDict, Field, FiniteFloat, StrictInt, StrictStr, model_validator
 
 from nnclr_hub.errors import (
+    AnswerTooLarge,
     CollectionNotFound,
     DiskFull,
+    FingerprintMismatch,
+    ImageError,
     InvalidFilter,
+    InvalidRequest,
     ModelError,
+    NNCLRHubError,
     ProbeExists,
     ProbeNotFound,
     StoreReadOnly,
     UnknownModel,
 )
-from nnclr_hub.store.checks import check_name
+from nnclr_hub.probe.labeling import Labeling
+from nnclr_hub.store.checks import MAX_LIMIT, check_name
 from nnclr_hub.workbench.labels import require_field
-from nnclr_hub.workbench.privacy import public_name
+from nnclr_hub.workbench.payload import decode_vector
+from nnclr_hub.workbench.privacy import public_name, without_paths
 from nnclr_hub.workbench.probes import (
     KeptProbe,
     delete_probe,
@@ -33,18 +45,38 @@ from nnclr_hub.workbench.probes import (
     refuse_taken_probe,
 )
 
+from ..answers import PartsResponse, encoded
 from ..keys import READ, WRITE
-from ..problems import answers
-from ..request_bodies import check_count, read_json
-from ..security.access import requires
-from .bodies import CollectionName, ImageText, MetadataKey, Name, Strict, Where, json_body, one_of
-from .dependencies import AppEngines, AppSettings, AppWorkbench, served_engine
+from ..limits import in_thread_while_connected, while_connected
+from ..models import Model
+from ..problems import UNREADABLE, problem
+from ..request_bodies import UploadedImage, check_count, decode_each, is_form, parse, read_form, read_json
+from .bodies import (
+    CollectionName,
+    ImageText,
+    Integer,
+    ItemError,
+    MetadataKey,
+    Name,
+    Strict,
+    Where,
+    form_body,
+    json_body,
+    one_of,
+)
+from .collections import TYPE
+from .dependencies import Here, Parts, Router, served_engine
 from .jobs import JobResponse, Submit, answers_of_job
 
-router = APIRouter(prefix="/api/v1/probes", tags=["probes"])
+router = Router(prefix="/api/v1/probes", tags=["probes"])
 EXPORTS = {"zip": "application/zip", "safetensors": "application/octet-stream"}
 Label = StrictInt | StrictStr
 MOST_ITEMS = 100_000
+MOST_TOP = 100
+TOP = 5
+
+
+# ---- fit and manage probes
 
 
 class ProbeItem(Strict):
@@ -156,31 +188,26 @@ class ProbesResponse(Strict):
     probes: list[ProbeResponse]
 
 
-@router.get("", responses=answers())
-@requires(READ)
-def list_all(bench: AppWorkbench) -> ProbesResponse:
+@router.on("GET", "", READ)
+def list_all(here: Here) -> ProbesResponse:
     """List all probes by name."""
-    return ProbesResponse(probes=[ProbeResponse.of(kept) for kept in list_probes(bench.store.records)])
+    return ProbesResponse(probes=[ProbeResponse.of(kept) for kept in list_probes(here.workbench.store.records)])
 
 
-async def _to_fit(request: Request, settings: AppSettings) -> ProbeRequest:
+async def _to_fit(request: Request, here: Here) -> ProbeRequest:
     """Read the body; its images count against the limits as those of any request."""
     body = await read_json(request, ProbeRequest)
-    check_count(sum(item.image is not None for item in body.items or ()), settings.max_images)
+    check_count(sum(item.image is not None for item in body.items or ()), here.settings.max_images)
     return body
 
 
-@router.post(
-    "",
-    status_code=202,
-    responses=answers_of_job(CollectionNotFound, ProbeExists, UnknownModel, ModelError, InvalidFilter),
-    openapi_extra=json_body(ProbeRequest),
-)
-@requires(WRITE)
-def fit(
-    body: Annotated[ProbeRequest, Depends(_to_fit)], bench: AppWorkbench, engines: AppEngines, submit: Submit
-) -> JobResponse:
+_FIT_ANSWERS = answers_of_job(CollectionNotFound, ProbeExists, UnknownModel, ModelError, InvalidFilter)
+
+
+@router.on("POST", "", WRITE, responses=_FIT_ANSWERS, status_code=202, openapi_extra=json_body(ProbeRequest))
+def fit(body: Annotated[ProbeRequest, Depends(_to_fit)], here: Here, submit: Submit) -> JobResponse:
     """Fit a probe in the background; the result of the job has its scores on held-out rows."""
+    bench = here.workbench
     check_name(body.name, "Probe name")
     if not body.replace:
         refuse_taken_probe(bench.store.records, body.name)
@@ -188,7 +215,7 @@ def fit(
         require_field(bench.collection(body.collection), body.field, body.where)
     has_images = any(item.image is not None for item in body.items or ())
     known = has_images or body.model is not None
-    source = served_engine(engines, body.model).name if known else None
+    source = served_engine(here.engines, body.model).name if known else None
     params = {
         **body.model_dump(include={"name", "collection", "field", "where", "model", "replace"}),
         "items": None if body.items is None else len(body.items),
@@ -198,35 +225,28 @@ def fit(
     return submit("probe_fit", params, source=source, examples=examples)
 
 
-@router.get("/{name}", responses=answers(ProbeNotFound))
-@requires(READ)
-def describe(name: str, bench: AppWorkbench) -> ProbeResponse:
+@router.on("GET", "/{name}", READ, ProbeNotFound)
+def describe(name: str, here: Here) -> ProbeResponse:
     """Describe a probe, with its scores on held-out rows."""
-    return ProbeResponse.of(get_probe(bench.store.records, name))
+    return ProbeResponse.of(get_probe(here.workbench.store.records, name))
 
 
-@router.delete("/{name}", status_code=204, responses=answers(ProbeNotFound, StoreReadOnly, DiskFull))
-@requires(WRITE)
-def delete(name: str, bench: AppWorkbench) -> None:
+@router.on("DELETE", "/{name}", WRITE, ProbeNotFound, StoreReadOnly, DiskFull, status_code=204)
+def delete(name: str, here: Here) -> None:
     """Delete a probe."""
-    delete_probe(bench.store.records, name)
+    delete_probe(here.workbench.store.records, name)
 
 
-@router.get(
-    "/{name}/export",
-    response_class=Response,
-    responses={
-        200: {
-            "description": "A zip of probe.safetensors, probe.json and card.json, or only the first.",
-            "content": {kind: {"schema": {"type": "string", "format": "binary"}} for kind in EXPORTS.values()},
-        },
-        **answers(ProbeNotFound),
-    },
-)
-@requires(READ)
-def export(name: str, bench: AppWorkbench, format: Literal["zip", "safetensors"] = "zip") -> Response:
+_FILES = {
+    "description": "A zip of probe.safetensors, probe.json and card.json, or only the first.",
+    "content": {kind: {"schema": {"type": "string", "format": "binary"}} for kind in EXPORTS.values()},
+}
+
+
+@router.on("GET", "/{name}/export", READ, ProbeNotFound, responses={200: _FILES}, response_class=Response)
+def export(name: str, here: Here, format: Literal["zip", "safetensors"] = "zip") -> Response:
     """Export a probe as files for `LinearProbe.load` and `nnclr probe predict`."""
-    kept = get_probe(bench.store.records, name)
+    kept = get_probe(here.workbench.store.records, name)
     model = public_name(kept.probe.model) if kept.probe.model else ""
     kept = replace(kept, probe=replace(kept.probe, model=model))
     content = _zipped(probe_files(kept)) if format == "zip" else probe_in_one_file(kept)
@@ -241,3 +261,145 @@ def _zipped(files: dict[str, bytes]) -> bytes:
         for name, content in files.items():
             zipped.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
     return archive.getvalue()
+
+
+# ---- predictions
+
+
+class PredictRequest(Strict):
+    """Exactly one of vectors, images, and ids with their collection."""
+
+    model_config = ConfigDict(json_schema_extra=one_of("ids collection", "vectors", "images"))
+
+    collection: CollectionName | None = None
+    ids: list[str] | None = Field(None, min_length=1, max_length=MAX_LIMIT)
+    vectors: list[list[FiniteFloat] | str] | None = Field(
+        None, min_length=1, max_length=MAX_LIMIT, description="numbers, or base64 of little-endian float32"
+    )
+    images: list[ImageText] | None = Field(None, min_length=1)
+    fingerprint: str = Field("", description="fingerprint of the encoder of the vectors; empty: not checked")
+    top: Integer = Field(TOP, ge=1, le=MOST_TOP, description="number of classes whose probabilities to return")
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if sum(given is not None for given in (self.ids, self.vectors, self.images)) != 1:
+            raise ValueError("give exactly one of ids, vectors and images")
+        if (self.ids is None) != (self.collection is None):
+            raise ValueError("ids need a collection")
+        return self
+
+
+class Probability(Strict):
+    """A class and its probability."""
+
+    label: Label
+    probability: float
+
+
+class PredictionEntry(Strict):
+    """The prediction for one item, or its error."""
+
+    index: int
+    id: str | None = Field(None, description="id of an item of the collection")
+    name: str | None = Field(None, description="name of an uploaded file")
+    label: Label | None = Field(None, description="most probable class; null below the threshold")
+    labels: list[Label] | None = Field(None, description="for a multi-label probe: all classes above the threshold")
+    top: list[Probability] | None = None
+    error: ItemError | None = None
+
+
+class PredictResponse(Strict):
+    """One entry per item, in order."""
+
+    probe: str
+    results: list[PredictionEntry]
+
+
+_PREDICT_BODY = form_body(
+    {"files": "many", "top": "number of classes whose probabilities to return"}, required=["files"], json=PredictRequest
+)
+_PREDICT_ERRORS = (
+    *(ProbeNotFound, AnswerTooLarge, CollectionNotFound, FingerprintMismatch, *UNREADABLE, ModelError, TYPE),
+)
+
+
+@router.on(
+    "POST", "/{name}/predict", READ, *_PREDICT_ERRORS, response_model=PredictResponse, openapi_extra=_PREDICT_BODY
+)
+async def predict(name: str, request: Request, here: Here) -> Response:
+    """Predict the labels of items, vectors or images.
+
+    The response has a prediction or an error for each: 200 if at least one has a prediction, else 422.
+    """
+    query, images = await _read(request, here)
+    embedded: list[np.ndarray | ImageError] = []
+    if images:
+        model = cast(Model, await run_in_threadpool(here.workbench.embedder_of_probe, name))
+        good = [one.data for one in images if isinstance(one.data, bytes)]
+        vectors = iter(await while_connected(request, model.embed_each_async(good)))
+        embedded = [one.data if isinstance(one.data, ImageError) else next(vectors) for one in images]
+
+    def labeled() -> Response:
+        answer = here.answers.open()
+        results = _of_images(here, name, embedded, query.top) if images else _of_others(here, name, query)
+        broken = [
+            {"index": i, "code": one.code, "detail": without_paths(str(one))}
+            for i, one in enumerate(results)
+            if isinstance(one, NNCLRHubError)
+        ]
+        if len(broken) == len(results):
+            detail = f"None of the {len(results)} predictions succeeded; first error: {broken[0]['detail']}"
+            return problem(request.url.path, 422, str(broken[0]["code"]), detail, items=broken)
+        names: Sequence[dict[str, Any]] = (
+            [{"id": id} for id in query.ids or ()] or [{"name": one.name} for one in images] or [{}] * len(results)
+        )
+        entries = (_entry(i, about, one) for i, (one, about) in enumerate(zip(results, names, strict=True)))
+        return PartsResponse([b'{"probe":', encoded(name), b',"results":', *answer.list(entries), b"}"])
+
+    return await in_thread_while_connected(request, labeled, here.search_threads)
+
+
+async def _read(request: Request, here: Parts) -> tuple[PredictRequest, list[UploadedImage]]:
+    """Read the query and its images."""
+    limit = here.settings.max_images
+    if not is_form(request):
+        query = await read_json(request, PredictRequest)
+        return query, await decode_each(query.images or (), "images", limit, here.fetcher)
+    form = await read_form(request, texts=("top",))
+    uploaded = form.images("files", limit)
+    # the other fields are checked as those of a JSON body, with empty texts as images
+    top = form.texts.get("top", str(TOP))
+    body = json.dumps({"images": [""] * len(uploaded), "top": int(top) if re.fullmatch("[0-9]{1,9}", top) else top})
+    return parse(body, PredictRequest, ("body",)), uploaded
+
+
+def _of_images(
+    here: Parts, name: str, vectors: list[np.ndarray | ImageError], top: int
+) -> list[Labeling | NNCLRHubError]:
+    """Predict the label of each image that could be embedded."""
+    good = [row for row in vectors if isinstance(row, np.ndarray)]
+    labeled = iter(here.workbench.predict(name, vectors=np.stack(good), k=top) if good else ())
+    return [row if isinstance(row, ImageError) else next(labeled) for row in vectors]
+
+
+def _of_others(here: Parts, name: str, query: PredictRequest) -> list[Labeling | NNCLRHubError]:
+    """Predict the label of each vector or item."""
+    vectors = None
+    if query.vectors is not None:
+        rows = [decode_vector(row, f"vectors[{i}]") for i, row in enumerate(query.vectors)]
+        if len({len(row) for row in rows}) > 1:
+            raise InvalidRequest("The vectors have different lengths; send vectors of one encoder.")
+        vectors = np.stack(rows)
+    options = {"collection": query.collection, "ids": query.ids, "fingerprint": query.fingerprint, "k": query.top}
+    return here.workbench.predict(name, vectors=vectors, **options)
+
+
+def _entry(index: int, about: dict[str, Any], result: Labeling | NNCLRHubError) -> dict[str, Any]:
+    """Return the fields of a `PredictionEntry` that are not null."""
+    if isinstance(result, NNCLRHubError):
+        found: dict[str, Any] = {"error": {"code": result.code, "detail": without_paths(str(result))}}
+    else:
+        name = "labels" if isinstance(result.label, tuple) else "label"
+        top = [{"label": label, "probability": value} for label, value in result.top]
+        found = {name: result.label, "top": top}
+    return {name: value for name, value in {"index": index, **about, **found}.items() if value is not None}

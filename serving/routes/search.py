@@ -1,7 +1,8 @@
 """POST /api/v1/collections/{name}/search, as JSON or multipart, and /search/batch.
 
-A search with images takes two steps in threads, with the embedding awaited between them: first the queries are
-parsed and get their permits, then they are run and their answers encoded. A search without images takes one.
+A search has one hand-off to a thread, in which it runs and its answer is encoded. Images are embedded before, and
+awaited. The first search by an image, and one with a box, needs a second thread, which opens the collection, loads its
+model and cuts out boxes.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any, cast
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -26,17 +27,16 @@ from nnclr_hub.errors import (
 )
 from nnclr_hub.store.base import Match
 from nnclr_hub.store.checks import MAX_EXAMPLES, MAX_SEARCH_EFFORT, MAX_SEARCH_K
-from nnclr_hub.workbench import SearchQuery, Workbench
+from nnclr_hub.workbench import SearchQuery
 from nnclr_hub.workbench.privacy import public_metadata, without_paths
-from nnclr_hub.workbench.search_batch import attempt, resolve_each, run_in_turn
+from nnclr_hub.workbench.search_query import attempt, resolve_each, run_in_turn
 
-from ..answers import AnswerEncoder, PartsResponse, encoded
+from ..answers import PartsResponse, encoded
 from ..keys import READ
 from ..limits import in_thread_while_connected, while_connected
 from ..models import Model
-from ..problems import UNREADABLE, answers
-from ..request_bodies import check_count, decode_text, fetch_each, is_form, json_of, read_form, read_json
-from ..security.access import requires
+from ..problems import UNREADABLE
+from ..request_bodies import LARGE, check_count, decode_text, fetch_each, is_form, json_of, read_form, read_json
 from ..telemetry import measured
 from ..url_fetcher import Fetched
 from .bodies import (
@@ -54,9 +54,12 @@ from .bodies import (
     form_body,
     one_of,
 )
+from .collections import TYPE
+from .dependencies import Parts, Router, parts_of
 
 MAX_QUERIES = 64
 MAX_BATCH_EXAMPLES = 10_000
+MAX_MODELS = 1000  # collections whose model is remembered
 
 
 def _range(low: int, high: int) -> dict[str, Any]:
@@ -107,9 +110,10 @@ class SearchRequest(Example):
     )
 
     @property
-    def examples(self) -> Sequence[Example]:
-        """All examples, positive and negative."""
-        return [*([self] if self.positive is None else self.positive), *self.negative]
+    def images(self) -> list[Example]:
+        """The examples that have an image."""
+        examples = [*([self] if self.positive is None else self.positive), *self.negative]
+        return [example for example in examples if example.image is not None]
 
     def body(self) -> dict[str, Any]:
         """Return the fields for `SearchQuery.from_json`."""
@@ -148,34 +152,22 @@ class SearchBatchResponse(BaseModel):
     results: list[SearchBatchEntry]
 
 
-router = APIRouter(prefix="/api/v1/collections/{name}", tags=["search"])
-_REFUSALS = (CollectionNotFound, FingerprintMismatch, AnswerTooLarge)
+router = Router(prefix="/api/v1/collections/{name}", tags=["search"])
+_ERRORS = (TYPE, CollectionNotFound, FingerprintMismatch, AnswerTooLarge)
+_FORM = form_body({"image": "one", "query": "JSON with the other fields"}, required=["image"], json=SearchRequest)
+_ONE_ERRORS = (*_ERRORS, ItemNotFound, InvalidFilter, *UNREADABLE)
 
 
-@router.post(
-    "/search",
-    response_model=SearchResponse,
-    responses=answers(*_REFUSALS, ItemNotFound, InvalidFilter, *UNREADABLE, "unsupported_media_type"),
-    openapi_extra=form_body(
-        {"image": "one", "query": "JSON with the other fields"}, required=["image"], json=SearchRequest
-    ),
-)
-@requires(READ)
+@router.on("POST", "/search", READ, *_ONE_ERRORS, response_model=SearchResponse, openapi_extra=_FORM)
 async def search(name: str, request: Request) -> Response:
     """Find the nearest items to an id, an image, a box on an image, a vector or several examples; best first."""
-    query = await _read(request)
-    [answer] = await _search_each(request, name, [query])
+    [answer] = await _search_each(request, name, [await _read(request)])
     if isinstance(answer, NNCLRHubError):
         raise answer
     return PartsResponse(answer)
 
 
-@router.post(
-    "/search/batch",
-    response_model=SearchBatchResponse,
-    responses=answers(*_REFUSALS, "unsupported_media_type"),
-)
-@requires(READ)
+@router.on("POST", "/search/batch", READ, *_ERRORS, response_model=SearchBatchResponse)
 async def search_batch(
     name: str, request: Request, body: Annotated[SearchBatchRequest, json_of(SearchBatchRequest)]
 ) -> Response:
@@ -208,63 +200,95 @@ async def _read(request: Request) -> SearchRequest:
     return query
 
 
-_Found = list[list[bytes] | NNCLRHubError]  # for each query
+_Found = list[list[bytes] | NNCLRHubError]  # for each query, the matches as parts of JSON, or its error
 
 
 async def _search_each(request: Request, name: str, queries: Sequence[SearchRequest]) -> _Found:
-    """Return the matches of each query as parts of JSON, or its error.
+    """Return the matches of each query, or its error.
 
     Raises:
         CollectionNotFound, FingerprintMismatch, RequestTooLarge, Overloaded, NotReady, DeadlineExceeded.
         ClientDisconnect: the client has disconnected.
     """
-    state = request.app.state
-    images = [example for query in queries for example in query.examples if example.image is not None]
-    check_count(len(images), state.settings.max_images)
-    fetched = await fetch_each((one.image for one in images if isinstance(one.image, str)), state.fetcher)
+    here = parts_of(request)
+    images = [example for query in queries for example in query.images]
+    check_count(len(images), here.settings.max_images)
+    fetched = await fetch_each((one.image for one in images if isinstance(one.image, str)), here.fetcher)
+    search = _Search(here, name, queries, fetched)
+    has_boxes = any(one.box is not None for one in images)
+    small = sum(len(one.image or "") for one in images) <= LARGE
 
-    def prepare() -> tuple[_Batch, _Found | None]:
-        batch = _Batch(state.workbench, name, queries, fetched)
-        batch.encoder = state.answers.open(request.state.budget, len(queries))
-        return batch, None if batch.model is not None else batch.run(())
+    async def embed_and_run(model: Model) -> _Found | None:
+        vectors = await while_connected(request, model.embed_each_async(search.all_images))
+        return await in_thread_while_connected(request, partial(search.run, vectors, model), here.search_threads)
+
+    # The model that the collection was bound to at its last search embeds the images. `run` finds out whether it still
+    # is, so no thread has to look before.
+    model = here.search_models.get(name)
+    if images and small and not has_boxes and model and here.engines.loaded(model.source) is model:
+        search.parse()
+        if (found := await embed_and_run(model)) is not None:
+            return found
+
+    def prepare() -> Model | _Found:
+        search.parse()
+        model = search.model() if search.all_images else None
+        return cast(_Found, search.run((), None)) if model is None else model
 
     # to cut out a box, the image is decoded here: up to 120 MB each, so few at once
-    boxes = any(one.box is not None for one in images)
-    threads = state.box_threads if boxes else state.search_threads
-    batch, found = await in_thread_while_connected(request, prepare, threads)
-    if batch.model is None:
-        return cast(_Found, found)
-    vectors = await while_connected(request, batch.model.embed_each_async(batch.all_images))
-    return await in_thread_while_connected(request, partial(batch.run, vectors), state.search_threads)
+    threads = here.box_threads if has_boxes else here.search_threads
+    prepared = await in_thread_while_connected(request, prepare, threads)
+    if not isinstance(prepared, Model):
+        return prepared
+    if len(here.search_models) >= MAX_MODELS:
+        here.search_models.clear()
+    here.search_models[name] = prepared
+    found = await embed_and_run(prepared)
+    if found is None:
+        raise FingerprintMismatch(f"Collection {name!r} was replaced during the search; repeat the request.")
+    return found
 
 
-class _Batch:
-    """Parsed queries and their images. Blocks: opens the collection, decodes base64, cuts out boxes.
+class _Search:
+    """The queries of one request on their way from JSON to matches.
 
-    queries: or errors; images: of each query, or its error.
-    model: embeds the images; None if there are no images.
+    all_images: of all queries.
     """
 
-    encoder: AnswerEncoder
+    def __init__(self, here: Parts, name: str, requests: Sequence[SearchRequest], fetched: Fetched) -> None:
+        self._here, self._name, self._requests = here, name, requests
+        self._decode = partial(decode_text, what="image", fetched=fetched)
+        self._encoder = here.answers.open(len(requests))
+        self.all_images: list[Any] = []
 
-    def __init__(self, bench: Workbench, name: str, requests: Sequence[SearchRequest], fetched: Fetched) -> None:
-        decode = partial(decode_text, what="image", fetched=fetched)
-        self.collection = bench.collection(name)
-        self.queries = [attempt(partial(SearchQuery.from_json, one.body(), decode)) for one in requests]
-        self.images = [one if isinstance(one, NNCLRHubError) else attempt(one.images) for one in self.queries]
-        self.all_images = [image for own in self.images if not isinstance(own, NNCLRHubError) for image in own]
-        self.model = cast(Model, bench.embedder_of(self.collection)) if self.all_images else None
+    def parse(self) -> None:
+        """Check the queries, decode base64, and cut out boxes."""
+        self._queries = [attempt(partial(SearchQuery.from_json, one.body(), self._decode)) for one in self._requests]
+        self._images = [one if isinstance(one, NNCLRHubError) else attempt(one.images) for one in self._queries]
+        self.all_images = [image for own in self._images if not isinstance(own, NNCLRHubError) for image in own]
 
-    def run(self, vectors: Sequence[Any]) -> _Found:
-        """Return the matches of each query as parts of JSON, or its error."""
+    def model(self) -> Model:
+        """Return the model that the collection is bound to. Blocks while it loads."""
+        bench = self._here.workbench
+        return cast(Model, bench.embedder_of(bench.collection(self._name)))
+
+    def run(self, vectors: Sequence[Any], model: Model | None) -> _Found | None:
+        """Return the matches of each query, or its error; None if the collection is bound to another model.
+
+        Args:
+            vectors: of all images, made by this model.
+        """
+        collection = self._here.workbench.collection(self._name)
+        if model is not None and model.fingerprint != collection.spec.fingerprint and self.model() is not model:
+            return None
         found: dict[int, list[bytes] | NNCLRHubError] = {}
         with measured("search"):
-            for i, answer in run_in_turn(self.collection, resolve_each(self.queries, self.images, vectors)):
+            for i, answer in run_in_turn(collection, resolve_each(self._queries, self._images, vectors)):
                 if isinstance(answer, NNCLRHubError):
                     found[i] = answer
                 else:
-                    found[i] = [b'{"matches":', *self.encoder.list(map(_match, answer)), b"}"]
-        return [found[i] for i in range(len(self.queries))]
+                    found[i] = [b'{"matches":', *self._encoder.list(map(_match, answer)), b"}"]
+        return [found[i] for i in range(len(self._queries))]
 
 
 def _match(match: Match) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+from explore_actions import search
 from fake_runs import write_run
 from phone import PHONE
 
@@ -36,12 +37,19 @@ def test_no_screen_has_findings(opened, served, axe, theme, context):
 
     page.wait_for_selector(".tile img")
     assert findings() == []
-    page.locator(".tile").first.click()
-    page.wait_for_selector(".tile .score")
+    search(page)
     page.locator(".sheet").focus()
     page.keyboard.press("Space")
     assert findings() == []
-    for key in ("l", "v"):
+    page.keyboard.press("Escape")
+    page.locator(".tile").first.click()  # next to the grid; on a phone on the whole screen
+    page.wait_for_selector(".viewer[open] .neighbors li")
+    assert findings() == []
+    page.get_by_role("button", name="Close", exact=True).click()
+    page.locator(".menu > summary").click()
+    assert findings() == []
+    page.locator(".menu > summary").click()
+    for key in ("l", "v", "?"):
         page.locator(".sheet").focus()
         page.keyboard.press(key)
         page.wait_for_selector("dialog[open]")

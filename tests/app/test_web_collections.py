@@ -4,6 +4,7 @@ import zipfile
 from collections.abc import Iterator
 
 import pytest
+from explore_actions import found
 from fake_runs import write_run
 from PIL import Image
 
@@ -55,9 +56,10 @@ def test_an_ended_session_asks_again_and_repeats_the_action(opened):
     page.wait_for_selector(".tile img")
     page.context.clear_cookies()
     # a request still in flight may have opened the dialog already, which the mouse could not pass
-    page.locator(".tile[aria-posinset='1']").dispatch_event("click")
+    page.evaluate("""() => document.querySelector('.sheet').dispatchEvent(
+        new KeyboardEvent('keydown', {key: 's', bubbles: true}))""")
     log_in(page)
-    page.wait_for_selector(".tile .score")
+    found(page)
 
 
 def test_a_lost_server_shows_itself_and_recovers_without_a_reload(opened):
@@ -65,10 +67,11 @@ def test_a_lost_server_shows_itself_and_recovers_without_a_reload(opened):
     log_in(page)
     page.wait_for_selector(".tile img")
     page.route("**/*", lambda route: route.abort())
-    page.locator(".tile[aria-posinset='1']").click()
+    page.locator(".sheet").focus()
+    page.keyboard.press("s")
     page.wait_for_selector("#connection:not([hidden])")
     page.unroute("**/*")
-    page.wait_for_selector(".tile .score")
+    found(page)
     assert page.locator("#connection").is_hidden()
 
 
@@ -158,10 +161,71 @@ def test_an_empty_store_takes_a_folder(model, photos, chromium, serve, tmp_path)
         page.wait_for_selector(".zone")
         drop(page, [photos], ".zone h2")
         page.wait_for_url(f"**/#/explore/{photos.name}", timeout=60_000)
-        page.wait_for_selector("item-map .tools:not([hidden])", timeout=60_000)
+        page.wait_for_selector("item-map > .tools:not([hidden])", timeout=60_000)
         collection = served.bench.collection(photos.name)
         assert collection.count() == sum(path.is_file() for path in photos.rglob("*"))
         page.close()
+
+
+def test_an_empty_store_offers_a_sample_gallery_and_a_folder(model, photos, chromium, serve, tmp_path, monkeypatch):
+    monkeypatch.setattr("app.web_app.SAMPLES", 3)
+    open_store(str(tmp_path / "store")).close()
+    for served in serve(model, tmp_path / "store", page=True, source_folders=[str(photos.parent), str(photos)]):
+        page = chromium.new_page(viewport={"width": 1440, "height": 900})
+        page.goto(served.url)
+        page.get_by_role("button", name="Sample gallery").click()
+        page.wait_for_url("**/#/explore/sample", timeout=120_000)
+        page.wait_for_selector("item-map > .tools:not([hidden])", timeout=120_000)
+        assert {item.metadata["label"] for item in served.bench.collection("sample").scroll(limit=200).items} > {"star"}
+        served.bench.drop("sample")
+        page.goto(f"{served.url}/#/collections")
+        page.reload()
+        page.get_by_role("button", name="A folder of this computer").click()
+        page.locator("dialog[open] select").select_option(photos.name)
+        page.get_by_label("Folder in the source folder").fill("cat")
+        page.get_by_role("button", name="Add", exact=True).click()
+        page.wait_for_url("**/#/explore/cat", timeout=120_000)
+        assert served.bench.collection("cat").count() == 20
+        page.close()
+
+
+def test_a_table_in_a_folder_labels_its_images(opened, served, photos, tmp_path):
+    folder = tmp_path / "trip"
+    folder.mkdir()
+    for number, path in enumerate(sorted((photos / "cat").iterdir())[:4]):
+        (folder / f"{number}.jpg").write_bytes(path.read_bytes())
+    (folder / "labels.csv").write_text("path,label,split\n" + "".join(f"{i}.jpg,kitten,test\n" for i in range(4)))
+    page = opened(path="/#/collections", allowed=("401",))
+    log_in(page)
+    page.wait_for_selector("article")
+    drop(page, [folder], ".page > header")
+    page.wait_for_selector(".message:has-text('4 images labeled, with split')", timeout=60_000)
+    items = served.bench.collection("trip").scroll().items
+    assert [(one.metadata["label"], one.metadata["split"]) for one in items] == [("kitten", "test")] * 4
+    served.bench.drop("trip")
+
+
+def test_a_collection_is_renamed_and_merged(opened, served, photos):
+    collection = served.bench.collection("photos")
+    items = collection.get([item.id for item in collection.scroll(limit=5).items])
+    served.bench.store.create("few", collection.spec).upsert(items[:3])
+    served.bench.store.create("more", collection.spec).upsert(items[2:])
+    page = opened(path="/#/collections", allowed=("401", "409"))
+    log_in(page)
+    page.get_by_label("few", exact=True).get_by_role("button", name="Manage").click()
+    page.get_by_label("Name", exact=True).fill("photos")
+    page.get_by_role("button", name="Rename").click()
+    page.wait_for_selector(".message.error")
+    page.get_by_label("Name", exact=True).fill("Ferien ü")
+    page.get_by_role("button", name="Rename").click()
+    page.get_by_label("Ferien ü", exact=True).get_by_role("button", name="Manage").click()
+    page.get_by_label("Merge into").select_option("more")
+    page.get_by_role("button", name="Merge into it").click()
+    page.wait_for_selector(".message:has-text('part of more')")
+    page.wait_for_selector("article[aria-label='Ferien ü']", state="detached")
+    merged = served.bench.collection("more").get([item.id for item in items])
+    assert [(a.id, a.metadata, a.thumbnail) for a in merged] == [(b.id, b.metadata, b.thumbnail) for b in items]
+    served.bench.drop("more")
 
 
 def test_an_archive_is_imported_and_its_errors_are_listed(opened, served, photos, tmp_path):

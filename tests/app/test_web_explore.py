@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from explore_actions import expected, found, ids
+from explore_actions import expected, found, ids, search
 from phone import PHONE
 
 from nnclr_hub.store.items import percent_text
@@ -18,11 +18,10 @@ from nnclr_hub.workbench.inspections import get_inspection, keep_inspection, lis
 pytestmark = pytest.mark.browser
 
 
-def test_a_click_shows_the_neighbors_that_a_search_finds(explore, served):
+def test_a_search_shows_the_neighbors_that_the_library_finds(explore, served):
     page = explore()
     first = ids(page)[3]
-    page.locator(".tile").nth(3).click()
-    assert found(page)[:12] == expected(served, positive=[first])[:12]
+    assert search(page, 3)[:12] == expected(served, positive=[first])[:12]
 
 
 def test_scores_are_compared_with_random_pairs(explore, served):
@@ -30,17 +29,28 @@ def test_scores_are_compared_with_random_pairs(explore, served):
     page = explore()
     first = ids(page)[3]
     query = SearchQuery([first], k=60, with_percentile=True)
-    shares = [percent_text(match.percentile) for match in served.bench.search("photos", query)]
-    page.locator(".tile").nth(3).click()
-    found(page)
-    assert [page.locator(f".tile[aria-posinset='{i}'] .score small").inner_text() for i in (1, 2, 3)] == shares[:3]
-    sentence = f"nearer than {shares[0].replace('>', '')} of random pairs"
+    matches = served.bench.search("photos", query)
+    search(page, 3)
+    steps = [sum(match.percentile >= low for low in (0.95, 0.99, 0.999)) for match in matches]
+    shown = [page.locator(f".tile[aria-posinset='{i}'] .score").inner_text() for i in (1, 2, 3)]
+    assert shown == ["●" * step + "○" * (3 - step) for step in steps[:3]]
+    sentence = f"nearer than {percent_text(matches[0].percentile).replace('>', '')} of random pairs"
     assert sentence in page.locator(".verdict").inner_text()
+    page.locator(".scroller").evaluate("one => one.scrollTo(0, 1e6)")
+    page.wait_for_selector(".heading.chance")
+    line = page.locator(".heading.chance").evaluate("one => one.offsetTop")
+    tops = """() => [...document.querySelectorAll('.tile')].map(one =>
+        [+one.ariaPosInSet, one.offsetTop, one.ariaLabel.includes('no better than chance')])"""
+    for place, top, chance in page.evaluate(tops):
+        assert (top > line) == chance == (place > steps.index(0))
+    page.locator(".scroller").evaluate("one => one.scrollTo(0, 0)")
+    nearest_id = ids(page)[0]
     page.locator(".sheet").focus()
+    page.keyboard.press("Home")
     page.keyboard.press("v")
     page.wait_for_selector(".neighbors span")
     assert sentence in page.locator("aside .note").inner_text()
-    [nearest, *_] = served.bench.search("photos", SearchQuery([ids(page)[0]], k=8, with_percentile=True))
+    [nearest, *_] = served.bench.search("photos", SearchQuery([nearest_id], k=8, with_percentile=True))
     assert page.locator(".neighbors li").first.locator("span").all_inner_texts() == [
         f"{nearest.score:.3f}",
         percent_text(nearest.percentile),
@@ -50,9 +60,7 @@ def test_scores_are_compared_with_random_pairs(explore, served):
 def test_more_and_less_like_an_image_refine_a_search(explore, served):
     page = explore()
     one, two, three = ids(page)[:3]
-    page.locator(".sheet").focus()
-    page.keyboard.press("Enter")
-    found(page)
+    search(page)
     held: list[Any] = []
     page.route("**/search", lambda route: held.append(route))
     page.goto(f"{served.url}/#/explore/photos?like={one}&like={two}&unlike={three}")
@@ -71,15 +79,14 @@ def test_an_address_reopens_a_search_with_its_filters(explore, served, opened):
     page = explore()
     page.locator(".facet", has_text="cat").first.click()
     page.wait_for_selector(".chip")
-    page.locator(".tile").first.click()
-    before = found(page)
+    before = search(page)
     assert {item.metadata["label"] for item in served.bench.collection("photos").get(before)} == {"cat"}
     other = opened(path=page.evaluate("location.pathname + location.hash"))
     assert found(other) == before
     other.reload()
     assert found(other) == before
     page.go_back()
-    page.wait_for_function("() => !document.querySelector('.tile .score')")
+    page.wait_for_function("() => !document.querySelector('.tile .score:not(:empty)')")
     assert page.locator(".chip").count() == 1
 
 
@@ -213,6 +220,7 @@ def test_a_hostile_label_is_only_text(explore, served):
 def test_results_are_near_the_top_of_a_phone(explore):
     page = explore(**PHONE)
     page.locator(".tile").nth(2).tap()
+    page.get_by_role("button", name="Find similar images").first.tap()
     found(page)
     assert page.locator(".tile[aria-posinset='1']").bounding_box()["y"] < 300
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
@@ -232,7 +240,7 @@ def test_a_probe_is_fitted_and_applied_to_the_collection(explore, served):
     assert "95%" in page.locator(".probe .verdict").inner_text()
     page.get_by_role("button", name="Apply to the whole collection").click()
     page.wait_for_selector(".message:has-text('confidence_label')")
-    assert page.locator("section[aria-label=predicted_label] .facet").count() >= 2
+    assert page.locator("[data-facet=predicted_label] .facet").count() >= 2
     collection = served.bench.collection("photos")
     items = [item for items in collection.read_all() for item in items]
     predicted = served.bench.predict("photos-label", collection="photos", ids=[item.id for item in items])
@@ -255,7 +263,7 @@ def lasso(page: Any, share: float) -> None:
 def test_the_map_is_made_drawn_and_chosen_from(explore, served):
     page = explore()
     page.get_by_role("button", name="Make the map").click()
-    page.wait_for_selector("item-map .tools:not([hidden])")
+    page.wait_for_selector("item-map > .tools:not([hidden])")
     drawn = """() => { const gl = document.querySelector('item-map canvas').getContext('webgl2');
         const pixels = new Uint8Array(4 * gl.drawingBufferWidth * gl.drawingBufferHeight);
         gl.readPixels(0, 0, gl.drawingBufferWidth, gl.drawingBufferHeight, gl.RGBA, gl.UNSIGNED_BYTE, pixels);
@@ -277,12 +285,11 @@ def test_a_search_stays_within_what_is_shown(explore, served):
         keep_inspection(served.bench.store.records, inspect_collection(collection))
         page.reload()
     kept = get_inspection(served.bench.store.records, collection)
-    page.wait_for_selector("item-map .tools:not([hidden])")
+    page.wait_for_selector("item-map > .tools:not([hidden])")
     lasso(page, 0.5)
     page.wait_for_selector(".chip")
     chosen = int(page.locator(".verdict").inner_text().split()[0])
-    page.locator(".tile").first.click()
-    found(page)
+    search(page)
     page.locator(".scroller").evaluate("one => one.scrollTo(0, 1e6)")
     page.wait_for_function(
         "n => document.querySelector('.verdict')?.textContent.startsWith(n)", arg=f"{chosen - 1} match"
@@ -316,13 +323,19 @@ def test_the_map_and_the_grid_are_near_for_the_keyboard(explore, served):
     page.keyboard.press("Tab")
     page.keyboard.press("Enter")
     assert page.evaluate("document.activeElement.matches('.sheet')")
-    page.wait_for_selector("item-map .tools:not([hidden])")
+    page.wait_for_selector("item-map > .tools:not([hidden])")
     page.locator(".surface").focus()
     for key in ("+", "ArrowLeft", "ArrowUp", "-", "ArrowRight", "ArrowDown"):
         page.keyboard.press(key)
     page.wait_for_selector("img.preview:not([hidden])")
     page.keyboard.press("Enter")
     found(page)
+    page.locator(".sheet").focus()
+    page.keyboard.press("?")
+    page.wait_for_selector("dialog:modal .keys")
+    page.keyboard.press("Escape")
+    with page.expect_file_chooser():
+        page.keyboard.press("/")
 
 
 def test_a_busy_server_is_reported_while_the_page_waits(explore):
@@ -334,7 +347,8 @@ def test_a_busy_server_is_reported_while_the_page_waits(explore):
         route.fulfill(status=429, headers={"Retry-After": "1"}, json={}) if len(answers) < 3 else route.continue_()
 
     page.route("**/search", busy)
-    page.locator(".tile").first.click()
+    page.locator(".sheet").focus()
+    page.keyboard.press("s")
     page.locator("#connection:has-text('busy')").wait_for()
     found(page)
     assert page.locator("#connection").is_hidden()
@@ -366,18 +380,116 @@ def test_groups_follow_the_images_and_those_without_a_value_are_last(explore, se
         collection.update_metadata({"series": None}, ids=[last])
 
 
-def test_a_copy_from_thumbnails_is_reported(explore, served):
-    def as_thumbnail(route) -> None:
-        answer = route.fetch()
-        route.fulfill(response=answer, headers={**answer.headers, "x-image": "thumbnail"})
+def test_images_are_copied_and_moved_with_their_vectors(explore, served):
+    page = explore(allowed=("422",))
+    collection = served.bench.collection("photos")
+    shown = ids(page)
+    before = collection.get(shown[1:3])
+    for action, left in (("copied", 2), ("moved", 0)):
+        page.locator(".sheet").focus()
+        page.keyboard.press("Home")
+        page.keyboard.press("ArrowRight")
+        page.keyboard.press("Space")
+        page.keyboard.press("Shift+ArrowRight")
+        page.get_by_role("button", name="Copy or move").click()
+        if action == "copied":
+            page.get_by_label("Name", exact=True).fill("copies")
+        else:
+            page.locator("dialog[open] select").select_option("copies")
+            page.get_by_label("Move: remove them").check()
+        page.get_by_role("button", name="Copy", exact=True).click()
+        page.wait_for_selector(f".message:has-text('2 images {action} to copies')")
+        copies = served.bench.collection("copies").get(shown[1:3])
+        assert [(a.metadata, a.thumbnail) for a in copies] == [(b.metadata, b.thumbnail) for b in before]
+        assert all((a.vector == b.vector).all() for a, b in zip(copies, before, strict=True))
+        assert len(collection.get(shown[1:3])) == left
+        page.locator(".sheet").focus()
+        page.keyboard.press("Escape")
+    page.wait_for_function(f"() => document.querySelector('.verdict').textContent === '{collection.count()} images'")
+    collection.upsert(before)
+    served.bench.drop("copies")
 
-    page = explore()
-    page.route("**/original", as_thumbnail)
-    page.locator(".sheet").focus()
+
+def test_nothing_moves_when_images_arrive_and_a_search_begins(explore, opened):
+    page = opened(path="/#/collections")
+    page.evaluate("""() => { window.shift = 0; new PerformanceObserver(list => list.getEntries().forEach(one => {
+        if (!one.hadRecentInput) window.shift += one.value })).observe({type: 'layout-shift', buffered: true}) }""")
+    page.goto(page.url.replace("collections", "explore/photos"))
+    page.wait_for_selector(".tile img[src]")
+    page.wait_for_timeout(1500)
+    assert page.evaluate("window.shift") < 0.02
+    top = page.locator(".sheet").bounding_box()["y"]
+    search(page)
+    page.keyboard.press("+")
     page.keyboard.press("ArrowRight")
+    page.keyboard.press("-")
+    page.wait_for_selector(".example.negative")
     page.keyboard.press("Space")
-    page.get_by_role("button", name="New collection").click()
-    page.locator("dialog[open] input").fill("copied")
-    page.get_by_role("button", name="Create", exact=True).click()
-    page.wait_for_selector("text=1 image added to copied; 1 from thumbnails", timeout=60_000)
-    served.bench.drop("copied")
+    page.wait_for_selector("selection-bar:not([hidden])")
+    assert page.locator(".sheet").bounding_box()["y"] == top
+
+
+def test_facets_have_a_text_box_a_range_and_images_without_a_value(explore, served):
+    page = explore()
+    collection = served.bench.collection("photos")
+    all_ids = [item.id for items in collection.read_all() for item in items]
+    before = collection.get(all_ids)
+    values = {id: {"kind": f"kind {i % 20:02}", "weight": i / 7} for i, id in enumerate(all_ids[:50])}
+    values |= {id: values.get(id, {}) | {"predicted_label": "cat"} for id in all_ids}
+    collection.update_each(values)
+    try:
+        page.reload()
+        kind, found_by = page.locator("[data-facet=kind]"), page.locator("[aria-label='Found by this program']")
+        kind.locator("input").fill("kind 13")
+        assert kind.locator(".value").all_inner_texts() == ["kind 13"]
+        kind.locator("input").fill("")
+        kind.get_by_role("button", name="none").click()
+        page.wait_for_function(
+            f"() => document.querySelector('.verdict')?.textContent.startsWith('{len(all_ids) - 50} ')"
+        )
+        assert page.locator(".chip").inner_text().startswith("kind: none")
+        assert len(search(page)) == len(all_ids) - 50 - 1
+        page.keyboard.press("Escape")
+        page.get_by_role("button", name="Remove the filter on kind").click()
+        wrong = sum(item.metadata["label"] != "cat" for item in before)
+        found_by.get_by_role("button", name="differs from label").click()
+        page.wait_for_function(f"() => document.querySelector('.verdict')?.textContent.startsWith('{wrong} ')")
+        address = page.evaluate("location.hash")
+        page.get_by_role("button", name="Remove the filter on predicted_label").click()
+        page.get_by_label("weight, from").fill("5")
+        page.get_by_label("weight, from").press("Tab")
+        page.wait_for_function("() => document.querySelector('.verdict').textContent.startsWith('15 ')")
+        kind.locator("summary").click()
+        page.goto(page.url.split("#")[0] + address)
+        page.reload()
+        page.wait_for_function(f"() => document.querySelector('.verdict')?.textContent.startsWith('{wrong} ')")
+        assert not kind.locator("ul").is_visible(), "it stays folded"
+    finally:
+        collection.upsert(before)
+
+
+def test_the_legend_of_the_map_hides_and_isolates(explore, served):
+    page = explore()
+    collection = served.bench.collection("photos")
+    if not list_inspections(served.bench.store.records, collection):
+        keep_inspection(served.bench.store.records, inspect_collection(collection))
+    page.reload()
+    legend = page.locator(".legend")
+    legend.get_by_role("button").first.wait_for()
+    colors = page.eval_on_selector_all(".legend .swatch", "all => all.map(one => one.style.background)")
+    assert len(set(colors)) == len(colors)
+    drawn = """() => { const map = document.querySelector('item-map'), count = {};
+        map._color();
+        const seen = map.scatter.gl, data = new Uint8Array(4 * map.rows.length);
+        seen.bindBuffer(seen.ARRAY_BUFFER, map.scatter.buffers[1]);
+        seen.getBufferSubData(seen.ARRAY_BUFFER, 0, data);
+        return [...map.rows].filter((_, i) => data[4 * i + 3] > 100).length }"""
+    number = page.evaluate(drawn)
+    cats = collection.count({"must": [{"key": "label", "match": "cat"}]})
+    legend.get_by_role("button", name="cat").click()
+    assert page.evaluate(drawn) == number - cats
+    legend.get_by_role("button", name="cat").click()
+    legend.get_by_role("button", name="cat").dblclick()
+    assert page.evaluate(drawn) == cats
+    legend.get_by_role("button", name="cat").dblclick()
+    assert page.evaluate(drawn) == number

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from explore_actions import option
 from phone import PHONE
 
 from nnclr_hub.store import open_store
@@ -194,15 +195,16 @@ def test_findings_are_fields_of_the_grid(insights, served, kept):
     page.goto(f"{served.url}/#/explore/photos?order=-inspection.outlier&group=inspection.cluster")
     page.wait_for_selector(".heading")
     page.wait_for_function("() => document.querySelector('.verdict').textContent.length > 0")
-    assert page.locator("[aria-label='Group by']").input_value() == "inspection.cluster"
-    page.locator("[aria-label='Group by']").select_option("")
+    assert option(page, "Group by").input_value() == "inspection.cluster"
+    option(page, "Group by").select_option("")
+    page.keyboard.press("Escape")
     score = {id: round(float(value), 4) for id, value in zip(kept.ids, kept.outlier_scores, strict=True)}
     page.wait_for_function("() => !document.querySelector('.heading')")
     values = [score[id] for id in ids(page)]
     assert values == sorted(values, reverse=True)
-    page.locator("section[aria-label='inspection.cluster'] .facet").first.click()
+    page.locator("[data-facet='inspection.cluster'] .facet").first.click()
     page.wait_for_selector(".chip")
-    number = int(page.locator("section[aria-label='inspection.cluster'] .facet .value").first.inner_text())
+    number = int(page.locator("[data-facet='inspection.cluster'] .facet .value").first.inner_text())
     passing = served.bench.collection("photos").count({"must": [{"key": "inspection.cluster", "match": number}]})
     assert page.locator(".verdict").inner_text().startswith(f"{passing} of")
 

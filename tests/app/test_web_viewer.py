@@ -5,7 +5,8 @@ from functools import partial
 
 import numpy as np
 import pytest
-from explore_actions import expected, found, ids
+from explore_actions import expected, found, ids, search
+from phone import PHONE
 from PIL import Image
 
 pytestmark = pytest.mark.browser
@@ -50,6 +51,40 @@ def test_a_part_of_an_image_is_searched_for(explore):
     page.get_by_role("button", name="Search for a part").click()
     drag(page, (0.05, 0.05), (0.5, 0.5))
     page.wait_for_selector(".example img")
+    assert len(found(page)) > 5
+
+
+def test_an_image_opens_next_to_the_grid_and_follows_the_focus(explore):
+    page = explore()
+    tile = page.locator(".tile[aria-posinset='3']")
+    before = tile.bounding_box()
+    tile.click()
+    page.wait_for_selector("dialog.viewer[open]:not(:modal) .neighbors li")
+    assert tile.bounding_box() == before, "the grid stays as it is"
+    assert f"open={tile.get_attribute('data-id')}" in page.url
+    page.keyboard.press("ArrowRight")
+    page.wait_for_function("id => location.hash.includes(id)", arg=ids(page)[3])
+    page.keyboard.press("Enter")
+    page.keyboard.press("v")
+    page.wait_for_selector("dialog.viewer:modal")
+    page.get_by_role("button", name="Next to the grid").click()
+    page.get_by_role("button", name="Find similar images").first.click()
+    assert len(found(page)) > 5
+    assert page.locator("dialog.viewer[open]").count() == 1
+    page.locator(".sheet").focus()
+    page.keyboard.press("Escape")
+    assert page.locator("dialog.viewer[open]").count() == 0
+    page.wait_for_function("() => !location.hash.includes('open=')")
+
+
+def test_a_touch_opens_and_the_corner_selects(explore):
+    page = explore(**PHONE)
+    page.locator(".tile .box").nth(1).tap()
+    page.wait_for_selector("selection-bar:not([hidden])")
+    page.get_by_role("button", name="Select none").tap()
+    page.locator(".tile").nth(2).tap()
+    page.wait_for_selector("dialog.viewer:modal .neighbors li")
+    page.get_by_role("button", name="Find similar images").first.tap()
     assert len(found(page)) > 5
 
 
@@ -101,8 +136,7 @@ def test_a_point_becomes_the_query_of_the_encoder(explore, served, photos):
 
 def test_it_shows_why_an_image_was_found(explore):
     page = explore()
-    page.locator(".tile[aria-posinset='1']").click()
-    found(page)
+    search(page)
     view(page, 2)
     query, answer = attention(page, page.get_by_role("button", name="Why was it found?").click)
     assert query["collection"] == "photos"
@@ -133,9 +167,11 @@ def test_an_image_is_labeled_and_deleted_in_the_viewer(explore, served):
     page.keyboard.press(other.locator("kbd").inner_text())
     page.wait_for_selector(".message")
     assert collection.get([first])[0].metadata["label"] not in (None, item.metadata["label"])
+    page.wait_for_function("id => !location.hash.includes(id)", arg=first)  # the next image
     page.keyboard.press("Control+z")
     page.wait_for_selector(".message:has-text('Undone')")
     assert collection.get([first])[0].metadata == item.metadata
+    page.keyboard.press("ArrowLeft")
     page.keyboard.press("Delete")
     page.get_by_role("button", name="Delete 1 image").click()
     page.wait_for_function("id => !location.hash.includes(id)", arg=first)

@@ -280,3 +280,17 @@ def test_a_shard_has_images_of_one_archive(encoder, image_files, expected, tmp_p
     assert [shard.count for shard in open_shards(tmp_path / "v")] == [5, 2, 5]
     assert [Path(name).parent.name for name in names(tmp_path / "v")] == ["a.tar"] * 7 + ["b.tar"] * 5
     np.testing.assert_allclose(rows(tmp_path / "v"), expected[:12], atol=1e-6)
+
+
+def test_a_process_reads_only_its_stretch_of_a_folder(encoder, photos, tmp_path):
+    """Images of other parts may even be gone; those of its own must be the planned ones."""
+    copy = shutil.copytree(photos, tmp_path / "photos")
+    embed_shards(tmp_path / "v", [copy], encoder, shard_size=20, part=(1, 3))
+    first, *_, last = sorted(copy.rglob("*.jpg"))
+    first.unlink()
+    assert embed_shards(tmp_path / "v", [copy], encoder, shard_size=20, part=(2, 3)).missing == 1
+    with pytest.raises(InvalidRequest, match="60 images"):
+        embed_shards(tmp_path / "v", [copy], encoder, shard_size=20, part=(1, 3))
+    shutil.copy(last, last.with_name("zz.jpg"))
+    with pytest.raises(InvalidRequest, match="60 images"):
+        embed_shards(tmp_path / "v", [copy], encoder, shard_size=20, part=(3, 3))

@@ -195,7 +195,7 @@ def test_encoders_are_compared_on_a_collection(client, server):
     ids = sorted(item.id for item in collection.scroll(limit=1000).items)
     labels = [item.metadata["label"] for item in collection.get(ids)]
     codes = np.unique(labels, return_inverse=True)[1]
-    vectors = own.embed([collection.thumbnail(id) for id in ids])  # of the same pixels, all at once
+    vectors = np.stack(own.embed_each([collection.thumbnail(id) for id in ids]))  # of the same pixels, all at once
     right = out_of_fold(vectors, codes, classifier="knn").right
     pixels, network = done.result["scores"]
     assert (pixels["source"], done.result["images"], done.result["labels"]) == ("pixels", len(ids), len(ids))

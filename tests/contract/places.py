@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from running_server import start
+from store import exhaustive
 from store.milvus_servers import SERVERS
 
 from nnclr_hub.errors import NNCLRHubError
@@ -88,23 +89,8 @@ def items(start: int = 0, stop: int = N) -> list[Item]:
 IDS = [item.id for item in items()]
 
 
-def unit(vectors: np.ndarray) -> np.ndarray:
-    return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
-
-
-def scores(metric: str, rows: np.ndarray, query: np.ndarray) -> np.ndarray:
-    """Return the score of each row, by the definition of the metric."""
-    if metric == "l2":
-        return -np.linalg.norm(rows - query, axis=1)
-    return unit(rows) @ unit(query) if metric == "cosine" else rows @ query
-
-
 def nearest(metric: str, given: list[Item], query: np.ndarray) -> list[tuple[str, float]]:
-    """Return ids and scores, best first, by a loop over everything."""
-    if not given:
-        return []
-    found = scores(metric, np.stack([item.vector for item in given]), query)
-    return sorted(((item.id, float(s)) for item, s in zip(given, found, strict=True)), key=lambda pair: -pair[1])
+    return exhaustive.nearest(metric, {item.id: item.vector for item in given}, query)
 
 
 def agree(found: list[Any], wanted: list[tuple[str, float]]) -> bool:

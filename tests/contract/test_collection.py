@@ -23,8 +23,8 @@ from contract.places import (
     nearest,
     plain,
     refused,
-    unit,
 )
+from store.exhaustive import unit
 from store.filter_oracle import counted, merged, passes, type_of
 
 from nnclr_hub.errors import MetadataConflict

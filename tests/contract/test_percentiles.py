@@ -5,7 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from contract.places import refused, scores
+from contract.places import refused
+from store.exhaustive import scores
 
 from nnclr_hub.errors import StoreUnreachable
 from nnclr_hub.store import open_store

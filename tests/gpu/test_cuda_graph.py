@@ -30,7 +30,7 @@ TINY += ["eval_size=64", "batch_size=32", "queue_size=64", "warm_start=0.2", "ra
 KINDS = {
     "nnclr": [],
     "k": ["k=3", "prediction=paper"],
-    "momentum, multicrop": ["method=momentum_nnclr", "local_crops=2", "local_size=32", "degrade=0.5"],
+    "momentum, multicrop": ["method=momentum_nnclr", "local_crops=2", "local_size=32"],
     "two sizes": ["early_size=48", "early_share=0.5"],
     "drop path": [
         *("backbone=test_vit", "channels=", "drop_path=0.3", "optimizer=adamw", "clip=1", "image_size=160"),

@@ -45,7 +45,7 @@ def test_a_run_writes_an_encoder(blobs, tmp_path, precision, device):
         ["chunk=5"],
         ["residency=host"],
         ["cut_from=originals", "workers=2", "local_crops=2", "local_size=32"],
-        ["local_crops=2", "local_size=32", "degrade=0.5"],
+        ["local_crops=2", "local_size=32"],
         ["optimizer=lars"],
         [
             "optimizer=adamw",

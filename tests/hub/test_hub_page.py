@@ -1,4 +1,4 @@
-"""docs/hub.md: every snippet runs, with a stand-in as the Hub, and the page names every source and variable."""
+"""docs/hub.md and docs/publish.md: every snippet runs, with a stand-in as the Hub, and every source is named."""
 
 import re
 import shutil
@@ -13,7 +13,7 @@ from hub_server import running_hub
 from nnclr_hub import load_encoder
 from nnclr_hub.hub.layout import CARD, CONFIG, OPTIONAL, WEIGHTS
 
-PAGE = (ROOT / "docs" / "hub.md").read_text("utf-8")
+PAGE = "".join((ROOT / "docs" / name).read_text("utf-8") for name in ("hub.md", "publish.md"))
 VERBS = """
 import shlex, sys
 from nnclr_hub.cli.app import app

@@ -15,13 +15,14 @@ from fsspec.implementations.memory import MemoryFileSystem
 from PIL import Image
 
 from nnclr_hub import Item
+from nnclr_hub.bulk.plan import digest_of
 from nnclr_hub.errors import InvalidRequest, NNCLRHubError, NoImages
 from nnclr_hub.images.folder import list_images
-from nnclr_hub.images.listing import contents, digest_of, find_images, named
+from nnclr_hub.images.listing import contents, find_images, named, open_unit
 from nnclr_hub.images.source import PackedImage
 from nnclr_hub.remote_files import expand
 from nnclr_hub.store.checks import metadata_json
-from nnclr_hub.workbench.sample_metadata import metadata_of
+from nnclr_hub.workbench.folder_changes import metadata_of
 
 
 @pytest.fixture
@@ -40,6 +41,19 @@ def test_a_folder_is_listed_as_indexing_lists_it(photos):
     sources, found = find_images([photos])
     assert [named(sources, one) for one in found] == [str(path) for path in list_images(photos)]
     assert list(contents(sources, found)) == [str(path.resolve()) for path in list_images(photos)]
+
+
+def test_a_folder_can_be_walked_from_any_of_its_images(photos):
+    """In the order of a listing, so that a process can go to its stretch of a folder of any size."""
+    (photos.parent / "odd").mkdir(exist_ok=True)
+    for name in ("b/1.jpg", "b.jpg", "b-c/2.jpg", "b/a/3.jpg", "a.jpg", ".hidden/4.jpg", "b/x.txt"):
+        path = photos.parent / "odd" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"")
+    for folder in (photos, photos.parent / "odd"):
+        _sources, found = find_images([folder])
+        for start in range(len(found)):
+            assert list(open_unit((str(folder),), found[start].path)[1]) == found[start:]
 
 
 def test_images_in_an_archive_have_the_bytes_of_the_files(archive, photos, image_files):

@@ -16,7 +16,8 @@ from nnclr_hub.errors import ImageError, ImageTooLarge, InvalidRequest
 from nnclr_hub.images import zip as image_zip
 from nnclr_hub.images.listing import image_files
 from nnclr_hub.remote_files import RemoteBytes
-from nnclr_hub.workbench.staging import Staged, StagedImage, images_of
+from nnclr_hub.workbench.import_format import FORMATS
+from nnclr_hub.workbench.staging import StagedImage, images_of
 
 
 def png(color: str = "red", side: int = 8) -> bytes:
@@ -41,7 +42,7 @@ def pack(tmp_path):
 
 def listed(path: Path, most_bytes: int = 20_000_000) -> dict[str, StagedImage]:
     """Return the images of an uploaded zip by name."""
-    return {one.name: one for one in images_of(Staged("photos.zip", path), most_bytes).images}
+    return {one.name: one for one in images_of(path, "photos.zip", FORMATS["zip"], most_bytes).images}
 
 
 def refusal(path: Path, **options) -> str:
@@ -90,7 +91,7 @@ def test_names_are_the_same_for_uploaded_and_local_archives(pack, tmp_path, name
         tar = tmp_path / "photos.tar"
         with tarfile.open(tar, "w") as file:
             file.addfile(tarfile.TarInfo(name))
-        assert [one.name for one in images_of(Staged("photos.tar", tar), 9).images] == [path]
+        assert [one.name for one in images_of(tar, "photos.tar", FORMATS["tar"], 9).images] == [path]
         assert [one.image.path for one in image_files([tar])] == [path]
 
 
@@ -109,7 +110,7 @@ def test_links_are_counted_and_not_read(pack, tmp_path, caplog, kind):
         with tarfile.open(path, "w") as file:
             for name in ("a.png", "hard.png", "soft.png"):
                 file.add(tmp_path / name, name)
-    staged = images_of(Staged(path.name, path), 9999)
+    staged = images_of(path, path.name, FORMATS[kind], 9999)
     assert [one.name for one in staged.images] == [one.image.path for one in image_files([path])] == ["a.png"]
     assert staged.others == {"links": count}
     assert f"{count} links" in caplog.text
@@ -190,7 +191,7 @@ def test_large_images_are_refused_and_archives_within_the_zip_counted(pack):
     assert list(images) == ["a.png", "large.png"]
     with pytest.raises(ImageTooLarge):
         images["large.png"].read()
-    assert images_of(Staged("photos.zip", path), 1000).others == {".zip": 1}
+    assert images_of(path, "photos.zip", FORMATS["zip"], 1000).others == {".zip": 1}
 
 
 def test_unsupported_compression_is_not_unpacked(pack):

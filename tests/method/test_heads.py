@@ -15,6 +15,7 @@ def test_every_method_has_the_heads_of_its_paper():
         "moco_v3": (2, 4096, 256, "plain"),
         "swav": (2, 2048, 128, "none"),
         "lejepa": (3, 2048, 64, "none"),
+        "teacher": (1, 2048, 256, "none"),
     }
     assert PREDICTIONS == {"paper": 4096, "simsiam": 512}
     layers = [type(one).__name__ for one in ProjectionHead(64, 32, 16, layers=2, last_norm="none").layers]

@@ -31,7 +31,9 @@ def make(method: str, **options) -> Learner:
     heads = {"none": lambda: None, "prototypes": lambda: Prototypes(8, 6)}
     prediction = heads.get(row.prediction, lambda: PredictionHead(8, 32))()
     support = SupportSet(40, 8) if row.uses_support_set else None
-    return Learner(backbone, row, ProjectionHead(12, 24, 8), prediction, support, **options)
+    parts = [backbone, row, ProjectionHead(12, 24, 8), prediction, support]
+    teacher = {"teacher": torch.randn(10, 8)} if row.target_encoder == "teacher" else {}
+    return Learner(*parts, **teacher, **options)
 
 
 @pytest.fixture
@@ -277,7 +279,7 @@ def test_lejepa_is_agreement_with_the_mean_of_the_large_views_and_sigreg(views):
 def test_exactly_the_trained_tensors_get_a_gradient(method, views):
     """The queue and the momentum encoder do not."""
     learner = make(method)
-    learner(views).loss.backward()
+    learner(views, ids=torch.arange(10)).loss.backward()
     trained = [*learner.backbone.parameters(), *learner.projection.parameters(), *learner.prediction.parameters()]
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in trained if p.ndim > 1)
     assert {id(p) for p in learner.parameters() if p.requires_grad} == {id(p) for p in trained}
@@ -293,7 +295,7 @@ def test_only_targets_without_a_stop_gradient_have_one(method, views):
     outputs = iter(z)
     learner.backbone = type("Given", (nn.Module,), {"forward": lambda self, x: next(outputs)})()
     learner.prediction = type("Constant", (nn.Module,), {"forward": lambda self, x: x.detach()})()
-    loss = learner(views).loss
+    loss = learner(views, ids=torch.arange(10)).loss
     assert loss.requires_grad == (method == "simclr"), "LeJEPA has its gradient through what is constant here"
 
 
@@ -379,7 +381,8 @@ def test_a_batch_in_chunks_has_the_gradient_of_the_large_batch(method, views):
     gradients = []
     for chunk in (0, 3):
         learner = make(method, chunk=chunk)
-        loss = learner([*views, torch.randn(10, 3, 2, 2, generator=torch.Generator().manual_seed(5))]).loss
+        small = torch.randn(10, 3, 2, 2, generator=torch.Generator().manual_seed(5))
+        loss = learner([*views, small], ids=torch.arange(10)).loss
         loss.backward()
         gradients.append([loss.detach(), *(p.grad for p in learner.parameters() if p.requires_grad)])
     for whole, chunked in zip(*gradients, strict=True):

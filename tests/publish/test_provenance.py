@@ -14,9 +14,8 @@ from nnclr_hub.hub.layout import read_config
 from nnclr_hub.publish.card import write_card
 from nnclr_hub.publish.export import export_run
 from nnclr_hub.publish.provenance import FORCED, check_license, describe_training, parent_record, width
-from training.initial_encoder import find_initial_encoder
-from training.lineage import lineage_of
 from training.pretrain import pretrain
+from training.run import Origin
 
 
 @pytest.mark.parametrize(
@@ -82,7 +81,7 @@ def test_the_license_of_a_parent_from_timm_is_the_one_that_timm_states(name, sta
     if name is None:
         network.pretrained_cfg = {**network.pretrained_cfg, "license": None}
     monkeypatch.setattr("nnclr_hub.encoder.backbones.create_backbone", lambda *_, **__: network)
-    about = lineage_of(find_initial_encoder("timm:vit_base_patch16_224.mae"), ["photos"], range(3), None)
+    about = Origin(["photos"], range(3), "timm:vit_base_patch16_224.mae").lineage()
     assert about["parents"][0]["license"] == stated
     if stated == "apache-2.0":
         check_license("apache-2.0", about)

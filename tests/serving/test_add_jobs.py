@@ -5,6 +5,8 @@ import secrets
 import shutil
 import threading
 import zipfile
+from functools import partial
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -99,6 +101,9 @@ def test_uploads_of_a_job_are_deleted_however_it_ends(server, client, collection
     assert {jobs.get(job.id).state for job in made} <= {"cancelled", "done"}
 
 
+NOTES: dict[str, Any] = {}  # of the jobs, by ticket
+
+
 def attempt(server, ticket: str, *, until: int | None = None):
     """Run the task of a job; return None if a shutdown interrupts it after `until` images."""
     reported = [0]
@@ -107,7 +112,10 @@ def attempt(server, ticket: str, *, until: int | None = None):
         if until is not None and reported[-1] >= until:
             raise Interrupted
 
-    context = TaskContext(lambda done, total: reported.append(done), check, folder=folder_of(ticket))
+    keep = partial(NOTES.__setitem__, ticket)
+    context = TaskContext(
+        lambda done, total: reported.append(done), check, folder=folder_of(ticket), state=NOTES.get(ticket), save=keep
+    )
     task = all_kinds()["add"]
     request = task.request.from_json({"collection": "photos", "max_bytes": 10**6})
     try:

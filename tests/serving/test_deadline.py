@@ -19,7 +19,7 @@ from nnclr_hub import Encoder, load_encoder
 from nnclr_hub.store.base import Item
 from nnclr_hub.store.cancellation import check_cancelled
 from serving.limits import Budget, RequestLimits
-from serving.routes import changes
+from serving.routes import collections as changes
 from serving.settings import Settings
 
 DEADLINES_S = (0.3, 3.0, 30.0)  # one after the other: on a busy machine, work may not begin before the first

@@ -114,7 +114,7 @@ def test_requests_that_would_be_wrong_or_too_large_are_refused(client, collectio
     for response in bad:
         is_problem(response, 422, "invalid_request")
     is_problem(client.post(f"{collection}/delete", json={"where": {"must": [1]}}), 422, "invalid_filter")
-    monkeypatch.setattr("serving.routes.metadata.MAX_WRITTEN", 19)
+    monkeypatch.setattr("serving.routes.items.MAX_WRITTEN", 19)
     for response in (
         client.patch(path, json={"metadata": {"x": 1}, "where": {}}),
         client.post(f"{collection}/delete", json={"where": {}}),

@@ -1,4 +1,4 @@
-"""Behind nginx with the configuration of docs/security.md: login, /docs and redirects, with and without a prefix.
+"""Behind nginx with the configuration of docs/operate.md: login, /docs and redirects, with and without a prefix.
 
 Also with the two lines that pass websockets on, with which the body of a request must not reach other paths.
 """
@@ -20,7 +20,7 @@ from waiting import until_served
 from nnclr_hub import Client
 
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
-SECURITY_PAGE = Path(__file__).parents[2] / "docs" / "security.md"
+OPERATE_PAGE = Path(__file__).parents[2] / "docs" / "operate.md"
 WRITER = "writer-key-0123456789"
 WEBSOCKETS = (
     "proxy_http_version 1.1; proxy_set_header Upgrade $http_upgrade; proxy_set_header Connection $connection_upgrade;"
@@ -72,7 +72,7 @@ def proxied(model, tmp_path_factory, serve) -> Iterator[Proxied]:
     folder = tmp_path_factory.mktemp("nginx")
     keys = {"write_keys": [f"ci:{WRITER}"], "trusted_proxies": ["127.0.0.1"]}
     for server in serve(model, folder / "store", page=True, **keys):
-        limits, block = re.findall(r"```nginx\n(.*?)```", SECURITY_PAGE.read_text(), re.DOTALL)
+        limits, block = re.findall(r"```nginx\n(.*?)```", OPERATE_PAGE.read_text(), re.DOTALL)
         documented = block.replace("http://127.0.0.1:8000", server.url)
         below_prefix = documented.replace("location /", "location /some/images/").replace(server.url, f"{server.url}/")
         port, narrow_port = free_port(), free_port()

@@ -3,13 +3,12 @@
 import pytest
 from fastapi import APIRouter
 
-from serving.docs import router as docs
 from serving.keys import READ, WRITE
 from serving.openapi import document
-from serving.routes import ROUTERS
+from serving.routes import PAGES, ROUTERS
 from serving.security.access import AccessRules, requires
 
-RULES = AccessRules((*ROUTERS, docs))
+RULES = AccessRules((*ROUTERS, *PAGES))
 # a POST, PUT or DELETE that changes nothing is listed here too
 READ_BY_BODY = {
     ("POST", "/v1/embeddings"),

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from store.exhaustive import nearest
 from waiting import until
 
 from nnclr_hub import EmbeddedStore
@@ -31,12 +32,7 @@ def without_clusters(n: int, seed: int) -> np.ndarray:
 
 
 def truly_nearest(vectors: dict[str, np.ndarray], queries: np.ndarray, metric: str) -> list[set[str]]:
-    names, rows = list(vectors), np.stack(list(vectors.values())).astype(np.float64)
-    queries = queries.astype(np.float64)
-    if metric == "cosine":
-        rows, queries = (a / np.linalg.norm(a, axis=1, keepdims=True) for a in (rows, queries))
-    scores = -np.linalg.norm(queries[:, None] - rows[None], axis=2) if metric == "l2" else queries @ rows.T
-    return [{names[i] for i in row[:K]} for row in np.argsort(-scores, axis=1)]
+    return [{id for id, _ in nearest(metric, vectors, query)[:K]} for query in queries]
 
 
 def recall(found: list[list], truth: list[set[str]]) -> float:

@@ -197,7 +197,7 @@ def test_multi_crop_is_two_large_views_and_small_ones_in_turn():
 def test_views_made_together_or_in_parts_equal_those_made_alone():
     """Equal small views are made together; `at_once` splits the batch."""
     images = torch.randint(0, 256, (7, 64, 64, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    views = Recipe(image_size=32, local_crops=5, local_size=16, degrade=0.5).views_at(0)
+    views = Recipe(image_size=32, local_crops=5, local_size=16).views_at(0)
     pixels, numbers = StoredImages.whole(images, torch.ones(7)), sample_numbers(7, 7, torch.Generator().manual_seed(0))
     alone = [make_views(pixels, [view], own[None])[0] for view, own in zip(views, numbers, strict=True)]
     assert [view.shape for view in alone] == [(7, 3, 32, 32)] * 2 + [(7, 3, 16, 16)] * 5

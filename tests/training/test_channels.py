@@ -64,7 +64,7 @@ def test_a_pack_has_the_chosen_channels(cells, tmp_path):
 def test_every_augmentation_takes_any_number_of_channels(channels, augmentation):
     images = torch.from_numpy(RNG.integers(0, 256, (6, 24, 24, channels), dtype=np.uint8))
     for view in AUGMENTATIONS[augmentation]:
-        shape = View(**{**vars(view), "size": 16, "degrade": 0.5, "mean": (0.5,) * channels, "std": (0.2,) * channels})
+        shape = View(**{**vars(view), "size": 16, "mean": (0.5,) * channels, "std": (0.2,) * channels})
         x = make_view(images, torch.ones(6), shape, torch.Generator().manual_seed(0))
         assert x.shape == (6, channels, 16, 16)
         assert x.isfinite().all()

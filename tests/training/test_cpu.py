@@ -19,7 +19,7 @@ def gradients(network: torch.nn.Module, x: torch.Tensor) -> dict[str, torch.Tens
 
 @pytest.mark.parametrize(
     ("architecture", "arguments", "side"),
-    [("resnet18", {"channels": [4, 4, 8, 8]}, 32), ("resnet50", {"channels": [4, 4, 8, 8]}, 32), ("test_vit", {}, 32)],
+    [("resnet18", {"channels": [8, 8, 8, 8]}, 32), ("resnet50", {"channels": [8, 8, 8, 8]}, 32), ("test_vit", {}, 32)],
 )
 def test_outputs_and_gradients_are_those_of_the_stock_network(architecture, arguments, side):
     torch.manual_seed(0)

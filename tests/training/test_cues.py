@@ -10,12 +10,12 @@ from rich.console import Console
 from tiny_runs import TINY
 
 from training.ablate import for_data
-from training.cues import measure_cues
 from training.data.datasets import ImageFiles
 from training.evaluation import table_set
 from training.pretrain import pretrain
 from training.recipes import find_recipe
 from training.recipes.auto import AUTO, Cues, Situation
+from training.situation import measure_cues
 
 QUIET = Console(quiet=True)
 IMAGES = 40
@@ -51,7 +51,7 @@ def test_auto_keeps_colors_where_they_tell_the_labels_apart(tmp_path, cue, augme
     assert chosen.augmentation == augmentation
     given = find_recipe("auto").with_settings(["augmentation=simclr"])
     with monkeypatch.context() as patch:
-        patch.setattr("training.prepare.measure_cues", None)  # is not needed
+        patch.setattr("training.situation.measure_cues", None)  # is not needed
         assert for_data(given, [folder], "cpu", QUIET, labeled).augmentation == "simclr"
     assert for_data(find_recipe("auto"), [folder], "cpu", QUIET).augmentation == "byol", "without labels"
 

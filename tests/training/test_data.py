@@ -1,14 +1,11 @@
 """Packs, orders, batches, degradation and named sets: nothing is lost, decoded twice or mixed up."""
 
-import io
 import os
 import pickle
 import shutil
 import tarfile
 import threading
 from collections import Counter
-from dataclasses import replace
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -18,17 +15,16 @@ import torchvision
 from packed_batches import packed_batches
 from PIL import Image
 from rich.console import Console
-from scipy.fft import dctn, idctn
 
 from nnclr_hub.errors import InvalidRequest, NoImages, NoRoom
 from nnclr_hub.images.labels import read_labeled
 from nnclr_hub.workbench.inspection.subject import inspected_files
 from training.data import image_pack as pack_module
 from training.data import named_sets as named_module
-from training.data.augment import NUMBERS, change_all, change_rows, make_views
+from training.data.augment import make_views
+from training.data.batches import Batches
 from training.data.datasets import evaluation_sets, sampled_sizes, training_files, typical_side
-from training.data.degrade import degraded, jpeg_like, shrink_and_enlarge
-from training.data.image_pack import PackedPixels, build_pack, stored_sizes
+from training.data.image_pack import ImagePack, PackedPixels, build_pack, stored_sizes
 from training.data.named_sets import find_data
 from training.data.order import Order, Permutation, seed_of
 from training.data.views import View
@@ -75,6 +71,14 @@ def test_a_file_that_can_be_read_later_is_in_the_next_pack(image_files, tmp_path
     os.utime(late, ns=(state.st_atime_ns, state.st_mtime_ns))
     pack = build_pack(paths, 32, cache=tmp_path / "cache")
     assert (len(pack), pack.broken, pack.kept.tolist()) == (4, (), [0, 1, 2, 3])
+
+
+def test_a_file_replaced_by_one_of_equal_size_is_decoded_again(image_files, tmp_path):
+    path, paths = tmp_path / "a.bmp", [tmp_path / "a.bmp", *image_files[:2]]
+    for value in (10, 200):
+        Image.new("RGB", (40, 40), (value,) * 3).save(path)
+        os.utime(path, ns=(value, value))
+        assert build_pack(paths, 32, cache=tmp_path / "cache").image(0).mean() == value
 
 
 def test_two_programs_decode_a_pack_once(image_files, tmp_path, monkeypatch):
@@ -160,7 +164,6 @@ def test_the_order_is_fixed():
 
     assert rows(400)[:6] == [189, 152, 211, 65, 373, 151]
     assert rows(400, blocks=ARCHIVES, window=90)[:6] == [97, 43, 75, 51, 73, 322]
-    assert rows(300, 100, one_folder=0.5)[:12:2] == [338, 374, 391, 344, 5, 322]
     assert (Order(np.array([400]), 16, 3).replacement(7, 2), seed_of(1, 2, 3)) == (314, 6498626229777268288)
     assert Permutation(10**11, 5)(np.array([0, 10**11 - 1])).tolist() == [71849617495, 37048094512]
 
@@ -182,19 +185,6 @@ def test_a_permutation_has_every_element_at_every_place(n):
         assert np.bincount(first).min() > 50, "uniform: 100 on average"
 
 
-def test_batches_can_come_mostly_from_one_folder():
-    """Three quarters of a batch share a folder while it has unused images; no image occurs twice."""
-    folders = np.array([400, 200, 47])
-    origin = np.repeat([0, 1, 2], folders)
-    order = rows_of(Order(folders, 20, 0, one_folder=0.75), 3)
-    assert (len(order), order.dtype) == (640, np.int64)
-    assert len(set(order.tolist())) == 640
-    largest = [np.bincount(origin[batch]).max() / 20 for batch in order.reshape(-1, 20)]
-    assert sum(share >= 0.75 for share in largest) >= 400 // 20 + 200 // 20 + 47 // 20
-    mixed = rows_of(Order(folders, 20, 0), 3).reshape(-1, 20)
-    assert np.mean([np.bincount(origin[batch]).max() / 20 for batch in mixed]) < np.mean(largest)
-
-
 @pytest.fixture
 def numbered() -> np.ndarray:
     """40 images whose pixels equal their number."""
@@ -203,6 +193,28 @@ def numbered() -> np.ndarray:
 
 def views_of(step: int) -> list[View]:
     return [View(size=8), View(size=8 if step % 2 else 10)]
+
+
+def test_the_random_numbers_of_views_are_those_of_their_step_and_seed(numbered):
+    def numbers(step: int, seed: int = 0) -> torch.Tensor:
+        order, pixels = (
+            Order(np.array([40]), 8, seed),
+            PackedPixels(ImagePack.of_squares(numbered), torch.device("cpu")),
+        )
+        options = {"views": views_of, "batch_size": 8, "seed": seed, "where": torch.device("cpu")}
+        return Batches(pixels, np.full(40, -1), order, **options).draw(step).numbers
+
+    assert torch.equal(numbers(3), numbers(3))
+    for other in (numbers(4), numbers(8), numbers(3, seed=1)):  # the next step, the same place of the next epoch
+        assert not torch.isclose(numbers(3), other).any(dim=2).any()
+
+
+def test_images_that_are_left_out_take_their_labels_along(photos):
+    files = training_files([photos])
+    assert len(files.labels) == 60  # read before
+    kept = files.keep(np.array([1, 25, 59]))
+    assert kept.labels.tolist() == files.labels[[1, 25, 59]].tolist()
+    assert [kept[row] for row in range(3)] == [files[row] for row in (1, 25, 59)]
 
 
 @pytest.mark.parametrize("resident", [True, False])
@@ -231,54 +243,6 @@ def test_ranks_share_images_and_views_of_a_batch(world):
     parts = [made(rank, world) for rank in range(world)]
     for whole, some in zip(made(0, 1), zip(*parts, strict=True), strict=True):
         assert torch.equal(whole, torch.cat(some))
-
-
-# ---- degradation
-
-
-def test_blocks_are_rounded_as_in_jpeg():
-    """scipy's cosine transform of each block, and the table that Pillow writes at quality 50, scaled like libjpeg."""
-    Image.new("L", (8, 8)).save(file := io.BytesIO(), "JPEG", quality=50)
-    table = np.array(Image.open(file).quantization[0], np.float64).reshape(8, 8)  # type: ignore[attr-defined]
-    x = torch.rand(3, 2, 20, 20, generator=torch.Generator().manual_seed(0))
-    quality = (20.0, 50.0, 95.0)
-    made = jpeg_like(x, torch.tensor(quality))
-    for image, of, q in zip(made, x, quality, strict=True):
-        steps = np.maximum(1, table * (5000 / q if q < 50 else 200 - 2 * q) / 100)
-        for channel, before in zip(image, of, strict=True):
-            want = np.pad(before.double().numpy() * 255 - 128, (0, 4), mode="edge")
-            for top, left in product(range(0, 24, 8), repeat=2):
-                block = want[top : top + 8, left : left + 8]
-                block[:] = idctn(np.round(dctn(block, norm="ortho") / steps) * steps, norm="ortho")
-            np.testing.assert_allclose(channel, np.clip((want[:20, :20] + 128) / 255, 0, 1), atol=1e-5)
-
-
-def test_shrinking_takes_the_mean_of_areas_and_enlarging_is_bilinear():
-    x = torch.rand(3, 2, 20, 20, generator=torch.Generator().manual_seed(0))
-    made = shrink_and_enlarge(x, torch.tensor([0.63, 1.0, 0.01]))
-    for image, of, small in zip(made, x, (13, 20, 2), strict=True):
-        down = of.repeat_interleave(small, 1).unflatten(1, (small, 20)).mean(2)
-        down = down.repeat_interleave(small, 2).unflatten(2, (small, 20)).mean(3)
-        want = torch.nn.functional.interpolate(down[None], 20, mode="bilinear")[0]
-        torch.testing.assert_close(image, want, atol=1e-5, rtol=0)
-
-
-def test_each_degraded_image_depends_on_its_numbers():
-    generator = torch.Generator().manual_seed(0)
-    x, numbers = torch.rand(20, 3, 20, 20, generator=generator), torch.rand(20, 3, generator=generator)
-    for image, of, (_, share, quality) in zip(degraded(x, numbers), x, numbers.tolist(), strict=True):
-        want = shrink_and_enlarge(of[None], torch.tensor([0.35 + 0.65 * share]))
-        torch.testing.assert_close(image, jpeg_like(want, torch.tensor([20 + 70 * quality]))[0], atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize("change", [change_rows, change_all])
-def test_views_are_degraded_with_their_probability(change):
-    numbers = torch.rand(400, NUMBERS, generator=torch.Generator().manual_seed(0))
-    x = torch.rand(400, 3, 16, 16, generator=torch.Generator().manual_seed(1))
-    plain = View(size=16, jitter=0, gray=0, blur=0, mean=(0, 0, 0), std=(1, 1, 1))
-    made = change(x.clone(), replace(plain, degrade=0.3), numbers)
-    changed = (made != change(x.clone(), plain, numbers)).flatten(1).any(dim=1)
-    assert changed.float().mean() == pytest.approx(0.3, abs=0.06)
 
 
 # ---- named sets

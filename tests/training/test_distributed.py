@@ -18,7 +18,7 @@ from waiting import free_port
 
 from nnclr_hub.errors import InvalidRequest, TrainingError
 from nnclr_hub.method import Gather
-from training import prepare
+from training import setup
 from training.callbacks import Callback
 from training.checkpoint import load_checkpoint
 from training.distributed import Ranks, joined, slurm_ranks
@@ -30,7 +30,7 @@ from training.verdict import Verdict
 
 ROOT = Path(__file__).parents[2]
 FAST = [
-    *("channels=4,4,8,8", "projection_hidden=16", "projection_dim=8", "image_size=32", "pack_size=32", "eval_size=32"),
+    *("channels=8,8,8,8", "projection_hidden=16", "projection_dim=8", "image_size=32", "pack_size=32", "eval_size=32"),
     *("batch_size=8", "epochs=12", "checkpoint_every=1", "log_every=1", "precision=fp32", "queue_size=40"),
 ]
 
@@ -266,7 +266,6 @@ SCORING = """
 import os, sys, time
 from tiny_runs import recipe
 from training import evaluation, pretrain
-from training.evals import labeled
 def slow(features):
     time.sleep(8)
     yield "slow", 1.0
@@ -277,7 +276,7 @@ evaluation.PROTOCOLS = (slow,)
 child = os.fork()
 rank = "0" if child else "1"
 if child:
-    crops, labeled._crops = labeled._crops, slow_crops
+    crops, evaluation._crops = evaluation._crops, slow_crops
 os.environ |= {"RANK": rank, "LOCAL_RANK": rank}
 settings = recipe("epochs=1", "batch_size=8", "checkpoint_every=1", "collective_minutes=0.08")
 done = pretrain.pretrain(settings, sys.argv[1], sys.argv[2], device="cpu")
@@ -307,12 +306,12 @@ def scontrol(tmp_path, monkeypatch) -> Path:
 
 def test_a_job_of_slurm_is_requeued_while_images_are_decoded(scontrol, data, tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "78")
-    original = prepare.build_pack
+    original = setup.build_pack
 
     def decode(*arguments, progress, **options):
         return original(*arguments, progress=lambda done, total: signal.raise_signal(signal.SIGUSR1), **options)
 
-    monkeypatch.setattr(prepare, "build_pack", decode)
+    monkeypatch.setattr(setup, "build_pack", decode)
     monkeypatch.setenv("NNCLR_CACHE", str(tmp_path / "cache"))  # another test may have decoded these images
     settings = find_recipe("small_cpu").with_settings(FAST)
     before = signal.getsignal(signal.SIGUSR1)

@@ -1,13 +1,20 @@
 """Evaluation at checkpoints: exact inference, on the device of the encoder."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
+from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.errors import InvalidRequest
+from training.data.datasets import EvaluationSet, ImageFiles
+from training.data.views import IMAGENET_MEAN, IMAGENET_STD
 from training.evals.features import Features, PartFeatures
 from training.evals.frozen import quick_linear
-from training.evaluation import exact_inference
+from training.evaluation import exact_inference, labeled_sets
 
 
 @pytest.fixture
@@ -59,3 +66,19 @@ def test_the_linear_score_is_fitted_on_the_device_of_the_encoder():
     assert dict(quick_linear(Features("some", ("a", "b"), part, part))) == {"linear/some": 1.0}
     with pytest.raises(InvalidRequest, match="cuda"):
         dict(quick_linear(Features("some", ("a", "b"), part, part, device="cuda")))
+
+
+def test_a_large_set_is_scored_on_a_random_part_and_named_by_both_parts(photos):
+    """The first images of a set in the order of its classes would be of one class."""
+    paths = tuple(sorted(photos.rglob("*.jpg")))
+    labels = np.repeat(np.arange(3), 20)
+    parts = [ImageFiles(paths[start::2], labels[start::2], ("a", "b", "c")) for start in (0, 1)]
+    data = EvaluationSet("photos", *parts, split="test")
+    plain = Preprocessing(32, 1.0, IMAGENET_MEAN, IMAGENET_STD)
+    [some], names = labeled_sets([data], plain, 9, Console(quiet=True))
+    features = some.embed(SimpleNamespace(forward_crops=lambda crops: crops.reshape(len(crops), -1), device="cpu"))
+    assert set(features.train.labels.tolist()) == set(features.test.labels.tolist()) == {0, 1, 2}
+    assert len(features.train.labels) == len(features.test.labels) == some.tested == 9
+    for change in ({"train": parts[1]}, {"test": parts[0]}):
+        other = labeled_sets([replace(data, **change)], plain, 9, Console(quiet=True))[1]
+        assert other != names

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from nnclr_hub.method import METHODS, Gather
-from training.assemble import build_learner
+from training.assemble import Tables, build_learner
 from training.data.augment import (
     BoxedImages,
     StoredImages,
@@ -26,7 +26,7 @@ from training.data.augment import (
     make_views,
     sample_numbers,
 )
-from training.data.views import AUGMENTATIONS, View
+from training.data.views import AUGMENTATIONS
 from training.distributed import Ranks
 from training.graph import EAGER_STEPS, StepGraph
 from training.optimization import Schedule, make_optimizer
@@ -37,16 +37,18 @@ from training.step import Stepper
 CPU = torch.device("cpu")
 STEPS = 9
 TINY = [
-    *("channels=4,4,8,8", "projection_hidden=16", "projection_dim=8", "image_size=32", "pack_size=40", "eval_size=32"),
+    *("channels=8,8,8,8", "projection_hidden=16", "projection_dim=8", "image_size=32", "pack_size=40", "eval_size=32"),
     *("batch_size=16", "queue_size=48", "precision=fp32", "warm_start=0.2", "ramp=0.4", "gate=1", "mean_of=3"),
 ]
-KINDS = {name: [f"method={name}"] for name in METHODS} | {
+TEACHER = {name: ["teacher=t"] * (row.target_encoder == "teacher") for name, row in METHODS.items()}
+KINDS = {name: [f"method={name}", *TEACHER[name]] for name in METHODS} | {
+    "metadata": ["same=patient", "not_same=scanner,site"],
     "k": ["k=3", "prediction=paper"],
     "soft": ["pick=soft"],
     "oracle": ["pick=oracle"],
     "both": ["enqueue=both"],
     "random": ["support_set=random_replacement"],
-    "multicrop, sizes": ["local_crops=3", "local_size=16", "early_size=24", "early_share=0.5", "degrade=0.5"],
+    "multicrop, sizes": ["local_crops=3", "local_size=16", "early_size=24", "early_share=0.5"],
     "lars": ["optimizer=lars", "weight_decay=1e-6", "transposed_term=true"],
     "vit": [
         *("backbone=test_vit", "channels=", "drop_path=0.3", "optimizer=adamw", "clip=1", "image_size=16"),
@@ -126,7 +128,11 @@ def run_of(settings) -> tuple[Run, Schedule]:
     pixels = rng.integers(0, 256, (64, side, side, 3), dtype=np.uint8)
     batches = packed_batches(pixels, 16, lambda step: recipe.views_at(step / STEPS), labels=np.arange(64) % 3)
     torch.manual_seed(0)
-    learner = build_learner(recipe)
+    tables = {"teacher": torch.randn(64, 8)} if recipe.teacher else {}
+    for name in ("same", "not_same"):
+        if columns := getattr(recipe, name):
+            tables[name] = torch.randint(-1, 3, (64, len(columns)))
+    learner = build_learner(recipe, Tables(**tables))
     learner.train()
     optimizer = make_optimizer(learner, recipe)
     run = Run(Path(), recipe, learner, optimizer, batches, Ranks(0, 1, CPU, Gather()), STEPS)
@@ -164,9 +170,9 @@ def test_two_steps_have_the_same_operations_shapes_and_numbers(kind):
     assert not [row[0] for row in seen[1] if "nonzero" in row[0] or "_local_scalar_dense" in row[0]]
 
 
-@pytest.mark.parametrize("name", [*AUGMENTATIONS, "degraded"])
+@pytest.mark.parametrize("name", AUGMENTATIONS)
 def test_both_forms_of_the_augmentation_make_the_same_images(name):
-    views = [replace(view, size=48) for view in AUGMENTATIONS.get(name, (View(degrade=0.5), View(degrade=0.9)))]
+    views = [replace(view, size=48) for view in AUGMENTATIONS[name]]
     rng = np.random.default_rng(0)
     pixels = torch.from_numpy(rng.integers(0, 256, (64, 9, 9, 3), dtype=np.uint8)).repeat_interleave(8, 1)
     pixels = pixels.repeat_interleave(8, 2)

@@ -65,7 +65,7 @@ def test_a_run_folder_is_rejected_with_a_hint_to_its_encoder(photos, tmp_path):
 
 
 def test_an_encoder_of_a_run_brings_its_heads(photos, tmp_path, capsys):
-    recipe = find_recipe("small_cpu").with_settings([*FAST, "channels=4,4,8,8"])
+    recipe = find_recipe("small_cpu").with_settings([*FAST, "channels=8,8,8,8"])
     pretrain(recipe, [photos], tmp_path / "first")
     pretrain(
         find_recipe("small_cpu").with_settings(FAST),
@@ -75,7 +75,7 @@ def test_an_encoder_of_a_run_brings_its_heads(photos, tmp_path, capsys):
     )
     printed = " ".join(capsys.readouterr().err.split())
     assert "its projection head" in printed
-    assert "resnet18 [4, 4, 8, 8] from --init" in printed
+    assert "resnet18 [8, 8, 8, 8] from --init" in printed
 
 
 def test_the_heads_learn_first_and_early_layers_slowest(model):

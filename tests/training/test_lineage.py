@@ -5,7 +5,7 @@ import subprocess
 import pytest
 
 from nnclr_hub.publish.provenance import describe_training
-from training import lineage
+from training import run
 
 AUTHOR = ("-c", "user.name=Ann", "-c", "user.email=ann@example.org")
 
@@ -18,7 +18,7 @@ def checkout(tmp_path, monkeypatch):
         done = subprocess.run(["git", *AUTHOR, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True)
         return done.stdout.strip()
 
-    monkeypatch.setattr(lineage, "ROOT", tmp_path)
+    monkeypatch.setattr(run, "ROOT", tmp_path)
     (tmp_path / "code.py").write_text("a = 1\n")
     git("init", "--quiet")
     git("add", "code.py")
@@ -28,7 +28,7 @@ def checkout(tmp_path, monkeypatch):
 
 
 def recorded() -> str | None:
-    return lineage.lineage_of(None, [], [], None).get("commit")
+    return run.commit_of_code()
 
 
 def test_the_commit_is_marked_if_tracked_files_were_changed(checkout, tmp_path):
@@ -45,7 +45,7 @@ def test_the_commit_is_marked_if_tracked_files_were_changed(checkout, tmp_path):
 
 
 def test_an_installed_package_has_no_commit(tmp_path, monkeypatch):
-    monkeypatch.setattr(lineage, "ROOT", tmp_path)
+    monkeypatch.setattr(run, "ROOT", tmp_path)
     assert recorded() is None
 
 

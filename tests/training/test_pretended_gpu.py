@@ -48,7 +48,7 @@ KINDS = {
     "lejepa": ["method=lejepa"],
     "starter": [
         *("method=momentum_nnclr", "encoder=momentum", "local_crops=3", "local_size=16", "early_size=24"),
-        *("early_share=0.5", "degrade=0.5", "one_folder=0.5", "nesterov=true"),
+        *("early_share=0.5", "nesterov=true"),
     ],
     "vit": [*VIT, "optimizer=adamw", "clip=1", "method=momentum_nnclr", "local_crops=1", "local_size=16"],
     "lars": ["optimizer=lars", "transposed_term=true"],
@@ -100,7 +100,7 @@ def stepper_of(gpu, settings) -> tuple[Stepper, Recorder]:
     pixels = rng.integers(0, 256, (32, side, side, 3), dtype=np.uint8)
     views = lambda step: recipe.views_at(step / 4)  # noqa: E731
     labels, folders = np.arange(32) % 3, [20, 12]
-    batches = packed_batches(pixels, 8, views, where=GPU, labels=labels, folders=folders, one_folder=recipe.one_folder)
+    batches = packed_batches(pixels, 8, views, where=GPU, labels=labels, folders=folders)
     learner = gpu.place(build_learner(recipe).to(memory_format=torch.channels_last))
     optimizer = make_optimizer(learner, recipe)
     run = Run(Path(), recipe, learner, optimizer, batches, Ranks(0, 1, GPU, Gather()), 4)
@@ -125,7 +125,7 @@ def test_a_step_stays_on_the_device_and_never_waits(gpu, kind):
 @pytest.mark.parametrize("name", AUGMENTATIONS)
 def test_augmentation_sends_its_parameters_without_waiting(gpu, name):
     images = torch.zeros(16, 32, 32, 3, dtype=torch.uint8).to(GPU, non_blocking=True)
-    for view in (*AUGMENTATIONS[name], View(degrade=0.9, blur=0.9, solarize=0.9)):
+    for view in (*AUGMENTATIONS[name], View(blur=0.9, solarize=0.9)):
         x = make_view(images, torch.ones(16), view, torch.Generator().manual_seed(0))
         assert (x.device.type, x.shape) == ("cuda", (16, 3, 224, 224))
     assert gpu.waits == []

@@ -12,7 +12,7 @@ from tiny_runs import FAST, TINY, nnclr, recipe, stop_in_step, weights
 
 from nnclr_hub import load_encoder
 from nnclr_hub.cli.programs import load_program
-from training import prepare
+from training import setup
 from training.checkpoint import load_checkpoint
 from training.data.image_pack import build_pack
 from training.evaluation import Evaluation
@@ -116,7 +116,7 @@ def test_auto_prints_its_choice_before_decoding_and_then_the_reduced_sizes(data,
         printed.append(capsys.readouterr().err)
         return build_pack(*arguments, **options)
 
-    monkeypatch.setattr(prepare, "build_pack", decode)
+    monkeypatch.setattr(setup, "build_pack", decode)
     pretrain(find_recipe("auto").with_settings([*TINY, "epochs=1"]), [data], tmp_path / "run")
     before, after = (" ".join(text.split()) for text in (*printed, capsys.readouterr().err))
     assert re.search(r"auto: simclr, resnet18 at 32 pixels, batch 8, 1(\.0)? epochs", before), before

@@ -84,7 +84,7 @@ def test_too_few_or_broken_images_are_explained(tmp_path, image_files, capsys):
 
 
 def test_too_few_images_are_rejected_before_anything_is_said_of_their_size(tmp_path, image_files, monkeypatch, capsys):
-    monkeypatch.setattr("training.prepare.build_pack", lambda *a, **k: pytest.fail("decoding started"))
+    monkeypatch.setattr("training.setup.build_pack", lambda *a, **k: pytest.fail("decoding started"))
     for path in image_files[:3]:
         shutil.copy(path, tmp_path)
     with pytest.raises(NoImages):
@@ -94,7 +94,7 @@ def test_too_few_images_are_rejected_before_anything_is_said_of_their_size(tmp_p
 
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_run_folder_that_is_not_writable_is_rejected_before_decoding(data, tmp_path, monkeypatch, resume):
-    monkeypatch.setattr("training.prepare.build_pack", lambda *a, **k: pytest.fail("decoding started"))
+    monkeypatch.setattr("training.setup.build_pack", lambda *a, **k: pytest.fail("decoding started"))
     (tmp_path / "file").write_text("mine")
     for out in (tmp_path / "file", tmp_path / "file" / "run", Path("/proc/run")):
         with pytest.raises(NoRoom):
@@ -102,7 +102,7 @@ def test_a_run_folder_that_is_not_writable_is_rejected_before_decoding(data, tmp
 
 
 def test_an_invalid_network_is_rejected_before_decoding(data, tmp_path, monkeypatch):
-    monkeypatch.setattr("training.prepare.build_pack", lambda *a, **k: pytest.fail("decoding started"))
+    monkeypatch.setattr("training.setup.build_pack", lambda *a, **k: pytest.fail("decoding started"))
     with pytest.raises(UnknownModel, match="resnet18"):
         pretrain(recipe("backbone=resnet19"), [data], tmp_path / "run")
     with pytest.raises(InvalidRequest, match="--set channels="):

@@ -7,16 +7,16 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from nnclr_hub import cores, model_info
+from nnclr_hub import cores
 from nnclr_hub.errors import InvalidRequest, UnknownSetting
-from nnclr_hub.hub.layout import read_config
 from nnclr_hub.images.pool import active_pool
 from nnclr_hub.method import METHODS
 from training.ablate import for_data
-from training.assemble import build_learner, fit_to_data
-from training.data.detail import kept_contrast
+from training.assemble import build_learner
 from training.recipes import RECIPES, find_recipe
 from training.recipes.auto import Auto, Cues, Situation, Start
+from training.setup import fit_to_data
+from training.situation import kept_contrast
 from training.tables import TABLES, find_table
 
 
@@ -68,8 +68,8 @@ def test_prototypes_are_built_even_where_a_recipe_leaves_out_the_prediction_head
 
 
 def test_stochastic_depth_is_in_the_online_network_alone():
-    recipe = find_recipe("starter_vit_small").with_settings(
-        ["method=momentum_nnclr", "queue_size=8", "backbone=vit_tiny_patch16_224"]
+    recipe = find_recipe("vit_base_imagenet").with_settings(
+        ["method=momentum_nnclr", "queue_size=8", "backbone=vit_tiny_patch16_224", "freeze_patches=true"]
     )
     learner = build_learner(recipe)
     rates = [getattr(m, "drop_prob", None) for m in learner.backbone.modules() if type(m).__name__ == "DropPath"]
@@ -77,22 +77,6 @@ def test_stochastic_depth_is_in_the_online_network_alone():
     theirs = [getattr(m, "drop_prob", None) for m in learner.momentum.modules() if type(m).__name__ == "DropPath"]
     assert set(theirs) == {0.0}
     assert not learner.backbone.patch_embed.proj.weight.requires_grad, "frozen patch projection"
-
-
-@pytest.mark.parametrize(
-    ("recipe", "model"),
-    [("starter_resnet50", "nnclr_resnet50_starter"), ("starter_vit_small", "nnclr_vit_small_patch8_starter")],
-)
-def test_the_recipe_of_a_starter_has_the_settings_that_its_weights_record(recipe, model):
-    used, config = find_recipe(recipe), read_config(model_info(model).folder)
-    about, cfg = config.nnclr, config.pretrained_cfg
-    assert used.backbone == config.architecture
-    assert (used.eval_size, used.eval_crop) == (cfg["input_size"][-1], cfg["crop_pct"])
-    for name, recorded in (("method", "method"), ("encoder", "encoder"), ("seed", "seed")):
-        assert getattr(used, name) == about[recorded]
-    assert (used.temperature, used.queue_size) == (about["temperature"], about["support_set_size"])
-    assert (used.epochs, list(used.mean), list(used.std)) == (about["epochs"], cfg["mean"], cfg["std"])
-    assert used.steps(about["data_images"] // used.batch_size) == about["steps"]
 
 
 PHOTOS = {48: 0.93, 64: 0.96, 96: 0.98}

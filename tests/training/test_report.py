@@ -8,8 +8,7 @@ from tiny_runs import recipe
 
 from nnclr_hub.errors import InvalidRequest
 from training.ablate import ablate
-from training.monitor import read_log
-from training.neighbor_history import read_neighbors
+from training.monitor import read_log, read_neighbors
 from training.pretrain import pretrain
 from training.report import write_report
 from training.verdict import symptoms

@@ -1,6 +1,7 @@
 """`--resume` with more epochs, with a folder that has changed, and from a checkpoint that was kept."""
 
 import dataclasses
+import os
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,16 +9,25 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from tiny_runs import recipe, weights
 
 from nnclr_hub.errors import CheckpointError
 from training.callbacks import Callback
-from training.checkpoint import check_same_run, evaluation_changed, load_checkpoint
+from training.checkpoint import (
+    FREE,
+    check_same_run,
+    choices_of,
+    evaluation_changed,
+    load_checkpoint,
+    restore,
+    save_checkpoint,
+    sizes_of,
+)
 from training.data.datasets import training_files
 from training.monitor import read_log
 from training.pretrain import pretrain
 from training.recipes import find_recipe
-from training.resume import choices_of, sizes_of
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -128,6 +138,9 @@ def test_a_run_continues_at_its_epoch_after_images_were_added_and_removed(folder
     assert len(same) >= 50, "most rows are older than the last step"
     for old, new in same:
         assert before[old] == now[new] if new >= 0 else before[old] == images[0]
+    ids, labels = (after["learner"][f"support_set.{name}"] for name in ("ids", "labels"))
+    assert labels[ids >= 0].tolist() == now.labels[ids[ids >= 0]].tolist()
+    assert (labels[ids < 0] == -1).all(), "the label of a removed image is forgotten"
     steps = [line["step"] for line in read_log(out)]
     assert steps == sorted(steps)
 
@@ -211,6 +224,41 @@ def test_a_checkpoint_of_another_run_is_refused_by_name(saved, settings, now, in
     changed["settings"] = {**dataclasses.asdict(before), **changed["settings"]}
     with pytest.raises(CheckpointError, match=named):
         check_same_run(changed, chosen, images_of(*now), init, tmp_path)
+
+
+@pytest.mark.parametrize("name", [name for name in recipe().values() if name not in FREE])
+def test_no_other_setting_may_change(name, tmp_path):
+    """The weights depend on each of them."""
+    saved = saved_of(recipe())
+    saved["settings"] = {**saved["settings"], name: "another"}
+    with pytest.raises(CheckpointError, match=f"{name} was another"):
+        check_same_run(saved, recipe(), images_of("a"), None, tmp_path)
+
+
+def test_a_checkpoint_is_on_the_disk_before_it_replaces_the_last_one(tmp_path, monkeypatch):
+    events, sync, replace = [], os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda file: (events.append("sync"), sync(file)))
+    monkeypatch.setattr(os, "replace", lambda *names: (events.append("replace"), replace(*names)))
+    save_checkpoint(tmp_path, {"step": 1})
+    assert events == ["sync", "replace"]
+    assert load_checkpoint(tmp_path) == {"step": 1}
+
+
+def test_a_changed_folder_keeps_scores_and_drops_neighbors_that_name_other_images(tmp_path):
+    """Image 9 was removed, and 10 was added."""
+    (tmp_path / "neighbors.jsonl").write_text('{"step": 1}\n')
+    (tmp_path / "log.jsonl").write_text('{"step": 10, "epoch": 1.0}\n')
+    network = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(network.parameters(), 0.1)
+    chosen = recipe("epochs=4")
+    run = SimpleNamespace(learner=network, optimizer=optimizer, recipe=chosen, out=tmp_path, steps=20, step=0)
+    run.batches, run.ranks = SimpleNamespace(steps_per_epoch=5), SimpleNamespace(first=True)
+    saved = saved_of(chosen, step=10, steps_per_epoch=10, scores={"knn20/a": 0.5}, scaler={})
+    saved |= {"learner": network.state_dict(), "optimizer": optimizer.state_dict()}
+    restore(run, saved, SimpleNamespace(fingerprints=np.arange(1, 11), labels=np.zeros(10)), Console(quiet=True))
+    assert (run.step, run.scores) == (5, {"knn20/a": 0.5})
+    assert not (tmp_path / "neighbors.jsonl").exists()
+    assert read_log(tmp_path) == [{"step": 5, "epoch": 1.0}]
 
 
 def test_a_checkpoint_without_fingerprints_needs_the_same_images(tmp_path):

@@ -14,7 +14,7 @@ from training.recipes import auto, find_recipe
 from training.time_limit import TimedEpochs, epochs_follow_time
 
 SMALL = ("image_size=16", "pack_size=24", "eval_size=16", "batch_size=8", "log_every=2", "checkpoint_every=100")
-NARROW = ("channels=4,4,8,8", "projection_hidden=16", "projection_dim=8")
+NARROW = ("channels=8,8,8,8", "projection_hidden=16", "projection_dim=8")
 LIMIT = 100.0  # seconds on the clock of the tests
 
 

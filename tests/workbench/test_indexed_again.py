@@ -8,8 +8,7 @@ import zipfile
 import pytest
 
 from nnclr_hub.workbench import NewImage
-from nnclr_hub.workbench.file_import import import_file
-from nnclr_hub.workbench.import_format import FORMATS
+from nnclr_hub.workbench.file_import import ImportRequest
 
 NOTES = {"label": "MINE", "note": "keep", "inspection": {"reviewed": "x"}}
 
@@ -69,8 +68,8 @@ def test_an_archive_is_imported_again(bench, folder, tmp_path, image_files):
         with zipfile.ZipFile(tmp_path / "c.zip", "w") as packed:
             for name, source in names.items():
                 packed.write(folder / "cat" / source, name)
-        report = import_file(bench, "c", tmp_path / "c.zip", FORMATS["zip"])
-        return report.added, report.replaced, report.unchanged
+        report = bench.run("import", ImportRequest("c", str(tmp_path / "c.zip")))
+        return report["added"], report["replaced"], report["unchanged"]
 
     bench.ensure_collection("c", None)
     same = {"cat/0.jpg": "0.jpg", "cat/1.jpg": "1.jpg", "dog/2.jpg": "2.jpg"}

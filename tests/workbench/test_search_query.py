@@ -11,7 +11,7 @@ from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.store.queries import best_per_group, search_like
 from nnclr_hub.workbench import Encoders, Example, SearchQuery, Workbench
-from nnclr_hub.workbench.search_batch import run_each
+from nnclr_hub.workbench.search_query import run_each
 
 VECTOR = np.array([1, 0, 0], np.float32)
 

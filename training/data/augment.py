@@ -24,7 +24,6 @@ import torch
 from torch import Generator, Tensor
 
 from .crop_boxes import CROP_NUMBERS, crop_boxes
-from .degrade import DEGRADE_NUMBERS, degraded
 from .jitter import jitter_all, jitter_rows
 from .pixel_ops import blur_matrix, gaussian_blur, gray, grayscale, products, resized_crop, solarize
 from .views import View
@@ -34,8 +33,7 @@ LEAST = 2.0  # minimum side of a crop in pixels of a stored copy
 FLIP, JITTER, GRAY, SIGMA, BLUR, SOLARIZE, OWN = range(CROP_NUMBERS, CROP_NUMBERS + 7)
 ORDER, AMOUNTS = slice(OWN + 1, OWN + 5), slice(OWN + 5, OWN + 9)
 SATURATION_AND_HUE = slice(OWN + 7, OWN + 9)  # of the amounts
-DEGRADE = slice(OWN + 9, OWN + 9 + DEGRADE_NUMBERS)
-NUMBERS = DEGRADE.stop
+NUMBERS = OWN + 9
 
 
 class Pixels(Protocol):
@@ -232,7 +230,6 @@ def blur_taps(size: int) -> int:
 
 def change_rows(x: Tensor, view: View, numbers: Tensor) -> Tensor:
     """Change colors and sharpness of crops (B, C, S, S) on a CPU, and normalize them; `x` may be overwritten."""
-    x = _some(x, numbers[:, DEGRADE.start] < view.degrade, lambda part, rows: degraded(part, numbers[rows, DEGRADE]))
     if view.jitter:
         x = jitter_rows(x, *_turns_and_amounts(view, numbers))
     x = _some(x, numbers[:, GRAY] < view.gray, lambda part, _: grayscale(part))
@@ -249,9 +246,6 @@ def change_all(x: Tensor, view: View, numbers: Tensor, change: Change | None = N
         change: `colors_and_blur`, or a compiled form of it.
     """
     on_device = numbers.to(x.device, non_blocking=True)
-    if view.degrade:
-        chosen = (on_device[:, DEGRADE.start] < view.degrade)[:, None, None, None]
-        x = torch.where(chosen, degraded(x, on_device[:, DEGRADE]), x)
     x = (change or colors_and_blur)(x, view, on_device)
     return _normalize(_of_plugin(x, view, numbers), view)
 

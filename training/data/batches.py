@@ -15,7 +15,6 @@ import torch
 from torch import Generator, Tensor
 
 from .augment import NUMBERS, CutViews, StoredImages, sample_numbers
-from .folder_views import FolderNumbers
 from .order import Order, seed_of
 from .side_stream import SideStream
 from .views import View
@@ -95,7 +94,9 @@ class PixelSource(Protocol):
 class Batches:
     """Batches by step number, so that a resumed run continues with the very next one.
 
-    pixels, labels: as given.
+    pixels, labels, batch_size, seed: as given.
+    folders: (F,) int64, number of images of each data folder; their rows follow one another.
+    part: the slice of a batch that this rank has.
     steps: of the run, which its views may depend on.
 
     Args:
@@ -103,7 +104,6 @@ class Batches:
         labels: (N,) int64, -1 where unknown.
         order: of the images.
         views: returns the views of a step.
-        folder_numbers: changes the views of some folders; None for none.
         rank, world: this rank gets part number `rank` of `world` equal parts of each batch.
     """
 
@@ -117,16 +117,15 @@ class Batches:
         batch_size: int,
         seed: int,
         where: torch.device,
-        folder_numbers: FolderNumbers | None = None,
         rank: int = 0,
         world: int = 1,
     ) -> None:
         self.steps_per_epoch, self.steps = order.steps_per_epoch, 0
         self.pixels, self.labels = pixels, np.asarray(labels, np.int64)
         self._order = order
-        self._views, self._batch_size, self._seed, self._where = views, batch_size, seed, where
-        self._folder_numbers = folder_numbers
-        self._part = slice(rank * batch_size // world, (rank + 1) * batch_size // world)
+        self._views, self._where = views, where
+        self.batch_size, self.seed, self.folders = batch_size, seed, order.folders
+        self.part = slice(rank * batch_size // world, (rank + 1) * batch_size // world)
         self._begun: dict[int, Callable[[], Batch]] = {}
         self.side = SideStream(where)
 
@@ -166,11 +165,9 @@ class Batches:
     def draw(self, step: int) -> Draw:
         """Return the images and random numbers of a step, which `at` would fetch."""
         views = self._views(step)
-        draws = Generator().manual_seed(seed_of(self._seed, step))
-        numbers = sample_numbers(len(views), self._batch_size, draws)[:, self._part]
-        rows = self._order.rows(step)[self._part]
-        if self._folder_numbers is not None:
-            self._folder_numbers.change(numbers, rows, views)
+        draws = Generator().manual_seed(seed_of(self.seed, step))
+        numbers = sample_numbers(len(views), self.batch_size, draws)[:, self.part]
+        rows = self._order.rows(step)[self.part]
         return Draw(rows, views, numbers)
 
     def _begin(self, step: int) -> Callable[[], Batch]:
@@ -188,6 +185,10 @@ class Batches:
             return Batch(pixels, views, numbers, ids, labels)
 
         return finish
+
+
+# the classes that a recipe can name; each takes the arguments of Batches. Plug-ins add theirs, which override `draw`
+BATCHES: dict[str, type[Batches]] = {"batches": Batches}
 
 
 def channel_statistics(pixels: PixelSource) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from nnclr_hub.errors import ImageError, NoImages
+from nnclr_hub.errors import ImageError, InvalidRequest, NoImages
 from nnclr_hub.hub.layout import HELD_OUT, VALIDATION
 from nnclr_hub.images.decode import image_size
 from nnclr_hub.images.folder import (
@@ -36,7 +36,7 @@ from nnclr_hub.images.reading import PLAIN, ImageReading
 from nnclr_hub.images.source import ImageSource, ListedImage, PackedImage
 from nnclr_hub.probe.cross_validation import stratified_folds
 from nnclr_hub.remote_files import is_address, open_file_system, reading
-from nnclr_hub.table_rows import read_rows
+from nnclr_hub.table_rows import LabelTable, read_rows
 
 from .image_index import NO_LABEL, ImageIndex, Listed, current_index, digest_of, write_index
 
@@ -242,6 +242,37 @@ def sampled_sizes(paths: Sequence[Path | PackedImage], reading: ImageReading = P
 def typical_side(sizes: np.ndarray) -> int:
     """Return the median short side of images (n, 2); 0 without images."""
     return int(np.median(sizes.min(axis=1))) if len(sizes) else 0
+
+
+def has_labels(table: LabelTable) -> bool:
+    """Return whether a table has a column of labels, and not only of other metadata."""
+    return table.label_column is not None or bool({"label", "labels"} & set(read_rows(table, []).others))
+
+
+def metadata_numbers(
+    files: ImageIndex, folders: Sequence[Path | str], labels: LabelTable | None, columns: Sequence[str]
+) -> np.ndarray:
+    """Return the values of some columns of a table by image, as numbers: (N, C) int64, -1 where unknown.
+
+    Args:
+        labels: the table; None: labels.csv in the data folders, or next to their splits.
+
+    Raises:
+        InvalidRequest: there is no table, or it lacks a column.
+    """
+    parts = [part for one in folders if Path(one).is_dir() for part in _parts(Path(one))]
+    tables = [labels] if labels else list(filter(None, map(find_table, parts)))
+    if not tables:
+        raise InvalidRequest(f"{', '.join(columns)}: give a table with these columns, --labels, or a labels.csv.")
+    numbers = np.full((len(files), len(columns)), NO_LABEL, np.int64)
+    known: list[dict[str, int]] = [{} for _ in columns]
+    for table in dict.fromkeys(tables):
+        rows = read_rows(table, list(columns))
+        for row, cells in rows.check(rows.match(files.named()), "the data", part=True).cells.items():
+            for place, column in enumerate(columns):
+                if value := cells[column][:1]:
+                    numbers[row, place] = known[place].setdefault(value[0], len(known[place]))
+    return numbers
 
 
 def evaluation_sets(folders: Sequence[Path | str], table: EvaluationSet | None = None) -> list[EvaluationSet]:

@@ -26,6 +26,7 @@ from nnclr_hub.cache import cache_folder, lock_folder, not_writable
 from nnclr_hub.errors import NoRoom
 from nnclr_hub.images import parquet as image_parquet
 from nnclr_hub.images.source import ImageSource, ListedImage, PackedImage
+from nnclr_hub.table_rows import Named
 
 FORMAT = 1
 COLUMNS = {"source": np.int32, "offset": np.int64, "size": np.int64, "label": np.int32, "name_end": np.int64}
@@ -134,6 +135,12 @@ class ImageIndex(Sequence[Path | PackedImage]):
     def name(self, row: int) -> str:
         """Return the name of an image for messages."""
         return str(self[row])
+
+    def named(self) -> Iterator[Named[int]]:
+        """Yield each image as rows of a table name it."""
+        for row in range(len(self)):
+            image = self._listed(row)
+            yield Named(row, self._sources[image.source].absolute, image.path)
 
     @cached_property
     def digest(self) -> str:

@@ -59,8 +59,6 @@ class Order:
     Args:
         folders: (F,) int64, number of images of each data folder; the rows of a folder follow one another.
         batch_size: B, images per step over all processes.
-        one_folder: share of a batch that comes from one folder; larger folders get more batches. The rest is sampled
-            from all folders. Sets that differ in sharpness or compression are then not easy negatives.
         blocks: sizes of the parts of the set that are read together, such as archives, in order. Their order is
             permuted, and images within a window of several of them. None: images are permuted over the whole set.
         window: images of a window.
@@ -71,23 +69,19 @@ class Order:
         folders: np.ndarray,
         batch_size: int,
         seed: int,
-        one_folder: float = 0.0,
         blocks: np.ndarray | None = None,
         window: int = 0,
     ) -> None:
         self._images = int(np.sum(folders))
         self._batch_size, self._seed = batch_size, seed
         self.steps_per_epoch = self._images // batch_size
-        self._folders, self._starts = np.asarray(folders), np.cumsum(folders) - folders
-        self._own = round(one_folder * batch_size)
+        self.folders = np.asarray(folders)
         self._blocks, self._window = blocks, window
         self._windows = lru_cache(2)(self._windows_of)
 
     def rows(self, step: int) -> np.ndarray:
         """Return the rows of a step, counted from 0 over all epochs: (B,) int64."""
         epoch, place = divmod(step, self.steps_per_epoch)
-        if self._own:
-            return self._mostly_one_folder(epoch, place)
         positions = np.arange(place * self._batch_size, (place + 1) * self._batch_size)
         if self._blocks is None:
             return Permutation(self._images, self._seed, epoch)(positions)
@@ -121,32 +115,3 @@ class Order:
         place = np.searchsorted(ends, positions, side="right")
         within = positions - (ends[place] - self._blocks[blocks[place]])
         return (np.cumsum(self._blocks) - self._blocks)[blocks[place]] + within
-
-    # ---- batches that come mostly from one folder
-
-    def _mostly_one_folder(self, epoch: int, place: int) -> np.ndarray:
-        size, own = self._batch_size, self._own
-        provided = self._folders // size  # number of batches of each folder
-        number = int(Permutation(self.steps_per_epoch, self._seed, epoch, 1)(np.array([place]))[0])
-        before = int(provided.sum())
-        if number < before:
-            folder = int(np.searchsorted(np.cumsum(provided), number, side="right"))
-            block = number - int(provided[:folder].sum())
-            head = self._of_folder(folder, epoch, np.arange(block * own, (block + 1) * own))
-            start, end = number * (size - own), (number + 1) * (size - own)
-        else:
-            head = np.zeros(0, np.int64)
-            start = before * (size - own) + (number - before) * size
-            end = start + size
-        rest = self._folders - provided * own  # of each folder, not in its own batches
-        common = Permutation(int(rest.sum()), self._seed, epoch, 2)(np.arange(start, end))
-        folders = np.searchsorted(np.cumsum(rest), common, side="right")
-        within = common - (np.cumsum(rest) - rest)[folders] + (provided * own)[folders]
-        rows = np.empty(len(common), np.int64)
-        for folder in np.unique(folders):
-            rows[folders == folder] = self._of_folder(int(folder), epoch, within[folders == folder])
-        return np.concatenate([head, rows])
-
-    def _of_folder(self, folder: int, epoch: int, positions: np.ndarray) -> np.ndarray:
-        permutation = Permutation(int(self._folders[folder]), self._seed, epoch, 3, folder)
-        return self._starts[folder] + permutation(positions)

@@ -35,7 +35,6 @@ class View:
     brightness, contrast, saturation: the factor is sampled from [1 - x, 1 + x], but not below 0.
     hue: the shift is sampled from [-x, x].
     sigma: of the blur in pixels; the length of its kernel depends on the size, see `blur_taps`.
-    degrade: probability of shrinking and compressing first, see `degrade`.
     operation: a further one, called last with the pixels, (B, 3, size, size) float32 in [0, 1], and the generator;
         it returns pixels of the same shape.
     mean, std: for normalizing the finished view, of values in [0, 1].
@@ -54,7 +53,6 @@ class View:
     blur: float = 1.0
     sigma: tuple[float, float] = (0.1, 2.0)
     solarize: float = 0.0
-    degrade: float = 0.0
     operation: Callable[[Tensor, Generator], Tensor] | None = None
     mean: tuple[float, ...] = IMAGENET_MEAN
     std: tuple[float, ...] = IMAGENET_STD

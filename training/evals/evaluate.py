@@ -32,12 +32,12 @@ from nnclr_hub.terminal import PlainConsole
 
 from ..data.named_sets import find_folder
 from ..recipes.settings import assignments
+from .classifier import ClassifierTrainer
 from .features import Features, task_features
 from .protocols import Protocol, find_protocols
 from .results import EvaluationRecord, Results, in_percent
 from .score import Score
 from .task import TRANSFER_METRICS, Task, read_pair, read_task
-from .trainer import ClassifierTrainer
 
 PUBLISHED = ("timm:", "hf-hub:")
 

@@ -11,12 +11,10 @@ from typing import Any
 from nnclr_hub.errors import InvalidRequest, UnknownSetting
 
 from ..recipes.settings import as_text, one_of, parse_settings
+from .classifier import ClassifierTrainer
 from .features import Features
-from .finetune import finetune
 from .frozen import few_shot, knn, linear, retrieval
-from .linear_images import linear_images
-from .semi_supervised import semi_supervised
-from .trainer import ClassifierTrainer
+from .through_images import finetune, linear_images, semi_supervised
 
 Scores = Iterator[tuple[str, float]]
 ON_FEATURES: dict[str, Callable[..., Scores]] = {

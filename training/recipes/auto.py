@@ -36,7 +36,7 @@ HELPFUL_STEPS = 300  # runs of fewer steps from an encoder did not help in docs/
 # settings of NNCLR that SimCLR would ignore; a user who sets one keeps NNCLR
 OF_NEIGHBORS = (
     *("objective", "learner", "transposed_term", "queue_size", "support_set", "enqueue"),
-    *("pick", "k", "soft_temperature", "mask_own", "warm_start", "ramp", "gate"),
+    *("pick", "k", "soft_temperature", "mask_own", "warm_start", "ramp", "gate", "same", "not_same"),
 )
 
 

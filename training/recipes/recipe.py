@@ -42,6 +42,7 @@ class Recipe:
     sigreg_weight: float = setting(0.02, "method=lejepa: weight of SIGReg; the rest is the agreement of the views")
     transposed_term: bool = setting(False, "add the loss term whose denominator runs over the targets")
     ema: float = setting(0.99, "initial t of the momentum encoder; a cosine raises it to 1")
+    teacher: str = setting("", "frozen encoder whose vectors are the targets of the methods teacher...: any source")
     encoder: Literal["online", "momentum"] = setting("online", "the network that is evaluated and exported")
     # ---- support set
     queue_size: int = setting(98_304, "rows of the support set; shrinks to the number of images")
@@ -55,6 +56,8 @@ class Recipe:
     k: int = setting(1, "sample the neighbor from the k nearest")
     soft_temperature: float = setting(0.1, "temperature of the softmax over the support set, with pick=soft")
     mask_own: bool = setting(True, "never use an image's own older embedding as its neighbor")
+    same: tuple[str, ...] = setting((), "columns of a table in which an image and its neighbor have the same value")
+    not_same: tuple[str, ...] = setting((), "columns of a table in which they have different values")
     warm_start: float = setting(0.0, "share of the steps in which the view itself is the positive")
     ramp: float = setting(0.0, "share of the steps over which neighbors are phased in afterwards")
     gate: float = setting(1.0, "final share of a batch, the most similar, that uses neighbors")
@@ -99,18 +102,11 @@ class Recipe:
         IMAGENET_STD, "standard deviation of each channel; with --init the encoder's, and the data's if not RGB"
     )
     augmentation: str = setting("byol", ", ".join(AUGMENTATIONS))
-    keep_color_of: tuple[str, ...] = setting(
-        (), "FOLDER or FOLDER:SHARE, data folders whose views keep hue and saturation, in a share of the batches"
-    )
     crop_scale: tuple[float, ...] = setting((), "area of large crops, LEAST,MOST; empty for the augmentation's default")
-    least_crop_of: tuple[str, ...] = setting(
-        (), "FOLDER:SHARE, least area of the large crops of a data folder; empty for that of all"
-    )
     local_crops: int = setting(0, "number of small views (multi-crop)")
     local_size: int = setting(96, "side of the small views, in pixels")
     local_scale: tuple[float, ...] = setting((0.05, 0.14), "area of the small crops, LEAST,MOST")
-    degrade: float = setting(0.0, "probability of degrading a view, for sets of different quality")
-    one_folder: float = setting(0.0, "share of a batch that comes from one --data folder")
+    batches: str = setting("batches", "class that chooses the images of each step: batches, or one of a plug-in")
     residency: Literal["auto", "device", "host"] = setting("auto", "where a pack is kept")
     # ---- optimization
     epochs: float = setting(
@@ -171,7 +167,7 @@ class Recipe:
             require(getattr(self, name) > 0, name, getattr(self, name), "must be above 0")
         for name in ("image_size", "pack_size", "eval_size", "local_size"):
             require(getattr(self, name) >= 8, name, getattr(self, name), "must be at least 8 pixels")
-        shares = ("warm_start", "ramp", "gate", "ema", "heads_first", "early_share", "degrade", "one_folder")
+        shares = ("warm_start", "ramp", "gate", "ema", "heads_first", "early_share")
         for name in shares:
             require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "must be between 0 and 1")
         for name in ("eval_crop", "layer_decay"):
@@ -237,6 +233,20 @@ class Recipe:
             self.encoder,
             f"must be online: the method {self.method} has no momentum encoder",
         )
+        with_teacher = [name for name, row in METHODS.items() if row.target_encoder == "teacher"]
+        require(
+            (self.method in with_teacher) == bool(self.teacher),
+            "teacher",
+            self.teacher or "none",
+            f"must be an encoder with the methods {', '.join(with_teacher)}, and is not used with others",
+        )
+        guided = METHODS[self.method].target in ("neighbor", "nearest_mean")
+        require(
+            guided or not (self.same or self.not_same),
+            "same" if self.same else "not_same",
+            self.same or self.not_same,
+            f"needs a method whose targets are neighbors; {self.method} has none",
+        )
         parts = self.batch_size // self.accumulate
         require(parts >= 2, "accumulate", self.accumulate, f"must leave parts of at least 2 images, not {parts}")
 
@@ -269,10 +279,7 @@ class Recipe:
 
     def views_at(self, progress: float) -> list[View]:
         """Return the views of a step: two large ones, then the small ones of multi-crop, alternating the two styles."""
-        styles = [
-            dataclasses.replace(one, degrade=self.degrade, mean=self.mean, std=self.std)
-            for one in AUGMENTATIONS[self.augmentation]
-        ]
+        styles = [dataclasses.replace(one, mean=self.mean, std=self.std) for one in AUGMENTATIONS[self.augmentation]]
         size, scale = self.size_at(progress), self.crop_scale
         large = [dataclasses.replace(one, size=size, scale=scale or one.scale) for one in styles]
         small = [dataclasses.replace(one, size=self.local_size, scale=self.local_scale) for one in styles]
@@ -300,6 +307,10 @@ class Recipe:
     def settings(cls) -> list[tuple[str, Any, str]]:
         """Return (name, default, help) for every setting."""
         return [(f.name, f.default, f.metadata["help"]) for f in dataclasses.fields(cls) if "help" in f.metadata]
+
+    def values(self) -> dict[str, Any]:
+        """Return the value of every setting."""
+        return {name: getattr(self, name) for name, _, _ in self.settings()}
 
     def with_settings(self, settings: Sequence[str] | Mapping[str, Any]) -> Self:
         """Return a copy with settings changed.

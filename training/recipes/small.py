@@ -3,10 +3,6 @@
 A few thousand steps are too few for the paper's schedule. In all of these recipes the view itself is the positive at
 first, the support set is smaller, and the optimizer is SGD or AdamW. The projection head is the same for all methods,
 so that they compare.
-
-The recipes `starter_...` learn from several small sets together, on one GPU. They have the settings of the encoders of
-these names in `weights/`. Their batches come mostly from one set, and views are degraded at random, because the sets
-differ in sharpness and compression.
 """
 
 from __future__ import annotations
@@ -60,54 +56,6 @@ CIFAR10_RESNET18 = replace(
     augmentation="cifar",
     queue_size=16_384,
 )
-STARTER_RESNET50 = replace(
-    SMALL,
-    backbone="resnet50",
-    prediction="none",
-    queue_size=16_384,
-    warm_start=0.3,
-    ramp=0.3,
-    gate=0.5,
-    image_size=96,
-    early_size=64,
-    early_share=0.6,
-    pack_size=128,
-    eval_crop=1.0,
-    degrade=0.3,
-    one_folder=0.75,
-    nesterov=True,
-    warmup_epochs=4.0,
-    epochs=68.85,
-    checkpoint_every=25,
-)
-STARTER_VIT_SMALL = replace(
-    STARTER_RESNET50,
-    backbone="vit_small_patch8_224",
-    drop_path=0.1,
-    freeze_patches=True,
-    eval_size=96,
-    early_share=0.7,
-    optimizer="adamw",
-    base_lr=5e-4,
-    weight_decay=0.05,
-    nesterov=False,
-    warmup_epochs=6.0,
-    epochs=37.93,
-    clip=3.0,
-)
-
-
-def _starter(recipe: Recipe, summary: str, time: str, expected: str) -> Preset:
-    return Preset(
-        recipe=recipe,
-        summary=summary,
-        data="--data PHOTOS --data MORE_PHOTOS --out RUN",
-        time=f"{time} of an H200 for 21,461 images, next to other runs.",
-        expected=f"20-NN of {expected} on imagenette128, see docs/results/larger.md.",
-        notes="The settings of the starter of this name, except least_crop_of and keep_color_of, which name its data "
-        "folders; docs/results/larger.md has the whole command.",
-    )
-
 
 SMALL_SETS: dict[str, Preset] = {
     "small_cpu": Preset(
@@ -142,6 +90,4 @@ SMALL_SETS: dict[str, Preset] = {
         expected="not yet run by this project. Elsewhere, with other settings and their best epoch: 80.9 k-NN after "
         "200 epochs, 88.4 after 800 (lightly's benchmark).",
     ),
-    "starter_resnet50": _starter(STARTER_RESNET50, "ResNet-50 at 64, then 96 pixels.", "8 minutes", ".726"),
-    "starter_vit_small": _starter(STARTER_VIT_SMALL, "ViT-S/8 at 64, then 96 pixels.", "7.5 minutes", ".648"),
 }

@@ -11,8 +11,7 @@ from typing import Any
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.file_replacement import replace_file
 
-from ..monitor import read_log
-from ..neighbor_history import read_neighbors
+from ..monitor import read_log, read_neighbors
 from ..verdict import UNKNOWN, Verdict, symptoms
 from .neighbors import draw_neighbors
 from .plots import draw_panels

@@ -19,30 +19,14 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import numpy as np
 
 from nnclr_hub.errors import CollectionNotFound, ItemNotFound, NNCLRHubError
-from nnclr_hub.store import checks
+from nnclr_hub.store import checks, edits, facets
 from nnclr_hub.store.base import Collection
 from nnclr_hub.store.disk import LOW_WATER, check_process, free_bytes, translated
-from nnclr_hub.store.edits import Edit, check_choice, check_unchanged, each_editor, editor, only_removes
-from nnclr_hub.store.facets import Facet, check_facets, facet
-from nnclr_hub.store.folder import verify
+from nnclr_hub.store.folder import filters, rows, schema, verify
 from nnclr_hub.store.folder.filter_sql import filter_sql
-from nnclr_hub.store.folder.filters import count_facets, rows_that_pass
 from nnclr_hub.store.folder.log import last_vector_change, read_changes
 from nnclr_hub.store.folder.resources import Resources
-from nnclr_hub.store.folder.rows import (
-    ONE_OF,
-    Changes,
-    delete_rows,
-    edit_items,
-    fetch_vectors,
-    parse_metadata,
-    read_rows,
-    rows_by_id,
-    to_items,
-    to_vector,
-    write_items,
-)
-from nnclr_hub.store.folder.schema import change_indexed, check_indexed, last_seq
+from nnclr_hub.store.folder.rows import ONE_OF, Changes
 from nnclr_hub.store.folder.writer import Apply, Writer, closed_error
 from nnclr_hub.store.index.state import RowSet, State
 from nnclr_hub.store.items import ById, Item, Match, Page, Progress, SearchOptions, Where
@@ -125,17 +109,18 @@ class EmbeddedCollection(Collection):
         writer = self._writable()
         kept, metadata, vectors = checks.check_items(items, self.spec)
         self._files.maintenance.wait_for_fold()
-        self._submit(lambda connection, changes: write_items(connection, changes, kept, metadata, vectors, self.spec))
+        self._submit(
+            lambda connection, changes: rows.write_items(connection, changes, kept, metadata, vectors, self.spec)
+        )
         return writer.last.seq
 
     @_in_use
     def delete(self, ids: Sequence[str] | None = None, *, where: Where | None = None) -> int:
         find = _finder(ids, where)
-
-        def apply(connection: sqlite3.Connection, changes: Changes) -> int:
-            return delete_rows(connection, changes, [row[:2] for row in find(connection)])
-
-        return self._submit(apply, frees=True)
+        return self._submit(
+            lambda connection, changes: rows.delete_rows(connection, changes, [row[:2] for row in find(connection)]),
+            frees=True,
+        )
 
     @_in_use
     def update_metadata(
@@ -147,34 +132,41 @@ class EmbeddedCollection(Collection):
         replace: bool = False,
         keep: Sequence[str] = (),
     ) -> int:
-        edit = editor(metadata, replace=replace, keep=keep)
-        return self._update(edit, ids, where, frees=not replace and only_removes(metadata))
+        edit = edits.editor(metadata, replace=replace, keep=keep)
+        return self._update(edit, ids, where, frees=not replace and edits.only_removes(metadata))
 
     @_in_use
     def update_each(self, metadata: ById, *, expected: ById | None = None, keep: Sequence[str] = ()) -> int:
-        edit = each_editor(metadata, expected=expected, keep=keep)
-        return self._update(edit, list(metadata), None, expected, frees=all(map(only_removes, metadata.values())))
+        edit = edits.each_editor(metadata, expected=expected, keep=keep)
+        frees = all(map(edits.only_removes, metadata.values()))
+        return self._update(edit, list(metadata), None, expected, frees=frees)
 
     def _update(
-        self, edit: Edit, ids: Sequence[str] | None, where: Where | None, expected: ById | None = None, *, frees: bool
+        self,
+        edit: edits.Edit,
+        ids: Sequence[str] | None,
+        where: Where | None,
+        expected: ById | None = None,
+        *,
+        frees: bool,
     ) -> int:
         find = _finder(ids, where)
 
         def apply(connection: sqlite3.Connection, changes: Changes) -> int:
-            rows = find(connection)
-            metadata = parse_metadata([row[1:] for row in rows])
-            check_unchanged(expected, [(row[1], values) for row, values in zip(rows, metadata, strict=True)])
-            texts = {row[0]: edit(row[1], values) for row, values in zip(rows, metadata, strict=True)}
-            edit_items(connection, {rid: texts[rid] for rid, _, before in rows if texts[rid] != before})
-            return len(rows)
+            found = find(connection)
+            before = rows.parse_metadata([row[1:] for row in found])
+            edits.check_unchanged(expected, [(row[1], metadata) for row, metadata in zip(found, before, strict=True)])
+            texts = {rid: edit(id, metadata) for (rid, id, _), metadata in zip(found, before, strict=True)}
+            rows.edit_items(connection, {rid: texts[rid] for rid, _, text in found if texts[rid] != text})
+            return len(found)
 
         return self._submit(apply, frees=frees)
 
     @_in_use
     def change_indexed(self, keys: Sequence[str]) -> None:
         spec = replace_fields(self.spec, indexed=tuple(keys))
-        check_indexed(spec)
-        self._writable().submit(lambda connection, _: change_indexed(connection, spec))
+        schema.check_indexed(spec)
+        self._writable().submit(lambda connection, _: schema.change_indexed(connection, spec))
         self.spec = self._files.spec = spec
 
     @_in_use
@@ -198,8 +190,8 @@ class EmbeddedCollection(Collection):
     def get(self, ids: Sequence[str]) -> list[Item]:
         wanted = checks.check_ids(ids)
         with self._files.connections.reader() as connection:
-            rows = list(read_rows(connection, f"id {ONE_OF}", [json.dumps(wanted)]))
-        items = {item.id: item for item in to_items(rows, self.spec)}
+            found = list(rows.read_rows(connection, f"id {ONE_OF}", [json.dumps(wanted)]))
+        items = {item.id: item for item in rows.to_items(found, self.spec)}
         return [items[id] for id in wanted if id in items]
 
     @_in_use
@@ -212,11 +204,11 @@ class EmbeddedCollection(Collection):
     @_in_use
     def facets(
         self, keys: Sequence[str], where: Where | None = None, limit: int = 10, *, bins: int = 10
-    ) -> dict[str, Facet]:
-        wanted, group = check_facets(keys, limit, bins), parse(where)
+    ) -> dict[str, facets.Facet]:
+        wanted, group = facets.check_facets(keys, limit, bins), parse(where)
         with self._files.connections.reader() as connection:
-            counts = count_facets(connection, group, wanted)
-        return {key: facet(key, *counted, limit, bins) for key, counted in counts.items()}
+            counts = filters.count_facets(connection, group, wanted)
+        return {key: facets.facet(key, *counted, limit, bins) for key, counted in counts.items()}
 
     @_in_use
     def scroll(
@@ -227,7 +219,9 @@ class EmbeddedCollection(Collection):
         condition, parameters = filter_sql(parse(where))
         page = [f"id > ? AND ({condition}) ORDER BY id LIMIT ?", [after, *parameters, limit + 1]]
         with self._files.connections.reader() as connection:
-            items = to_items(list(read_rows(connection, *page, vectors=with_vector)), self.spec, thumbnails=False)
+            items = rows.to_items(
+                list(rows.read_rows(connection, *page, vectors=with_vector)), self.spec, thumbnails=False
+            )
         return Page(items[:limit], items[limit - 1].id if len(items) > limit else None)
 
     @_in_use
@@ -235,10 +229,10 @@ class EmbeddedCollection(Collection):
         queries = checks.check_queries(vectors, self.spec)
         checks.check_options(options)
         checks.check_k(k)
-        group, filters = parse(options.where), self._files.filters
+        group, known = parse(options.where), self._files.filters
 
         def find(connection: sqlite3.Connection, state: State) -> list[list[Match]]:
-            chosen = None if group == EVERYTHING else filters.passing(connection, state, group)
+            chosen = None if group == EVERYTHING else known.passing(connection, state, group)
             return self._search(connection, state, queries, k, options, chosen)
 
         return self._files.read(find) if len(queries) else []
@@ -253,7 +247,7 @@ class EmbeddedCollection(Collection):
         chosen: RowSet | None,
     ) -> list[list[Match]]:
         """Return the k nearest matches of each query, best first, and equally near ones by id."""
-        fetch = lambda rids: fetch_vectors(connection, self.spec, rids)  # noqa: E731
+        fetch = lambda rids: rows.fetch_vectors(connection, self.spec, rids)  # noqa: E731
         ties = 1  # shows whether the k-th has the same score as the next
         while True:
             scores, rids = state.search(queries, k + ties, fetch, chosen, exact=options.exact, effort=options.effort)
@@ -263,19 +257,16 @@ class EmbeddedCollection(Collection):
                 break
             ties = min(8 * ties, MAX_TIES)
         unique = json.dumps(np.unique(rids[rids >= 0]).tolist())
-        rows = list(read_rows(connection, f"rid {ONE_OF}", [unique], vectors=options.with_vector))
-        known = {
-            row[0]: (row[1], metadata, row[3])
-            for row, metadata in zip(rows, parse_metadata([row[1:3] for row in rows]), strict=True)
-        }
+        found = list(rows.read_rows(connection, f"rid {ONE_OF}", [unique], vectors=options.with_vector))
+        known = {row[0]: item for row, item in zip(found, rows.to_items(found, self.spec), strict=True)}
         least = -np.inf if options.score_threshold is None else options.score_threshold
         answers = []
         for row_scores, row_rids in zip(scores.tolist(), rids.tolist(), strict=True):
             matches = []
             for score, rid in zip(row_scores, row_rids, strict=True):
                 if rid >= 0 and score >= least:
-                    id, metadata, blob = known[rid]
-                    matches.append(Match(id, score, metadata, None if blob is None else to_vector(id, blob, self.spec)))
+                    item = known[rid]
+                    matches.append(Match(item.id, score, item.metadata, item.vector if options.with_vector else None))
             answers.append(sorted(matches, key=lambda match: (-match.score, match.id))[:k])
         return answers
 
@@ -284,7 +275,7 @@ class EmbeddedCollection(Collection):
         def read(connection: sqlite3.Connection, state: State) -> RandomVectors:
             changes = self.vector_changes()
             rids = state.live_rids()
-            vectors = fetch_vectors(connection, self.spec, rids[random_items(len(rids), self.spec.dim)])
+            vectors = rows.fetch_vectors(connection, self.spec, rids[random_items(len(rids), self.spec.dim)])
             return RandomVectors(state.main.compared(vectors), len(rids), changes)
 
         return self._files.read(read)
@@ -305,16 +296,16 @@ class EmbeddedCollection(Collection):
     def thumbnail(self, id: str) -> bytes | None:
         checks.check_name(id, "Item id")
         with self._files.connections.reader() as connection:
-            row = next(read_rows(connection, "id = ?", [id], vectors=False), None)
+            row = next(rows.read_rows(connection, "id = ?", [id], vectors=False), None)
         if row is None:
             raise ItemNotFound(f"Collection {self.name!r} has no item {id!r}.")
         return row[4]
 
     def read_all(self, limit: int = 1000, *, thumbnails: bool = True) -> Iterator[list[Item]]:
         with self._using(), self._files.connections.reader() as connection:
-            rows = read_rows(connection, "true ORDER BY id", [])
-            while page := list(islice(rows, limit)):
-                yield to_items(page, self.spec, thumbnails=thumbnails)
+            everything = rows.read_rows(connection, "true ORDER BY id", [])
+            while page := list(islice(everything, limit)):
+                yield rows.to_items(page, self.spec, thumbnails=thumbnails)
 
     @_in_use
     def changes(self, since: int = 0, limit: int = 1000, *, wait: float = 0.0, log: str | None = None) -> ChangePage:
@@ -335,7 +326,7 @@ class EmbeddedCollection(Collection):
     @_in_use
     def info(self) -> CollectionInfo:
         def read(connection: sqlite3.Connection, state: State) -> CollectionInfo:
-            count, durable = connection.execute("SELECT count(*) FROM items").fetchone()[0], last_seq(connection)
+            count, durable = connection.execute("SELECT count(*) FROM items").fetchone()[0], schema.last_seq(connection)
             index, indexed = self._files.states.latest.main, self._files.states.latest.seq
             words = self._files.state, index.kind.name
             vectors = last_vector_change(connection)
@@ -453,7 +444,7 @@ def _finder(
     ids: Sequence[str] | None, where: Where | None
 ) -> Callable[[sqlite3.Connection], list[tuple[int, str, str]]]:
     """Return a function that returns row id, id and JSON of the metadata of the items to change."""
-    wanted, group = check_choice(ids, where)
+    wanted, group = edits.check_choice(ids, where)
     if group is not None:
-        return lambda connection: rows_that_pass(connection, group)
-    return lambda connection: rows_by_id(connection, wanted or [])
+        return lambda connection: filters.rows_that_pass(connection, group)
+    return lambda connection: rows.rows_by_id(connection, wanted or [])

@@ -1,4 +1,4 @@
-"""Everything that an open collection has: its file, its index, the thread that writes and the one that maintains.
+"""The resources of an open collection: its file, its index, the writer thread and the maintenance thread.
 
 When it is opened, the index is restored. The snapshot has the main part. The catalog has the rows: those of the main
 part that still exist, and those that were added since. If they do not fit together, the index is built from the

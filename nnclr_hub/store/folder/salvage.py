@@ -26,10 +26,9 @@ log = logging.getLogger(__name__)
 CHUNK = 64  # row ids
 _ROWS = (
     "SELECT rid, id, metadata, items.crc, vector, vectors.crc, {} FROM items NOT INDEXED LEFT JOIN vectors USING (rid) "
-    "{} WHERE rid "
 )
-_WITH_THUMBNAILS = _ROWS.format("jpeg", "LEFT JOIN thumbnails USING (rid)")
-_WITHOUT = _ROWS.format("NULL", "")
+_WHOLE = _ROWS.format("jpeg") + "LEFT JOIN thumbnails USING (rid) WHERE rid "
+_WITHOUT_THUMBNAIL = _ROWS.format("NULL") + "WHERE rid "
 
 
 def salvage(path: Path, lost: Path, progress: Progress = lambda done, total: None) -> SalvageReport:
@@ -67,14 +66,14 @@ def _copy(
         last = min(first + CHUNK - 1, total)
         target.execute("BEGIN IMMEDIATE")
         for rid, row, whole in _read(old, first, last):
-            if row is not None and _is_intact(rid, row, size, ids.get(rid), whole) and _keep(target, rid, row):
+            known_id = ids.pop(rid, None)
+            if row is not None and _keep(target, rid, row, size, known_id, whole):
                 saved += 1
                 thumbnails += not whole
-            elif row is not None or rid in ids:
-                lost.append(ids.get(rid, f"row {rid}"))
+            elif row is not None or known_id is not None:
+                lost.append(known_id or f"row {rid}")
             else:
                 suspected += not complete
-            ids.pop(rid, None)
         target.execute("COMMIT")
         progress(last, total)
     lost += ids.values()  # the index has them, and the table does not
@@ -89,12 +88,12 @@ def _read(old: sqlite3.Connection, first: int, last: int) -> Iterator[tuple[int,
     """Yield row id and columns of the rows first ... last, None if it is unreadable; and whether it is complete."""
     # a range scan also reads the row after the last one, which may be on a damaged page
     where, numbers = ("= ?", [first]) if first == last else ("BETWEEN ? AND ?", [first, last])
-    for statement in (_WITH_THUMBNAILS, _WITHOUT) if first == last else (_WITH_THUMBNAILS,):
+    for statement in (_WHOLE, _WITHOUT_THUMBNAIL) if first == last else (_WHOLE,):
         try:
-            rows = old.execute(statement + where, numbers).fetchall()
+            found = old.execute(statement + where, numbers).fetchall()
         except sqlite3.DatabaseError:
             continue
-        yield from ((row[0], row[1:], statement is _WITH_THUMBNAILS) for row in rows)
+        yield from ((row[0], row[1:], statement is _WHOLE) for row in found)
         return
     if first == last:
         yield first, None, False
@@ -104,19 +103,20 @@ def _read(old: sqlite3.Connection, first: int, last: int) -> Iterator[tuple[int,
         yield from _read(old, middle + 1, last)
 
 
-def _is_intact(rid: int, row: tuple[Any, ...], size: int, known_id: str | None, whole: bool) -> bool:
+def _keep(
+    target: sqlite3.Connection, rid: int, row: tuple[Any, ...], size: int, known_id: str | None, whole: bool
+) -> bool:
+    """Write a row to the new file if it is intact; return whether it is."""
     id, metadata, crc, vector, vector_crc, jpeg = row
     if not isinstance(vector, bytes) or len(vector) != size or zlib.crc32(vector) != vector_crc:
         return False
     if not whole:  # the checksum covers the thumbnail
-        return isinstance(id, str) and known_id in (None, id) and is_metadata(metadata)
-    return isinstance(jpeg, bytes | None) and row_crc(rid, id, metadata, vector_crc, jpeg) == crc
-
-
-def _keep(target: sqlite3.Connection, rid: int, row: tuple[Any, ...]) -> bool:
-    id, metadata, _, vector, vector_crc, jpeg = row
+        if not isinstance(id, str) or known_id not in (None, id) or not is_metadata(metadata):
+            return False
+        crc = row_crc(rid, id, metadata, vector_crc, None)
+    elif not isinstance(jpeg, bytes | None) or row_crc(rid, id, metadata, vector_crc, jpeg) != crc:
+        return False
     try:
-        crc = row_crc(rid, id, metadata, vector_crc, jpeg)
         target.execute("INSERT INTO items VALUES (?, ?, ?, ?)", [rid, id, metadata, crc])
     except sqlite3.IntegrityError:  # a damaged page may show an item twice
         return False

@@ -42,10 +42,6 @@ class MilvusCollection(Collection):
       many items are stored; repeating the request stores the rest.
     - Reads see what this client has written before. They see writes of other clients within about a second.
     - The numbers of changes count what this client has written since it opened the collection.
-
-    Args:
-        name: our name, not Milvus's.
-        connection: shared by all collections of a store.
     """
 
     def __init__(self, name: str, spec: CollectionSpec, connection: Connection, *, read_only: bool = False) -> None:

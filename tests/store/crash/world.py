@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from store.crash.content import LABELS, version_of
+from store.exhaustive import scores
 
 from nnclr_hub.store.backup import list_backups, verify_backups
 from nnclr_hub.store.base import VectorStore
@@ -102,22 +103,5 @@ def _check_search(collection: Any, items: list[Any]) -> None:
         for found in answers:
             assert found[0].id == item.id, f"{item.id} does not find itself"
             assert len({match.id for match in found}) == min(5, len(items)), "fewer than there are, or one twice"
-        wanted = best_scores(everything, everything[number], "cosine")[:5]
+        wanted = np.sort(scores("cosine", everything, everything[number]))[::-1][:5]
         np.testing.assert_allclose([match.score for match in found], wanted, atol=1e-5)
-
-
-# ------------------------------------------------------------------------------ exhaustive search
-
-
-def scores(vectors: np.ndarray, query: np.ndarray, metric: str) -> np.ndarray:
-    """Return the score (n,) float32 of each row of vectors (n, D): cosine, dot product, or minus the distance."""
-    if metric == "l2":
-        return -np.linalg.norm(vectors - query, axis=1)
-    if metric == "cosine":
-        query = query / np.linalg.norm(query)
-    return vectors @ query
-
-
-def best_scores(vectors: np.ndarray, query: np.ndarray, metric: str) -> list[float]:
-    """Return the scores of all rows, best first."""
-    return sorted(scores(vectors, query, metric).tolist(), reverse=True)
